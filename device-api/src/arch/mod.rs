@@ -1,0 +1,21 @@
+//! What differs between machines: identity of a lane, synchronisation, clock, nap.
+//!
+//! Every target has the same functions; nothing outside this module and [`crate::mem`] names a
+//! target.
+
+#[cfg(target_arch = "amdgpu")]
+mod amdgcn;
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+mod native;
+#[cfg(target_arch = "nvptx64")]
+mod nvptx;
+
+#[cfg(target_arch = "amdgpu")]
+pub use self::amdgcn::*;
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+pub use self::native::*;
+#[cfg(target_arch = "nvptx64")]
+pub use self::nvptx::*;
+
+/// Bytes of block-shared scratch memory that every machine offers.
+pub const SHARED_BYTES: usize = 16 * 1024;

@@ -1,0 +1,59 @@
+//! The CPU: a clock, a nap and a trap. Identity and synchronisation of lanes come from
+//! [`crate::native`], because on a CPU they are values, not registers.
+
+/// Lanes that run in lock step. A CPU block in production has one lane.
+pub const WARP: u32 = 1;
+
+/// Nanoseconds of a monotonic clock; the epoch is arbitrary.
+#[inline]
+pub fn clock_ns() -> u64 {
+    #[cfg(any(loom, shuttle))]
+    {
+        // A model has no time: what depends on time is an explicit input of the model.
+        0
+    }
+    #[cfg(not(any(loom, shuttle)))]
+    {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `now` is a valid timespec; CLOCK_MONOTONIC always exists on Linux.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    }
+}
+
+/// One short pause between two polls of the same word.
+#[inline(always)]
+pub fn pause() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(shuttle)]
+    shuttle::thread::yield_now();
+    #[cfg(not(any(loom, shuttle)))]
+    core::hint::spin_loop();
+}
+
+/// Gives the core away for a moment. `round` counts the naps of one wait: the first thousand
+/// yield to another thread of this core, later ones sleep 50 microseconds.
+#[inline]
+pub fn nap(round: u32) {
+    #[cfg(any(loom, shuttle))]
+    {
+        let _ = round;
+        pause();
+    }
+    #[cfg(not(any(loom, shuttle)))]
+    if round < 4000 {
+        // SAFETY: sched_yield has no preconditions.
+        unsafe { libc::sched_yield() };
+    } else {
+        let span = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
+        // SAFETY: `span` is valid, and a null remainder is allowed.
+        unsafe { libc::nanosleep(&raw const span, core::ptr::null_mut()) };
+    }
+}
+
+/// Stops the program: the state is broken beyond an error message.
+#[cold]
+pub fn trap() -> ! {
+    panic!("fusewire: trap in a kernel")
+}

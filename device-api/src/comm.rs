@@ -1,0 +1,173 @@
+//! A communicator as a kernel sees it: ranks, windows, and pointers into a peer's memory.
+
+use core::marker::PhantomData;
+
+use crate::layout::{CommConst, LINE, MAX_WINDOWS, PadLayout, WindowConst};
+
+/// A place in a window: 16 bits of window, 48 bits of offset. How ranks name memory to each other;
+/// addresses are local to a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Place(pub u64);
+
+impl Place {
+    /// Memory that lies in no window.
+    pub const NONE: Self = Self(u64::MAX);
+
+    /// Byte `offset` of window `window`.
+    #[inline(always)]
+    pub const fn new(window: u32, offset: u64) -> Self {
+        Self((window as u64) << 48 | offset & 0xffff_ffff_ffff)
+    }
+
+    /// The window.
+    #[inline(always)]
+    pub const fn window(self) -> u32 {
+        (self.0 >> 48) as u32
+    }
+
+    /// The byte offset.
+    #[inline(always)]
+    pub const fn offset(self) -> u64 {
+        self.0 & 0xffff_ffff_ffff
+    }
+
+    /// True if this names memory in a window.
+    #[inline(always)]
+    pub const fn is_some(self) -> bool {
+        self.0 != Self::NONE.0
+    }
+}
+
+/// A typed place in one rank's part of a window: the only way to a peer's memory.
+#[derive(Debug)]
+pub struct PeerPtr<T> {
+    /// The window.
+    pub window: u32,
+    /// The rank whose part is meant.
+    pub rank: u32,
+    /// Byte offset in the part.
+    pub offset: u64,
+    element: PhantomData<*mut T>,
+}
+
+impl<T> Clone for PeerPtr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for PeerPtr<T> {}
+
+impl<T> PeerPtr<T> {
+    /// Byte `offset` of `rank`'s part of `window`.
+    #[inline(always)]
+    pub const fn new(window: u32, rank: u32, offset: u64) -> Self {
+        Self { window, rank, offset, element: PhantomData }
+    }
+
+    /// `count` elements further.
+    #[inline(always)]
+    pub const fn add(self, count: u64) -> Self {
+        Self::new(self.window, self.rank, self.offset + count * size_of::<T>() as u64)
+    }
+}
+
+/// The communicator of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Comm {
+    constants: *const CommConst,
+}
+
+impl Comm {
+    /// The communicator whose constants are at `constants`.
+    ///
+    /// # Safety
+    /// `constants` and everything it points at must stay valid, and mapped on every rank, during
+    /// the kernel.
+    #[inline(always)]
+    pub unsafe fn new(constants: *const CommConst) -> Self {
+        Self { constants }
+    }
+
+    /// The constants.
+    #[inline(always)]
+    pub fn constants(&self) -> &CommConst {
+        // SAFETY: promised to `new`; nobody writes them while kernels run.
+        unsafe { &*self.constants }
+    }
+
+    /// This rank.
+    #[inline(always)]
+    pub fn rank(&self) -> u32 {
+        self.constants().rank
+    }
+
+    /// Ranks of the communicator.
+    #[inline(always)]
+    pub fn size(&self) -> u32 {
+        self.constants().size
+    }
+
+    /// Layout of every rank's pad.
+    #[inline(always)]
+    pub fn pad(&self) -> &PadLayout {
+        &self.constants().pad
+    }
+
+    /// Whether `rank` is reachable by load and store.
+    #[inline(always)]
+    pub fn reaches(&self, rank: u32) -> bool {
+        rank.wrapping_sub(self.constants().team_first) < self.constants().team_size
+    }
+
+    #[inline(always)]
+    fn window(&self, window: u32) -> *const WindowConst {
+        // The bound is the caller's: every path from a peer's data checks first.
+        (self.constants().windows as *const WindowConst).wrapping_add(window as usize)
+    }
+
+    /// Address of byte 0 of `rank`'s pad.
+    #[inline(always)]
+    pub fn pad_of(&self, rank: u32) -> *mut u8 {
+        // SAFETY: window 0 exists in every communicator, and `rank` indexes its table.
+        unsafe { (&raw const (*self.window(0)).peers[rank as usize % 64]).read() as *mut u8 }
+    }
+
+    /// Address of byte `offset` of this rank's own pad.
+    #[inline(always)]
+    pub fn own(&self, offset: u64) -> *mut u8 {
+        (self.constants().state as *mut u8).wrapping_add(offset as usize)
+    }
+
+    /// Address of `bytes` bytes of memory that `rank` named as `place`, or `None` where the window does not
+    /// exist, the range leaves it, or the rank is not reachable. A peer's word is never trusted.
+    #[inline(always)]
+    pub fn resolve(&self, place: Place, rank: u32, bytes: u64) -> Option<*mut u8> {
+        if place.window() as usize >= MAX_WINDOWS || rank >= self.size() {
+            return None;
+        }
+        let window = self.window(place.window());
+        // SAFETY: the table has MAX_WINDOWS entries and each MAX_RANKS >= size peers.
+        let (size, base) = unsafe {
+            ((&raw const (*window).bytes).read(), (&raw const (*window).peers[rank as usize % 64]).read())
+        };
+        let fits = place.offset() <= size && bytes <= size - place.offset();
+        (fits && base != 0).then(|| (base as *mut u8).wrapping_add(place.offset() as usize))
+    }
+
+    /// Address behind a [`PeerPtr`] for `count` elements, checked.
+    #[inline(always)]
+    pub fn pointer<T>(&self, at: PeerPtr<T>, count: u64) -> Option<*mut T> {
+        let bytes = count.checked_mul(size_of::<T>() as u64)?;
+        let place = Place::new(at.window, at.offset);
+        self.resolve(place, at.rank, bytes).map(<*mut u8>::cast)
+    }
+
+    /// Offset of the signal line that `from` writes for `block`: the ready line; the done line
+    /// is the next one.
+    #[inline(always)]
+    pub fn inbox(&self, block: u32, from: u32) -> u64 {
+        self.pad().inbox + (u64::from(block) * u64::from(self.size()) + u64::from(from)) * 2 * LINE
+    }
+}

@@ -1,0 +1,522 @@
+//! Threads and groups: who runs a kernel together, and what a group can do together.
+//!
+//! A [`Machine`] is how a lane knows itself. On a GPU it is a zero-sized value over registers; on
+//! the CPU it is [`Single`] (a block of one lane, what production runs) or [`Lanes`] (32 or 64 lanes,
+//! each a thread, what tests run). Kernels are generic over it and never name one.
+
+/// One lane's view of the machine that runs it.
+///
+/// Every method but the identities is collective: all lanes of the block (of the warp where the name
+/// says so) must call it together, in convergent code.
+pub trait Machine: Copy {
+    /// Lanes in a block when that is known at compile time, else 0. It is 1 on a CPU in production,
+    /// where loops over elements are written for vectorisation instead of for lanes.
+    const LANES: u32;
+
+    /// Index of this lane in its block.
+    fn lane(self) -> u32;
+    /// Lanes in the block.
+    fn lanes(self) -> u32;
+    /// Index of this block in the launch.
+    fn block(self) -> u32;
+    /// Blocks in the launch.
+    fn blocks(self) -> u32;
+    /// Lanes in a warp (a wave on AMD).
+    fn warp_size(self) -> u32;
+    /// Barrier over the block. Orders shared memory and this block's own global memory; publishes
+    /// nothing to another rank.
+    fn sync(self);
+    /// Barrier over the warp.
+    fn sync_warp(self);
+    /// True in every lane of the block if `value` is true in one.
+    fn any(self, value: bool) -> bool;
+    /// The warp's votes, bit i for lane i.
+    fn ballot(self, value: bool) -> u64;
+    /// `value` of lane `from` of the warp.
+    fn shuffle(self, value: u32, from: u32) -> u32;
+    /// `value` of the lane whose index differs by `mask` (exclusive or) in the warp.
+    fn shuffle_xor(self, value: u32, mask: u32) -> u32;
+    /// Block-shared scratch memory, [`crate::arch::SHARED_BYTES`] bytes, 128-byte aligned.
+    fn shared(self) -> *mut u8;
+}
+
+/// A set of lanes that work together.
+pub trait Group: Copy {
+    /// Index of this lane in the group.
+    fn rank(self) -> u32;
+    /// Lanes in the group.
+    fn size(self) -> u32;
+    /// Barrier over the group; collective.
+    fn sync(self);
+
+    /// True in exactly one lane of the group.
+    #[inline(always)]
+    fn is_leader(self) -> bool {
+        self.rank() == 0
+    }
+}
+
+/// One lane by itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Thread;
+
+impl Group for Thread {
+    #[inline(always)]
+    fn rank(self) -> u32 {
+        0
+    }
+    #[inline(always)]
+    fn size(self) -> u32 {
+        1
+    }
+    #[inline(always)]
+    fn sync(self) {}
+}
+
+/// The lanes that run in lock step.
+#[derive(Clone, Copy, Debug)]
+pub struct Warp<M>(M);
+
+impl<M: Machine> Group for Warp<M> {
+    #[inline(always)]
+    fn rank(self) -> u32 {
+        self.0.lane() % self.0.warp_size()
+    }
+    #[inline(always)]
+    fn size(self) -> u32 {
+        self.0.warp_size().min(self.0.lanes())
+    }
+    #[inline(always)]
+    fn sync(self) {
+        self.0.sync_warp();
+    }
+}
+
+impl<M: Machine> Warp<M> {
+    /// The warp's votes, bit i for lane i; collective over the warp.
+    #[inline(always)]
+    pub fn ballot(self, value: bool) -> u64 {
+        self.0.ballot(value)
+    }
+
+    /// True in all lanes if `value` is true in one; collective over the warp.
+    #[inline(always)]
+    pub fn any(self, value: bool) -> bool {
+        self.ballot(value) != 0
+    }
+
+    /// True in all lanes if `value` is true in all; collective over the warp.
+    #[inline(always)]
+    pub fn all(self, value: bool) -> bool {
+        self.ballot(!value) == 0
+    }
+
+    /// The value of lane `from`; collective over the warp.
+    #[inline(always)]
+    pub fn shuffle(self, value: u32, from: u32) -> u32 {
+        self.0.shuffle(value, from)
+    }
+
+    /// 64 bits by two shuffles; collective over the warp.
+    #[inline(always)]
+    pub fn shuffle_u64(self, value: u64, from: u32) -> u64 {
+        let low = self.0.shuffle(value as u32, from);
+        let high = self.0.shuffle((value >> 32) as u32, from);
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    /// Exchanges with the lane whose index differs by `mask`; collective over the warp.
+    #[inline(always)]
+    pub fn shuffle_xor_u64(self, value: u64, mask: u32) -> u64 {
+        let low = self.0.shuffle_xor(value as u32, mask);
+        let high = self.0.shuffle_xor((value >> 32) as u32, mask);
+        u64::from(high) << 32 | u64::from(low)
+    }
+
+    /// A butterfly reduction: every lane gets `combine` over all lanes, in one fixed tree; collective
+    /// over the warp. `combine` must be commutative.
+    #[inline(always)]
+    pub fn reduce(self, value: u64, combine: impl Fn(u64, u64) -> u64) -> u64 {
+        let mut acc = value;
+        let mut mask = 1;
+        while mask < self.size() {
+            acc = combine(acc, self.shuffle_xor_u64(acc, mask));
+            mask *= 2;
+        }
+        acc
+    }
+}
+
+/// All lanes of one block.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<M>(M);
+
+impl<M: Machine> Group for Block<M> {
+    #[inline(always)]
+    fn rank(self) -> u32 {
+        self.0.lane()
+    }
+    #[inline(always)]
+    fn size(self) -> u32 {
+        if M::LANES == 1 { 1 } else { self.0.lanes() }
+    }
+    #[inline(always)]
+    fn sync(self) {
+        if M::LANES != 1 {
+            self.0.sync();
+        }
+    }
+}
+
+impl<M: Machine> Block<M> {
+    /// The block that `machine` runs.
+    #[inline(always)]
+    pub fn new(machine: M) -> Self {
+        Self(machine)
+    }
+
+    /// The machine below.
+    #[inline(always)]
+    pub fn machine(self) -> M {
+        self.0
+    }
+
+    /// This lane's warp.
+    #[inline(always)]
+    pub fn warp(self) -> Warp<M> {
+        Warp(self.0)
+    }
+
+    /// Index of the block in the launch.
+    #[inline(always)]
+    pub fn index(self) -> u32 {
+        self.0.block()
+    }
+
+    /// Blocks in the launch.
+    #[inline(always)]
+    pub fn count(self) -> u32 {
+        self.0.blocks()
+    }
+
+    /// True in every lane if `value` is true in one; collective over the block.
+    #[inline(always)]
+    pub fn any(self, value: bool) -> bool {
+        if M::LANES == 1 { value } else { self.0.any(value) }
+    }
+
+    /// True in every lane if `value` is true in all; collective over the block.
+    #[inline(always)]
+    pub fn all(self, value: bool) -> bool {
+        !self.any(!value)
+    }
+
+    /// Block-shared scratch memory: [`crate::arch::SHARED_BYTES`] bytes, 128-byte aligned.
+    #[inline(always)]
+    pub fn shared(self) -> *mut u8 {
+        self.0.shared()
+    }
+
+    /// `value` of lane 0 in every lane; collective over the block. Uses the last 16 bytes of
+    /// the shared memory.
+    #[inline(always)]
+    pub fn broadcast(self, value: u64) -> u64 {
+        if M::LANES == 1 {
+            return value;
+        }
+        // SAFETY: the last 16 bytes of shared memory are reserved for this function, and the
+        // barriers order the lanes' accesses.
+        unsafe {
+            let cell = self.shared().add(crate::arch::SHARED_BYTES - 16).cast::<u64>();
+            if self.is_leader() {
+                *cell = value;
+            }
+            self.sync();
+            let out = *cell;
+            self.sync();
+            out
+        }
+    }
+
+    /// The elements of `0..count` that this lane works on, over all blocks of the launch: neighbours
+    /// go to neighbouring lanes, or are contiguous where a block has one lane.
+    #[inline(always)]
+    pub fn elements(self, count: usize) -> Elements {
+        if M::LANES == 1 {
+            let (start, end) = self.slice(count, 1);
+            return Elements { next: start, end, step: 1 };
+        }
+        let lanes = self.size() as usize;
+        Elements {
+            next: self.index() as usize * lanes + self.rank() as usize,
+            end: count,
+            step: lanes * self.count() as usize,
+        }
+    }
+
+    /// The elements of `0..count` that this lane works on when this block has them all.
+    #[inline(always)]
+    pub fn elements_of_block(self, count: usize) -> Elements {
+        if M::LANES == 1 {
+            return Elements { next: 0, end: count, step: 1 };
+        }
+        Elements { next: self.rank() as usize, end: count, step: self.size() as usize }
+    }
+
+    /// This block's contiguous part `[start, end)` of `count` elements; starts are multiples of
+    /// `granule`.
+    #[inline(always)]
+    pub fn slice(self, count: usize, granule: usize) -> (usize, usize) {
+        slice(count, granule, self.index() as usize, self.count() as usize)
+    }
+}
+
+/// Part `index` of `parts` of `count` elements: `[start, end)`; starts are multiples of `granule`.
+#[inline(always)]
+pub fn slice(count: usize, granule: usize, index: usize, parts: usize) -> (usize, usize) {
+    if parts == 1 {
+        return (0, count);
+    }
+    let per = count.div_ceil(parts).div_ceil(granule) * granule;
+    let start = if per * index < count { per * index } else { count };
+    let end = if start + per < count { start + per } else { count };
+    (start, end)
+}
+
+/// Iterator over the elements of one lane.
+#[derive(Clone, Debug)]
+pub struct Elements {
+    next: usize,
+    end: usize,
+    step: usize,
+}
+
+impl Iterator for Elements {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        if self.next >= self.end {
+            return None;
+        }
+        let out = self.next;
+        self.next += self.step;
+        Some(out)
+    }
+}
+
+/// The GPU that runs this code.
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+#[derive(Clone, Copy, Debug)]
+pub struct Gpu;
+
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+impl Machine for Gpu {
+    const LANES: u32 = 0;
+
+    #[inline(always)]
+    fn lane(self) -> u32 {
+        crate::arch::lane()
+    }
+    #[inline(always)]
+    fn lanes(self) -> u32 {
+        crate::arch::lanes()
+    }
+    #[inline(always)]
+    fn block(self) -> u32 {
+        crate::arch::block()
+    }
+    #[inline(always)]
+    fn blocks(self) -> u32 {
+        crate::arch::blocks()
+    }
+    #[inline(always)]
+    fn warp_size(self) -> u32 {
+        crate::arch::WARP
+    }
+    #[inline(always)]
+    fn sync(self) {
+        crate::arch::sync();
+    }
+    #[inline(always)]
+    fn sync_warp(self) {
+        crate::arch::sync_warp();
+    }
+    #[inline(always)]
+    fn any(self, value: bool) -> bool {
+        crate::arch::any(value)
+    }
+    #[inline(always)]
+    fn ballot(self, value: bool) -> u64 {
+        crate::arch::ballot(value)
+    }
+    #[inline(always)]
+    fn shuffle(self, value: u32, from: u32) -> u32 {
+        crate::arch::shuffle(value, from)
+    }
+    #[inline(always)]
+    fn shuffle_xor(self, value: u32, mask: u32) -> u32 {
+        crate::arch::shuffle_xor(value, mask)
+    }
+    #[inline(always)]
+    fn shared(self) -> *mut u8 {
+        crate::arch::shared()
+    }
+}
+
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+pub use self::cpu::{Lanes, Single};
+
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+mod cpu {
+    use super::Machine;
+    use crate::native::{BlockShared, LaneContext};
+
+    /// A CPU block of one lane: barriers cost nothing, loops vectorise.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Single {
+        block: u32,
+        blocks: u32,
+        shared: *mut u8,
+    }
+
+    impl Single {
+        /// The block that `context` describes.
+        ///
+        /// # Safety
+        /// `context.shared` must be valid during the kernel.
+        #[inline(always)]
+        pub unsafe fn new(context: *const LaneContext) -> Self {
+            // SAFETY: the caller's promise.
+            let context = unsafe { &*context };
+            Self {
+                block: context.block,
+                blocks: context.blocks,
+                // SAFETY: the caller's promise.
+                shared: unsafe { (*context.shared).shared() },
+            }
+        }
+    }
+
+    impl Machine for Single {
+        const LANES: u32 = 1;
+
+        #[inline(always)]
+        fn lane(self) -> u32 {
+            0
+        }
+        #[inline(always)]
+        fn lanes(self) -> u32 {
+            1
+        }
+        #[inline(always)]
+        fn block(self) -> u32 {
+            self.block
+        }
+        #[inline(always)]
+        fn blocks(self) -> u32 {
+            self.blocks
+        }
+        #[inline(always)]
+        fn warp_size(self) -> u32 {
+            1
+        }
+        #[inline(always)]
+        fn sync(self) {}
+        #[inline(always)]
+        fn sync_warp(self) {}
+        #[inline(always)]
+        fn any(self, value: bool) -> bool {
+            value
+        }
+        #[inline(always)]
+        fn ballot(self, value: bool) -> u64 {
+            u64::from(value)
+        }
+        #[inline(always)]
+        fn shuffle(self, value: u32, _from: u32) -> u32 {
+            value
+        }
+        #[inline(always)]
+        fn shuffle_xor(self, value: u32, _mask: u32) -> u32 {
+            value
+        }
+        #[inline(always)]
+        fn shared(self) -> *mut u8 {
+            self.shared
+        }
+    }
+
+    /// A lane of an emulated block: each lane is a thread, the block is one warp.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Lanes {
+        context: LaneContext,
+    }
+
+    impl Lanes {
+        /// The lane that `context` describes.
+        ///
+        /// # Safety
+        /// `context.shared` must be valid during the kernel and shared by the block's lanes.
+        #[inline(always)]
+        pub unsafe fn new(context: *const LaneContext) -> Self {
+            // SAFETY: the caller's promise.
+            Self { context: unsafe { *context } }
+        }
+
+        fn block_shared(&self) -> &BlockShared {
+            // SAFETY: promised to `new`.
+            unsafe { &*self.context.shared }
+        }
+    }
+
+    impl Machine for Lanes {
+        const LANES: u32 = 0;
+
+        fn lane(self) -> u32 {
+            self.context.lane
+        }
+        fn lanes(self) -> u32 {
+            self.context.lanes
+        }
+        fn block(self) -> u32 {
+            self.context.block
+        }
+        fn blocks(self) -> u32 {
+            self.context.blocks
+        }
+        fn warp_size(self) -> u32 {
+            self.context.lanes
+        }
+        fn sync(self) {
+            self.block_shared().sync();
+        }
+        fn sync_warp(self) {
+            self.block_shared().sync();
+        }
+        fn any(self, value: bool) -> bool {
+            let lanes = self.context.lanes;
+            self.block_shared().exchange(self.context.lane, u64::from(value), |of| {
+                (0..lanes).any(|lane| of(lane) != 0)
+            })
+        }
+        fn ballot(self, value: bool) -> u64 {
+            let lanes = self.context.lanes;
+            self.block_shared().exchange(self.context.lane, u64::from(value), |of| {
+                (0..lanes).fold(0, |votes, lane| votes | of(lane) << lane)
+            })
+        }
+        fn shuffle(self, value: u32, from: u32) -> u32 {
+            let lanes = self.context.lanes;
+            self.block_shared()
+                .exchange(self.context.lane, u64::from(value), |of| of(from % lanes) as u32)
+        }
+        fn shuffle_xor(self, value: u32, mask: u32) -> u32 {
+            let lane = self.context.lane;
+            self.block_shared().exchange(lane, u64::from(value), |of| of(lane ^ mask) as u32)
+        }
+        fn shared(self) -> *mut u8 {
+            self.block_shared().shared()
+        }
+    }
+}

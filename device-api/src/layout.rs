@@ -1,0 +1,316 @@
+//! The communicator's metadata: plain data in device memory, the same bytes on every machine.
+//!
+//! [`CommConst`] is written once by the host and may be read freely. The **pad** of a rank is
+//! window 0: a region of the same layout on every rank, mapped by all of them. It starts with
+//! [`CommState`]; [`PadLayout`] says where the arrays behind it lie.
+//!
+//! ```text
+//! pad: CommState | progress[block] | block state[block] | inbox[block][rank] | packet slots
+//!      [block][parity][rank] | channels | staging in | staging out
+//! ```
+
+use bytemuck::{Pod, Zeroable};
+
+/// First word of [`CommConst`]: "fusewire" in ASCII, little endian.
+pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
+/// First word of [`CommState`].
+pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
+/// Version of everything in this file; host and kernels must agree.
+pub const LAYOUT_VERSION: u32 = 1;
+/// Most ranks whose memory a kernel can reach by load and store.
+pub const MAX_RANKS: usize = 64;
+/// Windows that a communicator can have at once; window 0 is the pad.
+pub const MAX_WINDOWS: usize = 256;
+/// Size of a line: what one signal with its words occupies.
+pub const LINE: u64 = 64;
+/// Words that travel with a ready signal.
+pub const SIGNAL_WORDS: usize = 7;
+
+/// Where the arrays of a pad lie, in bytes from its start.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct PadLayout {
+    /// [`Progress`] of each block.
+    pub progress: u64,
+    /// [`BlockState`] of each block.
+    pub blocks: u64,
+    /// Signal lines: per block and source rank one ready line, then one done line.
+    pub inbox: u64,
+    /// Packet slots: per block, parity and source rank [`PadLayout::packet_slot`] bytes.
+    pub packets: u64,
+    /// Size of a packet slot.
+    pub packet_slot: u64,
+    /// Channel lines: per block and rank a tail line (written by the peer as sender), a credit line
+    /// (written by the peer as receiver) and a line of local counters.
+    pub channel_lines: u64,
+    /// Channel slots: per block and source rank [`PadLayout::channel_depth`] slots.
+    pub channel_slots: u64,
+    /// Payload of a channel slot.
+    pub channel_slot: u64,
+    /// Slots of a channel.
+    pub channel_depth: u64,
+    /// Staging for input that lies in no window.
+    pub staging_in: u64,
+    /// Size of it.
+    pub staging_in_bytes: u64,
+    /// Staging for output that lies in no window.
+    pub staging_out: u64,
+    /// Size of it.
+    pub staging_out_bytes: u64,
+    /// User signals: [`PadLayout::user_signal_count`] words, apart from the library's own.
+    pub user_signals: u64,
+    /// How many.
+    pub user_signal_count: u64,
+    /// Size of the whole pad.
+    pub bytes: u64,
+}
+
+/// What a pad is made for; equal on all ranks of a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PadConfig {
+    /// Ranks.
+    pub size: u32,
+    /// Most blocks of a launch.
+    pub max_blocks: u32,
+    /// Bytes of a packet slot.
+    pub packet_slot: u64,
+    /// Bytes of a channel slot.
+    pub channel_slot: u64,
+    /// Slots of a channel.
+    pub channel_depth: u64,
+    /// Bytes of staging, for input and for output each.
+    pub staging: u64,
+    /// User signals.
+    pub user_signals: u64,
+}
+
+impl PadLayout {
+    /// Lays the arrays out one after the other, each on a line of its own.
+    pub const fn new(config: &PadConfig) -> Self {
+        const fn next(at: &mut u64, bytes: u64) -> u64 {
+            let start = *at;
+            *at = (start + bytes).div_ceil(256) * 256;
+            start
+        }
+        let ranks = config.size as u64;
+        let blocks = config.max_blocks as u64;
+        let mut at = 0;
+        next(&mut at, size_of::<CommState>() as u64);
+        let mut layout = Self {
+            progress: next(&mut at, blocks * LINE),
+            blocks: next(&mut at, blocks * LINE),
+            inbox: next(&mut at, blocks * ranks * 2 * LINE),
+            packets: next(&mut at, blocks * 2 * ranks * config.packet_slot),
+            packet_slot: config.packet_slot,
+            channel_lines: next(&mut at, blocks * ranks * 3 * LINE),
+            channel_slots: next(
+                &mut at,
+                blocks * ranks * config.channel_depth * (config.channel_slot + LINE),
+            ),
+            channel_slot: config.channel_slot,
+            channel_depth: config.channel_depth,
+            user_signals: next(&mut at, config.user_signals * 8),
+            user_signal_count: config.user_signals,
+            staging_in: 0,
+            staging_in_bytes: config.staging,
+            staging_out: 0,
+            staging_out_bytes: config.staging,
+            bytes: 0,
+        };
+        at = at.div_ceil(4096) * 4096;
+        layout.staging_in = next(&mut at, config.staging);
+        layout.staging_out = next(&mut at, config.staging);
+        layout.bytes = at;
+        layout
+    }
+}
+
+/// One window as a rank sees it: where every rank's part is mapped.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct WindowConst {
+    /// Size of every rank's part; 0 if the window does not exist.
+    pub bytes: u64,
+    /// Address of the multicast mapping, or 0.
+    pub multicast: u64,
+    /// Address of each rank's part, or 0 where the rank is not reachable by load and store.
+    pub peers: [u64; MAX_RANKS],
+}
+
+/// Constants of a communicator on one rank; written once by the host.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct CommConst {
+    /// [`CONST_MAGIC`].
+    pub magic: u64,
+    /// [`LAYOUT_VERSION`].
+    pub version: u32,
+    /// Size of this struct.
+    pub bytes: u32,
+    /// This rank.
+    pub rank: u32,
+    /// Ranks of the communicator.
+    pub size: u32,
+    /// First rank of the team reachable by load and store.
+    pub team_first: u32,
+    /// Ranks of that team.
+    pub team_size: u32,
+    /// Blocks that the pad has room for.
+    pub max_blocks: u32,
+    /// Polls of a wait before it gives the core away.
+    pub spins: u32,
+    /// Identity of the communicator, equal on all ranks.
+    pub id: u64,
+    /// Generation: counts reconfigurations.
+    pub generation: u64,
+    /// Default time-out of a wait, nanoseconds.
+    pub timeout_ns: u64,
+    /// Address of [`WindowConst`] for [`MAX_WINDOWS`] windows.
+    pub windows: u64,
+    /// Address of this rank's [`CommState`] (the start of its pad).
+    pub state: u64,
+    /// Address of the network contexts, or 0.
+    pub contexts: u64,
+    /// Network contexts.
+    pub context_count: u64,
+    /// Layout of every rank's pad.
+    pub pad: PadLayout,
+}
+
+/// Why a launch failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum FailureKind {
+    /// A wait outlasted the time-out.
+    Timeout = 1,
+    /// Ranks called different operations, sizes or types.
+    Mismatch = 2,
+    /// Two launches of one communicator were in flight at once.
+    Overlap = 3,
+    /// A peer named memory outside a window.
+    Bounds = 4,
+    /// The host asked to stop.
+    Abort = 5,
+    /// A rank can't be reached by load and store, and there is no network.
+    NoRoute = 6,
+}
+
+/// What a failing rank leaves for people: claimed by compare-exchange, filled, then made valid.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct FailureRecord {
+    /// 0: none; 1: being filled; 2: valid.
+    pub state: u64,
+    /// A [`FailureKind`].
+    pub kind: u64,
+    /// Collective sequence number of the operation that failed.
+    pub sequence: u64,
+    /// Its call word ([`crate::session::Call`]).
+    pub call: u64,
+    /// Its element count.
+    pub count: u64,
+    /// The block that noticed.
+    pub block: u64,
+    /// A [`crate::wait::Place`].
+    pub place: u64,
+    /// The rank whose signal was awaited.
+    pub awaited: u64,
+    /// The rank to blame: the one with the least progress.
+    pub blamed: u64,
+    /// Progress of the blamed rank: its collective sequence number.
+    pub blamed_sequence: u64,
+    /// Progress of the blamed rank: its call.
+    pub blamed_call: u64,
+    /// Progress of the blamed rank: its element count.
+    pub blamed_count: u64,
+    /// Value that the wait was for.
+    pub expected: u64,
+    /// Value that it saw last.
+    pub observed: u64,
+    /// How long it waited, nanoseconds.
+    pub elapsed_ns: u64,
+    /// Generation of the communicator.
+    pub generation: u64,
+}
+
+/// Start of a rank's pad.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct CommState {
+    /// [`STATE_MAGIC`].
+    pub magic: u64,
+    /// [`LAYOUT_VERSION`].
+    pub version: u32,
+    /// Size of this struct.
+    pub bytes: u32,
+    /// Generation of the pad.
+    pub generation: u64,
+    _header: [u64; 5],
+    /// Abort word, on a line of its own: 0, or [`ABORT`] with the rank that holds the failure record.
+    pub abort: u64,
+    _abort: [u64; 7],
+    /// This rank's failure record.
+    pub failure: FailureRecord,
+}
+
+/// Set in an abort word; the low 32 bits are the rank that holds the failure record.
+pub const ABORT: u64 = 1 << 63;
+
+/// How far a block has come; written by it, read by peers that stall. Every word carries the low
+/// bits of the sequence number, so that words of different operations are told apart without an
+/// ordering between them.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Progress {
+    /// `[sequence:24][call:40]`.
+    pub call: u64,
+    /// `[sequence:16][count:48]`.
+    pub count: u64,
+    /// `[sequence:24][steps:40]`: signals published within the operation.
+    pub step: u64,
+    _line: [u64; 5],
+}
+
+/// What a block keeps between launches; touched by that block of that rank only.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockState {
+    /// Collectives that this block has finished.
+    pub sequence: u64,
+    /// Epoch of the last launch that used packet slots.
+    pub packet_epoch: u64,
+    /// Signal rounds that this block has finished.
+    pub rounds: u64,
+    /// 1 while a launch of this block is in flight.
+    pub busy: u64,
+    _line: [u64; 4],
+}
+
+/// Counters of one channel end; touched by the owning block only.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct ChannelState {
+    /// Chunks sent to the peer.
+    pub sent: u64,
+    /// Chunks received from the peer.
+    pub received: u64,
+    _line: [u64; 6],
+}
+
+const _: () = {
+    assert!(size_of::<PadLayout>() == 128);
+    assert!(size_of::<CommConst>() == 224);
+    assert!(core::mem::offset_of!(CommConst, rank) == 16);
+    assert!(core::mem::offset_of!(CommConst, id) == 40);
+    assert!(core::mem::offset_of!(CommConst, windows) == 64);
+    assert!(core::mem::offset_of!(CommConst, state) == 72);
+    assert!(core::mem::offset_of!(CommConst, pad) == 96);
+    assert!(size_of::<WindowConst>() == 16 + 8 * MAX_RANKS);
+    assert!(size_of::<FailureRecord>() == 128);
+    assert!(size_of::<CommState>() == 256);
+    assert!(core::mem::offset_of!(CommState, abort) == 64);
+    assert!(core::mem::offset_of!(CommState, failure) == 128);
+    assert!(size_of::<Progress>() == 64);
+    assert!(size_of::<BlockState>() == 64);
+    assert!(size_of::<ChannelState>() == 64);
+};

@@ -1,0 +1,86 @@
+//! What the author of a Fusewire kernel sees.
+//!
+//! A kernel is one Rust function. The same body compiles to PTX for NVIDIA, to AMDGCN for AMD, and
+//! to native code for the CPU:
+//!
+//! ```
+//! use fusewire_device::{Block, Machine, kernel};
+//!
+//! /// Multiplies `count` numbers at `x` by `factor`, in place.
+//! ///
+//! /// # Safety
+//! /// `x` must be valid for `count` reads and writes.
+//! #[kernel]
+//! pub unsafe fn scale(block: Block<impl Machine>, x: *mut f32, count: u64, factor: f32) {
+//!     for i in block.elements(count as usize) {
+//!         // SAFETY: `i < count`, and every element belongs to one lane only.
+//!         unsafe { *x.add(i) *= factor };
+//!     }
+//! }
+//! # fn main() {}
+//! ```
+//!
+//! # Rooms
+//! - [`group`]: who runs: [`Block`], [`Warp`], [`Thread`], and what a group can do together.
+//! - [`mem`]: the only place that touches memory which another rank can write.
+//! - [`layout`]: the communicator's metadata, as plain data in device memory.
+//! - [`comm`]: a communicator as a kernel sees it: ranks, windows, [`comm::PeerPtr`].
+//! - [`wait`]: bounded, abortable waits and the failure record.
+//! - [`session`]: one launch on a communicator: epochs, busy word, progress; signals and barriers.
+//! - [`packet`]: data and flag in one atomic unit.
+//! - [`channel`]: a credited ring between two ranks.
+//! - [`net`]: put, get and signal to any rank.
+//! - [`element`]: number formats and reductions.
+//! - [`bulk`]: copies and reductions over ranges.
+//!
+//! # Memory model
+//! Data reaches a peer by one of three idioms only: a signal (write the data, then
+//! [`session::Session::ready`] or [`session::Session::done`]), a packet, or a barrier built from
+//! signals. A barrier between the lanes of a block publishes nothing to another rank.
+#![no_std]
+#![cfg_attr(
+    any(target_arch = "nvptx64", target_arch = "amdgpu"),
+    feature(
+        abi_gpu_kernel,
+        abi_unadjusted,
+        asm_experimental_arch,
+        core_intrinsics,
+        f16,
+        link_llvm_intrinsics,
+        portable_simd,
+        stdarch_amdgpu,
+        stdarch_nvptx
+    ),
+    allow(internal_features, improper_gpu_kernel_arg)
+)]
+
+extern crate self as fusewire_device;
+
+#[cfg(any(loom, shuttle))]
+extern crate std;
+
+pub mod arch;
+pub mod bulk;
+pub mod channel;
+pub mod comm;
+pub mod element;
+pub mod group;
+pub mod layout;
+pub mod mem;
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+pub mod native;
+pub mod net;
+pub mod packet;
+pub mod session;
+pub mod wait;
+
+pub use self::comm::{Comm, PeerPtr};
+pub use self::element::{Bf16, DType, E4m3, E5m2, Element, F16};
+pub use self::group::{Block, Group, Machine, Thread, Warp};
+pub use fusewire_device_macros::kernel;
+
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    arch::trap()
+}

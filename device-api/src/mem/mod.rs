@@ -1,0 +1,75 @@
+//! Memory: the only module that touches memory which another lane, block or rank can write.
+//!
+//! Three kinds of access:
+//! - **words**: 4 and 8 byte loads, stores and read-modify-writes with an explicit [`Order`] and
+//!   [`Scope`]; what signals, credits and counters are made of;
+//! - **packets**: two 8-byte words (each atomic by itself) in one 16-byte access;
+//! - **payload**: plain reads and writes of data that a signal or a barrier protects.
+//!
+//! Nothing here takes or makes a reference to shared memory: on a GPU `&T` becomes a
+//! non-coherent load.
+//!
+//! Under `cfg(loom)` and `cfg(shuttle)` every access resolves through a table of the tool's
+//! own atomics and cells (`model`), so that the very source which runs on a GPU is explored.
+
+#[cfg(target_arch = "amdgpu")]
+mod amdgcn;
+#[cfg(any(loom, shuttle))]
+pub mod model;
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+mod native;
+#[cfg(target_arch = "nvptx64")]
+mod nvptx;
+
+#[cfg(target_arch = "amdgpu")]
+pub use self::amdgcn::*;
+#[cfg(any(loom, shuttle))]
+pub use self::model::access::*;
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu", loom, shuttle)))]
+pub use self::native::*;
+#[cfg(target_arch = "nvptx64")]
+pub use self::nvptx::*;
+
+/// What an access orders, in the terms of C++ and Rust.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Atomic, orders nothing.
+    Relaxed,
+    /// Later accesses of this lane stay behind (loads).
+    Acquire,
+    /// Earlier accesses of this lane stay before (stores).
+    Release,
+    /// Both (read-modify-writes and fences).
+    AcqRel,
+}
+
+/// Who takes part in the ordering. A peer is reached by [`Scope::System`] only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Lanes of this block.
+    Block,
+    /// Lanes of this GPU.
+    Device,
+    /// Other GPUs, the host, NICs.
+    System,
+}
+
+/// How payload should treat the caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Will be used again soon.
+    Cached,
+    /// Passes through once: streaming stores on a CPU, no allocation in L1 on a GPU.
+    Streaming,
+}
+
+/// The atomics of the tool in charge, for state that is shared by lanes on a CPU.
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+pub mod prim {
+    #[cfg(not(any(loom, shuttle)))]
+    pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    #[cfg(loom)]
+    pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    #[cfg(shuttle)]
+    pub use shuttle::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+}

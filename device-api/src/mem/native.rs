@@ -1,0 +1,205 @@
+//! Memory of the CPU: core's atomics, plain payload, streaming stores.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence as core_fence};
+
+use super::{Order, Policy, Scope};
+
+#[inline(always)]
+const fn load_ordering(order: Order) -> Ordering {
+    match order {
+        Order::Relaxed => Ordering::Relaxed,
+        _ => Ordering::Acquire,
+    }
+}
+
+#[inline(always)]
+const fn store_ordering(order: Order) -> Ordering {
+    match order {
+        Order::Relaxed => Ordering::Relaxed,
+        _ => Ordering::Release,
+    }
+}
+
+#[inline(always)]
+const fn both(order: Order) -> Ordering {
+    match order {
+        Order::Relaxed => Ordering::Relaxed,
+        Order::Acquire => Ordering::Acquire,
+        Order::Release => Ordering::Release,
+        Order::AcqRel => Ordering::AcqRel,
+    }
+}
+
+macro_rules! words {
+    ($int:ty, $atomic:ty, $load:ident, $store:ident, $add:ident, $exchange:ident, $cas:ident) => {
+        /// Atomic load. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
+        ///
+        /// # Safety
+        /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
+        #[inline(always)]
+        pub unsafe fn $load(at: *const $int, order: Order, _scope: Scope) -> $int {
+            // SAFETY: the caller's promise.
+            unsafe { <$atomic>::from_ptr(at.cast_mut()) }.load(load_ordering(order))
+        }
+
+        /// Atomic store. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
+        ///
+        /// # Safety
+        /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
+        #[inline(always)]
+        pub unsafe fn $store(at: *mut $int, value: $int, order: Order, _scope: Scope) {
+            // SAFETY: the caller's promise.
+            unsafe { <$atomic>::from_ptr(at) }.store(value, store_ordering(order));
+        }
+
+        /// Adds, wrapping; gives the value before.
+        ///
+        /// # Safety
+        /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
+        #[inline(always)]
+        pub unsafe fn $add(at: *mut $int, value: $int, order: Order, _scope: Scope) -> $int {
+            // SAFETY: the caller's promise.
+            unsafe { <$atomic>::from_ptr(at) }.fetch_add(value, both(order))
+        }
+
+        /// Replaces; gives the value before.
+        ///
+        /// # Safety
+        /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
+        #[inline(always)]
+        pub unsafe fn $exchange(at: *mut $int, value: $int, order: Order, _scope: Scope) -> $int {
+            // SAFETY: the caller's promise.
+            unsafe { <$atomic>::from_ptr(at) }.swap(value, both(order))
+        }
+
+        /// Replaces `expected` by `new`; gives the value before, which is `expected` on success.
+        ///
+        /// # Safety
+        /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
+        #[inline(always)]
+        pub unsafe fn $cas(
+            at: *mut $int,
+            expected: $int,
+            new: $int,
+            order: Order,
+            _scope: Scope,
+        ) -> $int {
+            // SAFETY: the caller's promise.
+            let word = unsafe { <$atomic>::from_ptr(at) };
+            match word.compare_exchange(expected, new, both(order), load_ordering(order)) {
+                Ok(before) | Err(before) => before,
+            }
+        }
+    };
+}
+
+words!(u32, AtomicU32, load_u32, store_u32, fetch_add_u32, exchange_u32, compare_exchange_u32);
+words!(u64, AtomicU64, load_u64, store_u64, fetch_add_u64, exchange_u64, compare_exchange_u64);
+
+/// A fence. [`Order::Relaxed`] does nothing.
+#[inline(always)]
+pub fn fence(order: Order, _scope: Scope) {
+    if order != Order::Relaxed {
+        core_fence(both(order));
+    }
+}
+
+/// Reads two packets of 8 bytes; each is atomic by itself, with acquire ordering where that is
+/// free (CPU) and none on a GPU.
+///
+/// # Safety
+/// `at` must be valid for 16 bytes and 16-byte aligned; racing accesses must be packet accesses.
+#[inline(always)]
+pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        [
+            load_u64(at, Order::Acquire, Scope::System),
+            load_u64(at.add(1), Order::Acquire, Scope::System),
+        ]
+    }
+}
+
+/// Writes two packets of 8 bytes; each is atomic by itself.
+///
+/// # Safety
+/// `at` must be valid for 16 bytes and 16-byte aligned; racing accesses must be packet accesses.
+#[inline(always)]
+pub unsafe fn store_packets(at: *mut u64, packets: [u64; 2]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_u64(at, packets[0], Order::Release, Scope::System);
+        store_u64(at.add(1), packets[1], Order::Release, Scope::System);
+    }
+}
+
+/// Reads payload; any alignment.
+///
+/// # Safety
+/// `at` must be valid for `size_of::<T>()` bytes, and nobody may write them meanwhile.
+#[inline(always)]
+pub unsafe fn read<T: Copy>(at: *const T) -> T {
+    // SAFETY: the caller's promise.
+    unsafe { at.read_unaligned() }
+}
+
+/// Writes payload; any alignment.
+///
+/// # Safety
+/// `at` must be valid for `size_of::<T>()` bytes, and nobody may access them meanwhile.
+#[inline(always)]
+pub unsafe fn write<T: Copy>(at: *mut T, value: T) {
+    // SAFETY: the caller's promise.
+    unsafe { at.write_unaligned(value) }
+}
+
+/// Reads 16 bytes of payload in one access.
+///
+/// # Safety
+/// As [`read`]; `at` must be 16-byte aligned.
+#[inline(always)]
+pub unsafe fn read_16(at: *const u8, _policy: Policy) -> [u64; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { at.cast::<[u64; 2]>().read_unaligned() }
+}
+
+/// Writes 16 bytes of payload in one access. With [`Policy::Streaming`] the bytes pass by the
+/// caches; [`drain`] must follow before they are published.
+///
+/// # Safety
+/// As [`write`]; `at` must be 16-byte aligned.
+#[inline(always)]
+pub unsafe fn write_16(at: *mut u8, value: [u64; 2], policy: Policy) {
+    #[cfg(target_arch = "x86_64")]
+    if policy == Policy::Streaming {
+        use core::arch::x86_64::{__m128i, _mm_stream_si128};
+        // SAFETY: the caller's promise; [u64; 2] and __m128i have one size and no invalid bits.
+        unsafe {
+            _mm_stream_si128(at.cast::<__m128i>(), core::mem::transmute::<[u64; 2], __m128i>(value));
+        }
+        return;
+    }
+    let _ = policy;
+    // SAFETY: the caller's promise.
+    unsafe { at.cast::<[u64; 2]>().write_unaligned(value) }
+}
+
+/// Copies payload between ranges that do not overlap; any alignment.
+///
+/// # Safety
+/// Both ranges must be valid, and nobody may write the source or access the target meanwhile.
+#[inline(always)]
+pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { core::ptr::copy_nonoverlapping(from, to, bytes) }
+}
+
+/// Orders streaming stores before everything that follows.
+#[inline(always)]
+pub fn drain() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of every x86-64 CPU.
+    unsafe {
+        core::arch::x86_64::_mm_sfence();
+    }
+}

@@ -1,0 +1,262 @@
+//! Packets: data and flag in one atomic unit, so that data needs no signal of its own.
+//!
+//! # The packet protocol
+//! A block has two sets of slots (even and odd epochs), each with a slot a source rank. In epoch e
+//! every rank writes a stream of units into its slot at every rank, and reads every rank's stream.
+//!
+//! - **Who may overwrite what:** a rank overwrites its slot of epoch e at a peer in epoch e + 2;
+//! - **after having acquired** the peer's stream of epoch e + 1 (it reads all of it before it ends);
+//! - **released by** the peer, which wrote that stream after it had read everything of epoch e.
+//!
+//! Every rank receives from every rank in every epoch of this family, and a rank with no elements
+//! still sends the first unit; so two sets suffice, and there is no exit barrier.
+//!
+//! # Units
+//! - Where a block has one lane (CPU): a 64-byte line, 56 bytes of data and a flag of 8 bytes stored last
+//!   by release: 48 bits of epoch, 16 of fingerprint.
+//! - Elsewhere: 16 bytes, two packets of 4 bytes of data and a flag of 4, the epoch's low half. The
+//!   first unit of a stream is the header `{fingerprint, flag, count, flag}`. Slots are scrubbed
+//!   within 2^31 epochs, so that a flag never comes round to stale data.
+
+use crate::group::{Block, Group, Machine};
+use crate::layout::LINE;
+use crate::mem::{self, Order, Scope};
+use crate::session::Session;
+use crate::wait::Place;
+
+/// Data bytes of a CPU line.
+pub const LINE_DATA: usize = 56;
+/// Data bytes of a two-packet unit.
+pub const PAIR_DATA: usize = 8;
+/// Every how many epochs a part of a slot is scrubbed.
+const SCRUB_PERIOD: u64 = 4096;
+/// Two-packet units that one scrub clears in each slot.
+const SCRUB_UNITS: u64 = 64;
+
+/// Bytes of data that a slot of `slot` bytes carries; the same for both kinds of unit at least.
+pub const fn capacity(slot: u64) -> u64 {
+    let lines = slot / LINE * LINE_DATA as u64;
+    let pairs = if slot < 32 { 0 } else { (slot / 16 - 1) * PAIR_DATA as u64 };
+    if lines < pairs { lines } else { pairs }
+}
+
+/// The packet slots of one epoch of one block.
+#[derive(Clone, Copy, Debug)]
+pub struct Slots {
+    epoch: u64,
+    flag: u64,
+    base: u64,
+    slot: u64,
+}
+
+impl Slots {
+    /// Opens the next epoch of packet slots for this launch.
+    #[inline(always)]
+    pub fn open<M: Machine>(session: &mut Session<M>) -> Self {
+        let epoch = session.next_packet_epoch();
+        let comm = session.comm();
+        let slot = comm.pad().packet_slot;
+        let ranks = u64::from(comm.size());
+        let set = u64::from(session.block().index()) * 2 + (epoch & 1);
+        let flag = if M::LANES == 1 {
+            epoch << 16 | session.fingerprint()
+        } else {
+            epoch & 0xffff_ffff
+        };
+        Self { epoch, flag, base: comm.pad().packets + set * ranks * slot, slot }
+    }
+
+    #[inline(always)]
+    fn at<M: Machine>(&self, session: &Session<M>, rank: u32, source: u32) -> *mut u8 {
+        let offset = self.base + u64::from(source) * self.slot;
+        session.comm().pad_of(rank).wrapping_add(offset as usize)
+    }
+
+    /// Sends `bytes` bytes at `from` to every other rank. All lanes together.
+    ///
+    /// # Safety
+    /// `from` must be readable; `bytes` must be at most [`capacity`] of the slot.
+    #[inline(always)]
+    pub unsafe fn send_to_all<M: Machine>(
+        &self,
+        session: &mut Session<M>,
+        from: *const u8,
+        bytes: usize,
+    ) {
+        let block = session.block();
+        let (me, ranks) = (session.comm().rank(), session.comm().size());
+        session.advance();
+        if M::LANES == 1 {
+            let lines = lines_for(bytes);
+            for step in 1..ranks {
+                let peer = (me + step) % ranks;
+                let slot = self.at(session, peer, me);
+                for line in 0..lines {
+                    // SAFETY: within the slot by the caller's bound, within the source by `rest`.
+                    unsafe {
+                        let rest = bytes - line * LINE_DATA;
+                        let to = slot.add(line * LINE as usize);
+                        if rest >= LINE_DATA {
+                            let words = mem::read(from.add(line * LINE_DATA).cast::<[u64; 7]>());
+                            mem::write(to.cast::<[u64; 7]>(), words);
+                        } else {
+                            copy_short(to, from.add(line * LINE_DATA), rest);
+                        }
+                        mem::store_u64(
+                            to.cast::<u64>().add(7),
+                            self.flag,
+                            Order::Release,
+                            Scope::System,
+                        );
+                    }
+                }
+            }
+            return;
+        }
+        // All lanes walk units; each unit goes to every peer while its data is in registers.
+        let units = 1 + bytes.div_ceil(PAIR_DATA);
+        let header = session.fingerprint() | (bytes as u64) << 32;
+        for unit in block.elements_of_block(units) {
+            let data = if unit == 0 {
+                header
+            } else {
+                // SAFETY: the unit is within the source.
+                unsafe { read_pair(from, bytes, unit - 1) }
+            };
+            for step in 1..ranks {
+                let peer = (me + step) % ranks;
+                // SAFETY: within the slot by the caller's bound.
+                unsafe {
+                    let to = self.at(session, peer, me).add(unit * 16).cast::<u64>();
+                    mem::store_packets(to, [self.pack(data as u32), self.pack((data >> 32) as u32)]);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pack(&self, data: u32) -> u64 {
+        self.flag << 32 | u64::from(data)
+    }
+
+    /// Awaits the line `line` of `source`'s stream: its 56 bytes of data. For blocks of one lane.
+    #[inline(always)]
+    pub fn receive_line<M: Machine>(
+        &self,
+        session: &Session<M>,
+        source: u32,
+        line: usize,
+    ) -> Option<*const u8> {
+        let at = self
+            .at(session, session.comm().rank(), source)
+            .wrapping_add(line * LINE as usize);
+        let flag = at.wrapping_add(LINE_DATA).cast::<u64>();
+        session.watch().until(Place::Packet, source, self.flag, || {
+            // SAFETY: a flag word of this rank's own slots.
+            let seen = unsafe { mem::load_u64(flag, Order::Acquire, Scope::System) };
+            if seen == self.flag { Ok(at.cast_const()) } else { Err(seen) }
+        })
+    }
+
+    /// Awaits the two-packet unit `unit` of `source`'s stream (0 is the header): its 8 bytes.
+    #[inline(always)]
+    pub fn receive_pair<M: Machine>(
+        &self,
+        session: &Session<M>,
+        source: u32,
+        unit: usize,
+    ) -> Option<u64> {
+        let at = self
+            .at(session, session.comm().rank(), source)
+            .wrapping_add(unit * 16)
+            .cast::<u64>();
+        session.watch().until(Place::Packet, source, self.flag, || {
+            // SAFETY: a unit of this rank's own slots.
+            let [low, high] = unsafe { mem::load_packets(at) };
+            if low >> 32 == self.flag && high >> 32 == self.flag {
+                Ok(low & 0xffff_ffff | high << 32)
+            } else {
+                Err(low)
+            }
+        })
+    }
+
+    /// Ends the epoch: now and then scrubs a part of this rank's slots of it. All lanes together.
+    ///
+    /// The slots are this rank's alone until it sends epoch + 1, which its peers acquire before they
+    /// write epoch + 2 into the same set.
+    #[inline(always)]
+    pub fn close<M: Machine>(&self, session: &Session<M>) {
+        if M::LANES == 1 || !self.epoch.is_multiple_of(SCRUB_PERIOD) && !(self.epoch + 1).is_multiple_of(SCRUB_PERIOD) {
+            return;
+        }
+        let block: Block<M> = session.block();
+        block.sync();
+        let units = self.slot / 16;
+        let start = self.epoch / SCRUB_PERIOD * SCRUB_UNITS % units;
+        let mut i = u64::from(block.rank());
+        while i < SCRUB_UNITS * u64::from(session.comm().size()) {
+            let source = (i / SCRUB_UNITS) as u32;
+            let unit = (start + i % SCRUB_UNITS) % units;
+            let at = self.at(session, session.comm().rank(), source).wrapping_add(unit as usize * 16);
+            // SAFETY: within this rank's own slots, which nobody writes now.
+            unsafe { mem::store_packets(at.cast(), [0, 0]) };
+            i += u64::from(block.size());
+        }
+        mem::fence(Order::AcqRel, Scope::System);
+        block.sync();
+    }
+}
+
+/// Lines of a stream of `bytes` bytes: at least one.
+#[inline(always)]
+pub const fn lines_for(bytes: usize) -> usize {
+    if bytes == 0 { 1 } else { bytes.div_ceil(LINE_DATA) }
+}
+
+/// Up to 8 bytes of `from` at pair `pair`, zero beyond `bytes`.
+///
+/// # Safety
+/// `from` must be readable for `bytes` bytes.
+#[inline(always)]
+pub unsafe fn read_pair(from: *const u8, bytes: usize, pair: usize) -> u64 {
+    let start = pair * PAIR_DATA;
+    // SAFETY: every read stays below `bytes`; whole pairs are read by the widest aligned access.
+    unsafe {
+        let at = from.add(start);
+        if start + PAIR_DATA <= bytes {
+            match at as usize % 8 {
+                0 => return mem::read(at.cast::<u64>()),
+                4 => {
+                    let low = mem::read(at.cast::<u32>());
+                    return u64::from(low) | u64::from(mem::read(at.add(4).cast::<u32>())) << 32;
+                }
+                _ => {}
+            }
+        }
+        let mut data = 0;
+        let mut i = 0;
+        while i < PAIR_DATA && start + i < bytes {
+            data |= u64::from(mem::read(at.add(i))) << (8 * i);
+            i += 1;
+        }
+        data
+    }
+}
+
+/// Copies fewer than 56 bytes by whole words and then bytes, without a call.
+#[inline(always)]
+unsafe fn copy_short(to: *mut u8, from: *const u8, bytes: usize) {
+    let mut i = 0;
+    // SAFETY: the caller's ranges; every access stays below `bytes`.
+    unsafe {
+        while i + 8 <= bytes {
+            mem::write(to.add(i).cast::<u64>(), mem::read(from.add(i).cast::<u64>()));
+            i += 8;
+        }
+        while i < bytes {
+            mem::write(to.add(i), mem::read(from.add(i)));
+            i += 1;
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! One launch on a communicator: it begins, publishes and awaits signals, and ends.
+//!
+//! # The signal protocol
+//! For every (block, source rank) a pad has a *ready line* (seven words, then the signal) and a *done
+//! line*. One **round** is: every rank writes its words and ready signal to every rank and awaits
+//! all; data moves; every rank signals done to every rank and awaits all.
+//!
+//! - **Who may overwrite what:** a rank overwrites its ready line at a peer, and its own user
+//!   memory or staging that the words of round r named, in round r + 1;
+//! - **after having acquired** the peer's done signal of round r;
+//! - **released by** the peer, after its last read of the words and of the memory they named, and after
+//!   its last write into memory that they named.
+//!
+//! A barrier is a round without words and without done: its ready lines carry nothing that a slow
+//! peer could still have to read, and signals only grow.
+//!
+//! Every operation of this family receives from every rank in every round, so one line suffices
+//! where there is a done signal, and no credit is needed.
+
+use crate::comm::Comm;
+use crate::group::{Block, Group, Machine};
+use crate::layout::{BlockState, CommConst, FailureKind, LINE, SIGNAL_WORDS};
+use crate::mem::{self, Order, Scope};
+use crate::wait::{Place, Watch};
+
+/// The operations that a call word can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Operation {
+    /// Nothing yet.
+    None = 0,
+    /// Element-wise reduction, result on every rank.
+    AllReduce = 1,
+    /// Element-wise reduction, block r of the result on rank r.
+    ReduceScatter = 2,
+    /// Every rank's input on every rank.
+    AllGather = 3,
+    /// As all_gather, counts differ by rank.
+    AllGatherV = 4,
+    /// The root's buffer on every rank.
+    Broadcast = 5,
+    /// Element-wise reduction, result on the root.
+    Reduce = 6,
+    /// Block r of the root's input on rank r.
+    Scatter = 7,
+    /// Every rank's input on the root.
+    Gather = 8,
+    /// Block r of every rank's input on rank r.
+    AllToAll = 9,
+    /// As all_to_all, counts differ by pair.
+    AllToAllV = 10,
+    /// All ranks have arrived.
+    Barrier = 11,
+    /// all_reduce, residual add and RMSNorm in one launch.
+    AllReduceRmsNorm = 12,
+    /// A kernel of the user's.
+    User = 13,
+    /// To one peer.
+    Send = 32,
+    /// From one peer.
+    Recv = 33,
+}
+
+impl Operation {
+    /// Name in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "nothing",
+            Self::AllReduce => "all_reduce",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllGather => "all_gather",
+            Self::AllGatherV => "all_gather_v",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Scatter => "scatter",
+            Self::Gather => "gather",
+            Self::AllToAll => "all_to_all",
+            Self::AllToAllV => "all_to_all_v",
+            Self::Barrier => "barrier",
+            Self::AllReduceRmsNorm => "all_reduce_rms_norm",
+            Self::User => "user kernel",
+            Self::Send => "send",
+            Self::Recv => "recv",
+        }
+    }
+
+    /// The operation with this code.
+    pub const fn from_code(code: u8) -> Self {
+        match code {
+            1 => Self::AllReduce,
+            2 => Self::ReduceScatter,
+            3 => Self::AllGather,
+            4 => Self::AllGatherV,
+            5 => Self::Broadcast,
+            6 => Self::Reduce,
+            7 => Self::Scatter,
+            8 => Self::Gather,
+            9 => Self::AllToAll,
+            10 => Self::AllToAllV,
+            11 => Self::Barrier,
+            12 => Self::AllReduceRmsNorm,
+            13 => Self::User,
+            32 => Self::Send,
+            33 => Self::Recv,
+            _ => Self::None,
+        }
+    }
+}
+
+/// What a launch is, in one word: `[root or peer:16][..:8][operation:8][type:4][reduction:4][algorithm:8]
+/// [fingerprint:16]`. The low 40 bits must be equal on all ranks of a collective; the fingerprint
+/// covers everything that must be equal, the element count and the root included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Call(pub u64);
+
+impl Call {
+    /// Packs a call. `dtype`, `reduction` and `algorithm` are codes, 0 for none; `agreed` is
+    /// whatever else must be equal on all ranks (the element count, as a rule).
+    #[inline(always)]
+    pub const fn new(
+        operation: Operation,
+        dtype: u8,
+        reduction: u8,
+        algorithm: u8,
+        root: u16,
+        agreed: u64,
+    ) -> Self {
+        let head = (operation as u64) << 32
+            | (dtype as u64 & 15) << 28
+            | (reduction as u64 & 15) << 24
+            | (algorithm as u64) << 16;
+        let mut hash = (head ^ (root as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash = (hash ^ hash >> 29 ^ agreed).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        hash ^= hash >> 32;
+        Self((root as u64) << 48 | head | (hash >> 8 & 0xffff))
+    }
+
+    /// The call in a progress word (without its root).
+    #[inline(always)]
+    pub const fn from_progress(word: u64) -> Self {
+        Self(word & 0xff_ffff_ffff)
+    }
+
+    /// The operation.
+    #[inline(always)]
+    pub const fn operation(self) -> Operation {
+        Operation::from_code((self.0 >> 32) as u8)
+    }
+
+    /// Code of the element type.
+    #[inline(always)]
+    pub const fn dtype(self) -> u8 {
+        (self.0 >> 28) as u8 & 15
+    }
+
+    /// Code of the reduction.
+    #[inline(always)]
+    pub const fn reduction(self) -> u8 {
+        (self.0 >> 24) as u8 & 15
+    }
+
+    /// Code of the algorithm.
+    #[inline(always)]
+    pub const fn algorithm(self) -> u8 {
+        (self.0 >> 16) as u8
+    }
+
+    /// Root or peer.
+    #[inline(always)]
+    pub const fn root(self) -> u32 {
+        (self.0 >> 48) as u32
+    }
+
+    /// Hash of all that must be equal on all ranks.
+    #[inline(always)]
+    pub const fn fingerprint(self) -> u64 {
+        self.0 & 0xffff
+    }
+
+    /// Whether all ranks take part.
+    #[inline(always)]
+    pub const fn is_collective(self) -> bool {
+        (self.0 >> 32) as u8 != 0 && ((self.0 >> 32) as u8) < 32
+    }
+}
+
+/// A launch in flight on one block.
+#[derive(Debug)]
+pub struct Session<M> {
+    block: Block<M>,
+    comm: Comm,
+    watch: Watch,
+    state: *mut BlockState,
+    round: u64,
+    packet_epoch: u64,
+    steps: u64,
+}
+
+impl<M: Machine> Session<M> {
+    /// Enters the communicator: `None` if it has failed before, or if another launch of it is in
+    /// flight (then a failure is recorded). All lanes of the block together.
+    ///
+    /// # Safety
+    /// `constants` must describe a live communicator of which this launch is the next operation.
+    #[inline(always)]
+    pub unsafe fn begin(
+        block: Block<M>,
+        constants: *const CommConst,
+        call: u64,
+        count: u64,
+        timeout_ns: u64,
+    ) -> Option<Self> {
+        // SAFETY: the caller's promise.
+        let comm = unsafe { Comm::new(constants) };
+        let call = Call(call);
+        let state = Watch::block_state(&comm, block.index());
+        // SAFETY: the state belongs to this block; only a launch that overlaps can race, and it
+        // is told by the busy word.
+        let (finished, rounds, packet_epoch) = unsafe {
+            let load = |at| mem::load_u64(at, Order::Relaxed, Scope::Device);
+            (
+                load(&raw const (*state).sequence),
+                load(&raw const (*state).rounds),
+                load(&raw const (*state).packet_epoch),
+            )
+        };
+        let watch = Watch {
+            comm,
+            call,
+            count,
+            sequence: finished + u64::from(call.is_collective()),
+            block: block.index(),
+            timeout_ns: if timeout_ns == 0 { comm.constants().timeout_ns } else { timeout_ns },
+        };
+        let mut refused = watch.aborted();
+        if block.is_leader() && !refused {
+            // SAFETY: as above.
+            let busy = unsafe {
+                mem::exchange_u64(&raw mut (*state).busy, 1, Order::AcqRel, Scope::Device)
+            };
+            if busy != 0 {
+                watch.fail(FailureKind::Overlap, Place::Launch, comm.rank(), comm.rank(), 0, busy, 0);
+                refused = true;
+            } else {
+                watch.enter();
+            }
+        }
+        if block.any(refused) {
+            return None;
+        }
+        Some(Self { block, comm, watch, state, round: rounds, packet_epoch, steps: 0 })
+    }
+
+    /// The communicator.
+    #[inline(always)]
+    pub fn comm(&self) -> &Comm {
+        &self.comm
+    }
+
+    /// The block.
+    #[inline(always)]
+    pub fn block(&self) -> Block<M> {
+        self.block
+    }
+
+    /// The bounds of this launch's waits.
+    #[inline(always)]
+    pub fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// The fingerprint of this launch's call.
+    #[inline(always)]
+    pub fn fingerprint(&self) -> u64 {
+        self.watch.call.fingerprint()
+    }
+
+    /// Opens a round: publishes everything that this block has written so far, sends `words(peer)` to each
+    /// peer and awaits every peer's words. False after a failure. All lanes together.
+    #[inline(always)]
+    pub fn ready(&mut self, words: impl Fn(u32) -> [u64; SIGNAL_WORDS]) -> bool {
+        self.round += 1;
+        self.publish();
+        let value = self.round << 16 | self.fingerprint();
+        let mut peer = self.block.rank();
+        while peer < self.comm.size() {
+            let line = self.line(peer, self.comm.rank(), 0);
+            // SAFETY: the line at `peer` is this rank's to write: every done signal of the last
+            // round that carried words has been acquired.
+            unsafe {
+                mem::write(line.cast::<[u64; SIGNAL_WORDS]>(), words(peer));
+                mem::store_u64(line.cast::<u64>().add(SIGNAL_WORDS), value, Order::Release, Scope::System);
+            }
+            peer += self.block.size();
+        }
+        self.await_all(Place::Ready, value, 8 * SIGNAL_WORDS)
+    }
+
+    /// Word `index` of what `peer` sent with its ready signal of this round.
+    #[inline(always)]
+    pub fn word(&self, peer: u32, index: usize) -> u64 {
+        let line = self.line(self.comm.rank(), peer, 0);
+        // SAFETY: `ready` has acquired the line; the peer overwrites it only after this rank's
+        // done signal.
+        unsafe { mem::read(line.cast::<u64>().add(index)) }
+    }
+
+    /// Closes a round: no peer's memory is touched by this block any more, and what it wrote there is
+    /// published; awaits the same of every peer. False after a failure. All lanes together.
+    #[inline(always)]
+    pub fn done(&mut self) -> bool {
+        self.publish();
+        let value = self.round << 16 | self.fingerprint();
+        let mut peer = self.block.rank();
+        while peer < self.comm.size() {
+            if peer != self.comm.rank() {
+                let line = self.line(peer, self.comm.rank(), LINE);
+                // SAFETY: only this block of this rank writes this word, and it only grows.
+                unsafe { mem::store_u64(line.cast(), value, Order::Release, Scope::System) };
+            }
+            peer += self.block.size();
+        }
+        self.await_all(Place::Done, value, LINE as usize)
+    }
+
+    /// Leaves the communicator: the block's epochs advance. The last act of a kernel that has not failed.
+    #[inline(always)]
+    pub fn end(self) {
+        self.block.sync();
+        if self.block.is_leader() {
+            let collective = u64::from(self.watch.call.is_collective());
+            // SAFETY: the state belongs to this block, whose only launch this is (busy word).
+            unsafe {
+                let store = |at, value| mem::store_u64(at, value, Order::Relaxed, Scope::Device);
+                if collective != 0 {
+                    store(&raw mut (*self.state).sequence, self.watch.sequence);
+                }
+                store(&raw mut (*self.state).rounds, self.round);
+                store(&raw mut (*self.state).packet_epoch, self.packet_epoch);
+                mem::store_u64(&raw mut (*self.state).busy, 0, Order::Release, Scope::Device);
+            }
+        }
+    }
+
+    /// Starts a launch that uses packet slots: its epoch. See [`crate::packet`].
+    #[inline(always)]
+    pub(crate) fn next_packet_epoch(&mut self) -> u64 {
+        let mut epoch = self.packet_epoch + 1;
+        if epoch & 0xffff_ffff == 0 {
+            // A packet's flag is the epoch's low half and never 0; two are skipped, so that the
+            // parity still alternates.
+            epoch += 2;
+        }
+        self.packet_epoch = epoch;
+        epoch
+    }
+
+    /// Records one more published step.
+    #[inline(always)]
+    pub(crate) fn advance(&mut self) {
+        self.steps += 1;
+        if self.block.is_leader() {
+            self.watch.step(self.steps);
+        }
+    }
+
+    /// Every lane releases what it wrote, then the block meets.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        mem::fence(Order::Release, Scope::System);
+        self.block.sync();
+        self.advance();
+    }
+
+    /// The line that `from` writes at `at`.
+    #[inline(always)]
+    fn line(&self, at: u32, from: u32, which: u64) -> *mut u8 {
+        let offset = self.comm.inbox(self.block.index(), from) + which;
+        self.comm.pad_of(at).wrapping_add(offset as usize)
+    }
+
+    #[inline(always)]
+    fn await_all(&self, place: Place, value: u64, offset: usize) -> bool {
+        let mut failed = false;
+        let mut peer = self.block.rank();
+        while peer < self.comm.size() {
+            if peer != self.comm.rank() {
+                let at = self.line(self.comm.rank(), peer, 0).wrapping_add(offset).cast::<u64>();
+                let arrived = self.watch.until(place, peer, value, || {
+                    // SAFETY: a signal word of this rank's own pad.
+                    let seen = unsafe { mem::load_u64(at, Order::Acquire, Scope::System) };
+                    // The peer may be a round ahead (barriers); a different call of the same
+                    // round is told by the stalled wait.
+                    if seen == value || seen >> 16 > value >> 16 { Ok(()) } else { Err(seen) }
+                });
+                if arrived.is_none() {
+                    failed = true;
+                    break;
+                }
+            }
+            peer += self.block.size();
+        }
+        let failed = self.block.any(failed);
+        mem::fence(Order::Acquire, Scope::System);
+        !failed
+    }
+}

@@ -1,0 +1,293 @@
+//! Bounded, abortable waits and the failure record.
+//!
+//! A wait polls; where polling does not help it gives the core away, looks at the abort word,
+//! compares progress with the peers after 50 microseconds (ranks that called different operations
+//! are told at once, not at the time-out) and fails at the time-out. The first failure on a rank
+//! claims that rank's [`FailureRecord`] and writes the abort word of every peer.
+
+use crate::arch;
+use crate::comm::Comm;
+use crate::layout::{
+    ABORT, BlockState, CommState, FailureKind, FailureRecord, LINE, Progress,
+};
+use crate::mem::{self, Order, Scope};
+use crate::session::Call;
+
+/// What a wait was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Place {
+    /// A peer's entry into the operation.
+    Ready = 1,
+    /// A peer's exit from a round of the operation.
+    Done = 2,
+    /// A peer's packet.
+    Packet = 3,
+    /// Room in a channel to a peer.
+    Credit = 4,
+    /// Data in a channel from a peer.
+    Chunk = 5,
+    /// A signal of the user's.
+    Signal = 6,
+    /// The launch itself, before any wait.
+    Launch = 7,
+}
+
+/// After how long a stalled wait compares progress with its peers.
+const COMPARE_NS: u64 = 50_000;
+
+/// One launch's bounds for its waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch {
+    pub(crate) comm: Comm,
+    pub(crate) call: Call,
+    pub(crate) count: u64,
+    pub(crate) sequence: u64,
+    pub(crate) block: u32,
+    pub(crate) timeout_ns: u64,
+}
+
+/// The state of one wait that does not end quickly.
+#[derive(Debug)]
+struct Stall {
+    started: u64,
+    compared: u64,
+    naps: u32,
+}
+
+impl Watch {
+    /// Polls until `poll` gives a value. `None` after a failure, which is then recorded.
+    ///
+    /// `poll` gives `Err(observed)` while the awaited thing is not there.
+    #[inline(always)]
+    pub fn until<T>(
+        &self,
+        place: Place,
+        awaited: u32,
+        expected: u64,
+        poll: impl Fn() -> Result<T, u64>,
+    ) -> Option<T> {
+        let spins = self.comm.constants().spins;
+        let mut polls = 0;
+        let mut stall = Stall { started: 0, compared: 0, naps: 0 };
+        loop {
+            let observed = match poll() {
+                Ok(value) => return Some(value),
+                Err(observed) => observed,
+            };
+            polls += 1;
+            if polls < spins {
+                pause();
+            } else if !self.stalled(&mut stall, place, awaited, expected, observed) {
+                return None;
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn stalled(
+        &self,
+        stall: &mut Stall,
+        place: Place,
+        awaited: u32,
+        expected: u64,
+        observed: u64,
+    ) -> bool {
+        arch::nap(stall.naps);
+        stall.naps = stall.naps.saturating_add(1);
+        if self.aborted() {
+            return false;
+        }
+        let now = arch::clock_ns();
+        if stall.started == 0 {
+            (stall.started, stall.compared) = (now, now);
+            return true;
+        }
+        let elapsed = now.wrapping_sub(stall.started);
+        if now.wrapping_sub(stall.compared) > COMPARE_NS {
+            stall.compared = now;
+            if let Some(rank) = self.mismatch() {
+                self.fail(FailureKind::Mismatch, place, awaited, rank, expected, observed, elapsed);
+                return false;
+            }
+        }
+        if elapsed > self.timeout_ns {
+            let blamed = self.least_progress(awaited);
+            self.fail(FailureKind::Timeout, place, awaited, blamed, expected, observed, elapsed);
+            return false;
+        }
+        true
+    }
+
+    /// Whether somebody has failed this communicator.
+    #[inline(always)]
+    pub fn aborted(&self) -> bool {
+        let state = self.comm.own(0).cast::<CommState>();
+        // SAFETY: every pad starts with a CommState; the abort word is only accessed atomically.
+        unsafe { mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System) != 0 }
+    }
+
+    fn progress(&self, rank: u32) -> Progress {
+        let at = self.comm.pad_of(rank).wrapping_add(self.comm.pad().progress as usize);
+        let load = |word: usize| {
+            // SAFETY: every pad has a progress line for block 0; its words are accessed atomically.
+            unsafe { mem::load_u64(at.cast::<u64>().add(word), Order::Relaxed, Scope::System) }
+        };
+        let mut progress: Progress = bytemuck::Zeroable::zeroed();
+        (progress.call, progress.count, progress.step) = (load(0), load(1), load(2));
+        progress
+    }
+
+    /// A peer that is in a collective of the same sequence number, but in another one.
+    fn mismatch(&self) -> Option<u32> {
+        if !self.call.is_collective() {
+            return None;
+        }
+        let mine = self.progress(self.comm.rank()).call;
+        (0..self.comm.size()).find(|&rank| {
+            let theirs = self.progress(rank).call;
+            self.comm.reaches(rank)
+                && theirs >> 40 == mine >> 40
+                && theirs != mine
+                && Call::from_progress(theirs).is_collective()
+        })
+    }
+
+    /// The rank that has come least far; `awaited` where several are equally late.
+    fn least_progress(&self, awaited: u32) -> u32 {
+        let base = self.sequence;
+        // Sequence numbers are compared by their distance from this rank's own, 24 bits signed.
+        let key = |rank: u32| {
+            let progress = self.progress(rank);
+            let distance = ((progress.call >> 40) as i64 - (base & 0xff_ffff) as i64) << 40 >> 40;
+            (distance, progress.step & 0xff_ffff_ffff)
+        };
+        let mut least = awaited;
+        let mut least_key = key(awaited);
+        for rank in 0..self.comm.size() {
+            if self.call.is_collective() && self.comm.reaches(rank) && rank != self.comm.rank() {
+                let this = key(rank);
+                if this < least_key {
+                    (least, least_key) = (rank, this);
+                }
+            }
+        }
+        least
+    }
+
+    /// Records a failure, if it is this rank's first, and stops every peer.
+    #[cold]
+    #[inline(never)]
+    #[allow(clippy::too_many_arguments)] // the fields of a record
+    pub fn fail(
+        &self,
+        kind: FailureKind,
+        place: Place,
+        awaited: u32,
+        blamed: u32,
+        expected: u64,
+        observed: u64,
+        elapsed_ns: u64,
+    ) {
+        let state = self.comm.own(0).cast::<CommState>();
+        // SAFETY: the record is this rank's own; the claim makes this lane its only writer, and
+        // readers look at it only after `state` is 2.
+        unsafe {
+            let record = &raw mut (*state).failure;
+            let claim = &raw mut (*record).state;
+            if mem::compare_exchange_u64(claim, 0, 1, Order::AcqRel, Scope::System) != 0 {
+                return;
+            }
+            let progress = self.progress(blamed);
+            let distance =
+                ((progress.call >> 40) as i64 - (self.sequence & 0xff_ffff) as i64) << 40 >> 40;
+            mem::write(
+                record.cast::<[u64; 16]>().cast::<u64>().add(1).cast::<[u64; 15]>(),
+                [
+                    kind as u64,
+                    self.sequence,
+                    self.call.0,
+                    self.count,
+                    u64::from(self.block),
+                    place as u64,
+                    u64::from(awaited),
+                    u64::from(blamed),
+                    self.sequence.wrapping_add_signed(distance),
+                    Call::from_progress(progress.call).0,
+                    progress.count & 0xffff_ffff_ffff,
+                    expected,
+                    observed,
+                    elapsed_ns,
+                    self.comm.constants().generation,
+                ],
+            );
+            mem::store_u64(claim, 2, Order::Release, Scope::System);
+            for rank in 0..self.comm.size() {
+                if self.comm.reaches(rank) {
+                    let peer = self.comm.pad_of(rank).cast::<CommState>();
+                    mem::compare_exchange_u64(
+                        &raw mut (*peer).abort,
+                        0,
+                        ABORT | u64::from(self.comm.rank()),
+                        Order::AcqRel,
+                        Scope::System,
+                    );
+                }
+            }
+        }
+    }
+
+    /// Writes this launch's progress: the operation that block 0 is in.
+    #[inline(always)]
+    pub(crate) fn enter(&self) {
+        if self.block != 0 {
+            return;
+        }
+        let at = self.comm.own(self.comm.pad().progress).cast::<u64>();
+        let tag = self.sequence << 40;
+        // SAFETY: the line belongs to this block; peers read its words atomically.
+        unsafe {
+            mem::store_u64(at.add(2), tag, Order::Relaxed, Scope::System);
+            mem::store_u64(
+                at.add(1),
+                self.sequence << 48 | self.count & 0xffff_ffff_ffff,
+                Order::Relaxed,
+                Scope::System,
+            );
+            mem::store_u64(at, tag | self.call.0 & 0xff_ffff_ffff, Order::Relaxed, Scope::System);
+        }
+    }
+
+    /// Writes how many steps of the operation are behind.
+    #[inline(always)]
+    pub(crate) fn step(&self, steps: u64) {
+        if self.block != 0 {
+            return;
+        }
+        let at = self.comm.own(self.comm.pad().progress + 16).cast::<u64>();
+        // SAFETY: as in `enter`.
+        unsafe {
+            mem::store_u64(
+                at,
+                self.sequence << 40 | steps & 0xff_ffff_ffff,
+                Order::Relaxed,
+                Scope::System,
+            );
+        }
+    }
+
+    /// This block's state.
+    #[inline(always)]
+    pub(crate) fn block_state(comm: &Comm, block: u32) -> *mut BlockState {
+        comm.own(comm.pad().blocks + u64::from(block) * LINE).cast()
+    }
+}
+
+#[inline(always)]
+fn pause() {
+    #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+    arch::pause();
+}
+
+const _: () = assert!(size_of::<FailureRecord>() == 16 * 8);
