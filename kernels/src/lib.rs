@@ -1,1 +1,70 @@
-//! Work in progress.
+//! Fusewire's kernels: collectives and fused operations, written once for NVIDIA, AMD and the CPU.
+//!
+//! Every kernel takes the communicator's constants and the call word first. Memory is named twice: by a
+//! local address, and by a place in a window (or [`fusewire_device::comm::Place::NONE`]) that peers can
+//! resolve; what lies in no window goes through this rank's staging.
+//!
+//! | room | kernels |
+//! |---|---|
+//! | [`all_reduce`] | one-shot by packets, one-shot by signal, two-shot and reduce |
+//! | [`reduce_scatter`] | reduce_scatter |
+//! | [`movement`] | all_gather, broadcast, scatter, gather, all_to_all |
+//! | [`vector`] | all_gather_v, all_to_all_v with counts in device memory |
+//! | [`point`] | send, recv |
+//! | [`barrier`] | barrier |
+//! | [`fused`] | all_reduce + residual add + RMSNorm |
+//! | [`one_sided`] | put with signal round a ring |
+#![no_std]
+#![cfg_attr(
+    any(target_arch = "nvptx64", target_arch = "amdgpu"),
+    feature(abi_gpu_kernel),
+    allow(improper_gpu_kernel_arg)
+)]
+
+pub mod all_reduce;
+pub mod barrier;
+mod exchange;
+pub mod fused;
+pub mod movement;
+pub mod one_sided;
+pub mod point;
+pub mod reduce_scatter;
+mod reducer;
+pub mod vector;
+
+/// Every kernel instance of this crate: what an image must contain, no more and no less.
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
+    all_reduce::ALL_REDUCE_PACKET_INSTANCES,
+    all_reduce::ALL_REDUCE_SIGNAL_INSTANCES,
+    all_reduce::ALL_REDUCE_SIGNAL_ANY_INSTANCES,
+    all_reduce::REDUCE_SHARDS_INSTANCES,
+    all_reduce::REDUCE_SHARDS_ANY_INSTANCES,
+    barrier::BARRIER_INSTANCES,
+    fused::ALL_REDUCE_RMS_NORM_INSTANCES,
+    movement::ALL_GATHER_INSTANCES,
+    movement::ALL_TO_ALL_INSTANCES,
+    movement::BROADCAST_INSTANCES,
+    movement::GATHER_INSTANCES,
+    movement::SCATTER_INSTANCES,
+    one_sided::RING_PUT_INSTANCES,
+    point::RECV_INSTANCES,
+    point::SEND_INSTANCES,
+    reduce_scatter::REDUCE_SCATTER_INSTANCES,
+    reduce_scatter::REDUCE_SCATTER_ANY_INSTANCES,
+    vector::ALL_GATHER_V_INSTANCES,
+    vector::ALL_TO_ALL_V_INSTANCES,
+];
+
+/// Elements to which parts of a range are rounded, so that blocks and staged rows start aligned.
+pub const GRANULE: usize = 64;
+
+/// The policy that a kernel's `policy` argument names: 0 cached, 1 streaming.
+#[inline(always)]
+fn policy(argument: u32) -> fusewire_device::mem::Policy {
+    if argument == 1 {
+        fusewire_device::mem::Policy::Streaming
+    } else {
+        fusewire_device::mem::Policy::Cached
+    }
+}

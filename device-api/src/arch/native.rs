@@ -57,3 +57,21 @@ pub fn nap(round: u32) {
 pub fn trap() -> ! {
     panic!("fusewire: trap in a kernel")
 }
+
+/// Square root, correctly rounded.
+#[inline(always)]
+pub fn sqrt_f32(value: f32) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::{_mm_cvtss_f32, _mm_set_ss, _mm_sqrt_ss};
+        // SAFETY: SSE is part of every x86-64 CPU.
+        unsafe { _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(value))) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        unsafe extern "C" {
+            safe fn sqrtf(value: f32) -> f32;
+        }
+        sqrtf(value)
+    }
+}

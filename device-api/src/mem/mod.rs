@@ -17,6 +17,7 @@ mod amdgcn;
 #[cfg(any(loom, shuttle))]
 pub mod model;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+#[cfg_attr(any(loom, shuttle), allow(dead_code))]
 mod native;
 #[cfg(target_arch = "nvptx64")]
 mod nvptx;

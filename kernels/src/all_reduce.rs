@@ -1,0 +1,268 @@
+//! all_reduce and reduce.
+//!
+//! - **Packets, one shot:** every rank sends its input to every rank; each reduces all streams. One
+//!   hop, P - 1 times the data out of each rank. Protocol: [`fusewire_device::packet`].
+//! - **Signal, one shot:** every rank reads every rank's input. Protocol: rounds.
+//! - **Two shots:** rank r reduces shard r of all inputs and writes it to all outputs (to the
+//!   root's only for reduce): 2 (P - 1) / P times the data. Protocol: rounds.
+//!
+//! All three reduce an element by itself in rank order, so they give the same bits.
+
+use fusewire_device::bulk::{Range, Tables};
+use fusewire_device::element::{Average, Max, Number, Reduction, Sum};
+use fusewire_device::layout::CommConst;
+use fusewire_device::mem::{self, Policy};
+use fusewire_device::packet::{LINE_DATA, PAIR_DATA, Slots, lines_for, read_pair};
+use fusewire_device::session::Session;
+use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
+
+use crate::exchange::Memory;
+use crate::reducer::{Reducer, reduction_kernel};
+
+/// One-shot all_reduce by packets: `count` elements at `source` to `target`, which may be the same.
+///
+/// # Safety
+/// `constants` as for [`Session::begin`]; the buffers valid for `count` elements; `count` elements of each
+/// block's part must fit [`fusewire_device::packet::capacity`].
+#[kernel(
+    each(T: f32 = f32, f16 = F16, bf16 = Bf16),
+    each(O: sum = Sum, average = Average, max = Max)
+)]
+pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    count: u64,
+    timeout_ns: u64,
+    source: *const u8,
+    target: *mut u8,
+) {
+    // SAFETY: the caller's promise.
+    let Some(mut session) = (unsafe { Session::begin(block, constants, call, count, timeout_ns) })
+    else {
+        return;
+    };
+    let (first, last) = block.slice(count as usize, crate::GRANULE);
+    let from = source.wrapping_add(first * size_of::<T>());
+    let to = target.wrapping_add(first * size_of::<T>());
+    let bytes = (last - first) * size_of::<T>();
+    let slots = Slots::open(&mut session);
+    // SAFETY: this block's part of the caller's buffers.
+    let received = unsafe {
+        slots.send_to_all(&mut session, from, bytes);
+        reduce_streams::<_, T, O>(&session, &slots, from, to, bytes)
+    };
+    if received {
+        slots.close(&session);
+        session.end();
+    }
+}
+
+/// Reduces this rank's input with every peer's stream. False after a failure.
+#[inline(always)]
+unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
+    session: &Session<M>,
+    slots: &Slots,
+    from: *const u8,
+    to: *mut u8,
+    bytes: usize,
+) -> bool {
+    let block = session.block();
+    let (me, ranks) = (session.comm().rank(), session.comm().size());
+    let size = size_of::<T>();
+    if M::LANES == 1 {
+        for line in 0..lines_for(bytes) {
+            let start = line * LINE_DATA;
+            let length = if bytes - start < LINE_DATA { bytes - start } else { LINE_DATA };
+            let mut acc = [T::Acc::ZERO; LINE_DATA / 2];
+            let mut rank = 0;
+            while rank < ranks {
+                let at = if rank == me {
+                    from.wrapping_add(start)
+                } else {
+                    match slots.receive_line(session, rank, line) {
+                        Some(at) => at,
+                        None => return false,
+                    }
+                };
+                // SAFETY: the line has been acquired, or is this rank's input; a short line is read
+                // element by element.
+                unsafe {
+                    let at = at.cast::<T>();
+                    if length == LINE_DATA {
+                        combine_full::<T, O>(&mut acc, at, rank == 0);
+                    } else {
+                        for i in 0..length / size {
+                            let next = O::lift(mem::read(at.add(i)), 0);
+                            acc[i] = if rank == 0 { next } else { O::combine(acc[i], next) };
+                        }
+                    }
+                }
+                rank += 1;
+            }
+            // SAFETY: within this block's part of the output.
+            unsafe {
+                let out = to.wrapping_add(start).cast::<T>();
+                if length == LINE_DATA {
+                    for i in 0..LINE_DATA / size_of::<T>() {
+                        mem::write(out.add(i), O::finish(acc[i], ranks));
+                    }
+                } else {
+                    for i in 0..length / size {
+                        mem::write(out.add(i), O::finish(acc[i], ranks));
+                    }
+                }
+            }
+        }
+        return true;
+    }
+    // The header must have come before a lane without data goes on: it is what keeps ranks within
+    // one epoch of each other.
+    let mut failed = false;
+    for unit in block.elements_of_block(1 + bytes.div_ceil(PAIR_DATA)) {
+        let mut acc = [T::Acc::ZERO; 4];
+        let mut rank = 0;
+        while rank < ranks && !failed {
+            let data = if rank == me {
+                // SAFETY: within this rank's input; the header carries no element.
+                if unit == 0 { 0 } else { unsafe { read_pair(from, bytes, unit - 1) } }
+            } else {
+                match slots.receive_pair(session, rank, unit) {
+                    Some(data) => data,
+                    None => {
+                        failed = true;
+                        0
+                    }
+                }
+            };
+            for i in 0..PAIR_DATA / size_of::<T>() {
+                let next = O::lift(T::from_bits(data >> (8 * i * size_of::<T>())), 0);
+                acc[i] = if rank == 0 { next } else { O::combine(acc[i], next) };
+            }
+            rank += 1;
+        }
+        if unit == 0 || failed {
+            continue;
+        }
+        let start = (unit - 1) * PAIR_DATA;
+        for i in 0..PAIR_DATA / size_of::<T>() {
+            if start + i * size < bytes {
+                // SAFETY: within this block's part of the output.
+                unsafe {
+                    let at = to.wrapping_add(start + i * size).cast::<T>();
+                    mem::write(at, O::finish(acc[i], ranks));
+                }
+            }
+        }
+    }
+    !block.any(failed)
+}
+
+/// Combines a whole line, with a fixed number of elements so that it vectorises.
+#[inline(always)]
+unsafe fn combine_full<T: Element, O: Reduction<T>>(
+    acc: &mut [T::Acc; LINE_DATA / 2],
+    at: *const T,
+    first: bool,
+) {
+    for i in 0..LINE_DATA / size_of::<T>() {
+        // SAFETY: the caller's line holds this many elements.
+        let next = O::lift(unsafe { mem::read(at.add(i)) }, 0);
+        acc[i] = if first { next } else { O::combine(acc[i], next) };
+    }
+}
+
+/// One-shot all_reduce over rounds. False after a failure.
+///
+/// # Safety
+/// As the kernels below promise.
+#[inline(always)]
+unsafe fn one_shot<M: Machine, R: Reducer>(
+    session: &mut Session<M>,
+    reducer: R,
+    memory: Memory,
+    policy: Policy,
+) -> bool {
+    let memory = Memory { source_rows: 1, shards: 1, target_shared: false, ..memory };
+    // SAFETY: the caller's promise.
+    unsafe {
+        memory.run(session, policy, |session, round| {
+            let block = session.block();
+            let tables = Tables::new(block);
+            let (first, last) = memory.part(block, round.len(), 0);
+            if !memory.fill_sources(session, tables, round, 0, first, last - first) {
+                return false;
+            }
+            if block.is_leader() {
+                let at = (round.start + first) * memory.size;
+                tables.set_target(0, memory.target.wrapping_add(at));
+            }
+            block.sync();
+            let ranks = session.comm().size();
+            let range = Range { ranks, targets: 1, count: last - first, policy };
+            reducer.reduce(block, tables, range);
+            true
+        })
+    }
+}
+
+/// The root that means every rank.
+const ALL: u32 = 0xffff;
+
+/// Two-shot all_reduce, or reduce to `root`, over rounds. False after a failure.
+///
+/// # Safety
+/// As the kernels below promise.
+#[inline(always)]
+unsafe fn two_shot<M: Machine, R: Reducer>(
+    session: &mut Session<M>,
+    reducer: R,
+    memory: Memory,
+    policy: Policy,
+    root: u32,
+) -> bool {
+    let (me, ranks) = (session.comm().rank(), session.comm().size());
+    let target_shared = root == ALL || root == me;
+    let memory = Memory { source_rows: 1, shards: ranks, target_shared, ..memory };
+    // SAFETY: the caller's promise.
+    unsafe {
+        memory.run(session, policy, |session, round| {
+            let block = session.block();
+            let tables = Tables::new(block);
+            let (first, last) = memory.part(block, round.len(), me);
+            let length = last - first;
+            if !memory.fill_sources(session, tables, round, 0, first, length) {
+                return false;
+            }
+            let (from, targets) = if root == ALL { (0, ranks) } else { (root, 1) };
+            let mut failed = false;
+            for index in block.elements_of_block(targets as usize) {
+                let index = index as u32;
+                match memory.target_of(session, round, from + index, first, length) {
+                    Some(at) => tables.set_target(index, at),
+                    None => failed = true,
+                }
+            }
+            if block.any(failed) {
+                return false;
+            }
+            block.sync();
+            reducer.reduce(block, tables, Range { ranks, targets, count: length, policy });
+            true
+        })
+    }
+}
+
+reduction_kernel!(
+    /// One-shot all_reduce by signal: every rank reads every rank's input.
+    all_reduce_signal,
+    all_reduce_signal_any,
+    |session, reducer, memory, policy, _call| one_shot(session, reducer, memory, policy)
+);
+
+reduction_kernel!(
+    /// Two-shot all_reduce (root 0xffff), or reduce to the call's root: rank r reduces shard r.
+    reduce_shards,
+    reduce_shards_any,
+    |session, reducer, memory, policy, call| two_shot(session, reducer, memory, policy, call.root())
+);

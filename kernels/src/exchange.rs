@@ -1,0 +1,322 @@
+//! What all kernels of the signal family share: rounds over user memory or staging.
+//!
+//! # User memory and staging
+//! - **Who may overwrite what:** a rank overwrites its input and its staging, and reads the output that peers
+//!   wrote, after a round;
+//! - **after having acquired** every peer's done signal of that round;
+//! - **released by** each peer after its last read of the input and its last write of the output.
+//!
+//! Peers touch a rank's memory only after they acquired its ready signal of the round, which it released after
+//! its last write of input or staging.
+//!
+//! Whether a rank's memory lies in a window is its own affair: it publishes a place with each round, its
+//! user memory or its staging, and a flag. Once a rank is staged all walk the range in the same chunks
+//! (every rank has seen every flag in the first round); if none is, there is a single round.
+
+use fusewire_device::bulk::{self, Tables};
+use fusewire_device::comm::Place;
+use fusewire_device::group::{Block, Group, Machine, slice};
+use fusewire_device::mem::Policy;
+use fusewire_device::session::Session;
+
+use crate::GRANULE;
+
+/// Index of the words that travel with a ready signal.
+pub(crate) mod word {
+    /// Place of the input.
+    pub(crate) const SOURCE: usize = 0;
+    /// Place of the output.
+    pub(crate) const TARGET: usize = 1;
+    /// 1: the input is staged; 2: the output is staged; 4: this rank walks in chunks.
+    pub(crate) const FLAGS: usize = 2;
+    /// This rank's scalar.
+    pub(crate) const SCALAR: usize = 3;
+    /// Elements for the receiver of the words (vector operations).
+    pub(crate) const COUNT: usize = 4;
+    /// Elements of the longest part (vector operations).
+    pub(crate) const LONGEST: usize = 5;
+}
+
+pub(crate) const SOURCE_STAGED: u64 = 1;
+pub(crate) const TARGET_STAGED: u64 = 2;
+pub(crate) const CHUNKED: u64 = 4;
+
+/// This rank's memory in an operation over a range of `count` elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    /// Bytes of an element.
+    pub(crate) size: usize,
+    /// Elements of a row.
+    pub(crate) count: usize,
+    /// Elements of a row that go into staging at once.
+    pub(crate) chunk: usize,
+    /// The input, and its place.
+    pub(crate) source: *const u8,
+    pub(crate) source_at: Place,
+    /// Rows of the input that peers read: 0, 1 or the number of ranks.
+    pub(crate) source_rows: u32,
+    /// The output, and its place.
+    pub(crate) target: *mut u8,
+    pub(crate) target_at: Place,
+    /// Whether peers write the output.
+    pub(crate) target_shared: bool,
+    /// Parts into which a row is cut before blocks share it: 1, or the number of ranks.
+    pub(crate) shards: u32,
+    /// Elements to multiples of which parts start.
+    pub(crate) granule: usize,
+    /// This rank's scalar.
+    pub(crate) scalar: u64,
+}
+
+/// One round: elements `[start, end)` of every row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Round {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+}
+
+impl Round {
+    pub(crate) const fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Elements from one staged row to the next.
+    pub(crate) const fn stride(&self) -> usize {
+        self.len().div_ceil(GRANULE) * GRANULE
+    }
+}
+
+impl Memory {
+    const fn flags(&self) -> u64 {
+        let source = self.source_rows > 0 && !self.source_at.is_some();
+        let target = self.target_shared && !self.target_at.is_some();
+        (source as u64 * SOURCE_STAGED) | (target as u64 * TARGET_STAGED)
+    }
+
+    /// The parts of `[0, length)` that this block handles: part `shard` of the shards.
+    #[inline(always)]
+    pub(crate) fn part<M: Machine>(
+        &self,
+        block: Block<M>,
+        length: usize,
+        shard: u32,
+    ) -> (usize, usize) {
+        let (start, end) = slice(length, self.granule, shard as usize, self.shards as usize);
+        let (first, last) = block.slice(end - start, self.granule);
+        (start + first, start + last)
+    }
+
+    /// Runs the rounds of the operation; `body` moves one round's data. False after a failure.
+    ///
+    /// # Safety
+    /// The memory must be valid: `source_rows` (at least 1 where `body` reads it) rows of `count` elements at
+    /// `source`, and what `body` writes at `target`.
+    #[inline(always)]
+    pub(crate) unsafe fn run<M: Machine>(
+        &self,
+        session: &mut Session<M>,
+        policy: Policy,
+        body: impl Fn(&mut Session<M>, Round) -> bool,
+    ) -> bool {
+        let pad = *session.comm().pad();
+        let flags = self.flags();
+        let mut chunked = flags != 0;
+        let mut first = true;
+        let mut start = 0;
+        loop {
+            let mut round = Round { start, end: self.count };
+            if chunked && self.count - start > self.chunk {
+                round.end = start + self.chunk;
+            }
+            if flags & SOURCE_STAGED != 0 {
+                // SAFETY: staging has room for `source_rows` rows of a chunk; peers read it only
+                // between ready and done.
+                unsafe { self.stage(session, round, pad.staging_in) };
+            }
+            let source = if flags & SOURCE_STAGED != 0 {
+                Place::new(0, pad.staging_in)
+            } else {
+                self.source_at
+            };
+            let target = if flags & TARGET_STAGED != 0 {
+                Place::new(0, pad.staging_out)
+            } else {
+                self.target_at
+            };
+            let words = [source.0, target.0, flags, self.scalar, 0, 0, 0];
+            if !session.ready(|_| words) {
+                return false;
+            }
+            if first {
+                first = false;
+                let mut any = 0;
+                let mut rank = 0;
+                while rank < session.comm().size() {
+                    any |= session.word(rank, word::FLAGS);
+                    rank += 1;
+                }
+                chunked = any != 0;
+                if chunked && self.count > self.chunk {
+                    round.end = self.chunk;
+                }
+            }
+            if !body(session, round) || !session.done() {
+                return false;
+            }
+            if flags & TARGET_STAGED != 0 {
+                // SAFETY: every peer's writes into staging have been acquired by done.
+                unsafe { self.unstage(session, round, pad.staging_out, policy) };
+            }
+            start = round.end;
+            if start >= self.count {
+                return true;
+            }
+        }
+    }
+
+    /// Copies the round's input into staging: the parts that this block's peers will read.
+    #[inline(always)]
+    unsafe fn stage<M: Machine>(&self, session: &Session<M>, round: Round, staging: u64) {
+        let block = session.block();
+        let to = session.comm().own(staging);
+        let mut row = 0;
+        while row < self.source_rows as usize {
+            let mut shard = 0;
+            while shard < self.shards {
+                let (first, last) = self.part(block, round.len(), shard);
+                // SAFETY: within the caller's row, and within staging.
+                unsafe {
+                    bulk::copy(
+                        block,
+                        to.add((row * round.stride() + first) * self.size),
+                        self.source.add((row * self.count + round.start + first) * self.size),
+                        (last - first) * self.size,
+                        Policy::Cached,
+                    );
+                }
+                shard += 1;
+            }
+            row += 1;
+        }
+    }
+
+    /// Copies what peers wrote into staging to the output; this rank wrote its own shard there itself.
+    #[inline(always)]
+    unsafe fn unstage<M: Machine>(
+        &self,
+        session: &Session<M>,
+        round: Round,
+        staging: u64,
+        policy: Policy,
+    ) {
+        let block = session.block();
+        let from = session.comm().own(staging);
+        let mut shard = 0;
+        while shard < self.shards {
+            if shard != session.comm().rank() {
+                let (first, last) = self.part(block, round.len(), shard);
+                // SAFETY: within staging, and within the caller's output.
+                unsafe {
+                    bulk::copy(
+                        block,
+                        self.target.add((round.start + first) * self.size),
+                        from.add(first * self.size),
+                        (last - first) * self.size,
+                        policy,
+                    );
+                }
+            }
+            shard += 1;
+        }
+        block.sync();
+    }
+
+    /// Address of elements `[first, first + length)` of the round in row `row` of `rank`'s input.
+    #[inline(always)]
+    pub(crate) fn source_of<M: Machine>(
+        &self,
+        session: &Session<M>,
+        round: Round,
+        rank: u32,
+        row: usize,
+        first: usize,
+        length: usize,
+    ) -> Option<*const u8> {
+        if length == 0 {
+            return Some(self.source);
+        }
+        if rank == session.comm().rank() {
+            let index = row * self.count + round.start + first;
+            return Some(self.source.wrapping_add(index * self.size));
+        }
+        let staged = session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
+        let index = if staged {
+            row * round.stride() + first
+        } else {
+            row * self.count + round.start + first
+        };
+        let place = Place(session.word(rank, word::SOURCE));
+        self.named(session, place, rank, index, length).map(<*mut u8>::cast_const)
+    }
+
+    /// Address of elements `[first, first + length)` of the round in `rank`'s output.
+    #[inline(always)]
+    pub(crate) fn target_of<M: Machine>(
+        &self,
+        session: &Session<M>,
+        round: Round,
+        rank: u32,
+        first: usize,
+        length: usize,
+    ) -> Option<*mut u8> {
+        if length == 0 {
+            return Some(self.target);
+        }
+        if rank == session.comm().rank() {
+            return Some(self.target.wrapping_add((round.start + first) * self.size));
+        }
+        let staged = session.word(rank, word::FLAGS) & TARGET_STAGED != 0;
+        let index = if staged { first } else { round.start + first };
+        let place = Place(session.word(rank, word::TARGET));
+        self.named(session, place, rank, index, length)
+    }
+
+    /// Elements `[index, index + length)` behind `place` of `rank`, checked against the window.
+    #[inline(always)]
+    pub(crate) fn named<M: Machine>(
+        &self,
+        session: &Session<M>,
+        place: Place,
+        rank: u32,
+        index: usize,
+        length: usize,
+    ) -> Option<*mut u8> {
+        let offset = place.offset().wrapping_add((index * self.size) as u64);
+        let inside = Place::new(place.window(), offset);
+        let bytes = (length * self.size) as u64;
+        bulk::resolve(session.comm(), session.watch(), inside, rank, bytes)
+    }
+
+    /// Fills the source table with every rank's part of row `row`. False after a failure; collective.
+    #[inline(always)]
+    pub(crate) fn fill_sources<M: Machine>(
+        &self,
+        session: &Session<M>,
+        tables: Tables,
+        round: Round,
+        row: usize,
+        first: usize,
+        length: usize,
+    ) -> bool {
+        let block = session.block();
+        let mut failed = false;
+        for rank in block.elements_of_block(session.comm().size() as usize) {
+            let rank = rank as u32;
+            match self.source_of(session, round, rank, row, first, length) {
+                Some(at) => tables.set_source(rank, at, session.word(rank, word::SCALAR)),
+                None => failed = true,
+            }
+        }
+        !block.any(failed)
+    }
+}

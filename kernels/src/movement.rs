@@ -1,0 +1,159 @@
+//! Operations that only move bytes: all_gather, broadcast, scatter, gather, all_to_all. Protocol: rounds.
+//!
+//! Data is pulled: a rank reads what it needs from its peers' inputs (or their staging) straight into
+//! its output, so an output needs no staging. `count` is in units of `size` bytes.
+//!
+//! In place: all_gather's input may be row r of the output, scatter's output row root of
+//! the input, gather's input row root of the output, broadcast's input the output: what is written then is
+//! read by nobody else. all_to_all in place is staged by the host.
+
+use fusewire_device::bulk;
+use fusewire_device::comm::Place;
+use fusewire_device::layout::CommConst;
+use fusewire_device::mem::Policy;
+use fusewire_device::session::{Call, Session};
+use fusewire_device::{Block, Group, Machine, kernel};
+
+use crate::exchange::{Memory, Round};
+use crate::policy;
+
+/// Which rows a rank pulls from whom.
+#[derive(Clone, Copy)]
+struct Pulls {
+    /// First rank to pull from, and how many (from there on, wrapping round).
+    first: u32,
+    ranks: u32,
+    /// Row of the peer's input.
+    row: usize,
+    /// Whether the data of rank p goes to row p of the output, else to row 0.
+    by_rank: bool,
+}
+
+/// Pulls one round's rows. False after a failure.
+///
+/// # Safety
+/// As the kernels below promise.
+#[inline(always)]
+unsafe fn pull<M: Machine>(
+    session: &Session<M>,
+    memory: &Memory,
+    round: Round,
+    pulls: Pulls,
+    policy: Policy,
+) -> bool {
+    let block = session.block();
+    let size = session.comm().size();
+    let (first, last) = memory.part(block, round.len(), 0);
+    let length = last - first;
+    let mut step = 0;
+    while step < pulls.ranks {
+        let rank = (pulls.first + step) % size;
+        let Some(from) = memory.source_of(session, round, rank, pulls.row, first, length) else {
+            return false;
+        };
+        let row = if pulls.by_rank { rank as usize } else { 0 };
+        let at = (row * memory.count + round.start + first) * memory.size;
+        let to = memory.target.wrapping_add(at);
+        if !core::ptr::eq(to, from) {
+            // SAFETY: the source was checked against its window; the target is the caller's.
+            unsafe { bulk::copy(block, to, from, length * memory.size, policy) };
+        }
+        step += 1;
+    }
+    block.sync();
+    true
+}
+
+macro_rules! movement_kernel {
+    ($(#[$doc:meta])* $name:ident, |$rank:ident, $ranks:ident, $root:ident| $rows:expr, $pulls:expr) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes;
+        /// `chunk` units of each row (a multiple of [`crate::GRANULE`]) must fit staging.
+        #[kernel]
+        pub unsafe fn $name(
+            block: Block<impl Machine>,
+            constants: *const CommConst,
+            call: u64,
+            count: u64,
+            size: u64,
+            timeout_ns: u64,
+            source: *const u8,
+            source_at: u64,
+            target: *mut u8,
+            chunk: u64,
+            hint: u32,
+        ) {
+            // SAFETY: the caller's promise.
+            let session =
+                unsafe { Session::begin(block, constants, call, count, timeout_ns) };
+            let Some(mut session) = session else {
+                return;
+            };
+            let ($rank, $ranks) = (session.comm().rank(), session.comm().size());
+            let $root = Call(call).root();
+            let _ = ($rank, $ranks, $root);
+            let memory = Memory {
+                size: size as usize,
+                count: count as usize,
+                chunk: chunk as usize,
+                source,
+                source_at: Place(source_at),
+                source_rows: $rows,
+                target,
+                target_at: Place::NONE,
+                target_shared: false,
+                shards: 1,
+                granule: crate::GRANULE,
+                scalar: 0,
+            };
+            let pulls: Pulls = $pulls;
+            let policy = policy(hint);
+            // SAFETY: the caller's promise.
+            let moved = unsafe {
+                memory.run(&mut session, policy, |session, round| {
+                    pull(session, &memory, round, pulls, policy)
+                })
+            };
+            if moved {
+                session.end();
+            }
+        }
+    };
+}
+
+movement_kernel!(
+    /// all_gather: `count` units of every rank, to row r of every rank's output.
+    all_gather,
+    |rank, ranks, root| 1,
+    Pulls { first: rank, ranks, row: 0, by_rank: true }
+);
+
+movement_kernel!(
+    /// broadcast: `count` units of the root to every rank's output.
+    broadcast,
+    |rank, ranks, root| u32::from(rank == root),
+    Pulls { first: root, ranks: 1, row: 0, by_rank: false }
+);
+
+movement_kernel!(
+    /// scatter: row r of the root's input, `count` units, to rank r's output.
+    scatter,
+    |rank, ranks, root| if rank == root { ranks } else { 0 },
+    Pulls { first: root, ranks: 1, row: rank as usize, by_rank: false }
+);
+
+movement_kernel!(
+    /// gather: `count` units of every rank, to row r of the root's output.
+    gather,
+    |rank, ranks, root| 1,
+    Pulls { first: rank, ranks: if rank == root { ranks } else { 0 }, row: 0, by_rank: true }
+);
+
+movement_kernel!(
+    /// all_to_all: row r of every rank's input, `count` units, to rank r's output.
+    all_to_all,
+    |rank, ranks, root| ranks,
+    Pulls { first: rank, ranks, row: rank as usize, by_rank: true }
+);

@@ -1,0 +1,93 @@
+//! One-sided communication from a kernel: put with signal, and waiting for a signal.
+
+use fusewire_device::comm::Place;
+use fusewire_device::layout::{CommConst, FailureKind};
+use fusewire_device::mem::{self, Order, Scope};
+use fusewire_device::net::{self, SignalOp};
+use fusewire_device::session::Session;
+use fusewire_device::{Block, Group, Machine, PeerPtr, kernel, wait};
+
+/// Every rank puts `count` words at `source` into the next rank's memory at `target_at` and raises user
+/// signal `signal` there, then waits until the rank before it has done the same.
+///
+/// The user signal counts up by one each launch; how often is read from `launches`, a word of this
+/// rank's memory that the kernel increments, so that a replay waits for the next value and not for an old one.
+///
+/// User memory: the put is between an entry signal (the target may be written) and an exit signal
+/// (it may be reused) of the same launch.
+///
+/// # Safety
+/// `constants` as for [`Session::begin`]; `source` readable for `count` words; `target_at` the same
+/// free range of a window on every rank; `launches` this rank's own, starting at 0. One block.
+#[kernel]
+pub unsafe fn ring_put(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    count: u64,
+    timeout_ns: u64,
+    source: *const u64,
+    target_at: u64,
+    signal: u64,
+    launches: *mut u64,
+) {
+    // SAFETY: the caller's promise.
+    let Some(mut session) = (unsafe { Session::begin(block, constants, call, count, timeout_ns) })
+    else {
+        return;
+    };
+    if !session.ready(|_| [0; 7]) {
+        return;
+    }
+    let comm = *session.comm();
+    let next = (comm.rank() + 1) % comm.size();
+    let previous = (comm.rank() + comm.size() - 1) % comm.size();
+    let target = Place(target_at);
+    let signal_offset = comm.pad().user_signals + signal * 8;
+    // SAFETY: the caller's promise; the signal word is a user signal of the pad.
+    let put = unsafe {
+        net::put_signal(
+            block,
+            &comm,
+            PeerPtr::new(target.window(), next, target.offset()),
+            source,
+            count,
+            PeerPtr::new(0, next, signal_offset),
+            SignalOp::Add(1),
+        )
+    };
+    if put.is_err() || signal >= comm.pad().user_signal_count {
+        session.watch().fail(
+            FailureKind::NoRoute,
+            wait::Place::Signal,
+            next,
+            next,
+            signal,
+            target_at,
+            0,
+        );
+        return;
+    }
+    // SAFETY: this rank's own word.
+    let expected = unsafe { mem::read(launches) } + 1;
+    let word = comm.own(signal_offset).cast::<u64>();
+    let mut failed = false;
+    if block.is_leader() {
+        failed = session
+            .watch()
+            .until(wait::Place::Signal, previous, expected, || {
+                // SAFETY: a user signal of this rank's pad.
+                let seen = unsafe { mem::load_u64(word, Order::Acquire, Scope::System) };
+                if seen >= expected { Ok(()) } else { Err(seen) }
+            })
+            .is_none();
+    }
+    if block.any(failed) || !session.done() {
+        return;
+    }
+    if block.is_leader() {
+        // SAFETY: this rank's own word.
+        unsafe { mem::write(launches, expected) };
+    }
+    session.end();
+}

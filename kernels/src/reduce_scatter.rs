@@ -1,0 +1,52 @@
+//! reduce_scatter: rank r reads row r of every rank's input and keeps the result. Protocol: rounds.
+//!
+//! In place (the output is row r of the input) needs no staging: row r of rank r is read by rank r
+//! only.
+
+use fusewire_device::bulk::{Range, Tables};
+use fusewire_device::layout::CommConst;
+use fusewire_device::mem::Policy;
+use fusewire_device::session::Session;
+use fusewire_device::{Group, Machine};
+
+use crate::exchange::Memory;
+use crate::reducer::{Reducer, reduction_kernel};
+
+/// # Safety
+/// As the kernels below promise.
+#[inline(always)]
+unsafe fn reduce_rows<M: Machine, R: Reducer>(
+    session: &mut Session<M>,
+    reducer: R,
+    memory: Memory,
+    policy: Policy,
+) -> bool {
+    let (me, ranks) = (session.comm().rank(), session.comm().size());
+    let memory = Memory { source_rows: ranks, ..memory };
+    // SAFETY: the caller's promise.
+    unsafe {
+        memory.run(session, policy, |session, round| {
+            let block = session.block();
+            let tables = Tables::new(block);
+            let (first, last) = memory.part(block, round.len(), 0);
+            let length = last - first;
+            if !memory.fill_sources(session, tables, round, me as usize, first, length) {
+                return false;
+            }
+            if block.is_leader() {
+                let at = (round.start + first) * memory.size;
+                tables.set_target(0, memory.target.wrapping_add(at));
+            }
+            block.sync();
+            reducer.reduce(block, tables, Range { ranks, targets: 1, count: length, policy });
+            true
+        })
+    }
+}
+
+reduction_kernel!(
+    /// reduce_scatter: `count` elements a rank; the input has `count` times the number of ranks.
+    reduce_scatter,
+    reduce_scatter_any,
+    |session, reducer, memory, policy, _call| reduce_rows(session, reducer, memory, policy)
+);

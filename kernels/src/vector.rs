@@ -1,0 +1,287 @@
+//! Operations whose counts differ by rank and live in device memory: all_gather_v and
+//! all_to_all_v. Protocol: rounds, as in the other movements; a rank with nothing to send or receive takes
+//! part in every round, so no credit is needed for zero counts.
+//!
+//! With its ready signal a rank tells each peer where that peer's data lies and how long it is; the peer
+//! compares the length with what it expects, so splits that disagree are a mismatch, not corruption.
+
+use fusewire_device::bulk;
+use fusewire_device::comm::Place;
+use fusewire_device::layout::{CommConst, FailureKind};
+use fusewire_device::mem::{self, Policy};
+use fusewire_device::session::Session;
+use fusewire_device::{Block, Group, Machine, kernel, wait};
+
+use crate::exchange::{CHUNKED, word};
+use crate::{GRANULE, policy};
+
+/// Counts of the parts of a buffer, one a rank, in device memory.
+#[derive(Clone, Copy)]
+struct Counts(*const u64);
+
+impl Counts {
+    #[inline(always)]
+    fn of(self, rank: u32) -> usize {
+        // SAFETY: promised to the kernel: one count a rank.
+        unsafe { mem::read(self.0.wrapping_add(rank as usize)) as usize }
+    }
+
+    /// Elements before the part of `rank`.
+    #[inline(always)]
+    fn before(self, rank: u32) -> usize {
+        let mut sum = 0;
+        let mut other = 0;
+        while other < rank {
+            sum += self.of(other);
+            other += 1;
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn longest(self, ranks: u32) -> usize {
+        let mut longest = 0;
+        let mut rank = 0;
+        while rank < ranks {
+            longest = if self.of(rank) > longest { self.of(rank) } else { longest };
+            rank += 1;
+        }
+        longest
+    }
+}
+
+/// One rank's side of a vector operation: part p of the input is for rank p, part p of
+/// the output from rank p. all_gather_v has the same part for everyone.
+#[derive(Clone, Copy)]
+struct Vector {
+    size: usize,
+    source: *const u8,
+    source_at: Place,
+    send: Counts,
+    /// Whether there is one part for all instead of one for each.
+    same: bool,
+    target: *mut u8,
+    receive: Counts,
+    chunk: usize,
+}
+
+impl Vector {
+    /// Offset and length, in elements, of what goes to `rank`.
+    #[inline(always)]
+    fn outgoing(&self, me: u32, rank: u32) -> (usize, usize) {
+        if self.same {
+            (0, self.send.of(me))
+        } else {
+            (self.send.before(rank), self.send.of(rank))
+        }
+    }
+
+    /// # Safety
+    /// As the kernels below promise.
+    #[inline(always)]
+    unsafe fn run<M: Machine>(&self, session: &mut Session<M>, policy: Policy) -> bool {
+        let block = session.block();
+        let (me, ranks) = (session.comm().rank(), session.comm().size());
+        let pad = *session.comm().pad();
+        let staged = !self.source_at.is_some();
+        let rows = if self.same { 1 } else { ranks };
+        let stride = self.chunk.div_ceil(GRANULE) * GRANULE;
+        let longest = self.send.longest(ranks);
+        let mut all_longest = 0;
+        let mut chunked = staged;
+        let mut first_round = true;
+        let mut start = 0;
+        loop {
+            if staged {
+                let staging = session.comm().own(pad.staging_in);
+                for row in 0..rows {
+                    let (offset, length) = self.outgoing(me, row);
+                    let (first, last) = part(block, length, start, self.chunk);
+                    // SAFETY: within the caller's part, and within staging.
+                    unsafe {
+                        bulk::copy(
+                            block,
+                            staging.add((row as usize * stride + first) * self.size),
+                            self.source.add((offset + start + first) * self.size),
+                            (last - first) * self.size,
+                            Policy::Cached,
+                        );
+                    }
+                }
+            }
+            let words = |peer: u32| {
+                let (offset, length) = self.outgoing(me, peer);
+                let place = if staged {
+                    let row = if self.same { 0 } else { peer as usize };
+                    Place::new(0, pad.staging_in + (row * stride * self.size) as u64)
+                } else {
+                    let at = self.source_at.offset() + (offset * self.size) as u64;
+                    Place::new(self.source_at.window(), at)
+                };
+                let flags = if staged { CHUNKED } else { 0 };
+                let mut words = [0; 7];
+                words[word::SOURCE] = place.0;
+                words[word::FLAGS] = flags;
+                words[word::COUNT] = length as u64;
+                words[word::LONGEST] = longest as u64;
+                words
+            };
+            if !session.ready(words) {
+                return false;
+            }
+            if first_round {
+                first_round = false;
+                for rank in 0..ranks {
+                    chunked |= session.word(rank, word::FLAGS) & CHUNKED != 0;
+                    let theirs = session.word(rank, word::LONGEST) as usize;
+                    all_longest = if theirs > all_longest { theirs } else { all_longest };
+                    let sent = session.word(rank, word::COUNT) as usize;
+                    let expected = self.receive.of(rank);
+                    if sent != expected {
+                        if block.is_leader() {
+                            session.watch().fail(
+                                FailureKind::Mismatch,
+                                wait::Place::Ready,
+                                rank,
+                                rank,
+                                expected as u64,
+                                sent as u64,
+                                0,
+                            );
+                        }
+                        return false;
+                    }
+                }
+            }
+            let window = if chunked { self.chunk } else { all_longest };
+            let mut to = 0;
+            for rank in 0..ranks {
+                let length = self.receive.of(rank);
+                let (first, last) = part(block, length, start, window);
+                let bytes = (last - first) * self.size;
+                let target = self.target.wrapping_add((to + start + first) * self.size);
+                to += length;
+                if bytes == 0 {
+                    continue;
+                }
+                let theirs_staged = session.word(rank, word::FLAGS) & CHUNKED != 0;
+                let from = if rank == me {
+                    let (offset, _) = self.outgoing(me, me);
+                    Some(self.source.wrapping_add((offset + start + first) * self.size))
+                } else {
+                    let index = if theirs_staged { first } else { start + first };
+                    let place = Place(session.word(rank, word::SOURCE));
+                    let offset = place.offset().wrapping_add((index * self.size) as u64);
+                    let inside = Place::new(place.window(), offset);
+                    bulk::resolve(session.comm(), session.watch(), inside, rank, bytes as u64)
+                        .map(<*mut u8>::cast_const)
+                };
+                let Some(from) = from else {
+                    return false;
+                };
+                if !core::ptr::eq(target, from) {
+                    // SAFETY: the source was checked against its window; the target is the caller's.
+                    unsafe { bulk::copy(block, target, from, bytes, policy) };
+                }
+            }
+            block.sync();
+            if !session.done() {
+                return false;
+            }
+            start += window;
+            if start >= all_longest {
+                return true;
+            }
+        }
+    }
+}
+
+/// The part that this block handles of the elements `[start, start + window)` of `length`, relative
+/// to `start`.
+#[inline(always)]
+fn part<M: Machine>(block: Block<M>, length: usize, start: usize, window: usize) -> (usize, usize) {
+    let rest = length.saturating_sub(start);
+    block.slice(if rest < window { rest } else { window }, GRANULE)
+}
+
+/// all_gather_v: `counts[rank]` units of every rank, one after the other, to every rank's output.
+///
+/// # Safety
+/// `constants` as for [`Session::begin`]; `counts` one count a rank, the same on all ranks; the buffers valid for
+/// them; `chunk` units (a multiple of [`crate::GRANULE`]) must fit staging.
+#[kernel]
+pub unsafe fn all_gather_v(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    size: u64,
+    timeout_ns: u64,
+    source: *const u8,
+    source_at: u64,
+    target: *mut u8,
+    counts: *const u64,
+    chunk: u64,
+    hint: u32,
+) {
+    // SAFETY: the caller's promise.
+    let Some(mut session) = (unsafe { Session::begin(block, constants, call, 0, timeout_ns) })
+    else {
+        return;
+    };
+    let vector = Vector {
+        size: size as usize,
+        source,
+        source_at: Place(source_at),
+        send: Counts(counts),
+        same: true,
+        target,
+        receive: Counts(counts),
+        chunk: chunk as usize,
+    };
+    // SAFETY: the caller's promise.
+    if unsafe { vector.run(&mut session, policy(hint)) } {
+        session.end();
+    }
+}
+
+/// all_to_all_v: `send_counts[p]` units to rank p, `receive_counts[p]` units from rank p, both in rank order
+/// without gaps.
+///
+/// # Safety
+/// `constants` as for [`Session::begin`]; one count a rank in both arrays, the buffers valid for them;
+/// `chunk` units times the number of ranks (a multiple of [`crate::GRANULE`]) must fit staging.
+#[kernel]
+pub unsafe fn all_to_all_v(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    size: u64,
+    timeout_ns: u64,
+    source: *const u8,
+    source_at: u64,
+    target: *mut u8,
+    send_counts: *const u64,
+    receive_counts: *const u64,
+    chunk: u64,
+    hint: u32,
+) {
+    // SAFETY: the caller's promise.
+    let Some(mut session) = (unsafe { Session::begin(block, constants, call, 0, timeout_ns) })
+    else {
+        return;
+    };
+    let vector = Vector {
+        size: size as usize,
+        source,
+        source_at: Place(source_at),
+        send: Counts(send_counts),
+        same: false,
+        target,
+        receive: Counts(receive_counts),
+        chunk: chunk as usize,
+    };
+    // SAFETY: the caller's promise.
+    if unsafe { vector.run(&mut session, policy(hint)) } {
+        session.end();
+    }
+}
