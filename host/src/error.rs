@@ -1,0 +1,145 @@
+//! The one error type of the crate: a variant is the operation that failed.
+
+use std::io;
+use std::sync::Arc;
+
+use thiserror::Error as ThisError;
+
+/// Result of every fallible call of this crate.
+pub type Result<T, E = Error> = core::result::Result<T, E>;
+
+/// What went wrong. A variant names the operation that failed; its message says what to do next
+/// where that is known.
+///
+/// Cheap to clone, because one failure is reported by several calls: by the work handle that it
+/// belongs to, and by the next synchronisation of its stream.
+#[derive(Clone, Debug, ThisError)]
+#[non_exhaustive]
+pub enum Error {
+    /// A call of a [`Store`](crate::store::Store) failed.
+    #[error("store {operation} of key \"{key}\" failed: {detail}")]
+    Store {
+        /// The store's operation, such as `set`.
+        operation: &'static str,
+        /// The key, or the address for operations on the whole store.
+        key: String,
+        /// What happened.
+        detail: String,
+        /// The failure of the operating system behind it.
+        #[source]
+        source: Option<Arc<io::Error>>,
+    },
+
+    /// A key did not appear in a [`Store`](crate::store::Store) in time.
+    #[error(
+        "key \"{key}\" did not appear in the store within {seconds} s; the rank that sets it has \
+         not come this far, or uses another store"
+    )]
+    StoreTimeout {
+        /// The first key that was missing.
+        key: String,
+        /// How long the call waited.
+        seconds: f64,
+    },
+
+    /// Rank, size or store could not be found out from the environment.
+    #[error("bootstrap failed: {detail}")]
+    Bootstrap {
+        /// What is missing or wrong, and what to set.
+        detail: String,
+    },
+
+    /// Memory that ranks share could not be created or mapped.
+    #[error("{operation} of {bytes} bytes of shared memory failed")]
+    MemoryMap {
+        /// The system call that failed.
+        operation: &'static str,
+        /// Size of the segment in bytes.
+        bytes: u64,
+        /// The failure of the operating system.
+        #[source]
+        source: Arc<io::Error>,
+    },
+
+    /// The memory that a peer offered cannot be mapped.
+    #[error("memory of rank {rank} cannot be mapped: {detail}")]
+    PeerSegment {
+        /// The peer that offered the memory.
+        rank: u32,
+        /// What does not fit.
+        detail: String,
+    },
+
+    /// An argument is outside of what the operation takes.
+    #[error("{operation}: {detail}")]
+    InvalidArgument {
+        /// The operation that was called.
+        operation: &'static str,
+        /// Which argument, and what it has to be.
+        detail: String,
+    },
+
+    /// A call does not fit the state of a stream's capture.
+    #[error("graph capture: {detail}")]
+    CaptureState {
+        /// The call and the state that it met.
+        detail: String,
+    },
+
+    /// Work of a stream could not run, or did not come to its end.
+    #[error("launch failed: {detail}")]
+    Launch {
+        /// What happened.
+        detail: String,
+    },
+
+    /// Work of a stream was not complete when a bounded wait for it ended.
+    #[error("work of the stream is not complete after {seconds} s")]
+    StreamTimeout {
+        /// How long the call waited.
+        seconds: f64,
+    },
+}
+
+impl Error {
+    /// A store failure without an operating system error.
+    pub(crate) fn store(operation: &'static str, key: &str, detail: impl Into<String>) -> Self {
+        Self::Store {
+            operation,
+            key: key.to_owned(),
+            detail: detail.into(),
+            source: None,
+        }
+    }
+
+    /// A store failure caused by the operating system.
+    pub(crate) fn store_io(operation: &'static str, key: &str, error: io::Error) -> Self {
+        Self::Store {
+            operation,
+            key: key.to_owned(),
+            detail: error.to_string(),
+            source: Some(Arc::new(error)),
+        }
+    }
+
+    /// A bootstrap failure.
+    pub(crate) fn bootstrap(detail: impl Into<String>) -> Self {
+        Self::Bootstrap {
+            detail: detail.into(),
+        }
+    }
+
+    /// A call that does not fit the state of a capture.
+    pub(crate) fn capture(detail: impl Into<String>) -> Self {
+        Self::CaptureState {
+            detail: detail.into(),
+        }
+    }
+
+    /// A launch that could not run.
+    pub(crate) fn launch(detail: impl Into<String>) -> Self {
+        Self::Launch {
+            detail: detail.into(),
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Key-value stores: how ranks find each other.
+//!
+//! A [`Store`] holds small values under keys and lets a rank wait for a key of another rank. Its
+//! semantics are those of PyTorch's `c10d::Store`, so that a store of ours and a `TCPStore` of
+//! `torch.distributed` can stand in for each other: counters are kept as decimal text, and
+//! [`Store::compare_set`] on an absent key answers as PyTorch does.
+
+mod memory;
+mod prefix;
+mod server;
+mod table;
+mod tcp;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use core::fmt;
+use core::time::Duration;
+
+pub use memory::MemoryStore;
+pub use prefix::PrefixStore;
+pub use server::TcpStoreServer;
+pub use tcp::TcpStore;
+
+use crate::Result;
+
+/// A key-value store that several ranks share.
+///
+/// Every call may be made from several threads at once; a call that waits holds up no other call,
+/// so ranks that are threads of one process may share one value.
+pub trait Store: Send + Sync + fmt::Debug {
+    /// Stores `value` under `key`, in place of what was there. Once this returns, every other call
+    /// of every rank sees the value.
+    ///
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached or the value is too large.
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Waits until `key` exists, then returns its value.
+    ///
+    /// # Errors
+    /// [`Error::StoreTimeout`](crate::Error::StoreTimeout) when the key does not appear within
+    /// `timeout`, [`Error::Store`](crate::Error::Store) when the store cannot be reached.
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
+
+    /// Waits until every one of `keys` exists.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
+
+    /// Adds `amount` to the counter at `key` and returns the sum. An absent counter is 0. The
+    /// value is kept as decimal text.
+    ///
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when the value at `key` is no number, when the sum
+    /// overflows, or when the store cannot be reached.
+    fn add(&self, key: &str, amount: i64) -> Result<i64>;
+
+    /// Stores `desired` if the value at `key` is `expected`, or if the key is absent and
+    /// `expected` is empty. Returns the value that is there afterwards; for an absent key and an
+    /// `expected` that is not empty, returns `expected` and stores nothing (as PyTorch does).
+    ///
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;
+
+    /// Whether all of `keys` exist.
+    ///
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
+    fn check(&self, keys: &[&str]) -> Result<bool>;
+
+    /// Removes `key`; returns whether it was there.
+    ///
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
+    fn delete(&self, key: &str) -> Result<bool>;
+}

@@ -1,0 +1,65 @@
+//! A part of a store: every key gets a prefix.
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use super::Store;
+use crate::Result;
+
+/// A view of another store in which every key is preceded by `prefix/`, as PyTorch's
+/// `PrefixStore` does. Communicators that share one store each use their own prefix.
+#[derive(Clone, Debug)]
+pub struct PrefixStore {
+    prefix: String,
+    inner: Arc<dyn Store>,
+}
+
+impl PrefixStore {
+    /// The keys of `inner` that begin with `prefix/`.
+    pub fn new(prefix: impl Into<String>, inner: Arc<dyn Store>) -> Self {
+        Self {
+            prefix: prefix.into(),
+            inner,
+        }
+    }
+
+    fn key(&self, key: &str) -> String {
+        format!("{}/{key}", self.prefix)
+    }
+
+    fn with_keys<R>(&self, keys: &[&str], call: impl FnOnce(&[&str]) -> Result<R>) -> Result<R> {
+        let keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        call(&keys)
+    }
+}
+
+impl Store for PrefixStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.inner.set(&self.key(key), value)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.inner.get(&self.key(key), timeout)
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.with_keys(keys, |keys| self.inner.wait(keys, timeout))
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        self.inner.add(&self.key(key), amount)
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        self.inner.compare_set(&self.key(key), expected, desired)
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        self.with_keys(keys, |keys| self.inner.check(keys))
+    }
+
+    fn delete(&self, key: &str) -> Result<bool> {
+        self.inner.delete(&self.key(key))
+    }
+}

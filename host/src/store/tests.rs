@@ -1,0 +1,246 @@
+//! One list of tests for every store.
+
+use core::time::Duration;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use super::wire::{self, Query, Writer};
+use super::{MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};
+use crate::Error;
+
+const SHORT: Duration = Duration::from_millis(60);
+const LONG: Duration = Duration::from_secs(20);
+
+fn local_server() -> (TcpStoreServer, TcpStore) {
+    let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let store = TcpStore::connect("127.0.0.1", server.port(), LONG).unwrap();
+    (server, store)
+}
+
+/// Runs `test` with each kind of store.
+fn each_store(test: impl Fn(Arc<dyn Store>)) {
+    test(Arc::new(MemoryStore::new()));
+    test(Arc::new(PrefixStore::new(
+        "group",
+        Arc::new(MemoryStore::new()),
+    )));
+    let (_server, store) = local_server();
+    test(Arc::new(store));
+    let (_server, store) = local_server();
+    test(Arc::new(PrefixStore::new("group", Arc::new(store))));
+}
+
+#[test]
+fn values_come_back() {
+    each_store(|store| {
+        let large: Vec<u8> = (0..1_000_003u32).map(|i| i as u8).collect();
+        for value in [&b""[..], b"x", b"\0\xff", &large] {
+            store.set("key", value).unwrap();
+            assert_eq!(store.get("key", LONG).unwrap(), value);
+        }
+        assert!(store.check(&["key"]).unwrap());
+        assert!(!store.check(&["key", "other"]).unwrap());
+        assert!(store.check(&[]).unwrap());
+        assert!(store.delete("key").unwrap());
+        assert!(!store.delete("key").unwrap());
+        assert!(!store.check(&["key"]).unwrap());
+        store.wait(&[], SHORT).unwrap();
+    });
+}
+
+#[test]
+fn counters_are_decimal_text() {
+    each_store(|store| {
+        assert_eq!(store.add("n", 5).unwrap(), 5);
+        assert_eq!(store.add("n", -12).unwrap(), -7);
+        assert_eq!(store.get("n", LONG).unwrap(), b"-7");
+        store.set("n", b"40").unwrap();
+        assert_eq!(store.add("n", 2).unwrap(), 42);
+        store.set("n", b"forty").unwrap();
+        assert!(matches!(
+            store.add("n", 1),
+            Err(Error::Store {
+                operation: "add",
+                ..
+            })
+        ));
+        // The failure did not spoil the store.
+        assert_eq!(store.get("n", LONG).unwrap(), b"forty");
+    });
+}
+
+#[test]
+fn compare_set_follows_pytorch() {
+    each_store(|store| {
+        assert_eq!(store.compare_set("k", b"old", b"new").unwrap(), b"old");
+        assert!(!store.check(&["k"]).unwrap());
+        assert_eq!(store.compare_set("k", b"", b"first").unwrap(), b"first");
+        assert_eq!(
+            store.compare_set("k", b"wrong", b"second").unwrap(),
+            b"first"
+        );
+        assert_eq!(
+            store.compare_set("k", b"first", b"second").unwrap(),
+            b"second"
+        );
+        assert_eq!(store.get("k", LONG).unwrap(), b"second");
+    });
+}
+
+#[test]
+fn waiting_ends_when_the_last_key_comes() {
+    each_store(|store| {
+        thread::scope(|scope| {
+            let value = scope.spawn(|| store.get("late", LONG).unwrap());
+            let keys = scope.spawn(|| store.wait(&["a", "late", "b"], LONG).unwrap());
+            thread::sleep(Duration::from_millis(20));
+            store.set("a", b"").unwrap();
+            assert_eq!(store.add("late", 3).unwrap(), 3);
+            thread::sleep(Duration::from_millis(10));
+            assert!(!keys.is_finished());
+            assert_eq!(store.compare_set("b", b"", b"x").unwrap(), b"x");
+            assert_eq!(value.join().unwrap(), b"3");
+            keys.join().unwrap();
+        });
+    });
+}
+
+#[test]
+fn timeouts_name_the_missing_key_and_leave_the_store_usable() {
+    each_store(|store| {
+        store.set("here", b"1").unwrap();
+        let start = Instant::now();
+        let error = store.wait(&["here", "missing"], SHORT).unwrap_err();
+        assert!(start.elapsed() >= SHORT);
+        match error {
+            Error::StoreTimeout { key, .. } => assert!(key.ends_with("missing"), "{key}"),
+            other => panic!("{other}"),
+        }
+        assert!(matches!(
+            store.get("missing", SHORT),
+            Err(Error::StoreTimeout { .. })
+        ));
+        assert_eq!(store.get("here", SHORT).unwrap(), b"1");
+        store.set("missing", b"2").unwrap();
+        assert_eq!(store.get("missing", SHORT).unwrap(), b"2");
+    });
+}
+
+#[test]
+fn many_threads_count_without_loss() {
+    each_store(|store| {
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        store.add("n", 1).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(store.add("n", 0).unwrap(), 400);
+    });
+}
+
+#[test]
+fn prefixes_keep_keys_apart() {
+    let root: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let a = PrefixStore::new("a", Arc::clone(&root));
+    let b = PrefixStore::new("b", Arc::clone(&root));
+    a.set("key", b"a").unwrap();
+    assert!(!b.check(&["key"]).unwrap());
+    assert_eq!(root.get("a/key", SHORT).unwrap(), b"a");
+}
+
+#[test]
+fn dropping_the_server_ends_waits_with_an_error() {
+    let (server, store) = local_server();
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| store.get("never", LONG));
+        thread::sleep(Duration::from_millis(30));
+        let start = Instant::now();
+        drop(server);
+        let error = wait.join().unwrap().unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(
+            error.to_string().contains("closed the connection"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn connecting_waits_for_the_server() {
+    let free = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let port = free.port();
+    drop(free);
+    assert!(TcpStore::connect("127.0.0.1", port, SHORT).is_err());
+    thread::scope(|scope| {
+        let client = scope.spawn(move || TcpStore::connect("127.0.0.1", port, LONG).map(drop));
+        thread::sleep(Duration::from_millis(50));
+        let _server = TcpStoreServer::bind(("127.0.0.1", port)).unwrap();
+        client.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn clients_out_of_the_protocol_are_cut_off() {
+    let (server, store) = local_server();
+    let hello = || Writer::query(Query::Validate).u32(wire::VALIDATION_MAGIC);
+    let oversized = hello().then(Query::Set).vector(b"k").u64(u64::MAX).finish();
+    let no_validation = Writer::query(Query::Set)
+        .vector(b"/k")
+        .vector(b"v")
+        .finish();
+    let wrong_number = Writer::query(Query::Validate).u32(1).finish();
+    let absent = hello().then(Query::Get).vector(b"absent").finish();
+    for bytes in [oversized, no_validation, wrong_number, absent] {
+        let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        peer.set_read_timeout(Some(LONG)).unwrap();
+        peer.write_all(&bytes).unwrap();
+        // End of file or a reset, depending on what the server had read.
+        assert!(!matches!(peer.read(&mut [0]), Ok(1..)), "{bytes:?}");
+    }
+    assert!(!store.check(&["k"]).unwrap());
+    let long = "k".repeat(wire::MAX_KEY_BYTES as usize);
+    assert!(matches!(
+        store.set(&long, b""),
+        Err(Error::InvalidArgument { .. })
+    ));
+}
+
+#[test]
+fn the_wire_is_pytorchs() {
+    let (server, store) = local_server();
+    let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    peer.set_read_timeout(Some(LONG)).unwrap();
+    // VALIDATE, then in one message: MULTI_SET, APPEND, GETNUMKEYS, MULTI_GET, byte by byte.
+    let bytes = Writer::query(Query::Validate)
+        .u32(wire::VALIDATION_MAGIC)
+        .then(Query::MultiSet)
+        .u64(2)
+        .vector(b"/a")
+        .vector(b"1")
+        .vector(b"/b")
+        .vector(b"2")
+        .then(Query::Append)
+        .vector(b"/a")
+        .vector(b"0")
+        .then(Query::KeyCount)
+        .then(Query::MultiGet)
+        .u64(2)
+        .vector(b"/a")
+        .vector(b"/b")
+        .finish();
+    for byte in bytes {
+        peer.write_all(&[byte]).unwrap();
+    }
+    let expected = Writer::default().i64(2).vector(b"10").vector(b"2").finish();
+    let mut answer = vec![0; expected.len()];
+    peer.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, expected);
+    assert_eq!(store.get("a", SHORT).unwrap(), b"10");
+}
