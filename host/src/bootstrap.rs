@@ -1,0 +1,393 @@
+//! Rank, size, store and host, found out from the environment.
+//!
+//! The variables and their order are torchcomms' (`comms/torchcomms/utils/Utils.cpp`), so that a
+//! program starts under `torchrun`, `mpirun`, `mpiexec`, PALS or `fusewire run` without options.
+
+use core::time::Duration;
+use std::env;
+use std::fs;
+use std::sync::Arc;
+
+use crate::store::{Store, TcpStore, TcpStoreServer};
+use crate::{Error, Result};
+
+/// Which rank of how many this process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RankSize {
+    /// Index of this rank, less than `size`.
+    pub rank: u32,
+    /// Number of ranks, at least 1.
+    pub size: u32,
+    /// Index of this rank on its host, where the launcher tells it.
+    pub local_rank: Option<u32>,
+    /// Number of ranks on this host, where the launcher tells it.
+    pub local_size: Option<u32>,
+}
+
+/// The variables of one launcher.
+struct Launcher {
+    method: Method,
+    rank: &'static str,
+    size: &'static str,
+    local_rank: &'static str,
+    local_size: &'static str,
+}
+
+/// Values of `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` that restrict the search.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Method {
+    /// Explicit variables, which every value of the setting reads.
+    Always,
+    Mpi,
+    Pals,
+    Torchrun,
+}
+
+/// In torchcomms' order: the first launcher whose variables are there wins.
+const LAUNCHERS: [Launcher; 5] = [
+    Launcher {
+        method: Method::Always,
+        rank: "TORCHCOMM_RANK",
+        size: "TORCHCOMM_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_size: "LOCAL_WORLD_SIZE",
+    },
+    Launcher {
+        method: Method::Mpi,
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    Launcher {
+        method: Method::Mpi,
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        local_rank: "PMI_LOCAL_RANK",
+        local_size: "PMI_LOCAL_SIZE",
+    },
+    Launcher {
+        method: Method::Pals,
+        rank: "PALS_RANKID",
+        size: "PALS_SIZE",
+        local_rank: "PALS_LOCAL_RANKID",
+        local_size: "PALS_LOCAL_SIZE",
+    },
+    Launcher {
+        method: Method::Torchrun,
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_size: "LOCAL_WORLD_SIZE",
+    },
+];
+
+const QUERY_METHOD: &str = "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD";
+
+impl RankSize {
+    /// Reads rank and size from the environment: `TORCHCOMM_RANK` and `TORCHCOMM_SIZE`, else those
+    /// of Open MPI, PMI, PALS, `torchrun`, in this order. A pair of which only one half is set is
+    /// passed over when a later pair is whole.
+    /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` (`auto`, `mpi`, `pals`, `torchrun`) restricts
+    /// the search; every other value restricts it to the first pair.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] when no pair is whole, a value is no number, or the rank is not less
+    /// than the size.
+    pub fn from_env() -> Result<Self> {
+        Self::from_variables(&variable)
+    }
+
+    fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let only = match variable(QUERY_METHOD).map(|method| method.to_ascii_lowercase()) {
+            None => None,
+            Some(method) => match method.as_str() {
+                "auto" => None,
+                "mpi" => Some(Method::Mpi),
+                "pals" => Some(Method::Pals),
+                "torchrun" => Some(Method::Torchrun),
+                _ => Some(Method::Always),
+            },
+        };
+        let mut half = None;
+        for launcher in &LAUNCHERS {
+            if only.is_some_and(|only| launcher.method != only && launcher.method != Method::Always)
+            {
+                continue;
+            }
+            match (variable(launcher.rank), variable(launcher.size)) {
+                (Some(rank), Some(size)) => return launcher.read(variable, &rank, &size),
+                (None, None) => {}
+                (Some(_), None) => half = half.or(Some((launcher.rank, launcher.size))),
+                (None, Some(_)) => half = half.or(Some((launcher.size, launcher.rank))),
+            }
+        }
+        Err(Error::bootstrap(match half {
+            Some((set, unset)) => format!("{set} is set but {unset} is not; set both"),
+            None => "neither rank nor size is in the environment; set TORCHCOMM_RANK and \
+                     TORCHCOMM_SIZE, or start with `fusewire run`, torchrun or mpirun"
+                .to_owned(),
+        }))
+    }
+}
+
+impl Launcher {
+    fn read(
+        &self,
+        variable: &dyn Fn(&str) -> Option<String>,
+        rank: &str,
+        size: &str,
+    ) -> Result<RankSize> {
+        let rank = number(self.rank, rank)?;
+        let size = number(self.size, size)?;
+        if rank >= size {
+            return Err(Error::bootstrap(format!(
+                "{}={rank} must be less than {}={size}",
+                self.rank, self.size
+            )));
+        }
+        let local = |name: &str| variable(name).map(|text| number(name, &text)).transpose();
+        Ok(RankSize {
+            rank,
+            size,
+            local_rank: local(self.local_rank)?,
+            local_size: local(self.local_size)?,
+        })
+    }
+}
+
+/// A store found through the environment. On the rank that hosts the server, the server lives as
+/// long as this value.
+#[derive(Debug)]
+pub struct BootstrapStore {
+    store: Arc<TcpStore>,
+    server: Option<TcpStoreServer>,
+}
+
+impl BootstrapStore {
+    /// The store.
+    pub fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store) as Arc<dyn Store>
+    }
+
+    /// Whether this rank hosts the server. Its other users must be done before it is dropped.
+    pub fn is_host(&self) -> bool {
+        self.server.is_some()
+    }
+}
+
+/// Connects to the TCP store at `MASTER_ADDR` and `MASTER_PORT`. Rank 0 also hosts the server,
+/// unless `TORCHELASTIC_USE_AGENT_STORE` is `True`: then the launcher's agent hosts it. `timeout`
+/// bounds the connection and each later answer.
+///
+/// # Errors
+/// [`Error::Bootstrap`] when a variable is missing or wrong or the port cannot be bound,
+/// [`Error::Store`] when no server answers in time.
+pub fn store_from_env(rank: u32, size: u32, timeout: Duration) -> Result<BootstrapStore> {
+    store_from_variables(&variable, rank, size, timeout)
+}
+
+fn store_from_variables(
+    variable: &dyn Fn(&str) -> Option<String>,
+    rank: u32,
+    size: u32,
+    timeout: Duration,
+) -> Result<BootstrapStore> {
+    if rank >= size {
+        return Err(Error::bootstrap(format!(
+            "rank {rank} must be less than the size, {size}"
+        )));
+    }
+    let need = |name: &str| {
+        variable(name).ok_or_else(|| {
+            Error::bootstrap(format!(
+                "{name} is not set; give the address of rank 0 in MASTER_ADDR and a free port of \
+                 it in MASTER_PORT, start with a launcher that does, or pass a store"
+            ))
+        })
+    };
+    let host = need("MASTER_ADDR")?;
+    let port_text = need("MASTER_PORT")?;
+    let port: u16 = port_text
+        .trim()
+        .parse()
+        .ok()
+        .filter(|port| *port != 0)
+        .ok_or_else(|| {
+            Error::bootstrap(format!("MASTER_PORT=\"{port_text}\" is no port number"))
+        })?;
+    let agent = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
+    let server = if rank == 0 && !agent {
+        Some(bind_everywhere(port)?)
+    } else {
+        None
+    };
+    let store = Arc::new(TcpStore::connect(host, port, timeout)?);
+    Ok(BootstrapStore { store, server })
+}
+
+/// Listens at all addresses: IPv6 and IPv4 where the host has IPv6, else IPv4.
+fn bind_everywhere(port: u16) -> Result<TcpStoreServer> {
+    TcpStoreServer::bind(("::", port))
+        .or_else(|_| TcpStoreServer::bind(("0.0.0.0", port)))
+        .map_err(|error| {
+            Error::bootstrap(format!(
+                "rank 0 cannot listen at MASTER_PORT={port} ({error}); choose a free port"
+            ))
+        })
+}
+
+/// Names the host that this process runs on: two ranks with equal names can pass descriptors of
+/// memory to each other. `FUSEWIRE_HOST_ID` overrides; else it is the kernel's boot id.
+///
+/// # Errors
+/// [`Error::Bootstrap`] when the boot id cannot be read and `FUSEWIRE_HOST_ID` is not set.
+pub fn host_id() -> Result<String> {
+    const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+    if let Some(id) = variable("FUSEWIRE_HOST_ID") {
+        return Ok(id);
+    }
+    let id = fs::read_to_string(BOOT_ID).map_err(|error| {
+        Error::bootstrap(format!(
+            "{BOOT_ID} cannot be read ({error}); set FUSEWIRE_HOST_ID"
+        ))
+    })?;
+    Ok(id.trim().to_owned())
+}
+
+/// A variable that is set and not empty.
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn number(name: &str, text: &str) -> Result<u32> {
+    text.trim()
+        .parse()
+        .map_err(|_| Error::bootstrap(format!("{name}=\"{text}\" is no number of a rank or size")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment(pairs: &'static [(&str, &str)]) -> impl Fn(&str) -> Option<String> {
+        move |name| {
+            pairs
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        }
+    }
+
+    fn rank_size(pairs: &'static [(&str, &str)]) -> Result<(u32, u32)> {
+        RankSize::from_variables(&environment(pairs)).map(|found| (found.rank, found.size))
+    }
+
+    #[test]
+    fn the_order_is_torchcomms() {
+        let all = &[
+            ("RANK", "4"),
+            ("WORLD_SIZE", "9"),
+            ("PALS_RANKID", "3"),
+            ("PALS_SIZE", "9"),
+            ("PMI_RANK", "2"),
+            ("PMI_SIZE", "9"),
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "9"),
+            ("TORCHCOMM_RANK", "0"),
+            ("TORCHCOMM_SIZE", "9"),
+        ];
+        let mut left = &all[..];
+        for expected in [0, 1, 2, 3, 4] {
+            assert_eq!(rank_size(left).unwrap(), (expected, 9));
+            left = &left[..left.len() - 2];
+        }
+    }
+
+    #[test]
+    fn the_method_restricts_the_search() {
+        const MPI: &[(&str, &str)] = &[
+            (QUERY_METHOD, "torchrun"),
+            ("PMI_RANK", "0"),
+            ("PMI_SIZE", "1"),
+            ("RANK", "1"),
+            ("WORLD_SIZE", "2"),
+        ];
+        assert_eq!(rank_size(MPI).unwrap(), (1, 2));
+        assert!(rank_size(&[(QUERY_METHOD, "env"), ("RANK", "0"), ("WORLD_SIZE", "1")]).is_err());
+    }
+
+    #[test]
+    fn errors_say_which_variable() {
+        let cases: [(&'static [(&str, &str)], &str); 6] = [
+            (&[], "neither rank nor size"),
+            (&[("RANK", "0")], "RANK is set but WORLD_SIZE is not"),
+            (&[("PMI_SIZE", "2")], "PMI_SIZE is set but PMI_RANK is not"),
+            (&[("RANK", "zero"), ("WORLD_SIZE", "2")], "RANK=\"zero\""),
+            (&[("RANK", "0"), ("WORLD_SIZE", "-1")], "WORLD_SIZE=\"-1\""),
+            (
+                &[("RANK", "2"), ("WORLD_SIZE", "2")],
+                "RANK=2 must be less than WORLD_SIZE=2",
+            ),
+        ];
+        for (pairs, message) in cases {
+            let error = rank_size(pairs).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn half_a_pair_does_not_hide_a_whole_one() {
+        let pairs = &[("PALS_RANKID", "7"), ("RANK", "1"), ("WORLD_SIZE", "2")];
+        assert_eq!(rank_size(pairs).unwrap(), (1, 2));
+    }
+
+    #[test]
+    fn local_ranks_are_read() {
+        let pairs = environment(&[("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")]);
+        let found = RankSize::from_variables(&pairs).unwrap();
+        assert_eq!((found.local_rank, found.local_size), (Some(1), None));
+    }
+
+    #[test]
+    fn rank_zero_hosts_the_store_unless_an_agent_does() {
+        let free = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+        let port = free.port().to_string();
+        drop(free);
+        let variables = |agent: bool| {
+            let port = port.clone();
+            move |name: &str| match name {
+                "MASTER_ADDR" => Some("localhost".to_owned()),
+                "MASTER_PORT" => Some(port.clone()),
+                "TORCHELASTIC_USE_AGENT_STORE" if agent => Some("True".to_owned()),
+                _ => None,
+            }
+        };
+        let timeout = Duration::from_secs(20);
+        let host = store_from_variables(&variables(false), 0, 2, timeout).unwrap();
+        let peer = store_from_variables(&variables(false), 1, 2, timeout).unwrap();
+        let agent = store_from_variables(&variables(true), 0, 2, timeout).unwrap();
+        assert_eq!(
+            (host.is_host(), peer.is_host(), agent.is_host()),
+            (true, false, false)
+        );
+        peer.store().set("k", b"v").unwrap();
+        assert_eq!(agent.store().get("k", timeout).unwrap(), b"v");
+
+        let missing = environment(&[("MASTER_ADDR", "localhost")]);
+        let error = store_from_variables(&missing, 0, 1, timeout).unwrap_err();
+        assert!(
+            error.to_string().contains("MASTER_PORT is not set"),
+            "{error}"
+        );
+        let wrong = environment(&[("MASTER_ADDR", "localhost"), ("MASTER_PORT", "70000")]);
+        let error = store_from_variables(&wrong, 0, 1, timeout).unwrap_err();
+        assert!(error.to_string().contains("no port number"), "{error}");
+    }
+
+    #[test]
+    fn the_host_has_a_name() {
+        assert!(!host_id().unwrap().is_empty());
+    }
+}
