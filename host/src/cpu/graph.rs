@@ -1,0 +1,166 @@
+//! Graphs: work that was captured from a stream, to be replayed.
+
+use core::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::event::Event;
+use super::launch::Launch;
+use super::stream::{Item, Stream, Ticket};
+use crate::{Error, Result};
+
+/// A closure that a graph can replay.
+pub type HostFn = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+
+/// Work that can run more than once.
+#[derive(Clone)]
+#[expect(clippy::large_enum_variant, reason = "a boxed launch would allocate at each call")]
+pub(super) enum Node {
+    Launch(Launch),
+    Record(Event),
+    Wait(Event),
+    Host(HostFn),
+    Graph(GraphExec),
+}
+
+impl Node {
+    pub(super) fn execute(&self) -> Result<()> {
+        match self {
+            Self::Launch(launch) => launch.execute(),
+            Self::Record(event) => {
+                event.complete(event.issue());
+                Ok(())
+            }
+            Self::Wait(event) => {
+                event.wait_for(event.issued());
+                Ok(())
+            }
+            Self::Host(call) => call(),
+            Self::Graph(graph) => graph.execute(),
+        }
+    }
+}
+
+/// Work that is being captured; all streams that take part share one value. Its order is the order
+/// of the calls, which respects every edge between the streams.
+#[derive(Default)]
+pub(super) struct Capture {
+    /// `None` once the capture has ended.
+    nodes: Mutex<Option<Vec<Node>>>,
+}
+
+impl fmt::Debug for Capture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Capture")
+            .field("active", &self.is_active())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Capture {
+    pub(super) fn begin() -> Arc<Self> {
+        Arc::new(Self {
+            nodes: Mutex::new(Some(Vec::new())),
+        })
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, Option<Vec<Node>>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_active(&self) -> bool {
+        self.nodes().is_some()
+    }
+
+    pub(super) fn push(&self, node: Node) -> Result<()> {
+        match &mut *self.nodes() {
+            Some(nodes) => {
+                nodes.push(node);
+                Ok(())
+            }
+            None => Err(Error::capture("another thread has just ended this capture")),
+        }
+    }
+
+    pub(super) fn end(&self) -> Option<Graph> {
+        let nodes = self.nodes().take()?;
+        Some(Graph {
+            nodes: nodes.into(),
+        })
+    }
+}
+
+/// Captured work; [`Graph::instantiate`] makes it runnable.
+#[derive(Clone)]
+pub struct Graph {
+    nodes: Arc<[Node]>,
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph")
+            .field("nodes", &self.nodes.len())
+            .finish()
+    }
+}
+
+impl Graph {
+    /// Number of pieces of work in the graph.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether nothing was captured. An empty graph can be instantiated and replayed.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Makes a runnable graph. It holds all it needs: the captured graph may be dropped.
+    ///
+    /// # Errors
+    /// None on the CPU; other devices refuse graphs that they cannot run.
+    pub fn instantiate(&self) -> Result<GraphExec> {
+        Ok(GraphExec {
+            nodes: Arc::clone(&self.nodes),
+        })
+    }
+}
+
+/// A runnable graph. Clones are the same graph.
+///
+/// A replay runs the captured work in order and ends at the first failure, which is its result. Two
+/// replays of one graph on two streams are not ordered with each other.
+#[derive(Clone)]
+pub struct GraphExec {
+    nodes: Arc<[Node]>,
+}
+
+impl fmt::Debug for GraphExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphExec")
+            .field("nodes", &self.nodes.len())
+            .finish()
+    }
+}
+
+impl GraphExec {
+    /// Enqueues a replay.
+    ///
+    /// # Errors
+    /// As [`Stream::enqueue`]. A failure of the replay itself is the ticket's result.
+    pub fn launch(&self, stream: &Stream) -> Result<Ticket> {
+        stream.enqueue(Item::Graph(self.clone()))
+    }
+
+    /// Replays and waits for the end. When the stream is idle the replay runs on this thread,
+    /// without an allocation or a system call of its own.
+    ///
+    /// # Errors
+    /// The first failure of the captured work.
+    pub fn run(&self, stream: &Stream) -> Result<()> {
+        stream.run_or_enqueue(|| self.execute(), || Node::Graph(self.clone()))
+    }
+
+    pub(super) fn execute(&self) -> Result<()> {
+        self.nodes.iter().try_for_each(Node::execute)
+    }
+}

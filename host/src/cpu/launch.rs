@@ -1,0 +1,364 @@
+//! Launches: a kernel's native entry, its arguments, and how its blocks and lanes are run.
+
+use core::any::Any;
+use core::cell::OnceCell;
+use core::fmt;
+use core::panic::AssertUnwindSafe;
+use std::panic;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+
+use fusewire_device::arch::SHARED_BYTES;
+use fusewire_device::native::{BlockShared, LaneContext, MAX_LANES, NativeEntry};
+
+use crate::{Error, Result};
+
+/// Most bytes of a kernel's parameter struct.
+pub const MAX_PARAM_BYTES: usize = 256;
+
+/// Most threads that a launch with concurrent blocks or several lanes may start.
+pub const MAX_THREADS: u32 = 4096;
+
+/// Called around a kernel, on the thread that executes it; a communicator checks its state here.
+pub trait LaunchOwner: Send + Sync + fmt::Debug {
+    /// Called just before the kernel.
+    ///
+    /// # Errors
+    /// Whatever forbids the launch; the kernel then does not run.
+    fn before(&self) -> Result<()>;
+
+    /// Called just after the kernel, also when it panicked.
+    ///
+    /// # Errors
+    /// A failure that the kernel has left behind; it becomes the launch's result.
+    fn after(&self) -> Result<()>;
+}
+
+/// In which way the blocks of a launch with one lane a block run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BlockOrder {
+    /// One after another, on the thread that executes the launch. For kernels whose blocks do not
+    /// wait for each other.
+    #[default]
+    Sequential,
+    /// All at once, each on a thread of its own. Blocks with several lanes always run so.
+    Concurrent,
+}
+
+/// Shape of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Number of blocks, at least 1.
+    pub blocks: u32,
+    /// Lanes in a block: 1 in production; up to 64, each a thread, in tests.
+    pub lanes: u32,
+    /// Bytes of block-shared memory that the kernel uses.
+    pub shared_bytes: u32,
+    /// In which way the blocks run.
+    pub order: BlockOrder,
+}
+
+impl Default for Grid {
+    /// One block of one lane.
+    fn default() -> Self {
+        Self {
+            blocks: 1,
+            lanes: 1,
+            shared_bytes: 0,
+            order: BlockOrder::Sequential,
+        }
+    }
+}
+
+/// Memory that a launch keeps alive until it has run.
+pub type Keep = [Option<Arc<dyn Any + Send + Sync>>; 3];
+
+/// A kernel's native entry and everything that it needs to run: a plain record, which a stream
+/// executes and a graph replays.
+#[derive(Clone)]
+pub struct Launch {
+    entry: NativeEntry,
+    params: [u64; MAX_PARAM_BYTES / 8],
+    grid: Grid,
+    owner: Option<Arc<dyn LaunchOwner>>,
+    keep: Keep,
+}
+
+impl fmt::Debug for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Launch")
+            .field("grid", &self.grid)
+            .field("owner", &self.owner)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Launch {
+    /// A launch of `entry` with the bytes of its parameter struct, which are copied.
+    ///
+    /// # Safety
+    /// `params` must be the parameter struct of `entry`, of alignment 8 at most, and `entry` must
+    /// serve the grid's number of lanes. At every execution of the launch (a graph may replay it
+    /// later and on another thread) the kernel's own requirements must hold, such as the validity
+    /// of the pointers among its arguments; [`Launch::keeping`] helps. The kernel must not launch
+    /// kernels.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the grid or the parameters are beyond the limits.
+    pub unsafe fn new(entry: NativeEntry, params: &[u8], grid: Grid) -> Result<Self> {
+        let invalid = |detail: String| {
+            Err(Error::InvalidArgument {
+                operation: "launch",
+                detail,
+            })
+        };
+        if params.len() > MAX_PARAM_BYTES {
+            return invalid(format!(
+                "{} bytes of parameters; the limit is {MAX_PARAM_BYTES}",
+                params.len()
+            ));
+        }
+        if grid.blocks == 0 || grid.lanes == 0 || grid.lanes as usize > MAX_LANES {
+            return invalid(format!(
+                "{} blocks of {} lanes; at least 1 block of 1 to {MAX_LANES} lanes is needed",
+                grid.blocks, grid.lanes
+            ));
+        }
+        if grid.shared_bytes as usize > SHARED_BYTES {
+            return invalid(format!(
+                "{} bytes of shared memory; a block has {SHARED_BYTES}",
+                grid.shared_bytes
+            ));
+        }
+        let threads = grid.blocks.saturating_mul(grid.lanes);
+        if grid.needs_threads() && threads > MAX_THREADS {
+            return invalid(format!("{threads} threads; the limit is {MAX_THREADS}"));
+        }
+        let mut words = [0u64; MAX_PARAM_BYTES / 8];
+        bytemuck::bytes_of_mut(&mut words)[..params.len()].copy_from_slice(params);
+        Ok(Self {
+            entry,
+            params: words,
+            grid,
+            owner: None,
+            keep: [const { None }; 3],
+        })
+    }
+
+    /// Has `owner` called before and after each execution.
+    #[must_use]
+    pub fn owned_by(mut self, owner: Arc<dyn LaunchOwner>) -> Self {
+        self.owner = Some(owner);
+        self
+    }
+
+    /// Keeps memory alive as long as the launch, or a graph that holds it, can still run.
+    #[must_use]
+    pub fn keeping(mut self, keep: Keep) -> Self {
+        self.keep = keep;
+        self
+    }
+
+    /// The shape of the launch.
+    pub fn grid(&self) -> Grid {
+        self.grid
+    }
+
+    /// Runs the kernel to its end, on this thread or on threads that it starts.
+    pub(super) fn execute(&self) -> Result<()> {
+        check_float_environment()?;
+        let Some(owner) = &self.owner else {
+            return self.run_blocks();
+        };
+        owner.before()?;
+        let ran = self.run_blocks();
+        let after = owner.after();
+        ran.and(after)
+    }
+
+    fn run_blocks(&self) -> Result<()> {
+        if self.grid.needs_threads() {
+            self.run_on_threads()
+        } else {
+            self.run_here()
+        }
+    }
+
+    fn run_here(&self) -> Result<()> {
+        thread_local! {
+            static SHARED: OnceCell<OwnedBlock> = const { OnceCell::new() };
+        }
+        SHARED
+            .try_with(|shared| {
+                let shared = shared.get_or_init(|| OwnedBlock::new(1));
+                // The kernel touches memory by pointers only, which a panic leaves as it is.
+                panic::catch_unwind(AssertUnwindSafe(|| {
+                    for block in 0..self.grid.blocks {
+                        self.run_lane(block, 0, &shared.shared);
+                    }
+                }))
+                .map_err(|panic| {
+                    Error::launch(format!("the kernel panicked: {}", message(&*panic)))
+                })
+            })
+            .map_err(|_| Error::launch("this thread is ending"))?
+    }
+
+    fn run_lane(&self, block: u32, lane: u32, shared: &BlockShared) {
+        let Grid { blocks, lanes, .. } = self.grid;
+        let context = LaneContext {
+            block,
+            blocks,
+            lane,
+            lanes,
+            shared,
+        };
+        // SAFETY: the context describes this lane, and `shared` is one value for the whole block;
+        // that the parameters fit the entry is the contract of `Launch::new`.
+        unsafe { (self.entry)(&raw const context, self.params.as_ptr().cast()) }
+    }
+
+    fn run_on_threads(&self) -> Result<()> {
+        let Grid { blocks, lanes, .. } = self.grid;
+        let shared: Vec<OwnedBlock> = (0..blocks).map(|_| OwnedBlock::new(lanes)).collect();
+        let gate = Gate::default();
+        let first_panic = Mutex::new(None);
+        let lane_thread = |block: u32, lane: u32| {
+            let shared = &shared[block as usize].shared;
+            if !gate.pass() {
+                return;
+            }
+            let ran = panic::catch_unwind(AssertUnwindSafe(|| self.run_lane(block, lane, shared)));
+            if let Err(panic) = ran {
+                let text = format!(
+                    "the kernel panicked in lane {lane} of block {block}: {}",
+                    message(&*panic)
+                );
+                let mut first = first_panic.lock().unwrap_or_else(PoisonError::into_inner);
+                first.get_or_insert(text);
+            }
+            // Behind the note above: lanes that stand at a barrier panic because of this.
+            shared.leave();
+        };
+        thread::scope(|scope| {
+            for block in 0..blocks {
+                for lane in 0..lanes {
+                    let lane_thread = &lane_thread;
+                    let spawned = thread::Builder::new()
+                        .name(format!("lane-{block}-{lane}"))
+                        .spawn_scoped(scope, move || lane_thread(block, lane));
+                    if let Err(error) = spawned {
+                        gate.open(Passage::Refused);
+                        return Err(Error::launch(format!(
+                            "lane {lane} of block {block} got no thread ({error}); use fewer \
+                             blocks or lanes"
+                        )));
+                    }
+                }
+            }
+            gate.open(Passage::Granted);
+            Ok(())
+        })?;
+        match first_panic
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+        {
+            None => Ok(()),
+            Some(text) => Err(Error::launch(text)),
+        }
+    }
+}
+
+impl Grid {
+    fn needs_threads(&self) -> bool {
+        self.lanes > 1 || self.order == BlockOrder::Concurrent
+    }
+}
+
+/// What the lanes of a block share, with the memory behind it.
+struct OwnedBlock {
+    shared: BlockShared,
+    _memory: Box<[SharedChunk]>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(align(128))]
+struct SharedChunk(#[expect(dead_code, reason = "only its bytes are used")] [u8; 128]);
+
+impl OwnedBlock {
+    fn new(lanes: u32) -> Self {
+        let mut memory = vec![SharedChunk([0; 128]); SHARED_BYTES.div_ceil(128)].into_boxed_slice();
+        Self {
+            shared: BlockShared::new(lanes, memory.as_mut_ptr().cast()),
+            _memory: memory,
+        }
+    }
+}
+
+/// Holds all lanes back until each of them has its thread, because a lane that never starts would
+/// leave the others at a barrier.
+#[derive(Default)]
+struct Gate {
+    passage: Mutex<Option<Passage>>,
+    opened: Condvar,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Passage {
+    Granted,
+    Refused,
+}
+
+impl Gate {
+    fn open(&self, passage: Passage) {
+        *self.passage.lock().unwrap_or_else(PoisonError::into_inner) = Some(passage);
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) -> bool {
+        let passage = self.passage.lock().unwrap_or_else(PoisonError::into_inner);
+        let passage = self
+            .opened
+            .wait_while(passage, |passage| passage.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        *passage == Some(Passage::Granted)
+    }
+}
+
+/// What a panic said.
+pub(super) fn message(panic: &(dyn Any + Send)) -> &str {
+    if let Some(text) = panic.downcast_ref::<&str>() {
+        text
+    } else if let Some(text) = panic.downcast_ref::<String>() {
+        text
+    } else {
+        "no message"
+    }
+}
+
+/// Refuses threads whose floating-point arithmetic would give other bits: another rounding than to
+/// nearest, or subnormal numbers flushed to zero.
+#[cfg(target_arch = "x86_64")]
+fn check_float_environment() -> Result<()> {
+    const DENORMALS_ARE_ZERO: u32 = 1 << 6;
+    const ROUNDING: u32 = 3 << 13;
+    const FLUSH_TO_ZERO: u32 = 1 << 15;
+    let mut mxcsr = 0u32;
+    // SAFETY: stores the 4 bytes of the control register to a live, aligned variable.
+    unsafe {
+        core::arch::asm!("stmxcsr [{}]", in(reg) &raw mut mxcsr, options(nostack, preserves_flags));
+    }
+    if mxcsr & (DENORMALS_ARE_ZERO | ROUNDING | FLUSH_TO_ZERO) == 0 {
+        return Ok(());
+    }
+    Err(Error::launch(format!(
+        "this thread rounds otherwise than to nearest or flushes subnormal numbers to zero \
+         (MXCSR is {mxcsr:#06x}), so its results would differ from other ranks'; reset the flags \
+         (a library that was linked with -ffast-math may have set them)"
+    )))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn check_float_environment() -> Result<()> {
+    Ok(())
+}

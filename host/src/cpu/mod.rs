@@ -1,0 +1,20 @@
+//! The CPU device: shared memory, streams, events and graphs, with the semantics of their CUDA
+//! counterparts.
+
+mod descriptor;
+mod event;
+mod graph;
+mod launch;
+mod queue;
+mod segment;
+mod stream;
+
+#[cfg(test)]
+mod tests;
+
+pub use descriptor::SegmentDescriptor;
+pub use event::Event;
+pub use graph::{Graph, GraphExec, HostFn};
+pub use launch::{BlockOrder, Grid, Keep, Launch, LaunchOwner, MAX_PARAM_BYTES, MAX_THREADS};
+pub use segment::Segment;
+pub use stream::{Item, Stream, Ticket};

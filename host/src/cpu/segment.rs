@@ -1,0 +1,428 @@
+//! Shared memory of the CPU device: each rank's piece of symmetric memory is an anonymous memory
+//! file that its peers map.
+//!
+//! A peer opens the file through `/proc/<pid>/fd/<fd>`. Nothing has a name in a file system, so
+//! nothing is left behind when a process is killed. Within a process every user of a segment gets
+//! the same mapping, so that ranks which are threads see the same addresses and a race detector
+//! sees their races.
+
+use core::ffi::CStr;
+use core::ptr::{self, NonNull};
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use super::descriptor::SegmentDescriptor;
+use crate::{Error, Result};
+
+/// From this size on huge pages are asked for.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// A piece of memory that several ranks map: [`Segment::create`] makes it, [`Segment::open`] maps
+/// a peer's. Zeroed at creation. The mapping lives as long as the last `Arc` of it in this process.
+#[derive(Debug)]
+pub struct Segment {
+    start: NonNull<u8>,
+    mapped: usize,
+    device: u64,
+    descriptor: SegmentDescriptor,
+    /// Kept open by the creator only: peers open the file through it.
+    _file: Option<File>,
+}
+
+// SAFETY: a segment is an address range that stays mapped while the value lives; it gives out a
+// raw pointer only, and who dereferences that answers for the accesses.
+unsafe impl Send for Segment {}
+// SAFETY: as above; no method mutates anything.
+unsafe impl Sync for Segment {}
+
+/// Every live mapping of this process, by device and inode of its file.
+type Cache = HashMap<(u64, u64), Weak<Segment>>;
+
+fn cache() -> MutexGuard<'static, Cache> {
+    static CACHE: OnceLock<Mutex<Cache>> = OnceLock::new();
+    // The map is valid after every statement, so a panic elsewhere does not spoil it.
+    CACHE
+        .get_or_init(Mutex::default)
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Segment {
+    /// Creates `bytes` of zeroed memory, rounded up to whole pages and at least one. `name` is what
+    /// `/proc/<pid>/maps` shows; it need not be unique.
+    ///
+    /// # Errors
+    /// [`Error::MemoryMap`] when the system refuses, [`Error::InvalidArgument`] when `bytes` does
+    /// not fit an address space or `name` holds a zero byte.
+    pub fn create(bytes: u64, name: &str) -> Result<Arc<Self>> {
+        let invalid = |detail: String| Error::InvalidArgument {
+            operation: "create segment",
+            detail,
+        };
+        let mapped = mapped_bytes(bytes)
+            .ok_or_else(|| invalid(format!("{bytes} bytes are more than can be mapped")))?;
+        let c_name = CString::new(name)
+            .map_err(|_| invalid(format!("the name {name:?} holds a zero byte")))?;
+        let failed = |operation| {
+            move |error: io::Error| Error::MemoryMap {
+                operation,
+                bytes,
+                source: error.into(),
+            }
+        };
+        let file = create_file(&c_name).map_err(failed("memfd_create"))?;
+        file.set_len(mapped as u64).map_err(failed("ftruncate"))?;
+        seal_size(&file).map_err(failed("sealing"))?;
+        let metadata = file.metadata().map_err(failed("fstat"))?;
+        let start = map(&file, mapped).map_err(failed("mmap"))?;
+        let pid = process::id();
+        let descriptor = SegmentDescriptor {
+            pid,
+            // An open descriptor is not negative.
+            fd: file.as_raw_fd() as u32,
+            bytes,
+            inode: metadata.ino(),
+            start_time: 0,
+        };
+        let mut segment = Self {
+            start,
+            mapped,
+            device: metadata.dev(),
+            descriptor,
+            _file: Some(file),
+        };
+        segment.descriptor.start_time = start_time(pid).map_err(failed("reading /proc"))?;
+        let segment = Arc::new(segment);
+        cache().insert(segment.key(), Arc::downgrade(&segment));
+        Ok(segment)
+    }
+
+    /// Maps the segment that `rank` described. Where this process has created or mapped it already,
+    /// returns that same mapping.
+    ///
+    /// # Errors
+    /// [`Error::PeerSegment`] when the process is gone or the file is not the one described,
+    /// [`Error::MemoryMap`] when it cannot be mapped.
+    pub fn open(descriptor: &SegmentDescriptor, rank: u32) -> Result<Arc<Self>> {
+        let refused = |detail: String| Error::PeerSegment { rank, detail };
+        let SegmentDescriptor {
+            pid,
+            fd,
+            bytes,
+            inode,
+            start_time: expected_start,
+        } = *descriptor;
+        let mapped = mapped_bytes(bytes)
+            .ok_or_else(|| refused(format!("its {bytes} bytes are more than can be mapped")))?;
+        let path = format!("/proc/{pid}/fd/{fd}");
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(|error| {
+                refused(format!(
+                    "{path} cannot be opened ({error}); the process must live, on this host, under \
+                 this user and in this process id namespace (else set FUSEWIRE_HOST_ID apart)"
+                ))
+            })?;
+        // In this order: a process that has the right start time after the file was opened is the
+        // one that had it when the file was opened.
+        match start_time(pid) {
+            Ok(found) if found == expected_start => {}
+            Ok(_) => {
+                return Err(refused(format!(
+                    "process {pid} has ended, and another one has its id now"
+                )));
+            }
+            Err(error) => return Err(refused(format!("process {pid} has ended ({error})"))),
+        }
+        let metadata = file
+            .metadata()
+            .map_err(|error| refused(format!("{path} cannot be examined ({error})")))?;
+        if metadata.ino() != inode || metadata.size() != mapped as u64 {
+            return Err(refused(format!(
+                "{path} is another file now (inode {} of {} bytes instead of {inode} of {mapped}); \
+                 the segment was freed",
+                metadata.ino(),
+                metadata.size()
+            )));
+        }
+
+        let key = (metadata.dev(), inode);
+        let mut cache = cache();
+        if let Some(segment) = cache.get(&key).and_then(Weak::upgrade) {
+            // Not under the lock: this could be the last reference.
+            drop(cache);
+            return Ok(segment);
+        }
+        let start = map(&file, mapped).map_err(|error| Error::MemoryMap {
+            operation: "mmap",
+            bytes,
+            source: error.into(),
+        })?;
+        let segment = Arc::new(Self {
+            start,
+            mapped,
+            device: metadata.dev(),
+            descriptor: *descriptor,
+            _file: None,
+        });
+        cache.insert(key, Arc::downgrade(&segment));
+        Ok(segment)
+    }
+
+    /// First byte of the segment in this process; page aligned.
+    pub fn ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The size that was asked for at creation, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.descriptor.bytes
+    }
+
+    /// What a peer needs to [`Segment::open`] this segment. It serves as long as the creator keeps
+    /// the segment.
+    pub fn descriptor(&self) -> SegmentDescriptor {
+        self.descriptor
+    }
+
+    fn key(&self) -> (u64, u64) {
+        (self.device, self.descriptor.inode)
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        let mut cache = cache();
+        // Another thread may have mapped the file anew since the last reference went.
+        if cache
+            .get(&self.key())
+            .is_some_and(|segment| segment.strong_count() == 0)
+        {
+            cache.remove(&self.key());
+        }
+        drop(cache);
+        // SAFETY: the range was mapped by `map` with this length, and nothing else unmaps it.
+        let result = unsafe { libc::munmap(self.start.as_ptr().cast(), self.mapped) };
+        if result != 0 {
+            let error = io::Error::last_os_error();
+            tracing::warn!(%error, bytes = self.mapped, "a segment could not be unmapped");
+        }
+    }
+}
+
+/// Whole pages that hold `bytes`, at least one.
+fn mapped_bytes(bytes: u64) -> Option<usize> {
+    let page = page_bytes();
+    let bytes = usize::try_from(bytes).ok()?.max(1);
+    bytes
+        .checked_next_multiple_of(page)
+        .filter(|mapped| isize::try_from(*mapped).is_ok())
+}
+
+fn page_bytes() -> usize {
+    // SAFETY: sysconf has no preconditions.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(page)
+        .ok()
+        .filter(|page| page.is_power_of_two())
+        .unwrap_or(4096)
+}
+
+fn create_file(name: &CStr) -> io::Result<File> {
+    // SAFETY: the name is a valid C string.
+    let fd =
+        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just created and belongs to nobody else.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Fixes the size for ever: a file that shrank under a peer's mapping would kill the peer.
+fn seal_size(file: &File) -> io::Result<()> {
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: the descriptor is open; the call touches no memory.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn map(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping of an open file at an address of the kernel's choice.
+    let start = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            bytes,
+            protection,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    if bytes >= HUGE_PAGE {
+        // SAFETY: the range was just mapped. A refusal only costs speed, so it is ignored.
+        unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
+    }
+    NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))
+}
+
+/// Start time of a process: field 22 of `/proc/<pid>/stat`, counted behind the command's name, which
+/// may itself hold blanks and parentheses.
+fn start_time(pid: u32) -> io::Result<u64> {
+    let stat = fs::read(format!("/proc/{pid}/stat"))?;
+    let name_end = stat.iter().rposition(|byte| *byte == b')');
+    let rest = name_end
+        .and_then(|end| stat.get(end + 1..))
+        .unwrap_or_default();
+    String::from_utf8_lossy(rest)
+        .split_ascii_whitespace()
+        // Field 3 is the first behind the name.
+        .nth(22 - 3)
+        .and_then(|field| field.parse().ok())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the process has no start time"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zeroed_shared_and_at_one_address() {
+        let segment = Segment::create(5000, "fusewire-test").unwrap();
+        assert_eq!(segment.bytes(), 5000);
+        assert_eq!(segment.ptr() as usize % page_bytes(), 0);
+        let bytes = SegmentDescriptor::from_bytes(&segment.descriptor().to_bytes()).unwrap();
+        assert_eq!(bytes, segment.descriptor());
+        let peer = Segment::open(&segment.descriptor(), 1).unwrap();
+        assert_eq!(peer.ptr(), segment.ptr());
+        // SAFETY: 5000 bytes are mapped, and only this thread uses them.
+        unsafe {
+            assert_eq!(segment.ptr().add(4999).read(), 0);
+            segment.ptr().add(4999).write(7);
+            assert_eq!(peer.ptr().add(4999).read(), 7);
+        }
+    }
+
+    #[test]
+    fn a_mapping_outlives_its_creator_and_goes_with_its_last_user() {
+        let segment = Segment::create(3 << 20, "fusewire-test").unwrap();
+        let key = segment.key();
+        let peer = Segment::open(&segment.descriptor(), 1).unwrap();
+        drop(segment);
+        // SAFETY: the mapping lives as long as `peer`.
+        unsafe { peer.ptr().write(1) };
+        assert!(cache().contains_key(&key));
+        drop(peer);
+        assert!(!cache().contains_key(&key));
+    }
+
+    #[test]
+    fn another_mapping_of_the_file_sees_the_writes() {
+        // What a peer process does, without the cache.
+        let segment = Segment::create(64, "fusewire-test").unwrap();
+        let path = format!("/proc/self/fd/{}", segment.descriptor().fd);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .unwrap();
+        let other = map(&file, page_bytes()).unwrap();
+        assert_ne!(other.as_ptr(), segment.ptr());
+        // SAFETY: one page is mapped at both places; only this thread uses it.
+        unsafe {
+            segment.ptr().add(63).write_volatile(9);
+            assert_eq!(other.as_ptr().add(63).read_volatile(), 9);
+            libc::munmap(other.as_ptr().cast(), page_bytes());
+        }
+        assert!(file.set_len(0).is_err(), "the size is sealed");
+    }
+
+    #[test]
+    fn zero_bytes_are_one_page() {
+        let segment = Segment::create(0, "fusewire-test").unwrap();
+        assert_eq!((segment.bytes(), segment.mapped), (0, page_bytes()));
+        Segment::open(&segment.descriptor(), 0).unwrap();
+    }
+
+    #[test]
+    fn stale_descriptors_name_the_rank() {
+        let segment = Segment::create(100, "fusewire-test").unwrap();
+        let good = segment.descriptor();
+        let other = Segment::create(100, "fusewire-test").unwrap().descriptor();
+        let stale = [
+            SegmentDescriptor {
+                pid: u32::MAX / 2,
+                ..good
+            },
+            SegmentDescriptor {
+                start_time: good.start_time + 1,
+                ..good
+            },
+            SegmentDescriptor {
+                inode: good.inode + 1,
+                ..good
+            },
+            SegmentDescriptor {
+                bytes: 1 << 20,
+                ..good
+            },
+            SegmentDescriptor {
+                bytes: u64::MAX,
+                ..good
+            },
+            SegmentDescriptor {
+                fd: 1 << 30,
+                ..good
+            },
+            other,
+        ];
+        for descriptor in stale {
+            let error = Segment::open(&descriptor, 3).unwrap_err();
+            assert!(
+                matches!(error, Error::PeerSegment { rank: 3, .. }),
+                "{error}"
+            );
+            assert!(error.to_string().contains("rank 3"), "{error}");
+        }
+        Segment::open(&good, 3).unwrap();
+    }
+
+    #[test]
+    fn impossible_segments_are_refused() {
+        assert!(Segment::create(u64::MAX, "x").is_err());
+        assert!(Segment::create(1, "a\0b").is_err());
+    }
+
+    #[test]
+    fn threads_that_open_at_once_get_one_mapping() {
+        let segment = Segment::create(4096, "fusewire-test").unwrap();
+        let descriptor = segment.descriptor();
+        let address = segment.ptr() as usize;
+        std::thread::scope(|scope| {
+            for rank in 0..8 {
+                scope.spawn(move || {
+                    for _ in 0..50 {
+                        let mapped = Segment::open(&descriptor, rank).unwrap();
+                        assert_eq!(mapped.ptr() as usize, address);
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,469 @@
+//! Streams: queues of work that runs in order.
+
+use core::cell::Cell;
+use core::fmt;
+use core::panic::AssertUnwindSafe;
+use core::ptr;
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use std::panic;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use super::event::Event;
+use super::graph::{Capture, Graph, GraphExec, HostFn, Node};
+use super::launch::{Launch, message};
+use super::queue::{CAPTURE, DIRECT, Entry, Op, Report, Shared, UNIT};
+use crate::{Error, Result};
+
+/// Work for a stream.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a boxed launch would allocate at each call"
+)]
+pub enum Item {
+    /// Runs a kernel.
+    Launch(Launch),
+    /// Records an event.
+    Record(Event),
+    /// Waits for the latest record of an event that was enqueued before this.
+    Wait(Event),
+    /// Runs a closure once; cannot be captured.
+    Host(Box<dyn FnOnce() -> Result<()> + Send>),
+    /// Runs a closure that a graph may replay.
+    HostFn(HostFn),
+    /// Replays a graph.
+    Graph(GraphExec),
+}
+
+impl fmt::Debug for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Launch(launch) => f.debug_tuple("Launch").field(launch).finish(),
+            Self::Record(event) => f.debug_tuple("Record").field(event).finish(),
+            Self::Wait(event) => f.debug_tuple("Wait").field(event).finish(),
+            Self::Host(_) => f.write_str("Host"),
+            Self::HostFn(_) => f.write_str("HostFn"),
+            Self::Graph(graph) => f.debug_tuple("Graph").field(graph).finish(),
+        }
+    }
+}
+
+/// Names a piece of work on the stream that it was enqueued on. Captured work has a ticket that is
+/// complete from the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket {
+    seq: u64,
+}
+
+impl Ticket {
+    /// Work that is complete already.
+    const DONE: Self = Self { seq: 0 };
+}
+
+/// A queue of work that runs in order. Clones are the same stream.
+///
+/// Enqueued work runs on a thread that starts with the first of it. A blocking call on an idle
+/// stream runs on the caller's thread. Work that fails does not stop the work behind it; its error
+/// is the result of its [`Ticket`], and the first error is returned by the next
+/// [`Stream::synchronize`]. When the last clone is dropped, what is queued still runs to its end.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    handle: Arc<Handle>,
+}
+
+impl Default for Stream {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+struct Handle {
+    shared: Arc<Shared>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.fmt(f)
+    }
+}
+
+thread_local! {
+    /// The stream whose work this thread executes.
+    static CURRENT: Cell<*const Shared> = const { Cell::new(ptr::null()) };
+    /// Whether this thread is some stream's worker.
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Stream {
+    /// An idle stream.
+    pub fn new() -> Self {
+        Self {
+            handle: Arc::new(Handle {
+                shared: Arc::default(),
+                worker: Mutex::default(),
+            }),
+        }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.handle.shared
+    }
+
+    /// Puts work behind all work of the stream, or into the graph while the stream is capturing.
+    ///
+    /// # Errors
+    /// [`Error::CaptureState`] for an [`Item::Host`] while capturing, [`Error::Launch`] when the
+    /// stream's thread cannot be started. A failure of the work itself is the ticket's result.
+    pub fn enqueue(&self, item: Item) -> Result<Ticket> {
+        let node = match item {
+            Item::Host(call) => return self.push(Op::Once(call), Report::Sticky),
+            Item::Record(event) => return self.record(&event),
+            Item::Wait(event) => return self.wait_event(&event),
+            Item::Launch(launch) => Node::Launch(launch),
+            Item::HostFn(call) => Node::Host(call),
+            Item::Graph(graph) => Node::Graph(graph),
+        };
+        self.push(Op::Node(node), Report::Sticky)
+    }
+
+    /// Runs a launch behind all work of the stream and waits for its end. While the stream is
+    /// capturing, the launch goes into the graph instead.
+    ///
+    /// On an idle stream the launch runs on this thread, without an allocation or a system call of
+    /// the stream's own.
+    ///
+    /// # Errors
+    /// The launch's failure, which [`Stream::synchronize`] does not report again.
+    pub fn run(&self, launch: &Launch) -> Result<()> {
+        self.run_or_enqueue(|| launch.execute(), || Node::Launch(launch.clone()))
+    }
+
+    /// Runs `direct` on this thread if the stream is idle, else enqueues the same work as a node
+    /// and waits for it.
+    pub(super) fn run_or_enqueue(
+        &self,
+        direct: impl FnOnce() -> Result<()>,
+        node: impl FnOnce() -> Node,
+    ) -> Result<()> {
+        match self.try_direct(direct) {
+            Some(result) => result,
+            None => {
+                self.refuse_from_own_work("a blocking call")?;
+                let ticket = self.push(Op::Node(node()), Report::TicketOnly)?;
+                self.wait(ticket, None)
+            }
+        }
+    }
+
+    /// Records `event` behind all work of the stream.
+    ///
+    /// # Errors
+    /// As [`Stream::enqueue`].
+    pub fn record(&self, event: &Event) -> Result<Ticket> {
+        if self.try_direct(|| event.complete(event.issue())).is_some() {
+            return Ok(Ticket::DONE);
+        }
+        self.push(Op::Record(event.clone(), 0), Report::Sticky)
+    }
+
+    /// Has the work behind this wait for the latest record of `event`. A stream that waits for an
+    /// event of a capture joins that capture.
+    ///
+    /// # Errors
+    /// As [`Stream::enqueue`].
+    pub fn wait_event(&self, event: &Event) -> Result<Ticket> {
+        let done = || event.capture().is_none() && event.query();
+        if self.try_direct(done) == Some(true) {
+            return Ok(Ticket::DONE);
+        }
+        self.push(Op::Wait(event.clone(), 0), Report::Sticky)
+    }
+
+    /// Waits until all work is complete; returns the first error since the last call.
+    ///
+    /// # Errors
+    /// The first failure of enqueued work since the last call; [`Error::CaptureState`] while the
+    /// stream is capturing.
+    pub fn synchronize(&self) -> Result<()> {
+        if self.is_capturing() {
+            return Err(Error::capture("a capturing stream cannot be synchronized"));
+        }
+        self.refuse_from_own_work("synchronize")?;
+        let flags = self.shared().flags.load(Ordering::Acquire);
+        if flags & DIRECT != 0 {
+            // Another thread runs work of this stream: stand behind it in the queue.
+            let ticket = self.push(Op::Nothing, Report::Sticky)?;
+            self.wait(ticket, None)?;
+        } else if flags >= UNIT {
+            let last = Ticket {
+                seq: self.shared().lock().next - 1,
+            };
+            self.shared().wait_complete(last.seq, None);
+        }
+        self.shared().lock().sticky.take().map_or(Ok(()), Err)
+    }
+
+    /// Whether all work is complete.
+    pub fn is_idle(&self) -> bool {
+        self.shared().flags.load(Ordering::Acquire) & !CAPTURE == 0
+    }
+
+    /// Whether a piece of work is complete, with or without success.
+    pub fn is_complete(&self, ticket: Ticket) -> bool {
+        self.shared().completed.load(Ordering::Acquire) >= ticket.seq
+    }
+
+    /// The result of a piece of work, or `None` while it is not complete.
+    pub fn result(&self, ticket: Ticket) -> Option<Result<()>> {
+        self.is_complete(ticket)
+            .then(|| self.shared().lock().result(ticket.seq))
+    }
+
+    /// Waits until a piece of work is complete and returns its result. Without a timeout it waits
+    /// as long as the work takes.
+    ///
+    /// # Errors
+    /// The work's failure, or [`Error::StreamTimeout`].
+    pub fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<()> {
+        if !self.is_complete(ticket) {
+            self.refuse_from_own_work("wait")?;
+            if !self.shared().wait_complete(ticket.seq, timeout) {
+                let seconds = timeout.unwrap_or_default().as_secs_f64();
+                return Err(Error::StreamTimeout { seconds });
+            }
+        }
+        if ticket == Ticket::DONE {
+            return Ok(());
+        }
+        self.shared().lock().result(ticket.seq)
+    }
+
+    /// From now on work of this stream is recorded instead of run.
+    ///
+    /// # Errors
+    /// [`Error::CaptureState`] when the stream is capturing already.
+    pub fn begin_capture(&self) -> Result<()> {
+        let mut state = self.shared().lock();
+        if self.shared().active_capture(&mut state).is_some() {
+            return Err(Error::capture("begin: this stream is capturing already"));
+        }
+        self.shared()
+            .set_capture(&mut state, Capture::begin(), Origin::Here);
+        Ok(())
+    }
+
+    /// Ends the capture and returns what was recorded. Streams that joined it leave it.
+    ///
+    /// # Errors
+    /// [`Error::CaptureState`] when the stream is not capturing, or joined a capture that another
+    /// stream began.
+    pub fn end_capture(&self) -> Result<Graph> {
+        let mut state = self.shared().lock();
+        let Some(capture) = self.shared().active_capture(&mut state) else {
+            return Err(Error::capture("end: this stream is not capturing"));
+        };
+        if state.origin == Origin::Elsewhere {
+            return Err(Error::capture(
+                "end: this stream joined a capture that another stream began; end it there",
+            ));
+        }
+        self.shared().clear_capture(&mut state);
+        drop(state);
+        capture
+            .end()
+            .ok_or_else(|| Error::capture("end: this capture has ended already"))
+    }
+
+    /// Whether work of this stream is recorded instead of run.
+    pub fn is_capturing(&self) -> bool {
+        self.shared().flags.load(Ordering::Acquire) & CAPTURE != 0
+            && self
+                .shared()
+                .active_capture(&mut self.shared().lock())
+                .is_some()
+    }
+
+    /// Runs `work` on this thread if nothing of the stream is queued, running or captured.
+    fn try_direct<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+        let shared = self.shared();
+        shared
+            .flags
+            .compare_exchange(0, DIRECT, Ordering::Acquire, Ordering::Relaxed)
+            .ok()?;
+        let _running = Direct {
+            shared,
+            outer: CURRENT.replace(shared),
+        };
+        Some(work())
+    }
+
+    /// Captures `op` or queues it.
+    fn push(&self, op: Op, report: Report) -> Result<Ticket> {
+        let shared = self.shared();
+        let mut state = shared.lock();
+        if let Op::Wait(event, _) = &op
+            && shared.active_capture(&mut state).is_none()
+            && let Some(capture) = event.capture()
+        {
+            shared.set_capture(&mut state, capture, Origin::Elsewhere);
+            return Ok(Ticket::DONE);
+        }
+        if let Some(capture) = shared.active_capture(&mut state) {
+            drop(state);
+            return self.capture(&capture, op).map(|()| Ticket::DONE);
+        }
+        self.start_worker()?;
+        let op = match op {
+            Op::Record(event, _) => {
+                let record = event.issue();
+                Op::Record(event, record)
+            }
+            Op::Wait(event, _) => {
+                let record = event.issued();
+                Op::Wait(event, record)
+            }
+            other => other,
+        };
+        let seq = state.next;
+        state.next += 1;
+        state.queue.push_back(Entry { seq, op, report });
+        shared.flags.fetch_add(UNIT, Ordering::AcqRel);
+        if state.worker_waits {
+            shared.work.notify_one();
+        }
+        Ok(Ticket { seq })
+    }
+
+    fn capture(&self, capture: &Arc<Capture>, op: Op) -> Result<()> {
+        let node = match op {
+            Op::Node(node) => node,
+            Op::Record(event, _) => {
+                event.set_capture(capture);
+                Node::Record(event)
+            }
+            Op::Wait(event, _) => {
+                // An event of this same capture: the order of the nodes is the edge.
+                if event
+                    .capture()
+                    .is_some_and(|other| Arc::ptr_eq(&other, capture))
+                {
+                    return Ok(());
+                }
+                Node::Wait(event)
+            }
+            Op::Once(_) => {
+                return Err(Error::capture(
+                    "a closure that runs once cannot be captured; use Item::HostFn",
+                ));
+            }
+            Op::Nothing => return Ok(()),
+        };
+        capture.push(node)
+    }
+
+    fn start_worker(&self) -> Result<()> {
+        let mut worker = self
+            .handle
+            .worker
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if worker.is_none() {
+            let shared = Arc::clone(&self.handle.shared);
+            let thread = thread::Builder::new()
+                .name("fusewire-stream".to_owned())
+                .spawn(move || work(&shared))
+                .map_err(|error| {
+                    Error::launch(format!("the stream's thread cannot be started ({error})"))
+                })?;
+            *worker = Some(thread);
+        }
+        Ok(())
+    }
+
+    /// Refuses to wait for the stream from within its own work, which would never end.
+    fn refuse_from_own_work(&self, call: &str) -> Result<()> {
+        if ptr::eq(CURRENT.get(), self.shared()) && !self.is_capturing() {
+            return Err(Error::launch(format!(
+                "{call} on a stream from within its own work"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Which stream began a capture.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Origin {
+    #[default]
+    Here,
+    Elsewhere,
+}
+
+/// A stream's work runs on the caller's thread while this lives.
+struct Direct<'a> {
+    shared: &'a Shared,
+    outer: *const Shared,
+}
+
+impl Drop for Direct<'_> {
+    fn drop(&mut self) {
+        CURRENT.set(self.outer);
+        let flags = self.shared.flags.fetch_and(!DIRECT, Ordering::AcqRel);
+        if flags >= UNIT {
+            // Work was queued meanwhile. The lock makes sure that the worker either sees the flag
+            // cleared or is asleep already.
+            drop(self.shared.lock());
+            self.shared.work.notify_one();
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.closing = true;
+        let capture = self
+            .shared
+            .active_capture(&mut state)
+            .filter(|_| state.origin == Origin::Here);
+        drop(state);
+        self.shared.work.notify_one();
+        if let Some(capture) = capture {
+            // Streams that joined leave with their next call.
+            capture.end();
+        }
+        let worker = self
+            .worker
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        // A worker cannot wait for itself, and must not wait for another worker, which may wait for
+        // its events. Such a stream finishes its queue alone.
+        let on_worker = IS_WORKER.try_with(Cell::get).unwrap_or(true);
+        if let Some(worker) = worker
+            && !on_worker
+            && worker.join().is_err()
+        {
+            tracing::warn!("the thread of a stream panicked");
+        }
+    }
+}
+
+/// Runs a stream's queue until the stream is dropped and the queue empty.
+fn work(shared: &Arc<Shared>) {
+    IS_WORKER.set(true);
+    CURRENT.set(Arc::as_ptr(shared));
+    while let Some(Entry { seq, op, report }) = shared.next_entry() {
+        // What the work holds is dropped in there too, before the work counts as complete.
+        let result =
+            panic::catch_unwind(AssertUnwindSafe(|| op.execute())).unwrap_or_else(|panic| {
+                Err(Error::launch(format!(
+                    "work of the stream panicked: {}",
+                    message(&*panic)
+                )))
+            });
+        shared.complete(seq, report, result);
+    }
+}

@@ -1,0 +1,205 @@
+//! Grids, lanes, owners, the floating-point environment.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread;
+
+use fusewire_device::native::LaneContext;
+
+use super::super::{BlockOrder, Grid, Launch, LaunchOwner, Stream};
+use super::{Params, add, launch, launch_grid, value};
+use crate::{Error, Result};
+
+/// Each lane puts its index into shared memory, and adds that of the next lane after a barrier.
+unsafe fn rotate(context: *const LaneContext, params: *const u8) {
+    // SAFETY: the launcher passes a context; `Params` as in `add`.
+    let (context, params) = unsafe { (&*context, *params.cast::<Params>()) };
+    // SAFETY: one `BlockShared` lives as long as the block runs.
+    let shared = unsafe { &*context.shared };
+    let slots = shared.shared().cast::<u64>();
+    // SAFETY: one slot a lane; 64 lanes are 512 bytes of the 16 KiB.
+    unsafe {
+        slots
+            .add(context.lane as usize)
+            .write(u64::from(context.lane) + 1)
+    };
+    shared.sync();
+    let next = (context.lane + 1) % context.lanes;
+    // SAFETY: the slots were written before the barrier.
+    let value = unsafe { slots.add(next as usize).read() };
+    // SAFETY: as in `add`.
+    unsafe { (*params.target).fetch_add(value << (8 * context.block), Ordering::Relaxed) };
+}
+
+/// One lane leaves before the barrier.
+unsafe fn deserts(context: *const LaneContext, _: *const u8) {
+    // SAFETY: as in `rotate`.
+    let context = unsafe { &*context };
+    if context.lane != 3 {
+        // SAFETY: as in `rotate`.
+        unsafe { (*context.shared).sync() };
+    }
+}
+
+/// All blocks meet: ends only when they run at once.
+unsafe fn meet(context: *const LaneContext, params: *const u8) {
+    // SAFETY: as in `rotate`.
+    let (context, params) = unsafe { (&*context, *params.cast::<Params>()) };
+    // SAFETY: as in `add`.
+    let target = unsafe { &*params.target };
+    target.fetch_add(1, Ordering::AcqRel);
+    while target.load(Ordering::Acquire) < u64::from(context.blocks) {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn owners_can_refuse_and_report() {
+    #[derive(Debug, Default)]
+    struct Owner(AtomicBool, AtomicBool);
+    impl LaunchOwner for Owner {
+        fn before(&self) -> Result<()> {
+            let refuse = self.0.load(Ordering::Relaxed);
+            if refuse {
+                Err(Error::launch("refused"))
+            } else {
+                Ok(())
+            }
+        }
+        fn after(&self) -> Result<()> {
+            let fail = self.1.load(Ordering::Relaxed);
+            if fail {
+                Err(Error::launch("reported"))
+            } else {
+                Ok(())
+            }
+        }
+    }
+    let (stream, target, owner) = (Stream::new(), Arc::default(), Arc::new(Owner::default()));
+    let launch = launch(add, &target, 1).owned_by(Arc::clone(&owner) as _);
+    stream.run(&launch).unwrap();
+    owner.1.store(true, Ordering::Relaxed);
+    assert!(
+        stream
+            .run(&launch)
+            .unwrap_err()
+            .to_string()
+            .contains("reported")
+    );
+    owner.0.store(true, Ordering::Relaxed);
+    assert!(
+        stream
+            .run(&launch)
+            .unwrap_err()
+            .to_string()
+            .contains("refused")
+    );
+    assert_eq!(value(&target), 2);
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn lanes_are_threads_with_shared_memory() {
+    for lanes in [1, 2, 32, 64] {
+        let (stream, target) = (Stream::new(), Arc::default());
+        let grid = Grid {
+            blocks: 2,
+            lanes,
+            shared_bytes: 512,
+            ..Grid::default()
+        };
+        let launch = launch_grid(rotate, &target, 0, grid);
+        for _ in 0..3 {
+            target.store(0, Ordering::Relaxed);
+            stream.run(&launch).unwrap();
+            let sum = u64::from(lanes) * (u64::from(lanes) + 1) / 2;
+            assert_eq!(value(&target), sum + (sum << 8), "{lanes} lanes");
+        }
+    }
+}
+
+#[test]
+fn a_lane_that_deserts_is_reported() {
+    let (stream, target) = (Stream::new(), Arc::default());
+    let grid = Grid {
+        lanes: 32,
+        ..Grid::default()
+    };
+    let error = stream
+        .run(&launch_grid(deserts, &target, 0, grid))
+        .unwrap_err();
+    assert!(error.to_string().contains("barrier"), "{error}");
+}
+
+#[test]
+fn concurrent_blocks_meet() {
+    let (stream, target) = (Stream::new(), Arc::default());
+    let grid = Grid {
+        blocks: 8,
+        order: BlockOrder::Concurrent,
+        ..Grid::default()
+    };
+    stream.run(&launch_grid(meet, &target, 0, grid)).unwrap();
+    assert_eq!(value(&target), 8);
+}
+
+#[test]
+fn launches_beyond_the_limits_are_refused() {
+    let grids = [
+        Grid {
+            blocks: 0,
+            ..Grid::default()
+        },
+        Grid {
+            lanes: 0,
+            ..Grid::default()
+        },
+        Grid {
+            lanes: 65,
+            ..Grid::default()
+        },
+        Grid {
+            blocks: 100,
+            lanes: 64,
+            ..Grid::default()
+        },
+        Grid {
+            shared_bytes: 1 << 20,
+            ..Grid::default()
+        },
+    ];
+    for grid in grids {
+        // SAFETY: the launch is refused, and never runs.
+        let refused = unsafe { Launch::new(add, &[0; 16], grid) };
+        assert!(
+            matches!(refused, Err(Error::InvalidArgument { .. })),
+            "{grid:?}"
+        );
+    }
+    // SAFETY: as above.
+    assert!(unsafe { Launch::new(add, &[0; 257], Grid::default()) }.is_err());
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn threads_that_flush_subnormals_are_refused() {
+    fn set_mxcsr(value: u32) {
+        // SAFETY: sets rounding and flush flags only, all exceptions stay masked.
+        unsafe { core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack)) };
+    }
+    let (stream, target) = (Stream::new(), Arc::default());
+    let launch = launch(add, &target, 1);
+    let mut errors = Vec::new();
+    for flags in [1u32 << 15, 1 << 6, 1 << 13] {
+        set_mxcsr(0x1f80 | flags);
+        let result = stream.run(&launch);
+        set_mxcsr(0x1f80);
+        errors.push(result.unwrap_err().to_string());
+    }
+    assert!(
+        errors.iter().all(|error| error.contains("MXCSR")),
+        "{errors:?}"
+    );
+    stream.run(&launch).unwrap();
+    assert_eq!(value(&target), 1);
+}

@@ -1,0 +1,98 @@
+//! Tests of launches, streams, events and graphs: the kernels and helpers that they share.
+
+mod graph;
+mod launch;
+mod stream;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use fusewire_device::native::LaneContext;
+
+use super::{GraphExec, Grid, Item, Launch, Stream};
+use crate::Error;
+
+const LONG: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Params {
+    target: *const AtomicU64,
+    amount: u64,
+}
+
+/// Adds `amount` in every lane.
+unsafe fn add(_: *const LaneContext, params: *const u8) {
+    // SAFETY: every test passes `Params` whose target outlives the launch.
+    let Params { target, amount } = unsafe { *params.cast() };
+    // SAFETY: as above.
+    unsafe { (*target).fetch_add(amount, Ordering::Relaxed) };
+}
+
+/// `target = target * 3 + amount`: shows the order of the work.
+unsafe fn fold(_: *const LaneContext, params: *const u8) {
+    // SAFETY: as in `add`.
+    let Params { target, amount } = unsafe { *params.cast() };
+    // SAFETY: as above.
+    let target = unsafe { &*target };
+    let value = target.load(Ordering::Relaxed);
+    target.store(
+        value.wrapping_mul(3).wrapping_add(amount),
+        Ordering::Relaxed,
+    );
+}
+
+/// Adds without atomicity: launches that overlap lose additions.
+unsafe fn increment(_: *const LaneContext, params: *const u8) {
+    // SAFETY: as in `add`.
+    let Params { target, amount } = unsafe { *params.cast() };
+    // SAFETY: as above.
+    let target = unsafe { &*target };
+    let value = target.load(Ordering::Relaxed);
+    thread::yield_now();
+    target.store(value + amount, Ordering::Relaxed);
+}
+
+unsafe fn panics(_: *const LaneContext, _: *const u8) {
+    panic!("out of order");
+}
+
+type Entry = unsafe fn(*const LaneContext, *const u8);
+
+fn launch_grid(entry: Entry, target: &Arc<AtomicU64>, amount: u64, grid: Grid) -> Launch {
+    let words = [Arc::as_ptr(target) as u64, amount];
+    // SAFETY: the words are a `Params`, and the launch keeps its target alive.
+    let launch = unsafe { Launch::new(entry, bytemuck::bytes_of(&words), grid) }.unwrap();
+    launch.keeping([Some(Arc::clone(target) as _), None, None])
+}
+
+fn launch(entry: Entry, target: &Arc<AtomicU64>, amount: u64) -> Launch {
+    launch_grid(entry, target, amount, Grid::default())
+}
+
+fn value(target: &AtomicU64) -> u64 {
+    target.load(Ordering::Relaxed)
+}
+
+/// Holds a stream's worker until the returned sender is used or dropped.
+fn block(stream: &Stream) -> mpsc::Sender<()> {
+    let (release, released) = mpsc::channel();
+    let wait = move || {
+        let _ = released.recv();
+        Ok(())
+    };
+    stream.enqueue(Item::Host(Box::new(wait))).unwrap();
+    release
+}
+
+fn failing(text: &'static str) -> Item {
+    Item::HostFn(Arc::new(move || Err(Error::launch(text))))
+}
+
+fn capture(stream: &Stream, work: impl FnOnce()) -> GraphExec {
+    stream.begin_capture().unwrap();
+    work();
+    stream.end_capture().unwrap().instantiate().unwrap()
+}
