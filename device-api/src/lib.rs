@@ -40,18 +40,8 @@
 #![no_std]
 #![cfg_attr(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
-    feature(
-        abi_gpu_kernel,
-        abi_unadjusted,
-        asm_experimental_arch,
-        core_intrinsics,
-        f16,
-        link_llvm_intrinsics,
-        portable_simd,
-        stdarch_amdgpu,
-        stdarch_nvptx
-    ),
-    allow(internal_features, improper_gpu_kernel_arg)
+    feature(abi_unadjusted, asm_experimental_arch),
+    allow(internal_features)
 )]
 
 extern crate self as fusewire_device;

@@ -147,6 +147,19 @@ pub struct NativeEntries {
     pub lanes: NativeEntry,
 }
 
+impl NativeEntries {
+    /// The entry for `isa` when a block has one lane, else the entry for several lanes.
+    #[inline(always)]
+    pub const fn entry(&self, isa: Isa, lanes: u32) -> NativeEntry {
+        match (lanes, isa) {
+            (1, Isa::Baseline) => self.baseline,
+            (1, Isa::Avx2) => self.avx2,
+            (1, Isa::Avx512) => self.avx512,
+            _ => self.lanes,
+        }
+    }
+}
+
 /// Which native entry this machine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
@@ -206,11 +219,6 @@ impl<P> Kernel<P> {
     /// The entry for `isa` when a block has one lane, else the entry for several lanes.
     #[inline(always)]
     pub const fn entry(&self, isa: Isa, lanes: u32) -> NativeEntry {
-        match (lanes, isa) {
-            (1, Isa::Baseline) => self.info.native.baseline,
-            (1, Isa::Avx2) => self.info.native.avx2,
-            (1, Isa::Avx512) => self.info.native.avx512,
-            _ => self.info.native.lanes,
-        }
+        self.info.native.entry(isa, lanes)
     }
 }

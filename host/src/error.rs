@@ -93,6 +93,27 @@ pub enum Error {
         detail: String,
     },
 
+    /// An operation did not end in time.
+    #[error("{}", .0)]
+    Timeout(Box<crate::comm::Failure>),
+
+    /// Ranks called different operations, sizes or types.
+    #[error("{}", .0)]
+    Mismatch(Box<crate::comm::Failure>),
+
+    /// A kernel stopped for another reason: overlapping launches, memory outside of a window, an abort.
+    #[error("{}", .0)]
+    Failed(Box<crate::comm::Failure>),
+
+    /// Ranks cannot form a communicator.
+    #[error("communicator \"{name}\": {detail}")]
+    Communicator {
+        /// Name of the communicator.
+        name: String,
+        /// What does not fit, and what to do.
+        detail: String,
+    },
+
     /// Work of a stream was not complete when a bounded wait for it ended.
     #[error("work of the stream is not complete after {seconds} s")]
     StreamTimeout {

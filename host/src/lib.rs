@@ -1,9 +1,50 @@
-//! Work in progress.
+//! Fusewire's host library: devices, communicators, planning.
+//!
+//! ```
+//! use fusewire::{DType, Options, ReduceOp, run_threads};
+//!
+//! // Four ranks, as threads of this process; as processes they call Communicator::from_env.
+//! let results = run_threads(4, &Options::default(), |comm| {
+//!     let x = comm.alloc(DType::F32, 3)?; // memory in a window: reduced without a copy
+//!     x.copy_from(&[comm.rank() as f32; 3])?;
+//!     comm.all_reduce(&x, ReduceOp::Sum)?;
+//!     x.to_vec::<f32>()
+//! });
+//! for result in results {
+//!     assert_eq!(result?, [6.0; 3]);
+//! }
+//! # Ok::<(), fusewire::Error>(())
+//! ```
+//!
+//! # Errors
+//! Bad arguments are refused before anything moves. Every wait is bounded: when a rank dies, stops, or
+//! calls something else, every other rank gets an error that names operation, sequence number and rank
+//! ([`Failure`]), and the communicator returns it from then on.
+//!
+//! # Thread safety
+//! A [`Communicator`] may be used from several threads, but all ranks must issue its operations in
+//! the same order.
 
 pub mod bootstrap;
+mod comm;
 pub mod cpu;
-pub mod store;
-
+mod device;
 mod error;
+mod options;
+mod plan;
+pub mod store;
+mod tensor;
 
-pub use error::{Error, Result};
+pub use self::comm::{
+    Activity, Communicator, Failure, MAX_SIZE, RmsNorm, Work, WorkStatus, run_threads,
+};
+pub use self::device::{Device, isa};
+pub use self::error::{Error, Result};
+pub use self::options::{Algorithm, Options, ReduceOp};
+pub use self::plan::Plan;
+pub use self::tensor::{Input, Output, Tensor};
+pub use fusewire_device::element::ReductionCode;
+pub use fusewire_device::layout::FailureKind;
+pub use fusewire_device::native::Isa;
+pub use fusewire_device::session::Operation;
+pub use fusewire_device::{Bf16, DType, E4m3, E5m2, Element, F16};

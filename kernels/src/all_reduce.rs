@@ -73,7 +73,11 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
     if M::LANES == 1 {
         for line in 0..lines_for(bytes) {
             let start = line * LINE_DATA;
-            let length = if bytes - start < LINE_DATA { bytes - start } else { LINE_DATA };
+            let length = if bytes - start < LINE_DATA {
+                bytes - start
+            } else {
+                LINE_DATA
+            };
             let mut acc = [T::Acc::ZERO; LINE_DATA / 2];
             let mut rank = 0;
             while rank < ranks {
@@ -94,7 +98,11 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
                     } else {
                         for i in 0..length / size {
                             let next = O::lift(mem::read(at.add(i)), 0);
-                            acc[i] = if rank == 0 { next } else { O::combine(acc[i], next) };
+                            acc[i] = if rank == 0 {
+                                next
+                            } else {
+                                O::combine(acc[i], next)
+                            };
                         }
                     }
                 }
@@ -125,7 +133,11 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         while rank < ranks && !failed {
             let data = if rank == me {
                 // SAFETY: within this rank's input; the header carries no element.
-                if unit == 0 { 0 } else { unsafe { read_pair(from, bytes, unit - 1) } }
+                if unit == 0 {
+                    0
+                } else {
+                    unsafe { read_pair(from, bytes, unit - 1) }
+                }
             } else {
                 match slots.receive_pair(session, rank, unit) {
                     Some(data) => data,
@@ -137,7 +149,11 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
             };
             for i in 0..PAIR_DATA / size_of::<T>() {
                 let next = O::lift(T::from_bits(data >> (8 * i * size_of::<T>())), 0);
-                acc[i] = if rank == 0 { next } else { O::combine(acc[i], next) };
+                acc[i] = if rank == 0 {
+                    next
+                } else {
+                    O::combine(acc[i], next)
+                };
             }
             rank += 1;
         }
@@ -168,7 +184,11 @@ unsafe fn combine_full<T: Element, O: Reduction<T>>(
     for i in 0..LINE_DATA / size_of::<T>() {
         // SAFETY: the caller's line holds this many elements.
         let next = O::lift(unsafe { mem::read(at.add(i)) }, 0);
-        acc[i] = if first { next } else { O::combine(acc[i], next) };
+        acc[i] = if first {
+            next
+        } else {
+            O::combine(acc[i], next)
+        };
     }
 }
 
@@ -183,7 +203,12 @@ unsafe fn one_shot<M: Machine, R: Reducer>(
     memory: Memory,
     policy: Policy,
 ) -> bool {
-    let memory = Memory { source_rows: 1, shards: 1, target_shared: false, ..memory };
+    let memory = Memory {
+        source_rows: 1,
+        shards: 1,
+        target_shared: false,
+        ..memory
+    };
     // SAFETY: the caller's promise.
     unsafe {
         memory.run(session, policy, |session, round| {
@@ -199,7 +224,12 @@ unsafe fn one_shot<M: Machine, R: Reducer>(
             }
             block.sync();
             let ranks = session.comm().size();
-            let range = Range { ranks, targets: 1, count: last - first, policy };
+            let range = Range {
+                ranks,
+                targets: 1,
+                count: last - first,
+                policy,
+            };
             reducer.reduce(block, tables, range);
             true
         })
@@ -223,7 +253,12 @@ unsafe fn two_shot<M: Machine, R: Reducer>(
 ) -> bool {
     let (me, ranks) = (session.comm().rank(), session.comm().size());
     let target_shared = root == ALL || root == me;
-    let memory = Memory { source_rows: 1, shards: ranks, target_shared, ..memory };
+    let memory = Memory {
+        source_rows: 1,
+        shards: ranks,
+        target_shared,
+        ..memory
+    };
     // SAFETY: the caller's promise.
     unsafe {
         memory.run(session, policy, |session, round| {
@@ -247,7 +282,16 @@ unsafe fn two_shot<M: Machine, R: Reducer>(
                 return false;
             }
             block.sync();
-            reducer.reduce(block, tables, Range { ranks, targets, count: length, policy });
+            reducer.reduce(
+                block,
+                tables,
+                Range {
+                    ranks,
+                    targets,
+                    count: length,
+                    policy,
+                },
+            );
             true
         })
     }

@@ -124,7 +124,10 @@ impl Memory {
         let mut first = true;
         let mut start = 0;
         loop {
-            let mut round = Round { start, end: self.count };
+            let mut round = Round {
+                start,
+                end: self.count,
+            };
             if chunked && self.count - start > self.chunk {
                 round.end = start + self.chunk;
             }
@@ -189,7 +192,8 @@ impl Memory {
                     bulk::copy(
                         block,
                         to.add((row * round.stride() + first) * self.size),
-                        self.source.add((row * self.count + round.start + first) * self.size),
+                        self.source
+                            .add((row * self.count + round.start + first) * self.size),
                         (last - first) * self.size,
                         Policy::Cached,
                     );
@@ -256,7 +260,8 @@ impl Memory {
             row * self.count + round.start + first
         };
         let place = Place(session.word(rank, word::SOURCE));
-        self.named(session, place, rank, index, length).map(<*mut u8>::cast_const)
+        self.named(session, place, rank, index, length)
+            .map(<*mut u8>::cast_const)
     }
 
     /// Address of elements `[first, first + length)` of the round in `rank`'s output.

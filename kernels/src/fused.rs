@@ -141,7 +141,11 @@ unsafe fn add_row<M: Machine, T: Element<Acc = f32>>(
     from: usize,
     to: usize,
 ) -> f32 {
-    let keep = if norm.residual_out.is_null() { norm.out } else { norm.residual_out };
+    let keep = if norm.residual_out.is_null() {
+        norm.out
+    } else {
+        norm.residual_out
+    };
     let partials = block.shared().wrapping_add(PARTIALS_AT).cast::<f32>();
     // SAFETY: rows of the caller's buffers; the partials are this block's shared memory.
     unsafe {
@@ -210,7 +214,9 @@ unsafe fn add_row<M: Machine, T: Element<Acc = f32>>(
         let mut width = PARTIALS / 2;
         while width > 0 {
             for j in block.elements_of_block(width) {
-                partials.add(j).write(partials.add(j).read() + partials.add(j + width).read());
+                partials
+                    .add(j)
+                    .write(partials.add(j).read() + partials.add(j + width).read());
             }
             block.sync();
             width /= 2;
@@ -232,7 +238,11 @@ unsafe fn scale_row<M: Machine, T: Element<Acc = f32>>(
     to: usize,
     scale: f32,
 ) {
-    let kept = if norm.residual_out.is_null() { norm.out } else { norm.residual_out };
+    let kept = if norm.residual_out.is_null() {
+        norm.out
+    } else {
+        norm.residual_out
+    };
     // A lane reads what it wrote itself in `add_row`: element i belongs to partial i mod 128.
     // SAFETY: rows of the caller's buffers.
     unsafe {

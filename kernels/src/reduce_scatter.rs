@@ -22,7 +22,10 @@ unsafe fn reduce_rows<M: Machine, R: Reducer>(
     policy: Policy,
 ) -> bool {
     let (me, ranks) = (session.comm().rank(), session.comm().size());
-    let memory = Memory { source_rows: ranks, ..memory };
+    let memory = Memory {
+        source_rows: ranks,
+        ..memory
+    };
     // SAFETY: the caller's promise.
     unsafe {
         memory.run(session, policy, |session, round| {
@@ -38,7 +41,16 @@ unsafe fn reduce_rows<M: Machine, R: Reducer>(
                 tables.set_target(0, memory.target.wrapping_add(at));
             }
             block.sync();
-            reducer.reduce(block, tables, Range { ranks, targets: 1, count: length, policy });
+            reducer.reduce(
+                block,
+                tables,
+                Range {
+                    ranks,
+                    targets: 1,
+                    count: length,
+                    policy,
+                },
+            );
             true
         })
     }

@@ -59,7 +59,10 @@ impl Any {
     #[inline(always)]
     pub(crate) fn of(call: Call) -> Option<Self> {
         let dtype = DType::from_code(call.dtype())?;
-        Some(Self { dtype, reduction: call.reduction() })
+        Some(Self {
+            dtype,
+            reduction: call.reduction(),
+        })
     }
 }
 
@@ -85,7 +88,15 @@ impl Reducer for Any {
             }
         }
         // The host refuses combinations that do not exist before it launches.
-        let _ = dispatch(self.dtype as u8, self.reduction, Switch { block, tables, range });
+        let _ = dispatch(
+            self.dtype as u8,
+            self.reduction,
+            Switch {
+                block,
+                tables,
+                range,
+            },
+        );
     }
 }
 

@@ -43,7 +43,11 @@ impl Counts {
         let mut longest = 0;
         let mut rank = 0;
         while rank < ranks {
-            longest = if self.of(rank) > longest { self.of(rank) } else { longest };
+            longest = if self.of(rank) > longest {
+                self.of(rank)
+            } else {
+                longest
+            };
             rank += 1;
         }
         longest
@@ -134,7 +138,11 @@ impl Vector {
                 for rank in 0..ranks {
                     chunked |= session.word(rank, word::FLAGS) & CHUNKED != 0;
                     let theirs = session.word(rank, word::LONGEST) as usize;
-                    all_longest = if theirs > all_longest { theirs } else { all_longest };
+                    all_longest = if theirs > all_longest {
+                        theirs
+                    } else {
+                        all_longest
+                    };
                     let sent = session.word(rank, word::COUNT) as usize;
                     let expected = self.receive.of(rank);
                     if sent != expected {
@@ -167,7 +175,10 @@ impl Vector {
                 let theirs_staged = session.word(rank, word::FLAGS) & CHUNKED != 0;
                 let from = if rank == me {
                     let (offset, _) = self.outgoing(me, me);
-                    Some(self.source.wrapping_add((offset + start + first) * self.size))
+                    Some(
+                        self.source
+                            .wrapping_add((offset + start + first) * self.size),
+                    )
                 } else {
                     let index = if theirs_staged { first } else { start + first };
                     let place = Place(session.word(rank, word::SOURCE));

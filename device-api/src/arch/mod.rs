@@ -5,17 +5,17 @@
 
 #[cfg(target_arch = "amdgpu")]
 mod amdgcn;
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+mod gpu;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 mod native;
 #[cfg(target_arch = "nvptx64")]
 mod nvptx;
 
-#[cfg(target_arch = "amdgpu")]
-pub use self::amdgcn::*;
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+pub use self::gpu::*;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub use self::native::*;
-#[cfg(target_arch = "nvptx64")]
-pub use self::nvptx::*;
 
 /// Bytes of block-shared scratch memory that every machine offers.
 pub const SHARED_BYTES: usize = 16 * 1024;

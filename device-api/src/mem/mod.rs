@@ -14,6 +14,8 @@
 
 #[cfg(target_arch = "amdgpu")]
 mod amdgcn;
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+mod gpu;
 #[cfg(any(loom, shuttle))]
 pub mod model;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]

@@ -13,8 +13,11 @@ pub type HostFn = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// Work that can run more than once.
 #[derive(Clone)]
-#[expect(clippy::large_enum_variant, reason = "a boxed launch would allocate at each call")]
-pub(super) enum Node {
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a boxed launch would allocate at each call"
+)]
+pub(crate) enum Node {
     Launch(Launch),
     Record(Event),
     Wait(Event),

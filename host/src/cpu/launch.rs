@@ -185,23 +185,11 @@ impl Launch {
     }
 
     fn run_here(&self) -> Result<()> {
-        thread_local! {
-            static SHARED: OnceCell<OwnedBlock> = const { OnceCell::new() };
-        }
-        SHARED
-            .try_with(|shared| {
-                let shared = shared.get_or_init(|| OwnedBlock::new(1));
-                // The kernel touches memory by pointers only, which a panic leaves as it is.
-                panic::catch_unwind(AssertUnwindSafe(|| {
-                    for block in 0..self.grid.blocks {
-                        self.run_lane(block, 0, &shared.shared);
-                    }
-                }))
-                .map_err(|panic| {
-                    Error::launch(format!("the kernel panicked: {}", message(&*panic)))
-                })
-            })
-            .map_err(|_| Error::launch("this thread is ending"))?
+        with_block(|shared| {
+            for block in 0..self.grid.blocks {
+                self.run_lane(block, 0, shared);
+            }
+        })
     }
 
     fn run_lane(&self, block: u32, lane: u32, shared: &BlockShared) {
@@ -267,6 +255,41 @@ impl Launch {
             Some(text) => Err(Error::launch(text)),
         }
     }
+}
+
+/// Runs `body` with this thread's block of one lane; a panic becomes an error.
+fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
+    thread_local! {
+        static SHARED: OnceCell<OwnedBlock> = const { OnceCell::new() };
+    }
+    SHARED
+        .try_with(|shared| {
+            let shared = shared.get_or_init(|| OwnedBlock::new(1));
+            // The kernel touches memory by pointers only, which a panic leaves as it is.
+            panic::catch_unwind(AssertUnwindSafe(|| body(&shared.shared))).map_err(|panic| {
+                Error::launch(format!("the kernel panicked: {}", message(&*panic)))
+            })
+        })
+        .map_err(|_| Error::launch("this thread is ending"))?
+}
+
+/// Runs one block of one lane on this thread: the shortest way to a kernel.
+///
+/// # Safety
+/// As [`Launch::new`], for this one execution.
+pub(crate) unsafe fn run_single(entry: NativeEntry, params: *const u8) -> Result<()> {
+    check_float_environment()?;
+    with_block(|shared| {
+        let context = LaneContext {
+            block: 0,
+            blocks: 1,
+            lane: 0,
+            lanes: 1,
+            shared,
+        };
+        // SAFETY: the context describes the only lane; the rest is the caller's promise.
+        unsafe { entry(&raw const context, params) }
+    })
 }
 
 impl Grid {

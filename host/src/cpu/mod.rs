@@ -18,3 +18,6 @@ pub use graph::{Graph, GraphExec, HostFn};
 pub use launch::{BlockOrder, Grid, Keep, Launch, LaunchOwner, MAX_PARAM_BYTES, MAX_THREADS};
 pub use segment::Segment;
 pub use stream::{Item, Stream, Ticket};
+
+pub(crate) use graph::Node;
+pub(crate) use launch::run_single;

@@ -111,6 +111,11 @@ impl Stream {
         &self.handle.shared
     }
 
+    /// Tells streams apart: equal for clones of one stream.
+    pub(crate) fn id(&self) -> usize {
+        Arc::as_ptr(&self.handle) as usize
+    }
+
     /// Puts work behind all work of the stream, or into the graph while the stream is capturing.
     ///
     /// # Errors
@@ -142,7 +147,7 @@ impl Stream {
 
     /// Runs `direct` on this thread if the stream is idle, else enqueues the same work as a node
     /// and waits for it.
-    pub(super) fn run_or_enqueue(
+    pub(crate) fn run_or_enqueue(
         &self,
         direct: impl FnOnce() -> Result<()>,
         node: impl FnOnce() -> Node,

@@ -1,0 +1,121 @@
+//! A GPU: lanes are registers, synchronisation is convergent.
+//!
+//! Everything here lies in the shim that `fusewire-build` links into every image
+//! (`shims/nvptx.ll`, `shims/amdgcn.ll`): Rust has neither convergent operations nor block-shared
+//! memory. The shim's functions are inlined.
+
+#[cfg(target_arch = "amdgpu")]
+pub use super::amdgcn::WARP;
+#[cfg(target_arch = "nvptx64")]
+pub use super::nvptx::WARP;
+
+// Defined in the shim with these signatures. `safe`: they have no precondition but convergence,
+// which breaks progress, not memory.
+unsafe extern "unadjusted" {
+    safe fn fusewire_lane() -> u32;
+    safe fn fusewire_lanes() -> u32;
+    safe fn fusewire_block() -> u32;
+    safe fn fusewire_blocks() -> u32;
+    safe fn fusewire_sync();
+    safe fn fusewire_sync_warp();
+    safe fn fusewire_any(value: u32) -> u32;
+    safe fn fusewire_ballot(value: u32) -> u64;
+    safe fn fusewire_shuffle(value: u32, from: u32) -> u32;
+    safe fn fusewire_shuffle_xor(value: u32, mask: u32) -> u32;
+    safe fn fusewire_shared() -> *mut u8;
+    safe fn fusewire_clock_ns() -> u64;
+    safe fn fusewire_nap(ns: u32);
+    safe fn fusewire_panic() -> !;
+}
+
+/// Index of this lane in its block.
+#[inline(always)]
+pub fn lane() -> u32 {
+    fusewire_lane()
+}
+
+/// Lanes in the block.
+#[inline(always)]
+pub fn lanes() -> u32 {
+    fusewire_lanes()
+}
+
+/// Index of this block in the launch.
+#[inline(always)]
+pub fn block() -> u32 {
+    fusewire_block()
+}
+
+/// Blocks in the launch.
+#[inline(always)]
+pub fn blocks() -> u32 {
+    fusewire_blocks()
+}
+
+/// Barrier over the block; all its lanes together. Orders the block's shared and global memory at
+/// block scope; publishes nothing to another rank.
+#[inline(always)]
+pub fn sync() {
+    fusewire_sync();
+}
+
+/// Barrier over the warp; all its lanes together.
+#[inline(always)]
+pub fn sync_warp() {
+    fusewire_sync_warp();
+}
+
+/// True in every lane of the block if `value` is true in one; all lanes together. Also a barrier.
+#[inline(always)]
+pub fn any(value: bool) -> bool {
+    fusewire_any(u32::from(value)) != 0
+}
+
+/// The warp's votes, bit i for lane i; all lanes of the warp together.
+#[inline(always)]
+pub fn ballot(value: bool) -> u64 {
+    fusewire_ballot(u32::from(value))
+}
+
+/// `value` of lane `from` of the warp; all lanes of the warp together.
+#[inline(always)]
+pub fn shuffle(value: u32, from: u32) -> u32 {
+    fusewire_shuffle(value, from)
+}
+
+/// `value` of the lane whose index differs by `mask` (exclusive or); all lanes of the warp together.
+#[inline(always)]
+pub fn shuffle_xor(value: u32, mask: u32) -> u32 {
+    fusewire_shuffle_xor(value, mask)
+}
+
+/// Block-shared scratch memory, [`super::SHARED_BYTES`] bytes, 128-byte aligned.
+#[inline(always)]
+pub fn shared() -> *mut u8 {
+    fusewire_shared()
+}
+
+/// Nanoseconds of a monotonic clock; the epoch is arbitrary. Its grain is up to a microsecond
+/// (NVIDIA) or 10 ns (AMD).
+#[inline(always)]
+pub fn clock_ns() -> u64 {
+    fusewire_clock_ns()
+}
+
+/// One short pause between two polls of the same word: nothing, a load from afar is long enough.
+#[inline(always)]
+pub fn pause() {}
+
+/// Gives issue slots away for a moment; `round` counts the naps of one wait.
+#[inline(always)]
+pub fn nap(round: u32) {
+    fusewire_nap(if round < 1000 { 100 } else { 2000 });
+}
+
+/// Stops the grid: the state is broken beyond an error message. `fusewire-build check` finds
+/// every kernel that can come here.
+#[cold]
+#[inline(always)]
+pub fn trap() -> ! {
+    fusewire_panic()
+}

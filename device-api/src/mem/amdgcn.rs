@@ -1,0 +1,199 @@
+//! Words and packets on AMD: the shim's atomics in the global address space, because this compiler
+//! has no inline assembly there, and core's atomics know neither narrower scopes nor that address space.
+
+use super::gpu::pair;
+use super::{Order, Scope};
+
+pub use super::gpu::{copy, drain, read, read_16, write, write_16};
+
+/// The shim's function for an order and a scope.
+macro_rules! scoped {
+    ($order:expr, $scope:expr, $relaxed:tt, $ordered:tt, $arguments:tt) => {
+        match ($order, $scope) {
+            (Order::Relaxed, Scope::Block) => scoped!(@ $relaxed, 2, $arguments),
+            (Order::Relaxed, Scope::Device) => scoped!(@ $relaxed, 1, $arguments),
+            (Order::Relaxed, Scope::System) => scoped!(@ $relaxed, 0, $arguments),
+            (_, Scope::Block) => scoped!(@ $ordered, 2, $arguments),
+            (_, Scope::Device) => scoped!(@ $ordered, 1, $arguments),
+            (_, Scope::System) => scoped!(@ $ordered, 0, $arguments),
+        }
+    };
+    (@ [$system:ident $agent:ident $workgroup:ident], 0, ($($argument:expr),*)) => { $system($($argument),*) };
+    (@ [$system:ident $agent:ident $workgroup:ident], 1, ($($argument:expr),*)) => { $agent($($argument),*) };
+    (@ [$system:ident $agent:ident $workgroup:ident], 2, ($($argument:expr),*)) => { $workgroup($($argument),*) };
+}
+
+macro_rules! words {
+    (
+        $int:ty,
+        $load:ident $load_relaxed:tt $load_acquire:tt,
+        $store:ident $store_relaxed:tt $store_release:tt,
+        $add:ident $add_relaxed:tt $add_both:tt,
+        $exchange:ident $exchange_relaxed:tt $exchange_both:tt,
+        $cas:ident $cas_relaxed:tt $cas_both:tt
+    ) => {
+        words!(@load $int, $load_relaxed $load_acquire);
+        words!(@store $int, $store_relaxed $store_release);
+        words!(@update $int, $add_relaxed $add_both $exchange_relaxed $exchange_both);
+        words!(@cas $int, $cas_relaxed $cas_both);
+
+        /// Atomic load. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
+        ///
+        /// # Safety
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
+        /// atomic.
+        #[inline(always)]
+        pub unsafe fn $load(at: *const $int, order: Order, scope: Scope) -> $int {
+            // SAFETY: the caller's promise.
+            unsafe { scoped!(order, scope, $load_relaxed, $load_acquire, (at)) }
+        }
+
+        /// Atomic store. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
+        ///
+        /// # Safety
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
+        /// atomic.
+        #[inline(always)]
+        pub unsafe fn $store(at: *mut $int, value: $int, order: Order, scope: Scope) {
+            // SAFETY: the caller's promise.
+            unsafe { scoped!(order, scope, $store_relaxed, $store_release, (at, value)) }
+        }
+
+        /// Adds, wrapping; gives the value before.
+        ///
+        /// # Safety
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
+        /// atomic.
+        #[inline(always)]
+        pub unsafe fn $add(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
+            // SAFETY: the caller's promise.
+            unsafe { scoped!(order, scope, $add_relaxed, $add_both, (at, value)) }
+        }
+
+        /// Replaces; gives the value before.
+        ///
+        /// # Safety
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
+        /// atomic.
+        #[inline(always)]
+        pub unsafe fn $exchange(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
+            // SAFETY: the caller's promise.
+            unsafe { scoped!(order, scope, $exchange_relaxed, $exchange_both, (at, value)) }
+        }
+
+        /// Replaces `expected` by `new`; gives the value before, which is `expected` on success.
+        ///
+        /// # Safety
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
+        /// atomic.
+        #[inline(always)]
+        pub unsafe fn $cas(
+            at: *mut $int,
+            expected: $int,
+            new: $int,
+            order: Order,
+            scope: Scope,
+        ) -> $int {
+            // SAFETY: the caller's promise.
+            unsafe { scoped!(order, scope, $cas_relaxed, $cas_both, (at, expected, new)) }
+        }
+    };
+    // Defined in the shim with these signatures.
+    (@load $int:ty, $([$($name:ident)*])*) => {
+        unsafe extern "unadjusted" { $($(fn $name(at: *const $int) -> $int;)*)* }
+    };
+    (@store $int:ty, $([$($name:ident)*])*) => {
+        unsafe extern "unadjusted" { $($(fn $name(at: *mut $int, value: $int);)*)* }
+    };
+    (@update $int:ty, $([$($name:ident)*])*) => {
+        unsafe extern "unadjusted" { $($(fn $name(at: *mut $int, value: $int) -> $int;)*)* }
+    };
+    (@cas $int:ty, $([$($name:ident)*])*) => {
+        unsafe extern "unadjusted" {
+            $($(fn $name(at: *mut $int, expected: $int, new: $int) -> $int;)*)*
+        }
+    };
+}
+
+words!(
+    u32,
+    load_u32
+        [fusewire_load_32_relaxed fusewire_load_32_relaxed_agent fusewire_load_32_relaxed_workgroup]
+        [fusewire_load_32_acquire fusewire_load_32_acquire_agent fusewire_load_32_acquire_workgroup],
+    store_u32
+        [fusewire_store_32_relaxed fusewire_store_32_relaxed_agent fusewire_store_32_relaxed_workgroup]
+        [fusewire_store_32_release fusewire_store_32_release_agent fusewire_store_32_release_workgroup],
+    fetch_add_u32
+        [fusewire_add_32_relaxed fusewire_add_32_relaxed_agent fusewire_add_32_relaxed_workgroup]
+        [fusewire_add_32_acq_rel fusewire_add_32_acq_rel_agent fusewire_add_32_acq_rel_workgroup],
+    exchange_u32
+        [fusewire_exchange_32_relaxed fusewire_exchange_32_relaxed_agent fusewire_exchange_32_relaxed_workgroup]
+        [fusewire_exchange_32_acq_rel fusewire_exchange_32_acq_rel_agent fusewire_exchange_32_acq_rel_workgroup],
+    compare_exchange_u32
+        [fusewire_cas_32_relaxed fusewire_cas_32_relaxed_agent fusewire_cas_32_relaxed_workgroup]
+        [fusewire_cas_32_acq_rel fusewire_cas_32_acq_rel_agent fusewire_cas_32_acq_rel_workgroup]
+);
+words!(
+    u64,
+    load_u64
+        [fusewire_load_64_relaxed fusewire_load_64_relaxed_agent fusewire_load_64_relaxed_workgroup]
+        [fusewire_load_64_acquire fusewire_load_64_acquire_agent fusewire_load_64_acquire_workgroup],
+    store_u64
+        [fusewire_store_64_relaxed fusewire_store_64_relaxed_agent fusewire_store_64_relaxed_workgroup]
+        [fusewire_store_64_release fusewire_store_64_release_agent fusewire_store_64_release_workgroup],
+    fetch_add_u64
+        [fusewire_add_64_relaxed fusewire_add_64_relaxed_agent fusewire_add_64_relaxed_workgroup]
+        [fusewire_add_64_acq_rel fusewire_add_64_acq_rel_agent fusewire_add_64_acq_rel_workgroup],
+    exchange_u64
+        [fusewire_exchange_64_relaxed fusewire_exchange_64_relaxed_agent fusewire_exchange_64_relaxed_workgroup]
+        [fusewire_exchange_64_acq_rel fusewire_exchange_64_acq_rel_agent fusewire_exchange_64_acq_rel_workgroup],
+    compare_exchange_u64
+        [fusewire_cas_64_relaxed fusewire_cas_64_relaxed_agent fusewire_cas_64_relaxed_workgroup]
+        [fusewire_cas_64_acq_rel fusewire_cas_64_acq_rel_agent fusewire_cas_64_acq_rel_workgroup]
+);
+
+unsafe extern "unadjusted" {
+    safe fn fusewire_fence();
+    safe fn fusewire_fence_agent();
+    safe fn fusewire_fence_workgroup();
+    fn fusewire_load_packets(at: *const u64) -> u128;
+}
+
+/// A fence. [`Order::Relaxed`] does nothing; every other order is both acquire and release.
+#[inline(always)]
+pub fn fence(order: Order, scope: Scope) {
+    if order == Order::Relaxed {
+        return;
+    }
+    match scope {
+        Scope::Block => fusewire_fence_workgroup(),
+        Scope::Device => fusewire_fence_agent(),
+        Scope::System => fusewire_fence(),
+    }
+}
+
+/// Reads two packets of 8 bytes in one access; each is atomic by itself, without ordering.
+///
+/// # Safety
+/// `at` must be valid for 16 bytes, 16-byte aligned and in global memory; racing accesses must be packet
+/// accesses.
+#[inline(always)]
+pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
+    // SAFETY: the caller's promise.
+    pair(unsafe { fusewire_load_packets(at) })
+}
+
+/// Writes two packets of 8 bytes; each is atomic by itself, without ordering. Two accesses: a vector
+/// store at system scope exists only as a volatile one, which waits for its completion.
+///
+/// # Safety
+/// `at` must be valid for 16 bytes, 16-byte aligned and in global memory; racing accesses must be packet
+/// accesses.
+#[inline(always)]
+pub unsafe fn store_packets(at: *mut u64, packets: [u64; 2]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_u64(at, packets[0], Order::Relaxed, Scope::System);
+        store_u64(at.add(1), packets[1], Order::Relaxed, Scope::System);
+    }
+}

@@ -1,0 +1,431 @@
+//! How ranks find each other's memory: through a store, before any kernel runs.
+
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fusewire_device::layout::{
+    BlockState, CONST_MAGIC, CommConst, CommState, LAYOUT_VERSION, LINE, MAX_WINDOWS, PadConfig,
+    PadLayout, STATE_MAGIC,
+};
+
+use super::windows::Windows;
+use super::{Communicator, Inner, MAX_SIZE, nanoseconds};
+use crate::bootstrap::{RankSize, host_id, store_from_env};
+use crate::cpu::{Segment, SegmentDescriptor, Stream};
+use crate::device::{Device, isa};
+use crate::options::Options;
+use crate::store::Store;
+use crate::{Error, Result};
+
+impl Communicator {
+    /// Joins the communicator `name` as `rank` of `size`. All ranks together, with the same name, size and
+    /// agreed options, over one store.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use fusewire::{Communicator, Device, Options, ReduceOp, store::MemoryStore};
+    ///
+    /// let store = Arc::new(MemoryStore::new());
+    /// let comm = Communicator::new(Device::Cpu, 0, 1, store, "alone", Options::default())?;
+    /// let mut x = [1.0f32, 2.0];
+    /// comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
+    /// assert_eq!(x, [1.0, 2.0]);
+    /// # Ok::<(), fusewire::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Communicator`] when ranks do not fit together (size, options, hosts),
+    /// [`Error::StoreTimeout`] when a rank does not come, and the errors of store and memory.
+    pub fn new(
+        device: Device,
+        rank: u32,
+        size: u32,
+        store: Arc<dyn Store>,
+        name: &str,
+        options: Options,
+    ) -> Result<Self> {
+        validate(name, rank, size, &options)?;
+        let entered = store.add(&format!("fusewire/{name}/enter"), 1)?;
+        // Ranks enter a name's next communicator only after the last one was complete.
+        let instance = (entered - 1) / i64::from(size);
+        let prefix = format!("fusewire/{name}/{instance}");
+        let layout = PadLayout::new(&PadConfig {
+            size,
+            max_blocks: options.blocks,
+            packet_slot: options.packet_slot_bytes,
+            channel_slot: options.channel_slot_bytes,
+            channel_depth: options.channel_depth,
+            staging: options.staging_bytes,
+            user_signals: 64,
+        });
+        let agreed = agreed_hash(size, &options);
+        let meeting = Meeting {
+            store: &*store,
+            prefix: &prefix,
+            name,
+            rank,
+            size,
+            timeout: options.timeout,
+        };
+        let pad = Segment::create(layout.bytes, "fusewire-pad")?;
+        write_state(&pad, &layout, &options);
+        let pads = meeting.share(&format!("pad-{agreed:016x}"), pad)?;
+        let windows = Windows::new();
+        windows.add(rank, pads.clone());
+        let cores = cores();
+        let mut hasher = DefaultHasher::new();
+        prefix.hash(&mut hasher);
+        let constants = Box::new(CommConst {
+            magic: CONST_MAGIC,
+            version: LAYOUT_VERSION,
+            bytes: size_of::<CommConst>() as u32,
+            rank,
+            size,
+            team_first: 0,
+            team_size: size,
+            max_blocks: options.blocks,
+            spins: options
+                .spins
+                .unwrap_or(if size <= cores && options.lanes == 1 {
+                    20_000
+                } else {
+                    1
+                }),
+            id: hasher.finish(),
+            generation: 0,
+            timeout_ns: nanoseconds(options.timeout),
+            windows: windows.table(),
+            state: pads[rank as usize].ptr() as u64,
+            contexts: 0,
+            context_count: 0,
+            pad: layout,
+        });
+        let comm = Self {
+            inner: Arc::new(Inner {
+                name: name.to_owned(),
+                rank,
+                size,
+                device,
+                options,
+                isa: isa(),
+                constants,
+                windows,
+                pad: Arc::clone(&pads[rank as usize]),
+                pads,
+                prefix,
+                store,
+                host_calls: AtomicU64::new(0),
+                last_stream: AtomicUsize::new(0),
+                order: Mutex::default(),
+                failure: OnceLock::new(),
+            }),
+            stream: Stream::new(),
+            timeout_ns: 0,
+        };
+        comm.meet("mapped")?;
+        Ok(comm)
+    }
+
+    /// Joins the communicator `"world"` as the rank that the environment names (`fusewire run`,
+    /// `torchrun`, `mpirun`, `srun`), over the store at `MASTER_ADDR:MASTER_PORT`.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] when the environment names no rank or store, and as [`Communicator::new`].
+    pub fn from_env(device: Device, options: Options) -> Result<Self> {
+        let RankSize { rank, size, .. } = RankSize::from_env()?;
+        let hosted = store_from_env(rank, size, options.timeout)?;
+        let store: Arc<dyn Store> = Arc::new(EnvStore {
+            store: hosted.store(),
+            _hosted: hosted,
+        });
+        Self::new(device, rank, size, store, "world", options)
+    }
+
+    /// Number of the next collective host call.
+    pub(super) fn next_host_call(&self) -> u64 {
+        self.inner.host_calls.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Every rank's new segment of `bytes` bytes. All ranks together.
+    pub(super) fn share(&self, what: &str, bytes: u64) -> Result<Vec<Arc<Segment>>> {
+        if self.inner.windows.count() == MAX_WINDOWS {
+            return Err(Error::Communicator {
+                name: self.inner.name.clone(),
+                detail: format!(
+                    "there are {MAX_WINDOWS} windows already, the most that a communicator can have; \
+                     allocate fewer and larger tensors and slice them"
+                ),
+            });
+        }
+        let segment = Segment::create(bytes, "fusewire-window")?;
+        self.meeting()
+            .share(&format!("{what}-{}", self.next_host_call()), segment)
+    }
+
+    /// Waits in the store until all ranks are here.
+    pub(super) fn meet(&self, what: &str) -> Result<()> {
+        self.meeting()
+            .barrier(&format!("{what}-{}", self.next_host_call()))
+    }
+
+    fn meeting(&self) -> Meeting<'_> {
+        let inner = &*self.inner;
+        Meeting {
+            store: &*inner.store,
+            prefix: &inner.prefix,
+            name: &inner.name,
+            rank: inner.rank,
+            size: inner.size,
+            timeout: inner.options.timeout,
+        }
+    }
+}
+
+/// Runs `size` ranks as threads of this process; each gets its communicator. The results are in rank
+/// order; a rank that cannot join gives its error.
+///
+/// # Errors
+/// Those of [`Communicator::new`] and of `body`, per rank.
+pub fn run_threads<R: Send>(
+    size: u32,
+    options: &Options,
+    body: impl Fn(Communicator) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
+    let store: Arc<dyn Store> = Arc::new(crate::store::MemoryStore::new());
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| {
+                let (store, options, body) = (Arc::clone(&store), options.clone(), &body);
+                scope.spawn(move || {
+                    body(Communicator::new(
+                        Device::Cpu,
+                        rank,
+                        size,
+                        store,
+                        "threads",
+                        options,
+                    )?)
+                })
+            })
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| match rank.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+            .collect()
+    })
+}
+
+/// A store together with the server that rank 0 may host for it.
+#[derive(Debug)]
+struct EnvStore {
+    store: Arc<dyn Store>,
+    _hosted: crate::bootstrap::BootstrapStore,
+}
+
+impl Store for EnvStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.set(key, value)
+    }
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.store.get(key, timeout)
+    }
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.store.wait(keys, timeout)
+    }
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        self.store.add(key, amount)
+    }
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        self.store.compare_set(key, expected, desired)
+    }
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        self.store.check(keys)
+    }
+    fn delete(&self, key: &str) -> Result<bool> {
+        self.store.delete(key)
+    }
+}
+
+fn validate(name: &str, rank: u32, size: u32, options: &Options) -> Result<()> {
+    let refuse = |detail: String| {
+        Err(Error::Communicator {
+            name: name.to_owned(),
+            detail,
+        })
+    };
+    if size == 0 || size > MAX_SIZE {
+        return refuse(format!("{size} ranks; 1 to {MAX_SIZE} are possible"));
+    }
+    if rank >= size {
+        return refuse(format!("rank {rank} of {size}"));
+    }
+    if options.blocks == 0 || options.blocks > 64 {
+        return refuse(format!("{} blocks; 1 to 64 are possible", options.blocks));
+    }
+    if !matches!(options.lanes, 1 | 32 | 64) {
+        return refuse(format!("{} lanes; 1, 32 or 64 are possible", options.lanes));
+    }
+    if options.packet_slot_bytes < 64 || !options.packet_slot_bytes.is_multiple_of(64) {
+        return refuse("a packet slot is a multiple of 64 bytes".to_owned());
+    }
+    let least = u64::from(size) * 64 * 8;
+    if options.staging_bytes < least {
+        return refuse(format!(
+            "staging of {} bytes; {least} at least",
+            options.staging_bytes
+        ));
+    }
+    if options.channel_depth == 0
+        || options.channel_slot_bytes == 0
+        || !options.channel_slot_bytes.is_multiple_of(64)
+    {
+        return refuse("a channel has at least one slot, of a multiple of 64 bytes".to_owned());
+    }
+    Ok(())
+}
+
+/// Hash of everything that must be equal on all ranks.
+fn agreed_hash(size: u32, options: &Options) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    LAYOUT_VERSION.hash(&mut hasher);
+    size.hash(&mut hasher);
+    options.algorithm.hash(&mut hasher);
+    (options.blocks, options.lanes, options.first_epoch).hash(&mut hasher);
+    (options.staging_bytes, options.packet_slot_bytes).hash(&mut hasher);
+    (options.channel_slot_bytes, options.channel_depth).hash(&mut hasher);
+    hasher.finish()
+}
+
+fn cores() -> u32 {
+    // SAFETY: sysconf has no preconditions.
+    let cores = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    u32::try_from(cores).unwrap_or(1).max(1)
+}
+
+fn write_state(pad: &Segment, layout: &PadLayout, options: &Options) {
+    let state = pad.ptr().cast::<CommState>();
+    // SAFETY: the new pad is large enough, zeroed, and nobody else's yet.
+    unsafe {
+        (*state).magic = STATE_MAGIC;
+        (*state).version = LAYOUT_VERSION;
+        (*state).bytes = size_of::<CommState>() as u32;
+        for block in 0..u64::from(options.blocks) {
+            let at = pad
+                .ptr()
+                .add((layout.blocks + block * LINE) as usize)
+                .cast::<BlockState>();
+            (*at).sequence = options.first_epoch;
+            (*at).rounds = options.first_epoch;
+            (*at).packet_epoch = options.first_epoch;
+        }
+    }
+}
+
+/// Ranks that meet in a store.
+struct Meeting<'a> {
+    store: &'a dyn Store,
+    prefix: &'a str,
+    name: &'a str,
+    rank: u32,
+    size: u32,
+    timeout: Duration,
+}
+
+impl Meeting<'_> {
+    /// Publishes this rank's segment and maps everybody's. `what` holds whatever must agree: a rank with
+    /// something else is told so.
+    fn share(&self, what: &str, own: Arc<Segment>) -> Result<Vec<Arc<Segment>>> {
+        let key = |rank: u32| format!("{}/{}/{rank}", self.prefix, class(what));
+        let mut card = own.descriptor().to_bytes().to_vec();
+        let host = host_id()?;
+        card.extend((what.len() as u32).to_le_bytes());
+        card.extend(what.as_bytes());
+        card.extend(host.as_bytes());
+        self.store.set(&key(self.rank), &card)?;
+        let mut all = Vec::with_capacity(self.size as usize);
+        for rank in 0..self.size {
+            if rank == self.rank {
+                all.push(Arc::clone(&own));
+                continue;
+            }
+            let card = self.store.get(&key(rank), self.timeout)?;
+            let (descriptor, theirs, their_host) = parse(&card)
+                .ok_or_else(|| self.refuse(format!("rank {rank} published something else")))?;
+            if theirs != what {
+                return Err(self.refuse(format!(
+                    "rank {rank} has other options (or calls) than rank {}: all agreed options \
+                     must be equal on all ranks",
+                    self.rank
+                )));
+            }
+            if their_host != host {
+                return Err(self.refuse(format!(
+                    "rank {rank} is on another host ({their_host}) than rank {} ({host}): memory \
+                     cannot be shared, and there is no network transport yet",
+                    self.rank
+                )));
+            }
+            if descriptor.bytes != own.bytes() {
+                return Err(self.refuse(format!(
+                    "rank {rank} contributes {} bytes, rank {} {}: sizes must be equal",
+                    descriptor.bytes,
+                    self.rank,
+                    own.bytes()
+                )));
+            }
+            all.push(Segment::open(&descriptor, rank)?);
+        }
+        Ok(all)
+    }
+
+    fn barrier(&self, what: &str) -> Result<()> {
+        let key = format!("{}/{what}", self.prefix);
+        let here = self.store.add(&key, 1)?;
+        let all = format!("{key}/all");
+        if here == i64::from(self.size) {
+            return self.store.set(&all, b"1");
+        }
+        let started = Instant::now();
+        self.store
+            .wait(&[&all], self.timeout)
+            .map_err(|error| match error {
+                Error::StoreTimeout { .. } => self.refuse(format!(
+                    "not all of the {} ranks came within {:.1} s",
+                    self.size,
+                    started.elapsed().as_secs_f64()
+                )),
+                other => other,
+            })
+    }
+
+    fn refuse(&self, detail: String) -> Error {
+        Error::Communicator {
+            name: self.name.to_owned(),
+            detail,
+        }
+    }
+}
+
+/// The key of a publication: without the hash of what must agree, so that ranks that differ meet.
+fn class(what: &str) -> &str {
+    what.strip_prefix("pad-").map_or(what, |_| "pad")
+}
+
+fn parse(card: &[u8]) -> Option<(SegmentDescriptor, &str, &str)> {
+    let (descriptor, rest) = card.split_at_checked(SegmentDescriptor::ENCODED_BYTES)?;
+    let (length, rest) = rest.split_at_checked(4)?;
+    let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
+    let (what, host) = rest.split_at_checked(length)?;
+    let descriptor = SegmentDescriptor::from_bytes(descriptor).ok()?;
+    Some((
+        descriptor,
+        str::from_utf8(what).ok()?,
+        str::from_utf8(host).ok()?,
+    ))
+}

@@ -1,0 +1,76 @@
+//! Handles of asynchronous operations.
+
+use std::time::Duration;
+
+use crate::cpu::{Event, Stream, Ticket};
+use crate::{Error, Result};
+
+/// State of an asynchronous operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WorkStatus {
+    /// Enqueued or running.
+    InProgress,
+    /// Done; the result is there.
+    Completed,
+    /// A wait outlasted the time-out.
+    TimedOut,
+    /// Failed otherwise.
+    Error,
+}
+
+/// An asynchronous operation. It may be dropped early: the operation runs on, and what it works on
+/// stays alive.
+#[derive(Clone, Debug)]
+pub struct Work {
+    stream: Stream,
+    ticket: Ticket,
+}
+
+impl Work {
+    pub(super) fn new(stream: Stream, ticket: Ticket) -> Self {
+        Self { stream, ticket }
+    }
+
+    /// Where the operation stands.
+    pub fn status(&self) -> WorkStatus {
+        match self.stream.result(self.ticket) {
+            None => WorkStatus::InProgress,
+            Some(Ok(())) => WorkStatus::Completed,
+            Some(Err(Error::Timeout(_))) => WorkStatus::TimedOut,
+            Some(Err(_)) => WorkStatus::Error,
+        }
+    }
+
+    /// Whether the operation has ended, well or not.
+    pub fn is_completed(&self) -> bool {
+        self.stream.is_complete(self.ticket)
+    }
+
+    /// Makes what is enqueued on `stream` from now on wait for the operation. The host does not wait.
+    ///
+    /// # Errors
+    /// As [`Stream::enqueue`].
+    pub fn wait(&self, stream: &Stream) -> Result<()> {
+        let event = Event::new();
+        self.stream.record(&event)?;
+        stream.wait_event(&event)?;
+        Ok(())
+    }
+
+    /// Waits on this thread until the operation has ended; its result.
+    ///
+    /// # Errors
+    /// The operation's failure.
+    pub fn wait_blocking(&self) -> Result<()> {
+        self.stream.wait(self.ticket, None)
+    }
+
+    /// As [`Work::wait_blocking`], for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::StreamTimeout`] when the operation has not ended by then; its failure.
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
+        self.stream.wait(self.ticket, Some(timeout))
+    }
+}

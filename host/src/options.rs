@@ -1,0 +1,192 @@
+//! Options of a communicator, reductions, and the choice of an algorithm.
+
+use core::fmt;
+use core::str::FromStr;
+use std::time::Duration;
+
+use fusewire_device::DType;
+use fusewire_device::element::ReductionCode;
+
+use crate::{Error, Result};
+
+/// How elements of all ranks become one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ReduceOp {
+    /// Sum, in rank order; small floats in f32, rounded once.
+    Sum,
+    /// Product, in rank order.
+    Product,
+    /// Minimum; NaN propagates.
+    Min,
+    /// Maximum; NaN propagates.
+    Max,
+    /// Sum divided by the number of ranks; integers truncate.
+    Average,
+    /// Sum of each rank's elements times that rank's factor.
+    PreMulSum(f64),
+    /// Bitwise and; integers only.
+    BitAnd,
+    /// Bitwise or; integers only.
+    BitOr,
+    /// Bitwise exclusive or; integers only.
+    BitXor,
+}
+
+impl ReduceOp {
+    /// The code that kernels know.
+    pub const fn code(self) -> ReductionCode {
+        match self {
+            Self::Sum => ReductionCode::Sum,
+            Self::Product => ReductionCode::Product,
+            Self::Min => ReductionCode::Min,
+            Self::Max => ReductionCode::Max,
+            Self::Average => ReductionCode::Average,
+            Self::PreMulSum(_) => ReductionCode::PreMulSum,
+            Self::BitAnd => ReductionCode::BitAnd,
+            Self::BitOr => ReductionCode::BitOr,
+            Self::BitXor => ReductionCode::BitXor,
+        }
+    }
+
+    /// The scalar word for elements of `dtype`: f64 bits for floats, the integer otherwise.
+    pub(crate) fn scalar(self, dtype: DType) -> u64 {
+        match self {
+            Self::PreMulSum(factor) if dtype.is_integer() => factor as i64 as u64,
+            Self::PreMulSum(factor) => factor.to_bits(),
+            _ => 0,
+        }
+    }
+}
+
+impl FromStr for ReduceOp {
+    type Err = Error;
+
+    /// Parses `sum`, `product`, `min`, `max`, `average` (`avg`), `premul_sum` (factor 0.5), `band`,
+    /// `bor`, `bxor`.
+    fn from_str(name: &str) -> Result<Self> {
+        Ok(match name {
+            "sum" => Self::Sum,
+            "product" | "prod" => Self::Product,
+            "min" => Self::Min,
+            "max" => Self::Max,
+            "average" | "avg" => Self::Average,
+            "premul_sum" => Self::PreMulSum(0.5),
+            "band" => Self::BitAnd,
+            "bor" => Self::BitOr,
+            "bxor" => Self::BitXor,
+            _ => {
+                return Err(Error::InvalidArgument {
+                    operation: "reduction",
+                    detail: format!(
+                        "\"{name}\" is none of sum, product, min, max, average, premul_sum, band, \
+                         bor, bxor"
+                    ),
+                });
+            }
+        })
+    }
+}
+
+/// How an operation is carried out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Algorithm {
+    /// The plan chooses by operation, size and type.
+    #[default]
+    Auto = 0,
+    /// One hop by packets; small all_reduce only.
+    Packet = 1,
+    /// One hop by signals: every rank reads every rank's input.
+    Signal = 2,
+    /// Two hops: shards are reduced, then gathered.
+    TwoShot = 3,
+    /// Data is pulled from the peers (movements).
+    Pull = 4,
+    /// A credited channel (send and receive).
+    Channel = 5,
+}
+
+impl Algorithm {
+    /// Name, as in `--algorithm`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Packet => "packet",
+            Self::Signal => "signal",
+            Self::TwoShot => "two_shot",
+            Self::Pull => "pull",
+            Self::Channel => "channel",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        [Self::Auto, Self::Packet, Self::Signal, Self::TwoShot]
+            .into_iter()
+            .find(|algorithm| algorithm.name() == name)
+            .ok_or_else(|| Error::InvalidArgument {
+                operation: "algorithm",
+                detail: format!("\"{name}\" is none of auto, packet, signal, two_shot"),
+            })
+    }
+}
+
+/// Options of a communicator. Those marked *agreed* must be equal on all ranks; bootstrap compares
+/// them.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// Bound of every wait, and of bootstrap. Default 600 s, or `FUSEWIRE_TIMEOUT_SECONDS`, or
+    /// `TORCHCOMM_TIMEOUT_SECONDS`.
+    pub timeout: Duration,
+    /// All_reduce by this algorithm where it can; default [`Algorithm::Auto`]. Agreed.
+    pub algorithm: Algorithm,
+    /// Bytes of staging, for input and output each: what goes through it in one round. Agreed.
+    pub staging_bytes: u64,
+    /// Bytes of a packet slot. Agreed.
+    pub packet_slot_bytes: u64,
+    /// Bytes of a slot of a channel between two ranks. Agreed.
+    pub channel_slot_bytes: u64,
+    /// Slots of a channel between two ranks. Agreed.
+    pub channel_depth: u64,
+    /// Blocks of a launch: 1 on a CPU; more run on threads of their own (tests). Agreed.
+    pub blocks: u32,
+    /// Lanes of a block: 1 in production; 32 or 64 run every lane as a thread (tests). Agreed.
+    pub lanes: u32,
+    /// Polls of a wait before it gives the core away; default by the number of cores and ranks.
+    pub spins: Option<u32>,
+    /// Epochs start here (tests of wrapping); default 0. Agreed.
+    pub first_epoch: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let seconds = ["FUSEWIRE_TIMEOUT_SECONDS", "TORCHCOMM_TIMEOUT_SECONDS"]
+            .into_iter()
+            .find_map(|name| std::env::var(name).ok()?.parse::<f64>().ok())
+            .filter(|seconds| seconds.is_finite() && *seconds > 0.0 && *seconds < 1e9);
+        Self {
+            timeout: Duration::from_secs_f64(seconds.unwrap_or(600.0)),
+            algorithm: Algorithm::Auto,
+            staging_bytes: 1 << 20,
+            packet_slot_bytes: 8 << 10,
+            channel_slot_bytes: 64 << 10,
+            channel_depth: 4,
+            blocks: 1,
+            lanes: 1,
+            spins: None,
+            first_epoch: 0,
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Plans: which algorithm an operation takes.
+//!
+//! A plan is a pure function of what must be equal on all ranks (operation, count, type, reduction,
+//! number of ranks, agreed options), so all ranks choose alike without a word. Whether memory lies in
+//! a window, its offset and its alignment are local facts, which kernels exchange themselves.
+
+use core::fmt;
+
+use fusewire_device::DType;
+use fusewire_device::element::ReductionCode;
+use fusewire_device::packet;
+use fusewire_device::session::Operation;
+
+use crate::options::{Algorithm, Options};
+
+/// What an operation will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The operation.
+    pub operation: Operation,
+    /// How it is carried out; never [`Algorithm::Auto`].
+    pub algorithm: Algorithm,
+    /// Blocks of the launch.
+    pub blocks: u32,
+    /// Elements of each row that go through staging in one round, where a rank's memory is in no window.
+    pub chunk: u64,
+    /// Whether every rank gets the same bits for every algorithm, batch and lane count.
+    pub bitwise: bool,
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: {}, {} block(s), staged in chunks of {} elements, {}",
+            self.operation.name(),
+            self.algorithm,
+            self.blocks,
+            self.chunk,
+            if self.bitwise {
+                "same bits on every rank"
+            } else {
+                "bits may differ"
+            }
+        )
+    }
+}
+
+/// One-shot all_reduce by signal up to this many bytes; two-shot beyond. Measured on two ranks on two
+/// cores (`benches/results`): below, the second half of a shot costs more than reading all.
+const ONE_SHOT_BYTES: u64 = 8 << 10;
+
+/// Bytes of staging that one round uses, rows and all: what stays in a core's cache.
+const ROUND_BYTES: u64 = 512 << 10;
+
+/// Whether the frequent instances (packets among them) exist for this type and reduction.
+pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
+        && matches!(
+            reduction,
+            ReductionCode::Sum | ReductionCode::Average | ReductionCode::Max
+        )
+}
+
+/// Plans an operation over rows of `count` elements of `size` bytes, `rows` of them staged.
+pub(crate) fn plan(
+    options: &Options,
+    operation: Operation,
+    count: u64,
+    size: u64,
+    rows: u64,
+    reduction: Option<(DType, ReductionCode)>,
+) -> Plan {
+    let granule = fusewire_kernels::GRANULE as u64;
+    let room = options
+        .staging_bytes
+        .min(ROUND_BYTES.max(rows * size * granule));
+    let chunk = (room / (rows * size).max(1) / granule * granule).max(granule);
+    Plan {
+        operation,
+        algorithm: algorithm(options, operation, count, size, reduction),
+        blocks: options.blocks,
+        chunk,
+        bitwise: true,
+    }
+}
+
+fn algorithm(
+    options: &Options,
+    operation: Operation,
+    count: u64,
+    size: u64,
+    reduction: Option<(DType, ReductionCode)>,
+) -> Algorithm {
+    match operation {
+        Operation::AllReduce => {}
+        Operation::Reduce => return Algorithm::TwoShot,
+        Operation::ReduceScatter | Operation::AllReduceRmsNorm | Operation::Barrier => {
+            return Algorithm::Signal;
+        }
+        Operation::Send | Operation::Recv => return Algorithm::Channel,
+        _ => return Algorithm::Pull,
+    }
+    let packets = reduction.is_some_and(|(dtype, code)| has_instance(dtype, code))
+        && count * size <= packet::capacity(options.packet_slot_bytes);
+    match options.algorithm {
+        Algorithm::Packet if packets => Algorithm::Packet,
+        Algorithm::Signal => Algorithm::Signal,
+        Algorithm::TwoShot => Algorithm::TwoShot,
+        _ if packets => Algorithm::Packet,
+        _ if count * size <= ONE_SHOT_BYTES => Algorithm::Signal,
+        _ => Algorithm::TwoShot,
+    }
+}

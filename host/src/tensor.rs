@@ -1,0 +1,296 @@
+//! Memory that operations read and write: typed at run time, counted in elements.
+
+use core::any::Any;
+use core::fmt;
+use std::sync::Arc;
+
+use fusewire_device::{DType, Element};
+
+use crate::cpu::Segment;
+use crate::{Error, Result};
+
+/// Memory behind tensors; freed when the last tensor, work handle and graph that hold it are gone.
+pub(crate) struct Allocation {
+    segment: Arc<Segment>,
+    /// What else must live as long: the window's registration.
+    _registration: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Allocation")
+            .field("bytes", &self.segment.bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Allocation {
+    pub(crate) fn new(
+        segment: Arc<Segment>,
+        registration: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            segment,
+            _registration: registration,
+        })
+    }
+}
+
+/// A contiguous run of elements in device memory. Clones and slices share the memory.
+///
+/// Memory from [`crate::Communicator::alloc`] lies in a window, so collectives work on it without
+/// a copy; memory from [`Tensor::new`] does not, and goes through staging.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    allocation: Arc<Allocation>,
+    offset: u64,
+    count: usize,
+    dtype: DType,
+}
+
+impl Tensor {
+    /// `count` zeroed elements of ordinary CPU memory, in no window.
+    ///
+    /// # Errors
+    /// [`Error::MemoryMap`] when the system refuses, [`Error::InvalidArgument`] when the size overflows.
+    pub fn new(dtype: DType, count: usize) -> Result<Self> {
+        let bytes = bytes_of("tensor", dtype, count)?;
+        let segment = Segment::create(bytes, "fusewire-tensor")?;
+        Ok(Self {
+            allocation: Allocation::new(segment, None),
+            offset: 0,
+            count,
+            dtype,
+        })
+    }
+
+    pub(crate) fn from_allocation(allocation: Arc<Allocation>, dtype: DType, count: usize) -> Self {
+        Self {
+            allocation,
+            offset: 0,
+            count,
+            dtype,
+        }
+    }
+
+    pub(crate) fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::clone(&self.allocation) as _
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Address of the first element.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.allocation
+            .segment
+            .ptr()
+            .wrapping_add(self.offset as usize)
+    }
+
+    /// Elements `start..start + count`, sharing the memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the range leaves the tensor.
+    pub fn slice(&self, start: usize, count: usize) -> Result<Self> {
+        if start.checked_add(count).is_none_or(|end| end > self.count) {
+            return Err(Error::InvalidArgument {
+                operation: "slice",
+                detail: format!(
+                    "elements {start}..{} of a tensor of {}",
+                    start.saturating_add(count),
+                    self.count
+                ),
+            });
+        }
+        let offset = self.offset + (start * self.dtype.size()) as u64;
+        Ok(Self {
+            allocation: Arc::clone(&self.allocation),
+            offset,
+            count,
+            dtype: self.dtype,
+        })
+    }
+
+    /// Copies `values` into the tensor.
+    ///
+    /// No operation that uses the tensor may be running.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when type or length differ.
+    pub fn copy_from<T: Element>(&self, values: &[T]) -> Result<()> {
+        self.check::<T>("copy_from", values.len())?;
+        // SAFETY: type and length were checked; the caller keeps operations away.
+        unsafe {
+            core::ptr::copy_nonoverlapping(values.as_ptr(), self.as_ptr().cast(), values.len());
+        }
+        Ok(())
+    }
+
+    /// The elements, copied.
+    ///
+    /// No operation that writes the tensor may be running.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the type differs.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.check::<T>("to_vec", self.count)?;
+        // SAFETY: the type was checked; the caller keeps operations away.
+        Ok(unsafe { core::slice::from_raw_parts(self.as_ptr().cast::<T>(), self.count) }.to_vec())
+    }
+
+    fn check<T: Element>(&self, operation: &'static str, count: usize) -> Result<()> {
+        if T::DTYPE == self.dtype && count == self.count {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument {
+            operation,
+            detail: format!(
+                "{count} elements of {} for a tensor of {} elements of {}",
+                T::DTYPE.name(),
+                self.count,
+                self.dtype.name()
+            ),
+        })
+    }
+}
+
+/// Bytes of `count` elements, or the error that says they are too many.
+pub(crate) fn bytes_of(operation: &'static str, dtype: DType, count: usize) -> Result<u64> {
+    count
+        .checked_mul(dtype.size())
+        .filter(|&bytes| bytes <= (1 << 47))
+        .map(|bytes| bytes as u64)
+        .ok_or_else(|| Error::InvalidArgument {
+            operation,
+            detail: format!(
+                "{count} elements of {} are more than memory can hold",
+                dtype.name()
+            ),
+        })
+}
+
+/// What an operation reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    pub(crate) ptr: *const u8,
+    pub(crate) count: usize,
+    pub(crate) dtype: DType,
+    pub(crate) tensor: Option<&'a Tensor>,
+}
+
+/// What an operation writes, or reads and writes.
+#[derive(Debug)]
+pub struct Output<'a> {
+    pub(crate) ptr: *mut u8,
+    pub(crate) count: usize,
+    pub(crate) dtype: DType,
+    pub(crate) tensor: Option<&'a Tensor>,
+}
+
+impl Input<'_> {
+    /// `count` elements of type `dtype` at `ptr`.
+    ///
+    /// # Safety
+    /// The memory must be readable while operations use it.
+    pub const unsafe fn from_raw(ptr: *const u8, count: usize, dtype: DType) -> Self {
+        Self {
+            ptr,
+            count,
+            dtype,
+            tensor: None,
+        }
+    }
+}
+
+impl<'a> Output<'a> {
+    /// `count` elements of type `dtype` at `ptr`.
+    ///
+    /// # Safety
+    /// The memory must be readable and writable, and nobody else may touch it, while operations use it.
+    pub const unsafe fn from_raw(ptr: *mut u8, count: usize, dtype: DType) -> Self {
+        Self {
+            ptr,
+            count,
+            dtype,
+            tensor: None,
+        }
+    }
+
+    pub(crate) fn as_input(&self) -> Input<'a> {
+        Input {
+            ptr: self.ptr,
+            count: self.count,
+            dtype: self.dtype,
+            tensor: self.tensor,
+        }
+    }
+}
+
+impl<'a, T: Element> From<&'a [T]> for Input<'a> {
+    fn from(slice: &'a [T]) -> Self {
+        Self {
+            ptr: slice.as_ptr().cast(),
+            count: slice.len(),
+            dtype: T::DTYPE,
+            tensor: None,
+        }
+    }
+}
+
+impl<'a, T: Element> From<&'a Vec<T>> for Input<'a> {
+    fn from(vec: &'a Vec<T>) -> Self {
+        vec.as_slice().into()
+    }
+}
+
+impl<'a> From<&'a Tensor> for Input<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self {
+            ptr: tensor.as_ptr(),
+            count: tensor.count,
+            dtype: tensor.dtype,
+            tensor: Some(tensor),
+        }
+    }
+}
+
+impl<'a, T: Element> From<&'a mut [T]> for Output<'a> {
+    fn from(slice: &'a mut [T]) -> Self {
+        Self {
+            ptr: slice.as_mut_ptr().cast(),
+            count: slice.len(),
+            dtype: T::DTYPE,
+            tensor: None,
+        }
+    }
+}
+
+impl<'a, T: Element> From<&'a mut Vec<T>> for Output<'a> {
+    fn from(vec: &'a mut Vec<T>) -> Self {
+        vec.as_mut_slice().into()
+    }
+}
+
+impl<'a> From<&'a Tensor> for Output<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self {
+            ptr: tensor.as_ptr(),
+            count: tensor.count,
+            dtype: tensor.dtype,
+            tensor: Some(tensor),
+        }
+    }
+}
