@@ -158,6 +158,15 @@ define void @fusewire_panic() #3 {
   unreachable
 }
 
+; ---- arithmetic: correctly rounded, because it carries no fast-math flag
+
+declare float @llvm.sqrt.f32(float)
+
+define float @fusewire_sqrt_f32(float %value) #0 {
+  %r = call float @llvm.sqrt.f32(float %value)
+  ret float %r
+}
+
 ; ---- payload: global memory, plain
 
 define i8 @fusewire_read_8(ptr %at) #0 {

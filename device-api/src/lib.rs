@@ -40,9 +40,10 @@
 #![no_std]
 #![cfg_attr(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
-    feature(abi_unadjusted, asm_experimental_arch),
+    feature(abi_unadjusted),
     allow(internal_features)
 )]
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 
 extern crate self as fusewire_device;
 

@@ -26,6 +26,7 @@ unsafe extern "unadjusted" {
     safe fn fusewire_clock_ns() -> u64;
     safe fn fusewire_nap(ns: u32);
     safe fn fusewire_panic() -> !;
+    safe fn fusewire_sqrt_f32(value: f32) -> f32;
 }
 
 /// Index of this lane in its block.
@@ -110,6 +111,12 @@ pub fn pause() {}
 #[inline(always)]
 pub fn nap(round: u32) {
     fusewire_nap(if round < 1000 { 100 } else { 2000 });
+}
+
+/// The square root, correctly rounded.
+#[inline(always)]
+pub fn sqrt_f32(value: f32) -> f32 {
+    fusewire_sqrt_f32(value)
 }
 
 /// Stops the grid: the state is broken beyond an error message. `fusewire-build check` finds
