@@ -181,6 +181,35 @@ impl Slots {
         })
     }
 
+    /// Awaits the first unit of `source`'s stream, which is there even if the stream is empty. A kernel
+    /// must have received every unit of every rank's stream, this one at least, before it ends.
+    #[inline(always)]
+    pub fn receive_header<M: Machine>(&self, session: &Session<M>, source: u32) -> Option<()> {
+        if M::LANES == 1 {
+            self.receive_line(session, source, 0).map(|_| ())
+        } else {
+            self.receive_pair(session, source, 0).map(|_| ())
+        }
+    }
+
+    /// Awaits the 8-byte word `index` of `source`'s stream.
+    #[inline(always)]
+    pub fn receive_word<M: Machine>(
+        &self,
+        session: &Session<M>,
+        source: u32,
+        index: usize,
+    ) -> Option<u64> {
+        if M::LANES == 1 {
+            let per = LINE_DATA / 8;
+            let line = self.receive_line(session, source, index / per)?;
+            // SAFETY: the line has been acquired, and the word is within it.
+            Some(unsafe { mem::read(line.cast::<u64>().add(index % per)) })
+        } else {
+            self.receive_pair(session, source, 1 + index)
+        }
+    }
+
     /// Ends the epoch: now and then scrubs a part of this rank's slots of it. All lanes together.
     ///
     /// The slots are this rank's alone until it sends epoch + 1, which its peers acquire before they

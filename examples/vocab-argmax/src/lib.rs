@@ -1,1 +1,106 @@
-//! Work in progress.
+//! A kernel crate as a user of Fusewire would have it: vocabulary-parallel argmax in one kernel.
+//!
+//! In tensor-parallel decoding each rank holds the logits of a part of the vocabulary. Greedy sampling needs
+//! the index of the greatest logit over all parts. Done with library calls that is a local argmax, two
+//! all_gathers and another argmax; here it is one launch: local argmax, exchange by packets, global
+//! argmax.
+//!
+//! ```text
+//! cargo run --release -p vocab-argmax --example argmax                             # on the CPU
+//! cargo run --release -p fusewire-build -- build --crate examples/vocab-argmax     # for GPUs
+//! ```
+#![no_std]
+#![cfg_attr(
+    any(target_arch = "nvptx64", target_arch = "amdgpu"),
+    feature(abi_gpu_kernel),
+    allow(improper_gpu_kernel_arg)
+)]
+
+use fusewire_device::layout::CommConst;
+use fusewire_device::packet::Slots;
+use fusewire_device::session::Session;
+use fusewire_device::{Block, Group, Machine, kernel, mem};
+
+/// The kernels of this crate.
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[VOCAB_ARGMAX_INSTANCES];
+
+/// The place of the greatest logit of every row, over the parts of all ranks; of equal ones the first.
+///
+/// Rank r holds columns `[r * columns, (r + 1) * columns)` of each of `rows` rows. `keys` is scratch
+/// memory for `rows` words, `winners` gets `rows` column indices, the same on every rank. NaN loses
+/// against everything.
+///
+/// # Safety
+/// `constants` as for [`Session::begin`]; `logits` readable for `rows * columns` elements, `keys` and `winners`
+/// writable for `rows`; `rows * 8` at most [`fusewire_device::packet::capacity`] of a slot; fewer than
+/// 2^32 columns in all. One block.
+#[kernel]
+pub unsafe fn vocab_argmax(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    rows: u64,
+    columns: u64,
+    timeout_ns: u64,
+    logits: *const f32,
+    keys: *mut u64,
+    winners: *mut u64,
+) {
+    // SAFETY: the caller's promise.
+    let Some(mut session) = (unsafe { Session::begin(block, constants, call, rows, timeout_ns) })
+    else {
+        return;
+    };
+    let (rows, columns) = (rows as usize, columns as usize);
+    let (me, ranks) = (session.comm().rank(), session.comm().size());
+    let first_column = me as usize * columns;
+    for row in block.elements_of_block(rows) {
+        let mut best = 0;
+        for column in 0..columns {
+            // SAFETY: within the caller's logits.
+            let logit = unsafe { mem::read(logits.add(row * columns + column)) };
+            let key = rank_key(logit, (first_column + column) as u32);
+            best = if key > best { key } else { best };
+        }
+        // SAFETY: within the caller's scratch; a row belongs to one lane.
+        unsafe { mem::write(keys.add(row), best) };
+    }
+    block.sync();
+
+    let slots = Slots::open(&mut session);
+    // SAFETY: the keys of all rows, which fit a slot.
+    unsafe { slots.send_to_all(&mut session, keys.cast(), rows * 8) };
+    let mut failed = false;
+    for source in block.elements_of_block(ranks as usize) {
+        failed |= source as u32 != me && slots.receive_header(&session, source as u32).is_none();
+    }
+    for row in block.elements_of_block(rows) {
+        // SAFETY: this lane's own key.
+        let mut best = unsafe { mem::read(keys.add(row)) };
+        for source in (0..ranks).filter(|source| *source != me) {
+            match slots.receive_word(&session, source, row) {
+                Some(key) => best = if key > best { key } else { best },
+                None => failed = true,
+            }
+            if failed {
+                break;
+            }
+        }
+        // SAFETY: within the caller's output; a row belongs to one lane.
+        unsafe { mem::write(winners.add(row), u64::from(!(best as u32))) };
+    }
+    if !block.any(failed) {
+        slots.close(&session);
+        session.end();
+    }
+}
+
+/// Orders by logit, then by the lower column: a greater key wins. Finite keys are above 0.
+#[inline(always)]
+fn rank_key(logit: f32, column: u32) -> u64 {
+    let bits = logit.to_bits();
+    let sortable = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    let sortable = if logit.is_nan() { 0 } else { sortable };
+    u64::from(sortable) << 32 | u64::from(!column)
+}

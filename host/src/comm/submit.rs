@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::native::{Kernel, KernelInfo};
+use fusewire_device::session::{Call, Operation};
 
 use super::work::Work;
 use super::{Communicator, Inner};
@@ -159,6 +160,12 @@ impl Communicator {
         *last = Some((self.stream.clone(), Event::new()));
         self.inner.last_stream.store(id, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The call word of a kernel of the user's: `agreed` is whatever must be equal on all ranks. Ranks
+    /// that launch with different words are told so.
+    pub fn call_word(&self, operation: Operation, agreed: u64) -> u64 {
+        Call::new(operation, 0, 0, 0, 0xffff, agreed).0
     }
 
     /// Launches a kernel of the user's on the communicator's stream and waits for its end. The kernel's first

@@ -1,0 +1,71 @@
+//! The kernel against a sequential argmax, with one lane and with many.
+
+use fusewire::{DType, Operation, Options, Tensor, run_threads};
+use vocab_argmax::{VOCAB_ARGMAX, VocabArgmaxParams};
+
+fn logit(seed: u64, row: usize, column: usize) -> f32 {
+    let mut x = seed ^ (row as u64) << 32 ^ column as u64;
+    x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^= x >> 29;
+    x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    // Few distinct values, so that ties are frequent; some NaN and infinities.
+    match x >> 40 & 63 {
+        0 => f32::NAN,
+        1 => f32::NEG_INFINITY,
+        small => small as f32 - 32.0,
+    }
+}
+
+#[test]
+fn equals_a_sequential_argmax() {
+    for (ranks, lanes) in [(1, 1), (2, 1), (3, 1), (5, 1), (2, 32), (3, 64)] {
+        let mut options = Options::default();
+        options.lanes = lanes;
+        for result in run_threads(ranks, &options, |comm| {
+            let rank = comm.rank() as usize;
+            for (step, (rows, columns)) in
+                [(1, 1), (7, 100), (0, 5), (64, 33), (100, 3), (3, 2000)].into_iter().enumerate()
+            {
+                let seed = step as u64;
+                let logits: Vec<f32> = (0..rows * columns)
+                    .map(|at| logit(seed, at / columns, rank * columns + at % columns))
+                    .collect();
+                let keys = Tensor::new(DType::U64, rows)?;
+                let winners = Tensor::new(DType::U64, rows)?;
+                let params = VocabArgmaxParams {
+                    constants: comm.constants(),
+                    call: comm.call_word(Operation::User, (rows * columns) as u64),
+                    rows: rows as u64,
+                    columns: columns as u64,
+                    timeout_ns: 0,
+                    logits: logits.as_ptr(),
+                    keys: keys.as_ptr().cast(),
+                    winners: winners.as_ptr().cast(),
+                };
+                // SAFETY: the buffers have the kernel's sizes; one block.
+                unsafe { comm.launch(&VOCAB_ARGMAX, params, [Some(&keys), Some(&winners), None])? };
+                let expected: Vec<u64> = (0..rows)
+                    .map(|row| {
+                        let all = columns * comm.size() as usize;
+                        let rank = |c: usize| {
+                            let x = logit(seed, row, c);
+                            if x.is_nan() { f32::NEG_INFINITY } else { x }
+                        };
+                        // A row without a number above minus infinity has no defined winner here.
+                        (0..all).reduce(|a, b| if rank(b) > rank(a) { b } else { a }).unwrap_or(0) as u64
+                    })
+                    .collect();
+                let got = winners.to_vec::<u64>()?;
+                for row in 0..rows {
+                    let best = logit(seed, row, expected[row] as usize);
+                    if best.is_finite() {
+                        assert_eq!(got[row], expected[row], "row {row} of {rows} x {columns}");
+                    }
+                }
+            }
+            Ok(())
+        }) {
+            result.unwrap();
+        }
+    }
+}
