@@ -48,7 +48,10 @@ pub unsafe fn copy<M: Machine>(
         } else if skew % 4 == 0 && from as usize % 4 == 0 {
             let words = bytes / 4;
             for i in block.elements_of_block(words) {
-                mem::write(to.cast::<u32>().add(i), mem::read(from.cast::<u32>().add(i)));
+                mem::write(
+                    to.cast::<u32>().add(i),
+                    mem::read(from.cast::<u32>().add(i)),
+                );
             }
             for i in block.elements_of_block(bytes % 4) {
                 mem::write(to.add(words * 4 + i), mem::read(from.add(words * 4 + i)));
@@ -122,7 +125,11 @@ impl Tables {
     #[inline(always)]
     pub fn set_target(&self, index: u32, at: *mut u8) {
         // SAFETY: within the table; one lane writes an entry.
-        unsafe { self.targets.add(index as usize % MAX_RANKS).write(at as u64) }
+        unsafe {
+            self.targets
+                .add(index as usize % MAX_RANKS)
+                .write(at as u64)
+        }
     }
 
     /// Input of rank `rank`.
@@ -192,7 +199,10 @@ unsafe fn reduce_one<T: Element, O: Reduction<T>>(tables: Tables, range: Range, 
     // SAFETY: the caller's tables; `index` is in range.
     unsafe {
         let load = |rank: u32| {
-            O::lift(mem::read(tables.source(rank).cast::<T>().add(index)), tables.scalar(rank))
+            O::lift(
+                mem::read(tables.source(rank).cast::<T>().add(index)),
+                tables.scalar(rank),
+            )
         };
         let mut acc = load(0);
         let mut rank = 1;
@@ -232,6 +242,31 @@ unsafe fn reduce_single<T: Element, O: Reduction<T>, const TILE: usize>(
                 target += 1;
             }
         }
+        index = if streaming {
+            reduce_tiles::<T, O, TILE, true>(tables, range, index)
+        } else {
+            reduce_tiles::<T, O, TILE, false>(tables, range, index)
+        };
+        while index < range.count {
+            reduce_one::<T, O>(tables, range, index);
+            index += 1;
+        }
+        if streaming {
+            mem::drain();
+        }
+    }
+}
+
+/// Reduces whole tiles from `index` on; gives the index behind them. Two loops, because parts of 16
+/// bytes for streaming stores would cut the accumulators of the other one into pieces.
+#[inline(always)]
+unsafe fn reduce_tiles<T: Element, O: Reduction<T>, const TILE: usize, const STREAMING: bool>(
+    tables: Tables,
+    range: Range,
+    mut index: usize,
+) -> usize {
+    // SAFETY: the caller's tables; every index stays below `range.count`.
+    unsafe {
         while index + TILE <= range.count {
             let mut acc = [T::Acc::ZERO; TILE];
             let first = mem::read(tables.source(0).cast::<T>().add(index).cast::<[T; TILE]>());
@@ -241,8 +276,13 @@ unsafe fn reduce_single<T: Element, O: Reduction<T>, const TILE: usize>(
             }
             let mut rank = 1;
             while rank < range.ranks {
-                let next =
-                    mem::read(tables.source(rank).cast::<T>().add(index).cast::<[T; TILE]>());
+                let next = mem::read(
+                    tables
+                        .source(rank)
+                        .cast::<T>()
+                        .add(index)
+                        .cast::<[T; TILE]>(),
+                );
                 let scalar = tables.scalar(rank);
                 for i in 0..TILE {
                     acc[i] = O::combine(acc[i], O::lift(next[i], scalar));
@@ -256,7 +296,7 @@ unsafe fn reduce_single<T: Element, O: Reduction<T>, const TILE: usize>(
             let mut target = 0;
             while target < range.targets {
                 let to = tables.target(target).cast::<T>().add(index);
-                if streaming {
+                if STREAMING {
                     stream_tile(to, &out);
                 } else {
                     mem::write(to.cast::<[T; TILE]>(), out);
@@ -265,13 +305,7 @@ unsafe fn reduce_single<T: Element, O: Reduction<T>, const TILE: usize>(
             }
             index += TILE;
         }
-        while index < range.count {
-            reduce_one::<T, O>(tables, range, index);
-            index += 1;
-        }
-        if streaming {
-            mem::drain();
-        }
+        index
     }
 }
 
@@ -311,8 +345,11 @@ unsafe fn reduce_lanes<M: Machine, T: Element, O: Reduction<T>>(
             target += 1;
         }
         let head = (16 - first % 16) % 16 / size;
-        let head =
-            if !skew.is_multiple_of(16) || range.count < head { range.count } else { head };
+        let head = if !skew.is_multiple_of(16) || range.count < head {
+            range.count
+        } else {
+            head
+        };
         for index in block.elements_of_block(head) {
             reduce_one::<T, O>(tables, range, index);
         }
@@ -356,7 +393,11 @@ unsafe fn reduce_lanes<M: Machine, T: Element, O: Reduction<T>>(
 
 #[inline(always)]
 const fn mask(size: usize) -> u64 {
-    if size == 8 { u64::MAX } else { (1 << (size * 8)) - 1 }
+    if size == 8 {
+        u64::MAX
+    } else {
+        (1 << (size * 8)) - 1
+    }
 }
 
 /// Element `index` of 16 bytes.

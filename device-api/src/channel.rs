@@ -55,7 +55,8 @@ pub unsafe fn send<M: Machine>(
     let me = comm.rank();
     let counters = line(&comm, me, block.index(), peer, 2).cast::<ChannelState>();
     // SAFETY: the counters belong to this block.
-    let mut chunk = unsafe { mem::load_u64(&raw const (*counters).sent, Order::Relaxed, Scope::Device) };
+    let mut chunk =
+        unsafe { mem::load_u64(&raw const (*counters).sent, Order::Relaxed, Scope::Device) };
     let credit = line(&comm, me, block.index(), peer, 1).cast::<u64>();
     let tail = line(&comm, peer, block.index(), me, 0).cast::<u64>();
     let depth = comm.pad().channel_depth;
@@ -78,15 +79,28 @@ pub unsafe fn send<M: Machine>(
             return false;
         }
         mem::fence(Order::Acquire, Scope::System);
-        let part = if bytes - sent < capacity { bytes - sent } else { capacity };
+        let part = if bytes - sent < capacity {
+            bytes - sent
+        } else {
+            capacity
+        };
         let to = slot(&comm, peer, block.index(), me, chunk);
         // SAFETY: the slot is free (credit); the source is the caller's.
         unsafe {
             if block.is_leader() {
-                mem::write(to.cast::<[u64; HEADER_WORDS]>(), [session.fingerprint(), bytes]);
+                mem::write(
+                    to.cast::<[u64; HEADER_WORDS]>(),
+                    [session.fingerprint(), bytes],
+                );
             }
             let target = to.add(LINE as usize);
-            crate::bulk::copy(block, target, from.add(sent as usize), part as usize, Policy::Cached);
+            crate::bulk::copy(
+                block,
+                target,
+                from.add(sent as usize),
+                part as usize,
+                Policy::Cached,
+            );
         }
         session.publish();
         chunk += 1;
@@ -94,7 +108,12 @@ pub unsafe fn send<M: Machine>(
             // SAFETY: only this block of this rank writes the tail and its own counters.
             unsafe {
                 mem::store_u64(tail, chunk, Order::Release, Scope::System);
-                mem::store_u64(&raw mut (*counters).sent, chunk, Order::Relaxed, Scope::Device);
+                mem::store_u64(
+                    &raw mut (*counters).sent,
+                    chunk,
+                    Order::Relaxed,
+                    Scope::Device,
+                );
             }
         }
         sent += part;
@@ -121,8 +140,13 @@ pub unsafe fn receive<M: Machine>(
     let me = comm.rank();
     let counters = line(&comm, me, block.index(), peer, 2).cast::<ChannelState>();
     // SAFETY: the counters belong to this block.
-    let mut chunk =
-        unsafe { mem::load_u64(&raw const (*counters).received, Order::Relaxed, Scope::Device) };
+    let mut chunk = unsafe {
+        mem::load_u64(
+            &raw const (*counters).received,
+            Order::Relaxed,
+            Scope::Device,
+        )
+    };
     let tail = line(&comm, me, block.index(), peer, 0).cast::<u64>();
     let credit = line(&comm, peer, block.index(), me, 1).cast::<u64>();
     let capacity = comm.pad().channel_slot;
@@ -142,11 +166,12 @@ pub unsafe fn receive<M: Machine>(
                 .is_none();
             if !failed {
                 // SAFETY: the chunk has been acquired.
-                let [fingerprint, size] =
-                    unsafe { mem::read(from.cast::<[u64; HEADER_WORDS]>()) };
+                let [fingerprint, size] = unsafe { mem::read(from.cast::<[u64; HEADER_WORDS]>()) };
                 if fingerprint != session.fingerprint() || size != bytes {
                     let place = Place::Chunk;
-                    session.watch().fail(FailureKind::Mismatch, place, peer, peer, bytes, size, 0);
+                    session
+                        .watch()
+                        .fail(FailureKind::Mismatch, place, peer, peer, bytes, size, 0);
                     failed = true;
                 }
             }
@@ -155,7 +180,11 @@ pub unsafe fn receive<M: Machine>(
             return false;
         }
         mem::fence(Order::Acquire, Scope::System);
-        let part = if bytes - received < capacity { bytes - received } else { capacity };
+        let part = if bytes - received < capacity {
+            bytes - received
+        } else {
+            capacity
+        };
         // SAFETY: the chunk has been acquired; the target is the caller's.
         unsafe {
             let source = from.add(LINE as usize);
@@ -168,7 +197,12 @@ pub unsafe fn receive<M: Machine>(
             // SAFETY: only this block of this rank writes the credit and its own counters.
             unsafe {
                 mem::store_u64(credit, chunk, Order::Release, Scope::System);
-                mem::store_u64(&raw mut (*counters).received, chunk, Order::Relaxed, Scope::Device);
+                mem::store_u64(
+                    &raw mut (*counters).received,
+                    chunk,
+                    Order::Relaxed,
+                    Scope::Device,
+                );
             }
         }
         received += part;

@@ -63,13 +63,22 @@ impl<T> PeerPtr<T> {
     /// Byte `offset` of `rank`'s part of `window`.
     #[inline(always)]
     pub const fn new(window: u32, rank: u32, offset: u64) -> Self {
-        Self { window, rank, offset, element: PhantomData }
+        Self {
+            window,
+            rank,
+            offset,
+            element: PhantomData,
+        }
     }
 
     /// `count` elements further.
     #[inline(always)]
     pub const fn add(self, count: u64) -> Self {
-        Self::new(self.window, self.rank, self.offset + count * size_of::<T>() as u64)
+        Self::new(
+            self.window,
+            self.rank,
+            self.offset + count * size_of::<T>() as u64,
+        )
     }
 }
 
@@ -150,7 +159,10 @@ impl Comm {
         let window = self.window(place.window());
         // SAFETY: the table has MAX_WINDOWS entries and each MAX_RANKS >= size peers.
         let (size, base) = unsafe {
-            ((&raw const (*window).bytes).read(), (&raw const (*window).peers[rank as usize % 64]).read())
+            (
+                (&raw const (*window).bytes).read(),
+                (&raw const (*window).peers[rank as usize % 64]).read(),
+            )
         };
         let fits = place.offset() <= size && bytes <= size - place.offset();
         (fits && base != 0).then(|| (base as *mut u8).wrapping_add(place.offset() as usize))

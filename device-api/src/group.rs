@@ -202,7 +202,11 @@ impl<M: Machine> Block<M> {
     /// True in every lane if `value` is true in one; collective over the block.
     #[inline(always)]
     pub fn any(self, value: bool) -> bool {
-        if M::LANES == 1 { value } else { self.0.any(value) }
+        if M::LANES == 1 {
+            value
+        } else {
+            self.0.any(value)
+        }
     }
 
     /// True in every lane if `value` is true in all; collective over the block.
@@ -227,7 +231,10 @@ impl<M: Machine> Block<M> {
         // SAFETY: the last 16 bytes of shared memory are reserved for this function, and the
         // barriers order the lanes' accesses.
         unsafe {
-            let cell = self.shared().add(crate::arch::SHARED_BYTES - 16).cast::<u64>();
+            let cell = self
+                .shared()
+                .add(crate::arch::SHARED_BYTES - 16)
+                .cast::<u64>();
             if self.is_leader() {
                 *cell = value;
             }
@@ -244,7 +251,11 @@ impl<M: Machine> Block<M> {
     pub fn elements(self, count: usize) -> Elements {
         if M::LANES == 1 {
             let (start, end) = self.slice(count, 1);
-            return Elements { next: start, end, step: 1 };
+            return Elements {
+                next: start,
+                end,
+                step: 1,
+            };
         }
         let lanes = self.size() as usize;
         Elements {
@@ -258,9 +269,17 @@ impl<M: Machine> Block<M> {
     #[inline(always)]
     pub fn elements_of_block(self, count: usize) -> Elements {
         if M::LANES == 1 {
-            return Elements { next: 0, end: count, step: 1 };
+            return Elements {
+                next: 0,
+                end: count,
+                step: 1,
+            };
         }
-        Elements { next: self.rank() as usize, end: count, step: self.size() as usize }
+        Elements {
+            next: self.rank() as usize,
+            end: count,
+            step: self.size() as usize,
+        }
     }
 
     /// This block's contiguous part `[start, end)` of `count` elements; starts are multiples of
@@ -278,8 +297,16 @@ pub fn slice(count: usize, granule: usize, index: usize, parts: usize) -> (usize
         return (0, count);
     }
     let per = count.div_ceil(parts).div_ceil(granule) * granule;
-    let start = if per * index < count { per * index } else { count };
-    let end = if start + per < count { start + per } else { count };
+    let start = if per * index < count {
+        per * index
+    } else {
+        count
+    };
+    let end = if start + per < count {
+        start + per
+    } else {
+        count
+    };
     (start, end)
 }
 
@@ -461,7 +488,9 @@ mod cpu {
         #[inline(always)]
         pub unsafe fn new(context: *const LaneContext) -> Self {
             // SAFETY: the caller's promise.
-            Self { context: unsafe { *context } }
+            Self {
+                context: unsafe { *context },
+            }
         }
 
         fn block_shared(&self) -> &BlockShared {
@@ -496,24 +525,29 @@ mod cpu {
         }
         fn any(self, value: bool) -> bool {
             let lanes = self.context.lanes;
-            self.block_shared().exchange(self.context.lane, u64::from(value), |of| {
-                (0..lanes).any(|lane| of(lane) != 0)
-            })
+            self.block_shared()
+                .exchange(self.context.lane, u64::from(value), |of| {
+                    (0..lanes).any(|lane| of(lane) != 0)
+                })
         }
         fn ballot(self, value: bool) -> u64 {
             let lanes = self.context.lanes;
-            self.block_shared().exchange(self.context.lane, u64::from(value), |of| {
-                (0..lanes).fold(0, |votes, lane| votes | of(lane) << lane)
-            })
+            self.block_shared()
+                .exchange(self.context.lane, u64::from(value), |of| {
+                    (0..lanes).fold(0, |votes, lane| votes | of(lane) << lane)
+                })
         }
         fn shuffle(self, value: u32, from: u32) -> u32 {
             let lanes = self.context.lanes;
             self.block_shared()
-                .exchange(self.context.lane, u64::from(value), |of| of(from % lanes) as u32)
+                .exchange(self.context.lane, u64::from(value), |of| {
+                    of(from % lanes) as u32
+                })
         }
         fn shuffle_xor(self, value: u32, mask: u32) -> u32 {
             let lane = self.context.lane;
-            self.block_shared().exchange(lane, u64::from(value), |of| of(lane ^ mask) as u32)
+            self.block_shared()
+                .exchange(lane, u64::from(value), |of| of(lane ^ mask) as u32)
         }
         fn shared(self) -> *mut u8 {
             self.block_shared().shared()

@@ -56,7 +56,9 @@ unsafe impl Sync for BlockShared {}
 
 impl fmt::Debug for BlockShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BlockShared").field("lanes", &self.lanes).finish_non_exhaustive()
+        f.debug_struct("BlockShared")
+            .field("lanes", &self.lanes)
+            .finish_non_exhaustive()
     }
 }
 
@@ -101,12 +103,21 @@ impl BlockShared {
                 "a lane left the kernel while others of its block stand at a barrier"
             );
             polls += 1;
-            if polls < 8 { arch::pause() } else { arch::nap(0) }
+            if polls < 8 {
+                arch::pause()
+            } else {
+                arch::nap(0)
+            }
         }
     }
 
     /// Every lane contributes `value`; every lane gets what `pick` makes of all contributions.
-    pub fn exchange<R>(&self, lane: u32, value: u64, pick: impl FnOnce(&dyn Fn(u32) -> u64) -> R) -> R {
+    pub fn exchange<R>(
+        &self,
+        lane: u32,
+        value: u64,
+        pick: impl FnOnce(&dyn Fn(u32) -> u64) -> R,
+    ) -> R {
         self.exchange[lane as usize].store(value, Ordering::Relaxed);
         self.sync();
         let picked = pick(&|from| self.exchange[from as usize % MAX_LANES].load(Ordering::Relaxed));
@@ -208,7 +219,10 @@ impl<P> Kernel<P> {
     /// # Safety
     /// `info` must describe a kernel whose parameter struct is `P`.
     pub const unsafe fn new(info: KernelInfo) -> Self {
-        Self { info, params: PhantomData }
+        Self {
+            info,
+            params: PhantomData,
+        }
     }
 
     /// The instance's description.

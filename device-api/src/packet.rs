@@ -36,7 +36,11 @@ const SCRUB_UNITS: u64 = 64;
 /// Bytes of data that a slot of `slot` bytes carries; the same for both kinds of unit at least.
 pub const fn capacity(slot: u64) -> u64 {
     let lines = slot / LINE * LINE_DATA as u64;
-    let pairs = if slot < 32 { 0 } else { (slot / 16 - 1) * PAIR_DATA as u64 };
+    let pairs = if slot < 32 {
+        0
+    } else {
+        (slot / 16 - 1) * PAIR_DATA as u64
+    };
     if lines < pairs { lines } else { pairs }
 }
 
@@ -63,7 +67,12 @@ impl Slots {
         } else {
             epoch & 0xffff_ffff
         };
-        Self { epoch, flag, base: comm.pad().packets + set * ranks * slot, slot }
+        Self {
+            epoch,
+            flag,
+            base: comm.pad().packets + set * ranks * slot,
+            slot,
+        }
     }
 
     #[inline(always)]
@@ -128,7 +137,10 @@ impl Slots {
                 // SAFETY: within the slot by the caller's bound.
                 unsafe {
                     let to = self.at(session, peer, me).add(unit * 16).cast::<u64>();
-                    mem::store_packets(to, [self.pack(data as u32), self.pack((data >> 32) as u32)]);
+                    mem::store_packets(
+                        to,
+                        [self.pack(data as u32), self.pack((data >> 32) as u32)],
+                    );
                 }
             }
         }
@@ -154,7 +166,11 @@ impl Slots {
         session.watch().until(Place::Packet, source, self.flag, || {
             // SAFETY: a flag word of this rank's own slots.
             let seen = unsafe { mem::load_u64(flag, Order::Acquire, Scope::System) };
-            if seen == self.flag { Ok(at.cast_const()) } else { Err(seen) }
+            if seen == self.flag {
+                Ok(at.cast_const())
+            } else {
+                Err(seen)
+            }
         })
     }
 
@@ -216,7 +232,10 @@ impl Slots {
     /// write epoch + 2 into the same set.
     #[inline(always)]
     pub fn close<M: Machine>(&self, session: &Session<M>) {
-        if M::LANES == 1 || !self.epoch.is_multiple_of(SCRUB_PERIOD) && !(self.epoch + 1).is_multiple_of(SCRUB_PERIOD) {
+        if M::LANES == 1
+            || !self.epoch.is_multiple_of(SCRUB_PERIOD)
+                && !(self.epoch + 1).is_multiple_of(SCRUB_PERIOD)
+        {
             return;
         }
         let block: Block<M> = session.block();
@@ -227,7 +246,9 @@ impl Slots {
         while i < SCRUB_UNITS * u64::from(session.comm().size()) {
             let source = (i / SCRUB_UNITS) as u32;
             let unit = (start + i % SCRUB_UNITS) % units;
-            let at = self.at(session, session.comm().rank(), source).wrapping_add(unit as usize * 16);
+            let at = self
+                .at(session, session.comm().rank(), source)
+                .wrapping_add(unit as usize * 16);
             // SAFETY: within this rank's own slots, which nobody writes now.
             unsafe { mem::store_packets(at.cast(), [0, 0]) };
             i += u64::from(block.size());
@@ -240,7 +261,11 @@ impl Slots {
 /// Lines of a stream of `bytes` bytes: at least one.
 #[inline(always)]
 pub const fn lines_for(bytes: usize) -> usize {
-    if bytes == 0 { 1 } else { bytes.div_ceil(LINE_DATA) }
+    if bytes == 0 {
+        1
+    } else {
+        bytes.div_ceil(LINE_DATA)
+    }
 }
 
 /// Up to 8 bytes of `from` at pair `pair`, zero beyond `bytes`.
@@ -280,7 +305,10 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: the caller's ranges; every access stays below `bytes`.
     unsafe {
         while i + 8 <= bytes {
-            mem::write(to.add(i).cast::<u64>(), mem::read(from.add(i).cast::<u64>()));
+            mem::write(
+                to.add(i).cast::<u64>(),
+                mem::read(from.add(i).cast::<u64>()),
+            );
             i += 8;
         }
         while i < bytes {

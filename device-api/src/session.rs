@@ -231,7 +231,11 @@ impl<M: Machine> Session<M> {
             count,
             sequence: finished + u64::from(call.is_collective()),
             block: block.index(),
-            timeout_ns: if timeout_ns == 0 { comm.constants().timeout_ns } else { timeout_ns },
+            timeout_ns: if timeout_ns == 0 {
+                comm.constants().timeout_ns
+            } else {
+                timeout_ns
+            },
         };
         let mut refused = watch.aborted();
         if block.is_leader() && !refused {
@@ -240,7 +244,15 @@ impl<M: Machine> Session<M> {
                 mem::exchange_u64(&raw mut (*state).busy, 1, Order::AcqRel, Scope::Device)
             };
             if busy != 0 {
-                watch.fail(FailureKind::Overlap, Place::Launch, comm.rank(), comm.rank(), 0, busy, 0);
+                watch.fail(
+                    FailureKind::Overlap,
+                    Place::Launch,
+                    comm.rank(),
+                    comm.rank(),
+                    0,
+                    busy,
+                    0,
+                );
                 refused = true;
             } else {
                 watch.enter();
@@ -249,7 +261,15 @@ impl<M: Machine> Session<M> {
         if block.any(refused) {
             return None;
         }
-        Some(Self { block, comm, watch, state, round: rounds, packet_epoch, steps: 0 })
+        Some(Self {
+            block,
+            comm,
+            watch,
+            state,
+            round: rounds,
+            packet_epoch,
+            steps: 0,
+        })
     }
 
     /// The communicator.
@@ -290,7 +310,12 @@ impl<M: Machine> Session<M> {
             // round that carried words has been acquired.
             unsafe {
                 mem::write(line.cast::<[u64; SIGNAL_WORDS]>(), words(peer));
-                mem::store_u64(line.cast::<u64>().add(SIGNAL_WORDS), value, Order::Release, Scope::System);
+                mem::store_u64(
+                    line.cast::<u64>().add(SIGNAL_WORDS),
+                    value,
+                    Order::Release,
+                    Scope::System,
+                );
             }
             peer += self.block.size();
         }
@@ -303,7 +328,7 @@ impl<M: Machine> Session<M> {
         let line = self.line(self.comm.rank(), peer, 0);
         // SAFETY: `ready` has acquired the line; the peer overwrites it only after this rank's
         // done signal.
-        unsafe { mem::read(line.cast::<u64>().add(index)) }
+        unsafe { mem::load_u64(line.cast::<u64>().add(index), Order::Relaxed, Scope::System) }
     }
 
     /// Closes a round: no peer's memory is touched by this block any more, and what it wrote there is
@@ -338,7 +363,12 @@ impl<M: Machine> Session<M> {
                 }
                 store(&raw mut (*self.state).rounds, self.round);
                 store(&raw mut (*self.state).packet_epoch, self.packet_epoch);
-                mem::store_u64(&raw mut (*self.state).busy, 0, Order::Release, Scope::Device);
+                mem::store_u64(
+                    &raw mut (*self.state).busy,
+                    0,
+                    Order::Release,
+                    Scope::Device,
+                );
             }
         }
     }
@@ -386,13 +416,20 @@ impl<M: Machine> Session<M> {
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
             if peer != self.comm.rank() {
-                let at = self.line(self.comm.rank(), peer, 0).wrapping_add(offset).cast::<u64>();
+                let at = self
+                    .line(self.comm.rank(), peer, 0)
+                    .wrapping_add(offset)
+                    .cast::<u64>();
                 let arrived = self.watch.until(place, peer, value, || {
                     // SAFETY: a signal word of this rank's own pad.
                     let seen = unsafe { mem::load_u64(at, Order::Acquire, Scope::System) };
                     // The peer may be a round ahead (barriers); a different call of the same
                     // round is told by the stalled wait.
-                    if seen == value || seen >> 16 > value >> 16 { Ok(()) } else { Err(seen) }
+                    if seen == value || seen >> 16 > value >> 16 {
+                        Ok(())
+                    } else {
+                        Err(seen)
+                    }
                 });
                 if arrived.is_none() {
                     failed = true;

@@ -7,9 +7,7 @@
 
 use crate::arch;
 use crate::comm::Comm;
-use crate::layout::{
-    ABORT, BlockState, CommState, FailureKind, FailureRecord, LINE, Progress,
-};
+use crate::layout::{ABORT, BlockState, CommState, FailureKind, FailureRecord, LINE, Progress};
 use crate::mem::{self, Order, Scope};
 use crate::session::Call;
 
@@ -69,7 +67,11 @@ impl Watch {
     ) -> Option<T> {
         let spins = self.comm.constants().spins;
         let mut polls = 0;
-        let mut stall = Stall { started: 0, compared: 0, naps: 0 };
+        let mut stall = Stall {
+            started: 0,
+            compared: 0,
+            naps: 0,
+        };
         loop {
             let observed = match poll() {
                 Ok(value) => return Some(value),
@@ -108,13 +110,29 @@ impl Watch {
         if now.wrapping_sub(stall.compared) > COMPARE_NS {
             stall.compared = now;
             if let Some(rank) = self.mismatch() {
-                self.fail(FailureKind::Mismatch, place, awaited, rank, expected, observed, elapsed);
+                self.fail(
+                    FailureKind::Mismatch,
+                    place,
+                    awaited,
+                    rank,
+                    expected,
+                    observed,
+                    elapsed,
+                );
                 return false;
             }
         }
         if elapsed > self.timeout_ns {
             let blamed = self.least_progress(awaited);
-            self.fail(FailureKind::Timeout, place, awaited, blamed, expected, observed, elapsed);
+            self.fail(
+                FailureKind::Timeout,
+                place,
+                awaited,
+                blamed,
+                expected,
+                observed,
+                elapsed,
+            );
             return false;
         }
         true
@@ -129,7 +147,10 @@ impl Watch {
     }
 
     fn progress(&self, rank: u32) -> Progress {
-        let at = self.comm.pad_of(rank).wrapping_add(self.comm.pad().progress as usize);
+        let at = self
+            .comm
+            .pad_of(rank)
+            .wrapping_add(self.comm.pad().progress as usize);
         let load = |word: usize| {
             // SAFETY: every pad has a progress line for block 0; its words are accessed atomically.
             unsafe { mem::load_u64(at.cast::<u64>().add(word), Order::Relaxed, Scope::System) }
@@ -203,7 +224,11 @@ impl Watch {
             let distance =
                 ((progress.call >> 40) as i64 - (self.sequence & 0xff_ffff) as i64) << 40 >> 40;
             mem::write(
-                record.cast::<[u64; 16]>().cast::<u64>().add(1).cast::<[u64; 15]>(),
+                record
+                    .cast::<[u64; 16]>()
+                    .cast::<u64>()
+                    .add(1)
+                    .cast::<[u64; 15]>(),
                 [
                     kind as u64,
                     self.sequence,
@@ -255,7 +280,12 @@ impl Watch {
                 Order::Relaxed,
                 Scope::System,
             );
-            mem::store_u64(at, tag | self.call.0 & 0xff_ffff_ffff, Order::Relaxed, Scope::System);
+            mem::store_u64(
+                at,
+                tag | self.call.0 & 0xff_ffff_ffff,
+                Order::Relaxed,
+                Scope::System,
+            );
         }
     }
 

@@ -16,7 +16,7 @@ use fusewire_device::packet::{LINE_DATA, PAIR_DATA, Slots, lines_for, read_pair}
 use fusewire_device::session::Session;
 use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
 
-use crate::exchange::Memory;
+use crate::exchange::{Body, Memory, Round};
 use crate::reducer::{Reducer, reduction_kernel};
 
 /// One-shot all_reduce by packets: `count` elements at `source` to `target`, which may be the same.
@@ -192,6 +192,39 @@ unsafe fn combine_full<T: Element, O: Reduction<T>>(
     }
 }
 
+/// Every rank reads every rank's input.
+struct OneShot<R> {
+    reducer: R,
+    policy: Policy,
+}
+
+impl<M: Machine, R: Reducer> Body<M> for OneShot<R> {
+    #[inline(always)]
+    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
+        let block = session.block();
+        let tables = Tables::new(block);
+        let (first, last) = memory.part(block, round.len(), 0);
+        if !memory.fill_sources(session, tables, round, 0, first, last - first) {
+            return false;
+        }
+        if block.is_leader() {
+            let at = (round.start + first) * memory.size;
+            tables.set_target(0, memory.target.wrapping_add(at));
+        }
+        block.sync();
+        let ranks = session.comm().size();
+        let range = Range {
+            ranks,
+            targets: 1,
+            count: last - first,
+            policy: self.policy,
+        };
+        // SAFETY: the sources were checked against their windows; the rest is the caller's promise.
+        unsafe { self.reducer.reduce(block, tables, range) };
+        true
+    }
+}
+
 /// One-shot all_reduce over rounds. False after a failure.
 ///
 /// # Safety
@@ -210,34 +243,59 @@ unsafe fn one_shot<M: Machine, R: Reducer>(
         ..memory
     };
     // SAFETY: the caller's promise.
-    unsafe {
-        memory.run(session, policy, |session, round| {
-            let block = session.block();
-            let tables = Tables::new(block);
-            let (first, last) = memory.part(block, round.len(), 0);
-            if !memory.fill_sources(session, tables, round, 0, first, last - first) {
-                return false;
-            }
-            if block.is_leader() {
-                let at = (round.start + first) * memory.size;
-                tables.set_target(0, memory.target.wrapping_add(at));
-            }
-            block.sync();
-            let ranks = session.comm().size();
-            let range = Range {
-                ranks,
-                targets: 1,
-                count: last - first,
-                policy,
-            };
-            reducer.reduce(block, tables, range);
-            true
-        })
-    }
+    unsafe { memory.run(session, policy, &OneShot { reducer, policy }) }
 }
 
 /// The root that means every rank.
 const ALL: u32 = 0xffff;
+
+/// This rank reduces its shard and writes it to all outputs, or to the root's.
+struct TwoShot<R> {
+    reducer: R,
+    policy: Policy,
+    root: u32,
+}
+
+impl<M: Machine, R: Reducer> Body<M> for TwoShot<R> {
+    #[inline(always)]
+    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
+        let (me, ranks) = (session.comm().rank(), session.comm().size());
+        let block = session.block();
+        let tables = Tables::new(block);
+        let (first, last) = memory.part(block, round.len(), me);
+        let length = last - first;
+        if !memory.fill_sources(session, tables, round, 0, first, length) {
+            return false;
+        }
+        let (from, targets) = if self.root == ALL {
+            (0, ranks)
+        } else {
+            (self.root, 1)
+        };
+        let mut failed = false;
+        for index in block.elements_of_block(targets as usize) {
+            let index = index as u32;
+            match memory.target_of(session, round, from + index, first, length) {
+                Some(at) => tables.set_target(index, at),
+                None => failed = true,
+            }
+        }
+        if block.any(failed) {
+            return false;
+        }
+        block.sync();
+        let range = Range {
+            ranks,
+            targets,
+            count: length,
+            policy: self.policy,
+        };
+        // SAFETY: sources and targets were checked against their windows; the rest is the caller's
+        // promise.
+        unsafe { self.reducer.reduce(block, tables, range) };
+        true
+    }
+}
 
 /// Two-shot all_reduce, or reduce to `root`, over rounds. False after a failure.
 ///
@@ -261,39 +319,15 @@ unsafe fn two_shot<M: Machine, R: Reducer>(
     };
     // SAFETY: the caller's promise.
     unsafe {
-        memory.run(session, policy, |session, round| {
-            let block = session.block();
-            let tables = Tables::new(block);
-            let (first, last) = memory.part(block, round.len(), me);
-            let length = last - first;
-            if !memory.fill_sources(session, tables, round, 0, first, length) {
-                return false;
-            }
-            let (from, targets) = if root == ALL { (0, ranks) } else { (root, 1) };
-            let mut failed = false;
-            for index in block.elements_of_block(targets as usize) {
-                let index = index as u32;
-                match memory.target_of(session, round, from + index, first, length) {
-                    Some(at) => tables.set_target(index, at),
-                    None => failed = true,
-                }
-            }
-            if block.any(failed) {
-                return false;
-            }
-            block.sync();
-            reducer.reduce(
-                block,
-                tables,
-                Range {
-                    ranks,
-                    targets,
-                    count: length,
-                    policy,
-                },
-            );
-            true
-        })
+        memory.run(
+            session,
+            policy,
+            &TwoShot {
+                reducer,
+                policy,
+                root,
+            },
+        )
     }
 }
 

@@ -86,6 +86,16 @@ impl Round {
     }
 }
 
+/// What an operation does in a round. A trait and not a closure: its method can be forced inline, so
+/// that it is compiled for the instruction set of the entry that it is part of.
+pub(crate) trait Body<M: Machine> {
+    /// Moves one round's data. False after a failure. All lanes together.
+    ///
+    /// # Safety
+    /// Every rank's words of the round have been acquired; the memory is valid as for [`Memory::run`].
+    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool;
+}
+
 impl Memory {
     const fn flags(&self) -> u64 {
         let source = self.source_rows > 0 && !self.source_at.is_some();
@@ -116,7 +126,7 @@ impl Memory {
         &self,
         session: &mut Session<M>,
         policy: Policy,
-        body: impl Fn(&mut Session<M>, Round) -> bool,
+        body: &impl Body<M>,
     ) -> bool {
         let pad = *session.comm().pad();
         let flags = self.flags();
@@ -163,7 +173,8 @@ impl Memory {
                     round.end = self.chunk;
                 }
             }
-            if !body(session, round) || !session.done() {
+            // SAFETY: ready has acquired every rank's words; the rest is the caller's promise.
+            if !unsafe { body.round(session, self, round) } || !session.done() {
                 return false;
             }
             if flags & TARGET_STAGED != 0 {

@@ -13,7 +13,7 @@ use fusewire_device::mem::{self, Policy};
 use fusewire_device::session::Session;
 use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
 
-use crate::exchange::{Memory, Round};
+use crate::exchange::{Body, Memory, Round};
 
 /// Partial sums of a row.
 const PARTIALS: usize = 128;
@@ -85,13 +85,16 @@ pub unsafe fn all_reduce_rms_norm<T: Element<Acc = f32>>(
         scalar: 0,
     };
     // SAFETY: the caller's promise.
-    let normed = unsafe {
-        memory.run(&mut session, Policy::Cached, |session, round| {
-            normalise_round(session, &memory, &norm, round)
-        })
-    };
-    if normed {
+    if unsafe { memory.run(&mut session, Policy::Cached, &norm) } {
         session.end();
+    }
+}
+
+impl<M: Machine, T: Element<Acc = f32>> Body<M> for Norm<T> {
+    #[inline(always)]
+    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { normalise_round(session, memory, self, round) }
     }
 }
 

@@ -14,7 +14,7 @@ use fusewire_device::mem::Policy;
 use fusewire_device::session::{Call, Session};
 use fusewire_device::{Block, Group, Machine, kernel};
 
-use crate::exchange::{Memory, Round};
+use crate::exchange::{Body, Memory, Round};
 use crate::policy;
 
 /// Which rows a rank pulls from whom.
@@ -27,41 +27,34 @@ struct Pulls {
     row: usize,
     /// Whether the data of rank p goes to row p of the output, else to row 0.
     by_rank: bool,
+    policy: Policy,
 }
 
-/// Pulls one round's rows. False after a failure.
-///
-/// # Safety
-/// As the kernels below promise.
-#[inline(always)]
-unsafe fn pull<M: Machine>(
-    session: &Session<M>,
-    memory: &Memory,
-    round: Round,
-    pulls: Pulls,
-    policy: Policy,
-) -> bool {
-    let block = session.block();
-    let size = session.comm().size();
-    let (first, last) = memory.part(block, round.len(), 0);
-    let length = last - first;
-    let mut step = 0;
-    while step < pulls.ranks {
-        let rank = (pulls.first + step) % size;
-        let Some(from) = memory.source_of(session, round, rank, pulls.row, first, length) else {
-            return false;
-        };
-        let row = if pulls.by_rank { rank as usize } else { 0 };
-        let at = (row * memory.count + round.start + first) * memory.size;
-        let to = memory.target.wrapping_add(at);
-        if !core::ptr::eq(to, from) {
-            // SAFETY: the source was checked against its window; the target is the caller's.
-            unsafe { bulk::copy(block, to, from, length * memory.size, policy) };
+impl<M: Machine> Body<M> for Pulls {
+    #[inline(always)]
+    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
+        let block = session.block();
+        let size = session.comm().size();
+        let (first, last) = memory.part(block, round.len(), 0);
+        let length = last - first;
+        let mut step = 0;
+        while step < self.ranks {
+            let rank = (self.first + step) % size;
+            let Some(from) = memory.source_of(session, round, rank, self.row, first, length) else {
+                return false;
+            };
+            let row = if self.by_rank { rank as usize } else { 0 };
+            let at = (row * memory.count + round.start + first) * memory.size;
+            let to = memory.target.wrapping_add(at);
+            if !core::ptr::eq(to, from) {
+                // SAFETY: the source was checked against its window; the target is the caller's.
+                unsafe { bulk::copy(block, to, from, length * memory.size, self.policy) };
+            }
+            step += 1;
         }
-        step += 1;
+        block.sync();
+        true
     }
-    block.sync();
-    true
 }
 
 macro_rules! movement_kernel {
@@ -108,15 +101,10 @@ macro_rules! movement_kernel {
                 granule: crate::GRANULE,
                 scalar: 0,
             };
-            let pulls: Pulls = $pulls;
             let policy = policy(hint);
+            let pulls = Pulls { policy, ..$pulls };
             // SAFETY: the caller's promise.
-            let moved = unsafe {
-                memory.run(&mut session, policy, |session, round| {
-                    pull(session, &memory, round, pulls, policy)
-                })
-            };
-            if moved {
+            if unsafe { memory.run(&mut session, policy, &pulls) } {
                 session.end();
             }
         }
@@ -127,33 +115,33 @@ movement_kernel!(
     /// all_gather: `count` units of every rank, to row r of every rank's output.
     all_gather,
     |rank, ranks, root| 1,
-    Pulls { first: rank, ranks, row: 0, by_rank: true }
+    Pulls { first: rank, ranks, row: 0, by_rank: true, policy: Policy::Cached }
 );
 
 movement_kernel!(
     /// broadcast: `count` units of the root to every rank's output.
     broadcast,
     |rank, ranks, root| u32::from(rank == root),
-    Pulls { first: root, ranks: 1, row: 0, by_rank: false }
+    Pulls { first: root, ranks: 1, row: 0, by_rank: false, policy: Policy::Cached }
 );
 
 movement_kernel!(
     /// scatter: row r of the root's input, `count` units, to rank r's output.
     scatter,
     |rank, ranks, root| if rank == root { ranks } else { 0 },
-    Pulls { first: root, ranks: 1, row: rank as usize, by_rank: false }
+    Pulls { first: root, ranks: 1, row: rank as usize, by_rank: false, policy: Policy::Cached }
 );
 
 movement_kernel!(
     /// gather: `count` units of every rank, to row r of the root's output.
     gather,
     |rank, ranks, root| 1,
-    Pulls { first: rank, ranks: if rank == root { ranks } else { 0 }, row: 0, by_rank: true }
+    Pulls { first: rank, ranks: if rank == root { ranks } else { 0 }, row: 0, by_rank: true, policy: Policy::Cached }
 );
 
 movement_kernel!(
     /// all_to_all: row r of every rank's input, `count` units, to rank r's output.
     all_to_all,
     |rank, ranks, root| ranks,
-    Pulls { first: rank, ranks, row: rank as usize, by_rank: true }
+    Pulls { first: rank, ranks, row: rank as usize, by_rank: true, policy: Policy::Cached }
 );

@@ -9,8 +9,42 @@ use fusewire_device::mem::Policy;
 use fusewire_device::session::Session;
 use fusewire_device::{Group, Machine};
 
-use crate::exchange::Memory;
+use crate::exchange::{Body, Memory, Round};
 use crate::reducer::{Reducer, reduction_kernel};
+
+/// This rank reduces its own row of every rank's input.
+struct OwnRow<R> {
+    reducer: R,
+    policy: Policy,
+}
+
+impl<M: Machine, R: Reducer> Body<M> for OwnRow<R> {
+    #[inline(always)]
+    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
+        let (me, ranks) = (session.comm().rank(), session.comm().size());
+        let block = session.block();
+        let tables = Tables::new(block);
+        let (first, last) = memory.part(block, round.len(), 0);
+        let length = last - first;
+        if !memory.fill_sources(session, tables, round, me as usize, first, length) {
+            return false;
+        }
+        if block.is_leader() {
+            let at = (round.start + first) * memory.size;
+            tables.set_target(0, memory.target.wrapping_add(at));
+        }
+        block.sync();
+        let range = Range {
+            ranks,
+            targets: 1,
+            count: length,
+            policy: self.policy,
+        };
+        // SAFETY: the sources were checked against their windows; the rest is the caller's promise.
+        unsafe { self.reducer.reduce(block, tables, range) };
+        true
+    }
+}
 
 /// # Safety
 /// As the kernels below promise.
@@ -21,39 +55,12 @@ unsafe fn reduce_rows<M: Machine, R: Reducer>(
     memory: Memory,
     policy: Policy,
 ) -> bool {
-    let (me, ranks) = (session.comm().rank(), session.comm().size());
     let memory = Memory {
-        source_rows: ranks,
+        source_rows: session.comm().size(),
         ..memory
     };
     // SAFETY: the caller's promise.
-    unsafe {
-        memory.run(session, policy, |session, round| {
-            let block = session.block();
-            let tables = Tables::new(block);
-            let (first, last) = memory.part(block, round.len(), 0);
-            let length = last - first;
-            if !memory.fill_sources(session, tables, round, me as usize, first, length) {
-                return false;
-            }
-            if block.is_leader() {
-                let at = (round.start + first) * memory.size;
-                tables.set_target(0, memory.target.wrapping_add(at));
-            }
-            block.sync();
-            reducer.reduce(
-                block,
-                tables,
-                Range {
-                    ranks,
-                    targets: 1,
-                    count: length,
-                    policy,
-                },
-            );
-            true
-        })
-    }
+    unsafe { memory.run(session, policy, &OwnRow { reducer, policy }) }
 }
 
 reduction_kernel!(

@@ -14,7 +14,10 @@ pub fn clock_ns() -> u64 {
     }
     #[cfg(not(any(loom, shuttle)))]
     {
-        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut now = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         // SAFETY: `now` is a valid timespec; CLOCK_MONOTONIC always exists on Linux.
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
         now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -46,7 +49,10 @@ pub fn nap(round: u32) {
         // SAFETY: sched_yield has no preconditions.
         unsafe { libc::sched_yield() };
     } else {
-        let span = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
+        let span = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 50_000,
+        };
         // SAFETY: `span` is valid, and a null remainder is allowed.
         unsafe { libc::nanosleep(&raw const span, core::ptr::null_mut()) };
     }

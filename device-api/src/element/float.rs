@@ -73,8 +73,16 @@ fn half_to_f32(half: u16) -> f32 {
     // Exponent and mantissa in f32's place, scaled by 2^112: exact, subnormals included.
     let scaled = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits(0x7780_0000);
     let special = (bits & 0x7fff) << 13 | 0x7f80_0000;
-    let quiet = if bits & 0x3ff != 0 { special | 0x0040_0000 } else { special };
-    let magnitude = if bits & 0x7c00 == 0x7c00 { quiet } else { scaled.to_bits() };
+    let quiet = if bits & 0x3ff != 0 {
+        special | 0x0040_0000
+    } else {
+        special
+    };
+    let magnitude = if bits & 0x7c00 == 0x7c00 {
+        quiet
+    } else {
+        scaled.to_bits()
+    };
     f32::from_bits(magnitude | sign)
 }
 
@@ -87,10 +95,24 @@ fn half_from_f32(value: f32) -> u16 {
     let odd = magnitude >> 13 & 1;
     let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
     // Subnormal results: adding 0.5 puts the rounded mantissa into the low bits.
-    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
-    let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
-    let large = if magnitude > 0x7f80_0000 { 0x7fff } else { 0x7c00 };
-    let out = if magnitude >= 0x477f_f000 { large } else { finite };
+    let subnormal = (f32::from_bits(magnitude) + 0.5)
+        .to_bits()
+        .wrapping_sub(0x3f00_0000);
+    let finite = if magnitude < 0x3880_0000 {
+        subnormal
+    } else {
+        normal
+    };
+    let large = if magnitude > 0x7f80_0000 {
+        0x7fff
+    } else {
+        0x7c00
+    };
+    let out = if magnitude >= 0x477f_f000 {
+        large
+    } else {
+        finite
+    };
     let nan = magnitude > 0x7f80_0000;
     (out | if nan { 0 } else { sign }) as u16
 }
@@ -113,7 +135,11 @@ fn e4m3_to_f32(bits: u8) -> f32 {
     let wide = u32::from(bits);
     let sign = (wide & 0x80) << 24;
     let scaled = f32::from_bits((wide & 0x7f) << 20) * f32::from_bits(0x7b80_0000);
-    let magnitude = if wide & 0x7f == 0x7f { 0x7fc0_0000 } else { scaled.to_bits() };
+    let magnitude = if wide & 0x7f == 0x7f {
+        0x7fc0_0000
+    } else {
+        scaled.to_bits()
+    };
     f32::from_bits(magnitude | sign)
 }
 
@@ -123,13 +149,26 @@ fn e4m3_from_f32(value: f32) -> u8 {
     let sign = bits >> 24 & 0x80;
     let magnitude = bits & 0x7fff_ffff;
     let odd = magnitude >> 20 & 1;
-    let normal = magnitude.wrapping_sub(120 << 23).wrapping_add(0x7_ffff + odd) >> 20;
+    let normal = magnitude
+        .wrapping_sub(120 << 23)
+        .wrapping_add(0x7_ffff + odd)
+        >> 20;
     // The least subnormal is 2^-9: in 2^14 .. 2^15 an f32 counts in steps of 2^-9.
-    let subnormal = (f32::from_bits(magnitude) + 16384.0).to_bits().wrapping_sub(0x4680_0000);
-    let finite = if magnitude < 0x3c80_0000 { subnormal } else { normal };
+    let subnormal = (f32::from_bits(magnitude) + 16384.0)
+        .to_bits()
+        .wrapping_sub(0x4680_0000);
+    let finite = if magnitude < 0x3c80_0000 {
+        subnormal
+    } else {
+        normal
+    };
     let saturated = if finite > 0x7e { 0x7e } else { finite };
     let large = if magnitude > 0x7f80_0000 { 0x7f } else { 0x7e };
-    let out = if magnitude >= 0x43e0_0000 { large } else { saturated };
+    let out = if magnitude >= 0x43e0_0000 {
+        large
+    } else {
+        saturated
+    };
     (out | sign) as u8
 }
 
@@ -144,12 +183,25 @@ fn e5m2_from_f32(value: f32) -> u8 {
     let sign = bits >> 24 & 0x80;
     let magnitude = bits & 0x7fff_ffff;
     let odd = magnitude >> 21 & 1;
-    let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xf_ffff + odd) >> 21;
+    let normal = magnitude
+        .wrapping_sub(112 << 23)
+        .wrapping_add(0xf_ffff + odd)
+        >> 21;
     // The least subnormal is 2^-16: in 2^7 .. 2^8 an f32 counts in steps of 2^-16.
-    let subnormal = (f32::from_bits(magnitude) + 128.0).to_bits().wrapping_sub(0x4300_0000);
-    let finite = if magnitude < 0x3880_0000 { subnormal } else { normal };
+    let subnormal = (f32::from_bits(magnitude) + 128.0)
+        .to_bits()
+        .wrapping_sub(0x4300_0000);
+    let finite = if magnitude < 0x3880_0000 {
+        subnormal
+    } else {
+        normal
+    };
     let saturated = if finite > 0x7b { 0x7b } else { finite };
     let special = if magnitude > 0x7f80_0000 { 0x7f } else { 0x7c };
-    let out = if magnitude >= 0x7f80_0000 { special } else { saturated };
+    let out = if magnitude >= 0x7f80_0000 {
+        special
+    } else {
+        saturated
+    };
     (out | sign) as u8
 }

@@ -100,7 +100,10 @@ impl DType {
 
     /// Whether it is an integer: bitwise reductions are for these only.
     pub const fn is_integer(self) -> bool {
-        matches!(self, Self::I8 | Self::U8 | Self::I32 | Self::U32 | Self::I64 | Self::U64)
+        matches!(
+            self,
+            Self::I8 | Self::U8 | Self::I32 | Self::U32 | Self::I64 | Self::U64
+        )
     }
 
     /// Whether reductions exist for it (they do not for fp8).

@@ -71,7 +71,11 @@ impl Model {
                 _ => Word::Atomic(AtomicU64::new(0)),
             })
             .collect();
-        let region = Rc::new(Region { start: start as usize, kind, words });
+        let region = Rc::new(Region {
+            start: start as usize,
+            kind,
+            words,
+        });
         TABLE.with_borrow_mut(|table| table.push(region));
     }
 }
@@ -115,7 +119,11 @@ pub mod access {
     use crate::mem::{Order, Policy, Scope, native};
 
     fn demote(region: &Region, order: Order, scope: Scope) -> Order {
-        if region.kind == Kind::Peer && scope != Scope::System { Order::Relaxed } else { order }
+        if region.kind == Kind::Peer && scope != Scope::System {
+            Order::Relaxed
+        } else {
+            order
+        }
     }
 
     fn atomic(region: &Region, index: usize) -> &super::AtomicU64 {
@@ -127,11 +135,19 @@ pub mod access {
     }
 
     fn loads(order: Order) -> Ordering {
-        if order == Order::Relaxed { Ordering::Relaxed } else { Ordering::Acquire }
+        if order == Order::Relaxed {
+            Ordering::Relaxed
+        } else {
+            Ordering::Acquire
+        }
     }
 
     fn stores(order: Order) -> Ordering {
-        if order == Order::Relaxed { Ordering::Relaxed } else { Ordering::Release }
+        if order == Order::Relaxed {
+            Ordering::Relaxed
+        } else {
+            Ordering::Release
+        }
     }
 
     /// See the CPU's function of this name.
@@ -173,9 +189,11 @@ pub mod access {
             Order::Relaxed => Ordering::Relaxed,
             _ => Ordering::AcqRel,
         };
-        Some(match atomic(&region, index).fetch_update(success, Ordering::Acquire, new) {
-            Ok(before) | Err(before) => before,
-        })
+        Some(
+            match atomic(&region, index).fetch_update(success, Ordering::Acquire, new) {
+                Ok(before) | Err(before) => before,
+            },
+        )
     }
 
     /// See the CPU's function of this name.
@@ -287,8 +305,11 @@ pub mod access {
             }
             match find(target) {
                 Some((region, index)) => {
-                    let mut all =
-                        if step == 8 { [0; 8] } else { read_word(&region, index).to_le_bytes() };
+                    let mut all = if step == 8 {
+                        [0; 8]
+                    } else {
+                        read_word(&region, index).to_le_bytes()
+                    };
                     all[target % 8..target % 8 + step].copy_from_slice(&word[..step]);
                     write_word(&region, index, u64::from_le_bytes(all));
                 }

@@ -93,8 +93,24 @@ macro_rules! words {
     };
 }
 
-words!(u32, AtomicU32, load_u32, store_u32, fetch_add_u32, exchange_u32, compare_exchange_u32);
-words!(u64, AtomicU64, load_u64, store_u64, fetch_add_u64, exchange_u64, compare_exchange_u64);
+words!(
+    u32,
+    AtomicU32,
+    load_u32,
+    store_u32,
+    fetch_add_u32,
+    exchange_u32,
+    compare_exchange_u32
+);
+words!(
+    u64,
+    AtomicU64,
+    load_u64,
+    store_u64,
+    fetch_add_u64,
+    exchange_u64,
+    compare_exchange_u64
+);
 
 /// A fence. [`Order::Relaxed`] does nothing.
 #[inline(always)]
@@ -175,7 +191,10 @@ pub unsafe fn write_16(at: *mut u8, value: [u64; 2], policy: Policy) {
         use core::arch::x86_64::{__m128i, _mm_stream_si128};
         // SAFETY: the caller's promise; [u64; 2] and __m128i have one size and no invalid bits.
         unsafe {
-            _mm_stream_si128(at.cast::<__m128i>(), core::mem::transmute::<[u64; 2], __m128i>(value));
+            _mm_stream_si128(
+                at.cast::<__m128i>(),
+                core::mem::transmute::<[u64; 2], __m128i>(value),
+            );
         }
         return;
     }

@@ -150,10 +150,24 @@ macro_rules! words {
 }
 
 words!(
-    u32, "32", reg32, load_u32, store_u32, fetch_add_u32, exchange_u32, compare_exchange_u32
+    u32,
+    "32",
+    reg32,
+    load_u32,
+    store_u32,
+    fetch_add_u32,
+    exchange_u32,
+    compare_exchange_u32
 );
 words!(
-    u64, "64", reg64, load_u64, store_u64, fetch_add_u64, exchange_u64, compare_exchange_u64
+    u64,
+    "64",
+    reg64,
+    load_u64,
+    store_u64,
+    fetch_add_u64,
+    exchange_u64,
+    compare_exchange_u64
 );
 
 /// A fence. [`Order::Relaxed`] does nothing; every other order is both acquire and release.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fusewire_device::layout::{
     BlockState, CONST_MAGIC, CommConst, CommState, LAYOUT_VERSION, LINE, MAX_WINDOWS, PadConfig,
-    PadLayout, STATE_MAGIC,
+    PadLayout, Progress, STATE_MAGIC,
 };
 
 use super::windows::Windows;
@@ -323,6 +323,14 @@ fn write_state(pad: &Segment, layout: &PadLayout, options: &Options) {
             (*at).sequence = options.first_epoch;
             (*at).rounds = options.first_epoch;
             (*at).packet_epoch = options.first_epoch;
+            // No operation yet, but the sequence number that peers compare with.
+            let at = pad
+                .ptr()
+                .add((layout.progress + block * LINE) as usize)
+                .cast::<Progress>();
+            (*at).call = options.first_epoch << 40;
+            (*at).count = options.first_epoch << 48;
+            (*at).step = options.first_epoch << 40;
         }
     }
 }

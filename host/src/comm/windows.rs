@@ -1,5 +1,7 @@
 //! Windows of a communicator: symmetric memory, and the lookup from an address to its place.
 
+use core::cell::UnsafeCell;
+use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,9 +11,8 @@ use fusewire_device::layout::{MAX_WINDOWS, WindowConst};
 use crate::cpu::Segment;
 
 /// The device's table of windows and the host's index of this rank's parts.
-#[derive(Debug)]
 pub(crate) struct Windows {
-    table: Box<[WindowConst]>,
+    table: Box<[UnsafeCell<WindowConst>]>,
     /// Start and end address of this rank's part of each window; 0 where there is none.
     index: Box<[(AtomicUsize, AtomicUsize)]>,
     used: AtomicUsize,
@@ -19,11 +20,25 @@ pub(crate) struct Windows {
     parts: Mutex<Vec<Vec<Arc<Segment>>>>,
 }
 
+// SAFETY: an entry of the table is written once, under the lock, before its id is published; from then
+// on it is only read.
+unsafe impl Sync for Windows {}
+
+impl fmt::Debug for Windows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Windows")
+            .field("count", &self.count())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Windows {
     /// A table without windows.
     pub(crate) fn new() -> Self {
         Self {
-            table: vec![bytemuck::Zeroable::zeroed(); MAX_WINDOWS].into_boxed_slice(),
+            table: (0..MAX_WINDOWS)
+                .map(|_| UnsafeCell::new(bytemuck::Zeroable::zeroed()))
+                .collect(),
             index: (0..MAX_WINDOWS).map(|_| Default::default()).collect(),
             used: AtomicUsize::new(0),
             parts: Mutex::default(),
@@ -46,7 +61,7 @@ impl Windows {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let id = self.used.load(Ordering::Acquire);
         let own = &parts[rank as usize];
-        let entry = (self.table.as_ptr() as *mut WindowConst).wrapping_add(id);
+        let entry = self.table[id].get();
         for (peer, part) in parts.iter().enumerate() {
             // SAFETY: an entry of this table; kernels look at it only after its id was published.
             unsafe { (&raw mut (*entry).peers[peer]).write(part.ptr() as u64) };
