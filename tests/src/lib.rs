@@ -1,1 +1,23 @@
-//! Work in progress.
+//! Tests that go through public faces only: one conformance list that every device and every way to
+//! start ranks runs unchanged, and what the tests in `tests/` share.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`cases`] | the conformance list: cases as data |
+//! | [`oracle`] | what every rank puts in, and what must come out |
+//! | [`rank`] | one rank's part of a case, checked byte for byte |
+//! | [`runner`] | ways to start ranks: threads and processes |
+//! | [`process`] | the test binary as its own ranks |
+//! | [`alloc`], [`syscall`] | counters and filters that show that a call does nothing else |
+//! | [`skip`] | what is not there is skipped with a reason, or refused |
+//! | [`rng`] | seeded random numbers, the same on all ranks |
+
+pub mod alloc;
+pub mod cases;
+pub mod oracle;
+pub mod process;
+pub mod rank;
+pub mod rng;
+pub mod runner;
+pub mod skip;
+pub mod syscall;

@@ -1,0 +1,287 @@
+//! The conformance list: cases as data, named lists of them.
+
+use fusewire::{DType, Operation, ReduceOp};
+
+use crate::skip::full;
+
+/// Where the buffers of a case lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// In windows on every rank.
+    Registered,
+    /// In no window on any rank.
+    Ordinary,
+    /// In windows on rank 1 only.
+    Mixed,
+}
+
+/// One case: what all ranks call, and what is local to each.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Case {
+    /// The operation; [`Operation::Send`] is a ring of sends and receives.
+    pub operation: Operation,
+    /// Element type.
+    pub dtype: DType,
+    /// Reduction, where the operation reduces. Ranks have different factors where it has one.
+    pub reduction: Option<ReduceOp>,
+    /// Elements of a row; rows of an [`Operation::AllReduceRmsNorm`].
+    pub count: usize,
+    /// Elements of a row of an [`Operation::AllReduceRmsNorm`].
+    pub hidden: usize,
+    /// Root, modulo the number of ranks.
+    pub root: u32,
+    /// Whether output and input share memory in the operation's way.
+    pub in_place: bool,
+    /// Where the buffers lie.
+    pub memory: Memory,
+    /// Elements by which buffers are moved off their alignment; another distance on each rank.
+    pub offset: usize,
+}
+
+impl Case {
+    /// A registered, aligned, out-of-place case of 1,000 elements.
+    pub const fn new(operation: Operation, dtype: DType, reduction: Option<ReduceOp>) -> Self {
+        Self {
+            operation,
+            dtype,
+            reduction,
+            count: 1000,
+            hidden: 0,
+            root: 0,
+            in_place: false,
+            memory: Memory::Registered,
+            offset: 0,
+        }
+    }
+
+    const fn count(self, count: usize) -> Self {
+        Self { count, ..self }
+    }
+
+    const fn root(self, root: u32) -> Self {
+        Self { root, ..self }
+    }
+
+    const fn memory(self, memory: Memory) -> Self {
+        Self { memory, ..self }
+    }
+
+    const fn in_place(self, in_place: bool) -> Self {
+        Self { in_place, ..self }
+    }
+
+    const fn offset(self, offset: usize) -> Self {
+        Self { offset, ..self }
+    }
+
+    /// Whether the operation has a way to work in place.
+    pub const fn has_in_place(operation: Operation) -> bool {
+        !matches!(
+            operation,
+            Operation::AllToAllV | Operation::Send | Operation::Barrier
+        )
+    }
+}
+
+/// The operations of the list; each moves or reduces one type of element.
+pub const OPERATIONS: [Operation; 13] = [
+    Operation::AllReduce,
+    Operation::ReduceScatter,
+    Operation::AllGather,
+    Operation::AllGatherV,
+    Operation::Broadcast,
+    Operation::Reduce,
+    Operation::Scatter,
+    Operation::Gather,
+    Operation::AllToAll,
+    Operation::AllToAllV,
+    Operation::Send,
+    Operation::Barrier,
+    Operation::AllReduceRmsNorm,
+];
+
+/// The operations that reduce element by element.
+pub const REDUCING: [Operation; 3] = [
+    Operation::AllReduce,
+    Operation::ReduceScatter,
+    Operation::Reduce,
+];
+
+/// All reductions; the factor differs by rank (see [`crate::oracle::factor`]).
+pub const REDUCTIONS: [ReduceOp; 9] = [
+    ReduceOp::Sum,
+    ReduceOp::Product,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Average,
+    ReduceOp::PreMulSum(0.5),
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+];
+
+/// Where the buffers can lie.
+pub const MEMORIES: [Memory; 3] = [Memory::Registered, Memory::Ordinary, Memory::Mixed];
+
+/// Sizes: none, one, less and more than a line, multiples of nothing, many rounds of staging.
+pub const COUNTS: [usize; 10] = [0, 1, 7, 63, 129, 1000, 1793, 4097, 9001, 70_001];
+
+fn base(operation: Operation) -> Case {
+    let reduction = REDUCING.contains(&operation).then_some(ReduceOp::Sum);
+    let case = Case::new(operation, DType::F32, reduction);
+    if operation == Operation::AllReduceRmsNorm {
+        return Case {
+            count: 3,
+            hidden: 200,
+            ..case
+        };
+    }
+    case
+}
+
+/// Every operation at every size, everywhere: sizes, memory, in place, offsets.
+pub fn sizes(ranks: u32) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for operation in OPERATIONS {
+        if operation == Operation::AllReduceRmsNorm || operation == Operation::Barrier {
+            cases.push(base(operation));
+            continue;
+        }
+        for (i, count) in COUNTS.into_iter().enumerate() {
+            for (j, memory) in MEMORIES.into_iter().enumerate() {
+                for in_place in [false, true] {
+                    if in_place && !Case::has_in_place(operation) {
+                        continue;
+                    }
+                    // The largest size once an operation and memory, unless all is asked for.
+                    if !full() && count > 9001 && in_place == j.is_multiple_of(2) {
+                        continue;
+                    }
+                    cases.push(
+                        base(operation)
+                            .count(count)
+                            .memory(memory)
+                            .in_place(in_place)
+                            .offset((i + j) % 3)
+                            .root((i + j) as u32 % ranks),
+                    );
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Every operation, a few sizes: for settings of which there are many.
+pub fn core(ranks: u32) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for operation in OPERATIONS {
+        for (i, count) in [0, 1, 129, 4097].into_iter().enumerate() {
+            if matches!(operation, Operation::Barrier | Operation::AllReduceRmsNorm) && i > 0 {
+                continue;
+            }
+            let case = base(operation);
+            let case = if case.hidden == 0 {
+                case.count(count)
+            } else {
+                case
+            };
+            cases.push(
+                case.memory(MEMORIES[i % 3])
+                    .root(i as u32 % ranks)
+                    .offset(i % 2),
+            );
+            if Case::has_in_place(operation) && i > 0 {
+                cases.push(
+                    case.memory(MEMORIES[(i + 1) % 3])
+                        .root((i as u32 + 1) % ranks)
+                        .in_place(true),
+                );
+            }
+        }
+    }
+    cases
+}
+
+/// Every type with every reduction that it has, and every type moved by every operation.
+pub fn types(ranks: u32) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (t, dtype) in DType::ALL.into_iter().enumerate() {
+        for (o, operation) in OPERATIONS.into_iter().enumerate() {
+            let reducing = REDUCING.contains(&operation);
+            if matches!(operation, Operation::Barrier | Operation::AllReduceRmsNorm) {
+                continue;
+            }
+            if !reducing {
+                let case = Case::new(operation, dtype, None).count(321);
+                let memory = MEMORIES[(t + o) % 3];
+                cases.push(case.memory(memory).root(t as u32 % ranks).offset(t % 4));
+                continue;
+            }
+            for (r, op) in REDUCTIONS.into_iter().enumerate() {
+                if !op.code().supports(dtype) {
+                    continue;
+                }
+                let case = Case::new(operation, dtype, Some(op));
+                let memory = MEMORIES[(t + r) % 3];
+                let case = case.memory(memory).root(r as u32 % ranks).offset(r % 4);
+                cases.push(case.count(333));
+                if operation == Operation::AllReduce || full() {
+                    // Beyond the one-shot limit of every type, and in place.
+                    cases.push(case.count(9001).in_place(true));
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// The fused operation: types, shapes, memory, with and without the residual written, in place.
+pub fn norms(_ranks: u32) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (t, dtype) in [DType::F32, DType::F16, DType::Bf16]
+        .into_iter()
+        .enumerate()
+    {
+        let shapes = [
+            (0, 64),
+            (1, 1),
+            (1, 128),
+            (2, 7),
+            (5, 129),
+            (3, 1000),
+            (17, 256),
+            (4, 4096),
+        ];
+        for (i, (rows, hidden)) in shapes.into_iter().enumerate() {
+            for root in [0, 1] {
+                // `root` says whether the residual is written.
+                cases.push(Case {
+                    hidden,
+                    ..Case::new(Operation::AllReduceRmsNorm, dtype, None)
+                        .count(rows)
+                        .root(root)
+                        .memory(MEMORIES[(i + t) % 3])
+                        .in_place((i + t) % 2 == 1)
+                        .offset(i % 2)
+                });
+            }
+        }
+    }
+    cases
+}
+
+/// The cases of the list `name` for `ranks` ranks.
+///
+/// # Panics
+/// When there is no such list.
+pub fn list(name: &str, ranks: u32) -> Vec<Case> {
+    match name {
+        "sizes" => sizes(ranks),
+        "core" => core(ranks),
+        "types" => types(ranks),
+        "norms" => norms(ranks),
+        "all" => [sizes(ranks), types(ranks), norms(ranks)].concat(),
+        _ => panic!("no list of cases is named {name}"),
+    }
+}

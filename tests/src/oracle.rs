@@ -1,0 +1,422 @@
+//! What every rank puts in, and what must come out: written from the rules of the library's documentation
+//! with nothing of its code, so that it can disagree with it.
+//!
+//! Inputs depend on rank, index and call, and their magnitudes cancel between neighbours, so a missing,
+//! repeated, stale or re-ordered contribution changes bits.
+
+use fusewire::{DType, Operation, ReduceOp};
+use half::{bf16, f16};
+
+use crate::cases::Case;
+
+/// Added to the mean of squares by the fused operation.
+pub const EPSILON: f32 = 1e-5;
+
+/// Elements that a rank reads and writes in a case.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Elements of the input.
+    pub input: usize,
+    /// Elements of the output.
+    pub output: usize,
+    /// Where the smaller buffer starts in the larger one when the operation works in place; `None` where it
+    /// cannot.
+    pub in_place: Option<usize>,
+}
+
+impl Shape {
+    /// The shape of `case` on `rank`.
+    pub fn new(case: &Case, ranks: u32, rank: u32) -> Self {
+        let (count, n, r) = (case.count, ranks as usize, rank as usize);
+        let is_root = case.root % ranks == rank;
+        let root = (case.root % ranks) as usize;
+        let shape = |input, output, in_place| Self {
+            input,
+            output,
+            in_place,
+        };
+        match case.operation {
+            Operation::AllReduce | Operation::Reduce => shape(count, count, Some(0)),
+            // Always in place: one buffer.
+            Operation::Broadcast => shape(count, count, Some(0)),
+            Operation::ReduceScatter => shape(n * count, count, Some(r * count)),
+            Operation::AllGather => shape(count, n * count, Some(r * count)),
+            Operation::AllGatherV => {
+                let counts = counts(case, ranks);
+                let before: u64 = counts[..r].iter().sum();
+                let total: u64 = counts.iter().sum();
+                shape(counts[r] as usize, total as usize, Some(before as usize))
+            }
+            Operation::Scatter if is_root => shape(n * count, count, Some(root * count)),
+            Operation::Scatter => shape(0, count, None),
+            Operation::Gather if is_root => shape(count, n * count, Some(root * count)),
+            Operation::Gather => shape(count, 0, None),
+            Operation::AllToAll => shape(n * count, n * count, Some(0)),
+            Operation::AllToAllV => {
+                let (receive, send) = splits_of(case, ranks, rank);
+                let sum = |splits: &[u64]| splits.iter().sum::<u64>() as usize;
+                shape(sum(&send), sum(&receive), None)
+            }
+            Operation::Send => shape(count, count, None),
+            Operation::AllReduceRmsNorm => {
+                let elements = count * case.hidden;
+                shape(elements, elements, Some(0))
+            }
+            _ => shape(0, 0, None),
+        }
+    }
+}
+
+/// Elements that each rank contributes to an all_gather_v; some contribute none.
+pub fn counts(case: &Case, ranks: u32) -> Vec<u64> {
+    let count = case.count as u64;
+    (0..u64::from(ranks))
+        .map(|rank| match (rank + u64::from(case.root)) % 3 {
+            0 => count,
+            1 => count / 3,
+            _ if rank % 2 == 0 => 0,
+            _ => count + rank,
+        })
+        .collect()
+}
+
+/// Elements that `from` sends to `to` in an all_to_all_v; many pairs exchange none.
+pub fn split(case: &Case, from: u32, to: u32) -> u64 {
+    let count = case.count as u64;
+    match (from * 5 + to * 3 + case.root) % 4 {
+        0 => 0,
+        1 => count,
+        2 => count / 2,
+        _ => count / 5 + u64::from(to),
+    }
+}
+
+/// The splits of `rank` in an all_to_all_v: what it receives, what it sends.
+pub fn splits_of(case: &Case, ranks: u32, rank: u32) -> (Vec<u64>, Vec<u64>) {
+    let receive = (0..ranks).map(|from| split(case, from, rank)).collect();
+    let send = (0..ranks).map(|to| split(case, rank, to)).collect();
+    (receive, send)
+}
+
+/// The factor of `rank` in a scaled sum.
+pub fn factor(dtype: DType, rank: u32) -> f64 {
+    let rank = rank as usize;
+    if dtype.is_integer() {
+        [3.0, -2.0, 5.0, 1.0][rank % 4]
+    } else {
+        [0.5, -1.25, 3.0, 0.1, 1e-3][rank % 5]
+    }
+}
+
+/// The reduction that `rank` calls `case` with; [`ReduceOp::Sum`] where it reduces nothing.
+pub fn reduction(case: &Case, rank: u32) -> ReduceOp {
+    match case.reduction {
+        Some(ReduceOp::PreMulSum(_)) => ReduceOp::PreMulSum(factor(case.dtype, rank)),
+        Some(op) => op,
+        None => ReduceOp::Sum,
+    }
+}
+
+/// What a rank holds before a call.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// The input.
+    pub input: Vec<u8>,
+    /// The fused operation's residual.
+    pub residual: Vec<u8>,
+    /// The fused operation's weight.
+    pub weight: Vec<u8>,
+}
+
+/// What a rank must hold after a call, where it is written at all.
+#[derive(Clone, Debug, Default)]
+pub struct Expected {
+    /// The output.
+    pub output: Vec<u8>,
+    /// The fused operation's sum with the residual.
+    pub residual_out: Vec<u8>,
+}
+
+/// What `rank` holds before call number `call`.
+pub fn input(case: &Case, ranks: u32, rank: u32, call: u64) -> Given {
+    let count = Shape::new(case, ranks, rank).input;
+    let mut given = Given {
+        input: fill(case.dtype, rank, call, count),
+        ..Given::default()
+    };
+    if case.operation == Operation::AllReduceRmsNorm {
+        given.residual = fill(case.dtype, rank, call ^ 1 << 40, count);
+        given.weight = fill(case.dtype, 0, call ^ 1 << 41, case.hidden);
+    }
+    given
+}
+
+/// What `rank` must hold after call number `call`; `None` where it writes nothing.
+pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<Expected> {
+    let (dtype, count) = (case.dtype, case.count);
+    let (size, root) = (dtype.size(), case.root % ranks);
+    let input_of = |rank: u32| input(case, ranks, rank, call).input;
+    let row = |from: u32, row: u32| {
+        let start = row as usize * count * size;
+        input_of(from)[start..start + count * size].to_vec()
+    };
+    let factors = || {
+        (0..ranks)
+            .map(|rank| factor(dtype, rank))
+            .collect::<Vec<_>>()
+    };
+    let reduced = |inputs: Vec<Vec<u8>>| reduce(dtype, reduction(case, 0), &factors(), &inputs);
+    let output = match case.operation {
+        Operation::AllReduce => reduced((0..ranks).map(input_of).collect()),
+        Operation::Reduce if rank != root => return None,
+        Operation::Reduce => reduced((0..ranks).map(input_of).collect()),
+        Operation::ReduceScatter => reduced((0..ranks).map(|from| row(from, rank)).collect()),
+        Operation::AllGather | Operation::AllGatherV => (0..ranks).flat_map(input_of).collect(),
+        Operation::Broadcast => input_of(root),
+        Operation::Scatter => row(root, rank),
+        Operation::Gather if rank != root => return None,
+        Operation::Gather => (0..ranks).flat_map(input_of).collect(),
+        Operation::AllToAll => (0..ranks).flat_map(|from| row(from, rank)).collect(),
+        Operation::AllToAllV => (0..ranks)
+            .flat_map(|from| {
+                let before: u64 = (0..rank).map(|to| split(case, from, to)).sum();
+                let start = before as usize * size;
+                let bytes = split(case, from, rank) as usize * size;
+                input_of(from)[start..start + bytes].to_vec()
+            })
+            .collect(),
+        Operation::Send => input_of((rank + ranks - 1) % ranks),
+        Operation::AllReduceRmsNorm => return Some(rms_norm(case, ranks, rank, call)),
+        _ => return None,
+    };
+    Some(Expected {
+        output,
+        residual_out: Vec::new(),
+    })
+}
+
+/// Sum over ranks, residual, norm: each row by itself.
+fn rms_norm(case: &Case, ranks: u32, rank: u32, call: u64) -> Expected {
+    let (dtype, hidden) = (case.dtype, case.hidden);
+    let sum = reduce(
+        dtype,
+        ReduceOp::Sum,
+        &[],
+        &(0..ranks)
+            .map(|rank| input(case, ranks, rank, call).input)
+            .collect::<Vec<_>>(),
+    );
+    let given = input(case, ranks, rank, call);
+    let (residual, weight) = (widen(dtype, &given.residual), widen(dtype, &given.weight));
+    let kept: Vec<f32> = widen(dtype, &sum)
+        .iter()
+        .zip(&residual)
+        .map(|(sum, residual)| round(dtype, sum + residual))
+        .collect();
+    let mut output = Vec::with_capacity(kept.len());
+    for row in kept.chunks(hidden.max(1)) {
+        let mut partial = [0f32; 128];
+        for (i, value) in row.iter().enumerate() {
+            partial[i % 128] += value * value;
+        }
+        let mut width = 64;
+        while width > 0 {
+            for j in 0..width {
+                partial[j] += partial[j + width];
+            }
+            width /= 2;
+        }
+        let scale = 1.0 / (partial[0] / hidden as f32 + EPSILON).sqrt();
+        output.extend(row.iter().zip(&weight).map(|(v, w)| v * scale * w));
+    }
+    Expected {
+        output: narrow(dtype, &output),
+        residual_out: if case.root == 0 {
+            narrow(dtype, &kept)
+        } else {
+            Vec::new()
+        },
+    }
+}
+
+fn hash(rank: u32, call: u64, index: usize) -> u64 {
+    let mut z = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        ^ call.wrapping_mul(0xd6e8_feb8_6659_fd93)
+        ^ u64::from(rank) << 57;
+    z = (z ^ z >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z ^ z >> 29
+}
+
+/// `count` elements of `dtype` that `rank` holds at call number `call`.
+pub fn fill(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
+    let float = |i: usize| {
+        // Neighbours nearly cancel: the even rank's number, negated, and a little more.
+        let pair = hash(rank / 2, call, i);
+        let own = hash(rank + 64, call, i);
+        let exponent = (pair >> 50 & 7) as i32 - 3;
+        let magnitude = (1.0 + (pair & 0x3ff) as f64 / 1024.0) * f64::from(exponent).exp2();
+        let sign = if pair >> 60 & 1 == 1 { -1.0 } else { 1.0 };
+        let little = (own & 0xff) as f64 / 2048.0 - 0.0625;
+        if rank % 2 == 0 {
+            sign * magnitude
+        } else {
+            -sign * magnitude + little
+        }
+    };
+    let bits = |i: usize| hash(rank, call, i) >> 5;
+    let mut bytes = Vec::with_capacity(count * dtype.size());
+    match dtype {
+        DType::F64 => (0..count).for_each(|i| bytes.extend((float(i) * 1.000_000_1).to_le_bytes())),
+        DType::F32 => {
+            (0..count).for_each(|i| bytes.extend((float(i) as f32 * 1.0001).to_le_bytes()));
+        }
+        DType::F16 => {
+            (0..count).for_each(|i| bytes.extend(f16::from_f64(float(i)).to_le_bytes()));
+        }
+        DType::Bf16 => {
+            (0..count).for_each(|i| bytes.extend(bf16::from_f64(float(i)).to_le_bytes()));
+        }
+        _ => (0..count).for_each(|i| bytes.extend(&bits(i).to_le_bytes()[..dtype.size()])),
+    }
+    bytes
+}
+
+/// Reduces one element after the other in the order of the ranks; `factors` are the ranks' for a scaled
+/// sum.
+///
+/// # Panics
+/// When the type has no such reduction.
+pub fn reduce(dtype: DType, op: ReduceOp, factors: &[f64], inputs: &[Vec<u8>]) -> Vec<u8> {
+    macro_rules! elements {
+        ($bytes:expr, $t:ty) => {
+            $bytes
+                .chunks_exact(size_of::<$t>())
+                .map(|bytes| <$t>::from_le_bytes(bytes.try_into().expect("whole elements")))
+                .collect()
+        };
+    }
+    macro_rules! integers {
+        ($t:ty) => {{
+            let ranks = inputs.len();
+            let all: Vec<Vec<$t>> = inputs.iter().map(|input| elements!(input, $t)).collect();
+            let combine = |a: $t, b: $t| match op {
+                ReduceOp::Sum | ReduceOp::Average | ReduceOp::PreMulSum(_) => a.wrapping_add(b),
+                ReduceOp::Product => a.wrapping_mul(b),
+                ReduceOp::Min => a.min(b),
+                ReduceOp::Max => a.max(b),
+                ReduceOp::BitAnd => a & b,
+                ReduceOp::BitOr => a | b,
+                ReduceOp::BitXor => a ^ b,
+                _ => panic!("{op:?}"),
+            };
+            (0..all[0].len())
+                .flat_map(|i| {
+                    let lift = |rank: usize| match op {
+                        ReduceOp::PreMulSum(_) => {
+                            all[rank][i].wrapping_mul(factors[rank] as i64 as $t)
+                        }
+                        _ => all[rank][i],
+                    };
+                    let total = (1..ranks).fold(lift(0), |acc, rank| combine(acc, lift(rank)));
+                    let result = match op {
+                        ReduceOp::Average => total / ranks as $t,
+                        _ => total,
+                    };
+                    result.to_le_bytes()
+                })
+                .collect()
+        }};
+    }
+    macro_rules! floats {
+        ($t:ty, $all:expr, $narrow:expr) => {{
+            let all: Vec<Vec<$t>> = $all;
+            let ranks = all.len();
+            let combine = |a: $t, b: $t| match op {
+                ReduceOp::Sum | ReduceOp::Average | ReduceOp::PreMulSum(_) => a + b,
+                ReduceOp::Product => a * b,
+                // NaN wins, then the order of real numbers with -0 < +0.
+                ReduceOp::Min | ReduceOp::Max if a.is_nan() => a,
+                ReduceOp::Min | ReduceOp::Max if b.is_nan() => b,
+                ReduceOp::Min if b.total_cmp(&a).is_lt() => b,
+                ReduceOp::Max if b.total_cmp(&a).is_gt() => b,
+                ReduceOp::Min | ReduceOp::Max => a,
+                _ => panic!("{op:?}"),
+            };
+            let results: Vec<$t> = (0..all[0].len())
+                .map(|i| {
+                    let lift = |rank: usize| match op {
+                        ReduceOp::PreMulSum(_) => all[rank][i] * factors[rank] as $t,
+                        _ => all[rank][i],
+                    };
+                    let total = (1..ranks).fold(lift(0), |acc, rank| combine(acc, lift(rank)));
+                    match op {
+                        ReduceOp::Average => total / ranks as $t,
+                        _ => total,
+                    }
+                })
+                .collect();
+            $narrow(&results)
+        }};
+    }
+    match dtype {
+        DType::I8 => integers!(i8),
+        DType::U8 => integers!(u8),
+        DType::I32 => integers!(i32),
+        DType::U32 => integers!(u32),
+        DType::I64 => integers!(i64),
+        DType::U64 => integers!(u64),
+        DType::F64 => floats!(
+            f64,
+            inputs.iter().map(|input| elements!(input, f64)).collect(),
+            |results: &[f64]| results.iter().flat_map(|x| x.to_le_bytes()).collect()
+        ),
+        _ => floats!(
+            f32,
+            inputs.iter().map(|input| widen(dtype, input)).collect(),
+            |results: &[f32]| narrow(dtype, results)
+        ),
+    }
+}
+
+/// The values of elements of f32, f16 or bf16.
+pub fn widen(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let pair = |bytes: &[u8]| [bytes[0], bytes[1]];
+    match dtype {
+        DType::F16 => bytes
+            .chunks_exact(2)
+            .map(|bytes| f16::from_le_bytes(pair(bytes)).to_f32())
+            .collect(),
+        DType::Bf16 => bytes
+            .chunks_exact(2)
+            .map(|bytes| bf16::from_le_bytes(pair(bytes)).to_f32())
+            .collect(),
+        DType::F32 => bytes
+            .chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().expect("whole elements")))
+            .collect(),
+        other => panic!("{other:?} is not summed in f32"),
+    }
+}
+
+/// `value` rounded to `dtype`.
+fn round(dtype: DType, value: f32) -> f32 {
+    match dtype {
+        DType::F16 => f16::from_f32(value).to_f32(),
+        DType::Bf16 => bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+/// Values as elements of f32, f16 or bf16; a NaN of a small float is the canonical one.
+pub fn narrow(dtype: DType, values: &[f32]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(values.len() * dtype.size());
+    for value in values {
+        match dtype {
+            DType::F16 | DType::Bf16 if value.is_nan() => bytes.extend(0x7fffu16.to_le_bytes()),
+            DType::F16 => bytes.extend(f16::from_f32(*value).to_le_bytes()),
+            DType::Bf16 => bytes.extend(bf16::from_f32(*value).to_le_bytes()),
+            _ => bytes.extend(value.to_le_bytes()),
+        }
+    }
+    bytes
+}

@@ -1,0 +1,219 @@
+//! The test binary as its own ranks: a test starts this very binary again, once per rank, with the
+//! name of the test and a role in the environment.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use fusewire::store::TcpStoreServer;
+
+const ROLE: &str = "FUSEWIRE_TEST_ROLE";
+/// Lines of a child that are meant for its parent start so.
+const REPORT: &str = "@@ ";
+
+/// The role that this process was started for, if it is a child of a test.
+pub fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// Sends a line to the parent.
+pub fn report(line: impl core::fmt::Display) {
+    eprintln!("{REPORT}{line}");
+}
+
+/// Who runs the store that ranks meet in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Host {
+    /// The parent, as a launcher's agent would.
+    Parent,
+    /// Rank 0, as with ranks started by hand.
+    RankZero,
+}
+
+/// Starts `role` of test `test` of this binary, with `environment`.
+///
+/// # Panics
+/// When the process cannot be started.
+pub fn start(test: &str, role: &str, environment: &[(String, String)]) -> Process {
+    let binary = std::env::current_exe().expect("the path of this binary");
+    let mut child = Command::new(binary)
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(ROLE, role)
+        .envs(environment.iter().cloned())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a child process");
+    let stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in stderr.lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    Process {
+        child,
+        lines,
+        noise: VecDeque::new(),
+    }
+}
+
+/// A child process, killed if it still runs when the value is dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    lines: Receiver<String>,
+    noise: VecDeque<String>,
+}
+
+impl Process {
+    /// Process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: kill has no memory preconditions; the child has not been waited for, so its id is its own.
+        unsafe { libc::kill(self.child.id() as i32, signal) };
+    }
+
+    /// The next report, or an error with what the child said instead.
+    pub fn next_report(&mut self, timeout: Duration) -> Result<String, String> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => match line.strip_prefix(REPORT) {
+                    Some(report) => return Ok(report.to_owned()),
+                    None => {
+                        self.noise.push_back(line);
+                        if self.noise.len() > 40 {
+                            self.noise.pop_front();
+                        }
+                    }
+                },
+                Err(error) => {
+                    let what = match error {
+                        RecvTimeoutError::Timeout => "said nothing in time",
+                        RecvTimeoutError::Disconnected => "ended without a report",
+                    };
+                    return Err(format!("child {} {what}: {:?}", self.id(), self.noise));
+                }
+            }
+        }
+    }
+
+    /// Waits for the end, for at most `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus, String> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Ok(None) => return Err(format!("child {} does not end", self.id())),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    /// Waits for the end and requires success.
+    pub fn succeed(&mut self, timeout: Duration) -> Result<(), String> {
+        let status = self.wait(timeout)?;
+        if status.success() {
+            return Ok(());
+        }
+        while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(500)) {
+            self.noise.push_back(line);
+        }
+        Err(format!(
+            "child {} ended with {:?} (signal {:?}): {:#?}",
+            self.id(),
+            status.code(),
+            status.signal(),
+            self.noise
+        ))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Ranks as processes.
+#[derive(Debug)]
+pub struct Ranks {
+    /// Each rank's process.
+    pub processes: Vec<Process>,
+    _server: Option<TcpStoreServer>,
+}
+
+impl Ranks {
+    /// Starts `size` ranks of `role`; they find each other by `Communicator::from_env`.
+    ///
+    /// # Panics
+    /// When a process or the store cannot be started.
+    pub fn start(
+        test: &str,
+        role: &str,
+        size: u32,
+        host: Host,
+        environment: &[(&str, String)],
+    ) -> Self {
+        let server = (host == Host::Parent)
+            .then(|| TcpStoreServer::bind(("127.0.0.1", 0)).expect("a store in the parent"));
+        let port = server.as_ref().map_or_else(free_port, TcpStoreServer::port);
+        let processes = (0..size)
+            .map(|rank| {
+                let mut all: Vec<(String, String)> = vec![
+                    ("TORCHCOMM_RANK".to_owned(), rank.to_string()),
+                    ("TORCHCOMM_SIZE".to_owned(), size.to_string()),
+                    ("MASTER_ADDR".to_owned(), "127.0.0.1".to_owned()),
+                    ("MASTER_PORT".to_owned(), port.to_string()),
+                ];
+                if host == Host::Parent {
+                    all.push(("TORCHELASTIC_USE_AGENT_STORE".to_owned(), "True".to_owned()));
+                }
+                all.extend(
+                    environment
+                        .iter()
+                        .map(|(k, v)| ((*k).to_owned(), v.clone())),
+                );
+                start(test, role, &all)
+            })
+            .collect();
+        Self {
+            processes,
+            _server: server,
+        }
+    }
+
+    /// Waits until all have ended with success.
+    pub fn succeed(&mut self, timeout: Duration) -> Result<(), String> {
+        self.processes
+            .iter_mut()
+            .enumerate()
+            .try_for_each(|(rank, process)| {
+                let ended = process.succeed(timeout);
+                ended.map_err(|error| format!("rank {rank}: {error}"))
+            })
+    }
+}
+
+/// A port that was free just now.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    listener.local_addr().expect("its address").port()
+}

@@ -1,0 +1,430 @@
+//! One rank's part of a case: buffers between guard zones, everything poisoned before the call and
+//! compared byte for byte after it.
+
+use core::ops::Range;
+use std::collections::HashMap;
+use std::slice;
+
+use fusewire::cpu::GraphExec;
+use fusewire::{Communicator, DType, Input, Operation, Output, Result, Tensor, Work};
+
+use crate::cases::{Case, Memory};
+use crate::oracle::{self, Shape};
+
+/// How an operation is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Blocking.
+    Blocking,
+    /// Enqueued, then waited for.
+    Async,
+    /// Captured once, replayed twice with other contents.
+    Graph,
+}
+
+/// Elements between buffers that nobody may write.
+const GUARD: usize = 96;
+/// Wrong cases that are described; further ones only fail the test.
+const DESCRIBED: usize = 5;
+
+/// A rank that runs cases.
+#[derive(Debug)]
+pub struct Rank {
+    comm: Communicator,
+    mode: Mode,
+    registered: HashMap<DType, Tensor>,
+    ordinary: HashMap<DType, Tensor>,
+    wrong: Vec<String>,
+    calls: u64,
+}
+
+/// A case's buffers: element ranges of one piece of memory. What is at the same range is the same
+/// buffer.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    /// What the operation reads.
+    pub input: Range<usize>,
+    /// What it writes.
+    pub output: Range<usize>,
+    /// The fused operation's residual, weight, and written residual.
+    pub residual: Range<usize>,
+    /// As said.
+    pub weight: Range<usize>,
+    /// As said.
+    pub residual_out: Range<usize>,
+    /// Elements in all, guards included.
+    pub total: usize,
+}
+
+impl Places {
+    /// Lays out the buffers of `case` on `rank`.
+    pub fn new(case: &Case, ranks: u32, rank: u32) -> Self {
+        let shape = Shape::new(case, ranks, rank);
+        let mut at = 0;
+        let mut step = 0;
+        let mut next = |count: usize| {
+            step += 1;
+            at += GUARD + case.offset * (rank as usize + step);
+            let start = at;
+            at += count;
+            start..start + count
+        };
+        let mut places = Self::default();
+        let in_place = case.in_place || case.operation == Operation::Broadcast;
+        if case.operation == Operation::AllReduceRmsNorm {
+            places.input = next(shape.input);
+            places.residual = next(shape.input);
+            places.weight = next(case.hidden);
+            (places.output, places.residual_out) = if case.in_place {
+                (places.input.clone(), places.residual.clone())
+            } else {
+                (next(shape.output), next(shape.output))
+            };
+        } else if let Some(inner) = shape.in_place.filter(|_| in_place) {
+            let outer = next(shape.input.max(shape.output));
+            let part = |count: usize| outer.start + inner..outer.start + inner + count;
+            if shape.input >= shape.output {
+                places.output = part(shape.output);
+                places.input = outer;
+            } else {
+                places.input = part(shape.input);
+                places.output = outer;
+            }
+        } else {
+            places.input = next(shape.input);
+            places.output = next(shape.output);
+        }
+        places.total = at + GUARD;
+        places
+    }
+}
+
+/// Compares memory with what it must hold, byte for byte; says where the first difference is.
+///
+/// # Errors
+/// The first difference, with its place in `places`.
+pub fn compare(
+    must: &[u8],
+    is: &[u8],
+    places: &Places,
+    size: usize,
+) -> core::result::Result<(), String> {
+    let Some(byte) = must.iter().zip(is).position(|(must, is)| must != is) else {
+        return Ok(());
+    };
+    let element = byte / size;
+    let named = [
+        ("output", &places.output),
+        ("residual_out", &places.residual_out),
+        ("input", &places.input),
+        ("residual", &places.residual),
+        ("weight", &places.weight),
+    ];
+    let place = named
+        .into_iter()
+        .find(|(_, range)| range.contains(&element))
+        .map_or_else(
+            || format!("guard zone element {element}"),
+            |(name, range)| format!("{name}[{}] of {}", element - range.start, range.len()),
+        );
+    let bytes = element * size..(element + 1) * size;
+    let wrong = must.iter().zip(is).filter(|(must, is)| must != is).count();
+    Err(format!(
+        "{place}: {:02x?} instead of {:02x?}; {wrong} bytes differ",
+        &is[bytes.clone()],
+        &must[bytes]
+    ))
+}
+
+impl Rank {
+    /// A rank of `comm` with memory for `cases`, which are the same on all ranks. All ranks together.
+    ///
+    /// # Errors
+    /// Those of allocation.
+    pub fn new(comm: Communicator, mode: Mode, cases: &[Case]) -> Result<Self> {
+        let (ranks, rank) = (comm.size(), comm.rank());
+        let (mut registered, mut ordinary) = (HashMap::new(), HashMap::new());
+        for dtype in DType::ALL {
+            let most = |rank: u32| {
+                let cases = cases.iter().filter(|case| case.dtype == dtype);
+                cases.map(|case| Places::new(case, ranks, rank).total).max()
+            };
+            let Some(count) = (0..ranks).filter_map(most).max() else {
+                continue;
+            };
+            registered.insert(dtype, comm.alloc(dtype, count)?);
+            ordinary.insert(dtype, Tensor::new(dtype, count)?);
+        }
+        debug_assert!(rank < ranks);
+        Ok(Self {
+            comm,
+            mode,
+            registered,
+            ordinary,
+            wrong: Vec::new(),
+            calls: 0,
+        })
+    }
+
+    /// The communicator.
+    pub fn comm(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// Runs `case` on the memory of this rank and notes what is wrong.
+    ///
+    /// # Errors
+    /// The operation's failure: every call must work.
+    pub fn run(&mut self, case: &Case) -> Result<()> {
+        if case.operation == Operation::Send && self.comm.size() == 1 {
+            return Ok(());
+        }
+        match self.mode {
+            Mode::Blocking => self.once(case, Self::blocking),
+            Mode::Async => self.once(case, |rank, case, places, memory| {
+                for work in rank.enqueue(case, places, memory)? {
+                    work.wait_blocking()?;
+                }
+                Ok(())
+            }),
+            Mode::Graph => {
+                let places = Places::new(case, self.comm.size(), self.comm.rank());
+                let memory = self.memory(case);
+                let graph = self.capture(case, &places, &memory)?;
+                for _ in 0..2 {
+                    self.once(case, |rank, _, _, _| graph.run(rank.comm.stream()))?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Calls so far, and what was wrong.
+    pub fn finish(self) -> (u64, Vec<String>) {
+        (self.calls, self.wrong)
+    }
+
+    /// Captures `case` as a graph.
+    ///
+    /// # Errors
+    /// Those of capture.
+    pub fn capture(&self, case: &Case, places: &Places, memory: &Tensor) -> Result<GraphExec> {
+        let stream = self.comm.stream();
+        stream.begin_capture()?;
+        let enqueued = self.enqueue(case, places, memory);
+        let graph = stream.end_capture()?;
+        enqueued?;
+        graph.instantiate()
+    }
+
+    /// The memory that `case` uses on this rank.
+    pub fn memory(&self, case: &Case) -> Tensor {
+        let registered = match case.memory {
+            Memory::Registered => true,
+            Memory::Ordinary => false,
+            Memory::Mixed => self.comm.rank() == 1,
+        };
+        let memory = if registered {
+            &self.registered
+        } else {
+            &self.ordinary
+        };
+        memory[&case.dtype].clone()
+    }
+
+    fn once(
+        &mut self,
+        case: &Case,
+        call: impl FnOnce(&Self, &Case, &Places, &Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let (ranks, rank) = (self.comm.size(), self.comm.rank());
+        let places = Places::new(case, ranks, rank);
+        let memory = self.memory(case);
+        let iteration = self.calls;
+        self.calls += 1;
+        let size = case.dtype.size();
+        let bytes = places.total * size;
+        // SAFETY: the memory holds this many bytes; no operation is running, and peers may touch it only in one.
+        let actual = unsafe { slice::from_raw_parts_mut(memory.as_ptr(), bytes) };
+        let mut image: Vec<u8> = (0..bytes)
+            .map(|i| 0xa5 ^ (i * 29) as u8 ^ (iteration * 7) as u8)
+            .collect();
+        let mut put = |range: &Range<usize>, data: &[u8]| {
+            if data.is_empty() {
+                return;
+            }
+            image[range.start * size..range.end * size].copy_from_slice(data);
+        };
+        let given = oracle::input(case, ranks, rank, iteration);
+        put(&places.input, &given.input);
+        put(&places.residual, &given.residual);
+        put(&places.weight, &given.weight);
+        actual.copy_from_slice(&image);
+        let mut put = |range: &Range<usize>, data: &[u8]| {
+            if data.is_empty() {
+                return;
+            }
+            image[range.start * size..range.end * size].copy_from_slice(data);
+        };
+        if let Some(expected) = oracle::output(case, ranks, rank, iteration) {
+            put(&places.residual_out, &expected.residual_out);
+            put(&places.output, &expected.output);
+        }
+        call(self, case, &places, &memory)?;
+        // SAFETY: as above.
+        let actual = unsafe { slice::from_raw_parts(memory.as_ptr(), bytes) };
+        if let Err(difference) = compare(&image, actual, &places, size)
+            && self.wrong.len() < DESCRIBED
+        {
+            self.wrong.push(format!(
+                "rank {rank} of {ranks}, call {iteration}, {case:?}: {difference}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Calls the blocking form. Ordinary memory is passed as slices are: by address.
+    fn blocking(&self, case: &Case, places: &Places, memory: &Tensor) -> Result<()> {
+        let comm = &self.comm;
+        let (ranks, rank) = (comm.size(), comm.rank());
+        let root = case.root % ranks;
+        let slices = !core::ptr::eq(memory.as_ptr(), self.registered[&case.dtype].as_ptr());
+        let part = |range: &Range<usize>| memory.slice(range.start, range.len());
+        let tensors = [
+            part(&places.output)?,
+            part(&places.input)?,
+            part(&places.residual)?,
+            part(&places.weight)?,
+            part(&places.residual_out)?,
+        ];
+        let output = |index: usize| -> Output<'_> {
+            let tensor = &tensors[index];
+            if slices {
+                // SAFETY: a range of live memory of this rank's; nobody else uses it now.
+                unsafe { Output::from_raw(tensor.as_ptr(), tensor.len(), case.dtype) }
+            } else {
+                tensor.into()
+            }
+        };
+        let input = |index: usize| -> Input<'_> {
+            let tensor = &tensors[index];
+            if slices {
+                // SAFETY: as above.
+                unsafe { Input::from_raw(tensor.as_ptr(), tensor.len(), case.dtype) }
+            } else {
+                tensor.into()
+            }
+        };
+        let op = oracle::reduction(case, rank);
+        let (out, from) = (output(0), input(1));
+        match case.operation {
+            Operation::AllReduce if case.in_place => comm.all_reduce(out, op),
+            Operation::AllReduce => comm.all_reduce_into(out, from, op),
+            Operation::Reduce if case.in_place => comm.reduce(out, root, op),
+            Operation::Reduce => comm.reduce_into(out, from, root, op),
+            Operation::ReduceScatter => comm.reduce_scatter_single(out, from, op),
+            Operation::AllGather => comm.all_gather_single(out, from),
+            Operation::AllGatherV => {
+                comm.all_gather_v_single(out, from, &oracle::counts(case, ranks))
+            }
+            Operation::Broadcast => comm.broadcast(out, root),
+            Operation::Scatter => comm.scatter_single(out, from, root),
+            Operation::Gather => comm.gather_single(out, from, root),
+            Operation::AllToAll => comm.all_to_all_single(out, from),
+            Operation::AllToAllV => {
+                let (receive, send) = oracle::splits_of(case, ranks, rank);
+                comm.all_to_all_v_single(out, from, &receive, &send)
+            }
+            Operation::Send => {
+                let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+                if rank.is_multiple_of(2) {
+                    comm.send(from, next)?;
+                    comm.recv(out, previous)
+                } else {
+                    comm.recv(out, previous)?;
+                    comm.send(from, next)
+                }
+            }
+            Operation::Barrier => comm.barrier(),
+            Operation::AllReduceRmsNorm => {
+                let epsilon = oracle::EPSILON;
+                let norm = fusewire::RmsNorm::new(out, from, input(2), input(3), epsilon);
+                let norm = if case.root == 0 {
+                    norm.with_residual_out(output(4))
+                } else {
+                    norm
+                };
+                comm.all_reduce_rms_norm(&norm)
+            }
+            other => panic!("{other:?} is in no list"),
+        }
+    }
+
+    /// Enqueues the asynchronous form.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub fn enqueue(&self, case: &Case, places: &Places, memory: &Tensor) -> Result<Vec<Work>> {
+        let comm = &self.comm;
+        let (ranks, rank) = (comm.size(), comm.rank());
+        let root = case.root % ranks;
+        let part = |range: &Range<usize>| memory.slice(range.start, range.len());
+        let (out, from) = (&part(&places.output)?, &part(&places.input)?);
+        let op = oracle::reduction(case, rank);
+        let words = |words: &[u64]| {
+            let tensor = Tensor::new(DType::U64, words.len())?;
+            tensor.copy_from(words)?;
+            Ok::<_, fusewire::Error>(tensor)
+        };
+        Ok(vec![match case.operation {
+            Operation::AllReduce if case.in_place => comm.all_reduce_async(out, op)?,
+            Operation::AllReduce => comm.all_reduce_into_async(out, from, op)?,
+            Operation::Reduce if case.in_place => comm.reduce_async(out, root, op)?,
+            Operation::Reduce => comm.reduce_into_async(out, from, root, op)?,
+            Operation::ReduceScatter => comm.reduce_scatter_single_async(out, from, op)?,
+            Operation::AllGather => comm.all_gather_single_async(out, from)?,
+            Operation::AllGatherV => {
+                let counts = words(&oracle::counts(case, ranks))?;
+                comm.all_gather_v_single_async(out, from, &counts)?
+            }
+            Operation::Broadcast => comm.broadcast_async(out, root)?,
+            Operation::Scatter => comm.scatter_single_async(out, from, root)?,
+            Operation::Gather => comm.gather_single_async(out, from, root)?,
+            Operation::AllToAll => comm.all_to_all_single_async(out, from)?,
+            Operation::AllToAllV => {
+                let (receive, send) = oracle::splits_of(case, ranks, rank);
+                let splits = words(&[receive, send].concat())?;
+                comm.all_to_all_v_single_async(out, from, &splits)?
+            }
+            Operation::Send => {
+                let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+                return Ok(if rank.is_multiple_of(2) {
+                    vec![
+                        comm.send_async(from, next)?,
+                        comm.recv_async(out, previous)?,
+                    ]
+                } else {
+                    vec![
+                        comm.recv_async(out, previous)?,
+                        comm.send_async(from, next)?,
+                    ]
+                });
+            }
+            Operation::Barrier => comm.barrier_async()?,
+            Operation::AllReduceRmsNorm => {
+                let (residual, weight) = (&part(&places.residual)?, &part(&places.weight)?);
+                let residual_out = &part(&places.residual_out)?;
+                let epsilon = oracle::EPSILON;
+                let norm = fusewire::RmsNorm::new(out, from, residual, weight, epsilon);
+                let norm = if case.root == 0 {
+                    norm.with_residual_out(residual_out)
+                } else {
+                    norm
+                };
+                // SAFETY: all buffers share the memory of `out`, which the work keeps alive.
+                unsafe { comm.all_reduce_rms_norm_async(&norm, None)? }
+            }
+            other => panic!("{other:?} is in no list"),
+        }])
+    }
+}

@@ -1,0 +1,185 @@
+//! Ways to start ranks, and the settings that a communicator can have. A new device or backend adds a
+//! [`Runner`]; cases and checks stay as they are.
+
+use std::time::Duration;
+
+use fusewire::{Algorithm, Communicator, Options, run_threads};
+
+use crate::cases;
+use crate::process::{self, Host, Ranks};
+use crate::rank::{Mode, Rank};
+
+/// What a list of cases is run with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Setup {
+    /// Ranks.
+    pub ranks: u32,
+    /// Lanes of a block.
+    pub lanes: u32,
+    /// Blocks of a launch.
+    pub blocks: u32,
+    /// Algorithm of all_reduce where it has a choice.
+    pub algorithm: Algorithm,
+    /// How operations are called.
+    pub mode: Mode,
+    /// Bytes of staging: small ones force many rounds.
+    pub staging: u64,
+    /// Epochs start here.
+    pub first_epoch: u64,
+}
+
+impl Setup {
+    /// Production's settings for `ranks` ranks, with staging small enough for many rounds.
+    pub fn new(ranks: u32) -> Self {
+        Self {
+            ranks,
+            lanes: 1,
+            blocks: 1,
+            algorithm: Algorithm::Auto,
+            mode: Mode::Blocking,
+            staging: (u64::from(ranks) * 512).max(16 << 10),
+            first_epoch: 0,
+        }
+    }
+
+    /// The options of a communicator with these settings.
+    pub fn options(&self) -> Options {
+        let mut options = Options::default();
+        options.timeout = Duration::from_secs(60);
+        options.lanes = self.lanes;
+        options.blocks = self.blocks;
+        options.algorithm = self.algorithm;
+        options.staging_bytes = self.staging;
+        options.packet_slot_bytes = 4096;
+        options.channel_slot_bytes = 2048;
+        options.channel_depth = 3;
+        options.first_epoch = self.first_epoch;
+        options
+    }
+
+    /// As text, for a child's environment.
+    fn encode(&self) -> String {
+        let mode = match self.mode {
+            Mode::Blocking => 0,
+            Mode::Async => 1,
+            Mode::Graph => 2,
+        };
+        format!(
+            "{} {} {} {} {mode} {} {}",
+            self.ranks, self.lanes, self.blocks, self.algorithm, self.staging, self.first_epoch
+        )
+    }
+
+    fn decode(text: &str) -> Option<Self> {
+        let words: Vec<&str> = text.split(' ').collect();
+        let [ranks, lanes, blocks, algorithm, mode, staging, first_epoch] = words[..] else {
+            return None;
+        };
+        Some(Self {
+            ranks: ranks.parse().ok()?,
+            lanes: lanes.parse().ok()?,
+            blocks: blocks.parse().ok()?,
+            algorithm: algorithm.parse().ok()?,
+            mode: [Mode::Blocking, Mode::Async, Mode::Graph][mode.parse::<usize>().ok()? % 3],
+            staging: staging.parse().ok()?,
+            first_epoch: first_epoch.parse().ok()?,
+        })
+    }
+}
+
+/// A way to start ranks.
+pub trait Runner {
+    /// Runs the list `list` with `setup` on every rank; the number of calls of a rank.
+    ///
+    /// # Errors
+    /// What was wrong, on which rank.
+    fn run(&self, setup: &Setup, list: &str) -> Result<u64, String>;
+}
+
+/// Ranks as threads of this process, on the CPU device.
+#[derive(Clone, Copy, Debug)]
+pub struct Threads;
+
+impl Runner for Threads {
+    fn run(&self, setup: &Setup, list: &str) -> Result<u64, String> {
+        let results = run_threads(setup.ranks, &setup.options(), |comm| {
+            Ok(run_rank(comm, setup, list))
+        });
+        let mut calls = 0;
+        for result in results {
+            calls = result.map_err(|error| error.to_string())??;
+        }
+        Ok(calls)
+    }
+}
+
+/// Ranks as processes, on the CPU device: the test `test` started again, which must begin with
+/// [`Processes::child`].
+#[derive(Clone, Copy, Debug)]
+pub struct Processes {
+    /// Name of the test function.
+    pub test: &'static str,
+    /// Who runs the store.
+    pub host: Host,
+}
+
+const LIST: &str = "FUSEWIRE_TEST_LIST";
+const SETUP: &str = "FUSEWIRE_TEST_SETUP";
+
+impl Processes {
+    /// In a child: runs what the parent asked for. Returns whether this is a child.
+    ///
+    /// # Panics
+    /// When something is wrong, which the parent sees.
+    pub fn child() -> bool {
+        if process::role().as_deref() != Some("conformance") {
+            return false;
+        }
+        let variable = |name| std::env::var(name).expect("set by the parent");
+        let setup = Setup::decode(&variable(SETUP)).expect("the parent's settings");
+        let comm = Communicator::from_env(fusewire::Device::Cpu, setup.options())
+            .expect("a communicator from the environment");
+        match run_rank(comm, &setup, &variable(LIST)) {
+            Ok(calls) => process::report(calls),
+            Err(wrong) => panic!("{wrong}"),
+        }
+        true
+    }
+}
+
+impl Runner for Processes {
+    fn run(&self, setup: &Setup, list: &str) -> Result<u64, String> {
+        let environment = [(LIST, list.to_owned()), (SETUP, setup.encode())];
+        let mut ranks = Ranks::start(
+            self.test,
+            "conformance",
+            setup.ranks,
+            self.host,
+            &environment,
+        );
+        let bound = Duration::from_secs(300);
+        let mut calls = 0;
+        for process in &mut ranks.processes {
+            let said = process.next_report(bound)?;
+            calls = said.parse().map_err(|_| said)?;
+        }
+        ranks.succeed(bound)?;
+        Ok(calls)
+    }
+}
+
+/// One rank's run of a list.
+fn run_rank(comm: Communicator, setup: &Setup, list: &str) -> Result<u64, String> {
+    let cases = cases::list(list, setup.ranks);
+    let failed = |error: fusewire::Error| format!("{setup:?}: {error}");
+    let mut rank = Rank::new(comm, setup.mode, &cases).map_err(failed)?;
+    for case in &cases {
+        rank.run(case)
+            .map_err(|error| format!("{setup:?}, {case:?}: {error}"))?;
+    }
+    let (calls, wrong) = rank.finish();
+    if wrong.is_empty() {
+        return Ok(calls);
+    }
+    Err(format!("{setup:?}:\n{}", wrong.join("\n")))
+}

@@ -1,0 +1,163 @@
+//! The conformance list over the ways to start ranks and the settings of a communicator.
+
+use fusewire::Algorithm;
+use fusewire_tests::process::Host;
+use fusewire_tests::rank::Mode;
+use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
+use fusewire_tests::skip::full;
+
+/// Runs `list` and prints how much that was.
+fn run(runner: &dyn Runner, setup: Setup, list: &str) {
+    match runner.run(&setup, list) {
+        Ok(calls) => println!("{list}: {calls} calls a rank, {setup:?}"),
+        Err(wrong) => panic!("{wrong}"),
+    }
+}
+
+#[test]
+fn sizes_in_place_and_not_registered_and_not() {
+    let ranks: &[u32] = if full() {
+        &[1, 2, 3, 4, 5, 6, 7, 8]
+    } else {
+        &[1, 2, 3, 4]
+    };
+    for ranks in ranks {
+        run(&Threads, Setup::new(*ranks), "sizes");
+    }
+}
+
+#[test]
+fn every_number_of_ranks() {
+    for ranks in [5, 6, 7, 8, 16] {
+        run(&Threads, Setup::new(ranks), "core");
+    }
+}
+
+#[test]
+fn every_type_and_reduction() {
+    let ranks: &[u32] = if full() { &[1, 2, 3, 4, 8] } else { &[2, 3] };
+    for ranks in ranks {
+        run(&Threads, Setup::new(*ranks), "types");
+    }
+}
+
+#[test]
+fn fused_norm() {
+    for ranks in [1, 2, 3, 4] {
+        for mode in [Mode::Blocking, Mode::Graph] {
+            let setup = Setup {
+                mode,
+                staging: 32 << 10,
+                ..Setup::new(ranks)
+            };
+            run(&Threads, setup, "norms");
+        }
+    }
+    let setup = Setup {
+        lanes: 32,
+        staging: 32 << 10,
+        ..Setup::new(2)
+    };
+    run(&Threads, setup, "norms");
+}
+
+#[test]
+fn every_algorithm() {
+    let algorithms = [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot];
+    for algorithm in algorithms {
+        for ranks in [2, 3] {
+            let setup = Setup {
+                algorithm,
+                ..Setup::new(ranks)
+            };
+            run(&Threads, setup, "sizes");
+        }
+    }
+}
+
+#[test]
+fn enqueued_and_replayed() {
+    for mode in [Mode::Async, Mode::Graph] {
+        for ranks in [1, 2, 3] {
+            let setup = Setup {
+                mode,
+                ..Setup::new(ranks)
+            };
+            run(&Threads, setup, "core");
+            if full() {
+                run(&Threads, setup, "sizes");
+                run(&Threads, setup, "types");
+            }
+        }
+    }
+}
+
+#[test]
+fn lanes_as_threads() {
+    for (ranks, lanes) in [(2, 32), (3, 32), (2, 64)] {
+        let setup = Setup {
+            lanes,
+            ..Setup::new(ranks)
+        };
+        run(&Threads, setup, "core");
+        if full() {
+            run(&Threads, setup, "sizes");
+            run(&Threads, setup, "types");
+        }
+    }
+}
+
+#[test]
+fn several_blocks() {
+    for (ranks, blocks, lanes) in [(2, 3, 1), (3, 2, 1), (2, 2, 32)] {
+        let setup = Setup {
+            blocks,
+            lanes,
+            ..Setup::new(ranks)
+        };
+        run(&Threads, setup, "core");
+    }
+    let setup = Setup {
+        blocks: 3,
+        mode: Mode::Graph,
+        ..Setup::new(2)
+    };
+    run(&Threads, setup, "core");
+}
+
+#[test]
+fn one_large_round_instead_of_many() {
+    for ranks in [2, 4] {
+        let setup = Setup {
+            staging: 1 << 20,
+            ..Setup::new(ranks)
+        };
+        run(&Threads, setup, "core");
+    }
+}
+
+#[test]
+fn ranks_as_processes() {
+    if Processes::child() {
+        return;
+    }
+    for (host, ranks, mode) in [
+        (Host::Parent, 2, Mode::Blocking),
+        (Host::RankZero, 3, Mode::Blocking),
+        (Host::Parent, 4, Mode::Graph),
+        (Host::RankZero, 2, Mode::Async),
+    ] {
+        let runner = Processes {
+            test: "ranks_as_processes",
+            host,
+        };
+        let setup = Setup {
+            mode,
+            ..Setup::new(ranks)
+        };
+        run(&runner, setup, "core");
+        if mode == Mode::Blocking {
+            run(&runner, setup, "types");
+        }
+    }
+}
