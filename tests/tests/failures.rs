@@ -1,0 +1,417 @@
+//! Ranks that die, stop, or never come: every other rank says so, and names them.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
+
+use fusewire::{Communicator, DType, Device, Error, Failure, Options, ReduceOp, run_threads};
+use fusewire_tests::process::{Host, Ranks, report, role};
+
+/// Bound of every wait in these tests.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
+const PATIENCE: Duration = Duration::from_secs(60);
+const TRAFFIC: &str = "FUSEWIRE_TEST_TRAFFIC";
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.timeout = TIMEOUT;
+    options
+}
+
+fn failure(error: &Error) -> &Failure {
+    match error {
+        Error::Timeout(failure) | Error::Mismatch(failure) | Error::Failed(failure) => failure,
+        other => panic!("no failure of the communicator: {other}"),
+    }
+}
+
+/// One step of a stream of operations.
+fn step(
+    comm: &Communicator,
+    traffic: &str,
+    i: usize,
+    x: &fusewire::Tensor,
+) -> fusewire::Result<()> {
+    let mut small = [1f32; 16];
+    match (traffic, i % 4) {
+        ("packet", _) => comm.all_reduce(small.as_mut_slice(), ReduceOp::Sum),
+        ("large", _) => comm.all_reduce(x, ReduceOp::Sum),
+        (_, 0) => comm.all_reduce(x, ReduceOp::Sum),
+        (_, 1) => comm.broadcast(small.as_mut_slice(), 0),
+        (_, 2) => comm.barrier(),
+        _ => comm.all_reduce(small.as_mut_slice(), ReduceOp::Max),
+    }
+}
+
+/// A child: operations without end, until one fails; then what the failure says and what later calls say.
+fn stream_of_operations() -> bool {
+    if role().as_deref() != Some("stream") {
+        return false;
+    }
+    let traffic = std::env::var(TRAFFIC).expect("set by the parent");
+    let comm = Communicator::from_env(Device::Cpu, options()).expect("a communicator");
+    let x = comm.alloc(DType::F32, 300_000).expect("a tensor");
+    let y = comm.alloc(DType::F32, 16).expect("a tensor");
+    comm.stream().begin_capture().expect("a capture");
+    comm.all_reduce_async(&y, ReduceOp::Sum).expect("captured");
+    let graph = comm.stream().end_capture().expect("a graph");
+    let graph = graph.instantiate().expect("a graph");
+    let mut last = Instant::now();
+    for i in 0.. {
+        if i == 100 {
+            report("running");
+        }
+        match step(&comm, &traffic, i, &x) {
+            Ok(()) => last = Instant::now(),
+            Err(error) => {
+                let waited = last.elapsed().as_millis();
+                let failed = failure(&error);
+                report(format!(
+                    "{:?} {} {} {} {} {} {waited}",
+                    failed.kind,
+                    failed.rank,
+                    failed.reporter,
+                    failed.activity.operation.name(),
+                    failed.activity.sequence,
+                    failed.seconds
+                ));
+                report(error.to_string());
+                let started = Instant::now();
+                let mut token = [0f32; 4];
+                let later = [
+                    comm.all_reduce(token.as_mut_slice(), ReduceOp::Sum),
+                    comm.barrier(),
+                    comm.broadcast(&x, 0),
+                    comm.all_reduce_async(&y, ReduceOp::Sum).map(drop),
+                    graph.run(comm.stream()),
+                    comm.failure().map_or(Ok(()), Err),
+                ];
+                let same = later.iter().all(|later| {
+                    later
+                        .as_ref()
+                        .is_err_and(|l| l.to_string() == error.to_string())
+                });
+                let took = started.elapsed();
+                report(format!("{same} {}", took.as_millis()));
+                if !same {
+                    report(format!("{later:?}"));
+                }
+                return true;
+            }
+        }
+    }
+    true
+}
+
+/// Stops `victim` of `size` ranks by `signal` in the middle; the others must all name it.
+fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic: &str) {
+    let environment = [(TRAFFIC, traffic.to_owned())];
+    let mut ranks = Ranks::start(test, "stream", size, host, &environment);
+    for rank in &mut ranks.processes {
+        assert_eq!(rank.next_report(PATIENCE).as_deref(), Ok("running"));
+    }
+    ranks.processes[victim as usize].signal(signal);
+    let mut messages = Vec::new();
+    for (index, rank) in ranks.processes.iter_mut().enumerate() {
+        if index == victim as usize {
+            continue;
+        }
+        let said = rank.next_report(PATIENCE).expect("a failure");
+        let words: Vec<&str> = said.split(' ').collect();
+        assert_eq!(words[0], "Timeout", "rank {index}: {said}");
+        assert_eq!(
+            words[1],
+            victim.to_string(),
+            "rank {index} blames another: {said}"
+        );
+        assert_ne!(words[2], victim.to_string(), "rank {index}: {said}");
+        assert!(
+            ["all_reduce", "broadcast", "barrier"].contains(&words[3]),
+            "{said}"
+        );
+        assert!(
+            words[4].parse::<u64>().expect("a sequence number") > 100,
+            "{said}"
+        );
+        let seconds: f64 = words[5].parse().expect("seconds");
+        assert!(seconds >= TIMEOUT.as_secs_f64(), "{said}");
+        let waited: u64 = words[6].parse().expect("milliseconds");
+        assert!(
+            waited < 20_000,
+            "rank {index} waited {waited} ms for a time-out of 1 s"
+        );
+        let message = rank.next_report(PATIENCE).expect("a message");
+        let named = format!("look at rank {victim} ");
+        assert!(
+            message.contains(&named) && message.contains(words[3]),
+            "rank {index}: {message}"
+        );
+        assert!(
+            message.contains(&format!("#{}", words[4])),
+            "rank {index}: {message}"
+        );
+        messages.push(message);
+        let later = rank.next_report(PATIENCE).expect("later calls");
+        let (same, milliseconds) = later.split_once(' ').expect("two words");
+        assert_eq!(same, "true", "rank {index}: later calls say something else");
+        let milliseconds: u64 = milliseconds.parse().expect("milliseconds");
+        // Six calls that each waited for the time-out would take six seconds.
+        assert!(
+            milliseconds < 900,
+            "rank {index}: later calls took {milliseconds} ms"
+        );
+        rank.succeed(PATIENCE).expect("a clean end");
+    }
+    println!(
+        "{size} ranks, rank {victim} gets signal {signal}, {traffic}: {}",
+        messages[0]
+    );
+    let stopped = &mut ranks.processes[victim as usize];
+    if signal == libc::SIGSTOP {
+        stopped.signal(libc::SIGCONT);
+        // It finds the communicator failed, and says the same.
+        let said = stopped.next_report(PATIENCE).expect("a failure");
+        assert!(said.starts_with(&format!("Timeout {victim} ")), "{said}");
+        for _ in 0..2 {
+            stopped.next_report(PATIENCE).expect("the rest of it");
+        }
+        stopped.succeed(PATIENCE).expect("a clean end");
+    } else {
+        let status = stopped.wait(PATIENCE).expect("its end");
+        assert_eq!(status.signal(), Some(signal));
+    }
+    let ids: Vec<u32> = ranks.processes.iter().map(|process| process.id()).collect();
+    drop(ranks);
+    nothing_left(&ids);
+}
+
+/// Neither processes nor names in shared memory.
+fn nothing_left(ids: &[u32]) {
+    for id in ids {
+        assert!(
+            !fs::exists(format!("/proc/{id}")).expect("/proc can be read"),
+            "process {id} is left"
+        );
+    }
+    if let Ok(entries) = fs::read_dir("/dev/shm") {
+        let names: Vec<String> = entries
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .filter(|name| name.contains("fusewire"))
+            .collect();
+        assert!(names.is_empty(), "left in /dev/shm: {names:?}");
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named() {
+    if stream_of_operations() {
+        return;
+    }
+    let test = "a_killed_rank_is_named";
+    stop_one(test, 2, 1, libc::SIGKILL, Host::Parent, "packet");
+    stop_one(test, 3, 1, libc::SIGKILL, Host::Parent, "mixed");
+    stop_one(test, 3, 2, libc::SIGKILL, Host::RankZero, "large");
+    // The rank that runs the store.
+    stop_one(test, 3, 0, libc::SIGKILL, Host::RankZero, "packet");
+}
+
+#[test]
+fn a_stopped_rank_is_named_and_hears_of_it() {
+    if stream_of_operations() {
+        return;
+    }
+    let test = "a_stopped_rank_is_named_and_hears_of_it";
+    stop_one(test, 2, 0, libc::SIGSTOP, Host::RankZero, "large");
+    stop_one(test, 3, 2, libc::SIGSTOP, Host::Parent, "mixed");
+    stop_one(test, 4, 1, libc::SIGSTOP, Host::RankZero, "packet");
+}
+
+#[test]
+fn nothing_is_left_when_all_are_killed() {
+    if stream_of_operations() {
+        return;
+    }
+    let test = "nothing_is_left_when_all_are_killed";
+    let environment = [(TRAFFIC, "mixed".to_owned())];
+    let mut ranks = Ranks::start(test, "stream", 3, Host::RankZero, &environment);
+    for rank in &mut ranks.processes {
+        assert_eq!(rank.next_report(PATIENCE).as_deref(), Ok("running"));
+    }
+    for rank in &ranks.processes {
+        rank.signal(libc::SIGKILL);
+    }
+    for rank in &mut ranks.processes {
+        let status = rank.wait(PATIENCE).expect("its end");
+        assert_eq!(status.signal(), Some(libc::SIGKILL));
+    }
+    let ids: Vec<u32> = ranks.processes.iter().map(|process| process.id()).collect();
+    nothing_left(&ids);
+}
+
+/// Memory files of ours that this process has open or mapped.
+fn memory_files() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").expect("the maps");
+    let mapped = maps
+        .lines()
+        .filter(|line| line.contains("memfd:fusewire"))
+        .count();
+    let open = fs::read_dir("/proc/self/fd")
+        .expect("the descriptors")
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .filter(|target| target.to_string_lossy().contains("memfd:fusewire"))
+        .count();
+    mapped + open
+}
+
+#[test]
+fn no_memory_stays_behind_a_communicator() {
+    let test = "no_memory_stays_behind_a_communicator";
+    if role().is_some() {
+        // Alone in its process: tests beside it have memory files of their own.
+        assert_eq!(memory_files(), 0);
+        for fail in [false, true] {
+            for result in run_threads(3, &options(), |comm| {
+                let x = comm.alloc(DType::F32, 1000)?;
+                let dup = comm.dup()?;
+                dup.all_reduce(&x, ReduceOp::Sum)?;
+                assert!(memory_files() > 0);
+                if fail && comm.rank() == 1 {
+                    return Ok(());
+                }
+                let result = comm.all_reduce(&x, ReduceOp::Sum);
+                assert_eq!(result.is_err(), fail);
+                Ok(())
+            }) {
+                result.expect("no failure but the expected one");
+            }
+            assert_eq!(memory_files(), 0, "after fail = {fail}");
+        }
+        return;
+    }
+    let mut child = fusewire_tests::process::start(test, "alone", &[]);
+    child.succeed(PATIENCE).expect("a clean end");
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named() {
+    let results = run_threads(3, &options(), |comm| {
+        let mut x = [1f32; 8];
+        if comm.rank() != 2 {
+            let error = comm
+                .all_reduce(x.as_mut_slice(), ReduceOp::Sum)
+                .unwrap_err();
+            return Ok(Some(error));
+        }
+        // Stays, but calls nothing until the others have given up.
+        while comm.failure().is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(None)
+    });
+    for error in results
+        .into_iter()
+        .filter_map(|result| result.expect("joined"))
+    {
+        let failed = failure(&error);
+        assert!(matches!(error, Error::Timeout(_)), "{error}");
+        assert_eq!((failed.rank, failed.activity.sequence), (2, 1), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("rank 2 never entered a collective"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn the_slowest_is_blamed_and_not_whom_it_holds_up() {
+    // Rank 1 waits in the second operation for rank 2, which never calls it; rank 0 is two ahead of 2.
+    let results = run_threads(3, &options(), |comm| {
+        let mut x = [1f32; 8];
+        comm.barrier()?;
+        if comm.rank() == 2 {
+            while comm.failure().is_none() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            return Ok(comm.failure());
+        }
+        if comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum).err())
+    });
+    for error in results {
+        let error = error.expect("joined").expect("a failure on every rank");
+        let failed = failure(&error);
+        assert_eq!(failed.rank, 2, "{error}");
+        assert_eq!(failed.activity.sequence, 2, "{error}");
+        assert_eq!(failed.blamed.sequence, 1, "{error}");
+        assert!(
+            error.to_string().contains("(its last was barrier #1"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn time_outs_of_one_call_and_of_work() {
+    let mut options = options();
+    options.timeout = PATIENCE;
+    let started = Instant::now();
+    let results = run_threads(2, &options, |comm| {
+        let x = comm.alloc(DType::F32, 5000)?;
+        if comm.rank() == 0 {
+            while comm.failure().is_none() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            return Ok(());
+        }
+        let brief = comm.with_timeout(Duration::from_millis(300));
+        let work = brief.all_reduce_async(&x, ReduceOp::Sum)?;
+        let error = work.wait_blocking().unwrap_err();
+        assert!(matches!(error, Error::Timeout(_)), "{error}");
+        assert_eq!(work.status(), fusewire::WorkStatus::TimedOut);
+        assert_eq!(failure(&error).rank, 0);
+        Ok(())
+    });
+    for result in results {
+        result.expect("joined");
+    }
+    assert!(
+        started.elapsed() < PATIENCE / 2,
+        "the call's own time-out did not count"
+    );
+}
+
+#[test]
+fn a_send_without_a_receiver_and_a_receive_without_a_sender() {
+    for receive in [false, true] {
+        let results = run_threads(2, &options(), |comm| {
+            if comm.rank() == 0 {
+                while comm.failure().is_none() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                return Ok(comm.failure());
+            }
+            let mut data = vec![0f32; 1 << 20];
+            Ok(if receive {
+                comm.recv(&mut data, 0).err()
+            } else {
+                // More than the channel holds.
+                comm.send(&data, 0).err()
+            })
+        });
+        for error in results {
+            let error = error.expect("joined").expect("a failure on both ranks");
+            let failed = failure(&error);
+            assert!(matches!(error, Error::Timeout(_)), "{error}");
+            assert_eq!((failed.rank, failed.peer), (0, Some(0)), "{error}");
+            let name = if receive { "recv" } else { "send" };
+            assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+}
