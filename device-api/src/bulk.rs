@@ -45,7 +45,7 @@ pub unsafe fn copy<M: Machine>(
             for i in block.elements_of_block(bytes - tail) {
                 mem::write(to.add(tail + i), mem::read(from.add(tail + i)));
             }
-        } else if skew % 4 == 0 && from as usize % 4 == 0 {
+        } else if skew.is_multiple_of(4) && (from as usize).is_multiple_of(4) {
             let words = bytes / 4;
             for i in block.elements_of_block(words) {
                 mem::write(

@@ -488,9 +488,8 @@ mod cpu {
         #[inline(always)]
         pub unsafe fn new(context: *const LaneContext) -> Self {
             // SAFETY: the caller's promise.
-            Self {
-                context: unsafe { *context },
-            }
+            let context = unsafe { *context };
+            Self { context }
         }
 
         fn block_shared(&self) -> &BlockShared {

@@ -18,12 +18,24 @@ fn samples() -> impl Iterator<Item = f32> {
 fn f16_equals_half() {
     for bits in 0..=u16::MAX {
         let (ours, theirs) = (F16(bits).to_f32(), half::f16::from_bits(bits).to_f32());
-        assert!(ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(), "{bits:#x}");
+        assert!(
+            ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(),
+            "{bits:#x}"
+        );
     }
     for value in samples() {
         let theirs = half::f16::from_f32(value);
-        let theirs = if value.is_nan() { 0x7fff } else { theirs.to_bits() };
-        assert_eq!(F16::from_f32(value).0, theirs, "{value:e} ({:#x})", value.to_bits());
+        let theirs = if value.is_nan() {
+            0x7fff
+        } else {
+            theirs.to_bits()
+        };
+        assert_eq!(
+            F16::from_f32(value).0,
+            theirs,
+            "{value:e} ({:#x})",
+            value.to_bits()
+        );
     }
 }
 
@@ -31,12 +43,24 @@ fn f16_equals_half() {
 fn bf16_equals_half() {
     for bits in 0..=u16::MAX {
         let (ours, theirs) = (Bf16(bits).to_f32(), half::bf16::from_bits(bits).to_f32());
-        assert!(ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(), "{bits:#x}");
+        assert!(
+            ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(),
+            "{bits:#x}"
+        );
     }
     for value in samples() {
         let theirs = half::bf16::from_f32(value);
-        let theirs = if value.is_nan() { 0x7fff } else { theirs.to_bits() };
-        assert_eq!(Bf16::from_f32(value).0, theirs, "{value:e} ({:#x})", value.to_bits());
+        let theirs = if value.is_nan() {
+            0x7fff
+        } else {
+            theirs.to_bits()
+        };
+        assert_eq!(
+            Bf16::from_f32(value).0,
+            theirs,
+            "{value:e} ({:#x})",
+            value.to_bits()
+        );
     }
 }
 
@@ -44,8 +68,7 @@ fn bf16_equals_half() {
 fn fp8(code: u8, mantissa_bits: u32, bias: i32) -> f64 {
     let sign = if code & 0x80 != 0 { -1.0 } else { 1.0 };
     let exponent = i32::from(code & 0x7f) >> mantissa_bits;
-    let fraction =
-        f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1u32 << mantissa_bits);
+    let fraction = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1u32 << mantissa_bits);
     sign * if exponent == 0 {
         fraction * 2f64.powi(1 - bias)
     } else {
@@ -72,14 +95,21 @@ fn check_fp8(
     to: impl Fn(u8) -> f32,
     from: impl Fn(f32) -> u8,
 ) {
-    let codes: Vec<(u8, f64)> =
-        (0..=largest).map(|code| (code, fp8(code, mantissa_bits, bias))).collect();
+    let codes: Vec<(u8, f64)> = (0..=largest)
+        .map(|code| (code, fp8(code, mantissa_bits, bias)))
+        .collect();
     for code in (0..=largest).chain(0x80..=0x80 | largest) {
-        assert_eq!(f64::from(to(code)), fp8(code, mantissa_bits, bias), "{code:#x}");
+        assert_eq!(
+            f64::from(to(code)),
+            fp8(code, mantissa_bits, bias),
+            "{code:#x}"
+        );
         assert_eq!(from(to(code)), code, "round trip of {code:#x}");
     }
     let values = (0..0x7f80_0000u32).step_by(40_009).map(f32::from_bits);
-    let ties = codes.windows(2).map(|pair| ((pair[0].1 + pair[1].1) / 2.0) as f32);
+    let ties = codes
+        .windows(2)
+        .map(|pair| ((pair[0].1 + pair[1].1) / 2.0) as f32);
     for value in values.chain(ties) {
         // Beyond the largest value, distances in f64 would all round to the same.
         let bounded = f64::from(value).min(codes[usize::from(largest)].1 * 2.0);

@@ -2,7 +2,7 @@
 
 use core::fmt;
 use core::str::FromStr;
-use std::time::Duration;
+use core::time::Duration;
 
 use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;

@@ -132,10 +132,10 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         let mut rank = 0;
         while rank < ranks && !failed {
             let data = if rank == me {
-                // SAFETY: within this rank's input; the header carries no element.
                 if unit == 0 {
-                    0
+                    0 // the header carries no element
                 } else {
+                    // SAFETY: within this rank's input.
                     unsafe { read_pair(from, bytes, unit - 1) }
                 }
             } else {

@@ -79,8 +79,9 @@ macro_rules! movement_kernel {
             hint: u32,
         ) {
             // SAFETY: the caller's promise.
-            let session =
-                unsafe { Session::begin(block, constants, call, count, timeout_ns) };
+            let session = unsafe {
+                fusewire_device::session::Session::begin(block, constants, call, count, timeout_ns)
+            };
             let Some(mut session) = session else {
                 return;
             };

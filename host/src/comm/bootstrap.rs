@@ -1,10 +1,12 @@
 //! How ranks find each other's memory: through a store, before any kernel runs.
 
+use core::hash::{Hash, Hasher};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use core::time::Duration;
+use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fusewire_device::layout::{
     BlockState, CONST_MAGIC, CommConst, CommState, LAYOUT_VERSION, LINE, MAX_WINDOWS, PadConfig,

@@ -11,8 +11,8 @@ mod work;
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize};
+use core::time::Duration;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
 
 use fusewire_device::DType;
 use fusewire_device::layout::{CommConst, FailureRecord};

@@ -191,12 +191,21 @@ impl Communicator {
         )
     );
 
-    forms!(
-        /// Returns when every rank has called it.
-        barrier, barrier_async => prepare_barrier(
-            out [], in []
-        )
-    );
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// The communicator's first failure.
+    pub fn barrier(&self) -> Result<()> {
+        self.run(&self.prepare_barrier())
+    }
+
+    /// As [`Communicator::barrier`], enqueued on the communicator's stream.
+    ///
+    /// # Errors
+    /// As there; a failure while running is the [`Work`]'s.
+    pub fn barrier_async(&self) -> Result<Work> {
+        self.enqueue(&self.prepare_barrier())
+    }
 
     /// Collects `counts[r]` elements of every rank, one after the other, in every rank's `output`.
     /// `counts` are equal on all ranks; this rank's `input` has `counts[rank]` elements.
@@ -750,14 +759,14 @@ impl Communicator {
         own & !0xffff | both
     }
 
-    fn prepare_barrier(&self) -> Result<Prepared<'static>> {
+    fn prepare_barrier(&self) -> Prepared<'static> {
         let plan = self.plan_rows(Operation::Barrier, 0, DType::U8, 1, None);
         let params = BarrierParams {
             constants: self.constants(),
             call: self.call(&plan, None, None, NO_ROOT, 0),
             timeout_ns: self.timeout_ns,
         };
-        Ok(Prepared::new(self, &BARRIER, params, [None; 3], false))
+        Prepared::new(self, &BARRIER, params, [None; 3], false)
     }
 
     fn rank_of(&self, operation: &'static str, what: &str, rank: u32) -> Result<()> {

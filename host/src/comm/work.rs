@@ -1,9 +1,8 @@
 //! Handles of asynchronous operations.
 
-use std::time::Duration;
-
 use crate::cpu::{Event, Stream, Ticket};
 use crate::{Error, Result};
+use core::time::Duration;
 
 /// State of an asynchronous operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
