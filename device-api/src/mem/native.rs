@@ -183,7 +183,7 @@ pub unsafe fn read_16(at: *const u8, _policy: Policy) -> [u64; 2] {
 /// caches; [`drain`] must follow before they are published.
 ///
 /// # Safety
-/// As [`write`]; `at` must be 16-byte aligned.
+/// As [`write()`]; `at` must be 16-byte aligned.
 #[inline(always)]
 pub unsafe fn write_16(at: *mut u8, value: [u64; 2], policy: Policy) {
     #[cfg(target_arch = "x86_64")]
