@@ -1,1 +1,53 @@
-//! Work in progress.
+//! Finds a device tool chain, compiles kernel crates for NVIDIA and AMD GPUs, and gates the result.
+//!
+//! ```no_run
+//! use fusewire_build::{Options, Project, Target, Toolchain, compile, gate, Image};
+//!
+//! # fn main() -> fusewire_build::Result<()> {
+//! let toolchain = Toolchain::find()?; // says what is missing, and how to install it
+//! let project = Project::named("fusewire-kernels")?;
+//! let compiled = compile(&toolchain, &project, Target::Sm90, &Options::default())?;
+//! let image = Image::read(&compiled, None)?;
+//! for violation in gate::check(&image) {
+//!     println!("{violation}");
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Requirements
+//! None to build this crate. To compile kernels: Debian's `rustc-web cargo-web rust-web-src llvm-22
+//! lld-22`, or rustup's nightly with `rust-src` and `llvm-tools`; see [`toolchain`].
+//!
+//! # Rooms
+//! - [`toolchain`]: what is there, what is missing;
+//! - [`project`]: the kernel crate and its settings;
+//! - [`compile`]: from crate to image;
+//! - [`host`]: the crate's native side: list of kernels, machine code;
+//! - [`gate`]: the rules, each a function from an [`Image`] to violations;
+//! - [`native`]: the rules for native code;
+//! - [`controls`]: kernels that break each rule on purpose;
+//! - [`divergence`], [`text`]: reading compilers' output.
+
+pub mod compile;
+pub mod controls;
+pub mod divergence;
+mod edit;
+mod error;
+mod files;
+pub mod gate;
+pub mod host;
+pub mod image;
+pub mod native;
+mod process;
+pub mod project;
+mod target;
+pub mod text;
+pub mod toolchain;
+
+pub use self::compile::{Compiled, Options, compile};
+pub use self::error::{Error, Result};
+pub use self::image::Image;
+pub use self::project::Project;
+pub use self::target::{Target, Vendor};
+pub use self::toolchain::Toolchain;

@@ -1,2 +1,32 @@
-//! Work in progress.
-fn main() {}
+//! The command `fusewire-build`.
+
+mod command;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::command::{Command, build, check, doctor};
+
+/// Compiles Fusewire kernels for GPUs, and checks what came out.
+#[derive(Debug, Parser)]
+#[command(name = "fusewire-build", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Build(arguments) => build::run(&arguments),
+        Command::Check(arguments) => check::run(&arguments),
+        Command::Doctor => doctor::run(),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

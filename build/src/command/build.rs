@@ -1,0 +1,102 @@
+//! `fusewire-build build`.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use fusewire_build::image::ManifestImage;
+use fusewire_build::{Image, Options, Target, Toolchain, compile, toolchain};
+use sha2::{Digest as _, Sha256};
+
+use super::Which;
+
+/// What to build.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    which: Which,
+    /// Targets: sm_80, sm_90, sm_100, gfx90a, gfx942, or all.
+    #[arg(long, default_value = "all")]
+    target: String,
+    /// Folder for images and manifest; by default `fusewire-gpu/out` in cargo's target folder.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+#[derive(serde::Serialize)]
+struct Manifest<'a> {
+    package: &'a str,
+    compiler: &'a str,
+    images: Vec<ManifestImage>,
+}
+
+/// Compiles, and writes images and a manifest.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let targets = Target::list(&arguments.target)?;
+    let toolchain = Toolchain::find()?;
+    let project = arguments.which.project()?;
+    let ptxas = toolchain::find_ptxas().ok();
+    let out = arguments
+        .out
+        .clone()
+        .unwrap_or_else(|| project.gpu_folder().join("out").join(&project.name));
+    std::fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
+    let mut manifest = Manifest {
+        package: &project.name,
+        compiler: toolchain.version.lines().next().unwrap_or_default(),
+        images: Vec::new(),
+    };
+    for target in targets {
+        let start = Instant::now();
+        let compiled = compile(&toolchain, &project, target, &Options::default())?;
+        let image = Image::read(&compiled, ptxas.as_deref())?;
+        let Some(from) = &image.file else {
+            anyhow::bail!(
+                "{target} needs ld.lld\n{}",
+                toolchain
+                    .lld
+                    .as_ref()
+                    .err()
+                    .map(ToString::to_string)
+                    .unwrap_or_default()
+            );
+        };
+        let file = format!("{}-{target}.{}", project.name, target.extension());
+        let bytes =
+            std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+        write(&out.join(&file), &bytes)?;
+        let entries = image.manifest_entries();
+        println!(
+            "{target:<8} {:>4} entries {:>9} bytes  {}  {}",
+            entries.len(),
+            bytes.len(),
+            if compiled.cached {
+                "unchanged".to_owned()
+            } else {
+                format!("compiled in {:.0} s", start.elapsed().as_secs_f64())
+            },
+            out.join(&file).display()
+        );
+        let hash = Sha256::digest(&bytes);
+        manifest.images.push(ManifestImage {
+            target,
+            file,
+            sha256: hash.iter().fold(String::new(), |mut text, byte| {
+                let _ = write!(text, "{byte:02x}");
+                text
+            }),
+            max_threads: project.max_threads(),
+            entries,
+        });
+    }
+    let path = out.join(format!("{}.json", project.name));
+    write(&path, serde_json::to_string_pretty(&manifest)?.as_bytes())?;
+    println!("{}", path.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,286 @@
+//! `fusewire-build check`: the gate.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use fusewire_build::controls::{self, Outcome};
+use fusewire_build::gate::{self, Violation};
+use fusewire_build::host::{self, Host};
+use fusewire_build::project::Project;
+use fusewire_build::{
+    Error, Image, Options, Target, Toolchain, Vendor, compile, native, toolchain,
+};
+
+use super::Which;
+
+/// What to check.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    which: Which,
+    /// Targets: sm_80, sm_90, sm_100, gfx90a, gfx942, or all.
+    #[arg(long, default_value = "all")]
+    target: String,
+    /// Only the native code.
+    #[arg(long)]
+    native: bool,
+    /// Every violation, not one a kernel and rule.
+    #[arg(long)]
+    verbose: bool,
+    /// What may not be skipped: ptx, amdgcn, native; added to `$FUSEWIRE_REQUIRE`.
+    #[arg(long, value_delimiter = ',')]
+    require: Vec<String>,
+}
+
+/// What has gone wrong so far.
+#[derive(Default)]
+struct Verdict {
+    violations: usize,
+    controls: usize,
+    missed: usize,
+    required: Vec<String>,
+    missing: Vec<String>,
+}
+
+impl Verdict {
+    fn skip(&mut self, part: &str, reason: &str) {
+        println!("skipped: {part}: {reason}");
+        if self.required.iter().any(|word| word == part) {
+            self.missing.push(part.to_owned());
+        }
+    }
+
+    fn controls(&mut self, outcomes: &[Outcome]) {
+        for outcome in outcomes {
+            let mark = if outcome.held { "ok  " } else { "FAIL" };
+            let aim = if outcome.rule.is_empty() {
+                "must be clean".to_owned()
+            } else {
+                format!("caught by {}", outcome.rule)
+            };
+            let seen: String = outcome.seen.chars().take(70).collect();
+            println!(
+                "{mark} control {:<7} {:<44} {aim}: {seen}",
+                outcome.place, outcome.control
+            );
+            self.controls += 1;
+            self.missed += usize::from(!outcome.held);
+        }
+    }
+}
+
+/// Runs the gate; fails on a violation, on a control that was not caught, and on what was required and is
+/// missing.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let project = arguments.which.project()?;
+    let mut verdict = Verdict {
+        required: std::env::var("FUSEWIRE_REQUIRE")
+            .unwrap_or_default()
+            .split(',')
+            .map(str::trim)
+            .map(str::to_owned)
+            .chain(arguments.require.iter().cloned())
+            .collect(),
+        ..Verdict::default()
+    };
+    for allow in &project.settings.allow {
+        println!(
+            "allowed: {} in {}: {}",
+            allow.rule, allow.kernel, allow.reason
+        );
+    }
+    let host = match host::probe(&project) {
+        Ok(host) => Some(host),
+        Err(Error::Project(reason)) => {
+            verdict.skip("native", &reason);
+            None
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if let Some(host) = &host {
+        check_native(&project, host, &mut verdict, arguments.verbose)?;
+    }
+    if !arguments.native {
+        check_images(&project, host.as_ref(), &mut verdict, arguments)?;
+    }
+    println!(
+        "{} violations, {} of {} controls missed{}",
+        verdict.violations,
+        verdict.missed,
+        verdict.controls,
+        if verdict.missing.is_empty() {
+            String::new()
+        } else {
+            format!(", required but missing: {}", verdict.missing.join(", "))
+        }
+    );
+    let good = verdict.violations == 0 && verdict.missed == 0 && verdict.missing.is_empty();
+    Ok(if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn check_native(
+    project: &Project,
+    host: &Host,
+    verdict: &mut Verdict,
+    verbose: bool,
+) -> anyhow::Result<()> {
+    if !cfg!(target_arch = "x86_64") {
+        verdict.skip("native", "only x86-64 has variants");
+        return Ok(());
+    }
+    let objdump = match toolchain::find_objdump() {
+        Ok(objdump) => objdump,
+        Err(missing) => {
+            verdict.skip("native", &missing.to_string());
+            return Ok(());
+        }
+    };
+    let program = native::disassemble(&objdump, &host.program)?;
+    let entries: BTreeSet<&str> = program
+        .keys()
+        .filter_map(|symbol| symbol.rsplit_once("__"))
+        .filter(|(_, variant)| ["baseline", "avx2", "avx512"].contains(variant))
+        .map(|(kernel, _)| kernel)
+        .collect();
+    let violations = native::check(&program, &project.settings.reductions);
+    println!("native: {} kernels in {}", entries.len(), project.name);
+    report("native", &violations, verbose);
+    verdict.violations += violations.len();
+    for kernel in &host.kernels {
+        if !entries.contains(kernel.name.as_str()) {
+            println!(
+                "FAIL native  entries: {}: no native entry in the program",
+                kernel.name
+            );
+            verdict.violations += 1;
+        }
+    }
+    verdict.controls(&controls::native(project, &objdump)?);
+    Ok(())
+}
+
+fn check_images(
+    project: &Project,
+    host: Option<&Host>,
+    verdict: &mut Verdict,
+    arguments: &Arguments,
+) -> anyhow::Result<()> {
+    let targets = Target::list(&arguments.target)?;
+    let toolchain = match Toolchain::find() {
+        Ok(toolchain) => toolchain,
+        Err(error @ Error::Toolchain(_)) => {
+            let vendors: BTreeSet<&str> = targets
+                .iter()
+                .map(|target| target.vendor().requirement())
+                .collect();
+            for part in vendors {
+                verdict.skip(part, &error.to_string());
+            }
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let mut ptxas: Option<PathBuf> = None;
+    if targets
+        .iter()
+        .any(|target| target.vendor() == Vendor::Nvidia)
+    {
+        match toolchain::find_ptxas() {
+            Ok(path) => ptxas = Some(path),
+            Err(missing) => verdict.skip("ptx", &missing.to_string()),
+        }
+    }
+    for &target in &targets {
+        if let (Vendor::Amd, Err(missing)) = (target.vendor(), &toolchain.lld) {
+            verdict.skip("amdgcn", &missing.to_string());
+        }
+        let compiled = compile(&toolchain, project, target, &Options::default())?;
+        let mut image = Image::read(&compiled, ptxas.as_deref())?;
+        image.host = host.map(|host| host.kernels.clone());
+        image.allow.clone_from(&project.settings.allow);
+        let violations = gate::check(&image);
+        table(&image, &violations);
+        report(target.name(), &violations, arguments.verbose);
+        verdict.violations += violations.len();
+    }
+    // The rules see the texts of a vendor, not of a GPU: one control run a vendor.
+    let mut seen: Option<Vendor> = None;
+    for &target in &targets {
+        if seen != Some(target.vendor()) {
+            seen = Some(target.vendor());
+            let ptxas: Option<&Path> = ptxas.as_deref();
+            verdict.controls(&controls::device(&toolchain, project, target, ptxas)?);
+        }
+    }
+    Ok(())
+}
+
+fn table(image: &Image, violations: &[Violation]) {
+    let amd = image.target.vendor() == Vendor::Amd;
+    println!(
+        "\n{:<8} {:<40} {:>5} {:>5} {:>7} {:>6} {:>6} {:>6}",
+        image.target,
+        "kernel",
+        if amd { "vgpr" } else { "regs" },
+        if amd { "sgpr" } else { "" },
+        if amd { "lds" } else { "shared" },
+        if amd { "scratc" } else { "local" },
+        "spills",
+        "rules"
+    );
+    for kernel in &image.kernels {
+        let broken: BTreeSet<&str> = violations
+            .iter()
+            .filter(|violation| violation.kernel == kernel.name)
+            .map(|violation| violation.rule)
+            .collect();
+        let rules = if broken.is_empty() {
+            "ok".to_owned()
+        } else {
+            format!("-{}", broken.len())
+        };
+        match kernel.resources {
+            Some(used) => println!(
+                "{:<8} {:<40} {:>5} {:>5} {:>7} {:>6} {:>6} {rules:>6}",
+                "",
+                kernel.name,
+                used.registers,
+                if amd {
+                    used.scalar_registers.to_string()
+                } else {
+                    String::new()
+                },
+                used.shared,
+                used.local,
+                used.spills
+            ),
+            None => println!("{:<8} {:<40} {:>40} {rules:>6}", "", kernel.name, "?"),
+        }
+    }
+}
+
+fn report(place: &str, violations: &[Violation], verbose: bool) {
+    if verbose {
+        for violation in violations {
+            println!("FAIL {place:<7} {violation}");
+        }
+        return;
+    }
+    for (first, count) in gate::summary(violations) {
+        let detail: String = first.detail.chars().take(160).collect();
+        let more = if count > 1 {
+            format!(" (and {} more)", count - 1)
+        } else {
+            String::new()
+        };
+        println!(
+            "FAIL {place:<7} {}: {}: {detail}{more}",
+            first.rule, first.kernel
+        );
+    }
+}

@@ -1,0 +1,53 @@
+//! `fusewire-build doctor`.
+
+use std::process::ExitCode;
+
+use fusewire_build::toolchain::{self, Missing};
+use fusewire_build::{Error, Toolchain};
+
+/// Prints what is there and what is missing; fails where kernels cannot be compiled.
+pub(crate) fn run() -> anyhow::Result<ExitCode> {
+    let mut code = ExitCode::SUCCESS;
+    match Toolchain::find() {
+        Ok(found) => {
+            let version = found.version.lines().next().unwrap_or_default();
+            println!(
+                "ok  device tool chain: {} ({version}, LLVM {})",
+                found.origin, found.llvm
+            );
+            for (name, path) in [
+                ("rustc", &found.rustc),
+                ("cargo", &found.cargo),
+                ("llvm-dis", &found.llvm_dis),
+                ("llvm-link", &found.llvm_link),
+                ("opt", &found.opt),
+                ("llc", &found.llc),
+            ] {
+                println!("      {name:<10} {}", path.display());
+            }
+            optional("ld.lld", "AMD code objects", found.lld);
+        }
+        Err(Error::Toolchain(missing)) => {
+            println!("--  device tool chain: none; either of these makes one");
+            for lack in missing {
+                println!("{lack}");
+            }
+            code = ExitCode::FAILURE;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    optional("ptxas", "assembles PTX in `check`", toolchain::find_ptxas());
+    optional(
+        "objdump",
+        "native code in `check`",
+        toolchain::find_objdump(),
+    );
+    Ok(code)
+}
+
+fn optional(name: &str, what: &str, found: Result<std::path::PathBuf, Missing>) {
+    match found {
+        Ok(path) => println!("ok  {name} ({what}): {}", path.display()),
+        Err(missing) => println!("--  {name} ({what})\n{missing}"),
+    }
+}

@@ -1,0 +1,257 @@
+//! Negative controls: kernels that break each rule on purpose. A rule that does not catch its control
+//! checks nothing.
+
+use std::path::Path;
+
+use crate::gate::{self, Violation};
+use crate::host::{HostKernel, HostParameter};
+use crate::project::{Project, host_cargo};
+use crate::{
+    Compiled, Error, Image, Options, Result, Target, Toolchain, Vendor, compile, files, native,
+    process,
+};
+
+/// How a control came out.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Where it ran: a target, or `native`.
+    pub place: String,
+    /// The control.
+    pub control: String,
+    /// The rule that must catch it; empty for what must be clean.
+    pub rule: String,
+    /// Whether it came out as it must.
+    pub held: bool,
+    /// What was seen.
+    pub seen: String,
+}
+
+const DEVICE: &str = include_str!("../controls/device.rs");
+const NATIVE: &str = include_str!("../controls/native.rs");
+const SHIMS: [(&str, &str); 2] = [
+    ("nvptx", include_str!("../controls/nvptx.ll")),
+    ("amdgcn", include_str!("../controls/amdgcn.ll")),
+];
+
+/// Kernel, the rule that must catch it, and where.
+const CONTROLS: &[(&str, &str, &[Vendor])] = &[
+    ("control_unscoped", "unscoped-atomic", &[Vendor::Nvidia]),
+    (
+        "control_narrow_scope",
+        "scope",
+        &[Vendor::Amd, Vendor::Nvidia],
+    ),
+    (
+        "control_scalar_copy",
+        "vector-move",
+        &[Vendor::Amd, Vendor::Nvidia],
+    ),
+    (
+        "control_local_array",
+        "local-memory",
+        &[Vendor::Amd, Vendor::Nvidia],
+    ),
+    ("control_panic", "panic", &[Vendor::Amd, Vendor::Nvidia]),
+    (
+        "control_divergent_barrier",
+        "barrier",
+        &[Vendor::Amd, Vendor::Nvidia],
+    ),
+    (
+        "control_divergent_loop",
+        "barrier",
+        &[Vendor::Amd, Vendor::Nvidia],
+    ),
+    (
+        "control_fast_math",
+        "rounding",
+        &[Vendor::Amd, Vendor::Nvidia],
+    ),
+    ("control_fused", "rounding", &[Vendor::Amd, Vendor::Nvidia]),
+    (
+        "control_approximation",
+        "approximation",
+        &[Vendor::Amd, Vendor::Nvidia],
+    ),
+    ("control_reference", "non-coherent-load", &[Vendor::Nvidia]),
+];
+
+/// Compiles the device controls for `target` and runs the gate on them. What is built goes under the
+/// target folder of `around`.
+///
+/// # Errors
+/// Where the controls do not compile.
+pub fn device(
+    toolchain: &Toolchain,
+    around: &Project,
+    target: Target,
+    ptxas: Option<&Path>,
+) -> Result<Vec<Outcome>> {
+    let project = write_device(around)?;
+    let compiled = compile(toolchain, &project, target, &Options::default())?;
+    let mut image = Image::read(&compiled, ptxas)?;
+    let found = gate::check(&image);
+    let mut out = vec![clean(target, "control_clean", &found)];
+    for (kernel, rule, vendors) in CONTROLS {
+        if vendors.contains(&target.vendor()) {
+            out.push(caught(target.name(), kernel, rule, &found));
+        }
+    }
+    out.push(clean(target, "control_threaded", &found));
+    let threaded = Options {
+        rustc: vec!["-Zmir-enable-passes=+JumpThreading".to_owned()],
+        variant: "-threaded".to_owned(),
+    };
+    let threaded = Image::read(&compile(toolchain, &project, target, &threaded)?, None)?;
+    let cloned = gate::check(&threaded);
+    let mut outcome = caught(target.name(), "control_threaded", "barrier", &cloned);
+    outcome.control.push_str(" with MIR jump threading");
+    out.push(outcome);
+    image.host = Some(wrong_host(&image));
+    let found = gate::check(&image);
+    out.push(caught(target.name(), "control_clean", "arguments", &found));
+    out.push(caught(target.name(), "control_ghost", "entries", &found));
+    out.push(caught(target.name(), "control_panic", "entries", &found));
+    if let (Some(ptxas), Vendor::Nvidia) = (ptxas, target.vendor()) {
+        let broken = broken(&compiled)?;
+        let found = gate::check(&Image::read(&broken, Some(ptxas))?);
+        let mut outcome = caught(target.name(), "", "assembler", &found);
+        outcome.control = "an instruction that does not exist".to_owned();
+        out.push(outcome);
+    }
+    Ok(out)
+}
+
+/// A host list with one wrong offset, one entry too many, one too few.
+fn wrong_host(image: &Image) -> Vec<HostKernel> {
+    let mut host: Vec<HostKernel> = image
+        .entries()
+        .filter(|entry| entry.name != "control_panic")
+        .map(|entry| HostKernel {
+            name: entry.name.clone(),
+            params: entry
+                .parameters
+                .iter()
+                .map(|place| HostParameter {
+                    name: "argument".to_owned(),
+                    offset: place.offset + if entry.name == "control_clean" { 8 } else { 0 },
+                    size: place.size,
+                })
+                .collect(),
+        })
+        .collect();
+    host.push(HostKernel {
+        name: "control_ghost".to_owned(),
+        params: Vec::new(),
+    });
+    host
+}
+
+fn broken(compiled: &Compiled) -> Result<Compiled> {
+    let assembly = compiled.assembly.with_file_name("broken.ptx");
+    let text = files::read(&compiled.assembly)?;
+    files::write(&assembly, text.replacen("ret;", "return.now;\n\tret;", 1))?;
+    Ok(Compiled {
+        assembly,
+        ..compiled.clone()
+    })
+}
+
+fn caught(place: &str, kernel: &str, rule: &str, found: &[Violation]) -> Outcome {
+    let by = found
+        .iter()
+        .find(|violation| violation.rule == rule && violation.kernel == kernel);
+    Outcome {
+        place: place.to_owned(),
+        control: kernel.to_owned(),
+        rule: rule.to_owned(),
+        held: by.is_some(),
+        seen: by.map_or_else(
+            || "not caught".to_owned(),
+            |violation| violation.detail.clone(),
+        ),
+    }
+}
+
+fn clean(target: Target, kernel: &str, found: &[Violation]) -> Outcome {
+    let wrong = found.iter().find(|violation| violation.kernel == kernel);
+    Outcome {
+        place: target.name().to_owned(),
+        control: kernel.to_owned(),
+        rule: String::new(),
+        held: wrong.is_none(),
+        seen: wrong.map_or_else(|| "clean".to_owned(), ToString::to_string),
+    }
+}
+
+/// Writes the device controls as a crate of their own.
+fn write_device(around: &Project) -> Result<Project> {
+    let folder = around.gpu_folder().join("controls/device");
+    files::create_directory(&folder)?;
+    files::write(
+        &folder.join("Cargo.toml"),
+        "[package]\nname = \"gate-controls\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\
+         publish = false\n\n[lib]\npath = \"device.rs\"\n\n\
+         [package.metadata.fusewire.shims]\nnvptx = [\"nvptx.ll\"]\namdgcn = [\"amdgcn.ll\"]\n\n\
+         [workspace]\n",
+    )?;
+    files::write(&folder.join("device.rs"), DEVICE)?;
+    for (vendor, text) in SHIMS {
+        files::write(&folder.join(format!("{vendor}.ll")), text)?;
+    }
+    let mut project = Project::at(&folder)?;
+    // core is compiled once for both.
+    project.target.clone_from(&around.target);
+    Ok(project)
+}
+
+/// Builds the native controls and runs the check of native code on them.
+///
+/// # Errors
+/// Where the controls do not compile.
+pub fn native(around: &Project, objdump: &Path) -> Result<Vec<Outcome>> {
+    let folder = around.target.join("fusewire-probe/controls");
+    files::create_directory(&folder)?;
+    files::write(
+        &folder.join("Cargo.toml"),
+        "[package]\nname = \"native-controls\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\
+         publish = false\n\n[[bin]]\nname = \"native-controls\"\npath = \"native.rs\"\n\n\
+         [workspace]\n",
+    )?;
+    files::write(&folder.join("native.rs"), NATIVE)?;
+    let target = around.target.join("fusewire-probe/target");
+    let mut command = process::clean(&host_cargo());
+    command
+        .args(["build", "--release", "--quiet"])
+        .current_dir(&folder)
+        .env("CARGO_TARGET_DIR", &target);
+    process::run("building the native controls", &mut command)?;
+    let program = target.join("release/native-controls");
+    if !program.exists() {
+        return Err(Error::Project(format!(
+            "{} was not built",
+            program.display()
+        )));
+    }
+    let found = native::check(&native::disassemble(objdump, &program)?, &[]);
+    let mut out = Vec::new();
+    for (entry, rule) in [
+        ("narrow_reduce__avx512", native::WIDTH),
+        ("fallback_reduce__avx2", native::CALLS),
+        ("calling_reduce__avx2", native::CALLS),
+        ("fused_reduce__avx2", native::FUSED),
+    ] {
+        out.push(caught("native", entry, rule, &found));
+    }
+    for entry in ["clean_reduce__avx2", "clean_reduce__avx512"] {
+        let wrong = found.iter().find(|violation| violation.kernel == entry);
+        out.push(Outcome {
+            place: "native".to_owned(),
+            control: entry.to_owned(),
+            rule: String::new(),
+            held: wrong.is_none(),
+            seen: wrong.map_or_else(|| "clean".to_owned(), ToString::to_string),
+        });
+    }
+    Ok(out)
+}

@@ -1,0 +1,331 @@
+//! Which blocks of a kernel only some lanes may reach.
+//!
+//! A small divergence analysis over optimised LLVM IR, the same for both vendors. A value is
+//! divergent if it comes from the lane's index, from an atomic, from an acquiring or volatile load (a
+//! poll: every lane may see something else), or from a divergent value; a phi also if divergent
+//! control flow joins there. A load from a uniform address is uniform, and so is a vote. What lies
+//! between a branch on a divergent value and the place where its ways meet again is divergent code.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::text::ir::{self, Function};
+
+/// Index of each block that divergent lanes may enter, with the branch that divides them.
+pub fn divergent_blocks(function: &Function) -> HashMap<usize, String> {
+    let flow = Flow::new(function);
+    let mut divergent: HashSet<&str> = HashSet::new();
+    // A function that is not a kernel may be called with anything.
+    if !function.kernel {
+        divergent.extend(function.parameters.iter().map(String::as_str));
+    }
+    let mut joins: HashSet<usize> = HashSet::new();
+    let mut regions: HashMap<usize, String> = HashMap::new();
+    let mut branches: HashSet<usize> = HashSet::new();
+    loop {
+        let mut changed = false;
+        for (index, block) in function.blocks.iter().enumerate() {
+            for instruction in &block.instructions {
+                let (result, operation) = ir::split(instruction);
+                if !result.is_empty()
+                    && !divergent.contains(result)
+                    && is_divergent(operation, &divergent, joins.contains(&index))
+                {
+                    divergent.insert(result);
+                    changed = true;
+                }
+            }
+            let Some(last) = block.instructions.last() else {
+                continue;
+            };
+            if branches.contains(&index)
+                || flow.live_successors(index).len() < 2
+                || !condition(last).is_some_and(|name| divergent.contains(name))
+            {
+                continue;
+            }
+            branches.insert(index);
+            changed = true;
+            let end = flow.meeting_point(index);
+            let reached: Vec<HashSet<usize>> = flow
+                .live_successors(index)
+                .iter()
+                .map(|&next| flow.until(next, end))
+                .collect();
+            for (way, blocks) in reached.iter().enumerate() {
+                for &inside in blocks {
+                    regions.entry(inside).or_insert_with(|| last.clone());
+                    if reached
+                        .iter()
+                        .skip(way + 1)
+                        .any(|other| other.contains(&inside))
+                    {
+                        joins.insert(inside);
+                    }
+                }
+            }
+            joins.extend(end);
+        }
+        if !changed {
+            return regions;
+        }
+    }
+}
+
+/// The value that a terminator decides by.
+fn condition(terminator: &str) -> Option<&str> {
+    let conditional = terminator.starts_with("br i1 ") || terminator.starts_with("switch ");
+    conditional.then(|| ir::names(terminator).next()).flatten()
+}
+
+fn is_divergent(operation: &str, divergent: &HashSet<&str>, join: bool) -> bool {
+    let by_operand = || ir::names(operation).any(|name| divergent.contains(name));
+    if operation.starts_with("phi ") {
+        return join || by_operand();
+    }
+    if operation.starts_with("atomicrmw ") || operation.starts_with("cmpxchg ") {
+        return true;
+    }
+    if let Some(rest) = operation.strip_prefix("load ") {
+        return rest.starts_with("volatile ")
+            || rest.starts_with("atomic ") && rest.contains(" acquire")
+            || by_operand();
+    }
+    if operation.contains(" asm ") {
+        return [
+            "acquire", "atom.", "volatile", "%tid", "%laneid", "timer", "clock",
+        ]
+        .iter()
+        .any(|word| operation.contains(word))
+            || by_operand();
+    }
+    if let Some(name) = ir::callee(operation) {
+        const LANE: [&str; 7] = [
+            "sreg.tid",
+            "sreg.laneid",
+            "workitem.id",
+            "mbcnt",
+            "memrealtime",
+            "memtime",
+            "globaltimer",
+        ];
+        const VOTE: [&str; 7] = [
+            "barrier.cta.red",
+            "barrier0",
+            "vote.",
+            "amdgcn.ballot",
+            "readfirstlane",
+            "readlane",
+            "match.all",
+        ];
+        if LANE.iter().any(|part| name.contains(part)) {
+            return true;
+        }
+        if VOTE.iter().any(|part| name.contains(part)) {
+            return false;
+        }
+        if !name.starts_with("llvm.") {
+            return true; // a function that was not inlined
+        }
+    }
+    by_operand()
+}
+
+/// Control flow without the blocks from which no return is reachable: a lane that goes there stops the
+/// grid.
+struct Flow<'a> {
+    function: &'a Function,
+    live: Vec<bool>,
+    /// Nearest block through which every way to a return goes; `None` is the return itself.
+    post: Vec<Option<usize>>,
+}
+
+impl<'a> Flow<'a> {
+    fn new(function: &'a Function) -> Self {
+        let count = function.blocks.len();
+        let mut predecessors = vec![Vec::new(); count];
+        for (index, block) in function.blocks.iter().enumerate() {
+            for &next in &block.successors {
+                predecessors[next].push(index);
+            }
+        }
+        let returns: Vec<usize> = (0..count)
+            .filter(|&index| {
+                function.blocks[index]
+                    .instructions
+                    .last()
+                    .is_some_and(|i| i.starts_with("ret"))
+            })
+            .collect();
+        let mut live = vec![false; count];
+        // Blocks in the order of a walk from the returns, deepest first.
+        let mut order = Vec::new();
+        let mut open: Vec<(usize, usize)> = Vec::new();
+        for &start in &returns {
+            if live[start] {
+                continue;
+            }
+            live[start] = true;
+            open.push((start, 0));
+            while let Some((block, next)) = open.pop() {
+                match predecessors[block].get(next) {
+                    Some(&before) => {
+                        open.push((block, next + 1));
+                        if !live[before] {
+                            live[before] = true;
+                            open.push((before, 0));
+                        }
+                    }
+                    None => order.push(block),
+                }
+            }
+        }
+        order.reverse();
+        let post = post_dominators(function, &live, &order, &returns);
+        Self {
+            function,
+            live,
+            post,
+        }
+    }
+
+    fn live_successors(&self, block: usize) -> Vec<usize> {
+        let mut out: Vec<usize> = Vec::new();
+        for &next in &self.function.blocks[block].successors {
+            if self.live[next] && !out.contains(&next) {
+                out.push(next);
+            }
+        }
+        out
+    }
+
+    fn meeting_point(&self, block: usize) -> Option<usize> {
+        self.post[block]
+    }
+
+    /// Blocks that can be reached from `start` before `end`.
+    fn until(&self, start: usize, end: Option<usize>) -> HashSet<usize> {
+        let mut reached = HashSet::new();
+        let mut open = vec![start];
+        while let Some(block) = open.pop() {
+            if Some(block) != end && self.live[block] && reached.insert(block) {
+                open.extend(self.live_successors(block));
+            }
+        }
+        reached
+    }
+}
+
+/// Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm", on the reversed graph with one
+/// virtual end.
+fn post_dominators(
+    function: &Function,
+    live: &[bool],
+    order: &[usize],
+    returns: &[usize],
+) -> Vec<Option<usize>> {
+    let count = function.blocks.len();
+    let end = count;
+    let mut rank = vec![usize::MAX; count + 1];
+    rank[end] = 0;
+    for (place, &block) in order.iter().enumerate() {
+        rank[block] = place + 1;
+    }
+    let mut nearest = vec![None; count + 1];
+    nearest[end] = Some(end);
+    let mut changed = true;
+    while changed {
+        changed = false;
+        for &block in order {
+            let mut new: Option<usize> = None;
+            let virtual_end = returns.contains(&block).then_some(end);
+            let next = function.blocks[block].successors.iter().copied();
+            for next in next.filter(|&next| live[next]).chain(virtual_end) {
+                if nearest[next].is_none() {
+                    continue;
+                }
+                new = Some(match new {
+                    None => next,
+                    Some(mut other) => {
+                        let mut this = next;
+                        while this != other {
+                            while rank[this] > rank[other] {
+                                this = nearest[this].unwrap_or(end);
+                            }
+                            while rank[other] > rank[this] {
+                                other = nearest[other].unwrap_or(end);
+                            }
+                        }
+                        this
+                    }
+                });
+            }
+            if new.is_some() && nearest[block] != new {
+                nearest[block] = new;
+                changed = true;
+            }
+        }
+    }
+    nearest
+        .into_iter()
+        .take(count)
+        .map(|block| block.filter(|&block| block != end))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Vendor;
+
+    fn regions(text: &str) -> HashMap<usize, String> {
+        divergent_blocks(&ir::parse(text, Vendor::Nvidia)[0])
+    }
+
+    #[test]
+    fn a_branch_on_the_lane_divides_until_its_ways_meet() {
+        let inside = regions(
+            "define ptx_kernel void @k(i32 %n) {\n\
+             start:\n\
+             \x20 %t = tail call i32 @llvm.nvvm.read.ptx.sreg.tid.x()\n\
+             \x20 %c = icmp eq i32 %t, 0\n\
+             \x20 br i1 %c, label %a, label %b\n\
+             a:\n\
+             \x20 br label %b\n\
+             b:\n\
+             \x20 %p = phi i32 [ 1, %start ], [ 2, %a ]\n\
+             \x20 %d = icmp eq i32 %p, 1\n\
+             \x20 br i1 %d, label %x, label %y\n\
+             x:\n\
+             \x20 br label %y\n\
+             y:\n\
+             \x20 ret void\n\
+             }\n",
+        );
+        let mut blocks: Vec<_> = inside.into_keys().collect();
+        blocks.sort_unstable();
+        assert_eq!(blocks, [1, 3]);
+    }
+
+    #[test]
+    fn uniform_branches_loops_and_traps_divide_nobody() {
+        let inside = regions(
+            "define ptx_kernel void @k(i32 %n, ptr %q) {\n\
+             start:\n\
+             \x20 %t = tail call i32 @llvm.nvvm.read.ptx.sreg.tid.x()\n\
+             \x20 %big = icmp ugt i32 %t, 9\n\
+             \x20 br i1 %big, label %bad, label %head\n\
+             bad:\n\
+             \x20 unreachable\n\
+             head:\n\
+             \x20 %i = phi i32 [ 0, %start ], [ %j, %head ]\n\
+             \x20 %j = add i32 %i, 1\n\
+             \x20 %v = load i32, ptr %q\n\
+             \x20 %e = icmp eq i32 %j, %v\n\
+             \x20 br i1 %e, label %out, label %head\n\
+             out:\n\
+             \x20 ret void\n\
+             }\n",
+        );
+        assert!(inside.is_empty(), "{inside:?}");
+    }
+}

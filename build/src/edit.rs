@@ -1,0 +1,134 @@
+//! Attributes that rustc cannot set, set in the text of linked IR: launch bounds on kernels, and
+//! inlining of everything else.
+//!
+//! A call costs a GPU registers and local memory in the caller's hot path even where it is cold,
+//! so every function is inlined, but panics: those stay visible to the gate.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use crate::Vendor;
+
+/// Changes when this file's result does, so that caches notice.
+pub(crate) const VERSION: &str = "1";
+
+/// Whether a function belongs to a panic.
+pub(crate) fn is_panic(name: &str) -> bool {
+    [
+        "panicking",
+        "rust_begin_unwind",
+        "fusewire_panic",
+        "unwrap_failed",
+        "expect_failed",
+    ]
+    .iter()
+    .any(|part| name.contains(part))
+}
+
+/// Sets the attributes of every function definition.
+pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: u32) -> String {
+    let groups: HashMap<&str, &str> = ir.lines().filter_map(group).collect();
+    let mut next = groups
+        .keys()
+        .filter_map(|number| number.parse::<u32>().ok())
+        .max()
+        .unwrap_or(0)
+        + 1;
+    let mut made: HashMap<(String, bool), u32> = HashMap::new();
+    let mut added = String::new();
+    let mut out = String::with_capacity(ir.len() + 4096);
+    for line in ir.lines() {
+        if let Some((number, body)) = group(line)
+            && !body.contains("noreturn")
+        {
+            // Groups of call sites, too: they can forbid inlining.
+            let _ = writeln!(out, "attributes #{number} = {{{}}}", without_noinline(body));
+            continue;
+        }
+        let kernel = line.contains(vendor.calling_convention());
+        let name = line
+            .split_once('@')
+            .map_or("", |(_, rest)| rest.split('(').next().unwrap_or_default());
+        if !line.starts_with("define ") || is_panic(name) {
+            out.push_str(line);
+            out.push('\n');
+            continue;
+        }
+        let (head, old, tail) = split_attributes(line);
+        let body = old
+            .and_then(|number| groups.get(number))
+            .copied()
+            .unwrap_or_default();
+        let number = *made.entry((body.to_owned(), kernel)).or_insert_with(|| {
+            let mut attributes = without_noinline(body).replace(" cold ", " ");
+            if kernel {
+                let _ = match vendor {
+                    Vendor::Amd => {
+                        write!(
+                            attributes,
+                            " \"amdgpu-flat-work-group-size\"=\"1,{max_threads}\""
+                        )
+                    }
+                    Vendor::Nvidia => write!(attributes, " \"nvvm.maxntid\"=\"{max_threads}\""),
+                };
+            } else if !attributes.contains("alwaysinline") {
+                attributes.push_str(" alwaysinline");
+            }
+            let _ = writeln!(added, "attributes #{next} = {{ {} }}", attributes.trim());
+            next += 1;
+            next - 1
+        });
+        let _ = writeln!(out, "{head} #{number}{tail}");
+    }
+    out + &added
+}
+
+fn group(line: &str) -> Option<(&str, &str)> {
+    let (number, body) = line.strip_prefix("attributes #")?.split_once(" = {")?;
+    Some((number, body.trim_end().strip_suffix('}')?))
+}
+
+fn without_noinline(body: &str) -> String {
+    body.replace(" noinline", "")
+}
+
+/// Splits a definition around its attribute group: `head`, the group's number, `tail`.
+fn split_attributes(line: &str) -> (&str, Option<&str>, &str) {
+    if let Some(at) = line.rfind(" #") {
+        let rest = &line[at + 2..];
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        if digits > 0 {
+            return (&line[..at], Some(&rest[..digits]), &rest[digits..]);
+        }
+    }
+    match line.rfind(" {") {
+        Some(at) => (&line[..at], None, &line[at..]),
+        None => (line, None, ""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_get_bounds_and_functions_are_inlined() {
+        let ir = "define ptx_kernel void @k(ptr %x) unnamed_addr #0 {\n\
+            define internal void @_RNv4wait() #1 {\n\
+            define void @_ZN4core9panicking5panic() #1 {\n\
+            attributes #0 = { nounwind }\n\
+            attributes #1 = { cold noinline nounwind }\n";
+        let out = prepare(ir, Vendor::Nvidia, 256);
+        assert!(out.contains("@k(ptr %x) unnamed_addr #2 {"));
+        assert!(out.contains("@_RNv4wait() #3 {"));
+        assert!(out.contains("panic() #1 {"));
+        assert!(
+            out.contains("attributes #2 = { nounwind  \"nvvm.maxntid\"=\"256\" }"),
+            "{out}"
+        );
+        assert!(
+            out.contains("attributes #3 = { nounwind  alwaysinline }"),
+            "{out}"
+        );
+    }
+}

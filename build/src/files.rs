@@ -1,0 +1,35 @@
+//! Files with errors that name them.
+
+use std::path::Path;
+
+use crate::{Error, Result};
+
+pub(crate) fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|source| file("read", path, source))
+}
+
+pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|source| file("read", path, source))
+}
+
+/// Writes by way of a temporary name, so that a reader sees all or nothing.
+pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    let temporary = Path::new(&temporary);
+    std::fs::write(temporary, bytes)
+        .and_then(|()| std::fs::rename(temporary, path))
+        .map_err(|source| file("write", path, source))
+}
+
+pub(crate) fn create_directory(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).map_err(|source| file("create", path, source))
+}
+
+fn file(action: &'static str, path: &Path, source: std::io::Error) -> Error {
+    Error::File {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}

@@ -1,0 +1,66 @@
+//! Ordering and scope of what synchronises.
+
+use super::Violation;
+use crate::text::ir;
+use crate::{Image, Vendor};
+
+pub(super) const UNSCOPED: &str = "unscoped-atomic";
+pub(super) const SCOPE: &str = "scope";
+
+/// PTX: `atom` and `red` without `.sem` are relaxed, without `.scope` they are `.gpu`, and then not even
+/// atomic with respect to another GPU. LLVM before 23 drops both.
+pub(super) fn unscoped(image: &Image) -> Vec<Violation> {
+    if image.target.vendor() != Vendor::Nvidia {
+        return Vec::new();
+    }
+    let mut out = Vec::new();
+    for function in &image.functions {
+        for (code, line) in function.instructions() {
+            let has = |words: &[&str]| code.split('.').any(|part| words.contains(&part));
+            let atomic = code.starts_with("atom.") || code.starts_with("red.");
+            let fence = code.starts_with("fence.") || code.starts_with("membar");
+            let semantics = has(&["relaxed", "acquire", "release", "acq_rel", "sc", "proxy"]);
+            let scope = has(&["sys", "gpu", "cluster", "cta", "proxy"]);
+            if atomic && !(semantics && scope) || fence && !(semantics && scope) {
+                out.push(Violation {
+                    rule: UNSCOPED,
+                    kernel: function.name.clone(),
+                    detail: line.to_owned(),
+                });
+            }
+        }
+    }
+    out
+}
+
+/// `.gpu` and `agent` do not reach a peer. Whoever wants them says so in the crate's manifest.
+pub(super) fn scope(image: &Image) -> Vec<Violation> {
+    let violation = |kernel: &str, detail: &str| Violation {
+        rule: SCOPE,
+        kernel: kernel.to_owned(),
+        detail: detail.to_owned(),
+    };
+    match image.target.vendor() {
+        Vendor::Nvidia => image
+            .functions
+            .iter()
+            .flat_map(|function| {
+                function
+                    .instructions()
+                    .filter(|(code, _)| code.split('.').any(|part| part == "gpu" || part == "gl"))
+                    .map(|(_, line)| violation(&function.name, line))
+            })
+            .collect(),
+        // The assembly no longer tells a scope from a cache policy; the IR does.
+        Vendor::Amd => image
+            .ir
+            .iter()
+            .flat_map(|function| {
+                function
+                    .instructions()
+                    .filter(|line| line.contains("syncscope(\"agent"))
+                    .map(|line| violation(&function.name, ir::split(line).1))
+            })
+            .collect(),
+    }
+}

@@ -1,0 +1,78 @@
+//! Barriers of a block.
+
+use super::Violation;
+use crate::divergence::divergent_blocks;
+use crate::text::ir;
+use crate::{Image, Vendor};
+
+pub(super) const BARRIERS: &str = "barrier";
+
+/// A barrier that not all lanes of a block reach hangs the block, or pairs with another barrier.
+pub(super) fn barriers(image: &Image) -> Vec<Violation> {
+    let mut out = Vec::new();
+    let mut add = |kernel: &str, detail: String| {
+        out.push(Violation {
+            rule: BARRIERS,
+            kernel: kernel.to_owned(),
+            detail,
+        });
+    };
+    for function in &image.ir {
+        let before = function.instructions().filter(|line| in_ir(line)).count();
+        if before > 0 {
+            let divergent = divergent_blocks(function);
+            for (index, block) in function.blocks.iter().enumerate() {
+                let Some(branch) = divergent.get(&index) else {
+                    continue;
+                };
+                for line in block.instructions.iter().filter(|line| in_ir(line)) {
+                    let branch: String = branch.chars().take(100).collect();
+                    add(
+                        &function.name,
+                        format!("{} behind `{branch}`", ir::split(line).1),
+                    );
+                }
+            }
+        }
+        let Some(assembly) = image
+            .functions
+            .iter()
+            .find(|other| other.name == function.name)
+        else {
+            continue;
+        };
+        let mut after = 0;
+        for (code, line) in assembly.instructions() {
+            if in_assembly(code, image.target.vendor()) {
+                after += 1;
+                if line.starts_with('@') {
+                    add(&function.name, format!("predicated: {line}"));
+                }
+            }
+        }
+        if after > before {
+            add(
+                &function.name,
+                format!("{before} barriers in the IR, {after} in the assembly"),
+            );
+        }
+    }
+    out
+}
+
+fn in_ir(line: &str) -> bool {
+    ir::callee(ir::split(line).1).is_some_and(|name| {
+        name.starts_with("llvm.nvvm.barrier")
+            || name.starts_with("llvm.nvvm.bar.sync")
+            || name.starts_with("llvm.amdgcn.s.barrier")
+    }) || line.contains(" asm ") && (line.contains("bar.sync") || line.contains("barrier.sync"))
+}
+
+fn in_assembly(code: &str, vendor: Vendor) -> bool {
+    match vendor {
+        Vendor::Amd => code == "s_barrier",
+        Vendor::Nvidia => ["bar.sync", "bar.red", "bar.arrive", "bar.cta", "barrier."]
+            .iter()
+            .any(|prefix| code.starts_with(prefix)),
+    }
+}

@@ -1,0 +1,44 @@
+//! Local memory.
+
+use super::Violation;
+use crate::{Image, Vendor};
+
+pub(super) const LOCAL: &str = "local-memory";
+
+/// A local array, a stack frame, a spill: they go through the memory that the kernel is there to feed.
+pub(super) fn local(image: &Image) -> Vec<Violation> {
+    let mut out = Vec::new();
+    let mut add = |kernel: &str, detail: String| {
+        out.push(Violation {
+            rule: LOCAL,
+            kernel: kernel.to_owned(),
+            detail,
+        });
+    };
+    if image.target.vendor() == Vendor::Nvidia {
+        for function in &image.functions {
+            for line in function
+                .lines
+                .iter()
+                .filter(|line| line.starts_with(".local"))
+            {
+                add(&function.name, line.clone());
+            }
+        }
+    }
+    for kernel in &image.kernels {
+        let Some(used) = kernel.resources else {
+            continue;
+        };
+        if used.local > 0 {
+            add(
+                &kernel.name,
+                format!("{} bytes of local memory", used.local),
+            );
+        }
+        if used.spills > 0 {
+            add(&kernel.name, format!("spills: {}", used.spills));
+        }
+    }
+    out
+}

@@ -1,0 +1,90 @@
+//! Non-coherent loads.
+
+use std::collections::{HashMap, HashSet};
+
+use super::Violation;
+use crate::Image;
+use crate::text::assembly::{Function, opcode};
+
+pub(super) const NONCOHERENT: &str = "non-coherent-load";
+
+/// `ld.global.nc` may be served by a cache that nobody invalidates: what a peer wrote may never be seen.
+/// `&T` parameters become that. A table of constants in the image may be read so.
+pub(super) fn noncoherent(image: &Image) -> Vec<Violation> {
+    let mut out = Vec::new();
+    for function in &image.functions {
+        let mut definitions: Option<HashMap<&str, Vec<&str>>> = None;
+        for (code, line) in function.instructions() {
+            if !code.starts_with("ld.") || !code.split('.').any(|part| part == "nc") {
+                continue;
+            }
+            let definitions = definitions.get_or_insert_with(|| by_register(function));
+            let base = line.split_once('[').map_or("", |(_, rest)| rest);
+            let base = base.split(['+', ']']).next().unwrap_or_default();
+            if !is_constant(base, definitions) {
+                out.push(Violation {
+                    rule: NONCOHERENT,
+                    kernel: function.name.clone(),
+                    detail: line.to_owned(),
+                });
+            }
+        }
+    }
+    out
+}
+
+/// The lines that write each register.
+fn by_register(function: &Function) -> HashMap<&str, Vec<&str>> {
+    let mut out: HashMap<&str, Vec<&str>> = HashMap::new();
+    for line in &function.lines {
+        if let Some(code) = opcode(line)
+            && let Some((_, rest)) = line.split_once(code)
+            && let Some(register) = rest.trim_start().split([',', ';']).next()
+            && register.starts_with('%')
+        {
+            out.entry(register).or_default().push(line);
+        }
+    }
+    out
+}
+
+/// Whether an address is computed from symbols of the image only: no parameter, no loaded pointer.
+fn is_constant(base: &str, definitions: &HashMap<&str, Vec<&str>>) -> bool {
+    if !base.starts_with('%') {
+        return true; // a symbol itself
+    }
+    let mut seen = HashSet::new();
+    let mut open = vec![base];
+    let mut symbol = false;
+    while let Some(register) = open.pop() {
+        if !seen.insert(register) {
+            continue;
+        }
+        for line in definitions.get(register).into_iter().flatten() {
+            let code = opcode(line).unwrap_or_default();
+            if code.starts_with("ld.") {
+                // An index may be anything; a base pointer must not. 64 bits could be either, but
+                // an index is widened first.
+                if code.ends_with("64") {
+                    return false;
+                }
+                continue;
+            }
+            let (_, operands) = line.split_once(',').unwrap_or_default();
+            for operand in operands.trim_end_matches(';').split(',').map(str::trim) {
+                if operand.starts_with('%') {
+                    // What is widened is an index.
+                    let widened = code.starts_with("cvt.") || code.starts_with("mul.wide");
+                    if !widened {
+                        open.push(operand);
+                    }
+                } else if operand
+                    .starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '$')
+                {
+                    symbol = true;
+                }
+            }
+        }
+    }
+    symbol
+}

@@ -1,0 +1,188 @@
+//! Width of copies.
+
+use super::Violation;
+use crate::text::assembly;
+use crate::text::ir::{self, Function};
+use crate::{Image, Vendor};
+
+pub(super) const VECTORS: &str = "vector-move";
+
+/// A kernel with a loop that loads a value of less than 16 bytes and stores it unchanged copies; then it must
+/// also have 16-byte loads and stores (the narrow loop is the copy's head, tail, or unaligned case).
+pub(super) fn vectors(image: &Image) -> Vec<Violation> {
+    let mut out = Vec::new();
+    for function in image.ir.iter().filter(|function| function.kernel) {
+        let Some(copy) = narrow_copy(function) else {
+            continue;
+        };
+        let Some(assembly) = image
+            .functions
+            .iter()
+            .find(|other| other.name == function.name)
+        else {
+            continue;
+        };
+        let (loads, stores) = wide_moves(assembly, image.target.vendor());
+        if !loads || !stores {
+            let what = if loads { "stores" } else { "loads" };
+            out.push(Violation {
+                rule: VECTORS,
+                kernel: function.name.clone(),
+                detail: format!("no 16-byte {what}, but a loop copies by `{copy}`"),
+            });
+        }
+    }
+    out
+}
+
+/// Whether a function has plain 16-byte loads, and stores, outside shared memory.
+fn wide_moves(function: &assembly::Function, vendor: Vendor) -> (bool, bool) {
+    let is_wide = |code: &str| match vendor {
+        Vendor::Amd => code.ends_with("dwordx4") && !code.starts_with("s_"),
+        Vendor::Nvidia => {
+            // Packets are not data.
+            !code.contains(".relaxed.")
+                && !code.contains(".shared.")
+                && [
+                    ".v4.b32", ".v4.u32", ".v4.f32", ".v2.b64", ".v2.u64", ".v2.f64", ".b128",
+                ]
+                .iter()
+                .any(|ending| code.ends_with(ending))
+        }
+    };
+    let mut found = (false, false);
+    for (code, _) in function.instructions().filter(|(code, _)| is_wide(code)) {
+        found.0 |= code.starts_with("ld.") || code.contains("_load_");
+        found.1 |= code.starts_with("st.") || code.contains("_store_");
+    }
+    found
+}
+
+/// A store in a loop of what a load of the same loop gave, less than 16 bytes wide.
+fn narrow_copy(function: &Function) -> Option<&str> {
+    let cycles = cycles(function);
+    for (index, block) in function.blocks.iter().enumerate() {
+        let Some(cycle) = cycles[index] else { continue };
+        for line in &block.instructions {
+            let (result, operation) = ir::split(line);
+            let Some(access) = operation.strip_prefix("load ") else {
+                continue;
+            };
+            let mut stores = function
+                .blocks
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| cycles[*other] == Some(cycle))
+                .flat_map(|(_, block)| &block.instructions);
+            if !is_narrow_global(access) {
+                continue;
+            }
+            let found = stores.find(|store| {
+                store.strip_prefix("store ").is_some_and(|access| {
+                    is_narrow_global(access) && ir::names(access).next() == Some(result)
+                })
+            });
+            if found.is_some() {
+                return Some(line);
+            }
+        }
+    }
+    None
+}
+
+/// Whether a plain access (the text behind `load` or `store`) is of a scalar and not to shared, local or
+/// constant memory.
+fn is_narrow_global(access: &str) -> bool {
+    let width = match access.split([' ', ',']).next().unwrap_or_default() {
+        "i8" => 1,
+        "i16" | "half" | "bfloat" => 2,
+        "i32" | "float" => 4,
+        "i64" | "double" | "ptr" => 8,
+        _ => 16, // vectors, atomic, volatile
+    };
+    let elsewhere = ["addrspace(3)", "addrspace(4)", "addrspace(5)"];
+    width < 16 && !elsewhere.iter().any(|space| access.contains(space))
+}
+
+/// For every block the number of the cycle (strongly connected component) it lies in.
+fn cycles(function: &Function) -> Vec<Option<usize>> {
+    // Tarjan, without recursion: functions have thousands of blocks.
+    let count = function.blocks.len();
+    let mut index = vec![usize::MAX; count];
+    let mut low = vec![0; count];
+    let mut on_stack = vec![false; count];
+    let mut stack = Vec::new();
+    let mut out = vec![None; count];
+    let (mut next_index, mut next_cycle) = (0, 0);
+    for start in 0..count {
+        if index[start] != usize::MAX {
+            continue;
+        }
+        let mut open = vec![(start, 0)];
+        while let Some((block, edge)) = open.pop() {
+            if edge == 0 {
+                index[block] = next_index;
+                low[block] = next_index;
+                next_index += 1;
+                stack.push(block);
+                on_stack[block] = true;
+            }
+            let successors = &function.blocks[block].successors;
+            if let Some(&next) = successors.get(edge) {
+                open.push((block, edge + 1));
+                if index[next] == usize::MAX {
+                    open.push((next, 0));
+                } else if on_stack[next] {
+                    low[block] = low[block].min(index[next]);
+                }
+                continue;
+            }
+            if low[block] == index[block] {
+                let mut members = Vec::new();
+                while let Some(member) = stack.pop() {
+                    on_stack[member] = false;
+                    members.push(member);
+                    if member == block {
+                        break;
+                    }
+                }
+                if members.len() > 1 || successors.contains(&block) {
+                    for member in members {
+                        out[member] = Some(next_cycle);
+                    }
+                    next_cycle += 1;
+                }
+            }
+            if let Some(&(parent, _)) = open.last() {
+                low[parent] = low[parent].min(low[block]);
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_narrow_copy_is_found_in_a_loop_only() {
+        let text = |target: &str| {
+            format!(
+                "define ptx_kernel void @k(ptr %a, ptr %b) {{\n\
+                 start:\n\
+                 \x20 br label %loop\n\
+                 loop:\n\
+                 \x20 %v = load i32, ptr %a, align 4\n\
+                 \x20 store i32 %v, ptr %b, align 4\n\
+                 \x20 br i1 %c, label %{target}, label %end\n\
+                 end:\n\
+                 \x20 ret void\n\
+                 }}\n"
+            )
+        };
+        let of = |text: &str| narrow_copy(&ir::parse(text, Vendor::Nvidia)[0]).is_some();
+        assert!(of(&text("loop")));
+        assert!(!of(&text("end")));
+    }
+}

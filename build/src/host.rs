@@ -1,0 +1,133 @@
+//! The host's side of a kernel crate: its list of kernels and its native code.
+//!
+//! A tiny program that depends on the crate is built with the ordinary tool chain, in release mode; it
+//! prints the crate's `KERNELS` (`&[KernelInfo]` or `&[&[KernelInfo]]`) as JSON, and its
+//! machine code holds every native entry.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::project::{Project, host_cargo};
+use crate::{Error, Result, files, process};
+
+/// A kernel as the host launches it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+pub struct HostKernel {
+    /// Exported symbol.
+    pub name: String,
+    /// Parameters in order.
+    pub params: Vec<HostParameter>,
+}
+
+/// A parameter as the host passes it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+pub struct HostParameter {
+    /// Name of the argument.
+    pub name: String,
+    /// Byte offset in the parameter struct.
+    pub offset: usize,
+    /// Bytes.
+    pub size: usize,
+}
+
+/// What the probe gave.
+#[derive(Debug)]
+pub struct Host {
+    /// The crate's list.
+    pub kernels: Vec<HostKernel>,
+    /// The program, for its machine code.
+    pub program: PathBuf,
+}
+
+const MAIN: &str = r#"use fusewire_device::native::KernelInfo;
+
+trait List {
+    fn each(&self, f: &mut dyn FnMut(&KernelInfo));
+}
+
+impl List for KernelInfo {
+    fn each(&self, f: &mut dyn FnMut(&KernelInfo)) {
+        f(self);
+    }
+}
+
+impl<T: List + ?Sized> List for &T {
+    fn each(&self, f: &mut dyn FnMut(&KernelInfo)) {
+        (**self).each(f);
+    }
+}
+
+impl<T: List> List for [T] {
+    fn each(&self, f: &mut dyn FnMut(&KernelInfo)) {
+        for part in self {
+            part.each(f);
+        }
+    }
+}
+
+fn main() {
+    let mut kernels = Vec::new();
+    probed::KERNELS.each(&mut |kernel| {
+        std::hint::black_box(kernel.native);
+        let params: Vec<String> = kernel
+            .params
+            .iter()
+            .map(|p| {
+                format!("{{\"name\":{:?},\"offset\":{},\"size\":{}}}", p.name, p.offset, p.size)
+            })
+            .collect();
+        kernels.push(format!("{{\"name\":{:?},\"params\":[{}]}}", kernel.name, params.join(",")));
+    });
+    println!("[{}]", kernels.join(","));
+}
+"#;
+
+/// Builds and runs the probe of `project`.
+///
+/// # Errors
+/// [`Error::Project`] where the crate does not depend on `fusewire-device`; [`Error::Command`] where
+/// it does not compile, or has no `KERNELS`.
+pub fn probe(project: &Project) -> Result<Host> {
+    let Some(device) = &project.device else {
+        return Err(Error::Project(format!(
+            "{} does not depend on fusewire-device, so it has no list of kernels",
+            project.name
+        )));
+    };
+    let folder = project.target.join("fusewire-probe").join(&project.name);
+    files::create_directory(&folder.join("src"))?;
+    let manifest = format!(
+        "[package]\nname = \"probe\"\nversion = \"0.0.0\"\nedition = \"2024\"\npublish = false\n\n\
+         [dependencies]\nfusewire-device = {{ path = {device:?} }}\n\
+         probed = {{ package = {:?}, path = {:?} }}\n\n\
+         [profile.release]\ndebug = false\ncodegen-units = 4\n\n[workspace]\n",
+        project.name, project.folder
+    );
+    files::write(&folder.join("Cargo.toml"), manifest)?;
+    files::write(&folder.join("src/main.rs"), MAIN)?;
+    // The crate's own versions of its dependencies.
+    if let Ok(lock) = files::read(&project.workspace.join("Cargo.lock")) {
+        files::write(&folder.join("Cargo.lock"), lock)?;
+    }
+    let target = project.target.join("fusewire-probe/target");
+    let mut command = process::clean(&host_cargo());
+    command
+        .args(["build", "--release", "--quiet"])
+        .current_dir(&folder)
+        .env("CARGO_TARGET_DIR", &target);
+    process::run("building the host's list of kernels", &mut command)?;
+    // One program at a time has this name; the copy stays this crate's.
+    let program = folder.join("program");
+    std::fs::copy(target.join("release/probe"), &program).map_err(|source| Error::File {
+        action: "copy the probe to",
+        path: program.clone(),
+        source,
+    })?;
+    let output = process::run("listing the host's kernels", &mut process::clean(&program))?;
+    let kernels = serde_json::from_str(&output.stdout).map_err(|error| Error::Parse {
+        what: "the host's list of kernels".to_owned(),
+        detail: error.to_string(),
+    })?;
+    Ok(Host { kernels, program })
+}

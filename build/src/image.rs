@@ -1,0 +1,183 @@
+//! An image as the gate and the manifest see it.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::compile::Compiled;
+use crate::host::HostKernel;
+use crate::project::Allow;
+use crate::text::assembly::{Function, Resources};
+use crate::text::{amd, ir, ptx};
+use crate::{Result, Target, Vendor, files, process, toolchain};
+
+/// One kernel crate for one target: the texts, read.
+#[derive(Debug)]
+pub struct Image {
+    /// For which GPU.
+    pub target: Target,
+    /// Functions of the final assembly.
+    pub functions: Vec<Function>,
+    /// Functions of the optimised IR.
+    pub ir: Vec<ir::Function>,
+    /// The final assembly, for what stands outside functions.
+    pub assembly: String,
+    /// Names of the arguments in AMD metadata, and resources of every kernel that has them.
+    pub kernels: Vec<Kernel>,
+    /// What the host passes, if its list could be read.
+    pub host: Option<Vec<HostKernel>>,
+    /// Exceptions.
+    pub allow: Vec<Allow>,
+    /// What a driver loads.
+    pub file: Option<PathBuf>,
+    /// Why ptxas refused it, if it did.
+    pub refused: Option<String>,
+}
+
+/// A kernel of an image.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Its symbol.
+    pub name: String,
+    /// What it uses; `None` where nobody could say (PTX without ptxas).
+    pub resources: Option<Resources>,
+}
+
+impl Image {
+    /// Reads what was compiled. `ptxas`, where given, assembles the PTX and says what each kernel uses.
+    ///
+    /// # Errors
+    /// Files that cannot be read, texts that cannot be understood.
+    pub fn read(compiled: &Compiled, ptxas: Option<&std::path::Path>) -> Result<Self> {
+        let target = compiled.target;
+        let assembly = files::read(&compiled.assembly)?;
+        let ir = ir::parse(&files::read(&compiled.ir)?, target.vendor());
+        let mut refused = None;
+        let (functions, kernels) = match target.vendor() {
+            Vendor::Amd => {
+                let (functions, metadata) = amd::parse(&assembly)?;
+                let resources = |name: &str| metadata.get(name).map(|kernel| kernel.resources);
+                let kernels = kernels(&functions, resources);
+                (functions, kernels)
+            }
+            Vendor::Nvidia => {
+                let functions = ptx::parse(&assembly)?;
+                let said = match ptxas {
+                    Some(ptxas) => match assemble(compiled, ptxas) {
+                        Ok(said) => said,
+                        Err(crate::Error::Command { output, .. }) => {
+                            refused = Some(output);
+                            String::new()
+                        }
+                        Err(error) => return Err(error),
+                    },
+                    None => String::new(),
+                };
+                let resources = ptx::resources(&said);
+                let kernels = kernels(&functions, |name| resources.get(name).copied());
+                (functions, kernels)
+            }
+        };
+        Ok(Self {
+            target,
+            functions,
+            ir,
+            assembly,
+            kernels,
+            host: None,
+            allow: Vec::new(),
+            file: compiled.image.clone(),
+            refused,
+        })
+    }
+
+    /// The kernels' functions.
+    pub fn entries(&self) -> impl Iterator<Item = &Function> {
+        self.functions.iter().filter(|function| function.kernel)
+    }
+}
+
+fn kernels(functions: &[Function], resources: impl Fn(&str) -> Option<Resources>) -> Vec<Kernel> {
+    functions
+        .iter()
+        .filter(|function| function.kernel)
+        .map(|function| Kernel {
+            name: function.name.clone(),
+            resources: resources(&function.name),
+        })
+        .collect()
+}
+
+/// Runs ptxas, or finds what it said about this very content.
+fn assemble(compiled: &Compiled, ptxas: &std::path::Path) -> Result<String> {
+    let version = toolchain::ask(ptxas, &["--version"]).unwrap_or_default();
+    let stamp = format!("{}\n{version}\n----\n", compiled.key);
+    let said = compiled.assembly.with_extension("ptxas");
+    if let Ok(text) = files::read(&said)
+        && let Some(rest) = text.strip_prefix(&stamp)
+    {
+        return Ok(rest.to_owned());
+    }
+    let output = process::run(
+        &format!("ptxas for {}", compiled.target),
+        process::clean(ptxas)
+            .arg("-v")
+            .arg(format!("-arch={}", compiled.target))
+            .arg(&compiled.assembly)
+            .arg("-o")
+            .arg(compiled.assembly.with_extension("cubin")),
+    )?;
+    let text = output.stdout + &output.stderr;
+    files::write(&said, format!("{stamp}{text}"))?;
+    Ok(text)
+}
+
+/// What an image's manifest says about it.
+#[derive(Debug, Serialize)]
+pub struct ManifestImage {
+    /// For which GPU.
+    pub target: Target,
+    /// File name beside the manifest.
+    pub file: String,
+    /// Hash of the file.
+    pub sha256: String,
+    /// Most lanes a block.
+    pub max_threads: u32,
+    /// Its kernels.
+    pub entries: Vec<ManifestEntry>,
+}
+
+/// What a manifest says about a kernel.
+#[derive(Debug, Serialize)]
+pub struct ManifestEntry {
+    /// Exported symbol.
+    pub name: String,
+    /// Places of its parameters, in order: offset and size in bytes.
+    pub parameters: Vec<(usize, usize)>,
+    /// What it uses, where that is known.
+    pub resources: Option<Resources>,
+}
+
+impl Image {
+    /// The manifest's entries, by name.
+    pub fn manifest_entries(&self) -> Vec<ManifestEntry> {
+        let mut entries: Vec<_> = self
+            .entries()
+            .map(|function| ManifestEntry {
+                name: function.name.clone(),
+                parameters: function
+                    .parameters
+                    .iter()
+                    .map(|p| (p.offset, p.size))
+                    .collect(),
+                resources: self
+                    .kernels
+                    .iter()
+                    .find(|kernel| kernel.name == function.name)
+                    .and_then(|kernel| kernel.resources),
+            })
+            .collect();
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        entries
+    }
+}

@@ -1,0 +1,308 @@
+//! The gate for native code: the machine code of the entries `<kernel>__baseline`, `__avx2`, `__avx512`.
+//!
+//! A loop is the range of a backward jump; the hot loop of an entry is the innermost one with most packed
+//! arithmetic.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use crate::gate::Violation;
+use crate::project::fits;
+use crate::{Result, process};
+
+/// The hot loop of a reduction does not use its variant's registers.
+pub const WIDTH: &str = "native-width";
+/// A hot loop calls something, or an entry calls a function that computes without the variant's features.
+pub const CALLS: &str = "native-call";
+/// A multiplication and an addition are fused.
+pub const FUSED: &str = "native-fused";
+
+/// Kernels that reduce, where a crate does not say.
+pub const REDUCTIONS: &[&str] = &["*reduce*"];
+
+/// One instruction.
+#[derive(Clone, Debug)]
+struct Instruction {
+    address: u64,
+    code: String,
+    operands: String,
+}
+
+/// A function of a program.
+#[derive(Clone, Debug, Default)]
+pub struct Code {
+    instructions: Vec<Instruction>,
+}
+
+/// Machine code of a program by symbol.
+pub type Program = BTreeMap<String, Code>;
+
+/// Disassembles `program`.
+///
+/// # Errors
+/// [`crate::Error::Command`] where objdump fails.
+pub fn disassemble(objdump: &Path, program: &Path) -> Result<Program> {
+    let output = process::run(
+        "disassembling native code",
+        process::clean(objdump)
+            .args(["-d", "--no-show-raw-insn"])
+            .arg(program),
+    )?;
+    Ok(parse(&output.stdout))
+}
+
+fn parse(text: &str) -> Program {
+    let mut out = Program::new();
+    let mut name = String::new();
+    for line in text.lines() {
+        if let Some(head) = line.strip_suffix(">:")
+            && let Some((_, symbol)) = head.split_once(" <")
+        {
+            name = symbol.to_owned();
+            continue;
+        }
+        let Some((address, rest)) = line.split_once(':') else {
+            continue;
+        };
+        let Ok(address) = u64::from_str_radix(address.trim(), 16) else {
+            continue;
+        };
+        let rest = rest.trim();
+        let (code, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        out.entry(name.clone())
+            .or_default()
+            .instructions
+            .push(Instruction {
+                address,
+                code: code.to_owned(),
+                operands: operands.trim().to_owned(),
+            });
+    }
+    out
+}
+
+impl Instruction {
+    fn is_call(&self) -> bool {
+        self.code.starts_with("call")
+    }
+
+    /// Where a jump goes.
+    fn jump(&self) -> Option<u64> {
+        let target = self.operands.split_whitespace().next()?;
+        let direct = self.code.starts_with('j').then_some(target)?;
+        u64::from_str_radix(direct.trim_start_matches("0x"), 16).ok()
+    }
+
+    /// The called or jumped-to symbol.
+    fn symbol(&self) -> Option<&str> {
+        let (_, rest) = self.operands.split_once('<')?;
+        Some(rest.split(['+', '>']).next()?.split('@').next()?)
+    }
+
+    /// Packed addition, multiplication, minimum and their like, of floats or integers.
+    fn is_packed_arithmetic(&self) -> bool {
+        let code = self.code.strip_prefix('v').unwrap_or(&self.code);
+        let float = ["add", "sub", "mul", "div", "min", "max"]
+            .iter()
+            .any(|name| {
+                code.strip_prefix(name)
+                    .is_some_and(|end| end == "ps" || end == "pd")
+            });
+        let integer = ["padd", "psub", "pmul", "pmin", "pmax"]
+            .iter()
+            .any(|name| code.starts_with(name));
+        float || integer || self.is_fused() && (code.ends_with("ps") || code.ends_with("pd"))
+    }
+
+    fn is_fused(&self) -> bool {
+        ["vfmadd", "vfmsub", "vfnmadd", "vfnmsub"]
+            .iter()
+            .any(|name| self.code.starts_with(name))
+    }
+
+    /// Bits of its widest register.
+    fn width(&self) -> u32 {
+        match &self.operands {
+            o if o.contains("%zmm") || o.contains("zmm") => 512,
+            o if o.contains("ymm") => 256,
+            o if o.contains("xmm") => 128,
+            _ => 0,
+        }
+    }
+}
+
+impl Code {
+    /// Innermost loops.
+    fn loops(&self) -> Vec<&[Instruction]> {
+        let Some(first) = self.instructions.first() else {
+            return Vec::new();
+        };
+        let index = |address: u64| {
+            self.instructions
+                .binary_search_by_key(&address, |i| i.address)
+                .ok()
+        };
+        let ranges: BTreeSet<(usize, usize)> = self
+            .instructions
+            .iter()
+            .enumerate()
+            .filter_map(|(end, instruction)| {
+                let target = instruction.jump()?;
+                let back = target >= first.address && target <= instruction.address;
+                let start = back.then(|| index(target)).flatten()?;
+                Some((start, end))
+            })
+            .collect();
+        ranges
+            .iter()
+            .filter(|(start, end)| {
+                !ranges
+                    .iter()
+                    .any(|(s, e)| (s, e) != (start, end) && s >= start && e <= end)
+            })
+            .map(|&(start, end)| &self.instructions[start..=end])
+            .collect()
+    }
+
+    /// The innermost loop with most packed arithmetic.
+    fn hot_loop(&self) -> Option<&[Instruction]> {
+        self.loops()
+            .into_iter()
+            .map(|body| (packed(body), body))
+            .filter(|(count, _)| *count > 0)
+            .max_by_key(|(count, _)| *count)
+            .map(|(_, body)| body)
+    }
+}
+
+fn packed(body: &[Instruction]) -> usize {
+    body.iter()
+        .filter(|instruction| instruction.is_packed_arithmetic())
+        .count()
+}
+
+/// Checks the native entries of `program`; `reductions` are patterns of the kernels that reduce.
+pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
+    let mut out = Vec::new();
+    for (symbol, code) in program {
+        let Some((kernel, variant)) = symbol.rsplit_once("__") else {
+            continue;
+        };
+        let width = match variant {
+            "baseline" => 0,
+            "avx2" => 256,
+            "avx512" => 512,
+            _ => continue,
+        };
+        let mut add = |rule: &'static str, detail: String| {
+            out.push(Violation {
+                rule,
+                kernel: symbol.clone(),
+                detail,
+            });
+        };
+        let reduces = if reductions.is_empty() {
+            REDUCTIONS.iter().any(|pattern| fits(pattern, kernel))
+        } else {
+            reductions.iter().any(|pattern| fits(pattern, kernel))
+        };
+        if reduces && width > 0 {
+            match code.hot_loop() {
+                None => add(WIDTH, "no loop with packed arithmetic".to_owned()),
+                Some(body) => {
+                    let widest = body
+                        .iter()
+                        .filter(|instruction| instruction.is_packed_arithmetic())
+                        .map(Instruction::width)
+                        .max()
+                        .unwrap_or(0);
+                    if widest < width {
+                        add(WIDTH, format!("its hot loop uses {widest} bits of {width}"));
+                    }
+                }
+            }
+        }
+        for body in code.loops() {
+            if packed(body) == 0 {
+                continue;
+            }
+            for call in body.iter().filter(|instruction| instruction.is_call()) {
+                let callee = call.symbol().unwrap_or("*");
+                if !["memcpy", "memmove", "memset"].contains(&callee) {
+                    add(CALLS, format!("its hot loop calls {callee}"));
+                }
+            }
+        }
+        if width > 0 {
+            for callee in computing_callees(program, code) {
+                add(
+                    CALLS,
+                    format!("{callee} computes without this variant's instructions"),
+                );
+            }
+        }
+        for fused in code
+            .instructions
+            .iter()
+            .filter(|instruction| instruction.is_fused())
+        {
+            add(FUSED, format!("{} {}", fused.code, fused.operands));
+        }
+    }
+    out
+}
+
+/// Functions that an entry calls, directly or not, and that have loops of packed arithmetic.
+fn computing_callees<'a>(program: &'a Program, entry: &'a Code) -> BTreeSet<&'a str> {
+    let calls = |code: &'a Code| {
+        code.instructions
+            .iter()
+            .filter(|instruction| instruction.is_call() || instruction.code == "jmp")
+            .filter_map(Instruction::symbol)
+    };
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
+    let mut open: Vec<&str> = calls(entry).collect();
+    let mut out = BTreeSet::new();
+    while let Some(symbol) = open.pop() {
+        let ours = !["core", "std", "alloc"]
+            .iter()
+            .any(|crate_name| symbol.contains(&format!("{}{crate_name}", crate_name.len())));
+        // The standard library is reached by panics only, and libc by copies.
+        if !ours || !symbol.starts_with("_R") && !symbol.starts_with("_ZN") || !seen.insert(symbol)
+        {
+            continue;
+        }
+        let Some(code) = program.get(symbol) else {
+            continue;
+        };
+        if code.hot_loop().is_some() {
+            out.insert(symbol);
+        }
+        open.extend(calls(code));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "
+0000000000001000 <k_reduce__avx512>:
+    1000:\tvmovups (%rdi),%ymm0
+    1004:\tvaddps (%rsi),%ymm0,%ymm0
+    1008:\tcall   2000 <helper>
+    100d:\tjne    1004 <k_reduce__avx512+0x4>
+    100f:\tret
+
+0000000000002000 <helper>:
+    2000:\tret
+";
+
+    #[test]
+    fn width_and_calls() {
+        let found = check(&parse(TEXT), &[]);
+        let rules: Vec<_> = found.iter().map(|violation| violation.rule).collect();
+        assert_eq!(rules, [WIDTH, CALLS], "{found:?}");
+    }
+}

@@ -1,0 +1,306 @@
+//! The crate to compile: where it lies, what it depends on, what it tells the gate.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::{Error, Result, Vendor, process};
+
+/// A kernel crate.
+#[derive(Clone, Debug)]
+pub struct Project {
+    /// Package name.
+    pub name: String,
+    /// Folder of its manifest.
+    pub folder: PathBuf,
+    /// Root of its workspace.
+    pub workspace: PathBuf,
+    /// Folder for everything that is built.
+    pub target: PathBuf,
+    /// Folders of this package and of every package by path that it depends on.
+    pub sources: Vec<PathBuf>,
+    /// Folder of `fusewire-device`, if the crate depends on it.
+    pub device: Option<PathBuf>,
+    /// LLVM IR files to link with an image, by vendor's name.
+    pub shims: BTreeMap<String, Vec<PathBuf>>,
+    /// What the crate's manifest says to this crate.
+    pub settings: Settings,
+}
+
+/// `[package.metadata.fusewire]` of a kernel crate.
+///
+/// ```toml
+/// [package.metadata.fusewire]
+/// max-threads = 512
+/// reductions = ["all_reduce*"]
+///
+/// [package.metadata.fusewire.shims]
+/// nvptx = ["shims/nvptx.ll"]
+///
+/// [[package.metadata.fusewire.allow]]
+/// rule = "scope"
+/// kernel = "*"
+/// reason = "epochs and busy words are touched by this GPU alone"
+/// ```
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Settings {
+    /// Most lanes a block; what registers are budgeted for.
+    #[serde(default)]
+    pub max_threads: Option<u32>,
+    /// Kernels whose hot loop reduces: patterns with `*`.
+    #[serde(default)]
+    pub reductions: Vec<String>,
+    /// IR files that every image of a crate which depends on this one is linked with.
+    #[serde(default)]
+    pub shims: BTreeMap<String, Vec<PathBuf>>,
+    /// Exceptions from the gate.
+    #[serde(default)]
+    pub allow: Vec<Allow>,
+}
+
+/// An exception from a rule of the gate.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Allow {
+    /// The rule.
+    pub rule: String,
+    /// The kernels: a pattern with `*`.
+    pub kernel: String,
+    /// A part of the violation's text; empty for any.
+    #[serde(default)]
+    pub containing: String,
+    /// Most violations a kernel; no limit if absent.
+    #[serde(default)]
+    pub limit: Option<usize>,
+    /// Why it is right.
+    pub reason: String,
+}
+
+/// Most lanes a block where the crate does not say.
+pub const MAX_THREADS: u32 = 512;
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    resolve: Option<Resolve>,
+    workspace_root: PathBuf,
+    target_directory: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    id: String,
+    name: String,
+    source: Option<String>,
+    manifest_path: PathBuf,
+    metadata: Option<serde_json::Value>,
+}
+
+impl Package {
+    fn folder(&self) -> PathBuf {
+        self.manifest_path
+            .parent()
+            .map(Path::to_owned)
+            .unwrap_or_default()
+    }
+}
+
+#[derive(Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    id: String,
+    dependencies: Vec<String>,
+}
+
+impl Project {
+    /// The crate in `folder` (a package's folder or its `Cargo.toml`).
+    ///
+    /// # Errors
+    /// [`Error::Project`] where there is no package, [`Error::Command`] where cargo refuses.
+    pub fn at(folder: &Path) -> Result<Self> {
+        let manifest = if folder.is_dir() {
+            folder.join("Cargo.toml")
+        } else {
+            folder.to_owned()
+        };
+        let manifest = manifest
+            .canonicalize()
+            .map_err(|_| Error::Project(format!("{} does not exist", manifest.display())))?;
+        let metadata = metadata(Some(&manifest))?;
+        let package = metadata
+            .packages
+            .iter()
+            .find(|package| {
+                package
+                    .manifest_path
+                    .canonicalize()
+                    .is_ok_and(|p| p == manifest)
+            })
+            .ok_or_else(|| Error::Project(format!("{} holds no package", manifest.display())))?;
+        Self::of(package, &metadata)
+    }
+
+    /// The package `name` of the workspace around the current folder; `kernels` also finds
+    /// `fusewire-kernels`.
+    ///
+    /// # Errors
+    /// As [`Project::at`].
+    pub fn named(name: &str) -> Result<Self> {
+        let metadata = metadata(None)?;
+        let package = metadata
+            .packages
+            .iter()
+            .filter(|package| package.source.is_none())
+            .find(|package| package.name == name || package.name == format!("fusewire-{name}"))
+            .ok_or_else(|| Error::Project(format!("no package {name} in this workspace")))?;
+        Self::of(package, &metadata)
+    }
+
+    fn of(package: &Package, metadata: &Metadata) -> Result<Self> {
+        let settings = settings(package)?;
+        let nodes: BTreeMap<&str, &Node> = metadata
+            .resolve
+            .iter()
+            .flat_map(|resolve| &resolve.nodes)
+            .map(|node| (node.id.as_str(), node))
+            .collect();
+        let mut reached = BTreeSet::new();
+        let mut open = vec![package.id.as_str()];
+        while let Some(id) = open.pop() {
+            if reached.insert(id)
+                && let Some(node) = nodes.get(id)
+            {
+                open.extend(node.dependencies.iter().map(String::as_str));
+            }
+        }
+        let mut sources = Vec::new();
+        let mut device = None;
+        let mut shims: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+        for other in metadata
+            .packages
+            .iter()
+            .filter(|other| reached.contains(other.id.as_str()))
+        {
+            if other.source.is_none() {
+                sources.push(other.folder());
+            }
+            if other.name == "fusewire-device" {
+                device = Some(other.folder());
+            }
+            for (vendor, files) in settings_of(other)?.shims {
+                let files = files.iter().map(|file| other.folder().join(file));
+                shims.entry(vendor).or_default().extend(files);
+            }
+        }
+        sources.sort();
+        Ok(Self {
+            name: package.name.clone(),
+            folder: package.folder(),
+            workspace: metadata.workspace_root.clone(),
+            target: metadata.target_directory.clone(),
+            sources,
+            device,
+            shims,
+            settings,
+        })
+    }
+
+    /// Most lanes a block.
+    pub fn max_threads(&self) -> u32 {
+        self.settings.max_threads.unwrap_or(MAX_THREADS)
+    }
+
+    /// IR files to link with an image for `vendor`.
+    pub fn shims(&self, vendor: Vendor) -> &[PathBuf] {
+        self.shims.get(vendor.name()).map_or(&[], Vec::as_slice)
+    }
+
+    /// Folder for what is built for GPUs.
+    pub fn gpu_folder(&self) -> PathBuf {
+        self.target.join("fusewire-gpu")
+    }
+}
+
+fn settings_of(package: &Package) -> Result<Settings> {
+    // Other packages may be of another version of this tool: what they say beyond shims is their own affair.
+    match package
+        .metadata
+        .as_ref()
+        .and_then(|all| all.get("fusewire"))
+    {
+        Some(_) => settings(package),
+        None => Ok(Settings::default()),
+    }
+}
+
+fn settings(package: &Package) -> Result<Settings> {
+    let Some(value) = package
+        .metadata
+        .as_ref()
+        .and_then(|all| all.get("fusewire"))
+    else {
+        return Ok(Settings::default());
+    };
+    Settings::deserialize(value).map_err(|error| Error::Parse {
+        what: format!("[package.metadata.fusewire] of {}", package.name),
+        detail: error.to_string(),
+    })
+}
+
+/// The cargo that runs this program, or the one in `$PATH`.
+pub(crate) fn host_cargo() -> PathBuf {
+    std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+}
+
+fn metadata(manifest: Option<&Path>) -> Result<Metadata> {
+    let mut command = process::clean(&host_cargo());
+    command.args(["metadata", "--format-version", "1"]);
+    if let Some(manifest) = manifest {
+        command.arg("--manifest-path").arg(manifest);
+    }
+    let output = process::run("cargo metadata", &mut command)?;
+    serde_json::from_str(&output.stdout).map_err(|error| Error::Parse {
+        what: "cargo metadata".to_owned(),
+        detail: error.to_string(),
+    })
+}
+
+/// Whether `name` fits `pattern`, in which `*` stands for anything.
+pub(crate) fn fits(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {
+        return false;
+    };
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(last) = parts.pop() else {
+        return rest.is_empty();
+    };
+    for part in parts {
+        let Some(at) = rest.find(part) else {
+            return false;
+        };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fits;
+
+    #[test]
+    fn patterns() {
+        assert!(fits("*", "send"));
+        assert!(fits("send", "send"));
+        assert!(!fits("send", "sender"));
+        assert!(fits("all_*_any", "all_reduce_any"));
+        assert!(!fits("all_*_any", "all_any"));
+        assert!(fits("*reduce*", "all_reduce_f32"));
+    }
+}

@@ -1,0 +1,172 @@
+//! GPUs that images are made for.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// Whose GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Vendor {
+    /// AMD: AMDGCN, a code object.
+    Amd,
+    /// NVIDIA: PTX.
+    Nvidia,
+}
+
+impl Vendor {
+    /// The name under which `FUSEWIRE_REQUIRE` and a shim table know it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Amd => "amdgcn",
+            Self::Nvidia => "nvptx",
+        }
+    }
+
+    /// The word of `FUSEWIRE_REQUIRE` that makes its checks compulsory.
+    pub const fn requirement(self) -> &'static str {
+        match self {
+            Self::Amd => "amdgcn",
+            Self::Nvidia => "ptx",
+        }
+    }
+
+    /// rustc's target.
+    pub const fn triple(self) -> &'static str {
+        match self {
+            Self::Amd => "amdgcn-amd-amdhsa",
+            Self::Nvidia => "nvptx64-nvidia-cuda",
+        }
+    }
+
+    /// Calling convention of a kernel in LLVM IR.
+    pub const fn calling_convention(self) -> &'static str {
+        match self {
+            Self::Amd => "amdgpu_kernel",
+            Self::Nvidia => "ptx_kernel",
+        }
+    }
+}
+
+/// A GPU architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Target {
+    /// NVIDIA Ampere (A100).
+    #[serde(rename = "sm_80")]
+    Sm80,
+    /// NVIDIA Hopper.
+    #[serde(rename = "sm_90")]
+    Sm90,
+    /// NVIDIA Blackwell.
+    #[serde(rename = "sm_100")]
+    Sm100,
+    /// AMD MI200.
+    Gfx90a,
+    /// AMD MI300.
+    Gfx942,
+}
+
+impl Target {
+    /// All targets.
+    pub const ALL: [Self; 5] = [
+        Self::Sm80,
+        Self::Sm90,
+        Self::Sm100,
+        Self::Gfx90a,
+        Self::Gfx942,
+    ];
+
+    /// Name, as `--target` and as the compiler's processor.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sm80 => "sm_80",
+            Self::Sm90 => "sm_90",
+            Self::Sm100 => "sm_100",
+            Self::Gfx90a => "gfx90a",
+            Self::Gfx942 => "gfx942",
+        }
+    }
+
+    /// Whose it is.
+    pub const fn vendor(self) -> Vendor {
+        match self {
+            Self::Sm80 | Self::Sm90 | Self::Sm100 => Vendor::Nvidia,
+            Self::Gfx90a | Self::Gfx942 => Vendor::Amd,
+        }
+    }
+
+    /// PTX version, as a feature: the oldest that has the instructions, for old drivers' sake.
+    pub const fn features(self) -> &'static str {
+        match self {
+            Self::Sm80 | Self::Sm90 => "+ptx80",
+            Self::Sm100 => "+ptx86",
+            Self::Gfx90a | Self::Gfx942 => "",
+        }
+    }
+
+    /// Ending of an image's file name.
+    pub const fn extension(self) -> &'static str {
+        match self.vendor() {
+            Vendor::Amd => "co",
+            Vendor::Nvidia => "ptx",
+        }
+    }
+
+    /// Parses a list such as `sm_80,gfx942` or `all`.
+    ///
+    /// # Errors
+    /// [`Error::Target`] for a name that is none.
+    pub fn list(text: &str) -> Result<Vec<Self>, Error> {
+        let mut out = Vec::new();
+        for name in text
+            .split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty())
+        {
+            if name == "all" {
+                out.extend(Self::ALL);
+            } else {
+                out.push(name.parse()?);
+            }
+        }
+        out.sort_unstable();
+        out.dedup();
+        Ok(out)
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Target {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL
+            .into_iter()
+            .find(|target| target.name() == text)
+            .ok_or_else(|| Error::Target(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists() {
+        assert_eq!(Target::list("all").unwrap(), Target::ALL);
+        assert_eq!(
+            Target::list("gfx942, sm_80").unwrap(),
+            [Target::Sm80, Target::Gfx942]
+        );
+        assert!(matches!(Target::list("sm_70"), Err(Error::Target(name)) if name == "sm_70"));
+    }
+}

@@ -1,0 +1,75 @@
+//! What PTX and AMD assembly have in common.
+
+/// A function of an assembly text.
+#[derive(Clone, Debug, Default)]
+pub struct Function {
+    /// Its symbol.
+    pub name: String,
+    /// Whether it is a kernel.
+    pub kernel: bool,
+    /// Its parameters, if it is a kernel.
+    pub parameters: Vec<Parameter>,
+    /// Its instructions, labels and directives, without comments and surrounding space.
+    pub lines: Vec<String>,
+}
+
+/// Place of a kernel's parameter in the argument buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Byte offset.
+    pub offset: usize,
+    /// Bytes.
+    pub size: usize,
+}
+
+/// What a kernel uses of the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Resources {
+    /// Registers of a lane (NVIDIA: all; AMD: VGPRs).
+    pub registers: u32,
+    /// AMD: registers of a wave.
+    pub scalar_registers: u32,
+    /// Bytes of static block-shared memory.
+    pub shared: u32,
+    /// Bytes of local memory (stack, scratch) of a lane.
+    pub local: u32,
+    /// Spills: bytes (NVIDIA) or registers (AMD VGPRs).
+    pub spills: u32,
+}
+
+impl Function {
+    /// The operation codes of its instructions with the whole line, in order.
+    pub fn instructions(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.lines.iter().filter_map(|line| {
+            let code = opcode(line)?;
+            Some((code, line.as_str()))
+        })
+    }
+}
+
+/// Operation code of a line: behind a predicate; `None` for labels, directives and braces.
+pub fn opcode(line: &str) -> Option<&str> {
+    let mut rest = line;
+    if rest.starts_with('@') {
+        rest = rest.split_once(char::is_whitespace)?.1.trim_start();
+    }
+    let code = rest.split([' ', '\t', ';']).next()?;
+    let first = code.bytes().next()?;
+    (first.is_ascii_lowercase() && !code.ends_with(':')).then_some(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::opcode;
+
+    #[test]
+    fn opcodes() {
+        assert_eq!(opcode("@%p1 bra \t$L__BB0_2;"), Some("bra"));
+        assert_eq!(opcode("bar.sync \t0;"), Some("bar.sync"));
+        assert_eq!(opcode("ret;"), Some("ret"));
+        assert_eq!(opcode("$L__BB0_2:"), None);
+        assert_eq!(opcode(".reg .b64 %rd<4>;"), None);
+        assert_eq!(opcode("s_barrier"), Some("s_barrier"));
+        assert_eq!(opcode("label:"), None);
+    }
+}

@@ -1,0 +1,221 @@
+//! LLVM IR: functions, blocks, names. Enough for control flow and data flow, no more.
+
+use std::collections::HashMap;
+
+use crate::Vendor;
+
+/// A function of a module.
+#[derive(Clone, Debug, Default)]
+pub struct Function {
+    /// Its symbol.
+    pub name: String,
+    /// Whether it is a kernel.
+    pub kernel: bool,
+    /// Names of its parameters.
+    pub parameters: Vec<String>,
+    /// Its blocks; the first is the entry.
+    pub blocks: Vec<Block>,
+}
+
+/// A basic block.
+#[derive(Clone, Debug, Default)]
+pub struct Block {
+    /// Its instructions; the last ends it.
+    pub instructions: Vec<String>,
+    /// Indices of the blocks that may follow.
+    pub successors: Vec<usize>,
+}
+
+impl Function {
+    /// All instructions, in order.
+    pub fn instructions(&self) -> impl Iterator<Item = &str> {
+        self.blocks
+            .iter()
+            .flat_map(|block| &block.instructions)
+            .map(String::as_str)
+    }
+}
+
+/// Names of the kernels that a module defines.
+pub fn kernel_names(text: &str, vendor: Vendor) -> Vec<String> {
+    text.lines()
+        .filter(|line| line.starts_with("define ") && is_kernel(line, vendor))
+        .map(defined_name)
+        .collect()
+}
+
+fn is_kernel(define: &str, vendor: Vendor) -> bool {
+    let head = define.split('@').next().unwrap_or_default();
+    head.split_whitespace()
+        .any(|word| word == vendor.calling_convention())
+}
+
+fn defined_name(define: &str) -> String {
+    let (_, rest) = define.split_once('@').unwrap_or_default();
+    rest.split('(')
+        .next()
+        .unwrap_or_default()
+        .trim_matches('"')
+        .to_owned()
+}
+
+/// Functions that a module defines.
+pub fn parse(text: &str, vendor: Vendor) -> Vec<Function> {
+    let mut out = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if !line.starts_with("define ") {
+            continue;
+        }
+        let mut function = Function {
+            name: defined_name(line),
+            kernel: is_kernel(line, vendor),
+            parameters: names(line.split_once('@').map_or("", |(_, rest)| rest))
+                .map(str::to_owned)
+                .collect(),
+            blocks: Vec::new(),
+        };
+        let mut labels: HashMap<String, usize> = HashMap::new();
+        let mut open = Block::default();
+        let mut label = String::new();
+        let mut close = |label: &mut String, open: &mut Block, blocks: &mut Vec<Block>| {
+            if !open.instructions.is_empty() {
+                labels.insert(std::mem::take(label), blocks.len());
+                blocks.push(std::mem::take(open));
+            }
+        };
+        for line in lines.by_ref() {
+            if line == "}" {
+                break;
+            }
+            let code = line.trim();
+            if code.is_empty() || code.starts_with(';') {
+                continue;
+            }
+            if !line.starts_with(' ') {
+                close(&mut label, &mut open, &mut function.blocks);
+                label = code
+                    .split(':')
+                    .next()
+                    .unwrap_or_default()
+                    .trim_matches('"')
+                    .to_owned();
+            } else if line.starts_with("    ") || code == "]" {
+                // The cases of a switch, which stand on lines of their own.
+                if let Some(last) = open.instructions.last_mut() {
+                    last.push(' ');
+                    last.push_str(code);
+                }
+            } else {
+                open.instructions.push(code.to_owned());
+            }
+        }
+        close(&mut label, &mut open, &mut function.blocks);
+        for block in &mut function.blocks {
+            let last = block.instructions.last().map_or("", String::as_str);
+            block.successors = targets(last)
+                .filter_map(|target| labels.get(target).copied())
+                .collect();
+            block.successors.dedup();
+        }
+        out.push(function);
+    }
+    out
+}
+
+/// Names of the labels in a terminator.
+fn targets(terminator: &str) -> impl Iterator<Item = &str> {
+    terminator.split("label %").skip(1).map(|rest| {
+        let rest = rest.strip_prefix('"').unwrap_or(rest);
+        rest.split([',', ' ', '"', ']']).next().unwrap_or_default()
+    })
+}
+
+/// Every `%name` of a text.
+pub fn names(text: &str) -> impl Iterator<Item = &str> {
+    text.split('%')
+        .skip(1)
+        .map(|rest| match rest.strip_prefix('"') {
+            Some(quoted) => quoted.split('"').next().unwrap_or_default(),
+            None => {
+                let end = rest
+                    .find(|c: char| {
+                        !c.is_ascii_alphanumeric() && !matches!(c, '.' | '_' | '$' | '-')
+                    })
+                    .unwrap_or(rest.len());
+                &rest[..end]
+            }
+        })
+}
+
+/// Splits `%result = operation`; the result is empty where there is none.
+pub fn split(instruction: &str) -> (&str, &str) {
+    match instruction.split_once(" = ") {
+        Some((result, operation)) if result.starts_with('%') => {
+            (result.trim_start_matches('%').trim_matches('"'), operation)
+        }
+        _ => ("", instruction),
+    }
+}
+
+/// Name of the function that a call calls, if it is called by name.
+pub fn callee(operation: &str) -> Option<&str> {
+    let is_call = ["call ", "tail call ", "musttail call ", "notail call "]
+        .iter()
+        .any(|prefix| operation.starts_with(prefix));
+    if !is_call || operation.contains(" asm ") {
+        return None;
+    }
+    let (_, rest) = operation.split_once('@')?;
+    Some(rest.split('(').next()?.trim_matches('"'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+define ptx_kernel void @k(ptr noundef %to, i32 noundef %n) #0 {
+start:
+  %0 = tail call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
+  %c = icmp ult i32 %0, %n
+  br i1 %c, label %bb1, label %exit
+
+bb1:                                              ; preds = %start
+  switch i32 %n, label %exit [
+    i32 1, label %one
+    i32 2, label %exit
+  ]
+
+one:                                              ; preds = %bb1
+  ret void
+
+exit:                                             ; preds = %bb1, %start
+  ret void
+}
+
+define internal void @\"quoted\"() {
+  unreachable
+}
+";
+
+    #[test]
+    fn control_flow() {
+        let functions = parse(TEXT, Vendor::Nvidia);
+        assert_eq!(functions.len(), 2);
+        let k = &functions[0];
+        assert!(k.kernel && k.name == "k");
+        assert_eq!(k.parameters, ["to", "n"]);
+        assert_eq!(k.blocks.len(), 4);
+        assert_eq!(k.blocks[0].successors, [1, 3]);
+        assert_eq!(k.blocks[1].successors, [3, 2, 3]);
+        assert_eq!(functions[1].name, "quoted");
+        assert_eq!(kernel_names(TEXT, Vendor::Nvidia), ["k"]);
+        assert_eq!(
+            split("%c = icmp ult i32 %0, %n"),
+            ("c", "icmp ult i32 %0, %n")
+        );
+        assert_eq!(names("icmp ult i32 %0, %n").collect::<Vec<_>>(), ["0", "n"]);
+        assert_eq!(callee("tail call i32 @f(i32 %x)"), Some("f"));
+    }
+}

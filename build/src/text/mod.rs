@@ -1,0 +1,6 @@
+//! Reading what the compilers write: LLVM IR, PTX, AMD assembly.
+
+pub mod amd;
+pub mod assembly;
+pub mod ir;
+pub mod ptx;

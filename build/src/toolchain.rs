@@ -1,0 +1,310 @@
+//! Finding a device tool chain, and saying what is missing.
+//!
+//! Two kinds work: Debian's packages (`rustc-web cargo-web rust-web-src llvm-22 lld-22`, one LLVM for
+//! all) with `RUSTC_BOOTSTRAP=1`, and rustup's nightly with `rust-src` and `llvm-tools`. LLVM's tools must
+//! be of the compiler's major version: they read its bitcode.
+//!
+//! `FUSEWIRE_RUSTC`, `FUSEWIRE_CARGO`, `FUSEWIRE_LLVM_BIN`, `FUSEWIRE_PTXAS` and `FUSEWIRE_OBJDUMP`
+//! override what is found.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::{Error, Result, process};
+
+/// A piece that is not there, and how to get it.
+#[derive(Clone, Debug)]
+pub struct Missing {
+    /// The piece.
+    pub piece: String,
+    /// Where it was looked for, or what is wrong with what was found.
+    pub reason: String,
+    /// A command that installs it.
+    pub install: String,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "  missing: {} ({})\n    install: {}",
+            self.piece, self.reason, self.install
+        )
+    }
+}
+
+/// Where a tool chain comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Debian's packages.
+    Debian,
+    /// Named by `FUSEWIRE_RUSTC` and `FUSEWIRE_CARGO`.
+    Environment,
+    /// rustup's nightly.
+    Nightly,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Debian => "Debian's packages",
+            Self::Environment => "FUSEWIRE_RUSTC",
+            Self::Nightly => "rustup's nightly",
+        })
+    }
+}
+
+/// A compiler with the source of `core`, and LLVM's tools of the same version.
+#[derive(Clone, Debug)]
+pub struct Toolchain {
+    /// Where it comes from.
+    pub origin: Origin,
+    /// The compiler.
+    pub rustc: PathBuf,
+    /// Its cargo.
+    pub cargo: PathBuf,
+    /// What `rustc -vV` says.
+    pub version: String,
+    /// LLVM's major version.
+    pub llvm: u32,
+    /// `llvm-dis`.
+    pub llvm_dis: PathBuf,
+    /// `llvm-link`.
+    pub llvm_link: PathBuf,
+    /// `opt`.
+    pub opt: PathBuf,
+    /// `llc`.
+    pub llc: PathBuf,
+    /// `ld.lld`, for AMD; without it there are no code objects.
+    pub lld: std::result::Result<PathBuf, Missing>,
+}
+
+const DEBIAN: &str = "apt-get install rustc-web cargo-web rust-web-src llvm-22 lld-22";
+const RUSTUP: &str = "rustup toolchain install nightly --component rust-src --component llvm-tools";
+
+impl Toolchain {
+    /// Finds the first complete tool chain: the environment's, Debian's, rustup's nightly.
+    ///
+    /// # Errors
+    /// [`Error::Toolchain`] with what each of them lacks.
+    pub fn find() -> Result<Self> {
+        let mut missing = Vec::new();
+        if let Some(rustc) = std::env::var_os("FUSEWIRE_RUSTC") {
+            let rustc = PathBuf::from(rustc);
+            let cargo = std::env::var_os("FUSEWIRE_CARGO")
+                .map_or_else(|| rustc.with_file_name("cargo"), PathBuf::from);
+            match Self::at(Origin::Environment, rustc, cargo) {
+                Ok(found) => return Ok(found),
+                // What was asked for by name is not replaced by something else.
+                Err(lacks) => return Err(Error::Toolchain(lacks)),
+            }
+        }
+        let debian = Path::new("/usr/bin");
+        match Self::at(Origin::Debian, debian.join("rustc"), debian.join("cargo")) {
+            Ok(found) => return Ok(found),
+            Err(lacks) => missing.extend(lacks),
+        }
+        match nightly() {
+            Ok((rustc, cargo)) => match Self::at(Origin::Nightly, rustc, cargo) {
+                Ok(found) => return Ok(found),
+                Err(lacks) => missing.extend(lacks),
+            },
+            Err(lack) => missing.push(lack),
+        }
+        Err(Error::Toolchain(missing))
+    }
+
+    fn at(
+        origin: Origin,
+        rustc: PathBuf,
+        cargo: PathBuf,
+    ) -> std::result::Result<Self, Vec<Missing>> {
+        let install = if origin == Origin::Nightly {
+            RUSTUP
+        } else {
+            DEBIAN
+        };
+        let lack = |piece: &str, reason: String| Missing {
+            piece: format!("{piece} of {origin}"),
+            reason,
+            install: install.to_owned(),
+        };
+        let mut missing = Vec::new();
+        let Some(version) = ask(&rustc, &["-vV"]) else {
+            return Err(vec![lack(
+                "rustc",
+                format!("{} does not run", rustc.display()),
+            )]);
+        };
+        if ask(&cargo, &["-V"]).is_none() {
+            missing.push(lack("cargo", format!("{} does not run", cargo.display())));
+        }
+        let Some(sysroot) = ask(&rustc, &["--print", "sysroot"]).map(|s| PathBuf::from(s.trim()))
+        else {
+            return Err(vec![lack(
+                "rustc",
+                "it does not name its sysroot".to_owned(),
+            )]);
+        };
+        let core = sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs");
+        if !core.exists() {
+            missing.push(lack(
+                "the source of core",
+                format!("{} is absent", core.display()),
+            ));
+        }
+        let llvm = field(&version, "LLVM version: ")
+            .and_then(|text| text.split('.').next()?.parse::<u32>().ok())
+            .unwrap_or(0);
+        let host = field(&version, "host: ").unwrap_or_default();
+        let bundled = sysroot.join("lib/rustlib").join(host).join("bin");
+        let mut tool = |name: &str| match find_llvm(name, llvm, &bundled) {
+            Some(path) => path,
+            None => {
+                missing.push(Missing {
+                    piece: format!("{name} of LLVM {llvm} for {origin}"),
+                    reason: format!(
+                        "neither {name}-{llvm} nor a {name} of that version is in $PATH, in \
+                         $FUSEWIRE_LLVM_BIN or in {}",
+                        bundled.display()
+                    ),
+                    install: if origin == Origin::Nightly {
+                        "rustup component add llvm-tools --toolchain nightly".to_owned()
+                    } else {
+                        format!("apt-get install llvm-{llvm}")
+                    },
+                });
+                PathBuf::new()
+            }
+        };
+        let (llvm_dis, llvm_link, opt, llc) = (
+            tool("llvm-dis"),
+            tool("llvm-link"),
+            tool("opt"),
+            tool("llc"),
+        );
+        let lld = find_llvm("ld.lld", llvm, &bundled)
+            .or_else(|| Some(bundled.join("gcc-ld/ld.lld")).filter(|path| path.exists()))
+            .ok_or_else(|| Missing {
+                piece: format!("ld.lld of LLVM {llvm} (links AMD code objects)"),
+                reason: "it is not in $PATH".to_owned(),
+                install: format!("apt-get install lld-{llvm}"),
+            });
+        if !missing.is_empty() {
+            return Err(missing);
+        }
+        Ok(Self {
+            origin,
+            rustc,
+            cargo,
+            version,
+            llvm,
+            llvm_dis,
+            llvm_link,
+            opt,
+            llc,
+            lld,
+        })
+    }
+}
+
+/// rustc and cargo of rustup's nightly.
+fn nightly() -> std::result::Result<(PathBuf, PathBuf), Missing> {
+    let which = |tool: &str| {
+        ask(
+            Path::new("rustup"),
+            &["which", "--toolchain", "nightly", tool],
+        )
+        .map(|path| PathBuf::from(path.trim()))
+    };
+    match (which("rustc"), which("cargo")) {
+        (Some(rustc), Some(cargo)) => Ok((rustc, cargo)),
+        _ => Err(Missing {
+            piece: "rustup's nightly".to_owned(),
+            reason: "`rustup which --toolchain nightly rustc` finds nothing".to_owned(),
+            install: RUSTUP.to_owned(),
+        }),
+    }
+}
+
+/// A tool of LLVM `major`: from the environment, with its version in the name, without, or rustup's.
+fn find_llvm(name: &str, major: u32, bundled: &Path) -> Option<PathBuf> {
+    let given = std::env::var_os("FUSEWIRE_LLVM_BIN").map(|folder| Path::new(&folder).join(name));
+    let versioned = in_path(&format!("{name}-{major}"));
+    let own = Some(bundled.join(name)).filter(|path| path.exists());
+    let fits = |path: &PathBuf| {
+        let said = ask(path, &["--version"]).unwrap_or_default();
+        said.contains(&format!("LLVM version {major}.")) || said.contains(&format!("LLD {major}."))
+    };
+    [given, versioned, own, in_path(name)]
+        .into_iter()
+        .flatten()
+        .find(fits)
+}
+
+/// `objdump` of binutils or LLVM, for the check of native code.
+///
+/// # Errors
+/// What is missing.
+pub fn find_objdump() -> std::result::Result<PathBuf, Missing> {
+    std::env::var_os("FUSEWIRE_OBJDUMP")
+        .map(PathBuf::from)
+        .or_else(|| in_path("objdump"))
+        .or_else(|| in_path("llvm-objdump-22"))
+        .or_else(|| in_path("llvm-objdump"))
+        .ok_or_else(|| Missing {
+            piece: "objdump".to_owned(),
+            reason: "neither objdump nor llvm-objdump is in $PATH".to_owned(),
+            install: "apt-get install binutils".to_owned(),
+        })
+}
+
+/// NVIDIA's assembler: `$FUSEWIRE_PTXAS`, `$PATH`, `$CUDA_HOME/bin`, then the Python wheel.
+///
+/// # Errors
+/// What is missing.
+pub fn find_ptxas() -> std::result::Result<PathBuf, Missing> {
+    const WHEEL: &str = "import glob, importlib.util\n\
+        spec = importlib.util.find_spec('nvidia')\n\
+        for place in spec.submodule_search_locations if spec else []:\n\
+        \x20   for path in glob.glob(place + '/*/bin/ptxas'):\n\
+        \x20       print(path)\n";
+    let from_wheel = || {
+        let said = ask(Path::new("python3"), &["-c", WHEEL])?;
+        said.lines().next().map(PathBuf::from)
+    };
+    std::env::var_os("FUSEWIRE_PTXAS")
+        .map(PathBuf::from)
+        .or_else(|| in_path("ptxas"))
+        .or_else(|| {
+            let path = Path::new(&std::env::var_os("CUDA_HOME")?).join("bin/ptxas");
+            path.exists().then_some(path)
+        })
+        .or_else(from_wheel)
+        .filter(|path| ask(path, &["--version"]).is_some())
+        .ok_or_else(|| Missing {
+            piece: "ptxas".to_owned(),
+            reason: "not in $FUSEWIRE_PTXAS, $PATH, $CUDA_HOME/bin or the Python package nvidia"
+                .to_owned(),
+            install: "pip install nvidia-cuda-nvcc".to_owned(),
+        })
+}
+
+fn in_path(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
+}
+
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name))
+}
+
+/// What a program says, or `None` where it does not run.
+pub(crate) fn ask(program: &Path, arguments: &[&str]) -> Option<String> {
+    let mut command: Command = process::clean(program);
+    process::run("a question", command.args(arguments))
+        .ok()
+        .map(|output| output.stdout)
+}
