@@ -64,28 +64,57 @@ pub unsafe fn copy<M: Machine>(
     }
 }
 
-/// The copy of a block of one lane.
+/// The copy of a block of one lane. Short and cached ones are explicit vector moves: the C library's
+/// string moves, which it takes from some kilobytes on, are several times slower on lines that
+/// another core holds.
 #[inline(always)]
 unsafe fn copy_single(to: *mut u8, from: *const u8, bytes: usize, policy: Policy) {
     // SAFETY: the caller's ranges.
     unsafe {
-        if policy == Policy::Cached || bytes < 4096 {
+        if bytes < 64 {
             mem::copy(to, from, bytes);
-            return;
+        } else if policy == Policy::Streaming {
+            copy_lines(to, from, bytes, Policy::Streaming);
+            mem::drain();
+        } else {
+            copy_lines(to, from, bytes, Policy::Cached);
         }
-        let head = (64 - to as usize % 64) % 64;
-        mem::copy(to, from, head);
-        let lines = (bytes - head) / 64;
-        for line in 0..lines {
-            let at = head + line * 64;
-            for part in 0..4 {
-                let value = mem::read_16(from.add(at + part * 16), policy);
+    }
+}
+
+/// How far ahead of their stores lines are asked for.
+const AHEAD: usize = 1024;
+
+/// See the CPU's function of this name; a GPU's stores do not wait for each other.
+#[inline(always)]
+fn prefetch_write(at: *const u8) {
+    #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+    mem::prefetch_write(at);
+    #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+    let _ = at;
+}
+
+/// Copies at least 64 bytes: the target's lines whole, its ends by vectors that may overlap.
+#[inline(always)]
+unsafe fn copy_lines(to: *mut u8, from: *const u8, bytes: usize, policy: Policy) {
+    // SAFETY: the caller's ranges; every access stays inside.
+    unsafe {
+        let line = |at: usize, policy: Policy| {
+            if policy == Policy::Cached {
+                prefetch_write(to.wrapping_add(at + AHEAD));
+            }
+            let parts = [0, 16, 32, 48].map(|part| mem::read_16(from.add(at + part), policy));
+            for (part, value) in parts.into_iter().enumerate() {
                 mem::write_16(to.add(at + part * 16), value, policy);
             }
+        };
+        line(0, Policy::Cached);
+        let mut at = 64 - to as usize % 64;
+        while at + 64 <= bytes {
+            line(at, policy);
+            at += 64;
         }
-        let tail = head + lines * 64;
-        mem::copy(to.add(tail), from.add(tail), bytes - tail);
-        mem::drain();
+        line(bytes - 64, Policy::Cached);
     }
 }
 
@@ -299,6 +328,11 @@ unsafe fn reduce_tiles<T: Element, O: Reduction<T>, const TILE: usize, const STR
                 if STREAMING {
                     stream_tile(to, &out);
                 } else {
+                    let mut line = 0;
+                    while line < TILE * size_of::<T>() {
+                        prefetch_write(to.cast::<u8>().wrapping_add(AHEAD + line));
+                        line += 64;
+                    }
                     mem::write(to.cast::<[T; TILE]>(), out);
                 }
                 target += 1;

@@ -12,19 +12,21 @@
 //! still sends the first unit; so two sets suffice, and there is no exit barrier.
 //!
 //! # Units
-//! - Where a block has one lane (CPU): a 64-byte line, 56 bytes of data and a flag of 8 bytes stored last
-//!   by release: 48 bits of epoch, 16 of fingerprint.
+//! - Where a block has one lane (CPU) the unit is the whole stream: its data, then a flag of 8 bytes stored
+//!   by release, 48 bits of epoch and 16 of fingerprint. Up to 56 bytes share the flag's line; more
+//!   follow it, so that they move by whole vectors.
 //! - Elsewhere: 16 bytes, two packets of 4 bytes of data and a flag of 4, the epoch's low half. The
 //!   first unit of a stream is the header `{fingerprint, flag, count, flag}`. Slots are scrubbed
 //!   within 2^31 epochs, so that a flag never comes round to stale data.
 
+use crate::bulk;
 use crate::group::{Block, Group, Machine};
-use crate::layout::LINE;
-use crate::mem::{self, Order, Scope};
+use crate::layout::{FailureKind, LINE};
+use crate::mem::{self, Order, Policy, Scope};
 use crate::session::Session;
 use crate::wait::Place;
 
-/// Data bytes of a CPU line.
+/// Data bytes that share a line with the flag of a stream (one lane a block).
 pub const LINE_DATA: usize = 56;
 /// Data bytes of a two-packet unit.
 pub const PAIR_DATA: usize = 8;
@@ -35,13 +37,11 @@ const SCRUB_UNITS: u64 = 64;
 
 /// Bytes of data that a slot of `slot` bytes carries; the same for both kinds of unit at least.
 pub const fn capacity(slot: u64) -> u64 {
-    let lines = slot / LINE * LINE_DATA as u64;
-    let pairs = if slot < 32 {
-        0
+    if slot < 2 * LINE {
+        8
     } else {
         (slot / 16 - 1) * PAIR_DATA as u64
-    };
-    if lines < pairs { lines } else { pairs }
+    }
 }
 
 /// The packet slots of one epoch of one block.
@@ -51,12 +51,14 @@ pub struct Slots {
     flag: u64,
     base: u64,
     slot: u64,
+    bytes: usize,
 }
 
 impl Slots {
-    /// Opens the next epoch of packet slots for this launch.
+    /// Opens the next epoch of packet slots for this launch, for streams of `bytes` bytes: at most
+    /// [`capacity`] of the slot, and the same on all ranks.
     #[inline(always)]
-    pub fn open<M: Machine>(session: &mut Session<M>) -> Self {
+    pub fn open<M: Machine>(session: &mut Session<M>, bytes: usize) -> Self {
         let epoch = session.next_packet_epoch();
         let comm = session.comm();
         let slot = comm.pad().packet_slot;
@@ -72,6 +74,7 @@ impl Slots {
             flag,
             base: comm.pad().packets + set * ranks * slot,
             slot,
+            bytes,
         }
     }
 
@@ -81,43 +84,30 @@ impl Slots {
         session.comm().pad_of(rank).wrapping_add(offset as usize)
     }
 
-    /// Sends `bytes` bytes at `from` to every other rank. All lanes together.
+    /// Sends this rank's stream, at `from`, to every other rank. All lanes together.
     ///
     /// # Safety
-    /// `from` must be readable; `bytes` must be at most [`capacity`] of the slot.
+    /// `from` must be readable for the stream's bytes, which must fit the slot.
     #[inline(always)]
-    pub unsafe fn send_to_all<M: Machine>(
-        &self,
-        session: &mut Session<M>,
-        from: *const u8,
-        bytes: usize,
-    ) {
+    pub unsafe fn send_to_all<M: Machine>(&self, session: &mut Session<M>, from: *const u8) {
         let block = session.block();
         let (me, ranks) = (session.comm().rank(), session.comm().size());
+        let bytes = self.bytes;
         session.advance();
         if M::LANES == 1 {
-            let lines = lines_for(bytes);
             for step in 1..ranks {
                 let peer = (me + step) % ranks;
                 let slot = self.at(session, peer, me);
-                for line in 0..lines {
-                    // SAFETY: within the slot by the caller's bound, within the source by `rest`.
-                    unsafe {
-                        let rest = bytes - line * LINE_DATA;
-                        let to = slot.add(line * LINE as usize);
-                        if rest >= LINE_DATA {
-                            let words = mem::read(from.add(line * LINE_DATA).cast::<[u64; 7]>());
-                            mem::write(to.cast::<[u64; 7]>(), words);
-                        } else {
-                            copy_short(to, from.add(line * LINE_DATA), rest);
-                        }
-                        mem::store_u64(
-                            to.cast::<u64>().add(7),
-                            self.flag,
-                            Order::Release,
-                            Scope::System,
-                        );
+                // SAFETY: within the slot and the source by the caller's bound.
+                unsafe {
+                    if bytes <= LINE_DATA {
+                        copy_short(slot, from, bytes);
+                    } else {
+                        let to = slot.add(LINE as usize);
+                        bulk::copy(block, to, from, bytes, Policy::Cached);
                     }
+                    let flag = slot.add(LINE_DATA).cast::<u64>();
+                    mem::store_u64(flag, self.flag, Order::Release, Scope::System);
                 }
             }
             return;
@@ -151,30 +141,33 @@ impl Slots {
         self.flag << 32 | u64::from(data)
     }
 
-    /// Awaits the line `line` of `source`'s stream: its 56 bytes of data. For blocks of one lane.
+    /// Awaits the whole stream of `source`: where its bytes lie. For blocks of one lane.
     #[inline(always)]
-    pub fn receive_line<M: Machine>(
+    pub fn receive_stream<M: Machine>(
         &self,
         session: &Session<M>,
         source: u32,
-        line: usize,
     ) -> Option<*const u8> {
-        let at = self
-            .at(session, session.comm().rank(), source)
-            .wrapping_add(line * LINE as usize);
-        let flag = at.wrapping_add(LINE_DATA).cast::<u64>();
+        let slot = self.at(session, session.comm().rank(), source);
+        let flag = slot.wrapping_add(LINE_DATA).cast::<u64>();
+        let data = if self.bytes <= LINE_DATA {
+            slot
+        } else {
+            slot.wrapping_add(LINE as usize)
+        };
         session.watch().until(Place::Packet, source, self.flag, || {
             // SAFETY: a flag word of this rank's own slots.
             let seen = unsafe { mem::load_u64(flag, Order::Acquire, Scope::System) };
             if seen == self.flag {
-                Ok(at.cast_const())
+                Ok(data.cast_const())
             } else {
                 Err(seen)
             }
         })
     }
 
-    /// Awaits the two-packet unit `unit` of `source`'s stream (0 is the header): its 8 bytes.
+    /// Awaits the two-packet unit `unit` of `source`'s stream (0 is the header, of which the call is compared):
+    /// its 8 bytes.
     #[inline(always)]
     pub fn receive_pair<M: Machine>(
         &self,
@@ -186,7 +179,7 @@ impl Slots {
             .at(session, session.comm().rank(), source)
             .wrapping_add(unit * 16)
             .cast::<u64>();
-        session.watch().until(Place::Packet, source, self.flag, || {
+        let data = session.watch().until(Place::Packet, source, self.flag, || {
             // SAFETY: a unit of this rank's own slots.
             let [low, high] = unsafe { mem::load_packets(at) };
             if low >> 32 == self.flag && high >> 32 == self.flag {
@@ -194,7 +187,15 @@ impl Slots {
             } else {
                 Err(low)
             }
-        })
+        })?;
+        let (expected, sent) = (session.fingerprint(), data & 0xffff);
+        if unit == 0 && sent != expected {
+            // The flag tells epochs apart, not calls: that is the header's part.
+            let watch = session.watch();
+            watch.fail(FailureKind::Mismatch, Place::Packet, source, source, expected, sent, 0);
+            return None;
+        }
+        Some(data)
     }
 
     /// Awaits the first unit of `source`'s stream, which is there even if the stream is empty. A kernel
@@ -202,7 +203,7 @@ impl Slots {
     #[inline(always)]
     pub fn receive_header<M: Machine>(&self, session: &Session<M>, source: u32) -> Option<()> {
         if M::LANES == 1 {
-            self.receive_line(session, source, 0).map(|_| ())
+            self.receive_stream(session, source).map(|_| ())
         } else {
             self.receive_pair(session, source, 0).map(|_| ())
         }
@@ -217,10 +218,9 @@ impl Slots {
         index: usize,
     ) -> Option<u64> {
         if M::LANES == 1 {
-            let per = LINE_DATA / 8;
-            let line = self.receive_line(session, source, index / per)?;
-            // SAFETY: the line has been acquired, and the word is within it.
-            Some(unsafe { mem::read(line.cast::<u64>().add(index % per)) })
+            let stream = self.receive_stream(session, source)?;
+            // SAFETY: the stream has been acquired, and the word is within it.
+            Some(unsafe { mem::read(stream.cast::<u64>().add(index)) })
         } else {
             self.receive_pair(session, source, 1 + index)
         }
@@ -258,16 +258,6 @@ impl Slots {
     }
 }
 
-/// Lines of a stream of `bytes` bytes: at least one.
-#[inline(always)]
-pub const fn lines_for(bytes: usize) -> usize {
-    if bytes == 0 {
-        1
-    } else {
-        bytes.div_ceil(LINE_DATA)
-    }
-}
-
 /// Up to 8 bytes of `from` at pair `pair`, zero beyond `bytes`.
 ///
 /// # Safety
@@ -298,7 +288,7 @@ pub unsafe fn read_pair(from: *const u8, bytes: usize, pair: usize) -> u64 {
     }
 }
 
-/// Copies fewer than 56 bytes by whole words and then bytes, without a call.
+/// Copies at most 56 bytes by whole words and then bytes, without a call.
 #[inline(always)]
 unsafe fn copy_short(to: *mut u8, from: *const u8, bytes: usize) {
     let mut i = 0;

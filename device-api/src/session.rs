@@ -215,21 +215,16 @@ impl<M: Machine> Session<M> {
         let comm = unsafe { Comm::new(constants) };
         let call = Call(call);
         let state = Watch::block_state(&comm, block.index());
-        // SAFETY: the state belongs to this block; only a launch that overlaps can race, and it
-        // is told by the busy word.
-        let (finished, rounds, packet_epoch) = unsafe {
-            let load = |at| mem::load_u64(at, Order::Relaxed, Scope::Device);
-            (
-                load(&raw const (*state).sequence),
-                load(&raw const (*state).rounds),
-                load(&raw const (*state).packet_epoch),
-            )
+        let load = |at| {
+            // SAFETY: a word of this block's state, which is only accessed atomically.
+            unsafe { mem::load_u64(at, Order::Relaxed, Scope::Device) }
         };
-        let watch = Watch {
+        let collective = u64::from(call.is_collective());
+        let mut watch = Watch {
             comm,
             call,
             count,
-            sequence: finished + u64::from(call.is_collective()),
+            sequence: 0,
             block: block.index(),
             timeout_ns: if timeout_ns == 0 {
                 comm.constants().timeout_ns
@@ -244,6 +239,7 @@ impl<M: Machine> Session<M> {
                 mem::exchange_u64(&raw mut (*state).busy, 1, Order::AcqRel, Scope::Device)
             };
             if busy != 0 {
+                watch.sequence = load(&raw const (*state).sequence) + collective;
                 watch.fail(
                     FailureKind::Overlap,
                     Place::Launch,
@@ -254,12 +250,18 @@ impl<M: Machine> Session<M> {
                     0,
                 );
                 refused = true;
-            } else {
-                watch.enter();
             }
         }
         if block.any(refused) {
             return None;
+        }
+        // The busy word orders launches: epochs read before it was taken may be those of a launch
+        // that has ended since.
+        watch.sequence = load(&raw const (*state).sequence) + collective;
+        let rounds = load(&raw const (*state).rounds);
+        let packet_epoch = load(&raw const (*state).packet_epoch);
+        if block.is_leader() {
+            watch.enter();
         }
         Some(Self {
             block,

@@ -180,7 +180,7 @@ impl Default for Options {
             timeout: Duration::from_secs_f64(seconds.unwrap_or(600.0)),
             algorithm: Algorithm::Auto,
             staging_bytes: 1 << 20,
-            packet_slot_bytes: 8 << 10,
+            packet_slot_bytes: 32 << 10,
             channel_slot_bytes: 64 << 10,
             channel_depth: 4,
             blocks: 1,

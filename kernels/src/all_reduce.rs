@@ -8,11 +8,11 @@
 //!
 //! All three reduce an element by itself in rank order, so they give the same bits.
 
-use fusewire_device::bulk::{Range, Tables};
+use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::element::{Average, Max, Number, Reduction, Sum};
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Policy};
-use fusewire_device::packet::{LINE_DATA, PAIR_DATA, Slots, lines_for, read_pair};
+use fusewire_device::packet::{PAIR_DATA, Slots, read_pair};
 use fusewire_device::session::Session;
 use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
 
@@ -46,10 +46,10 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     let from = source.wrapping_add(first * size_of::<T>());
     let to = target.wrapping_add(first * size_of::<T>());
     let bytes = (last - first) * size_of::<T>();
-    let slots = Slots::open(&mut session);
+    let slots = Slots::open(&mut session, bytes);
     // SAFETY: this block's part of the caller's buffers.
     let received = unsafe {
-        slots.send_to_all(&mut session, from, bytes);
+        slots.send_to_all(&mut session, from);
         reduce_streams::<_, T, O>(&session, &slots, from, to, bytes)
     };
     if received {
@@ -71,57 +71,28 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
     let (me, ranks) = (session.comm().rank(), session.comm().size());
     let size = size_of::<T>();
     if M::LANES == 1 {
-        for line in 0..lines_for(bytes) {
-            let start = line * LINE_DATA;
-            let length = if bytes - start < LINE_DATA {
-                bytes - start
+        let tables = Tables::new(block);
+        let mut rank = 0;
+        while rank < ranks {
+            if rank == me {
+                tables.set_source(rank, from, 0);
             } else {
-                LINE_DATA
-            };
-            let mut acc = [T::Acc::ZERO; LINE_DATA / 2];
-            let mut rank = 0;
-            while rank < ranks {
-                let at = if rank == me {
-                    from.wrapping_add(start)
-                } else {
-                    match slots.receive_line(session, rank, line) {
-                        Some(at) => at,
-                        None => return false,
-                    }
-                };
-                // SAFETY: the line has been acquired, or is this rank's input; a short line is read
-                // element by element.
-                unsafe {
-                    let at = at.cast::<T>();
-                    if length == LINE_DATA {
-                        combine_full::<T, O>(&mut acc, at, rank == 0);
-                    } else {
-                        for i in 0..length / size {
-                            let next = O::lift(mem::read(at.add(i)), 0);
-                            acc[i] = if rank == 0 {
-                                next
-                            } else {
-                                O::combine(acc[i], next)
-                            };
-                        }
-                    }
-                }
-                rank += 1;
-            }
-            // SAFETY: within this block's part of the output.
-            unsafe {
-                let out = to.wrapping_add(start).cast::<T>();
-                if length == LINE_DATA {
-                    for i in 0..LINE_DATA / size_of::<T>() {
-                        mem::write(out.add(i), O::finish(acc[i], ranks));
-                    }
-                } else {
-                    for i in 0..length / size {
-                        mem::write(out.add(i), O::finish(acc[i], ranks));
-                    }
+                match slots.receive_stream(session, rank) {
+                    Some(at) => tables.set_source(rank, at, 0),
+                    None => return false,
                 }
             }
+            rank += 1;
         }
+        tables.set_target(0, to);
+        let range = Range {
+            ranks,
+            targets: 1,
+            count: bytes / size,
+            policy: Policy::Cached,
+        };
+        // SAFETY: every stream has been acquired; the rest is the caller's promise.
+        unsafe { bulk::reduce::<M, T, O>(block, tables, range) };
         return true;
     }
     // The header must have come before a lane without data goes on: it is what keeps ranks within
@@ -172,24 +143,6 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         }
     }
     !block.any(failed)
-}
-
-/// Combines a whole line, with a fixed number of elements so that it vectorises.
-#[inline(always)]
-unsafe fn combine_full<T: Element, O: Reduction<T>>(
-    acc: &mut [T::Acc; LINE_DATA / 2],
-    at: *const T,
-    first: bool,
-) {
-    for i in 0..LINE_DATA / size_of::<T>() {
-        // SAFETY: the caller's line holds this many elements.
-        let next = O::lift(unsafe { mem::read(at.add(i)) }, 0);
-        acc[i] = if first {
-            next
-        } else {
-            O::combine(acc[i], next)
-        };
-    }
 }
 
 /// Every rank reads every rank's input.

@@ -234,7 +234,7 @@ pub mod access {
     }
 
     pub use crate::mem::native::{
-        compare_exchange_u32, drain, exchange_u32, fetch_add_u32, load_u32, store_u32,
+        compare_exchange_u32, drain, exchange_u32, fetch_add_u32, load_u32, prefetch_write, store_u32,
     };
 
     /// See the CPU's function of this name.

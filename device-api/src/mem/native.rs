@@ -222,3 +222,16 @@ pub fn drain() {
         core::arch::x86_64::_mm_sfence();
     }
 }
+
+/// Asks for the line at `at` to be brought here for writing. A core commits its stores in order: without this, each
+/// store to a line that another core holds waits for that line alone. Any address is allowed.
+#[inline(always)]
+pub fn prefetch_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch does not fault and changes no memory.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}

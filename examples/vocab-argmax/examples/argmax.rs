@@ -13,7 +13,11 @@ fn main() -> Result<(), fusewire::Error> {
         let logits: Vec<f32> = (0..ROWS * COLUMNS)
             .map(|at| {
                 let (row, column) = (at / COLUMNS, rank * COLUMNS + at % COLUMNS);
-                if column == 9_000 * (row + 1) { 9.5 } else { (column % 97) as f32 * 0.05 }
+                if column == 9_000 * (row + 1) {
+                    9.5
+                } else {
+                    (column % 97) as f32 * 0.05
+                }
             })
             .collect();
         let keys = fusewire::Tensor::new(DType::U64, ROWS)?;

@@ -68,9 +68,9 @@ pub unsafe fn vocab_argmax(
     }
     block.sync();
 
-    let slots = Slots::open(&mut session);
+    let slots = Slots::open(&mut session, rows * 8);
     // SAFETY: the keys of all rows, which fit a slot.
-    unsafe { slots.send_to_all(&mut session, keys.cast(), rows * 8) };
+    unsafe { slots.send_to_all(&mut session, keys.cast()) };
     let mut failed = false;
     for source in block.elements_of_block(ranks as usize) {
         failed |= source as u32 != me && slots.receive_header(&session, source as u32).is_none();
@@ -100,7 +100,11 @@ pub unsafe fn vocab_argmax(
 #[inline(always)]
 fn rank_key(logit: f32, column: u32) -> u64 {
     let bits = logit.to_bits();
-    let sortable = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    let sortable = if bits >> 31 == 1 {
+        !bits
+    } else {
+        bits | 1 << 31
+    };
     let sortable = if logit.is_nan() { 0 } else { sortable };
     u64::from(sortable) << 32 | u64::from(!column)
 }

@@ -23,8 +23,9 @@ fn equals_a_sequential_argmax() {
         options.lanes = lanes;
         for result in run_threads(ranks, &options, |comm| {
             let rank = comm.rank() as usize;
-            for (step, (rows, columns)) in
-                [(1, 1), (7, 100), (0, 5), (64, 33), (100, 3), (3, 2000)].into_iter().enumerate()
+            for (step, (rows, columns)) in [(1, 1), (7, 100), (0, 5), (64, 33), (100, 3), (3, 2000)]
+                .into_iter()
+                .enumerate()
             {
                 let seed = step as u64;
                 let logits: Vec<f32> = (0..rows * columns)
@@ -52,7 +53,9 @@ fn equals_a_sequential_argmax() {
                             if x.is_nan() { f32::NEG_INFINITY } else { x }
                         };
                         // A row without a number above minus infinity has no defined winner here.
-                        (0..all).reduce(|a, b| if rank(b) > rank(a) { b } else { a }).unwrap_or(0) as u64
+                        (0..all)
+                            .reduce(|a, b| if rank(b) > rank(a) { b } else { a })
+                            .unwrap_or(0) as u64
                     })
                     .collect();
                 let got = winners.to_vec::<u64>()?;

@@ -273,8 +273,8 @@ fn validate(name: &str, rank: u32, size: u32, options: &Options) -> Result<()> {
     if !matches!(options.lanes, 1 | 32 | 64) {
         return refuse(format!("{} lanes; 1, 32 or 64 are possible", options.lanes));
     }
-    if options.packet_slot_bytes < 64 || !options.packet_slot_bytes.is_multiple_of(64) {
-        return refuse("a packet slot is a multiple of 64 bytes".to_owned());
+    if options.packet_slot_bytes < 128 || !options.packet_slot_bytes.is_multiple_of(64) {
+        return refuse("a packet slot is a multiple of 64 bytes, 128 at least".to_owned());
     }
     let least = u64::from(size) * 64 * 8;
     if options.staging_bytes < least {
