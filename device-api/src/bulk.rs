@@ -222,6 +222,93 @@ pub unsafe fn reduce<M: Machine, T: Element, O: Reduction<T>>(
     }
 }
 
+/// As [`reduce`], in less code: for reductions that are switched at run time, of which a kernel holds
+/// dozens. Small tiles, no streaming stores; on a CPU one function for all kernels.
+///
+/// # Safety
+/// As [`reduce`].
+#[inline(always)]
+pub unsafe fn reduce_rare<M: Machine, T: Element, O: Reduction<T>>(
+    block: Block<M>,
+    tables: Tables,
+    range: Range,
+) {
+    // SAFETY: the caller's promise; code of a machine runs only where its instruction set exists.
+    unsafe {
+        #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+        match (M::LANES, M::ISA) {
+            #[cfg(target_arch = "x86_64")]
+            (1, 3) => rare::avx512::<T, O>(tables, range),
+            #[cfg(target_arch = "x86_64")]
+            (1, 2) => rare::avx2::<T, O>(tables, range),
+            (1, _) => rare::baseline::<T, O>(tables, range),
+            _ => rare::lanes::<M, T, O>(block, tables, range),
+        }
+        #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+        reduce_lanes::<M, T, O>(block, tables, range);
+    }
+}
+
+/// The functions behind [`reduce_rare`], one an instruction set.
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+mod rare {
+    use super::{Block, Element, Machine, Range, Reduction, Tables, reduce_one, reduce_tiles};
+
+    /// # Safety
+    /// As [`super::reduce`].
+    #[inline(always)]
+    unsafe fn single<T: Element, O: Reduction<T>>(tables: Tables, range: Range) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut index = reduce_tiles::<T, O, 16, false>(tables, range, 0);
+            while index < range.count {
+                reduce_one::<T, O>(tables, range, index);
+                index += 1;
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`super::reduce`].
+    #[inline(never)]
+    pub(super) unsafe fn baseline<T: Element, O: Reduction<T>>(tables: Tables, range: Range) {
+        // SAFETY: the caller's promise.
+        unsafe { single::<T, O>(tables, range) }
+    }
+
+    /// # Safety
+    /// As [`super::reduce`]; the machine must have AVX2.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(never)]
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn avx2<T: Element, O: Reduction<T>>(tables: Tables, range: Range) {
+        // SAFETY: the caller's promise.
+        unsafe { single::<T, O>(tables, range) }
+    }
+
+    /// # Safety
+    /// As [`super::reduce`]; the machine must have AVX-512 F, BW, DQ and VL.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    pub(super) unsafe fn avx512<T: Element, O: Reduction<T>>(tables: Tables, range: Range) {
+        // SAFETY: the caller's promise.
+        unsafe { single::<T, O>(tables, range) }
+    }
+
+    /// # Safety
+    /// As [`super::reduce`].
+    #[inline(never)]
+    pub(super) unsafe fn lanes<M: Machine, T: Element, O: Reduction<T>>(
+        block: Block<M>,
+        tables: Tables,
+        range: Range,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { super::reduce_lanes::<M, T, O>(block, tables, range) }
+    }
+}
+
 /// One element, in rank order.
 #[inline(always)]
 unsafe fn reduce_one<T: Element, O: Reduction<T>>(tables: Tables, range: Range, index: usize) {

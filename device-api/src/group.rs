@@ -13,6 +13,10 @@ pub trait Machine: Copy {
     /// where loops over elements are written for vectorisation instead of for lanes.
     const LANES: u32;
 
+    /// The CPU instruction set that the code is compiled for: 0 the target's baseline, 2 AVX2, 3
+    /// AVX-512. Lets a machine's code call functions that are compiled for the same one.
+    const ISA: u32 = 0;
+
     /// Index of this lane in its block.
     fn lane(self) -> u32;
     /// Lanes in the block.
@@ -401,13 +405,13 @@ mod cpu {
 
     /// A CPU block of one lane: barriers cost nothing, loops vectorise.
     #[derive(Clone, Copy, Debug)]
-    pub struct Single {
+    pub struct Single<const ISA: u32 = 0> {
         block: u32,
         blocks: u32,
         shared: *mut u8,
     }
 
-    impl Single {
+    impl<const ISA: u32> Single<ISA> {
         /// The block that `context` describes.
         ///
         /// # Safety
@@ -425,8 +429,9 @@ mod cpu {
         }
     }
 
-    impl Machine for Single {
+    impl<const ISA: u32> Machine for Single<ISA> {
         const LANES: u32 = 1;
+        const ISA: u32 = ISA;
 
         #[inline(always)]
         fn lane(self) -> u32 {

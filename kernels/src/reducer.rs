@@ -84,7 +84,7 @@ impl Reducer for Any {
             #[inline(always)]
             fn run<T: Element, O: Reduction<T>>(self) {
                 // SAFETY: promised to `reduce`.
-                unsafe { bulk::reduce::<M, T, O>(self.block, self.tables, self.range) }
+                unsafe { bulk::reduce_rare::<M, T, O>(self.block, self.tables, self.range) }
             }
         }
         // The host refuses combinations that do not exist before it launches.

@@ -295,7 +295,10 @@ fn native_entries(
             }
         }
     };
-    let single = call(quote!(Single));
+    let single = |isa: u32| {
+        let body = call(quote!(Single::<#isa>));
+        quote!({ #body })
+    };
     let several = call(quote!(Lanes));
     let arguments = quote! {
         context: *const ::fusewire_device::native::LaneContext,
@@ -309,18 +312,17 @@ fn native_entries(
             pub unsafe fn #symbol(#arguments) #body
         }
     };
-    let single = quote!({ #single });
     let several = quote!({ #several });
     let x86 = |features: &str| {
         quote! { #[cfg_attr(target_arch = "x86_64", target_feature(enable = #features))] }
     };
     [
-        variant("baseline", quote!(), &single),
-        variant("avx2", x86("avx2,fma,f16c,bmi1,bmi2"), &single),
+        variant("baseline", quote!(), &single(0)),
+        variant("avx2", x86("avx2,fma,f16c,bmi1,bmi2"), &single(2)),
         variant(
             "avx512",
             x86("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2"),
-            &single,
+            &single(3),
         ),
         variant("lanes", quote!(), &several),
     ]
