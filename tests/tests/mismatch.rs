@@ -140,11 +140,13 @@ const CASES: &[(&str, Call, Call)] = &[
 fn run_case(name: &str, usual: Call, odd: Call, ranks: u32, who: u32, options: &Options) {
     let started = Instant::now();
     let results = run_threads(ranks, options, |comm| {
-        comm.barrier()?;
-        let x = &mut [1f32; 40][..];
-        comm.all_reduce(x, ReduceOp::Sum)?;
+        // A rank that is behind may hear of the mismatch while it is still in an earlier call.
         let call = if comm.rank() == who { odd } else { usual };
-        let first = call(&comm).and_then(|()| comm.barrier());
+        let first = comm
+            .barrier()
+            .and_then(|()| comm.all_reduce(&mut [1f32; 40][..], ReduceOp::Sum))
+            .and_then(|()| call(&comm))
+            .and_then(|()| comm.barrier());
         let again = comm.barrier();
         Ok((first, again))
     });
@@ -289,4 +291,22 @@ fn local_options_may_differ() {
         assert_eq!(join(0).expect("a sum"), 2.0);
         assert_eq!(other.join().expect("no panic").expect("a sum"), 2.0);
     });
+}
+
+#[test]
+fn a_wrong_packet_header_is_seen_without_a_stall() {
+    // Polls go on for so long that no wait stalls: only what travels with the data can tell.
+    let mut options = Options::default();
+    options.timeout = TIMEOUT;
+    options.lanes = 32;
+    options.spins = Some(300_000);
+    for result in run_threads(2, &options, |comm| {
+        let op = [ReduceOp::Sum, ReduceOp::Max][comm.rank() as usize];
+        Ok(comm.all_reduce(&mut f32s(16), op))
+    }) {
+        let error = result
+            .expect("joined")
+            .expect_err("ranks reduced differently");
+        assert!(matches!(error, Error::Mismatch(_)), "{error}");
+    }
 }

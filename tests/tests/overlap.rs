@@ -1,0 +1,241 @@
+//! Launches of one communicator that overlap, and communicators that may run side by side.
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use fusewire::cpu::{GraphExec, Stream};
+use fusewire::{Communicator, DType, Error, FailureKind, Options, ReduceOp, Result, run_threads};
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(2);
+    options
+}
+
+/// A graph of one all_reduce of `count` elements from `x` to `y`.
+fn graph(
+    comm: &Communicator,
+    stream: &Stream,
+    count: usize,
+) -> Result<(GraphExec, fusewire::Tensor, fusewire::Tensor)> {
+    let (x, y) = (
+        comm.alloc(DType::F32, count)?,
+        comm.alloc(DType::F32, count)?,
+    );
+    stream.begin_capture()?;
+    comm.on(stream)
+        .all_reduce_into_async(&y, &x, ReduceOp::Sum)?;
+    Ok((stream.end_capture()?.instantiate()?, x, y))
+}
+
+#[test]
+fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
+    let mut overlaps = 0;
+    let mut right = 0u64;
+    for trial in 0..40 {
+        // Sizes differ, so that ranks that replay different graphs are told apart.
+        let sizes = if trial % 2 == 0 {
+            [16, 24]
+        } else {
+            [6000, 7000]
+        };
+        let ranks = 1 + trial % 3;
+        let met = Barrier::new(ranks as usize);
+        let results = run_threads(ranks, &options(), |comm| {
+            let streams = [Stream::new(), Stream::new()];
+            let graphs = [
+                graph(&comm, &streams[0], sizes[0])?,
+                graph(&comm, &streams[1], sizes[1])?,
+            ];
+            // Nobody may fail while another rank still captures.
+            met.wait();
+            let replay = |which: usize| -> (u64, Option<Error>) {
+                let (graph, x, y) = &graphs[which];
+                for i in 0..2000u64 {
+                    let value = (i * 3 + which as u64) as f32;
+                    x.copy_from(&vec![value; sizes[which]]).expect("its size");
+                    if let Err(error) = graph.run(&streams[which]) {
+                        return (i, Some(error));
+                    }
+                    // Graphs of ranks pair up in any order, but only equal ones: every rank's i-th replay of
+                    // this graph is the same one.
+                    let expected = value * ranks as f32;
+                    let got = y.to_vec::<f32>().expect("its type");
+                    assert!(
+                        got.iter().all(|got| *got == expected),
+                        "wrong data in replay {i} of graph {which}: {} for {expected}",
+                        got[0]
+                    );
+                }
+                (2000, None)
+            };
+            Ok(std::thread::scope(|scope| {
+                let other = scope.spawn(|| replay(1));
+                [replay(0), other.join().expect("no panic")]
+            }))
+        });
+        for result in results {
+            for (done, error) in result.expect("joined") {
+                right += done;
+                match error {
+                    None => {}
+                    Some(Error::Failed(failure)) => {
+                        assert_eq!(failure.kind, FailureKind::Overlap, "{failure}");
+                        overlaps += 1;
+                    }
+                    // Ranks that replay in different orders wait for each other or call different things.
+                    Some(Error::Timeout(_) | Error::Mismatch(_)) => {}
+                    Some(other) => panic!("{other}"),
+                }
+            }
+        }
+    }
+    println!("{right} right replays, {overlaps} overlaps told");
+    assert!(
+        overlaps > 0,
+        "no launch overlapped: this test has tested nothing"
+    );
+}
+
+#[test]
+fn an_overlap_is_told_by_name() {
+    // A replay that waits for the other rank, and a second one beside it.
+    let met = Barrier::new(2);
+    let results = run_threads(2, &options(), |comm| {
+        let streams = [Stream::new(), Stream::new()];
+        let (first, ..) = graph(&comm, &streams[0], 100)?;
+        let (second, ..) = graph(&comm, &streams[1], 200)?;
+        met.wait();
+        if comm.rank() == 1 {
+            while comm.failure().is_none() {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            return Ok(comm.failure());
+        }
+        let waiting = first.launch(&streams[0])?;
+        std::thread::sleep(Duration::from_millis(100));
+        let error = second.run(&streams[1]).unwrap_err();
+        let same = streams[0].wait(waiting, None).unwrap_err();
+        assert_eq!(error.to_string(), same.to_string());
+        Ok(Some(error))
+    });
+    for error in results {
+        let error = error.expect("joined").expect("a failure on both ranks");
+        let Error::Failed(failure) = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(failure.kind, FailureKind::Overlap);
+        assert_eq!(failure.reporter, 0);
+        assert!(error.to_string().contains("dup()"), "{error}");
+    }
+}
+
+#[test]
+fn duplicates_run_side_by_side_on_two_streams() {
+    for result in run_threads(3, &options(), |comm| {
+        let other = comm.dup()?;
+        let streams = [Stream::new(), Stream::new()];
+        let comms = [comm.on(&streams[0]), other.on(&streams[1])];
+        let graphs = [
+            graph(&comms[0], &streams[0], 3000)?,
+            graph(&comms[1], &streams[1], 3000)?,
+        ];
+        let replay = |which: usize| {
+            let (graph, x, y) = &graphs[which];
+            for i in 0..500u32 {
+                let value = (i * 2 + which as u32) as f32;
+                x.copy_from(&vec![value; 3000]).expect("its size");
+                graph.run(&streams[which]).expect("a replay");
+                assert_eq!(
+                    y.to_vec::<f32>().expect("its type"),
+                    vec![value * 3.0; 3000]
+                );
+                let mut eager = [value; 20];
+                let sum = comms[which].all_reduce(&mut eager[..], ReduceOp::Sum);
+                sum.expect("an eager call between");
+                assert_eq!(eager, [value * 3.0; 20]);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| replay(1));
+            replay(0);
+        });
+        Ok(())
+    }) {
+        result.expect("all ranks");
+    }
+}
+
+#[test]
+fn eager_calls_on_several_streams_keep_their_order() {
+    for result in run_threads(2, &options(), |comm| {
+        let streams: Vec<Stream> = (0..3).map(|_| Stream::new()).collect();
+        let x = comm.alloc(DType::F32, 5000)?;
+        for i in 0..300 {
+            x.copy_from(&vec![1f32; 5000])?;
+            let mut last = None;
+            for k in 0..4 {
+                // Each doubles what the one before has left, on whatever stream.
+                let on = comm.on(&streams[(i * 7 + k * 5) % 3]);
+                last = Some(on.all_reduce_async(&x, ReduceOp::Sum)?);
+            }
+            last.expect("four of them").wait_blocking()?;
+            assert_eq!(x.to_vec::<f32>()?, vec![16f32; 5000], "round {i}");
+        }
+        Ok(())
+    }) {
+        result.expect("both ranks");
+    }
+}
+
+/// Operations that block 0 of this rank has finished.
+fn finished(comm: &Communicator) -> u64 {
+    use fusewire_device::layout::BlockState;
+    use fusewire_device::mem::{Order, Scope, load_u64};
+    // SAFETY: the constants live as long as the communicator.
+    let constants = unsafe { &*comm.constants() };
+    let state = (constants.state + constants.pad.blocks) as *const BlockState;
+    // SAFETY: the pad holds a block state there, which is accessed atomically.
+    unsafe { load_u64(&raw const (*state).sequence, Order::Acquire, Scope::System) }
+}
+
+#[test]
+fn no_launch_goes_uncounted_when_launches_overlap() {
+    // Epochs that were read before the launch owned the communicator would be used twice.
+    let mut told = 0;
+    for _ in 0..2000 {
+        for result in run_threads(1, &options(), |comm| {
+            let streams = [Stream::new(), Stream::new()];
+            let graphs = streams.each_ref().map(|stream| {
+                stream.begin_capture().expect("idle");
+                comm.on(stream).barrier_async().expect("captured");
+                let graph = stream.end_capture().expect("capturing");
+                graph.instantiate().expect("a graph")
+            });
+            let gate = Barrier::new(2);
+            let replay = |which: usize| {
+                gate.wait();
+                (0..3000)
+                    .take_while(|_| graphs[which].run(&streams[which]).is_ok())
+                    .count() as u64
+            };
+            let right = std::thread::scope(|scope| {
+                let other = scope.spawn(|| replay(1));
+                replay(0) + other.join().expect("no panic")
+            });
+            assert!(
+                finished(&comm) >= right,
+                "{right} launches ended well, {} were counted",
+                finished(&comm)
+            );
+            Ok(u64::from(comm.failure().is_some()))
+        }) {
+            told += result.expect("joined");
+        }
+    }
+    println!("{told} overlaps told");
+    assert!(
+        told > 0,
+        "no launch overlapped: this test has tested nothing"
+    );
+}
