@@ -215,8 +215,16 @@ impl<M: Machine> Session<M> {
         let comm = unsafe { Comm::new(constants) };
         let call = Call(call);
         let state = Watch::block_state(&comm, block.index());
+        // SAFETY: the state lies in the pad; its words are only accessed atomically.
+        let (sequence, rounds, packet_epoch) = unsafe {
+            (
+                &raw const (*state).sequence,
+                &raw const (*state).rounds,
+                &raw const (*state).packet_epoch,
+            )
+        };
         let load = |at| {
-            // SAFETY: a word of this block's state, which is only accessed atomically.
+            // SAFETY: as above.
             unsafe { mem::load_u64(at, Order::Relaxed, Scope::Device) }
         };
         let collective = u64::from(call.is_collective());
@@ -239,7 +247,7 @@ impl<M: Machine> Session<M> {
                 mem::exchange_u64(&raw mut (*state).busy, 1, Order::AcqRel, Scope::Device)
             };
             if busy != 0 {
-                watch.sequence = load(&raw const (*state).sequence) + collective;
+                watch.sequence = load(sequence) + collective;
                 watch.fail(
                     FailureKind::Overlap,
                     Place::Launch,
@@ -257,9 +265,9 @@ impl<M: Machine> Session<M> {
         }
         // The busy word orders launches: epochs read before it was taken may be those of a launch
         // that has ended since.
-        watch.sequence = load(&raw const (*state).sequence) + collective;
-        let rounds = load(&raw const (*state).rounds);
-        let packet_epoch = load(&raw const (*state).packet_epoch);
+        watch.sequence = load(sequence) + collective;
+        let rounds = load(rounds);
+        let packet_epoch = load(packet_epoch);
         if block.is_leader() {
             watch.enter();
         }
