@@ -32,6 +32,7 @@ mod device;
 mod error;
 mod options;
 mod plan;
+pub mod reference;
 pub mod store;
 mod tensor;
 
