@@ -199,6 +199,27 @@ impl Rank {
         }
     }
 
+    /// As [`Rank::run`], blocking, with `tamper` at work on the memory before it is compared: a negative
+    /// control of the comparison.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_tampered(
+        &mut self,
+        case: &Case,
+        tamper: impl FnOnce(&mut [u8], &Places),
+    ) -> Result<()> {
+        self.once(case, |rank, case, places, memory| {
+            rank.blocking(case, places, memory)?;
+            // SAFETY: the memory holds the places; no operation is running.
+            let bytes = unsafe {
+                slice::from_raw_parts_mut(memory.as_ptr(), places.total * case.dtype.size())
+            };
+            tamper(bytes, places);
+            Ok(())
+        })
+    }
+
     /// Calls so far, and what was wrong.
     pub fn finish(self) -> (u64, Vec<String>) {
         (self.calls, self.wrong)

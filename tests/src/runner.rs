@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fusewire::{Algorithm, Communicator, Options, run_threads};
 
-use crate::cases;
+use crate::cases::{self, Case};
 use crate::process::{self, Host, Ranks};
 use crate::rank::{Mode, Rank};
 
@@ -102,8 +102,18 @@ pub struct Threads;
 
 impl Runner for Threads {
     fn run(&self, setup: &Setup, list: &str) -> Result<u64, String> {
+        Self.run_cases(setup, &cases::list(list, setup.ranks))
+    }
+}
+
+impl Threads {
+    /// Runs `cases` with `setup` on every rank; the number of calls of a rank.
+    ///
+    /// # Errors
+    /// What was wrong, on which rank.
+    pub fn run_cases(&self, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
         let results = run_threads(setup.ranks, &setup.options(), |comm| {
-            Ok(run_rank(comm, setup, list))
+            Ok(run_rank(comm, setup, cases))
         });
         let mut calls = 0;
         for result in results {
@@ -139,7 +149,7 @@ impl Processes {
         let setup = Setup::decode(&variable(SETUP)).expect("the parent's settings");
         let comm = Communicator::from_env(fusewire::Device::Cpu, setup.options())
             .expect("a communicator from the environment");
-        match run_rank(comm, &setup, &variable(LIST)) {
+        match run_rank(comm, &setup, &cases::list(&variable(LIST), setup.ranks)) {
             Ok(calls) => process::report(calls),
             Err(wrong) => panic!("{wrong}"),
         }
@@ -168,12 +178,11 @@ impl Runner for Processes {
     }
 }
 
-/// One rank's run of a list.
-fn run_rank(comm: Communicator, setup: &Setup, list: &str) -> Result<u64, String> {
-    let cases = cases::list(list, setup.ranks);
+/// One rank's run of cases.
+fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
     let failed = |error: fusewire::Error| format!("{setup:?}: {error}");
-    let mut rank = Rank::new(comm, setup.mode, &cases).map_err(failed)?;
-    for case in &cases {
+    let mut rank = Rank::new(comm, setup.mode, cases).map_err(failed)?;
+    for case in cases {
         rank.run(case)
             .map_err(|error| format!("{setup:?}, {case:?}: {error}"))?;
     }

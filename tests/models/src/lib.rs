@@ -1,0 +1,29 @@
+//! The protocols between ranks under model checkers: the very source that runs on GPUs, on memory whose
+//! every word is the tool's.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`world`] | memory of all ranks of one execution, and what of it is under the tool |
+//! | [`step`] | one launch of a real kernel on one rank, its input and the check of its output |
+//! | [`machine`] | blocks of one lane with the GPU's packets; a block barrier as weak as a GPU's |
+//! | [`play`] | ranks as the tool's threads, launches in sequence |
+//! | [`broken`] | deliberately broken kernels, for negative controls |
+//! | [`report`] | one line a model: executions, complete or bounded, or what a control caught |
+//!
+//! Started by `run.sh` beside this crate; without `--cfg loom` or `--cfg shuttle` it is empty.
+#![cfg(any(loom, shuttle))]
+
+pub mod broken;
+pub mod machine;
+pub mod play;
+pub mod report;
+pub mod step;
+pub mod world;
+
+/// Threads of the tool in charge.
+pub mod tool {
+    #[cfg(loom)]
+    pub use loom::thread::{spawn, yield_now};
+    #[cfg(shuttle)]
+    pub use shuttle::thread::{spawn, yield_now};
+}

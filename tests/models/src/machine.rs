@@ -1,0 +1,141 @@
+//! Machines of the models beside those of the library ([`fusewire_device::group::Single`] and
+//! [`fusewire_device::group::Lanes`]).
+
+use std::cell::Cell;
+
+use fusewire_device::Machine;
+use fusewire_device::arch;
+use fusewire_device::mem::prim::{AtomicU64, Ordering};
+
+/// A block of one lane that behaves as a GPU's: two-packet units, loops over lanes.
+#[derive(Clone, Copy, Debug)]
+pub struct Solo {
+    /// Shared memory.
+    pub shared: *mut u8,
+}
+
+impl Machine for Solo {
+    const LANES: u32 = 0;
+
+    fn lane(self) -> u32 {
+        0
+    }
+    fn lanes(self) -> u32 {
+        1
+    }
+    fn block(self) -> u32 {
+        0
+    }
+    fn blocks(self) -> u32 {
+        1
+    }
+    fn warp_size(self) -> u32 {
+        1
+    }
+    fn sync(self) {}
+    fn sync_warp(self) {}
+    fn any(self, value: bool) -> bool {
+        value
+    }
+    fn ballot(self, value: bool) -> u64 {
+        u64::from(value)
+    }
+    fn shuffle(self, value: u32, _from: u32) -> u32 {
+        value
+    }
+    fn shuffle_xor(self, value: u32, _mask: u32) -> u32 {
+        value
+    }
+    fn shared(self) -> *mut u8 {
+        self.shared
+    }
+}
+
+/// A barrier that only grows: lanes that have arrived, ever.
+#[derive(Debug)]
+pub struct Barrier {
+    lanes: u64,
+    arrived: AtomicU64,
+}
+
+impl Barrier {
+    /// A barrier of `lanes` lanes.
+    pub fn new(lanes: u32) -> Self {
+        Self {
+            lanes: u64::from(lanes),
+            arrived: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits for all lanes; `passed` counts the barriers of this lane.
+    pub fn wait(&self, passed: &Cell<u64>, arrive: Ordering, leave: Ordering) {
+        passed.set(passed.get() + 1);
+        let all = passed.get() * self.lanes;
+        self.arrived.fetch_add(1, arrive);
+        while self.arrived.load(leave) < all {
+            arch::pause();
+        }
+    }
+}
+
+/// A lane of a block whose barrier promises a peer no more than a GPU's does.
+///
+/// `sync` passes on what the arriving lanes have *released by a fence*, no more: a wave's release does
+/// not drain its neighbours. `any` passes on what its lanes know, but a lane that leaves sees it only
+/// behind an *acquire fence* of its own: its caches may be stale. Votes are never true in these models.
+#[derive(Clone, Copy, Debug)]
+pub struct Weak<'a> {
+    /// Index of the lane.
+    pub lane: u32,
+    /// The block's barrier.
+    pub barrier: &'a Barrier,
+    /// This lane's count of barriers.
+    pub passed: &'a Cell<u64>,
+    /// Shared memory.
+    pub shared: *mut u8,
+}
+
+impl Machine for Weak<'_> {
+    const LANES: u32 = 0;
+
+    fn lane(self) -> u32 {
+        self.lane
+    }
+    fn lanes(self) -> u32 {
+        self.barrier.lanes as u32
+    }
+    fn block(self) -> u32 {
+        0
+    }
+    fn blocks(self) -> u32 {
+        1
+    }
+    fn warp_size(self) -> u32 {
+        self.barrier.lanes as u32
+    }
+    fn sync(self) {
+        self.barrier
+            .wait(self.passed, Ordering::Relaxed, Ordering::Acquire);
+    }
+    fn sync_warp(self) {
+        self.sync();
+    }
+    fn any(self, value: bool) -> bool {
+        assert!(!value, "a model without failures");
+        self.barrier
+            .wait(self.passed, Ordering::Release, Ordering::Relaxed);
+        false
+    }
+    fn ballot(self, _value: bool) -> u64 {
+        unreachable!("no kernel of these models votes by warps")
+    }
+    fn shuffle(self, _value: u32, _from: u32) -> u32 {
+        unreachable!("no kernel of these models shuffles")
+    }
+    fn shuffle_xor(self, _value: u32, _mask: u32) -> u32 {
+        unreachable!("no kernel of these models shuffles")
+    }
+    fn shared(self) -> *mut u8 {
+        self.shared
+    }
+}

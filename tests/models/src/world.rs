@@ -1,0 +1,315 @@
+//! Memory of all ranks of one execution, and what of it is under the tool.
+
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+
+use bytemuck::Zeroable;
+use fusewire_device::arch::SHARED_BYTES;
+use fusewire_device::comm::Place;
+use fusewire_device::layout::{
+    BlockState, CONST_MAGIC, CommConst, CommState, FailureRecord, LAYOUT_VERSION, LINE,
+    MAX_WINDOWS, PadConfig, PadLayout, WindowConst,
+};
+use fusewire_device::mem::model::{Kind, Model};
+
+/// What a model needs. Everything is as small as the protocol allows.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Ranks.
+    pub ranks: u32,
+    /// Lanes of a block; each is a thread of the tool.
+    pub lanes: u32,
+    /// Bytes of a packet slot.
+    pub packet_slot: u64,
+    /// Bytes of a channel slot.
+    pub channel_slot: u64,
+    /// Slots of a channel.
+    pub channel_depth: u64,
+    /// Bytes of staging.
+    pub staging: u64,
+    /// Bytes of a rank's input, and of its output.
+    pub user: usize,
+    /// Epochs of packets and rounds start here.
+    pub first_epoch: u64,
+    /// The time-out of waits, where the clock moves.
+    pub timeout_ns: u64,
+    /// Which parts of the pads are under the tool.
+    pub parts: Parts,
+}
+
+/// Parts of the pads that are under the tool. What a model does not use stays plain memory, because
+/// every word costs time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parts {
+    /// Packet slots.
+    pub packets: bool,
+    /// Ready and done lines, and user signals.
+    pub rounds: bool,
+    /// Staging.
+    pub staging: bool,
+    /// Channels.
+    pub channels: bool,
+    /// Abort words, failure records, progress.
+    pub failure: bool,
+}
+
+impl Config {
+    /// `ranks` ranks of one lane.
+    pub fn new(ranks: u32, parts: Parts) -> Self {
+        Self {
+            ranks,
+            lanes: 1,
+            packet_slot: 128,
+            channel_slot: 16,
+            channel_depth: 2,
+            staging: 256,
+            user: 128,
+            first_epoch: 0,
+            timeout_ns: u64::MAX,
+            parts,
+        }
+    }
+}
+
+/// Bytes aligned to a page that live as long as the process: models keep their addresses.
+fn pages(bytes: usize) -> *mut u8 {
+    let layout = Layout::from_size_align(bytes.next_multiple_of(4096), 4096).expect("a layout");
+    // SAFETY: the size is not zero.
+    let start = unsafe { alloc_zeroed(layout) };
+    if start.is_null() {
+        handle_alloc_error(layout);
+    }
+    start
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rank {
+    constants: *const CommConst,
+    pad: *mut u8,
+    /// Window 1: input, then output.
+    window: *mut u8,
+    /// Memory in no window: counts, weights.
+    private: *mut u8,
+    shared: *mut u8,
+}
+
+/// Memory of all ranks. Allocated once a model, reset for each execution.
+#[derive(Debug)]
+pub struct World {
+    config: Config,
+    layout: PadLayout,
+    ranks: Vec<Rank>,
+}
+
+// SAFETY: a model's threads take turns on one thread of the system; the tool orders their accesses.
+unsafe impl Send for World {}
+// SAFETY: as above.
+unsafe impl Sync for World {}
+
+const PRIVATE_BYTES: usize = 4096;
+
+impl World {
+    /// The memory for `config`.
+    pub fn new(config: Config) -> Self {
+        let layout = PadLayout::new(&PadConfig {
+            size: config.ranks,
+            max_blocks: 1,
+            packet_slot: config.packet_slot,
+            channel_slot: config.channel_slot,
+            channel_depth: config.channel_depth,
+            staging: config.staging,
+            user_signals: 8,
+        });
+        let mut ranks: Vec<Rank> = (0..config.ranks)
+            .map(|_| Rank {
+                constants: core::ptr::null(),
+                pad: pages(layout.bytes as usize),
+                window: pages(2 * config.user),
+                private: pages(PRIVATE_BYTES),
+                shared: pages(SHARED_BYTES),
+            })
+            .collect();
+        let mut windows = vec![WindowConst::zeroed(); MAX_WINDOWS];
+        windows[0].bytes = layout.bytes;
+        windows[1].bytes = 2 * config.user as u64;
+        for (index, rank) in ranks.iter().enumerate() {
+            windows[0].peers[index] = rank.pad as u64;
+            windows[1].peers[index] = rank.window as u64;
+        }
+        let windows = windows.leak().as_ptr() as u64;
+        for (index, rank) in ranks.iter_mut().enumerate() {
+            rank.constants = Box::leak(Box::new(CommConst {
+                magic: CONST_MAGIC,
+                version: LAYOUT_VERSION,
+                bytes: size_of::<CommConst>() as u32,
+                rank: index as u32,
+                size: config.ranks,
+                team_first: 0,
+                team_size: config.ranks,
+                max_blocks: 1,
+                spins: 1,
+                id: 1,
+                generation: 1,
+                timeout_ns: config.timeout_ns,
+                windows,
+                state: rank.pad as u64,
+                contexts: 0,
+                context_count: 0,
+                pad: layout,
+            }));
+        }
+        Self {
+            config,
+            layout,
+            ranks,
+        }
+    }
+
+    /// What it was made for.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Constants of `rank`'s communicator.
+    pub fn constants(&self, rank: u32) -> *const CommConst {
+        self.ranks[rank as usize].constants
+    }
+
+    /// `rank`'s input.
+    pub fn source(&self, rank: u32) -> *mut u8 {
+        self.ranks[rank as usize].window
+    }
+
+    /// `rank`'s output.
+    pub fn target(&self, rank: u32) -> *mut u8 {
+        self.source(rank).wrapping_add(self.config.user)
+    }
+
+    /// Place of every rank's input.
+    pub fn source_place(&self) -> Place {
+        Place::new(1, 0)
+    }
+
+    /// Place of every rank's output.
+    pub fn target_place(&self) -> Place {
+        Place::new(1, self.config.user as u64)
+    }
+
+    /// `rank`'s memory that lies in no window and is never under the tool.
+    pub fn private(&self, rank: u32) -> *mut u8 {
+        self.ranks[rank as usize].private
+    }
+
+    /// Shared memory of `rank`'s block.
+    pub fn shared(&self, rank: u32) -> *mut u8 {
+        self.ranks[rank as usize].shared
+    }
+
+    fn pad(&self, rank: u32, offset: u64) -> *mut u8 {
+        self.ranks[rank as usize].pad.wrapping_add(offset as usize)
+    }
+
+    /// The state at the start of `rank`'s pad.
+    pub fn state(&self, rank: u32) -> *mut CommState {
+        self.pad(rank, 0).cast()
+    }
+
+    /// State of `rank`'s block.
+    pub fn block_state(&self, rank: u32) -> *mut BlockState {
+        self.pad(rank, self.layout.blocks).cast()
+    }
+
+    /// Packet slots of one parity at `rank`, all sources.
+    fn packet_set(&self, rank: u32, parity: u64) -> (*mut u8, usize) {
+        let bytes = u64::from(self.config.ranks) * self.config.packet_slot;
+        let start = self.pad(rank, self.layout.packets + parity * bytes);
+        (start, bytes as usize)
+    }
+
+    /// The credit word that `peer`, who receives, writes for `rank`, who sends.
+    fn credit(&self, rank: u32, peer: u32) -> *mut u8 {
+        self.channel_line(rank, peer, 1)
+    }
+
+    fn channel_line(&self, rank: u32, peer: u32, which: u64) -> *mut u8 {
+        let at = self.layout.channel_lines + (u64::from(peer) * 3 + which) * LINE;
+        self.pad(rank, at)
+    }
+
+    /// Starts an execution: zeroes what is plain, puts the rest under the tool. To be called inside the
+    /// model, before its threads start.
+    pub fn open(&self) -> Model {
+        let model = Model::new();
+        let parts = self.config.parts;
+        for rank in 0..self.config.ranks {
+            let memory = &self.ranks[rank as usize];
+            // SAFETY: this rank's memory, which no thread uses yet.
+            unsafe {
+                memory.pad.write_bytes(0, self.layout.bytes as usize);
+                memory.private.write_bytes(0, PRIVATE_BYTES);
+                let state = self.block_state(rank);
+                (*state).packet_epoch = self.config.first_epoch;
+                (*state).rounds = self.config.first_epoch;
+            }
+            if parts.packets {
+                for parity in 0..2 {
+                    let (start, bytes) = self.packet_set(rank, parity);
+                    model.register(start, bytes, Kind::Peer);
+                }
+            }
+            if parts.rounds {
+                let bytes = u64::from(self.config.ranks) * 2 * LINE;
+                model.register(self.pad(rank, self.layout.inbox), bytes as usize, Kind::Peer);
+                model.register(self.pad(rank, self.layout.user_signals), 8, Kind::Peer);
+            }
+            if parts.channels {
+                for peer in (0..self.config.ranks).filter(|peer| *peer != rank) {
+                    for which in 0..2 {
+                        model.register(self.channel_line(rank, peer, which), 8, Kind::Peer);
+                    }
+                    let stride = self.config.channel_slot + LINE;
+                    let bytes = self.config.channel_depth * stride;
+                    let at = self.layout.channel_slots + u64::from(peer) * bytes;
+                    self.payload(&model, self.pad(rank, at), bytes);
+                }
+            }
+            if parts.staging {
+                self.payload(&model, self.pad(rank, self.layout.staging_in), self.config.staging);
+                self.payload(&model, self.pad(rank, self.layout.staging_out), self.config.staging);
+            }
+            if parts.failure {
+                let abort = self.pad(rank, core::mem::offset_of!(CommState, abort) as u64);
+                let record = self.pad(rank, core::mem::offset_of!(CommState, failure) as u64);
+                model.register(abort, 8, Kind::Peer);
+                model.register(record, size_of::<FailureRecord>(), Kind::Peer);
+                model.register(self.pad(rank, self.layout.progress), 24, Kind::Peer);
+            }
+            self.payload(&model, memory.window, 2 * self.config.user as u64);
+        }
+        model
+    }
+
+    /// Payload is checked for races by loom. Shuttle sees no races: there it stays plain, and costs nothing.
+    fn payload(&self, model: &Model, start: *mut u8, bytes: u64) {
+        if cfg!(loom) {
+            model.register(start, bytes as usize, Kind::Data);
+        }
+    }
+
+    /// For a control: the slots of odd epochs are those of even ones.
+    pub fn lose_second_slots(&self, model: &Model) {
+        for rank in 0..self.config.ranks {
+            let (even, bytes) = self.packet_set(rank, 0);
+            let (odd, _) = self.packet_set(rank, 1);
+            model.alias(odd, bytes, even);
+        }
+    }
+
+    /// For a control: every credit is there already.
+    pub fn forge_credits(&self, model: &Model) {
+        for rank in 0..self.config.ranks {
+            for peer in (0..self.config.ranks).filter(|peer| *peer != rank) {
+                model.forge(self.credit(rank, peer), u64::MAX);
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Put with signal round a ring: the ready kernel of the library, launched as a user would.
+
+use std::time::Duration;
+
+use fusewire::{DType, Operation, Options, Tensor, run_threads};
+use fusewire_kernels::one_sided::{RING_PUT, RingPutParams};
+
+#[test]
+fn puts_go_round_a_ring_eager_and_replayed() {
+    for (ranks, lanes) in [(1, 1), (2, 1), (3, 1), (5, 1), (2, 32), (3, 64)] {
+        let mut options = Options::default();
+        options.timeout = Duration::from_secs(20);
+        options.lanes = lanes;
+        for result in run_threads(ranks, &options, |comm| {
+            for (signal, count) in [(0u64, 0usize), (1, 1), (5, 333), (63, 5000)] {
+                let source = comm.alloc(DType::U64, count)?;
+                let target = comm.alloc(DType::U64, count)?;
+                let launches = Tensor::new(DType::U64, 1)?;
+                let params = RingPutParams {
+                    constants: comm.constants(),
+                    call: comm.call_word(Operation::User, count as u64),
+                    count: count as u64,
+                    timeout_ns: 0,
+                    source: source.as_ptr().cast(),
+                    // An empty tensor has no place; nothing is put there.
+                    target_at: if count == 0 {
+                        0
+                    } else {
+                        comm.place(&target)?.0
+                    },
+                    signal,
+                    launches: launches.as_ptr().cast(),
+                };
+                let tensors = [Some(&source), Some(&target), Some(&launches)];
+                comm.stream().begin_capture()?;
+                // SAFETY: the tensors hold what the kernel names; the target is the same window on all ranks.
+                let captured = unsafe { comm.launch_async(&RING_PUT, params, tensors) };
+                let graph = comm.stream().end_capture()?.instantiate()?;
+                captured?;
+                let from = |round: u64, rank: u32| -> Vec<u64> {
+                    (0..count as u64)
+                        .map(|i| i + (round << 32) + (u64::from(rank) << 56))
+                        .collect()
+                };
+                let rounds = if lanes == 1 { 40 } else { 6 };
+                for round in 0..rounds {
+                    source.copy_from(&from(round, comm.rank()))?;
+                    if round % 2 == 0 {
+                        // SAFETY: as above.
+                        unsafe { comm.launch(&RING_PUT, params, tensors)? };
+                    } else {
+                        graph.run(comm.stream())?;
+                    }
+                    let previous = (comm.rank() + ranks - 1) % ranks;
+                    assert_eq!(target.to_vec::<u64>()?, from(round, previous));
+                }
+                assert_eq!(launches.to_vec::<u64>()?, [rounds]);
+            }
+            Ok(())
+        }) {
+            result.expect("all ranks");
+        }
+    }
+}
+
+#[test]
+fn a_put_outside_of_a_window_is_refused() {
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(20);
+    for result in run_threads(2, &options, |comm| {
+        let source = comm.alloc(DType::U64, 100)?;
+        let launches = Tensor::new(DType::U64, 1)?;
+        let params = RingPutParams {
+            constants: comm.constants(),
+            call: comm.call_word(Operation::User, 100),
+            count: 100,
+            timeout_ns: 0,
+            source: source.as_ptr().cast(),
+            // One word too far.
+            target_at: comm.place(&source)?.0 + 8,
+            signal: 0,
+            launches: launches.as_ptr().cast(),
+        };
+        let tensors = [Some(&source), Some(&launches), None];
+        // SAFETY: what the kernel would write is checked against the window; that is the test.
+        Ok(unsafe { comm.launch(&RING_PUT, params, tensors) })
+    }) {
+        let error = result.expect("joined").expect_err("outside of the window");
+        assert!(matches!(error, fusewire::Error::Failed(_)), "{error}");
+    }
+}
