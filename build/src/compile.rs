@@ -1,6 +1,6 @@
 //! From a crate to an image: rustc, link with the shims, optimise, generate code.
 
-use std::fmt::Write as _;
+use core::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -13,10 +13,9 @@ use crate::{Error, Result, Target, Vendor, edit, files, process};
 /// How to compile.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Further arguments for rustc, for the crate itself.
-    pub rustc: Vec<String>,
-    /// A suffix that keeps variants of one crate apart.
-    pub variant: String,
+    /// Leaves rustc's jump threading on, which clones barriers into divergent branches: for the gate's
+    /// control only.
+    pub jump_threading: bool,
 }
 
 /// What compiling gave, on disk.
@@ -38,7 +37,20 @@ pub struct Compiled {
     pub warnings: String,
 }
 
-const FLAGS: &str = "-Zmir-enable-passes=-JumpThreading";
+impl Options {
+    const fn suffix(&self) -> &'static str {
+        if self.jump_threading { "-threaded" } else { "" }
+    }
+
+    const fn flags(&self) -> &'static str {
+        if self.jump_threading {
+            ""
+        } else {
+            "-Zmir-enable-passes=-JumpThreading"
+        }
+    }
+}
+
 const PASSES: &str = "internalize,default<O3>";
 
 /// Compiles `project` for `target`, or finds what an earlier call with the same content left.
@@ -51,7 +63,7 @@ pub fn compile(
     target: Target,
     options: &Options,
 ) -> Result<Compiled> {
-    let name = format!("{}{}", project.name, options.variant);
+    let name = format!("{}{}", project.name, options.suffix());
     let folder = project
         .gpu_folder()
         .join("images")
@@ -103,10 +115,13 @@ fn rustc(
     options: &Options,
     bitcode: &Path,
 ) -> Result<String> {
-    let mut flags = format!("-Ctarget-cpu={} {FLAGS}", target.name());
+    let mut flags = format!("-Ctarget-cpu={} {}", target.name(), options.flags());
     if !target.features().is_empty() {
         let _ = write!(flags, " -Ctarget-feature={}", target.features());
     }
+    let folder = project
+        .gpu_folder()
+        .join(format!("{target}{}", options.suffix()));
     let run = |fresh: bool| {
         let mut command = process::clean(&toolchain.cargo);
         command
@@ -114,7 +129,7 @@ fn rustc(
             .env("RUSTC", &toolchain.rustc)
             .env("RUSTC_BOOTSTRAP", "1")
             .env("RUSTFLAGS", &flags)
-            .env("CARGO_TARGET_DIR", project.gpu_folder().join(target.name()))
+            .env("CARGO_TARGET_DIR", &folder)
             .args([
                 "rustc",
                 "--lib",
@@ -139,7 +154,6 @@ fn rustc(
         command
             .arg("--")
             .arg(format!("--emit=llvm-bc={}", bitcode.display()));
-        command.args(&options.rustc);
         if fresh {
             // cargo does not know this output; a flag without effect makes it run rustc again.
             command.arg(format!("--cfg=fusewire_again_{}", std::process::id()));
@@ -269,12 +283,11 @@ fn key(
     for text in [
         env!("CARGO_PKG_VERSION"),
         edit::VERSION,
-        FLAGS,
+        options.flags(),
         PASSES,
         target.name(),
         target.features(),
         &toolchain.version,
-        &options.rustc.join(" "),
         &project.max_threads().to_string(),
     ] {
         add(text.as_bytes());

@@ -99,8 +99,7 @@ pub fn device(
     }
     out.push(clean(target, "control_threaded", &found));
     let threaded = Options {
-        rustc: vec!["-Zmir-enable-passes=+JumpThreading".to_owned()],
-        variant: "-threaded".to_owned(),
+        jump_threading: true,
     };
     let threaded = Image::read(&compile(toolchain, &project, target, &threaded)?, None)?;
     let cloned = gate::check(&threaded);

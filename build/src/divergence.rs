@@ -80,7 +80,7 @@ fn condition(terminator: &str) -> Option<&str> {
 fn is_divergent(operation: &str, divergent: &HashSet<&str>, join: bool) -> bool {
     let by_operand = || ir::names(operation).any(|name| divergent.contains(name));
     if operation.starts_with("phi ") {
-        return join || by_operand();
+        return join && !is_one_value(operation) || by_operand();
     }
     if operation.starts_with("atomicrmw ") || operation.starts_with("cmpxchg ") {
         return true;
@@ -128,6 +128,17 @@ fn is_divergent(operation: &str, divergent: &HashSet<&str>, join: bool) -> bool 
         }
     }
     by_operand()
+}
+
+/// Whether all ways into a phi bring the same value; `undef` is any.
+fn is_one_value(phi: &str) -> bool {
+    let mut values = phi
+        .split("[ ")
+        .skip(1)
+        .filter_map(|way| way.split(',').next())
+        .filter(|value| !matches!(*value, "undef" | "poison"));
+    let first = values.next();
+    values.all(|value| Some(value) == first)
 }
 
 /// Control flow without the blocks from which no return is reachable: a lane that goes there stops the
@@ -304,6 +315,14 @@ mod tests {
         let mut blocks: Vec<_> = inside.into_keys().collect();
         blocks.sort_unstable();
         assert_eq!(blocks, [1, 3]);
+    }
+
+    #[test]
+    fn a_phi_of_one_value_is_uniform() {
+        assert!(is_one_value(
+            "phi i64 [ undef, %a ], [ %r, %b ], [ %r, %c ]"
+        ));
+        assert!(!is_one_value("phi i64 [ 0, %a ], [ %r, %b ]"));
     }
 
     #[test]

@@ -4,13 +4,13 @@
 //! A call costs a GPU registers and local memory in the caller's hot path even where it is cold,
 //! so every function is inlined, but panics: those stay visible to the gate.
 
+use core::fmt::Write as _;
 use std::collections::HashMap;
-use std::fmt::Write as _;
 
 use crate::Vendor;
 
 /// Changes when this file's result does, so that caches notice.
-pub(crate) const VERSION: &str = "1";
+pub(crate) const VERSION: &str = "2";
 
 /// Whether a function belongs to a panic.
 pub(crate) fn is_panic(name: &str) -> bool {
@@ -69,7 +69,11 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: u32) -> String {
                             " \"amdgpu-flat-work-group-size\"=\"1,{max_threads}\""
                         )
                     }
-                    Vendor::Nvidia => write!(attributes, " \"nvvm.maxntid\"=\"{max_threads}\""),
+                    Vendor::Nvidia => write!(
+                        attributes,
+                        // One block is enough: else ptxas spills for the sake of a second.
+                        " \"nvvm.maxntid\"=\"{max_threads}\" \"nvvm.minctasm\"=\"1\""
+                    ),
                 };
             } else if !attributes.contains("alwaysinline") {
                 attributes.push_str(" alwaysinline");
@@ -123,7 +127,9 @@ mod tests {
         assert!(out.contains("@_RNv4wait() #3 {"));
         assert!(out.contains("panic() #1 {"));
         assert!(
-            out.contains("attributes #2 = { nounwind  \"nvvm.maxntid\"=\"256\" }"),
+            out.contains(
+                "attributes #2 = { nounwind  \"nvvm.maxntid\"=\"256\" \"nvvm.minctasm\"=\"1\" }"
+            ),
             "{out}"
         );
         assert!(

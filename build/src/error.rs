@@ -58,4 +58,4 @@ pub enum Error {
 }
 
 /// Result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = core::result::Result<T, Error>;

@@ -1,7 +1,7 @@
 //! The gate for native code: the machine code of the entries `<kernel>__baseline`, `__avx2`, `__avx512`.
 //!
-//! A loop is the range of a backward jump; the hot loop of an entry is the innermost one with most packed
-//! arithmetic.
+//! A loop is the range of a backward jump; the hot loop of an entry is the one with most packed
+//! computation outside of inner loops.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -99,19 +99,21 @@ impl Instruction {
         Some(rest.split(['+', '>']).next()?.split('@').next()?)
     }
 
-    /// Packed addition, multiplication, minimum and their like, of floats or integers.
-    fn is_packed_arithmetic(&self) -> bool {
+    /// Packed computation: arithmetic, comparison, logic of floats or integers, in a vector register.
+    fn is_packed(&self) -> bool {
         let code = self.code.strip_prefix('v').unwrap_or(&self.code);
-        let float = ["add", "sub", "mul", "div", "min", "max"]
-            .iter()
-            .any(|name| {
-                code.strip_prefix(name)
-                    .is_some_and(|end| end == "ps" || end == "pd")
-            });
-        let integer = ["padd", "psub", "pmul", "pmin", "pmax"]
-            .iter()
-            .any(|name| code.starts_with(name));
-        float || integer || self.is_fused() && (code.ends_with("ps") || code.ends_with("pd"))
+        let float = [
+            "add", "sub", "mul", "div", "min", "max", "cmp", "and", "andn", "or", "blend",
+        ]
+        .iter()
+        .any(|name| code.starts_with(name) && (code.ends_with("ps") || code.ends_with("pd")));
+        let integer = [
+            "padd", "psub", "pmul", "pmin", "pmax", "pcmp", "pand", "por", "pblend", "psll",
+            "psrl", "psra", "ptern",
+        ]
+        .iter()
+        .any(|name| code.starts_with(name));
+        (float || integer || self.is_fused()) && self.width() > 0
     }
 
     fn is_fused(&self) -> bool {
@@ -132,18 +134,17 @@ impl Instruction {
 }
 
 impl Code {
-    /// Innermost loops.
-    fn loops(&self) -> Vec<&[Instruction]> {
+    /// Ranges of the backward jumps.
+    fn loops(&self) -> BTreeSet<(usize, usize)> {
         let Some(first) = self.instructions.first() else {
-            return Vec::new();
+            return BTreeSet::new();
         };
         let index = |address: u64| {
             self.instructions
                 .binary_search_by_key(&address, |i| i.address)
                 .ok()
         };
-        let ranges: BTreeSet<(usize, usize)> = self
-            .instructions
+        self.instructions
             .iter()
             .enumerate()
             .filter_map(|(end, instruction)| {
@@ -152,11 +153,16 @@ impl Code {
                 let start = back.then(|| index(target)).flatten()?;
                 Some((start, end))
             })
-            .collect();
-        ranges
+            .collect()
+    }
+
+    /// Loops that contain no other loop.
+    fn innermost(&self) -> Vec<&[Instruction]> {
+        let loops = self.loops();
+        loops
             .iter()
             .filter(|(start, end)| {
-                !ranges
+                !loops
                     .iter()
                     .any(|(s, e)| (s, e) != (start, end) && s >= start && e <= end)
             })
@@ -164,20 +170,29 @@ impl Code {
             .collect()
     }
 
-    /// The innermost loop with most packed arithmetic.
-    fn hot_loop(&self) -> Option<&[Instruction]> {
-        self.loops()
-            .into_iter()
-            .map(|body| (packed(body), body))
-            .filter(|(count, _)| *count > 0)
-            .max_by_key(|(count, _)| *count)
-            .map(|(_, body)| body)
+    /// What the loop with most packed computation computes by itself, without the loops inside it.
+    fn hot_loop(&self) -> Option<Vec<&Instruction>> {
+        let loops = self.loops();
+        let mut own: BTreeMap<(usize, usize), Vec<&Instruction>> = BTreeMap::new();
+        for (index, instruction) in self.instructions.iter().enumerate() {
+            if !instruction.is_packed() {
+                continue;
+            }
+            let nearest = loops
+                .iter()
+                .filter(|(start, end)| (*start..=*end).contains(&index))
+                .min_by_key(|(start, end)| end - start);
+            if let Some(&nearest) = nearest {
+                own.entry(nearest).or_default().push(instruction);
+            }
+        }
+        own.into_values().max_by_key(Vec::len)
     }
 }
 
 fn packed(body: &[Instruction]) -> usize {
     body.iter()
-        .filter(|instruction| instruction.is_packed_arithmetic())
+        .filter(|instruction| instruction.is_packed())
         .count()
 }
 
@@ -208,21 +223,16 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
         };
         if reduces && width > 0 {
             match code.hot_loop() {
-                None => add(WIDTH, "no loop with packed arithmetic".to_owned()),
+                None => add(WIDTH, "no loop with packed computation".to_owned()),
                 Some(body) => {
-                    let widest = body
-                        .iter()
-                        .filter(|instruction| instruction.is_packed_arithmetic())
-                        .map(Instruction::width)
-                        .max()
-                        .unwrap_or(0);
+                    let widest = body.iter().map(|code| code.width()).max().unwrap_or(0);
                     if widest < width {
                         add(WIDTH, format!("its hot loop uses {widest} bits of {width}"));
                     }
                 }
             }
         }
-        for body in code.loops() {
+        for body in code.innermost() {
             if packed(body) == 0 {
                 continue;
             }

@@ -7,7 +7,7 @@
 //! `FUSEWIRE_RUSTC`, `FUSEWIRE_CARGO`, `FUSEWIRE_LLVM_BIN`, `FUSEWIRE_PTXAS` and `FUSEWIRE_OBJDUMP`
 //! override what is found.
 
-use std::fmt;
+use core::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -77,7 +77,7 @@ pub struct Toolchain {
     /// `llc`.
     pub llc: PathBuf,
     /// `ld.lld`, for AMD; without it there are no code objects.
-    pub lld: std::result::Result<PathBuf, Missing>,
+    pub lld: core::result::Result<PathBuf, Missing>,
 }
 
 const DEBIAN: &str = "apt-get install rustc-web cargo-web rust-web-src llvm-22 lld-22";
@@ -119,7 +119,7 @@ impl Toolchain {
         origin: Origin,
         rustc: PathBuf,
         cargo: PathBuf,
-    ) -> std::result::Result<Self, Vec<Missing>> {
+    ) -> core::result::Result<Self, Vec<Missing>> {
         let install = if origin == Origin::Nightly {
             RUSTUP
         } else {
@@ -210,7 +210,7 @@ impl Toolchain {
 }
 
 /// rustc and cargo of rustup's nightly.
-fn nightly() -> std::result::Result<(PathBuf, PathBuf), Missing> {
+fn nightly() -> core::result::Result<(PathBuf, PathBuf), Missing> {
     let which = |tool: &str| {
         ask(
             Path::new("rustup"),
@@ -247,7 +247,7 @@ fn find_llvm(name: &str, major: u32, bundled: &Path) -> Option<PathBuf> {
 ///
 /// # Errors
 /// What is missing.
-pub fn find_objdump() -> std::result::Result<PathBuf, Missing> {
+pub fn find_objdump() -> core::result::Result<PathBuf, Missing> {
     std::env::var_os("FUSEWIRE_OBJDUMP")
         .map(PathBuf::from)
         .or_else(|| in_path("objdump"))
@@ -264,7 +264,7 @@ pub fn find_objdump() -> std::result::Result<PathBuf, Missing> {
 ///
 /// # Errors
 /// What is missing.
-pub fn find_ptxas() -> std::result::Result<PathBuf, Missing> {
+pub fn find_ptxas() -> core::result::Result<PathBuf, Missing> {
     const WHEEL: &str = "import glob, importlib.util\n\
         spec = importlib.util.find_spec('nvidia')\n\
         for place in spec.submodule_search_locations if spec else []:\n\

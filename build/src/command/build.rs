@@ -1,6 +1,6 @@
 //! `fusewire-build build`.
 
-use std::fmt::Write as _;
+use core::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;

@@ -1,8 +1,10 @@
 //! Width of copies.
 
+use std::collections::HashSet;
+
 use super::Violation;
 use crate::text::assembly;
-use crate::text::ir::{self, Function};
+use crate::text::ir::{self, Block, Function};
 use crate::{Image, Vendor};
 
 pub(super) const VECTORS: &str = "vector-move";
@@ -58,36 +60,63 @@ fn wide_moves(function: &assembly::Function, vendor: Vendor) -> (bool, bool) {
     found
 }
 
-/// A store in a loop of what a load of the same loop gave, less than 16 bytes wide.
+/// A load of less than 16 bytes in a loop that stores what it gave, both at addresses that advance.
 fn narrow_copy(function: &Function) -> Option<&str> {
     let cycles = cycles(function);
-    for (index, block) in function.blocks.iter().enumerate() {
-        let Some(cycle) = cycles[index] else { continue };
+    let in_cycles = || {
+        function
+            .blocks
+            .iter()
+            .zip(&cycles)
+            .filter_map(|(block, cycle)| Some((block, (*cycle)?)))
+    };
+    let advancing = advancing(in_cycles().map(|(block, _)| block));
+    let advances = |access: &str| address(access).is_some_and(|name| advancing.contains(name));
+    let mut stored = HashSet::new();
+    for (block, cycle) in in_cycles() {
         for line in &block.instructions {
-            let (result, operation) = ir::split(line);
-            let Some(access) = operation.strip_prefix("load ") else {
-                continue;
-            };
-            let mut stores = function
-                .blocks
-                .iter()
-                .enumerate()
-                .filter(|(other, _)| cycles[*other] == Some(cycle))
-                .flat_map(|(_, block)| &block.instructions);
-            if !is_narrow_global(access) {
-                continue;
-            }
-            let found = stores.find(|store| {
-                store.strip_prefix("store ").is_some_and(|access| {
-                    is_narrow_global(access) && ir::names(access).next() == Some(result)
-                })
-            });
-            if found.is_some() {
-                return Some(line);
+            if let Some(access) = line.strip_prefix("store ")
+                && is_narrow_global(access)
+                && advances(access)
+                && let Some(value) = ir::names(access).next()
+            {
+                stored.insert((cycle, value));
             }
         }
     }
-    None
+    in_cycles().find_map(|(block, cycle)| {
+        block.instructions.iter().map(String::as_str).find(|line| {
+            let (result, operation) = ir::split(line);
+            operation.strip_prefix("load ").is_some_and(|access| {
+                is_narrow_global(access) && advances(access) && stored.contains(&(cycle, result))
+            })
+        })
+    })
+}
+
+/// The pointer of an access: the last name before its alignment.
+fn address(access: &str) -> Option<&str> {
+    ir::names(access.split(", align").next()?).last()
+}
+
+/// Values that change from one turn to the next: what is computed from a phi.
+fn advancing<'a>(blocks: impl Iterator<Item = &'a Block> + Clone) -> HashSet<&'a str> {
+    let mut out: HashSet<&str> = HashSet::new();
+    loop {
+        let before = out.len();
+        for line in blocks.clone().flat_map(|block| &block.instructions) {
+            let (result, operation) = ir::split(line);
+            let computed = !operation.starts_with("load ")
+                && ir::names(operation).any(|name| out.contains(name))
+                && ir::callee(operation).is_none();
+            if !result.is_empty() && (operation.starts_with("phi ") || computed) {
+                out.insert(result);
+            }
+        }
+        if out.len() == before {
+            return out;
+        }
+    }
 }
 
 /// Whether a plain access (the text behind `load` or `store`) is of a scalar and not to shared, local or
@@ -173,8 +202,10 @@ mod tests {
                  start:\n\
                  \x20 br label %loop\n\
                  loop:\n\
-                 \x20 %v = load i32, ptr %a, align 4\n\
-                 \x20 store i32 %v, ptr %b, align 4\n\
+                 \x20 %p = phi ptr [ %a, %start ], [ %q, %loop ]\n\
+                 \x20 %q = getelementptr i8, ptr %p, i64 4\n\
+                 \x20 %v = load i32, ptr %p, align 4\n\
+                 \x20 store i32 %v, ptr %q, align 4\n\
                  \x20 br i1 %c, label %{target}, label %end\n\
                  end:\n\
                  \x20 ret void\n\

@@ -75,7 +75,7 @@ fn metadata(text: &str) -> Result<HashMap<String, Kernel>> {
             finish_argument(&mut argument, &mut kernel)?;
         }
         if indent <= 2 && (item || indent < 2) && !name.is_empty() {
-            out.insert(std::mem::take(&mut name), std::mem::take(&mut kernel));
+            out.insert(core::mem::take(&mut name), core::mem::take(&mut kernel));
         }
         let number = || value.parse::<u32>().unwrap_or(0);
         match (indent, key) {
@@ -99,7 +99,7 @@ fn metadata(text: &str) -> Result<HashMap<String, Kernel>> {
 }
 
 fn finish_argument(argument: &mut HashMap<&str, &str>, kernel: &mut Kernel) -> Result<()> {
-    let fields = std::mem::take(argument);
+    let fields = core::mem::take(argument);
     let Some(kind) = fields.get(".value_kind") else {
         return Ok(());
     };

@@ -80,8 +80,8 @@ pub fn parse(text: &str, vendor: Vendor) -> Vec<Function> {
         let mut label = String::new();
         let mut close = |label: &mut String, open: &mut Block, blocks: &mut Vec<Block>| {
             if !open.instructions.is_empty() {
-                labels.insert(std::mem::take(label), blocks.len());
-                blocks.push(std::mem::take(open));
+                labels.insert(core::mem::take(label), blocks.len());
+                blocks.push(core::mem::take(open));
             }
         };
         for line in lines.by_ref() {
