@@ -1,0 +1,147 @@
+//! `fusewire info`: what this machine has, and what each missing piece would give.
+
+use std::process::{Command, ExitCode};
+
+use serde::Serialize;
+
+/// How to print.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Prints one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Item {
+    kind: &'static str,
+    name: &'static str,
+    found: bool,
+    detail: String,
+    gives: &'static str,
+    install: &'static str,
+}
+
+/// Prints the list.
+pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let items = items();
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&items)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut kind = "";
+    for item in &items {
+        if item.kind != kind {
+            kind = item.kind;
+            println!("{kind}");
+        }
+        let mark = if item.found { "found  " } else { "missing" };
+        println!("  {mark}  {:<24} {}", item.name, item.detail);
+        if !item.found {
+            println!("           {:<24} would give {}; {}", "", item.gives, item.install);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn items() -> Vec<Item> {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let mut items = vec![Item {
+        kind: "devices",
+        name: "cpu",
+        found: true,
+        detail: format!("{}, {cores} cores, {:?} entries", cpu_model(), fusewire::isa()),
+        gives: "every kernel",
+        install: "",
+    }];
+    for (name, library, gives, install) in LIBRARIES {
+        let opened = [library, *name].iter().any(|library| {
+            // SAFETY: these libraries' initialisers are meant to be run by dlopen.
+            unsafe { libloading::Library::new(library) }.is_ok()
+        });
+        items.push(Item {
+            kind: "libraries",
+            name,
+            found: opened,
+            detail: if opened { String::new() } else { format!("{library} not found") },
+            gives,
+            install,
+        });
+    }
+    let tools: [(&str, bool, &str, &str); 4] = [
+        (
+            "rustup nightly",
+            output("rustup", &["component", "list", "--toolchain", "nightly"])
+                .is_some_and(|list| list.contains("rust-src (installed)")),
+            "images for GPUs from your own kernels",
+            "rustup toolchain install nightly -c rust-src -c llvm-tools",
+        ),
+        (
+            "Debian rustc, LLVM 22",
+            ["/usr/lib/llvm-22/bin/llc", "/usr/lib/llvm-22/bin/lld", "/usr/bin/cargo"]
+                .iter()
+                .all(|path| std::path::Path::new(path).exists()),
+            "images for GPUs from your own kernels",
+            "apt install rustc-web cargo-web rust-web-src llvm-22 lld-22",
+        ),
+        (
+            "ptxas",
+            std::env::var("FUSEWIRE_PTXAS").is_ok_and(|path| std::path::Path::new(&path).exists())
+                || output("ptxas", &["--version"]).is_some()
+                || output("python3", &["-c", "import nvidia.cu13.bin"]).is_some(),
+            "the check that NVIDIA's assembler takes the PTX, and a table of registers",
+            "pip install nvidia-cuda-nvcc",
+        ),
+        (
+            "objdump",
+            output("objdump", &["--version"]).is_some(),
+            "the check of the CPU's native entries",
+            "apt install binutils",
+        ),
+    ];
+    for (name, found, gives, install) in tools {
+        items.push(Item { kind: "tool chains", name, found, detail: String::new(), gives, install });
+    }
+    items.push(Item {
+        kind: "transports",
+        name: "shared memory",
+        found: true,
+        detail: "memfd, between processes and threads of one host".to_owned(),
+        gives: "",
+        install: "",
+    });
+    items.push(Item {
+        kind: "transports",
+        name: "RDMA",
+        found: false,
+        detail: "not implemented yet".to_owned(),
+        gives: "ranks on several hosts",
+        install: "nothing to install yet",
+    });
+    items
+}
+
+const LIBRARIES: &[(&str, &str, &str, &str)] = &[
+    ("libcuda.so", "libcuda.so.1", "the CUDA device (not implemented yet)", "install NVIDIA's driver"),
+    ("libnccl.so", "libnccl.so.2", "hand-off to NCCL (not implemented yet)", "pip install nvidia-nccl-cu13"),
+    ("libamdhip64.so", "libamdhip64.so.7", "the HIP device (not implemented yet)", "install ROCm"),
+    ("librccl.so", "librccl.so.1", "hand-off to RCCL (not implemented yet)", "install ROCm"),
+    ("libibverbs.so", "libibverbs.so.1", "RDMA (not implemented yet)", "apt install libibverbs1"),
+    ("libmlx5.so", "libmlx5.so.1", "IBGDA (not implemented yet)", "apt install ibverbs-providers"),
+    ("libgloo.so", "libgloo.so.0", "hand-off to Gloo (not implemented yet)", "apt install libgloo-dev"),
+];
+
+fn cpu_model() -> String {
+    std::fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("model name"))?;
+            Some(line.split_once(':')?.1.trim().to_owned())
+        })
+        .unwrap_or_else(|| "unknown model".to_owned())
+}
+
+fn output(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,195 @@
+//! What every rank puts in, and what must come out.
+
+use fusewire::reference::{fill, narrow, reduce, widen};
+use fusewire::{DType, ReduceOp};
+
+use super::operation::{EPSILON, Kind, ROOT, counts, hidden, split};
+
+/// Inputs repeat after this many elements: a prime, so that data which ends up a power of two away is
+/// still found out.
+const PERIOD: usize = 65_521;
+
+/// Inputs of all ranks for one call.
+#[derive(Debug)]
+pub(crate) struct Case {
+    kind: Kind,
+    dtype: DType,
+    ranks: u32,
+    rank: u32,
+    count: usize,
+    /// One period of every rank's input.
+    patterns: Vec<Vec<u8>>,
+    /// One period of the reduction of all.
+    reduced: Vec<u8>,
+}
+
+/// The first element that differs.
+#[derive(Debug)]
+pub(crate) struct Difference {
+    pub(crate) index: usize,
+    pub(crate) expected: String,
+    pub(crate) got: String,
+    /// How many differ.
+    pub(crate) wrong: u64,
+}
+
+/// This rank's factor of a scaled sum.
+pub(crate) fn factor(op: ReduceOp, rank: u32) -> ReduceOp {
+    match op {
+        ReduceOp::PreMulSum(_) => ReduceOp::PreMulSum(f64::from(rank + 1) * 0.5),
+        other => other,
+    }
+}
+
+impl Case {
+    /// Call number `call` of an operation over rows of `count` elements.
+    pub(crate) fn new(
+        (kind, op): (Kind, ReduceOp),
+        dtype: DType,
+        (ranks, rank): (u32, u32),
+        count: usize,
+        call: u64,
+    ) -> Self {
+        let (longest, _) = (0..ranks).fold((0, 0), |(input, output), rank| {
+            let shape = kind.shape(count, ranks, rank);
+            (shape.0.max(input), shape.1.max(output))
+        });
+        let length = longest.min(PERIOD);
+        let patterns: Vec<Vec<u8>> =
+            (0..ranks).map(|rank| fill(dtype, rank, call, length)).collect();
+        let reduced = match kind {
+            Kind::AllReduceRmsNorm => reduce(dtype, ReduceOp::Sum, &[], &patterns),
+            _ if kind.reduces() => {
+                let factors: Vec<f64> = (0..ranks)
+                    .map(|rank| match factor(op, rank) {
+                        ReduceOp::PreMulSum(factor) => factor,
+                        _ => 1.0,
+                    })
+                    .collect();
+                reduce(dtype, op, &factors, &patterns)
+            }
+            _ => Vec::new(),
+        };
+        Self { kind, dtype, ranks, rank, count, patterns, reduced }
+    }
+
+    /// This rank's input.
+    pub(crate) fn input(&self, elements: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(elements * self.dtype.size());
+        self.repeat(&self.patterns[self.rank as usize], 0, elements, &mut bytes);
+        bytes
+    }
+
+    /// The residual of the fused norm: the same on all ranks.
+    pub(crate) fn residual(&self, elements: usize) -> Vec<u8> {
+        let pattern = fill(self.dtype, 99, 7, elements.min(PERIOD));
+        let mut bytes = Vec::new();
+        self.repeat(&pattern, 0, elements, &mut bytes);
+        bytes
+    }
+
+    /// The weight of the fused norm.
+    pub(crate) fn weight(&self, elements: usize) -> Vec<u8> {
+        fill(self.dtype, 98, 3, elements)
+    }
+
+    fn repeat(&self, pattern: &[u8], start: usize, elements: usize, to: &mut Vec<u8>) {
+        let size = self.dtype.size();
+        let period = pattern.len() / size;
+        let mut at = start;
+        let end = start + elements;
+        while at < end {
+            let from = at % period;
+            let length = (period - from).min(end - at);
+            to.extend_from_slice(&pattern[from * size..(from + length) * size]);
+            at += length;
+        }
+    }
+
+    /// What this rank must get; `None` where the output is not this rank's.
+    pub(crate) fn expected(&self) -> Option<Vec<u8>> {
+        let (rank, count) = (self.rank as usize, self.count);
+        let mut out = Vec::new();
+        let p = &self.patterns;
+        match self.kind {
+            Kind::AllReduce => self.repeat(&self.reduced, 0, count, &mut out),
+            Kind::Reduce if self.rank == ROOT => self.repeat(&self.reduced, 0, count, &mut out),
+            Kind::ReduceScatter => self.repeat(&self.reduced, rank * count, count, &mut out),
+            Kind::AllGather => p.iter().for_each(|from| self.repeat(from, 0, count, &mut out)),
+            Kind::Gather if self.rank == ROOT => {
+                p.iter().for_each(|from| self.repeat(from, 0, count, &mut out));
+            }
+            Kind::AllGatherV => {
+                for (from, count) in p.iter().zip(counts(count, self.ranks)) {
+                    self.repeat(from, 0, count as usize, &mut out);
+                }
+            }
+            Kind::Broadcast => self.repeat(&p[ROOT as usize], 0, count, &mut out),
+            Kind::Scatter => self.repeat(&p[ROOT as usize], rank * count, count, &mut out),
+            Kind::AllToAll => {
+                p.iter().for_each(|from| self.repeat(from, rank * count, count, &mut out));
+            }
+            Kind::AllToAllV => {
+                for (from, pattern) in (0..self.ranks).zip(p) {
+                    let before: u64 = (0..self.rank).map(|to| split(count, from, to)).sum();
+                    let length = split(count, from, self.rank) as usize;
+                    self.repeat(pattern, before as usize, length, &mut out);
+                }
+            }
+            Kind::SendRecv => {
+                let previous = (rank + p.len() - 1) % p.len();
+                self.repeat(&p[previous], 0, count, &mut out);
+            }
+            Kind::AllReduceRmsNorm => out = self.normalised(),
+            Kind::Barrier | Kind::Reduce | Kind::Gather => return None,
+        }
+        Some(out)
+    }
+
+    /// The fused norm by separate steps: 128 partial sums, then a fixed tree.
+    fn normalised(&self) -> Vec<u8> {
+        let (dtype, hidden) = (self.dtype, hidden(self.count));
+        let mut summed = Vec::new();
+        self.repeat(&self.reduced, 0, self.count, &mut summed);
+        let summed = widen(dtype, &summed);
+        let residual = widen(dtype, &self.residual(self.count));
+        let weight = widen(dtype, &self.weight(hidden));
+        let added: Vec<f32> = summed.iter().zip(&residual).map(|(s, r)| s + r).collect();
+        let added = widen(dtype, &narrow(dtype, &added));
+        let mut out = Vec::with_capacity(self.count);
+        for row in added.chunks(hidden) {
+            let mut partial = [0f32; 128];
+            for (i, value) in row.iter().enumerate() {
+                partial[i % 128] += value * value;
+            }
+            let mut width = 64;
+            while width > 0 {
+                for i in 0..width {
+                    partial[i] += partial[i + width];
+                }
+                width /= 2;
+            }
+            let scale = 1.0 / (partial[0] / hidden as f32 + EPSILON).sqrt();
+            out.extend(row.iter().zip(&weight).map(|(value, weight)| value * scale * weight));
+        }
+        narrow(dtype, &out)
+    }
+
+    /// Compares what came with what must.
+    pub(crate) fn difference(&self, expected: &[u8], got: &[u8]) -> Option<Difference> {
+        if expected == got {
+            return None;
+        }
+        let size = self.dtype.size();
+        let pairs = || expected.chunks(size).zip(got.chunks(size)).enumerate();
+        let (index, (should, is)) = pairs().find(|(_, (a, b))| a != b)?;
+        let wrong = pairs().filter(|(_, (a, b))| a != b).count() as u64;
+        let show = |bytes: &[u8]| match self.dtype {
+            DType::F32 | DType::F16 | DType::Bf16 => {
+                format!("{:e} ({bytes:02x?})", widen(self.dtype, bytes)[0])
+            }
+            _ => format!("{bytes:02x?}"),
+        };
+        Some(Difference { index, expected: show(should), got: show(is), wrong })
+    }
+}

@@ -1,0 +1,261 @@
+//! `fusewire perf`: runs operations over a range of sizes, verifies every element, prints a table, in the
+//! manner of nccl-tests.
+
+mod case;
+mod operation;
+mod plot;
+mod rank;
+mod report;
+
+use core::time::Duration;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use fusewire::bootstrap::RankSize;
+use fusewire::{Algorithm, Communicator, DType, Device, MAX_SIZE, Options, ReduceOp};
+
+use self::operation::Kind;
+use crate::Usage;
+use crate::launcher::{self, Job};
+
+/// What to measure. Sizes are bytes, with K, M and G for powers of 1024.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Operations, separated by commas, or `all`.
+    operations: String,
+    /// Ranks to start (default: the number of cores, 2 at least and 8 at most).
+    #[arg(long)]
+    ranks: Option<u32>,
+    /// Device that runs the kernels.
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Ranks are threads of one process instead of processes.
+    #[arg(long)]
+    threads: bool,
+    /// Smallest size.
+    #[arg(long, default_value = "8")]
+    min_bytes: String,
+    /// Largest size.
+    #[arg(long, default_value = "64M")]
+    max_bytes: String,
+    /// Each size is this many times the one before.
+    #[arg(long, default_value_t = 2)]
+    factor: u64,
+    /// Element type: f64, f32, f16, bf16, e4m3, e5m2, i8, u8, i32, u32, i64, u64.
+    #[arg(long, default_value = "f32")]
+    dtype: String,
+    /// Reduction: sum, product, min, max, average, premul_sum, band, bor, bxor.
+    #[arg(long, default_value = "sum")]
+    op: String,
+    /// Algorithm of all_reduce: auto, packet, signal, two_shot.
+    #[arg(long, default_value = "auto")]
+    algorithm: String,
+    /// Timed calls per size (default: by size).
+    #[arg(long)]
+    iterations: Option<u32>,
+    /// Calls before those (default: by size).
+    #[arg(long)]
+    warmup: Option<u32>,
+    /// Input and output are the same memory.
+    #[arg(long)]
+    in_place: bool,
+    /// Replays a captured graph instead of calling.
+    #[arg(long)]
+    graph: bool,
+    /// Buffers outside of windows, so that data goes through staging.
+    #[arg(long)]
+    unregistered: bool,
+    /// Compares every element with the reference (the default).
+    #[arg(long, overrides_with = "no_check")]
+    check: bool,
+    /// Does not compare.
+    #[arg(long)]
+    no_check: bool,
+    /// Time-out of every wait, in seconds.
+    #[arg(long, default_value_t = 60.0)]
+    timeout: f64,
+    /// Writes the rows as a JSON array.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Writes a chart of latency and bandwidth as SVG.
+    #[arg(long)]
+    plot: Option<PathBuf>,
+    /// Flips one element of this rank's result before it is compared: shows that the comparison works.
+    #[arg(long, hide = true)]
+    corrupt: Option<u32>,
+}
+
+/// The arguments, understood.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) operations: Vec<Kind>,
+    pub(crate) ranks: u32,
+    pub(crate) min_bytes: u64,
+    pub(crate) max_bytes: u64,
+    pub(crate) factor: u64,
+    pub(crate) dtype: DType,
+    pub(crate) op: ReduceOp,
+    pub(crate) iterations: Option<u32>,
+    pub(crate) warmup: Option<u32>,
+    pub(crate) in_place: bool,
+    pub(crate) graph: bool,
+    pub(crate) registered: bool,
+    pub(crate) check: bool,
+    pub(crate) json: Option<PathBuf>,
+    pub(crate) plot: Option<PathBuf>,
+    pub(crate) corrupt: Option<u32>,
+    pub(crate) options: Options,
+}
+
+/// Measures; the status is 1 if an element was wrong.
+pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let settings = understand(arguments)?;
+    if let Ok(place) = RankSize::from_env() {
+        let settings = Settings { ranks: place.size, ..settings };
+        let comm = Communicator::from_env(Device::Cpu, settings.options.clone())?;
+        return Ok(status(rank::run(&comm, &settings)?));
+    }
+    if arguments.threads {
+        let results = fusewire::run_threads(settings.ranks, &settings.options, |comm| {
+            rank::run(&comm, &settings)
+        });
+        let mut wrong = 0;
+        let mut failed = false;
+        for (rank, result) in results.into_iter().enumerate() {
+            match result {
+                Ok(count) => wrong += count,
+                Err(error) => {
+                    eprintln!("error: rank {rank}: {error}");
+                    failed = true;
+                }
+            }
+        }
+        return Ok(if failed { ExitCode::FAILURE } else { status(wrong) });
+    }
+    let program = std::env::current_exe()?;
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let job = Job {
+        program: program.as_os_str(),
+        arguments: &arguments,
+        ranks: settings.ranks,
+        prefix: false,
+        grace: settings.options.timeout + Duration::from_secs(2),
+    };
+    Ok(ExitCode::from(launcher::run(&job)?))
+}
+
+fn status(wrong: u64) -> ExitCode {
+    if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn usage(text: String) -> anyhow::Error {
+    Usage(text).into()
+}
+
+fn understand(arguments: &Arguments) -> anyhow::Result<Settings> {
+    if arguments.device != "cpu" {
+        return Err(usage(format!("device \"{}\"; only cpu exists yet", arguments.device)));
+    }
+    let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get() as u32);
+    let ranks = arguments.ranks.unwrap_or(cores.clamp(2, 8));
+    if ranks == 0 || ranks > MAX_SIZE {
+        return Err(usage(format!("{ranks} ranks; 1 to {MAX_SIZE} are possible")));
+    }
+    let dtype = DType::ALL
+        .into_iter()
+        .find(|dtype| dtype.name() == arguments.dtype)
+        .ok_or_else(|| {
+            let names = DType::ALL.map(DType::name).join(", ");
+            usage(format!("type \"{}\" is none of {names}", arguments.dtype))
+        })?;
+    let op: ReduceOp =
+        arguments.op.parse().map_err(|error: fusewire::Error| usage(error.to_string()))?;
+    let algorithm: Algorithm =
+        arguments.algorithm.parse().map_err(|error: fusewire::Error| usage(error.to_string()))?;
+    let (min_bytes, max_bytes) = (bytes(&arguments.min_bytes)?, bytes(&arguments.max_bytes)?);
+    if min_bytes > max_bytes {
+        return Err(usage(format!("--min-bytes {min_bytes} is above --max-bytes {max_bytes}")));
+    }
+    // Every rank holds input, output and their guards.
+    if max_bytes > 1 << 40 {
+        return Err(usage(format!("--max-bytes {max_bytes} is more than memory can hold")));
+    }
+    if arguments.factor < 2 {
+        return Err(usage(format!("--factor {}; 2 at least", arguments.factor)));
+    }
+    if arguments.iterations == Some(0) {
+        return Err(usage("--iterations 0; 1 at least".to_owned()));
+    }
+    if !(arguments.timeout.is_finite() && arguments.timeout > 0.0 && arguments.timeout < 1e9) {
+        return Err(usage(format!("--timeout {}; a positive number of seconds", arguments.timeout)));
+    }
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs_f64(arguments.timeout);
+    options.algorithm = algorithm;
+    Ok(Settings {
+        operations: operations(&arguments.operations, dtype, op, ranks)?,
+        ranks,
+        min_bytes,
+        max_bytes,
+        factor: arguments.factor,
+        dtype,
+        op,
+        iterations: arguments.iterations,
+        warmup: arguments.warmup,
+        in_place: arguments.in_place,
+        graph: arguments.graph,
+        registered: !arguments.unregistered,
+        check: !arguments.no_check,
+        json: arguments.json.clone(),
+        plot: arguments.plot.clone(),
+        corrupt: arguments.corrupt,
+        options,
+    })
+}
+
+/// The operations of a list; `all` leaves out what a type does not have, with a note.
+fn operations(list: &str, dtype: DType, op: ReduceOp, ranks: u32) -> anyhow::Result<Vec<Kind>> {
+    let all = list == "all";
+    let named: Vec<Kind> = if all {
+        Kind::ALL.to_vec()
+    } else {
+        list.split(',')
+            .map(|name| {
+                Kind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+                    let names = Kind::ALL.map(Kind::name).join(", ");
+                    usage(format!("operation \"{name}\" is none of {names}, all"))
+                })
+            })
+            .collect::<anyhow::Result<_>>()?
+    };
+    let mut kept = Vec::new();
+    for kind in named {
+        match kind.refuses(dtype, op, ranks) {
+            None => kept.push(kind),
+            Some(reason) if all => {
+                if RankSize::from_env().map_or(true, |place| place.rank == 0)
+                    && RankSize::from_env().is_ok()
+                {
+                    eprintln!("note: {} left out: {reason}", kind.name());
+                }
+            }
+            Some(reason) => return Err(usage(format!("{}: {reason}", kind.name()))),
+        }
+    }
+    Ok(kept)
+}
+
+/// A size: a number with K, M or G for powers of 1024.
+fn bytes(text: &str) -> anyhow::Result<u64> {
+    let (number, unit) = match text.char_indices().next_back() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1u64 << 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 1 << 30),
+        _ => (text, 1),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| usage(format!("size \"{text}\"; a number with K, M or G is needed")))?;
+    number.checked_mul(unit).ok_or_else(|| usage(format!("size \"{text}\" overflows")))
+}

@@ -1,0 +1,290 @@
+//! The operations that `perf` knows: sizes, bandwidth factors, and the call itself.
+
+use fusewire::{Communicator, DType, Operation, ReduceOp, Result, RmsNorm, Tensor};
+
+/// An operation to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    AllGatherV,
+    Broadcast,
+    Reduce,
+    Scatter,
+    Gather,
+    AllToAll,
+    AllToAllV,
+    SendRecv,
+    Barrier,
+    AllReduceRmsNorm,
+}
+
+/// Longest row of the fused norm.
+pub(crate) const HIDDEN: usize = 1024;
+/// Added to the mean of squares.
+pub(crate) const EPSILON: f32 = 1e-5;
+
+impl Kind {
+    /// All of them, in the order of `all`.
+    pub(crate) const ALL: [Self; 13] = [
+        Self::AllReduce,
+        Self::ReduceScatter,
+        Self::AllGather,
+        Self::AllGatherV,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::Scatter,
+        Self::Gather,
+        Self::AllToAll,
+        Self::AllToAllV,
+        Self::SendRecv,
+        Self::Barrier,
+        Self::AllReduceRmsNorm,
+    ];
+
+    /// Name on the command line and in tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::SendRecv => "send_recv",
+            other => other.operation().name(),
+        }
+    }
+
+    /// The library's operation.
+    pub(crate) const fn operation(self) -> Operation {
+        match self {
+            Self::AllReduce => Operation::AllReduce,
+            Self::ReduceScatter => Operation::ReduceScatter,
+            Self::AllGather => Operation::AllGather,
+            Self::AllGatherV => Operation::AllGatherV,
+            Self::Broadcast => Operation::Broadcast,
+            Self::Reduce => Operation::Reduce,
+            Self::Scatter => Operation::Scatter,
+            Self::Gather => Operation::Gather,
+            Self::AllToAll => Operation::AllToAll,
+            Self::AllToAllV => Operation::AllToAllV,
+            Self::SendRecv => Operation::Send,
+            Self::Barrier => Operation::Barrier,
+            Self::AllReduceRmsNorm => Operation::AllReduceRmsNorm,
+        }
+    }
+
+    /// Whether it has a reduction.
+    pub(crate) const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+    }
+
+    /// Why it cannot run so, if it cannot.
+    pub(crate) fn refuses(self, dtype: DType, op: ReduceOp, ranks: u32) -> Option<String> {
+        let code = op.code();
+        if self.reduces() && !code.supports(dtype) {
+            return Some(format!("{} has no reduction {}", dtype.name(), code.name()));
+        }
+        let fused = matches!(dtype, DType::F32 | DType::F16 | DType::Bf16);
+        if self == Self::AllReduceRmsNorm && !fused {
+            return Some(format!("{}; it is for f32, f16 and bf16", dtype.name()));
+        }
+        (self == Self::SendRecv && ranks == 1).then(|| "one rank has no peer".to_owned())
+    }
+
+    /// Whether the size does not matter.
+    pub(crate) const fn sizeless(self) -> bool {
+        matches!(self, Self::Barrier)
+    }
+
+    /// Whether it has a form that works in place.
+    pub(crate) const fn has_in_place(self) -> bool {
+        !matches!(self, Self::AllToAllV | Self::SendRecv | Self::Barrier)
+    }
+
+    /// Elements of a row for a nominal size, which is the larger one of input and output in total, as
+    /// nccl-tests count.
+    pub(crate) fn count(self, bytes: u64, dtype: DType, ranks: u32) -> usize {
+        let elements = (bytes / dtype.size() as u64) as usize;
+        match self {
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::SendRecv => elements,
+            Self::Barrier => 0,
+            Self::AllReduceRmsNorm => elements / hidden(elements) * hidden(elements),
+            _ => elements / ranks as usize,
+        }
+    }
+
+    /// Total bytes that a row of `count` elements stands for.
+    pub(crate) fn bytes(self, count: usize, dtype: DType, ranks: u32) -> u64 {
+        let rows = match self {
+            Self::AllReduce
+            | Self::Broadcast
+            | Self::Reduce
+            | Self::SendRecv
+            | Self::Barrier
+            | Self::AllReduceRmsNorm => 1,
+            _ => u64::from(ranks),
+        };
+        rows * (count * dtype.size()) as u64
+    }
+
+    /// Bus bandwidth per algorithm bandwidth: what the busiest link carries.
+    pub(crate) fn bus_factor(self, ranks: u32) -> f64 {
+        let n = f64::from(ranks);
+        match self {
+            Self::AllReduce | Self::AllReduceRmsNorm => 2.0 * (n - 1.0) / n,
+            Self::Broadcast | Self::Reduce | Self::SendRecv => 1.0,
+            Self::Barrier => 0.0,
+            _ => (n - 1.0) / n,
+        }
+    }
+
+    /// Elements that `rank` gives and gets, for rows of `count`.
+    pub(crate) fn shape(self, count: usize, ranks: u32, rank: u32) -> (usize, usize) {
+        let n = ranks as usize;
+        match self {
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::SendRecv => (count, count),
+            Self::AllReduceRmsNorm => (count, count),
+            Self::Barrier => (0, 0),
+            Self::ReduceScatter => (n * count, count),
+            Self::AllGather => (count, n * count),
+            Self::AllGatherV => {
+                let counts = counts(count, ranks);
+                (counts[rank as usize] as usize, counts.iter().sum::<u64>() as usize)
+            }
+            Self::Scatter => (if rank == ROOT { n * count } else { 0 }, count),
+            Self::Gather => (count, if rank == ROOT { n * count } else { 0 }),
+            Self::AllToAll => (n * count, n * count),
+            Self::AllToAllV => {
+                let sent: u64 = (0..ranks).map(|to| split(count, rank, to)).sum();
+                let received: u64 = (0..ranks).map(|from| split(count, from, rank)).sum();
+                (sent as usize, received as usize)
+            }
+        }
+    }
+
+    /// Where, in place, the input lies in the output (true) or the output in the input, and how far in.
+    pub(crate) fn in_place_at(self, count: usize, ranks: u32, rank: u32) -> (bool, usize) {
+        match self {
+            Self::AllGather => (true, rank as usize * count),
+            Self::AllGatherV => {
+                let before: u64 = counts(count, ranks)[..rank as usize].iter().sum();
+                (true, before as usize)
+            }
+            Self::Gather if rank == ROOT => (true, ROOT as usize * count),
+            Self::ReduceScatter => (false, rank as usize * count),
+            Self::Scatter if rank == ROOT => (false, ROOT as usize * count),
+            _ => (true, 0),
+        }
+    }
+}
+
+/// Root of the rooted operations.
+pub(crate) const ROOT: u32 = 0;
+
+/// Length of a row of the fused norm with this many elements in all.
+pub(crate) fn hidden(elements: usize) -> usize {
+    elements.clamp(1, HIDDEN)
+}
+
+/// Counts of all_gather_v: they differ by rank and add up to about `count` each.
+pub(crate) fn counts(count: usize, ranks: u32) -> Vec<u64> {
+    (0..ranks as usize).map(|rank| (count * (rank % 3 + 1) / 3) as u64).collect()
+}
+
+/// Elements that `from` sends to `to` in all_to_all_v: some pairs send nothing.
+pub(crate) fn split(count: usize, from: u32, to: u32) -> u64 {
+    (count * ((from + 2 * to) as usize % 3) / 2) as u64
+}
+
+/// The buffers of one size.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    pub(crate) input: Tensor,
+    pub(crate) output: Tensor,
+    pub(crate) residual: Tensor,
+    pub(crate) weight: Tensor,
+    /// Counts or splits, for the operations that have them.
+    pub(crate) counts: Option<Tensor>,
+}
+
+/// Enqueues (`wait` false) or runs one call.
+pub(crate) fn call(
+    comm: &Communicator,
+    kind: Kind,
+    op: ReduceOp,
+    buffers: &Buffers,
+    enqueue: bool,
+) -> Result<()> {
+    let Buffers { input, output, residual, weight, counts } = buffers;
+    macro_rules! either {
+        ($run:expr, $enqueue:expr) => {
+            if enqueue { $enqueue.map(|_work| ()) } else { $run }
+        };
+    }
+    match kind {
+        Kind::AllReduce => either!(
+            comm.all_reduce_into(output, input, op),
+            comm.all_reduce_into_async(output, input, op)
+        ),
+        Kind::ReduceScatter => either!(
+            comm.reduce_scatter_single(output, input, op),
+            comm.reduce_scatter_single_async(output, input, op)
+        ),
+        Kind::AllGather => either!(
+            comm.all_gather_single(output, input),
+            comm.all_gather_single_async(output, input)
+        ),
+        Kind::AllGatherV => {
+            let Some(counts) = counts else { return Ok(()) };
+            either!(
+                comm.all_gather_v_single(output, input, &counts.to_vec::<u64>()?),
+                comm.all_gather_v_single_async(output, input, counts)
+            )
+        }
+        Kind::Broadcast => either!(comm.broadcast(output, ROOT), comm.broadcast_async(output, ROOT)),
+        Kind::Reduce => either!(
+            comm.reduce_into(output, input, ROOT, op),
+            comm.reduce_into_async(output, input, ROOT, op)
+        ),
+        Kind::Scatter => either!(
+            comm.scatter_single(output, input, ROOT),
+            comm.scatter_single_async(output, input, ROOT)
+        ),
+        Kind::Gather => either!(
+            comm.gather_single(output, input, ROOT),
+            comm.gather_single_async(output, input, ROOT)
+        ),
+        Kind::AllToAll => either!(
+            comm.all_to_all_single(output, input),
+            comm.all_to_all_single_async(output, input)
+        ),
+        Kind::AllToAllV => {
+            let Some(splits) = counts else { return Ok(()) };
+            let all = splits.to_vec::<u64>()?;
+            let (receive, send) = all.split_at(comm.size() as usize);
+            either!(
+                comm.all_to_all_v_single(output, input, receive, send),
+                comm.all_to_all_v_single_async(output, input, splits)
+            )
+        }
+        Kind::SendRecv => {
+            let next = (comm.rank() + 1) % comm.size();
+            let previous = (comm.rank() + comm.size() - 1) % comm.size();
+            let send = || either!(comm.send(input, next), comm.send_async(input, next));
+            let recv = || either!(comm.recv(output, previous), comm.recv_async(output, previous));
+            // Odd ranks receive first, so a ring of any length and size goes round.
+            if comm.rank().is_multiple_of(2) {
+                send()?;
+                recv()
+            } else {
+                recv()?;
+                send()
+            }
+        }
+        Kind::Barrier => either!(comm.barrier(), comm.barrier_async()),
+        Kind::AllReduceRmsNorm => {
+            let norm = RmsNorm::new(output, input, residual, weight, EPSILON);
+            // SAFETY: residual and weight live in `buffers`, longer than the graph or the call.
+            either!(comm.all_reduce_rms_norm(&norm), unsafe {
+                comm.all_reduce_rms_norm_async(&norm, Some(residual))
+            })
+        }
+    }
+}

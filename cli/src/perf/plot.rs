@@ -1,0 +1,100 @@
+//! The chart: latency and bus bandwidth over the size, a series an operation.
+
+use std::path::Path;
+
+use anyhow::anyhow;
+use plotters::prelude::*;
+
+use super::report::Row;
+
+/// Writes the chart of `rows` to an SVG file.
+pub(crate) fn write(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
+    draw(path, rows).map_err(|error| anyhow!("{}: {error}", path.display()))
+}
+
+fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn core::error::Error>> {
+    let root = SVGBackend::new(path, (1100, 480)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let halves = root.split_evenly((1, 2));
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.bytes > 0).collect();
+    if rows.is_empty() {
+        root.present()?;
+        return Ok(());
+    }
+    let caption = format!("{} ranks, {}, {}", rows[0].ranks, rows[0].device, rows[0].dtype);
+    panel(&halves[0], &rows, &format!("Latency ({caption})"), "median time (us)", |row| row.median_us)?;
+    panel(&halves[1], &rows, &format!("Bandwidth ({caption})"), "bus bandwidth (GB/s)", |row| {
+        row.busbw_gbps
+    })?;
+    root.present()?;
+    Ok(())
+}
+
+fn panel(
+    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+    rows: &[&Row],
+    caption: &str,
+    label: &str,
+    value: impl Fn(&Row) -> f64,
+) -> Result<(), Box<dyn core::error::Error>> {
+    let least = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MAX, f64::min);
+    let most = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MIN, f64::max);
+    let x = |row: &Row| row.bytes as f64;
+    let y = |row: &Row| value(row).max(1e-6);
+    let (left, right) = (least(&mut rows.iter().map(|r| x(r))), most(&mut rows.iter().map(|r| x(r))));
+    let (low, high) = (least(&mut rows.iter().map(|r| y(r))), most(&mut rows.iter().map(|r| y(r))));
+    let mut chart = ChartBuilder::on(area)
+        .caption(caption, ("sans-serif", 18))
+        .margin(12)
+        .x_label_area_size(44)
+        .y_label_area_size(64)
+        .build_cartesian_2d((left..(right * 1.5)).log_scale(), ((low / 1.5)..(high * 2.0)).log_scale())?;
+    chart
+        .configure_mesh()
+        .x_desc("size (bytes)")
+        .y_desc(label)
+        .label_style(("sans-serif", 13))
+        .axis_desc_style(("sans-serif", 15))
+        .x_label_formatter(&|bytes| size(*bytes))
+        .y_label_formatter(&|value| number(*value))
+        .light_line_style(WHITE.mix(0.0))
+        .draw()?;
+    let mut names: Vec<&str> = Vec::new();
+    for row in rows {
+        if !names.contains(&row.operation) {
+            names.push(row.operation);
+        }
+    }
+    for (index, name) in names.iter().enumerate() {
+        let color = Palette99::pick(index).to_rgba();
+        let points: Vec<(f64, f64)> =
+            rows.iter().filter(|row| row.operation == *name).map(|row| (x(row), y(row))).collect();
+        chart
+            .draw_series(LineSeries::new(points.clone(), color.stroke_width(2)))?
+            .label(*name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
+        chart.draw_series(points.into_iter().map(|point| Circle::new(point, 2, color.filled())))?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .label_font(("sans-serif", 13))
+        .draw()?;
+    Ok(())
+}
+
+fn size(bytes: f64) -> String {
+    match bytes {
+        b if b >= (1u64 << 30) as f64 => format!("{:.3}G", b / (1u64 << 30) as f64),
+        b if b >= (1 << 20) as f64 => format!("{:.3}M", b / (1 << 20) as f64),
+        b if b >= 1024.0 => format!("{:.3}K", b / 1024.0),
+        b => format!("{b:.3}"),
+    }
+    .replace(".000", "")
+}
+
+fn number(value: f64) -> String {
+    if value >= 1.0 { format!("{value:.0}") } else { format!("{value}") }
+}

@@ -1,0 +1,34 @@
+//! `fusewire run`: the local launcher.
+
+use core::time::Duration;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use crate::Usage;
+use crate::launcher::{self, Job};
+
+/// What to run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Ranks to start.
+    #[arg(short = 'n', long = "ranks", default_value_t = 2)]
+    ranks: u32,
+    /// The program and its arguments, behind `--`.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+/// Runs the program; the status is the first failing rank's.
+pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if arguments.ranks == 0 || arguments.ranks > 1024 {
+        return Err(Usage(format!("{} ranks; 1 to 1024 can be started", arguments.ranks)).into());
+    }
+    let job = Job {
+        program: &arguments.program[0],
+        arguments: &arguments.program[1..],
+        ranks: arguments.ranks,
+        prefix: true,
+        grace: Duration::from_millis(200),
+    };
+    Ok(ExitCode::from(launcher::run(&job)?))
+}
