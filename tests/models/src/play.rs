@@ -1,0 +1,283 @@
+//! Ranks as the tool's threads, launches in sequence.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use fusewire_device::group::{Lanes, Single};
+use fusewire_device::layout::{ABORT, CommState, FailureRecord};
+use fusewire_device::mem::model::Model;
+use fusewire_device::mem::prim::Ordering;
+use fusewire_device::mem::{self, Order, Scope};
+use fusewire_device::native::{BlockShared, LaneContext};
+use fusewire_device::{Block, Machine};
+
+use crate::machine::{Barrier, Solo, Weak};
+use crate::step::Step;
+use crate::tool;
+use crate::world::World;
+
+/// What a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocks {
+    /// The CPU's block of one lane.
+    Single,
+    /// One lane that behaves as a GPU's.
+    Solo,
+    /// The emulator's lanes, with its barrier.
+    Lanes,
+    /// Lanes whose barrier is as weak as a GPU's.
+    Weak,
+}
+
+/// How ranks end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Every launch succeeds.
+    Success,
+    /// Launches may fail: then every rank learns of it, and the record that its abort word names is valid.
+    Failure,
+}
+
+/// What is broken in the memory of an execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// Packets have one set of slots.
+    OneSlotSet,
+    /// Credits are there before they are given.
+    FreeCredits,
+    /// Rank 1 never launches.
+    Absent,
+}
+
+/// A model: ranks that run launches, one after the other.
+#[derive(Clone, Debug)]
+pub struct Play {
+    /// Memory of the ranks.
+    pub world: Arc<World>,
+    /// The launches, the same on all ranks.
+    pub steps: Vec<Step>,
+    /// What runs them.
+    pub blocks: Blocks,
+    /// How they end.
+    pub ending: Ending,
+    /// What is broken.
+    pub sabotage: Option<Sabotage>,
+    /// A thread of the host's writes every abort word at some time.
+    pub host_aborts: bool,
+}
+
+/// What the lanes of a rank share in one execution.
+struct RankBlock {
+    shared: BlockShared,
+    /// Where a launch begins and ends.
+    boundary: Barrier,
+    /// The block's barrier, where it is weak.
+    weak: Barrier,
+}
+
+impl Play {
+    /// Every launch succeeds, nothing is broken.
+    pub fn new(world: World, blocks: Blocks, steps: Vec<Step>) -> Self {
+        Self {
+            world: Arc::new(world),
+            steps,
+            blocks,
+            ending: Ending::Success,
+            sabotage: None,
+            host_aborts: false,
+        }
+    }
+
+    /// With something broken.
+    #[must_use]
+    pub fn sabotage(mut self, sabotage: Sabotage) -> Self {
+        self.sabotage = Some(sabotage);
+        self
+    }
+
+    /// With launches that may fail.
+    #[must_use]
+    pub fn may_fail(mut self) -> Self {
+        self.ending = Ending::Failure;
+        self
+    }
+
+    /// One execution; to be called by the tool.
+    pub fn execute(&self) {
+        let model = self.world.open();
+        self.sabotage(&model);
+        let config = self.world.config();
+        let blocks: Vec<Arc<RankBlock>> = (0..config.ranks)
+            .map(|rank| {
+                Arc::new(RankBlock {
+                    shared: BlockShared::new(config.lanes, self.world.shared(rank)),
+                    boundary: Barrier::new(config.lanes),
+                    weak: Barrier::new(config.lanes),
+                })
+            })
+            .collect();
+        let mut threads = Vec::new();
+        for rank in 0..config.ranks {
+            if self.sabotage == Some(Sabotage::Absent) && rank == 1 {
+                continue;
+            }
+            for lane in 0..config.lanes {
+                let (this, block) = (self.clone(), Arc::clone(&blocks[rank as usize]));
+                threads.push(tool::spawn(move || this.lane(rank, lane, &block)));
+            }
+        }
+        if self.host_aborts {
+            self.abort_all();
+        }
+        for thread in threads {
+            thread.join().expect("a lane that ends");
+        }
+    }
+
+    fn sabotage(&self, model: &Model) {
+        match self.sabotage {
+            Some(Sabotage::OneSlotSet) => self.world.lose_second_slots(model),
+            Some(Sabotage::FreeCredits) => self.world.forge_credits(model),
+            Some(Sabotage::Absent) | None => {}
+        }
+    }
+
+    /// One lane of one rank: all launches.
+    fn lane(&self, rank: u32, lane: u32, block: &RankBlock) {
+        let world = &*self.world;
+        let lanes = world.config().lanes;
+        let passed = Cell::new(0);
+        let boundaries = Cell::new(0);
+        let boundary = || {
+            if lanes > 1 {
+                let (arrive, leave) = (Ordering::AcqRel, Ordering::Acquire);
+                block.boundary.wait(&boundaries, arrive, leave);
+            }
+        };
+        let context = LaneContext {
+            block: 0,
+            blocks: 1,
+            lane,
+            lanes,
+            shared: &raw const block.shared,
+        };
+        for (epoch, step) in self.steps.iter().enumerate() {
+            let epoch = epoch as u64;
+            if !step.has(rank) {
+                continue;
+            }
+            if lane == 0 {
+                step.prepare(world, rank, epoch);
+            }
+            boundary();
+            match self.blocks {
+                // SAFETY: the context describes this lane, and outlives the launch.
+                Blocks::Single => step.launch(world, rank, unsafe { machine(Single::new, &context) }),
+                // SAFETY: as above.
+                Blocks::Lanes => step.launch(world, rank, unsafe { machine(Lanes::new, &context) }),
+                Blocks::Solo => {
+                    let shared = world.shared(rank);
+                    step.launch(world, rank, Block::new(Solo { shared }));
+                }
+                Blocks::Weak => {
+                    let weak = Weak {
+                        lane,
+                        barrier: &block.weak,
+                        passed: &passed,
+                        shared: world.shared(rank),
+                    };
+                    step.launch(world, rank, Block::new(weak));
+                }
+            }
+            boundary();
+            if self.failed(rank, epoch, step) {
+                return;
+            }
+            if lane == 0 {
+                step.verify(world, rank, epoch);
+            }
+        }
+    }
+
+    /// Whether the launch that has just returned failed; then checks what is left behind.
+    fn failed(&self, rank: u32, epoch: u64, step: &Step) -> bool {
+        let world = &*self.world;
+        // A launch that succeeds gives the busy word back; one that was refused never took it.
+        // SAFETY: this rank's own state; the abort word is only accessed atomically.
+        let (busy, abort) = unsafe {
+            let state = world.state(rank);
+            let busy = (*world.block_state(rank)).busy != 0;
+            let abort = if world.config().parts.failure {
+                mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System)
+            } else {
+                (*state).abort
+            };
+            (busy, abort)
+        };
+        let refused = self.refused(rank, epoch, step);
+        if self.ending == Ending::Success {
+            assert!(!busy && abort == 0, "launch {epoch} failed on rank {rank}");
+            return false;
+        }
+        if !busy && !refused {
+            return false;
+        }
+        assert!(abort & ABORT != 0, "rank {rank} failed in launch {epoch} without an abort word");
+        let named = abort as u32;
+        if self.host_aborts && named == HOST {
+            return true;
+        }
+        let state = world.state(named).cast_const();
+        // SAFETY: a rank's record; the abort word was written after it was filled, and was acquired.
+        unsafe {
+            let record = &raw const (*state).failure;
+            let valid = mem::load_u64(&raw const (*record).state, Order::Acquire, Scope::System);
+            assert_eq!(valid, 2, "the record that an abort word names is valid");
+            let record: FailureRecord = mem::read(record);
+            assert!(
+                record.kind == 1 && record.awaited < u64::from(world.config().ranks),
+                "a time-out that names a rank: {record:?}"
+            );
+        }
+        true
+    }
+
+    /// Whether the launch never began: its input is still unreduced.
+    fn refused(&self, rank: u32, _epoch: u64, _step: &Step) -> bool {
+        let world = &*self.world;
+        // SAFETY: this rank's own state.
+        let state = unsafe { world.block_state(rank).read() };
+        // Launches that succeed count; so one is missing.
+        state.sequence != _epoch + 1
+    }
+
+    /// The host's side: writes every rank's abort word.
+    fn abort_all(&self) {
+        for rank in 0..self.world.config().ranks {
+            let state: *mut CommState = self.world.state(rank);
+            // SAFETY: the abort word is only accessed atomically.
+            unsafe {
+                mem::compare_exchange_u64(
+                    &raw mut (*state).abort,
+                    0,
+                    ABORT | u64::from(HOST),
+                    Order::AcqRel,
+                    Scope::System,
+                );
+            }
+        }
+    }
+}
+
+/// Who the host says it is in an abort word of its own.
+const HOST: u32 = 0xffff;
+
+/// # Safety
+/// As `new`, which is a machine's.
+unsafe fn machine<M: Machine>(
+    new: unsafe fn(*const LaneContext) -> M,
+    context: &LaneContext,
+) -> Block<M> {
+    // SAFETY: the caller's promise.
+    Block::new(unsafe { new(context) })
+}

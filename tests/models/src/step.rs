@@ -1,0 +1,438 @@
+//! One launch of a real kernel on one rank, its input and the check of its output.
+//!
+//! Reductions are of bytes (wrapping) or of small whole numbers in f32, so results are exact.
+
+use fusewire_device::comm::Place;
+use fusewire_device::element::{ReductionCode, Sum};
+use fusewire_device::mem;
+use fusewire_device::session::{Call, Operation};
+use fusewire_device::{Block, DType, Machine};
+use fusewire_kernels::{
+    GRANULE, all_reduce, barrier, fused, movement, one_sided, point, reduce_scatter, vector,
+};
+
+use crate::broken;
+use crate::world::World;
+
+/// What a launch does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// all_reduce by packets, f32.
+    Packet,
+    /// all_reduce, every rank reads every input.
+    Signal,
+    /// all_reduce in two shots.
+    TwoShot,
+    /// reduce to a root.
+    Reduce(u32),
+    /// reduce_scatter.
+    ReduceScatter,
+    /// all_gather.
+    AllGather,
+    /// broadcast.
+    Broadcast(u32),
+    /// scatter.
+    Scatter(u32),
+    /// gather.
+    Gather(u32),
+    /// all_to_all.
+    AllToAll,
+    /// all_gather_v: rank r sends `count - r` units, at least none.
+    AllGatherV,
+    /// all_to_all_v: rank a sends `(a + b) % (count + 1)` units to rank b.
+    AllToAllV,
+    /// all_reduce + residual + RMSNorm of one row of two f32.
+    RmsNorm,
+    /// Put with signal round the ring.
+    RingPut,
+    /// barrier.
+    Barrier,
+    /// send from the first rank to the second; the others pass.
+    Transfer(u32, u32),
+    /// A broken kernel.
+    Broken(broken::Kernel),
+}
+
+/// Where a rank's memory lies, as it tells its peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// In a window on every rank.
+    Registered,
+    /// In none: through staging.
+    Staged,
+    /// In a window on rank 0 only.
+    Mixed,
+}
+
+/// One launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// What it does.
+    pub op: Op,
+    /// Elements of a row: bytes, or f32 for packets.
+    pub count: usize,
+    /// Where the buffers lie.
+    pub memory: Memory,
+    /// The output is the input (reductions).
+    pub in_place: bool,
+    /// Time-out of this launch's waits on each rank, 0 for the communicator's.
+    pub timeout_ns: [u64; 4],
+}
+
+impl Step {
+    /// `op` on `count` elements in windows.
+    pub const fn new(op: Op, count: usize) -> Self {
+        Self {
+            op,
+            count,
+            memory: Memory::Registered,
+            in_place: false,
+            timeout_ns: [0; 4],
+        }
+    }
+
+    /// In other memory.
+    #[must_use]
+    pub const fn memory(self, memory: Memory) -> Self {
+        Self { memory, ..self }
+    }
+
+    /// The output is the input.
+    #[must_use]
+    pub const fn in_place(self) -> Self {
+        Self {
+            in_place: true,
+            ..self
+        }
+    }
+
+    /// With another time-out on each rank.
+    #[must_use]
+    pub const fn timeouts(self, timeout_ns: [u64; 4]) -> Self {
+        Self { timeout_ns, ..self }
+    }
+
+    /// Whether `rank` launches anything.
+    pub fn has(&self, rank: u32) -> bool {
+        match self.op {
+            Op::Transfer(from, to) => rank == from || rank == to,
+            _ => true,
+        }
+    }
+
+    /// The input of `rank` in launch `epoch`: what the user writes before it.
+    pub fn input(&self, ranks: u32, rank: u32, epoch: u64) -> Vec<u8> {
+        let number = |i: usize| (u64::from(rank) + 1) * 31 + epoch * 7 + i as u64 * 3;
+        let rows = ranks as usize;
+        match self.op {
+            Op::Packet | Op::RmsNorm => {
+                let count = if self.op == Op::Packet { self.count } else { 2 };
+                (0..count)
+                    .flat_map(|i| (number(i) as f32).to_le_bytes())
+                    .collect()
+            }
+            Op::RingPut => (0..self.count as u64)
+                .flat_map(|i| number(i as usize).to_le_bytes())
+                .collect(),
+            Op::ReduceScatter | Op::Scatter(_) | Op::AllToAll => {
+                (0..self.count * rows).map(|i| number(i) as u8).collect()
+            }
+            Op::AllToAllV => {
+                let sent: usize = (0..ranks).map(|to| self.split(rank, to)).sum();
+                (0..sent).map(|i| number(i) as u8).collect()
+            }
+            Op::Barrier => Vec::new(),
+            _ => (0..self.count).map(|i| number(i) as u8).collect(),
+        }
+    }
+
+    fn split(&self, from: u32, to: u32) -> usize {
+        match self.op {
+            Op::AllGatherV => self.count.saturating_sub(from as usize),
+            _ => (from + to) as usize % (self.count + 1),
+        }
+    }
+
+    /// The output of `rank` in launch `epoch`; empty where it has none.
+    pub fn output(&self, ranks: u32, rank: u32, epoch: u64) -> Vec<u8> {
+        let inputs: Vec<Vec<u8>> = (0..ranks).map(|r| self.input(ranks, r, epoch)).collect();
+        let (me, count) = (rank as usize, self.count);
+        let sums = || -> Vec<u8> {
+            (0..inputs[0].len())
+                .map(|i| inputs.iter().fold(0u8, |sum, of| sum.wrapping_add(of[i])))
+                .collect()
+        };
+        let floats = |of: &[u8]| -> Vec<f32> {
+            of.chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect()
+        };
+        let float_sums = || -> Vec<f32> {
+            let all: Vec<Vec<f32>> = inputs.iter().map(|of| floats(of)).collect();
+            (0..all[0].len())
+                .map(|i| all[1..].iter().fold(all[0][i], |sum, of| sum + of[i]))
+                .collect()
+        };
+        match self.op {
+            Op::Packet => float_sums().into_iter().flat_map(f32::to_le_bytes).collect(),
+            Op::Signal | Op::TwoShot | Op::Broken(_) => sums(),
+            Op::Reduce(root) => {
+                if rank == root {
+                    sums()
+                } else {
+                    Vec::new()
+                }
+            }
+            Op::ReduceScatter => sums()[me * count..(me + 1) * count].to_vec(),
+            Op::AllGather => inputs.concat(),
+            Op::Broadcast(root) => inputs[root as usize].clone(),
+            Op::Scatter(root) => inputs[root as usize][me * count..(me + 1) * count].to_vec(),
+            Op::Gather(root) => {
+                if rank == root {
+                    inputs.concat()
+                } else {
+                    Vec::new()
+                }
+            }
+            Op::AllToAll => inputs
+                .iter()
+                .flat_map(|of| of[me * count..(me + 1) * count].to_vec())
+                .collect(),
+            Op::AllGatherV => inputs
+                .iter()
+                .enumerate()
+                .flat_map(|(r, of)| of[..self.split(r as u32, rank)].to_vec())
+                .collect(),
+            Op::AllToAllV => (0..ranks)
+                .flat_map(|from| {
+                    let before: usize = (0..rank).map(|to| self.split(from, to)).sum();
+                    let length = self.split(from, rank);
+                    inputs[from as usize][before..before + length].to_vec()
+                })
+                .collect(),
+            Op::RmsNorm => {
+                // residual 1, 2; weight 3, 4
+                let sum = float_sums();
+                let (a, b) = (sum[0] + 1.0, sum[1] + 2.0);
+                let scale = 1.0 / ((a * a + b * b) / 2.0 + 0.5).sqrt();
+                [a * scale * 3.0, b * scale * 4.0]
+                    .into_iter()
+                    .flat_map(f32::to_le_bytes)
+                    .collect()
+            }
+            Op::RingPut => inputs[(me + ranks as usize - 1) % ranks as usize].clone(),
+            Op::Barrier => Vec::new(),
+            Op::Transfer(from, to) => {
+                if rank == to {
+                    inputs[from as usize].clone()
+                } else {
+                    Vec::new()
+                }
+            }
+        }
+    }
+
+    /// The user's writes before launch `epoch`: the input, and poison where the output goes.
+    pub fn prepare(&self, world: &World, rank: u32, epoch: u64) {
+        let ranks = world.config().ranks;
+        let input = self.input(ranks, rank, epoch);
+        assert!(input.len() <= world.config().user, "the input fits");
+        let poison = vec![0xee; self.output(ranks, rank, epoch).len()];
+        // SAFETY: this rank's buffers, which hold the bytes; the model says whether a peer still uses them.
+        unsafe {
+            mem::copy(world.source(rank), input.as_ptr(), input.len());
+            if !self.in_place {
+                mem::copy(world.target(rank), poison.as_ptr(), poison.len());
+            }
+            let private = world.private(rank);
+            match self.op {
+                Op::RmsNorm => {
+                    private.cast::<[f32; 4]>().write([1.0, 2.0, 3.0, 4.0]);
+                }
+                Op::AllGatherV | Op::AllToAllV => {
+                    let counts = private.cast::<u64>();
+                    for peer in 0..ranks {
+                        let sent = match self.op {
+                            Op::AllGatherV => self.split(peer, rank),
+                            _ => self.split(rank, peer),
+                        };
+                        counts.add(peer as usize).write(sent as u64);
+                        let received = self.split(peer, rank) as u64;
+                        counts.add(64 + peer as usize).write(received);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The user's reads after launch `epoch`.
+    ///
+    /// # Panics
+    /// When the output is wrong: so the model fails.
+    pub fn verify(&self, world: &World, rank: u32, epoch: u64) {
+        let expected = self.output(world.config().ranks, rank, epoch);
+        let mut found = vec![0; expected.len()];
+        let from = self.target(world, rank);
+        // SAFETY: this rank's output holds the bytes.
+        unsafe { mem::copy(found.as_mut_ptr(), from, found.len()) };
+        assert!(
+            found == expected,
+            "wrong result on rank {rank} in launch {epoch} of {:?}: {found:?}, not {expected:?}",
+            self.op
+        );
+    }
+
+    fn target(&self, world: &World, rank: u32) -> *mut u8 {
+        if self.in_place {
+            world.source(rank)
+        } else {
+            world.target(rank)
+        }
+    }
+
+    fn call(&self, rank: u32) -> Call {
+        let reduction = ReductionCode::Sum as u8;
+        let byte = DType::U8 as u8;
+        let (operation, dtype, reduction, root) = match self.op {
+            Op::Packet => (Operation::AllReduce, DType::F32 as u8, reduction, 0),
+            Op::Signal | Op::TwoShot => (Operation::AllReduce, byte, reduction, 0xffff),
+            Op::Broken(_) => (Operation::User, byte, reduction, 0),
+            Op::Reduce(root) => (Operation::Reduce, byte, reduction, root as u16),
+            Op::ReduceScatter => (Operation::ReduceScatter, byte, reduction, 0),
+            Op::AllGather => (Operation::AllGather, byte, 0, 0),
+            Op::Broadcast(root) => (Operation::Broadcast, byte, 0, root as u16),
+            Op::Scatter(root) => (Operation::Scatter, byte, 0, root as u16),
+            Op::Gather(root) => (Operation::Gather, byte, 0, root as u16),
+            Op::AllToAll => (Operation::AllToAll, byte, 0, 0),
+            Op::AllGatherV => (Operation::AllGatherV, byte, 0, 0),
+            Op::AllToAllV => (Operation::AllToAllV, byte, 0, 0),
+            Op::RmsNorm => (Operation::AllReduceRmsNorm, DType::F32 as u8, 0, 0),
+            Op::RingPut => (Operation::User, 0, 0, 0),
+            Op::Barrier => (Operation::Barrier, 0, 0, 0),
+            Op::Transfer(from, to) => {
+                if rank == from {
+                    (Operation::Send, byte, 0, to as u16)
+                } else {
+                    (Operation::Recv, byte, 0, from as u16)
+                }
+            }
+        };
+        let mut call = Call::new(operation, dtype, reduction, 0, root, self.count as u64);
+        if let Op::Transfer(..) = self.op {
+            // Both ends of a channel agree on the fingerprint.
+            call.0 = call.0 & !0xffff | 0x7a7a;
+        }
+        call
+    }
+
+    /// Runs the kernel: one lane of `block`.
+    pub fn launch<M: Machine>(&self, world: &World, rank: u32, block: Block<M>) {
+        if !self.has(rank) {
+            return;
+        }
+        let registered = match self.memory {
+            Memory::Registered => true,
+            Memory::Staged => false,
+            Memory::Mixed => rank == 0,
+        };
+        let place = |at: Place| if registered { at.0 } else { Place::NONE.0 };
+        let constants = world.constants(rank);
+        let call = self.call(rank).0;
+        let timeout = self.timeout_ns[rank as usize % 4];
+        let (source, target) = (world.source(rank).cast_const(), self.target(world, rank));
+        let source_at = place(world.source_place());
+        let target_at = if self.in_place {
+            source_at
+        } else {
+            place(world.target_place())
+        };
+        let count = self.count as u64;
+        let chunk = GRANULE as u64;
+        macro_rules! reduce {
+            ($kernel:expr) => {
+                $kernel(
+                    block, constants, call, count, timeout, source, source_at, target, target_at,
+                    0, chunk, 0,
+                )
+            };
+        }
+        macro_rules! movement {
+            ($kernel:expr) => {
+                $kernel(
+                    block, constants, call, count, 1, timeout, source, source_at, target, chunk, 0,
+                )
+            };
+        }
+        let counts = world.private(rank).cast::<u64>();
+        let floats = world.private(rank);
+        // SAFETY: the world's communicator is live, its buffers hold what the step moves.
+        unsafe {
+            match self.op {
+                Op::Packet => all_reduce::all_reduce_packet::<f32, Sum>(
+                    block, constants, call, count, timeout, source, target,
+                ),
+                Op::Signal => reduce!(all_reduce::all_reduce_signal_any),
+                Op::TwoShot | Op::Reduce(_) => reduce!(all_reduce::reduce_shards_any),
+                Op::ReduceScatter => reduce!(reduce_scatter::reduce_scatter_any),
+                Op::AllGather => movement!(movement::all_gather),
+                Op::Broadcast(_) => movement!(movement::broadcast),
+                Op::Scatter(_) => movement!(movement::scatter),
+                Op::Gather(_) => movement!(movement::gather),
+                Op::AllToAll => movement!(movement::all_to_all),
+                Op::AllGatherV => vector::all_gather_v(
+                    block, constants, call, 1, timeout, source, source_at, target, counts, chunk, 0,
+                ),
+                Op::AllToAllV => vector::all_to_all_v(
+                    block,
+                    constants,
+                    call,
+                    1,
+                    timeout,
+                    source,
+                    source_at,
+                    target,
+                    counts,
+                    counts.add(64),
+                    chunk,
+                    0,
+                ),
+                Op::RmsNorm => fused::all_reduce_rms_norm::<f32>(
+                    block,
+                    constants,
+                    call,
+                    1,
+                    2,
+                    timeout,
+                    source,
+                    source_at,
+                    floats,
+                    floats.add(8),
+                    core::ptr::null_mut(),
+                    target,
+                    1,
+                    0.5,
+                ),
+                Op::RingPut => one_sided::ring_put(
+                    block,
+                    constants,
+                    call,
+                    count,
+                    timeout,
+                    source.cast(),
+                    world.target_place().0,
+                    0,
+                    counts.add(128),
+                ),
+                Op::Barrier => barrier::barrier(block, constants, call, timeout),
+                Op::Transfer(from, _) if rank == from => {
+                    point::send(block, constants, call, count, timeout, source);
+                }
+                Op::Transfer(..) => point::recv(block, constants, call, count, timeout, target),
+                Op::Broken(kernel) => {
+                    kernel.run(block, constants, call, count, timeout, source, target);
+                }
+            }
+        }
+    }
+}

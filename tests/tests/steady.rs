@@ -1,0 +1,204 @@
+//! A steady call or replay allocates nothing and makes no system call of its own. Waiting for a peer that is
+//! late gives the core away, which is a system call, and allowed.
+
+use std::hint::spin_loop;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use fusewire::cpu::GraphExec;
+use fusewire::{Communicator, DType, Options, ReduceOp, Result, Tensor, run_threads};
+use fusewire_tests::alloc::{Counting, calls};
+use fusewire_tests::process::{role, start};
+use fusewire_tests::skip::skip;
+use fusewire_tests::syscall::{WAITING, allow_only};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a rank calls again and again: packets, one shot, two shots; in windows, in slices; movements; replays.
+struct Steady {
+    comm: Communicator,
+    tensors: [Tensor; 3],
+    gathered: Tensor,
+    small: Vec<f32>,
+    doubles: Vec<f64>,
+    large: Vec<f32>,
+    rows: Vec<f32>,
+    graph: GraphExec,
+}
+
+impl Steady {
+    fn new(comm: Communicator) -> Result<Self> {
+        let ranks = comm.size() as usize;
+        let tensors = [
+            comm.alloc(DType::F32, 16)?,
+            comm.alloc(DType::F32, 1500)?,
+            comm.alloc(DType::F32, 60_000)?,
+        ];
+        let gathered = comm.alloc(DType::F32, 1500 * ranks)?;
+        comm.stream().begin_capture()?;
+        for tensor in &tensors {
+            comm.all_reduce_async(tensor, ReduceOp::Sum)?;
+        }
+        comm.all_gather_single_async(&gathered, &tensors[1])?;
+        comm.barrier_async()?;
+        let graph = comm.stream().end_capture()?.instantiate()?;
+        Ok(Self {
+            tensors,
+            gathered,
+            small: vec![0.0; 16],
+            doubles: vec![0.0; 100],
+            large: vec![0.0; 60_000],
+            rows: vec![0.0; 60_000 * ranks],
+            graph,
+            comm,
+        })
+    }
+
+    /// One of each; fails as its calls do.
+    fn step(&mut self) -> Result<()> {
+        let comm = &self.comm;
+        for tensor in &self.tensors {
+            comm.all_reduce(tensor, ReduceOp::Sum)?;
+        }
+        comm.all_gather_single(&self.gathered, &self.tensors[1])?;
+        comm.all_reduce(&mut self.small, ReduceOp::Sum)?;
+        comm.all_reduce(&mut self.doubles, ReduceOp::Min)?;
+        comm.all_reduce(&mut self.large, ReduceOp::Sum)?;
+        comm.all_gather_single(&mut self.rows, &self.large)?;
+        comm.reduce_scatter_single(&mut self.large, &self.rows, ReduceOp::Sum)?;
+        comm.broadcast(&mut self.small, 0)?;
+        comm.barrier()?;
+        self.graph.run(comm.stream())
+    }
+}
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.timeout = PATIENCE;
+    options
+}
+
+#[test]
+fn steady_calls_and_replays_allocate_nothing() {
+    for ranks in [1, 2, 3] {
+        for result in run_threads(ranks, &options(), |comm| {
+            let mut steady = Steady::new(comm)?;
+            for _ in 0..3 {
+                steady.step()?;
+            }
+            let before = calls();
+            for _ in 0..100 {
+                steady.step()?;
+            }
+            Ok(calls() - before)
+        }) {
+            assert_eq!(
+                result.expect("joined"),
+                0,
+                "allocations on a rank of {ranks}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_counter_counts() {
+    let before = calls();
+    drop(core::hint::black_box(Box::new(7)));
+    assert_eq!(calls() - before, 2, "an allocation and a free");
+    // An asynchronous call does allocate: its launch goes into a queue.
+    for result in run_threads(1, &options(), |comm| {
+        let x = comm.alloc(DType::F32, 4)?;
+        let before = calls();
+        comm.all_reduce_async(&x, ReduceOp::Sum)?.wait_blocking()?;
+        Ok(calls() - before)
+    }) {
+        assert!(result.expect("joined") > 0);
+    }
+}
+
+/// A child: ranks as threads, each of which is then allowed next to nothing. Ends the process.
+fn filtered(ranks: u32, allowed: &'static [i64], forbidden: bool) -> ! {
+    let done = AtomicU32::new(0);
+    let refused: Mutex<Option<io::Error>> = Mutex::default();
+    let exit = |code: i32| -> ! {
+        // SAFETY: ends the process at once; filtered threads cannot end themselves.
+        unsafe { libc::_exit(code) }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // This thread stays free, and ends the process.
+            while done.load(Ordering::Acquire) < ranks {
+                if let Some(error) = &*refused.lock().expect("no panic") {
+                    eprintln!("@@ refused {error}");
+                    exit(0);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            eprintln!("@@ done");
+            exit(0);
+        });
+        let results = run_threads(ranks, &options(), |comm| {
+            let mut steady = Steady::new(comm)?;
+            for _ in 0..3 {
+                steady.step()?;
+            }
+            if let Err(error) = allow_only(allowed) {
+                *refused.lock().expect("no panic") = Some(error);
+            }
+            let mut right = true;
+            for _ in 0..1000 {
+                right &= steady.step().is_ok();
+            }
+            if forbidden {
+                // SAFETY: no preconditions.
+                unsafe { libc::getppid() };
+            }
+            if right {
+                done.fetch_add(1, Ordering::Release);
+            }
+            // The process ends under this thread: it may not even return.
+            let started = Instant::now();
+            while started.elapsed() < PATIENCE {
+                spin_loop();
+            }
+            Ok(())
+        });
+        drop(results);
+    });
+    exit(1)
+}
+
+#[test]
+fn steady_calls_make_no_system_call() {
+    match role().as_deref() {
+        Some("alone") => filtered(1, &[], false),
+        Some("two") => filtered(2, WAITING, false),
+        Some("control") => filtered(1, &[], true),
+        _ => {}
+    }
+    for role in ["alone", "two", "control"] {
+        let mut child = start("steady_calls_make_no_system_call", role, &[]);
+        let said = child.next_report(PATIENCE);
+        if let Ok(said) = &said
+            && said.starts_with("refused")
+        {
+            skip("seccomp", said);
+            return;
+        }
+        let status = child.wait(PATIENCE).expect("its end");
+        if role == "control" {
+            // A call that does make one is caught.
+            assert_eq!(status.signal(), Some(libc::SIGSYS), "{said:?}");
+        } else {
+            assert_eq!(said.as_deref(), Ok("done"), "{role}: {status:?}");
+            assert!(status.success(), "{role}: {status:?}");
+        }
+    }
+}
