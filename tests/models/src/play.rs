@@ -190,7 +190,7 @@ impl Play {
                 }
             }
             boundary();
-            if self.failed(rank, epoch, step) {
+            if self.failed(rank, epoch) {
                 return;
             }
             if lane == 0 {
@@ -200,7 +200,7 @@ impl Play {
     }
 
     /// Whether the launch that has just returned failed; then checks what is left behind.
-    fn failed(&self, rank: u32, epoch: u64, step: &Step) -> bool {
+    fn failed(&self, rank: u32, epoch: u64) -> bool {
         let world = &*self.world;
         // A launch that succeeds gives the busy word back; one that was refused never took it.
         // SAFETY: this rank's own state; the abort word is only accessed atomically.
@@ -214,7 +214,8 @@ impl Play {
             };
             (busy, abort)
         };
-        let refused = self.refused(rank, epoch, step);
+        // SAFETY: this rank's own state. Launches that succeed count.
+        let refused = unsafe { (*world.block_state(rank)).sequence } != epoch + 1;
         if self.ending == Ending::Success {
             assert!(!busy && abort == 0, "launch {epoch} failed on rank {rank}");
             return false;
@@ -240,15 +241,6 @@ impl Play {
             );
         }
         true
-    }
-
-    /// Whether the launch never began: its input is still unreduced.
-    fn refused(&self, rank: u32, _epoch: u64, _step: &Step) -> bool {
-        let world = &*self.world;
-        // SAFETY: this rank's own state.
-        let state = unsafe { world.block_state(rank).read() };
-        // Launches that succeed count; so one is missing.
-        state.sequence != _epoch + 1
     }
 
     /// The host's side: writes every rank's abort word.

@@ -1,1 +1,2 @@
-//! Written next.
+//! Many ranks under shuttle.
+fn main() {}

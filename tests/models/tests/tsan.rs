@@ -1,1 +1,2 @@
-//! Written next.
+//! Whole kernels under ThreadSanitizer.
+fn main() {}

@@ -1,0 +1,244 @@
+//! One line a model: executions, complete or bounded, or what a control caught.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::{self, AssertUnwindSafe};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fusewire_device::mem::model::{self, Fault};
+
+use crate::play::Play;
+
+/// How far a model is explored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// loom: every execution.
+    Exhaustive,
+    /// loom: every execution with at most so many preemptions of threads that could go on.
+    Preemptions(usize),
+    /// shuttle: so many random schedules.
+    Random(usize),
+    /// shuttle: so many schedules of probabilistic concurrency testing, with so many changes of priority.
+    Pct(usize, usize),
+}
+
+/// What must come out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// No execution fails.
+    Passes,
+    /// An execution fails: a negative control.
+    Caught,
+}
+
+/// A model with all that it needs.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its name in the table.
+    pub name: String,
+    /// How far it is explored.
+    pub bound: Bound,
+    /// What must come out.
+    pub expected: Expected,
+    /// What the memory takes away.
+    pub fault: Option<Fault>,
+    /// How far the clock moves at each look.
+    pub tick_ns: u64,
+    /// Longest exploration; beyond it the model counts as bounded by time.
+    pub seconds: u64,
+    /// The ranks.
+    pub play: Play,
+}
+
+impl Entry {
+    /// A model that must pass.
+    pub fn model(name: &str, bound: Bound, play: Play) -> Self {
+        Self {
+            name: name.to_owned(),
+            bound,
+            expected: Expected::Passes,
+            fault: None,
+            tick_ns: 0,
+            seconds: 600,
+            play,
+        }
+    }
+
+    /// A negative control: the tool must find what is broken.
+    pub fn control(name: &str, bound: Bound, fault: Option<Fault>, play: Play) -> Self {
+        Self {
+            expected: Expected::Caught,
+            fault,
+            ..Self::model(name, bound, play)
+        }
+    }
+
+    /// With a clock that moves.
+    #[must_use]
+    pub fn tick(self, tick_ns: u64) -> Self {
+        Self { tick_ns, ..self }
+    }
+
+    /// Stops exploring after so many seconds.
+    #[must_use]
+    pub fn within(self, seconds: u64) -> Self {
+        Self { seconds, ..self }
+    }
+
+    /// Explores; the line of the table, and whether the outcome is the expected one.
+    fn run(self) -> (String, bool) {
+        model::inject(self.fault);
+        model::set_tick(self.tick_ns);
+        QUIET.set(self.expected == Expected::Caught);
+        let executions = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&executions);
+        let play = self.play;
+        let start = Instant::now();
+        let limit = Duration::from_secs(self.seconds);
+        let result = panic::catch_unwind(AssertUnwindSafe(|| {
+            explore(self.bound, limit, move || {
+                counter.fetch_add(1, Ordering::Relaxed);
+                play.execute();
+            });
+        }));
+        let elapsed = start.elapsed();
+        let executions = executions.load(Ordering::Relaxed);
+        let (outcome, good) = match (&result, self.expected) {
+            (Ok(()), Expected::Passes) => {
+                let how = match self.bound {
+                    Bound::Exhaustive if elapsed < limit => "complete".to_owned(),
+                    Bound::Exhaustive => format!("bounded (seconds={})", self.seconds),
+                    Bound::Preemptions(n) if elapsed < limit => {
+                        format!("bounded (preemptions={n})")
+                    }
+                    Bound::Preemptions(n) => {
+                        format!("bounded (preemptions={n}, seconds={})", self.seconds)
+                    }
+                    Bound::Random(_) => "bounded (random schedules)".to_owned(),
+                    Bound::Pct(_, depth) => format!("bounded (PCT schedules, depth={depth})"),
+                };
+                (format!("executions: {executions}, {how}"), true)
+            }
+            (Ok(()), Expected::Caught) => {
+                (format!("executions: {executions}, NOT CAUGHT"), false)
+            }
+            (Err(panic), Expected::Caught) => (
+                format!("caught in execution {executions}: {}", message(&**panic)),
+                true,
+            ),
+            (Err(panic), Expected::Passes) => (
+                format!("FAILED in execution {executions}: {}", message(&**panic)),
+                false,
+            ),
+        };
+        let line = format!("{:<58} {outcome} [{:.1} s]", self.name, elapsed.as_secs_f64());
+        (line, good)
+    }
+}
+
+std::thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+#[cfg(loom)]
+fn explore(bound: Bound, limit: Duration, execution: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.max_branches = 20_000;
+    builder.checkpoint_interval = 1000;
+    builder.max_duration = Some(limit);
+    builder.preemption_bound = match bound {
+        Bound::Preemptions(n) => Some(n),
+        _ => None,
+    };
+    builder.check(execution);
+}
+
+#[cfg(shuttle)]
+fn explore(bound: Bound, limit: Duration, execution: impl Fn() + Send + Sync + 'static) {
+    use shuttle::scheduler::{PctScheduler, RandomScheduler};
+    use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
+    let mut config = Config::new();
+    config.stack_size = 256 << 10;
+    config.failure_persistence = FailurePersistence::None;
+    config.max_steps = MaxSteps::FailAfter(2_000_000);
+    config.max_time = Some(limit);
+    config.silence_warnings = true;
+    // Seeds are fixed, so that a failure is found again.
+    match bound {
+        Bound::Pct(schedules, depth) => {
+            let scheduler = PctScheduler::new_from_seed(0xf05e, depth, schedules);
+            Runner::new(scheduler, config).run(execution);
+        }
+        Bound::Random(schedules) | Bound::Preemptions(schedules) => {
+            let scheduler = RandomScheduler::new_from_seed(0xf05e, schedules);
+            Runner::new(scheduler, config).run(execution);
+        }
+        Bound::Exhaustive => unreachable!("shuttle samples"),
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("a panic without words");
+    let line: String = text.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    line.chars().take(150).collect()
+}
+
+/// Runs all entries whose name contains the program's first argument, a thread of the system each, as many
+/// at once as there are cores; prints the table. Fails if an outcome is not the expected one.
+pub fn run(tool: &str, entries: Vec<Entry>) -> ExitCode {
+    let filter = std::env::args().nth(1).unwrap_or_default();
+    let previous = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !QUIET.get() {
+            previous(info);
+        }
+    }));
+    let chosen: VecDeque<Entry> = entries
+        .into_iter()
+        .filter(|entry| entry.name.contains(&filter))
+        .collect();
+    let total = chosen.len();
+    let queue = Mutex::new(chosen);
+    let bad = AtomicU64::new(0);
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let next = queue
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .pop_front();
+                    let Some(entry) = next else {
+                        return;
+                    };
+                    // A fresh thread: what a tool keeps by thread is gone after a failure.
+                    let name = entry.name.clone();
+                    let (line, good) = thread::spawn(move || entry.run())
+                        .join()
+                        .unwrap_or_else(|_| (format!("{name} the tool broke down"), false));
+                    println!("{tool}: {line}");
+                    if !good {
+                        bad.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let bad = bad.load(Ordering::Relaxed);
+    println!("{tool}: {total} models and controls, {bad} not as expected");
+    if bad == 0 && total > 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}

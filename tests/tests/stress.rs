@@ -1,0 +1,227 @@
+//! Ten thousand operations back to back: random sizes, types, algorithms, memory; one rank late each
+//! time; every result verified; epochs from 0 and from just below the places where words wrap.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fusewire::store::{MemoryStore, Store};
+use fusewire::{Algorithm, Communicator, DType, Device, Operation, ReduceOp};
+use fusewire_tests::cases::{Case, MEMORIES, OPERATIONS, REDUCING, REDUCTIONS};
+use fusewire_tests::rank::{Mode, Rank};
+use fusewire_tests::rng::Rng;
+use fusewire_tests::runner::Setup;
+use fusewire_tests::skip::full;
+
+/// The `index`-th operation of the sequence of `seed`: the same on all ranks.
+fn random_case(rng: &mut Rng, ranks: u32, large: usize) -> Case {
+    // All_reduce more often: it has the most ways.
+    let operation = if rng.one_in(3) {
+        Operation::AllReduce
+    } else {
+        rng.pick(&OPERATIONS)
+    };
+    let mut dtype = rng.pick(&DType::ALL);
+    let mut reduction = None;
+    if REDUCING.contains(&operation) {
+        let op = rng.pick(&REDUCTIONS);
+        // Packets exist for small floats and few reductions: half of the time those.
+        let (d, op) = if rng.one_in(2) {
+            (
+                rng.pick(&[DType::F32, DType::F16, DType::Bf16]),
+                ReduceOp::Sum,
+            )
+        } else if op.code().supports(dtype) {
+            (dtype, op)
+        } else {
+            (DType::F64, ReduceOp::PreMulSum(0.5))
+        };
+        (dtype, reduction) = (d, Some(op));
+    }
+    if operation == Operation::AllReduceRmsNorm {
+        dtype = rng.pick(&[DType::F32, DType::F16, DType::Bf16]);
+    }
+    let count = match rng.below(20) {
+        0 => 0,
+        1..=12 => 1 + rng.below(40),
+        13..=18 => rng.below(500),
+        _ => rng.below(large),
+    };
+    let norm = operation == Operation::AllReduceRmsNorm;
+    Case {
+        count: if norm { rng.below(4) } else { count },
+        hidden: if norm { 1 + rng.below(200) } else { 0 },
+        root: rng.below(ranks as usize) as u32,
+        in_place: rng.one_in(2) && Case::has_in_place(operation),
+        memory: rng.pick(&MEMORIES),
+        offset: rng.below(4),
+        ..Case::new(operation, dtype, reduction)
+    }
+}
+
+/// One communicator for each algorithm, all in use at once.
+const ALGORITHMS: [Algorithm; 4] = [
+    Algorithm::Auto,
+    Algorithm::Packet,
+    Algorithm::Signal,
+    Algorithm::TwoShot,
+];
+
+fn stress(setup: Setup, operations: usize, large: usize) {
+    let started = Instant::now();
+    let seed = setup.first_epoch ^ u64::from(setup.ranks) << 50 ^ u64::from(setup.lanes);
+    let mut rng = Rng::new(seed);
+    let cases: Vec<Case> = (0..operations)
+        .map(|_| random_case(&mut rng, setup.ranks, large))
+        .collect();
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let run = |index: u32| -> fusewire::Result<Vec<String>> {
+        let mut ranks = Vec::new();
+        for algorithm in ALGORITHMS {
+            let options = Setup { algorithm, ..setup }.options();
+            let comm = Communicator::new(
+                Device::Cpu,
+                index,
+                setup.ranks,
+                Arc::clone(&store),
+                algorithm.name(),
+                options,
+            )?;
+            ranks.push(Rank::new(comm, setup.mode, &cases)?);
+        }
+        let mut shared = Rng::new(seed ^ 1);
+        for case in &cases {
+            let which = shared.below(4);
+            let (late, by) = (shared.below(setup.ranks as usize), shared.below(8));
+            if late == index as usize {
+                delay(by);
+            }
+            ranks[which].run(case)?;
+        }
+        Ok(ranks.into_iter().flat_map(|rank| rank.finish().1).collect())
+    };
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let run = &run;
+        let threads: Vec<_> = (0..setup.ranks)
+            .map(|index| scope.spawn(move || run(index)))
+            .collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.map(|result| result.expect("no panic")).collect()
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        let wrong = result.unwrap_or_else(|error| panic!("rank {rank}, {setup:?}: {error}"));
+        assert!(wrong.is_empty(), "{setup:?}: {wrong:#?}");
+    }
+    println!(
+        "{operations} operations in {:?}: {setup:?}",
+        started.elapsed()
+    );
+}
+
+/// Holds a rank up in one of several ways.
+fn delay(how: usize) {
+    match how {
+        0 => std::thread::sleep(Duration::from_micros(100)),
+        1..=3 => (0..how * 3).for_each(|_| std::thread::yield_now()),
+        _ => {
+            let until = Instant::now() + Duration::from_micros(how as u64 * 3);
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
+
+fn setup(ranks: u32, first_epoch: u64) -> Setup {
+    Setup {
+        first_epoch,
+        ..Setup::new(ranks)
+    }
+}
+
+/// Just below the epoch `at`: operations cross it early, on each communicator.
+const fn below(at: u64) -> u64 {
+    at - 100
+}
+
+#[test]
+fn ten_thousand_operations_from_epoch_0() {
+    stress(setup(2, 0), 10_000, 5000);
+    stress(setup(3, 0), 10_000, 5000);
+}
+
+#[test]
+fn ten_thousand_operations_across_2_to_the_31() {
+    stress(setup(4, below(1 << 31)), 10_000, 3000);
+    if full() {
+        stress(setup(2, below(1 << 31)), 10_000, 20_000);
+        stress(setup(5, below(1 << 31)), 10_000, 20_000);
+    }
+}
+
+#[test]
+fn ten_thousand_operations_across_2_to_the_32() {
+    stress(setup(2, below(1 << 32)), 10_000, 5000);
+    stress(setup(5, below(1 << 32)), 10_000, 2000);
+    if full() {
+        stress(setup(3, below(1 << 32)), 10_000, 20_000);
+        stress(setup(4, below(1 << 32)), 10_000, 20_000);
+    }
+}
+
+#[test]
+fn words_of_48_bits_hold_long_enough() {
+    // Signals carry 48 bits of epoch; 24 bits of sequence number are in a progress word.
+    stress(setup(3, below(1 << 24)), 1000, 1000);
+    stress(setup(3, below(1 << 40)), 1000, 1000);
+}
+
+#[test]
+fn enqueued_and_replayed() {
+    for mode in [Mode::Async, Mode::Graph] {
+        let setup = Setup {
+            mode,
+            ..setup(3, below(1 << 32))
+        };
+        stress(setup, 1500, 2000);
+    }
+}
+
+#[test]
+fn lanes_as_threads_across_the_flags_that_are_skipped() {
+    // 32-bit flags of the packets of GPUs: 0 is never used, the parity of the slots stays.
+    for first_epoch in [(1 << 32) - 10, (1 << 31) - 10, 0] {
+        let setup = Setup {
+            lanes: 32,
+            ..setup(2, first_epoch)
+        };
+        stress(setup, if full() { 2000 } else { 250 }, 600);
+    }
+    let setup = Setup {
+        lanes: 32,
+        blocks: 2,
+        ..setup(3, (1 << 32) - 10)
+    };
+    stress(setup, 60, 600);
+}
+
+#[test]
+fn packets_of_lanes_alone_across_the_flags_that_are_skipped() {
+    for first_epoch in [(1 << 32) - 6, (1 << 32) - 5] {
+        let setup = Setup {
+            lanes: 32,
+            algorithm: Algorithm::Packet,
+            ..setup(3, first_epoch)
+        };
+        for result in fusewire::run_threads(3, &setup.options(), |comm| {
+            for i in 0..40 {
+                let count = [1usize, 0, 17, 2, 60][i % 5];
+                let mut x = vec![(i * 10) as f32 + comm.rank() as f32; count];
+                comm.all_reduce(&mut x, ReduceOp::Sum)?;
+                assert_eq!(x, vec![(i * 30) as f32 + 3.0; count], "call {i}");
+            }
+            Ok(())
+        }) {
+            result.expect("all ranks");
+        }
+    }
+}
