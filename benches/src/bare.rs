@@ -1,0 +1,300 @@
+//! The floor: an all_reduce over one shared mapping and nothing else. No matching, no bounds on waits, no
+//! failures, no other operation; user memory lies in the mapping, so nothing is copied.
+//!
+//! - Up to [`PACKET_BYTES`] every rank sends its input with a flag behind it; two sets of slots in turn.
+//! - Above, rank r reads shard r of all inputs and writes its sum to all outputs, between two signals.
+
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::measure::Peer;
+use crate::reduce::{self, Sum};
+
+/// Largest input that is sent as a packet.
+const PACKET_BYTES: usize = 256;
+/// Bytes of a line, and of the one that is fetched with it.
+const LINE: usize = 128;
+/// Bytes of a packet slot: up to 56 bytes share a line with the flag, more follow it.
+const SLOT: usize = LINE + PACKET_BYTES;
+/// From this many bytes of outputs that a rank writes on, stores pass by the caches.
+const STREAMING_BYTES: usize = 4 << 20;
+
+/// What a line is for.
+#[derive(Clone, Copy)]
+enum Signal {
+    Barrier,
+    Ready,
+    Done,
+    Total,
+}
+const SIGNALS: usize = 4;
+
+/// Where things lie in the mapping.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    ranks: usize,
+    buffer: usize,
+}
+
+impl Layout {
+    fn new(ranks: usize, longest: usize) -> Self {
+        Self {
+            ranks,
+            buffer: longest.next_multiple_of(4096).max(4096),
+        }
+    }
+
+    /// The line that `from` writes at `at`.
+    fn line(self, signal: Signal, at: usize, from: usize) -> usize {
+        ((at * self.ranks + from) * SIGNALS + signal as usize) * LINE
+    }
+
+    fn slot(self, epoch: u64, at: usize, from: usize) -> usize {
+        let slots = self.ranks * self.ranks;
+        let set = (epoch % 2) as usize * slots;
+        slots * SIGNALS * LINE + (set + at * self.ranks + from) * SLOT
+    }
+
+    /// Input (0) or output (1) of `rank`.
+    fn data(self, rank: usize, which: usize) -> usize {
+        let control = self.slot(0, 0, 0) + 2 * self.ranks * self.ranks * SLOT;
+        control.next_multiple_of(4096) + (rank * 2 + which) * self.buffer
+    }
+
+    fn bytes(self) -> usize {
+        self.data(self.ranks, 0)
+    }
+}
+
+/// Shared memory for `ranks` ranks with inputs of at most `longest` bytes; children inherit it.
+pub(crate) fn memory(ranks: usize, longest: usize) -> Result<OwnedFd> {
+    // SAFETY: the name is a string; flags 0 let children inherit the descriptor.
+    let fd = unsafe { libc::memfd_create(c"fusewire-bare".as_ptr(), 0) };
+    ensure!(fd >= 0, "memfd_create: {}", io::Error::last_os_error());
+    // SAFETY: a new descriptor that nobody else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let bytes = Layout::new(ranks, longest).bytes();
+    // SAFETY: the descriptor is open.
+    let result = unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) };
+    ensure!(result == 0, "ftruncate: {}", io::Error::last_os_error());
+    Ok(fd)
+}
+
+/// One rank of the bare program. The mapping lives as long as the process.
+#[derive(Debug)]
+pub(crate) struct Rank {
+    base: *mut u8,
+    layout: Layout,
+    rank: usize,
+    count: usize,
+    spins: u32,
+    barriers: u64,
+    packets: u64,
+    rounds: u64,
+}
+
+impl Rank {
+    pub(crate) fn open(
+        fd: i32,
+        rank: usize,
+        ranks: usize,
+        longest: usize,
+        spins: u32,
+    ) -> Result<Self> {
+        ensure!((1..=reduce::MAX).contains(&ranks), "{ranks} ranks");
+        let layout = Layout::new(ranks, longest);
+        // SAFETY: a new mapping of a descriptor made by `memory` with the same layout.
+        let base = unsafe {
+            libc::mmap(
+                core::ptr::null_mut(),
+                layout.bytes(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd,
+                0,
+            )
+        };
+        ensure!(base != libc::MAP_FAILED, "{}", io::Error::last_os_error());
+        // SAFETY: the mapping just made. Without huge pages for shared memory it changes nothing.
+        unsafe { libc::madvise(base, layout.bytes(), libc::MADV_HUGEPAGE) };
+        let mut rank = Self {
+            base: base.cast(),
+            layout,
+            rank,
+            count: 0,
+            spins,
+            barriers: 0,
+            packets: 0,
+            rounds: 0,
+        };
+        rank.barrier().context("barrier")?;
+        Ok(rank)
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < self.layout.bytes());
+        self.base.wrapping_add(offset)
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: a word of the mapping, aligned, that is only accessed atomically.
+        unsafe { &*self.at(offset).cast::<AtomicU64>() }
+    }
+
+    #[inline(always)]
+    fn wait(&self, offset: usize, value: u64) {
+        let word = self.word(offset);
+        let mut polls = 0;
+        while word.load(Ordering::Acquire) < value {
+            polls += 1;
+            if polls < self.spins {
+                core::hint::spin_loop();
+            } else {
+                // SAFETY: sched_yield has no preconditions.
+                unsafe { libc::sched_yield() };
+            }
+        }
+    }
+
+    /// Signals `value` to every rank and awaits it of every rank.
+    #[inline(always)]
+    fn meet(&self, signal: Signal, value: u64) {
+        let (me, ranks) = (self.rank, self.layout.ranks);
+        for step in 1..ranks {
+            let peer = (me + step) % ranks;
+            let line = self.layout.line(signal, peer, me);
+            self.word(line).store(value, Ordering::Release);
+        }
+        for step in 1..ranks {
+            let peer = (me + step) % ranks;
+            self.wait(self.layout.line(signal, me, peer), value);
+        }
+    }
+
+    fn data(&self, rank: usize, which: usize) -> *mut f32 {
+        self.at(self.layout.data(rank, which)).cast()
+    }
+
+    #[inline]
+    fn packet(&mut self) {
+        self.packets += 1;
+        let (me, ranks) = (self.rank, self.layout.ranks);
+        let bytes = self.count * 4;
+        // Short data lies before its flag, longer data behind the flag's line.
+        let behind = if bytes <= 56 { 0 } else { LINE };
+        let input = self.data(me, 0);
+        for step in 1..ranks {
+            let slot = self.layout.slot(self.packets, (me + step) % ranks, me);
+            // SAFETY: within the slot, which its owner has read: it sent its last packet after that.
+            unsafe {
+                let to = self.at(slot + behind).cast::<f32>();
+                if bytes == 8 {
+                    to.cast::<[f32; 2]>().write(input.cast::<[f32; 2]>().read());
+                } else {
+                    core::ptr::copy_nonoverlapping(input, to, self.count);
+                }
+            }
+            self.word(slot + 56).store(self.packets, Ordering::Release);
+        }
+        let mut sources = [input.cast_const(); reduce::MAX];
+        for step in 1..ranks {
+            let peer = (me + step) % ranks;
+            let slot = self.layout.slot(self.packets, me, peer);
+            self.wait(slot + 56, self.packets);
+            sources[peer] = self.at(slot + behind).cast::<f32>().cast_const();
+        }
+        let sum = Sum {
+            sources: &sources[..ranks],
+            targets: &[self.data(me, 1)],
+            count: self.count,
+            streaming: false,
+        };
+        // SAFETY: own buffers, and slots whose flags were acquired; all are multiples of 64.
+        unsafe { sum.run() }
+    }
+
+    #[inline]
+    fn direct(&mut self) {
+        self.rounds += 1;
+        let (me, ranks) = (self.rank, self.layout.ranks);
+        self.meet(Signal::Ready, self.rounds);
+        let blocks = self.count.div_ceil(64);
+        let first = (blocks * me / ranks * 64).min(self.count);
+        let last = (blocks * (me + 1) / ranks * 64).min(self.count);
+        let mut sources = [core::ptr::null::<f32>(); reduce::MAX];
+        let mut targets = [core::ptr::null_mut::<f32>(); reduce::MAX];
+        for step in 0..ranks {
+            sources[step] = self.data(step, 0).wrapping_add(first).cast_const();
+            targets[step] = self.data((me + step) % ranks, 1).wrapping_add(first);
+        }
+        let sum = Sum {
+            sources: &sources[..ranks],
+            targets: &targets[..ranks],
+            count: last - first,
+            streaming: self.count * 4 >= STREAMING_BYTES,
+        };
+        // SAFETY: within the buffers; every rank has signalled that its input is written and its output
+        // free; shards start at multiples of 64 elements.
+        unsafe { sum.run() }
+        fence(Ordering::Release);
+        self.meet(Signal::Done, self.rounds);
+    }
+}
+
+impl Peer for Rank {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.layout.ranks
+    }
+
+    fn prepare(&mut self, count: usize) -> Result<()> {
+        self.count = count;
+        self.barrier()
+    }
+
+    fn input(&mut self) -> &mut [f32] {
+        // SAFETY: this rank's own buffer, of at least `count` elements; peers read it within a call only.
+        unsafe { core::slice::from_raw_parts_mut(self.data(self.rank, 0), self.count) }
+    }
+
+    fn output(&mut self) -> &mut [f32] {
+        // SAFETY: as in `input`; peers write it within a call only.
+        unsafe { core::slice::from_raw_parts_mut(self.data(self.rank, 1), self.count) }
+    }
+
+    #[inline]
+    fn barrier(&mut self) -> Result<()> {
+        self.barriers += 1;
+        self.meet(Signal::Barrier, self.barriers);
+        Ok(())
+    }
+
+    #[inline]
+    fn all_reduce(&mut self) -> Result<()> {
+        if self.count * 4 <= PACKET_BYTES {
+            self.packet();
+        } else {
+            self.direct();
+        }
+        Ok(())
+    }
+
+    fn total(&mut self, value: u64) -> Result<u64> {
+        let ranks = self.layout.ranks;
+        let word = |rank| self.layout.line(Signal::Total, rank, rank);
+        self.word(word(self.rank)).store(value, Ordering::Release);
+        self.barrier()?;
+        let sum = (0..ranks)
+            .map(|rank| self.word(self.layout.line(Signal::Total, rank, rank)))
+            .map(|word| word.load(Ordering::Acquire))
+            .sum();
+        self.barrier()?;
+        Ok(sum)
+    }
+}

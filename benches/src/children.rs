@@ -1,0 +1,93 @@
+//! Child processes whose standard output is a table, with a bound on their time.
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// One size as a peer measured it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Figure {
+    pub(crate) bytes: usize,
+    pub(crate) median_ns: u64,
+    pub(crate) wrong: u64,
+}
+
+/// Processes that end with this value, at the latest.
+struct Group(Vec<Child>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            if let Ok(None) = child.try_wait() {
+                // A launcher takes its ranks with it when it is asked to end.
+                if let Ok(id) = libc::pid_t::try_from(child.id()) {
+                    // SAFETY: the child has not been waited for, so the id is still its own.
+                    unsafe { libc::kill(id, libc::SIGTERM) };
+                }
+                let asked = Instant::now();
+                while matches!(child.try_wait(), Ok(None)) && asked.elapsed().as_secs() < 8 {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                let _ = child.kill();
+            }
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Runs `commands` together; the first one's output has a line `bytes median_ns min_ns wrong` for each
+/// size. `None` when they did not end within `limit`.
+pub(crate) fn run(commands: Vec<Command>, limit: Duration) -> Result<Option<Vec<Figure>>> {
+    let mut group = Group(Vec::new());
+    for (index, mut command) in commands.into_iter().enumerate() {
+        let output = if index == 0 { Stdio::piped() } else { Stdio::null() };
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(output)
+            .spawn()
+            .with_context(|| format!("start {}", command.get_program().display()))?;
+        group.0.push(child);
+    }
+    let Some(mut output) = group.0.first_mut().and_then(|child| child.stdout.take()) else {
+        bail!("nothing to run");
+    };
+    let (sender, receiver) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        let mut text = String::new();
+        let result = output.read_to_string(&mut text).map(|_| text);
+        let _ = sender.send(result);
+    });
+    let Ok(text) = receiver.recv_timeout(limit) else {
+        drop(group);
+        let _ = reader.join();
+        return Ok(None);
+    };
+    let text = text?;
+    for child in &mut group.0 {
+        let status = child.wait()?;
+        if !status.success() {
+            bail!("a rank or its launcher ended with {status}; it printed: {text}");
+        }
+    }
+    text.lines().map(figure).collect::<Result<_>>().map(Some)
+}
+
+fn figure(line: &str) -> Result<Figure> {
+    let words: Vec<u64> = line
+        .split_whitespace()
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("\"{line}\" is no line of figures"))?;
+    let [bytes, median_ns, _, wrong] = words[..] else {
+        bail!("\"{line}\" is no line of four figures");
+    };
+    Ok(Figure {
+        bytes: bytes as usize,
+        median_ns,
+        wrong,
+    })
+}

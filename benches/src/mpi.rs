@@ -1,0 +1,189 @@
+//! Finding an MPI, compiling the program for it, launching it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use anyhow::{Context, Result, bail};
+
+use crate::measure::Schedule;
+
+const SOURCE: &str = include_str!("../c/mpi_allreduce.c");
+
+/// What an MPI needs to be launched and configured well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flavour {
+    Open,
+    Mpich,
+    Intel,
+}
+
+/// An MPI of this machine, with the compiled program.
+#[derive(Clone, Debug)]
+pub(crate) struct Mpi {
+    /// Name and version.
+    pub(crate) name: String,
+    flavour: Flavour,
+    mpirun: PathBuf,
+    program: PathBuf,
+}
+
+/// Pairs of compiler and launcher that packages install.
+const PAIRS: [(&str, &str); 4] = [
+    ("mpicc.openmpi", "mpirun.openmpi"),
+    ("mpicc.mpich", "mpirun.mpich"),
+    ("mpicc", "mpirun"),
+    ("mpicc", "mpiexec"),
+];
+
+/// The MPI that the arguments name, or every MPI found; the programs go to `folder`.
+pub(crate) fn find(
+    mpicc: Option<&Path>,
+    mpirun: Option<&Path>,
+    folder: &Path,
+) -> Result<Vec<Mpi>> {
+    let mut pairs = Vec::new();
+    match (mpicc, mpirun) {
+        (None, None) => pairs.extend(
+            PAIRS
+                .iter()
+                .filter_map(|(mpicc, mpirun)| Some((in_path(mpicc)?, in_path(mpirun)?))),
+        ),
+        (Some(mpicc), Some(mpirun)) => pairs.push((mpicc.to_owned(), mpirun.to_owned())),
+        (Some(mpicc), None) => pairs.push((mpicc.to_owned(), mpicc.with_file_name("mpirun"))),
+        (None, Some(mpirun)) => pairs.push((mpirun.with_file_name("mpicc"), mpirun.to_owned())),
+    }
+    let mut found: Vec<Mpi> = Vec::new();
+    for (mpicc, mpirun) in pairs {
+        let (name, flavour) = version(&mpirun)?;
+        if found.iter().any(|mpi| mpi.name == name) {
+            continue;
+        }
+        let program = compile(&mpicc, &folder.join(format!("mpi_allreduce_{}", found.len())))?;
+        found.push(Mpi {
+            name,
+            flavour,
+            mpirun,
+            program,
+        });
+    }
+    if found.is_empty() {
+        bail!(
+            "no MPI found; install one (apt-get install openmpi-bin libopenmpi-dev) or name it \
+             by --mpicc PATH --mpirun PATH"
+        );
+    }
+    Ok(found)
+}
+
+fn in_path(name: &str) -> Option<PathBuf> {
+    env::split_paths(&env::var_os("PATH")?)
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
+}
+
+fn version(mpirun: &Path) -> Result<(String, Flavour)> {
+    let output = Command::new(mpirun)
+        .arg("--version")
+        .output()
+        .with_context(|| format!("start {}", mpirun.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    let number = |line: &str| {
+        let digit = |word: &&str| word.starts_with(|c: char| c.is_ascii_digit());
+        let word = line.split([' ', ',']).find(digit).unwrap_or("?");
+        word.to_owned()
+    };
+    let line = |with: &str| text.lines().find(|line| line.contains(with));
+    if let Some(line) = line("Open MPI") {
+        return Ok((format!("Open MPI {}", number(line)), Flavour::Open));
+    }
+    if let Some(line) = line("Intel(R) MPI") {
+        return Ok((format!("Intel MPI {}", number(line)), Flavour::Intel));
+    }
+    if text.contains("HYDRA") {
+        let number = line("Version:").map_or_else(|| "?".to_owned(), number);
+        return Ok((format!("MPICH {number}"), Flavour::Mpich));
+    }
+    bail!(
+        "{} is no launcher of Open MPI, MPICH or Intel MPI",
+        mpirun.display()
+    )
+}
+
+fn compile(mpicc: &Path, program: &Path) -> Result<PathBuf> {
+    let source = program.with_extension("c");
+    fs::write(&source, SOURCE)?;
+    let output = Command::new(mpicc)
+        .args(["-O2", "-o"])
+        .args([program, &source])
+        .output()
+        .with_context(|| format!("start {}", mpicc.display()))?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("{} failed: {text}", mpicc.display());
+    }
+    Ok(program.to_owned())
+}
+
+impl Mpi {
+    /// The command that measures `ranks` ranks on `cores`.
+    pub(crate) fn command(
+        &self,
+        ranks: usize,
+        cores: &[usize],
+        schedule: &Schedule,
+        touch: bool,
+    ) -> Command {
+        let oversubscribed = ranks > cores.len();
+        let mut command = Command::new(&self.mpirun);
+        // Without these glibc gives large temporary buffers back after each call, and every call faults its pages in
+        // anew. (64 GiB, in bytes: the C library takes no suffix.)
+        command.env("MALLOC_MMAP_MAX_", "0");
+        command.env("MALLOC_TRIM_THRESHOLD_", "68719476736");
+        match self.flavour {
+            Flavour::Open => {
+                // SAFETY: geteuid has no preconditions.
+                if unsafe { libc::geteuid() } == 0 {
+                    command.arg("--allow-run-as-root");
+                }
+                // The program pins itself, the same way under every launcher.
+                command.args(["--bind-to", "none"]);
+                if oversubscribed {
+                    command.arg("--oversubscribe");
+                }
+            }
+            Flavour::Mpich => {
+                command.args(["-bind-to", "none"]);
+            }
+            Flavour::Intel => {
+                command.env("I_MPI_PIN", "0").env("I_MPI_FABRICS", "shm");
+                if oversubscribed {
+                    command.env("I_MPI_THREAD_YIELD", "2");
+                }
+            }
+        }
+        let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
+        command
+            .args(["-n", &ranks.to_string()])
+            .arg(&self.program)
+            .args([&schedule.to_string(), &cores.join(",")])
+            .arg(if touch { "1" } else { "0" });
+        command
+    }
+
+    /// What was set for this MPI, in words.
+    pub(crate) fn settings(&self) -> &'static str {
+        match self.flavour {
+            Flavour::Open => {
+                "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=64G, --bind-to none, --oversubscribe where ranks \
+                 exceed cores"
+            }
+            Flavour::Mpich => "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=64G, -bind-to none",
+            Flavour::Intel => {
+                "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=64G, I_MPI_PIN=0, I_MPI_FABRICS=shm, \
+                 I_MPI_THREAD_YIELD=2 where ranks exceed cores"
+            }
+        }
+    }
+}

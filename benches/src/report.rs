@@ -1,0 +1,286 @@
+//! Tables of medians and ratios, on the terminal and in a file.
+
+use core::fmt::{self, Write as _};
+use std::process::Command;
+use std::{env, path};
+
+use crate::machine::{self, NEAR_NS, Rate};
+use crate::versus::{Contestant, Sample};
+
+/// Where and how a run was made.
+#[derive(Debug)]
+pub(crate) struct Header {
+    command: String,
+    date: String,
+    lines: Vec<String>,
+}
+
+impl Header {
+    pub(crate) fn new(contestants: &[Contestant], rounds: usize, touch: bool) -> Self {
+        let arguments = env::args().skip(1).map(|argument| {
+            // Programs by their names: where they lie is of no interest.
+            match argument.starts_with('/') {
+                true => path::Path::new(&argument)
+                    .file_name()
+                    .map_or(argument.clone(), |name| name.to_string_lossy().into_owned()),
+                false => argument,
+            }
+        });
+        let arguments: Vec<_> = arguments.collect();
+        let date = Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]).output();
+        let date = date.map_or_else(
+            |_| "unknown date".to_owned(),
+            |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        );
+        let cores = machine::cores().map_or(0, |cores| cores.len());
+        let mut lines = vec![
+            format!(
+                "{}; {cores} core(s); Linux {}",
+                machine::processor(),
+                machine::kernel()
+            ),
+            format!(
+                "{rounds} rounds, in each every peer once; float32 sum, out of place; barrier, clock, call, \
+                 clock; rank 0's median of a run, then the median of the runs"
+            ),
+            "rank r pinned to core r mod cores; all results verified on all ranks".to_owned(),
+        ];
+        if touch {
+            lines.push("inputs rewritten and outputs read between calls (--touch)".to_owned());
+        }
+        for contestant in contestants {
+            if let Contestant::Mpi(mpi) = contestant {
+                lines.push(format!("{}: {}", mpi.name, mpi.settings()));
+            }
+        }
+        Self {
+            command: arguments.join(" "),
+            date,
+            lines,
+        }
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.date)?;
+        writeln!(f)?;
+        writeln!(f, "```text")?;
+        writeln!(f, "cargo run --release -p fusewire-benches -- {}", self.command)?;
+        writeln!(f, "```")?;
+        writeln!(f)?;
+        for line in &self.lines {
+            writeln!(f, "- {line}")?;
+        }
+        writeln!(f)
+    }
+}
+
+/// Which of the machine's states a run was in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Near,
+    Far,
+    Changing,
+}
+
+impl State {
+    fn of(sample: &Sample) -> Self {
+        match sample.ping_pong {
+            [Some(before), Some(after)] if before < NEAR_NS && after < NEAR_NS => Self::Near,
+            [Some(before), Some(after)] if before < NEAR_NS || after < NEAR_NS => Self::Changing,
+            _ => Self::Far,
+        }
+    }
+
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Near => "ping-pong below 100 ns (the state to judge in)",
+            Self::Far => "ping-pong of 100 ns or more",
+            Self::Changing => "ping-pong on both sides of 100 ns during a run",
+        }
+    }
+}
+
+/// All tables of a run.
+pub(crate) fn tables(
+    contestants: &[Contestant],
+    ranks: &[usize],
+    samples: &[Sample],
+    rates: &[Vec<Rate>],
+) -> String {
+    let mut text = String::new();
+    let pings = samples.iter().flat_map(|sample| sample.ping_pong).flatten();
+    let mut pings: Vec<f64> = pings.collect();
+    pings.sort_unstable_by(f64::total_cmp);
+    if let (Some(least), Some(most)) = (pings.first(), pings.last()) {
+        let _ = writeln!(
+            text,
+            "Cache-line ping-pong, two lines, one way: median {:.0} ns, {least:.0} to {most:.0} ns.\n",
+            pings[pings.len() / 2]
+        );
+    }
+    text += "| GB/s, median of the rounds | 1 core | 2 cores |\n|---|---|---|\n";
+    for index in 0..rates.first().map_or(0, Vec::len) {
+        let middle = |of: fn(&Rate) -> f64| {
+            let mut all: Vec<f64> = rates.iter().map(|rates| of(&rates[index])).collect();
+            all.sort_unstable_by(f64::total_cmp);
+            all[all.len() / 2]
+        };
+        let (one, two) = (middle(|rate| rate.one), middle(|rate| rate.two));
+        let _ = writeln!(text, "| {} | {one:.1} | {two:.1} |", rates[0][index].name);
+    }
+    for &ranks in ranks {
+        for state in [State::Near, State::Far, State::Changing] {
+            let chosen: Vec<&Sample> = samples
+                .iter()
+                .filter(|sample| sample.ranks == ranks && State::of(sample) == state)
+                .collect();
+            if chosen.is_empty() {
+                continue;
+            }
+            let _ = writeln!(text, "\n### {ranks} ranks, {}\n", state.describe());
+            let runs: Vec<_> = (0..contestants.len())
+                .map(|who| chosen.iter().filter(|sample| sample.who == who).count())
+                .map(|runs| runs.to_string())
+                .collect();
+            let names: Vec<_> = contestants.iter().map(Contestant::name).collect();
+            let _ = writeln!(
+                text,
+                "Median us; runs of {}: {}.\n",
+                names.join(", "),
+                runs.join(", ")
+            );
+            text += &table(contestants, &chosen, |all| all[all.len() / 2]);
+            let _ = writeln!(text, "\nThe fastest run's median, us:\n");
+            text += &table(contestants, &chosen, |all| all[0]);
+        }
+    }
+    text
+}
+
+/// One table; `pick` chooses from the sorted medians of a contestant's runs.
+fn table(contestants: &[Contestant], samples: &[&Sample], pick: fn(&[u64]) -> u64) -> String {
+    let mut text = String::from("| bytes |");
+    for contestant in contestants {
+        let _ = write!(text, " {} |", contestant.name());
+    }
+    text += " registered / best MPI | staged / best MPI | registered / bare | missed |\n|---";
+    text += &"|---".repeat(contestants.len() + 4);
+    text += "|\n";
+    let sizes = samples.iter().map(|sample| sample.figures.len()).max();
+    for index in 0..sizes.unwrap_or(0) {
+        let mut bytes = 0;
+        let medians: Vec<Option<u64>> = (0..contestants.len())
+            .map(|who| {
+                let mut all: Vec<u64> = samples
+                    .iter()
+                    .filter(|sample| sample.who == who)
+                    .filter_map(|sample| sample.figures.get(index))
+                    .map(|figure| {
+                        bytes = figure.bytes;
+                        figure.median_ns
+                    })
+                    .collect();
+                all.sort_unstable();
+                (!all.is_empty()).then(|| pick(&all))
+            })
+            .collect();
+        let of = |name: &str| {
+            let who = contestants.iter().position(|contestant| contestant.name() == name)?;
+            medians[who].map(|ns| ns as f64)
+        };
+        let best = contestants
+            .iter()
+            .zip(&medians)
+            .filter(|(contestant, _)| matches!(contestant, Contestant::Mpi(_)))
+            .filter_map(|(_, median)| median.map(|ns| ns as f64))
+            .min_by(f64::total_cmp);
+        let ratio = |value: Option<f64>, base: Option<f64>| Some(value? / base?);
+        let registered = ratio(of("registered"), best);
+        let staged = ratio(of("staged"), best);
+        let bare = ratio(of("registered"), of("bare"));
+        let _ = write!(text, "| {} |", human(bytes));
+        for median in &medians {
+            let _ = write!(text, " {} |", microseconds(*median));
+        }
+        for ratio in [registered, staged, bare] {
+            match ratio {
+                Some(ratio) => {
+                    let _ = write!(text, " {ratio:.2} |");
+                }
+                None => text += " - |",
+            }
+        }
+        let _ = writeln!(text, " {} |", missed(bytes, registered, staged, bare));
+    }
+    text
+}
+
+/// Which of the goals a line misses.
+fn missed(bytes: usize, registered: Option<f64>, staged: Option<f64>, bare: Option<f64>) -> String {
+    let parity = if bytes <= 1 << 10 { 1.1 } else { 1.0 };
+    let goal = if bytes >= 64 << 10 { 0.5 } else { parity };
+    let floor = if bytes >= 64 << 20 { 1.25 } else { f64::INFINITY };
+    let goals = [
+        ("registered", registered, goal),
+        ("staged", staged, parity),
+        ("bare", bare, floor),
+    ];
+    let missed: Vec<_> = goals
+        .into_iter()
+        .filter(|(_, ratio, goal)| ratio.is_some_and(|ratio| ratio > *goal))
+        .map(|(name, _, goal)| format!("{name} > {goal}"))
+        .collect();
+    missed.join(", ")
+}
+
+fn microseconds(ns: Option<u64>) -> String {
+    let Some(ns) = ns else {
+        return "-".to_owned();
+    };
+    let us = ns as f64 / 1000.0;
+    match us {
+        ..10.0 => format!("{us:.2}"),
+        10.0..1000.0 => format!("{us:.1}"),
+        _ => format!("{us:.0}"),
+    }
+}
+
+fn human(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", bytes as f64 / 1024.0),
+        _ => format!("{} MiB", bytes as f64 / 1_048_576.0),
+    }
+}
+
+/// The file of a run. Sections of the old one that people wrote are kept.
+pub(crate) fn document(old: &str, header: &Header, tables: &str) -> String {
+    let section = |name: &str, empty: &str| {
+        let mut kept = String::new();
+        let mut inside = false;
+        for line in old.lines() {
+            if let Some(title) = line.strip_prefix("## ") {
+                inside = title.starts_with(name);
+            }
+            if inside {
+                kept += line;
+                kept.push('\n');
+            }
+        }
+        match kept.trim() {
+            "" => format!("## {name}\n\n{empty}"),
+            kept => kept.to_owned(),
+        }
+    };
+    let title = match old.lines().next() {
+        Some(line) if line.starts_with("# ") => line,
+        _ => "# All_reduce beside MPI",
+    };
+    format!(
+        "{title}\n\n{}\n\n## Measured\n\n{header}{tables}\n{}\n",
+        section("Prediction", "To be written before the run."),
+        section("Explanation", "To be written: what differs from the prediction, and why."),
+    )
+}

@@ -1,0 +1,211 @@
+//! Rounds in which every peer runs once, one after the other, with the machine's own figures between them.
+
+use std::env;
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use fusewire::store::TcpStoreServer;
+
+use crate::children::{self, Figure};
+use crate::machine::{self, Rate};
+use crate::measure::Schedule;
+use crate::mpi::{self, Mpi};
+use crate::report::{self, Header};
+use crate::{bare, reduce};
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The MPI's compiler; without it every MPI in PATH is measured.
+    #[arg(long, value_name = "PATH")]
+    mpicc: Option<PathBuf>,
+    /// The MPI's launcher.
+    #[arg(long, value_name = "PATH")]
+    mpirun: Option<PathBuf>,
+    /// Numbers of ranks.
+    #[arg(long, value_delimiter = ',', default_value = "2,4")]
+    ranks: Vec<usize>,
+    /// Sizes in bytes, with K, M or G for 1024s of them.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_parser = size,
+        default_value = "8,64,1K,4K,16K,64K,256K,1M,8M,64M"
+    )]
+    sizes: Vec<usize>,
+    /// How often every peer runs.
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+    /// Every rank rewrites its input and reads its output between calls.
+    #[arg(long)]
+    touch: bool,
+    /// Bound in seconds on one run of a peer; one that exceeds it is left out from then on.
+    #[arg(long, default_value_t = 120)]
+    limit: u64,
+    /// Writes the tables into this Markdown file. Sections of it that start with "Prediction" or
+    /// "Explanation" are kept.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+fn size(text: &str) -> Result<usize> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 1 << 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
+        Some(b'G' | b'g') => (&text[..text.len() - 1], 1 << 30),
+        _ => (text, 1),
+    };
+    let bytes = digits.parse::<usize>()?.checked_mul(unit);
+    match bytes {
+        Some(bytes) if bytes >= 4 && bytes.is_multiple_of(4) && bytes <= 1 << 30 => Ok(bytes),
+        _ => bail!("{text} is no multiple of 4 from 4 to 1G"),
+    }
+}
+
+/// One of the things compared.
+#[derive(Clone, Debug)]
+pub(crate) enum Contestant {
+    Mpi(Mpi),
+    /// By the name of its kind on the command line of a rank.
+    Own(&'static str),
+}
+
+impl Contestant {
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Mpi(mpi) => &mpi.name,
+            Self::Own(kind) => kind,
+        }
+    }
+
+    fn run(
+        &self,
+        ranks: usize,
+        cores: &[usize],
+        schedule: &Schedule,
+        arguments: &Arguments,
+    ) -> Result<Option<Vec<Figure>>> {
+        let limit = Duration::from_secs(arguments.limit);
+        let touch = arguments.touch;
+        match self {
+            Self::Mpi(mpi) => {
+                children::run(vec![mpi.command(ranks, cores, schedule, touch)], limit)
+            }
+            Self::Own(kind) => {
+                let store = TcpStoreServer::bind("127.0.0.1:0")?;
+                let memory = bare::memory(ranks, schedule.longest())?;
+                let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
+                let program = env::current_exe().context("this program's own path")?;
+                let rank = |rank: usize| {
+                    let mut command = Command::new(&program);
+                    command
+                        .args(["rank", kind])
+                        .args(["--rank", &rank.to_string()])
+                        .args(["--ranks", &ranks.to_string()])
+                        .args(["--cores", &cores.join(",")])
+                        .args(["--schedule", &schedule.to_string()])
+                        .args(touch.then_some("--touch"))
+                        .args(["--fd", &memory.as_raw_fd().to_string()])
+                        .env("TORCHCOMM_RANK", rank.to_string())
+                        .env("TORCHCOMM_SIZE", ranks.to_string())
+                        .env("MASTER_ADDR", "127.0.0.1")
+                        .env("MASTER_PORT", store.port().to_string())
+                        .env("TORCHELASTIC_USE_AGENT_STORE", "True");
+                    command
+                };
+                children::run((0..ranks).map(rank).collect(), limit)
+            }
+        }
+    }
+}
+
+/// One run of one contestant.
+#[derive(Clone, Debug)]
+pub(crate) struct Sample {
+    pub(crate) ranks: usize,
+    /// Index of the contestant.
+    pub(crate) who: usize,
+    /// Ping-pong before and after.
+    pub(crate) ping_pong: [Option<f64>; 2],
+    pub(crate) figures: Vec<Figure>,
+}
+
+pub(crate) fn main(arguments: &Arguments) -> Result<()> {
+    for &ranks in &arguments.ranks {
+        let fits = (2..=reduce::MAX).contains(&ranks);
+        ensure!(fits, "{ranks} ranks: 2 to {} can be compared", reduce::MAX);
+    }
+    ensure!(arguments.rounds > 0, "no rounds");
+    let folder = tempfile::tempdir()?;
+    let mpis = mpi::find(
+        arguments.mpicc.as_deref(),
+        arguments.mpirun.as_deref(),
+        folder.path(),
+    )?;
+    let cores = machine::cores()?;
+    let schedule = Schedule::new(&arguments.sizes);
+    let mut contestants: Vec<_> = mpis.into_iter().map(Contestant::Mpi).collect();
+    contestants.extend(["registered", "staged", "bare"].map(Contestant::Own));
+
+    let header = Header::new(&contestants, arguments.rounds, arguments.touch);
+    print!("{header}");
+    let mut samples = Vec::new();
+    let mut rates: Vec<Vec<Rate>> = Vec::new();
+    let mut left_out = Vec::new();
+    let mut wrong = 0;
+    let mut before = machine::ping_pong(&cores);
+    for round in 0..arguments.rounds {
+        rates.push(machine::memory_rates(&cores));
+        for &ranks in &arguments.ranks {
+            for who in 0..contestants.len() {
+                if left_out.contains(&(ranks, who)) {
+                    continue;
+                }
+                let name = contestants[who].name();
+                let figures = contestants[who]
+                    .run(ranks, &cores, &schedule, arguments)
+                    .with_context(|| format!("{name}, {ranks} ranks"))?;
+                let after = machine::ping_pong(&cores);
+                let Some(figures) = figures else {
+                    let limit = arguments.limit;
+                    eprintln!("{name} did not end {ranks} ranks within {limit} s; left out");
+                    left_out.push((ranks, who));
+                    before = after;
+                    continue;
+                };
+                for figure in figures.iter().filter(|figure| figure.wrong > 0) {
+                    eprintln!(
+                        "{name}, {ranks} ranks, {} bytes: {} wrong elements",
+                        figure.bytes, figure.wrong
+                    );
+                    wrong += figure.wrong;
+                }
+                samples.push(Sample {
+                    ranks,
+                    who,
+                    ping_pong: [before, after],
+                    figures,
+                });
+                before = after;
+            }
+        }
+        let ns = before.map_or_else(|| "-".to_owned(), |ns| format!("{ns:.0}"));
+        eprintln!("round {} of {}: ping-pong {ns} ns", round + 1, arguments.rounds);
+    }
+    let text = report::tables(&contestants, &arguments.ranks, &samples, &rates);
+    print!("{text}");
+    if let Some(file) = &arguments.out {
+        let old = fs::read_to_string(file).unwrap_or_default();
+        if let Some(folder) = file.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(file, report::document(&old, &header, &text))
+            .with_context(|| format!("write {}", file.display()))?;
+    }
+    ensure!(wrong == 0, "{wrong} wrong elements");
+    Ok(())
+}
