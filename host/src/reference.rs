@@ -4,9 +4,32 @@
 //! disagree with them. Inputs depend on rank, index and call, and their magnitudes cancel between neighbours, so a
 //! missing, repeated, stale or re-ordered contribution changes bits.
 
+use core::fmt;
+
 use half::{bf16, f16};
 
 use crate::{DType, ReduceOp};
+
+/// The elements of bytes in memory order.
+macro_rules! elements {
+    ($bytes:expr, $t:ty) => {
+        $bytes
+            .chunks_exact(size_of::<$t>())
+            .map(|bytes| <$t>::from_le_bytes(bytes.try_into().expect("whole elements")))
+    };
+}
+
+/// The bytes of elements in memory order.
+macro_rules! bytes {
+    ($values:expr) => {{
+        let values = $values;
+        let mut bytes = Vec::with_capacity(size_of_val(values.as_slice()));
+        values
+            .iter()
+            .for_each(|value| bytes.extend_from_slice(&value.to_le_bytes()));
+        bytes
+    }};
+}
 
 fn hash(rank: u32, call: u64, index: usize) -> u64 {
     let mut z = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -26,7 +49,7 @@ pub fn fill(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
         let magnitude = (1.0 + (pair & 0x3ff) as f64 / 1024.0) * f64::from(exponent).exp2();
         let sign = if pair >> 60 & 1 == 1 { -1.0 } else { 1.0 };
         let little = (own & 0xff) as f64 / 2048.0 - 0.0625;
-        if rank % 2 == 0 {
+        if rank.is_multiple_of(2) {
             sign * magnitude
         } else {
             -sign * magnitude + little
@@ -51,79 +74,77 @@ pub fn fill(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
 }
 
 /// Reduces one element after the other in the order of the ranks; `factors` are the ranks' for a scaled
-/// sum.
+/// sum. This is what all_reduce and reduce give.
 ///
 /// # Panics
-/// When the type has no such reduction.
+/// When the type has no such reduction, or inputs differ in length.
 pub fn reduce(dtype: DType, op: ReduceOp, factors: &[f64], inputs: &[Vec<u8>]) -> Vec<u8> {
-    macro_rules! elements {
-        ($bytes:expr, $t:ty) => {
-            $bytes
-                .chunks_exact(size_of::<$t>())
-                .map(|bytes| <$t>::from_le_bytes(bytes.try_into().expect("whole elements")))
-                .collect()
-        };
-    }
     macro_rules! integers {
         ($t:ty) => {{
-            let ranks = inputs.len();
-            let all: Vec<Vec<$t>> = inputs.iter().map(|input| elements!(input, $t)).collect();
-            let combine = |a: $t, b: $t| match op {
-                ReduceOp::Sum | ReduceOp::Average | ReduceOp::PreMulSum(_) => a.wrapping_add(b),
-                ReduceOp::Product => a.wrapping_mul(b),
-                ReduceOp::Min => a.min(b),
-                ReduceOp::Max => a.max(b),
-                ReduceOp::BitAnd => a & b,
-                ReduceOp::BitOr => a | b,
-                ReduceOp::BitXor => a ^ b,
+            let lift = |rank: usize| -> Vec<$t> {
+                let values = elements!(inputs[rank], $t);
+                match op {
+                    ReduceOp::PreMulSum(_) => {
+                        let factor = factors[rank] as i64 as $t;
+                        values.map(|value| value.wrapping_mul(factor)).collect()
+                    }
+                    _ => values.collect(),
+                }
             };
-            (0..all[0].len())
-                .flat_map(|i| {
-                    let lift = |rank: usize| match op {
-                        ReduceOp::PreMulSum(_) => {
-                            all[rank][i].wrapping_mul(factors[rank] as i64 as $t)
-                        }
-                        _ => all[rank][i],
-                    };
-                    let total = (1..ranks).fold(lift(0), |acc, rank| combine(acc, lift(rank)));
-                    let result = match op {
-                        ReduceOp::Average => total / ranks as $t,
-                        _ => total,
-                    };
-                    result.to_le_bytes()
-                })
-                .collect()
+            let mut total = match op {
+                ReduceOp::Sum | ReduceOp::Average | ReduceOp::PreMulSum(_) => {
+                    fold(inputs.len(), lift, <$t>::wrapping_add)
+                }
+                ReduceOp::Product => fold(inputs.len(), lift, <$t>::wrapping_mul),
+                ReduceOp::Min => fold(inputs.len(), lift, <$t>::min),
+                ReduceOp::Max => fold(inputs.len(), lift, <$t>::max),
+                ReduceOp::BitAnd => fold(inputs.len(), lift, |a, b| a & b),
+                ReduceOp::BitOr => fold(inputs.len(), lift, |a, b| a | b),
+                ReduceOp::BitXor => fold(inputs.len(), lift, |a, b| a ^ b),
+            };
+            if op == ReduceOp::Average {
+                let ranks = inputs.len() as $t;
+                total
+                    .iter_mut()
+                    .for_each(|value| *value = value.wrapping_div(ranks));
+            }
+            bytes!(total)
         }};
     }
     macro_rules! floats {
-        ($t:ty, $all:expr, $narrow:expr) => {{
-            let all: Vec<Vec<$t>> = $all;
-            let ranks = all.len();
-            let combine = |a: $t, b: $t| match op {
-                ReduceOp::Sum | ReduceOp::Average | ReduceOp::PreMulSum(_) => a + b,
-                ReduceOp::Product => a * b,
-                // NaN wins, then the order of real numbers with -0 < +0.
-                ReduceOp::Min | ReduceOp::Max if a.is_nan() => a,
-                ReduceOp::Min | ReduceOp::Max if b.is_nan() => b,
-                ReduceOp::Min if b.total_cmp(&a).is_lt() => b,
-                ReduceOp::Max if b.total_cmp(&a).is_gt() => b,
-                ReduceOp::Min | ReduceOp::Max => a,
-                _ => panic!("{op:?}"),
+        ($t:ty, $values:expr) => {{
+            let values = $values;
+            let lift = |rank: usize| -> Vec<$t> {
+                let mut values: Vec<$t> = values(&inputs[rank]);
+                if let ReduceOp::PreMulSum(_) = op {
+                    let factor = factors[rank] as $t;
+                    values.iter_mut().for_each(|value| *value *= factor);
+                }
+                values
             };
-            let results: Vec<$t> = (0..all[0].len())
-                .map(|i| {
-                    let lift = |rank: usize| match op {
-                        ReduceOp::PreMulSum(_) => all[rank][i] * factors[rank] as $t,
-                        _ => all[rank][i],
-                    };
-                    let total = (1..ranks).fold(lift(0), |acc, rank| combine(acc, lift(rank)));
-                    match op {
-                        ReduceOp::Average => total / ranks as $t,
-                        _ => total,
-                    }
-                })
-                .collect();
-            $narrow(&results)
+            let mut total: Vec<$t> = match op {
+                ReduceOp::Sum | ReduceOp::Average | ReduceOp::PreMulSum(_) => {
+                    fold(inputs.len(), lift, |a, b| a + b)
+                }
+                ReduceOp::Product => fold(inputs.len(), lift, |a, b| a * b),
+                // NaN wins, then the order of real numbers with -0 < +0.
+                ReduceOp::Min => fold(inputs.len(), lift, |a, b| match () {
+                    () if a.is_nan() => a,
+                    () if b.is_nan() || b.total_cmp(&a).is_lt() => b,
+                    () => a,
+                }),
+                ReduceOp::Max => fold(inputs.len(), lift, |a, b| match () {
+                    () if a.is_nan() => a,
+                    () if b.is_nan() || b.total_cmp(&a).is_gt() => b,
+                    () => a,
+                }),
+                _ => panic!("{} has no {op:?}", dtype.name()),
+            };
+            if op == ReduceOp::Average {
+                let ranks = inputs.len() as $t;
+                total.iter_mut().for_each(|value| *value /= ranks);
+            }
+            total
         }};
     }
     match dtype {
@@ -133,17 +154,210 @@ pub fn reduce(dtype: DType, op: ReduceOp, factors: &[f64], inputs: &[Vec<u8>]) -
         DType::U32 => integers!(u32),
         DType::I64 => integers!(i64),
         DType::U64 => integers!(u64),
-        DType::F64 => floats!(
-            f64,
-            inputs.iter().map(|input| elements!(input, f64)).collect(),
-            |results: &[f64]| results.iter().flat_map(|x| x.to_le_bytes()).collect()
-        ),
-        _ => floats!(
-            f32,
-            inputs.iter().map(|input| widen(dtype, input)).collect(),
-            |results: &[f32]| narrow(dtype, results)
-        ),
+        DType::F64 => {
+            bytes!(floats!(f64, |input: &Vec<u8>| elements!(input, f64).collect()))
+        }
+        _ => narrow(dtype, &floats!(f32, |input: &Vec<u8>| widen(dtype, input))),
     }
+}
+
+/// Combines what the ranks hold, element by element in the order of the ranks.
+fn fold<T: Copy>(
+    ranks: usize,
+    values: impl Fn(usize) -> Vec<T>,
+    combine: impl Fn(T, T) -> T,
+) -> Vec<T> {
+    let mut total = values(0);
+    for rank in 1..ranks {
+        let next = values(rank);
+        assert_eq!(
+            next.len(),
+            total.len(),
+            "the input of rank {rank} has another length"
+        );
+        total
+            .iter_mut()
+            .zip(next)
+            .for_each(|(total, next)| *total = combine(*total, next));
+    }
+    total
+}
+
+/// What `rank` gets from a reduce_scatter: its row of the reduction.
+///
+/// # Panics
+/// As [`reduce`].
+pub fn reduce_scatter(
+    dtype: DType,
+    op: ReduceOp,
+    factors: &[f64],
+    inputs: &[Vec<u8>],
+    rank: usize,
+) -> Vec<u8> {
+    let rows: Vec<Vec<u8>> = inputs
+        .iter()
+        .map(|input| scatter(input, inputs.len(), rank))
+        .collect();
+    reduce(dtype, op, factors, &rows)
+}
+
+/// What an all_gather, an all_gather_v and, on the root, a gather give: the inputs one after the other.
+pub fn gather(inputs: &[Vec<u8>]) -> Vec<u8> {
+    inputs.concat()
+}
+
+/// What `rank` of `ranks` gets from a scatter of the root's `input`: its row.
+pub fn scatter(input: &[u8], ranks: usize, rank: usize) -> Vec<u8> {
+    let row = input.len() / ranks;
+    input[rank * row..(rank + 1) * row].to_vec()
+}
+
+/// What `rank` gets from an all_to_all: its row of every input, in rank order.
+pub fn all_to_all(inputs: &[Vec<u8>], rank: usize) -> Vec<u8> {
+    inputs
+        .iter()
+        .flat_map(|input| scatter(input, inputs.len(), rank))
+        .collect()
+}
+
+/// What `rank` gets from an all_to_all_v in which rank f sends `split(f, t)` elements to rank t.
+pub fn all_to_all_v(
+    dtype: DType,
+    inputs: &[Vec<u8>],
+    rank: usize,
+    split: impl Fn(usize, usize) -> usize,
+) -> Vec<u8> {
+    let part = |(from, input): (usize, &Vec<u8>)| {
+        let start = (0..rank).map(|to| split(from, to)).sum::<usize>() * dtype.size();
+        input[start..start + split(from, rank) * dtype.size()].to_vec()
+    };
+    inputs.iter().enumerate().flat_map(part).collect()
+}
+
+/// The fused norm of rows as long as `weight`: the normalised rows, and `sum` (which [`reduce`] gives) with the
+/// residual. Sum and residual are added in f32 and rounded; partial j sums the squares of the elements with index =
+/// j mod 128 in order; the partials are added as a binary tree; `value * scale * weight` from left to right.
+///
+/// # Panics
+/// For types other than f32, f16 and bf16.
+pub fn rms_norm(
+    dtype: DType,
+    sum: &[u8],
+    residual: &[u8],
+    weight: &[u8],
+    epsilon: f32,
+) -> (Vec<u8>, Vec<u8>) {
+    let added: Vec<f32> = widen(dtype, sum)
+        .iter()
+        .zip(widen(dtype, residual))
+        .map(|(s, r)| s + r)
+        .collect();
+    let kept = narrow(dtype, &added);
+    let weight = widen(dtype, weight);
+    let mut out = Vec::with_capacity(added.len());
+    for row in widen(dtype, &kept).chunks(weight.len().max(1)) {
+        let mut partial = [0f32; 128];
+        for values in row.chunks(128) {
+            partial
+                .iter_mut()
+                .zip(values)
+                .for_each(|(partial, value)| *partial += value * value);
+        }
+        let mut width = 64;
+        while width > 0 {
+            for j in 0..width {
+                partial[j] += partial[j + width];
+            }
+            width /= 2;
+        }
+        let scale = 1.0 / (partial[0] / weight.len() as f32 + epsilon).sqrt();
+        out.extend(
+            row.iter()
+                .zip(&weight)
+                .map(|(value, weight)| value * scale * weight),
+        );
+    }
+    (narrow(dtype, &out), kept)
+}
+
+/// Where two results differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Index of the first element that differs.
+    pub index: usize,
+    /// What it must be: value and bits.
+    pub expected: String,
+    /// What it is.
+    pub got: String,
+    /// How many elements differ.
+    pub wrong: usize,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            index,
+            expected,
+            got,
+            wrong,
+        } = self;
+        write!(
+            f,
+            "{wrong} wrong, the first at index {index}: expected {expected}, got {got}"
+        )
+    }
+}
+
+/// Compares bit for bit.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn first_difference(expected: &[u8], got: &[u8], dtype: DType) -> Option<Difference> {
+    assert_eq!(expected.len(), got.len(), "results of different lengths");
+    if expected == got {
+        return None;
+    }
+    let size = dtype.size();
+    let mut wrong = expected
+        .chunks_exact(size)
+        .zip(got.chunks_exact(size))
+        .enumerate()
+        .filter(|(_, (expected, got))| expected != got);
+    let (index, (should, is)) = wrong.next()?;
+    Some(Difference {
+        index,
+        expected: show(dtype, should),
+        got: show(dtype, is),
+        wrong: 1 + wrong.count(),
+    })
+}
+
+/// An element as people read it, with the bits where the value does not say them.
+fn show(dtype: DType, element: &[u8]) -> String {
+    macro_rules! first {
+        ($t:ty) => {
+            elements!(element, $t)
+                .next()
+                .map_or_else(String::new, |value| format!("{value:?}"))
+        };
+    }
+    let bits: String = element
+        .iter()
+        .rev()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let value = match dtype {
+        DType::I8 => return first!(i8),
+        DType::U8 => return first!(u8),
+        DType::I32 => return first!(i32),
+        DType::U32 => return first!(u32),
+        DType::I64 => return first!(i64),
+        DType::U64 => return first!(u64),
+        DType::F64 => first!(f64),
+        DType::F32 | DType::F16 | DType::Bf16 => format!("{:?}", widen(dtype, element)[0]),
+        _ => return format!("0x{bits}"),
+    };
+    format!("{value} (0x{bits})")
 }
 
 /// The values of elements of f32, f16 or bf16.
@@ -151,34 +365,37 @@ pub fn reduce(dtype: DType, op: ReduceOp, factors: &[f64], inputs: &[Vec<u8>]) -
 /// # Panics
 /// For other types.
 pub fn widen(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    let pair = |bytes: &[u8]| [bytes[0], bytes[1]];
     match dtype {
-        DType::F16 => bytes
-            .chunks_exact(2)
-            .map(|bytes| f16::from_le_bytes(pair(bytes)).to_f32())
-            .collect(),
-        DType::Bf16 => bytes
-            .chunks_exact(2)
-            .map(|bytes| bf16::from_le_bytes(pair(bytes)).to_f32())
-            .collect(),
-        DType::F32 => bytes
-            .chunks_exact(4)
-            .map(|bytes| f32::from_le_bytes(bytes.try_into().expect("whole elements")))
-            .collect(),
-        other => panic!("{other:?} is not summed in f32"),
+        DType::F16 => elements!(bytes, f16).map(f16::to_f32).collect(),
+        DType::Bf16 => elements!(bytes, bf16).map(bf16::to_f32).collect(),
+        DType::F32 => elements!(bytes, f32).collect(),
+        other => panic!("{} is not summed in f32", other.name()),
     }
 }
 
-/// Values as elements of f32, f16 or bf16; a NaN of a small float is the canonical one.
+/// Values as elements of f32, f16 or bf16, rounded to nearest even; a NaN of a small float is the
+/// canonical one.
+///
+/// # Panics
+/// For other types.
 pub fn narrow(dtype: DType, values: &[f32]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(values.len() * dtype.size());
-    for value in values {
-        match dtype {
-            DType::F16 | DType::Bf16 if value.is_nan() => bytes.extend(0x7fffu16.to_le_bytes()),
-            DType::F16 => bytes.extend(f16::from_f32(*value).to_le_bytes()),
-            DType::Bf16 => bytes.extend(bf16::from_f32(*value).to_le_bytes()),
-            _ => bytes.extend(value.to_le_bytes()),
-        }
+    const NAN: u16 = 0x7fff;
+    let small = |round: fn(f32) -> u16| {
+        let round = |value: f32| if value.is_nan() { NAN } else { round(value) };
+        bytes!(
+            values
+                .iter()
+                .map(|value| round(*value))
+                .collect::<Vec<u16>>()
+        )
+    };
+    match dtype {
+        DType::F16 => small(|value| f16::from_f32(value).to_bits()),
+        DType::Bf16 => small(|value| bf16::from_f32(value).to_bits()),
+        DType::F32 => bytes!(values.to_vec()),
+        other => panic!("{} is not summed in f32", other.name()),
     }
-    bytes
 }
+
+#[cfg(test)]
+mod tests;
