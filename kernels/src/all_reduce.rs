@@ -156,7 +156,7 @@ impl<M: Machine, R: Reducer> Body<M> for OneShot<R> {
     unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
         let block = session.block();
         let tables = Tables::new(block);
-        let (first, last) = memory.part(block, round.len(), 0);
+        let (first, last) = memory.part(block, round, 0);
         if !memory.fill_sources(session, tables, round, 0, first, last - first) {
             return false;
         }
@@ -215,7 +215,7 @@ impl<M: Machine, R: Reducer> Body<M> for TwoShot<R> {
         let (me, ranks) = (session.comm().rank(), session.comm().size());
         let block = session.block();
         let tables = Tables::new(block);
-        let (first, last) = memory.part(block, round.len(), me);
+        let (first, last) = memory.part(block, round, me);
         let length = last - first;
         if !memory.fill_sources(session, tables, round, 0, first, length) {
             return false;

@@ -12,6 +12,9 @@
 //! Whether a rank's memory lies in a window is its own affair: it publishes a place with each round, its
 //! user memory or its staging, and a flag. Once a rank is staged all walk the range in the same chunks
 //! (every rank has seen every flag in the first round); if none is, there is a single round.
+//!
+//! Signals are those of one block, and blocks may be rounds apart. So each block has a place of its own in
+//! staging: parts and rows lie where they lay in the round before, also in the last, shorter round.
 
 use fusewire_device::bulk::{self, Tables};
 use fusewire_device::comm::Place;
@@ -73,6 +76,8 @@ pub(crate) struct Memory {
 pub(crate) struct Round {
     pub(crate) start: usize,
     pub(crate) end: usize,
+    /// Length that is cut into parts; longer than the round where blocks keep their places in staging.
+    cut: usize,
 }
 
 impl Round {
@@ -82,7 +87,7 @@ impl Round {
 
     /// Elements from one staged row to the next.
     pub(crate) const fn stride(&self) -> usize {
-        self.len().div_ceil(GRANULE) * GRANULE
+        self.cut.div_ceil(GRANULE) * GRANULE
     }
 }
 
@@ -103,17 +108,46 @@ impl Memory {
         (source as u64 * SOURCE_STAGED) | (target as u64 * TARGET_STAGED)
     }
 
-    /// The parts of `[0, length)` that this block handles: part `shard` of the shards.
+    /// The round that starts at element `start`.
+    #[inline(always)]
+    fn round<M: Machine>(&self, block: Block<M>, start: usize, chunked: bool) -> Round {
+        let several = chunked && self.count > self.chunk;
+        let rest = self.count - start;
+        let length = if several && rest > self.chunk {
+            self.chunk
+        } else {
+            rest
+        };
+        let cut = if several && block.count() > 1 {
+            self.chunk
+        } else {
+            length
+        };
+        Round {
+            start,
+            end: start + length,
+            cut,
+        }
+    }
+
+    /// The part of `round` that this block handles: its part of shard `shard`, from the round's start.
     #[inline(always)]
     pub(crate) fn part<M: Machine>(
         &self,
         block: Block<M>,
-        length: usize,
+        round: Round,
         shard: u32,
     ) -> (usize, usize) {
-        let (start, end) = slice(length, self.granule, shard as usize, self.shards as usize);
+        let (start, end) = slice(
+            round.cut,
+            self.granule,
+            shard as usize,
+            self.shards as usize,
+        );
         let (first, last) = block.slice(end - start, self.granule);
-        (start + first, start + last)
+        let length = round.len();
+        let clip = |at: usize| if at < length { at } else { length };
+        (clip(start + first), clip(start + last))
     }
 
     /// Runs the rounds of the operation; `body` moves one round's data. False after a failure.
@@ -134,13 +168,7 @@ impl Memory {
         let mut first = true;
         let mut start = 0;
         loop {
-            let mut round = Round {
-                start,
-                end: self.count,
-            };
-            if chunked && self.count - start > self.chunk {
-                round.end = start + self.chunk;
-            }
+            let mut round = self.round(session.block(), start, chunked);
             if flags & SOURCE_STAGED != 0 {
                 // SAFETY: staging has room for `source_rows` rows of a chunk; peers read it only
                 // between ready and done.
@@ -169,9 +197,7 @@ impl Memory {
                     rank += 1;
                 }
                 chunked = any != 0;
-                if chunked && self.count > self.chunk {
-                    round.end = self.chunk;
-                }
+                round = self.round(session.block(), start, chunked);
             }
             // SAFETY: ready has acquired every rank's words; the rest is the caller's promise.
             if !unsafe { body.round(session, self, round) } || !session.done() {
@@ -197,7 +223,7 @@ impl Memory {
         while row < self.source_rows as usize {
             let mut shard = 0;
             while shard < self.shards {
-                let (first, last) = self.part(block, round.len(), shard);
+                let (first, last) = self.part(block, round, shard);
                 // SAFETY: within the caller's row, and within staging.
                 unsafe {
                     bulk::copy(
@@ -229,7 +255,7 @@ impl Memory {
         let mut shard = 0;
         while shard < self.shards {
             if shard != session.comm().rank() {
-                let (first, last) = self.part(block, round.len(), shard);
+                let (first, last) = self.part(block, round, shard);
                 // SAFETY: within staging, and within the caller's output.
                 unsafe {
                     bulk::copy(

@@ -109,7 +109,7 @@ unsafe fn normalise_round<M: Machine, T: Element<Acc = f32>>(
 ) -> bool {
     let block = session.block();
     let tables = Tables::new(block);
-    let (first, last) = memory.part(block, round.len(), 0);
+    let (first, last) = memory.part(block, round, 0);
     if !memory.fill_sources(session, tables, round, 0, first, last - first) {
         return false;
     }

@@ -35,7 +35,7 @@ impl<M: Machine> Body<M> for Pulls {
     unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
         let block = session.block();
         let size = session.comm().size();
-        let (first, last) = memory.part(block, round.len(), 0);
+        let (first, last) = memory.part(block, round, 0);
         let length = last - first;
         let mut step = 0;
         while step < self.ranks {

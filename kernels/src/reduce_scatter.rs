@@ -24,7 +24,7 @@ impl<M: Machine, R: Reducer> Body<M> for OwnRow<R> {
         let (me, ranks) = (session.comm().rank(), session.comm().size());
         let block = session.block();
         let tables = Tables::new(block);
-        let (first, last) = memory.part(block, round.len(), 0);
+        let (first, last) = memory.part(block, round, 0);
         let length = last - first;
         if !memory.fill_sources(session, tables, round, me as usize, first, length) {
             return false;

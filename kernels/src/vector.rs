@@ -100,7 +100,7 @@ impl Vector {
                 let staging = session.comm().own(pad.staging_in);
                 for row in 0..rows {
                     let (offset, length) = self.outgoing(me, row);
-                    let (first, last) = part(block, length, start, self.chunk);
+                    let (first, last) = part(block, length, start, self.chunk, true);
                     // SAFETY: within the caller's part, and within staging.
                     unsafe {
                         bulk::copy(
@@ -165,7 +165,7 @@ impl Vector {
             let mut to = 0;
             for rank in 0..ranks {
                 let length = self.receive.of(rank);
-                let (first, last) = part(block, length, start, window);
+                let (first, last) = part(block, length, start, window, chunked);
                 let bytes = (last - first) * self.size;
                 let target = self.target.wrapping_add((to + start + first) * self.size);
                 to += length;
@@ -208,11 +208,25 @@ impl Vector {
 }
 
 /// The part that this block handles of the elements `[start, start + window)` of `length`, relative
-/// to `start`.
+/// to `start`. Blocks may be rounds apart: in staging each keeps its place, however short the rest is.
 #[inline(always)]
-fn part<M: Machine>(block: Block<M>, length: usize, start: usize, window: usize) -> (usize, usize) {
+fn part<M: Machine>(
+    block: Block<M>,
+    length: usize,
+    start: usize,
+    window: usize,
+    chunked: bool,
+) -> (usize, usize) {
     let rest = length.saturating_sub(start);
-    block.slice(if rest < window { rest } else { window }, GRANULE)
+    let length = if rest < window { rest } else { window };
+    let cut = if chunked && block.count() > 1 {
+        window
+    } else {
+        length
+    };
+    let (first, last) = block.slice(cut, GRANULE);
+    let clip = |at: usize| if at < length { at } else { length };
+    (clip(first), clip(last))
 }
 
 /// all_gather_v: `counts[rank]` units of every rank, one after the other, to every rank's output.

@@ -1,6 +1,7 @@
 //! The conformance list over the ways to start ranks and the settings of a communicator.
 
-use fusewire::Algorithm;
+use fusewire::{Algorithm, DType, Operation, ReduceOp};
+use fusewire_tests::cases::{Case, MEMORIES};
 use fusewire_tests::process::Host;
 use fusewire_tests::rank::Mode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
@@ -158,6 +159,37 @@ fn ranks_as_processes() {
         run(&runner, setup, "core");
         if mode == Mode::Blocking {
             run(&runner, setup, "types");
+        }
+    }
+}
+
+#[test]
+fn blocks_that_are_rounds_apart_keep_to_their_places_in_staging() {
+    // The last round is shorter than the others: parts that were cut anew would lie where a block that is
+    // a round behind still reads.
+    for (operation, reduction) in [
+        (Operation::AllGather, None),
+        (Operation::AllGatherV, None),
+        (Operation::AllToAll, None),
+        (Operation::AllToAllV, None),
+        (Operation::Scatter, None),
+        (Operation::AllReduce, Some(ReduceOp::Sum)),
+        (Operation::ReduceScatter, Some(ReduceOp::Sum)),
+    ] {
+        let cases: Vec<Case> = (0..60)
+            .map(|i| Case {
+                count: 4200 + i * 61,
+                memory: MEMORIES[1 + i % 2],
+                ..Case::new(operation, DType::F32, reduction)
+            })
+            .collect();
+        let setup = Setup {
+            blocks: 4,
+            staging: 8 << 10,
+            ..Setup::new(2)
+        };
+        if let Err(wrong) = Threads.run_cases(&setup, &cases) {
+            panic!("{wrong}");
         }
     }
 }

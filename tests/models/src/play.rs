@@ -9,7 +9,7 @@ use fusewire_device::mem::model::Model;
 use fusewire_device::mem::prim::Ordering;
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::native::{BlockShared, LaneContext};
-use fusewire_device::{Block, Machine};
+use fusewire_device::Block;
 
 use crate::machine::{Barrier, Solo, Weak};
 use crate::step::Step;
@@ -105,7 +105,7 @@ impl Play {
     /// One execution; to be called by the tool.
     pub fn execute(&self) {
         let model = self.world.open();
-        self.sabotage(&model);
+        self.break_memory(&model);
         let config = self.world.config();
         let blocks: Vec<Arc<RankBlock>> = (0..config.ranks)
             .map(|rank| {
@@ -134,7 +134,7 @@ impl Play {
         }
     }
 
-    fn sabotage(&self, model: &Model) {
+    fn break_memory(&self, model: &Model) {
         match self.sabotage {
             Some(Sabotage::OneSlotSet) => self.world.lose_second_slots(model),
             Some(Sabotage::FreeCredits) => self.world.forge_credits(model),
@@ -171,10 +171,16 @@ impl Play {
             }
             boundary();
             match self.blocks {
-                // SAFETY: the context describes this lane, and outlives the launch.
-                Blocks::Single => step.launch(world, rank, unsafe { machine(Single::new, &context) }),
-                // SAFETY: as above.
-                Blocks::Lanes => step.launch(world, rank, unsafe { machine(Lanes::new, &context) }),
+                Blocks::Single => {
+                    // SAFETY: the context describes this lane, and outlives the launch.
+                    let single: Single = unsafe { Single::new(&raw const context) };
+                    step.launch(world, rank, Block::new(single));
+                }
+                Blocks::Lanes => {
+                    // SAFETY: as above.
+                    let lanes = unsafe { Lanes::new(&raw const context) };
+                    step.launch(world, rank, Block::new(lanes));
+                }
                 Blocks::Solo => {
                     let shared = world.shared(rank);
                     step.launch(world, rank, Block::new(Solo { shared }));
@@ -263,13 +269,3 @@ impl Play {
 
 /// Who the host says it is in an abort word of its own.
 const HOST: u32 = 0xffff;
-
-/// # Safety
-/// As `new`, which is a machine's.
-unsafe fn machine<M: Machine>(
-    new: unsafe fn(*const LaneContext) -> M,
-    context: &LaneContext,
-) -> Block<M> {
-    // SAFETY: the caller's promise.
-    Block::new(unsafe { new(context) })
-}
