@@ -38,7 +38,10 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let mark = if item.found { "found  " } else { "missing" };
         println!("  {mark}  {:<24} {}", item.name, item.detail);
         if !item.found {
-            println!("           {:<24} would give {}; {}", "", item.gives, item.install);
+            println!(
+                "           {:<24} would give {}; {}",
+                "", item.gives, item.install
+            );
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -50,7 +53,11 @@ fn items() -> Vec<Item> {
         kind: "devices",
         name: "cpu",
         found: true,
-        detail: format!("{}, {cores} cores, {:?} entries", cpu_model(), fusewire::isa()),
+        detail: format!(
+            "{}, {cores} cores, {:?} entries",
+            cpu_model(),
+            fusewire::isa()
+        ),
         gives: "every kernel",
         install: "",
     }];
@@ -63,7 +70,11 @@ fn items() -> Vec<Item> {
             kind: "libraries",
             name,
             found: opened,
-            detail: if opened { String::new() } else { format!("{library} not found") },
+            detail: if opened {
+                String::new()
+            } else {
+                format!("{library} not found")
+            },
             gives,
             install,
         });
@@ -78,9 +89,13 @@ fn items() -> Vec<Item> {
         ),
         (
             "Debian rustc, LLVM 22",
-            ["/usr/lib/llvm-22/bin/llc", "/usr/lib/llvm-22/bin/lld", "/usr/bin/cargo"]
-                .iter()
-                .all(|path| std::path::Path::new(path).exists()),
+            [
+                "/usr/lib/llvm-22/bin/llc",
+                "/usr/lib/llvm-22/bin/lld",
+                "/usr/bin/cargo",
+            ]
+            .iter()
+            .all(|path| std::path::Path::new(path).exists()),
             "images for GPUs from your own kernels",
             "apt install rustc-web cargo-web rust-web-src llvm-22 lld-22",
         ),
@@ -100,7 +115,14 @@ fn items() -> Vec<Item> {
         ),
     ];
     for (name, found, gives, install) in tools {
-        items.push(Item { kind: "tool chains", name, found, detail: String::new(), gives, install });
+        items.push(Item {
+            kind: "tool chains",
+            name,
+            found,
+            detail: String::new(),
+            gives,
+            install,
+        });
     }
     items.push(Item {
         kind: "transports",
@@ -122,13 +144,48 @@ fn items() -> Vec<Item> {
 }
 
 const LIBRARIES: &[(&str, &str, &str, &str)] = &[
-    ("libcuda.so", "libcuda.so.1", "the CUDA device (not implemented yet)", "install NVIDIA's driver"),
-    ("libnccl.so", "libnccl.so.2", "hand-off to NCCL (not implemented yet)", "pip install nvidia-nccl-cu13"),
-    ("libamdhip64.so", "libamdhip64.so.7", "the HIP device (not implemented yet)", "install ROCm"),
-    ("librccl.so", "librccl.so.1", "hand-off to RCCL (not implemented yet)", "install ROCm"),
-    ("libibverbs.so", "libibverbs.so.1", "RDMA (not implemented yet)", "apt install libibverbs1"),
-    ("libmlx5.so", "libmlx5.so.1", "IBGDA (not implemented yet)", "apt install ibverbs-providers"),
-    ("libgloo.so", "libgloo.so.0", "hand-off to Gloo (not implemented yet)", "apt install libgloo-dev"),
+    (
+        "libcuda.so",
+        "libcuda.so.1",
+        "the CUDA device (not implemented yet)",
+        "install NVIDIA's driver",
+    ),
+    (
+        "libnccl.so",
+        "libnccl.so.2",
+        "hand-off to NCCL (not implemented yet)",
+        "pip install nvidia-nccl-cu13",
+    ),
+    (
+        "libamdhip64.so",
+        "libamdhip64.so.7",
+        "the HIP device (not implemented yet)",
+        "install ROCm",
+    ),
+    (
+        "librccl.so",
+        "librccl.so.1",
+        "hand-off to RCCL (not implemented yet)",
+        "install ROCm",
+    ),
+    (
+        "libibverbs.so",
+        "libibverbs.so.1",
+        "RDMA (not implemented yet)",
+        "apt install libibverbs1",
+    ),
+    (
+        "libmlx5.so",
+        "libmlx5.so.1",
+        "IBGDA (not implemented yet)",
+        "apt install ibverbs-providers",
+    ),
+    (
+        "libgloo.so",
+        "libgloo.so.0",
+        "hand-off to Gloo (not implemented yet)",
+        "apt install libgloo-dev",
+    ),
 ];
 
 fn cpu_model() -> String {
@@ -143,5 +200,8 @@ fn cpu_model() -> String {
 
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -8,8 +8,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::Context;
 use fusewire::store::TcpStoreServer;
+
+use crate::{Usage, processes};
 
 /// What to start.
 pub(crate) struct Job<'a> {
@@ -21,9 +22,14 @@ pub(crate) struct Job<'a> {
     pub(crate) ranks: u32,
     /// Whether lines of output start with the rank.
     pub(crate) prefix: bool,
-    /// How long the other ranks may go on after one has failed, to report what they see.
+    /// How long the other ranks may go on after one was killed, to report what they see.
     pub(crate) grace: Duration,
 }
+
+/// How long processes that were asked to end may take.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest grace after a rank that ended by itself.
+const AFTER_EXIT: Duration = Duration::from_secs(5);
 
 /// The signal that asked this process to stop, or 0.
 static STOP: AtomicI32 = AtomicI32::new(0);
@@ -45,6 +51,7 @@ pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
     let server = TcpStoreServer::bind("127.0.0.1:0")?;
     catch(libc::SIGINT);
     catch(libc::SIGTERM);
+    processes::adopt_orphans();
     let mut ranks = Vec::new();
     let mut readers = Vec::new();
     for rank in 0..job.ranks {
@@ -54,12 +61,14 @@ pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
                 readers.append(&mut threads);
             }
             Err(error) => {
-                stop(&mut ranks);
+                processes::end_descendants(Duration::ZERO);
                 return Err(error);
             }
         }
     }
     let status = supervise(job, &mut ranks);
+    // Ranks that are still there, and whatever ranks have left behind.
+    processes::end_descendants(PATIENCE);
     for reader in readers {
         // A reader ends with its pipe; one that panicked has nothing to tell.
         let _ = reader.join();
@@ -87,7 +96,10 @@ fn start(
         command.env_remove(name);
     }
     if job.prefix {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
     }
     let parent = std::process::id();
     // SAFETY: prctl and getppid are async-signal-safe, and nothing else is called.
@@ -101,15 +113,19 @@ fn start(
             Ok(())
         });
     }
-    let mut child = command
-        .spawn()
-        .with_context(|| format!("cannot start {}", job.program.to_string_lossy()))?;
+    let mut child = command.spawn().map_err(|error| {
+        Usage(format!("cannot start {}: {error}", job.program.to_string_lossy()))
+    })?;
     let mut threads = Vec::new();
     if let Some(out) = child.stdout.take() {
-        threads.push(thread::spawn(move || copy_lines(rank, out, std::io::stdout())));
+        threads.push(thread::spawn(move || {
+            copy_lines(rank, out, std::io::stdout())
+        }));
     }
     if let Some(err) = child.stderr.take() {
-        threads.push(thread::spawn(move || copy_lines(rank, err, std::io::stderr())));
+        threads.push(thread::spawn(move || {
+            copy_lines(rank, err, std::io::stderr())
+        }));
     }
     Ok((child, threads))
 }
@@ -128,64 +144,52 @@ fn copy_lines(rank: u32, from: impl Read, mut to: impl Write) {
     }
 }
 
-/// Waits for all ranks; after the first failure the others get the grace, then are stopped.
+/// Waits for all ranks, after the first failure no longer than the grace; the status to give.
 fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> u8 {
     let mut failed: Option<(u8, Instant)> = None;
     loop {
+        let signal = STOP.load(Ordering::Relaxed);
+        if signal != 0 {
+            return 128 + signal as u8;
+        }
         let mut alive = false;
         for (rank, slot) in ranks.iter_mut().enumerate() {
             let Some(child) = slot else { continue };
-            match child.try_wait() {
-                Ok(None) => alive = true,
-                Ok(Some(status)) => {
-                    *slot = None;
-                    let code = code(status);
-                    if code != 0 && failed.is_none() {
-                        if let Some(signal) = status.signal() {
-                            eprintln!("fusewire: rank {rank} was killed by signal {signal}");
-                        }
-                        failed = Some((code, Instant::now()));
-                    }
+            let status = match child.try_wait() {
+                Ok(None) => {
+                    alive = true;
+                    continue;
                 }
+                Ok(Some(status)) => status,
                 Err(error) => {
                     eprintln!("fusewire: rank {rank} cannot be waited for: {error}");
-                    *slot = None;
-                    failed.get_or_insert((1, Instant::now()));
+                    ExitStatus::from_raw(1 << 8)
                 }
+            };
+            *slot = None;
+            if failed.is_some() || status.success() {
+                continue;
             }
+            let grace = match status.signal() {
+                Some(signal) => {
+                    eprintln!("fusewire: rank {rank} was killed by signal {signal}");
+                    job.grace
+                }
+                None => {
+                    if job.prefix {
+                        eprintln!("fusewire: rank {rank} ended with status {}", code(status));
+                    }
+                    // It could still tell the others, which need not run into their time-outs.
+                    job.grace.min(AFTER_EXIT)
+                }
+            };
+            failed = Some((code(status), Instant::now() + grace));
         }
-        let signal = STOP.load(Ordering::Relaxed);
-        if signal != 0 {
-            stop(ranks);
-            return 128 + signal as u8;
+        match failed {
+            _ if !alive => return failed.map_or(0, |(code, _)| code),
+            Some((code, until)) if Instant::now() > until => return code,
+            _ => thread::sleep(Duration::from_millis(2)),
         }
-        if !alive {
-            return failed.map_or(0, |(code, _)| code);
-        }
-        if let Some((code, since)) = failed
-            && since.elapsed() > job.grace
-        {
-            stop(ranks);
-            return code;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Stops all ranks: first asked, after a second killed (a stopped process does not hear the question).
-fn stop(ranks: &mut [Option<Child>]) {
-    for child in ranks.iter().flatten() {
-        // SAFETY: the child has not been waited for, so its id is its own.
-        unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
-    }
-    let asked = Instant::now();
-    for child in ranks.iter_mut().flatten() {
-        while matches!(child.try_wait(), Ok(None)) && asked.elapsed() < Duration::from_secs(1) {
-            thread::sleep(Duration::from_millis(5));
-        }
-        // It may have ended by itself.
-        let _ = child.kill();
-        let _ = child.wait();
     }
 }
 

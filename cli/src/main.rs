@@ -4,6 +4,7 @@
 mod info;
 mod launcher;
 mod perf;
+mod processes;
 mod run;
 
 use std::process::ExitCode;
@@ -21,7 +22,7 @@ struct Command {
 #[derive(Debug, Subcommand)]
 enum Subject {
     /// Runs operations over a range of sizes, verifies every element, prints a table.
-    Perf(perf::Arguments),
+    Perf(Box<perf::Arguments>),
     /// Starts N local ranks of a program, with torchrun's environment.
     Run(run::Arguments),
     /// Says which devices, libraries, tool chains and transports there are.

@@ -13,6 +13,9 @@ pub(crate) struct Arguments {
     /// Ranks to start.
     #[arg(short = 'n', long = "ranks", default_value_t = 2)]
     ranks: u32,
+    /// Seconds that the other ranks may go on after one has failed, to report what they see.
+    #[arg(long, default_value_t = 2.0)]
+    grace: f64,
     /// The program and its arguments, behind `--`.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
@@ -21,14 +24,20 @@ pub(crate) struct Arguments {
 /// Runs the program; the status is the first failing rank's.
 pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.ranks == 0 || arguments.ranks > 1024 {
-        return Err(Usage(format!("{} ranks; 1 to 1024 can be started", arguments.ranks)).into());
+        return Err(Usage(format!(
+            "{} ranks; 1 to 1024 can be started",
+            arguments.ranks
+        ))
+        .into());
     }
+    let grace = Duration::try_from_secs_f64(arguments.grace)
+        .map_err(|_| Usage(format!("--grace {}; seconds are needed", arguments.grace)))?;
     let job = Job {
         program: &arguments.program[0],
         arguments: &arguments.program[1..],
         ranks: arguments.ranks,
         prefix: true,
-        grace: Duration::from_millis(200),
+        grace,
     };
     Ok(ExitCode::from(launcher::run(&job)?))
 }

@@ -55,8 +55,9 @@ impl Case {
             (shape.0.max(input), shape.1.max(output))
         });
         let length = longest.min(PERIOD);
-        let patterns: Vec<Vec<u8>> =
-            (0..ranks).map(|rank| fill(dtype, rank, call, length)).collect();
+        let patterns: Vec<Vec<u8>> = (0..ranks)
+            .map(|rank| fill(dtype, rank, call, length))
+            .collect();
         let reduced = match kind {
             Kind::AllReduceRmsNorm => reduce(dtype, ReduceOp::Sum, &[], &patterns),
             _ if kind.reduces() => {
@@ -70,7 +71,15 @@ impl Case {
             }
             _ => Vec::new(),
         };
-        Self { kind, dtype, ranks, rank, count, patterns, reduced }
+        Self {
+            kind,
+            dtype,
+            ranks,
+            rank,
+            count,
+            patterns,
+            reduced,
+        }
     }
 
     /// This rank's input.
@@ -115,9 +124,12 @@ impl Case {
             Kind::AllReduce => self.repeat(&self.reduced, 0, count, &mut out),
             Kind::Reduce if self.rank == ROOT => self.repeat(&self.reduced, 0, count, &mut out),
             Kind::ReduceScatter => self.repeat(&self.reduced, rank * count, count, &mut out),
-            Kind::AllGather => p.iter().for_each(|from| self.repeat(from, 0, count, &mut out)),
+            Kind::AllGather => p
+                .iter()
+                .for_each(|from| self.repeat(from, 0, count, &mut out)),
             Kind::Gather if self.rank == ROOT => {
-                p.iter().for_each(|from| self.repeat(from, 0, count, &mut out));
+                p.iter()
+                    .for_each(|from| self.repeat(from, 0, count, &mut out));
             }
             Kind::AllGatherV => {
                 for (from, count) in p.iter().zip(counts(count, self.ranks)) {
@@ -127,7 +139,8 @@ impl Case {
             Kind::Broadcast => self.repeat(&p[ROOT as usize], 0, count, &mut out),
             Kind::Scatter => self.repeat(&p[ROOT as usize], rank * count, count, &mut out),
             Kind::AllToAll => {
-                p.iter().for_each(|from| self.repeat(from, rank * count, count, &mut out));
+                p.iter()
+                    .for_each(|from| self.repeat(from, rank * count, count, &mut out));
             }
             Kind::AllToAllV => {
                 for (from, pattern) in (0..self.ranks).zip(p) {
@@ -170,7 +183,11 @@ impl Case {
                 width /= 2;
             }
             let scale = 1.0 / (partial[0] / hidden as f32 + EPSILON).sqrt();
-            out.extend(row.iter().zip(&weight).map(|(value, weight)| value * scale * weight));
+            out.extend(
+                row.iter()
+                    .zip(&weight)
+                    .map(|(value, weight)| value * scale * weight),
+            );
         }
         narrow(dtype, &out)
     }
@@ -190,6 +207,11 @@ impl Case {
             }
             _ => format!("{bytes:02x?}"),
         };
-        Some(Difference { index, expected: show(should), got: show(is), wrong })
+        Some(Difference {
+            index,
+            expected: show(should),
+            got: show(is),
+            wrong,
+        })
     }
 }

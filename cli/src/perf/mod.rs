@@ -112,7 +112,10 @@ pub(crate) struct Settings {
 pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let settings = understand(arguments)?;
     if let Ok(place) = RankSize::from_env() {
-        let settings = Settings { ranks: place.size, ..settings };
+        let settings = Settings {
+            ranks: place.size,
+            ..settings
+        };
         let comm = Communicator::from_env(Device::Cpu, settings.options.clone())?;
         return Ok(status(rank::run(&comm, &settings)?));
     }
@@ -131,7 +134,11 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 }
             }
         }
-        return Ok(if failed { ExitCode::FAILURE } else { status(wrong) });
+        return Ok(if failed {
+            ExitCode::FAILURE
+        } else {
+            status(wrong)
+        });
     }
     let program = std::env::current_exe()?;
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -146,7 +153,11 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn status(wrong: u64) -> ExitCode {
-    if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if wrong == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn usage(text: String) -> anyhow::Error {
@@ -155,12 +166,17 @@ fn usage(text: String) -> anyhow::Error {
 
 fn understand(arguments: &Arguments) -> anyhow::Result<Settings> {
     if arguments.device != "cpu" {
-        return Err(usage(format!("device \"{}\"; only cpu exists yet", arguments.device)));
+        return Err(usage(format!(
+            "device \"{}\"; only cpu exists yet",
+            arguments.device
+        )));
     }
     let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get() as u32);
     let ranks = arguments.ranks.unwrap_or(cores.clamp(2, 8));
     if ranks == 0 || ranks > MAX_SIZE {
-        return Err(usage(format!("{ranks} ranks; 1 to {MAX_SIZE} are possible")));
+        return Err(usage(format!(
+            "{ranks} ranks; 1 to {MAX_SIZE} are possible"
+        )));
     }
     let dtype = DType::ALL
         .into_iter()
@@ -169,17 +185,25 @@ fn understand(arguments: &Arguments) -> anyhow::Result<Settings> {
             let names = DType::ALL.map(DType::name).join(", ");
             usage(format!("type \"{}\" is none of {names}", arguments.dtype))
         })?;
-    let op: ReduceOp =
-        arguments.op.parse().map_err(|error: fusewire::Error| usage(error.to_string()))?;
-    let algorithm: Algorithm =
-        arguments.algorithm.parse().map_err(|error: fusewire::Error| usage(error.to_string()))?;
+    let op: ReduceOp = arguments
+        .op
+        .parse()
+        .map_err(|error: fusewire::Error| usage(error.to_string()))?;
+    let algorithm: Algorithm = arguments
+        .algorithm
+        .parse()
+        .map_err(|error: fusewire::Error| usage(error.to_string()))?;
     let (min_bytes, max_bytes) = (bytes(&arguments.min_bytes)?, bytes(&arguments.max_bytes)?);
     if min_bytes > max_bytes {
-        return Err(usage(format!("--min-bytes {min_bytes} is above --max-bytes {max_bytes}")));
+        return Err(usage(format!(
+            "--min-bytes {min_bytes} is above --max-bytes {max_bytes}"
+        )));
     }
     // Every rank holds input, output and their guards.
     if max_bytes > 1 << 40 {
-        return Err(usage(format!("--max-bytes {max_bytes} is more than memory can hold")));
+        return Err(usage(format!(
+            "--max-bytes {max_bytes} is more than memory can hold"
+        )));
     }
     if arguments.factor < 2 {
         return Err(usage(format!("--factor {}; 2 at least", arguments.factor)));
@@ -188,7 +212,10 @@ fn understand(arguments: &Arguments) -> anyhow::Result<Settings> {
         return Err(usage("--iterations 0; 1 at least".to_owned()));
     }
     if !(arguments.timeout.is_finite() && arguments.timeout > 0.0 && arguments.timeout < 1e9) {
-        return Err(usage(format!("--timeout {}; a positive number of seconds", arguments.timeout)));
+        return Err(usage(format!(
+            "--timeout {}; a positive number of seconds",
+            arguments.timeout
+        )));
     }
     let mut options = Options::default();
     options.timeout = Duration::from_secs_f64(arguments.timeout);
@@ -222,10 +249,13 @@ fn operations(list: &str, dtype: DType, op: ReduceOp, ranks: u32) -> anyhow::Res
     } else {
         list.split(',')
             .map(|name| {
-                Kind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
-                    let names = Kind::ALL.map(Kind::name).join(", ");
-                    usage(format!("operation \"{name}\" is none of {names}, all"))
-                })
+                Kind::ALL
+                    .into_iter()
+                    .find(|kind| kind.name() == name)
+                    .ok_or_else(|| {
+                        let names = Kind::ALL.map(Kind::name).join(", ");
+                        usage(format!("operation \"{name}\" is none of {names}, all"))
+                    })
             })
             .collect::<anyhow::Result<_>>()?
     };
@@ -254,8 +284,12 @@ fn bytes(text: &str) -> anyhow::Result<u64> {
         Some((at, 'g' | 'G')) => (&text[..at], 1 << 30),
         _ => (text, 1),
     };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| usage(format!("size \"{text}\"; a number with K, M or G is needed")))?;
-    number.checked_mul(unit).ok_or_else(|| usage(format!("size \"{text}\" overflows")))
+    let number: u64 = number.parse().map_err(|_| {
+        usage(format!(
+            "size \"{text}\"; a number with K, M or G is needed"
+        ))
+    })?;
+    number
+        .checked_mul(unit)
+        .ok_or_else(|| usage(format!("size \"{text}\" overflows")))
 }

@@ -146,7 +146,10 @@ impl Kind {
             Self::AllGather => (count, n * count),
             Self::AllGatherV => {
                 let counts = counts(count, ranks);
-                (counts[rank as usize] as usize, counts.iter().sum::<u64>() as usize)
+                (
+                    counts[rank as usize] as usize,
+                    counts.iter().sum::<u64>() as usize,
+                )
             }
             Self::Scatter => (if rank == ROOT { n * count } else { 0 }, count),
             Self::Gather => (count, if rank == ROOT { n * count } else { 0 }),
@@ -185,7 +188,9 @@ pub(crate) fn hidden(elements: usize) -> usize {
 
 /// Counts of all_gather_v: they differ by rank and add up to about `count` each.
 pub(crate) fn counts(count: usize, ranks: u32) -> Vec<u64> {
-    (0..ranks as usize).map(|rank| (count * (rank % 3 + 1) / 3) as u64).collect()
+    (0..ranks as usize)
+        .map(|rank| (count * (rank % 3 + 1) / 3) as u64)
+        .collect()
 }
 
 /// Elements that `from` sends to `to` in all_to_all_v: some pairs send nothing.
@@ -212,10 +217,20 @@ pub(crate) fn call(
     buffers: &Buffers,
     enqueue: bool,
 ) -> Result<()> {
-    let Buffers { input, output, residual, weight, counts } = buffers;
+    let Buffers {
+        input,
+        output,
+        residual,
+        weight,
+        counts,
+    } = buffers;
     macro_rules! either {
         ($run:expr, $enqueue:expr) => {
-            if enqueue { $enqueue.map(|_work| ()) } else { $run }
+            if enqueue {
+                $enqueue.map(|_work| ())
+            } else {
+                $run
+            }
         };
     }
     match kind {
@@ -238,7 +253,10 @@ pub(crate) fn call(
                 comm.all_gather_v_single_async(output, input, counts)
             )
         }
-        Kind::Broadcast => either!(comm.broadcast(output, ROOT), comm.broadcast_async(output, ROOT)),
+        Kind::Broadcast => either!(
+            comm.broadcast(output, ROOT),
+            comm.broadcast_async(output, ROOT)
+        ),
         Kind::Reduce => either!(
             comm.reduce_into(output, input, ROOT, op),
             comm.reduce_into_async(output, input, ROOT, op)
@@ -268,7 +286,12 @@ pub(crate) fn call(
             let next = (comm.rank() + 1) % comm.size();
             let previous = (comm.rank() + comm.size() - 1) % comm.size();
             let send = || either!(comm.send(input, next), comm.send_async(input, next));
-            let recv = || either!(comm.recv(output, previous), comm.recv_async(output, previous));
+            let recv = || {
+                either!(
+                    comm.recv(output, previous),
+                    comm.recv_async(output, previous)
+                )
+            };
             // Odd ranks receive first, so a ring of any length and size goes round.
             if comm.rank().is_multiple_of(2) {
                 send()?;

@@ -21,11 +21,24 @@ fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn core::error::Error>> {
         root.present()?;
         return Ok(());
     }
-    let caption = format!("{} ranks, {}, {}", rows[0].ranks, rows[0].device, rows[0].dtype);
-    panel(&halves[0], &rows, &format!("Latency ({caption})"), "median time (us)", |row| row.median_us)?;
-    panel(&halves[1], &rows, &format!("Bandwidth ({caption})"), "bus bandwidth (GB/s)", |row| {
-        row.busbw_gbps
-    })?;
+    let caption = format!(
+        "{} ranks, {}, {}",
+        rows[0].ranks, rows[0].device, rows[0].dtype
+    );
+    panel(
+        &halves[0],
+        &rows,
+        &format!("Latency ({caption})"),
+        "median time (us)",
+        |row| row.median_us,
+    )?;
+    panel(
+        &halves[1],
+        &rows,
+        &format!("Bandwidth ({caption})"),
+        "bus bandwidth (GB/s)",
+        |row| row.busbw_gbps,
+    )?;
     root.present()?;
     Ok(())
 }
@@ -41,14 +54,23 @@ fn panel(
     let most = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MIN, f64::max);
     let x = |row: &Row| row.bytes as f64;
     let y = |row: &Row| value(row).max(1e-6);
-    let (left, right) = (least(&mut rows.iter().map(|r| x(r))), most(&mut rows.iter().map(|r| x(r))));
-    let (low, high) = (least(&mut rows.iter().map(|r| y(r))), most(&mut rows.iter().map(|r| y(r))));
+    let (left, right) = (
+        least(&mut rows.iter().map(|r| x(r))),
+        most(&mut rows.iter().map(|r| x(r))),
+    );
+    let (low, high) = (
+        least(&mut rows.iter().map(|r| y(r))),
+        most(&mut rows.iter().map(|r| y(r))),
+    );
     let mut chart = ChartBuilder::on(area)
         .caption(caption, ("sans-serif", 18))
         .margin(12)
         .x_label_area_size(44)
         .y_label_area_size(64)
-        .build_cartesian_2d((left..(right * 1.5)).log_scale(), ((low / 1.5)..(high * 2.0)).log_scale())?;
+        .build_cartesian_2d(
+            (left..(right * 1.5)).log_scale(),
+            ((low / 1.5)..(high * 2.0)).log_scale(),
+        )?;
     chart
         .configure_mesh()
         .x_desc("size (bytes)")
@@ -67,13 +89,20 @@ fn panel(
     }
     for (index, name) in names.iter().enumerate() {
         let color = Palette99::pick(index).to_rgba();
-        let points: Vec<(f64, f64)> =
-            rows.iter().filter(|row| row.operation == *name).map(|row| (x(row), y(row))).collect();
+        let points: Vec<(f64, f64)> = rows
+            .iter()
+            .filter(|row| row.operation == *name)
+            .map(|row| (x(row), y(row)))
+            .collect();
         chart
             .draw_series(LineSeries::new(points.clone(), color.stroke_width(2)))?
             .label(*name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
-        chart.draw_series(points.into_iter().map(|point| Circle::new(point, 2, color.filled())))?;
+        chart.draw_series(
+            points
+                .into_iter()
+                .map(|point| Circle::new(point, 2, color.filled())),
+        )?;
     }
     chart
         .configure_series_labels()
@@ -96,5 +125,9 @@ fn size(bytes: f64) -> String {
 }
 
 fn number(value: f64) -> String {
-    if value >= 1.0 { format!("{value:.0}") } else { format!("{value}") }
+    if value >= 1.0 {
+        format!("{value:.0}")
+    } else {
+        format!("{value}")
+    }
 }

@@ -34,8 +34,15 @@ pub(crate) fn run(comm: &Communicator, settings: &Settings) -> Result<u64> {
         }
         sizes
     };
-    let total = settings.operations.iter().map(|kind| sizes(*kind).len()).sum::<usize>();
-    let progress = progress(comm.rank() == 0 && std::io::stderr().is_terminal(), total as u64);
+    let total = settings
+        .operations
+        .iter()
+        .map(|kind| sizes(*kind).len())
+        .sum::<usize>();
+    let progress = progress(
+        comm.rank() == 0 && std::io::stderr().is_terminal(),
+        total as u64,
+    );
     for &kind in &settings.operations {
         for bytes in sizes(kind) {
             progress.set_message(format!("{} {bytes} B", kind.name()));
@@ -47,10 +54,12 @@ pub(crate) fn run(comm: &Communicator, settings: &Settings) -> Result<u64> {
         }
     }
     progress.finish_and_clear();
-    report.finish().map_err(|error| fusewire::Error::InvalidArgument {
-        operation: "perf",
-        detail: format!("cannot write the report: {error}"),
-    })?;
+    report
+        .finish()
+        .map_err(|error| fusewire::Error::InvalidArgument {
+            operation: "perf",
+            detail: format!("cannot write the report: {error}"),
+        })?;
     Ok(wrong)
 }
 
@@ -88,10 +97,15 @@ impl Arena {
                 Tensor::new(settings.dtype, elements)
             }
         };
-        Ok(Self { input: alloc()?, output: alloc()?, call: 0 })
+        Ok(Self {
+            input: alloc()?,
+            output: alloc()?,
+            call: 0,
+        })
     }
 }
 
+#[allow(clippy::mut_from_ref)] // device memory: the tensor is only a handle
 fn bytes_mut(tensor: &Tensor) -> &mut [u8] {
     let bytes = tensor.len() * tensor.dtype().size();
     // SAFETY: this rank's own memory, which no operation uses between calls (a barrier separates them).
@@ -109,8 +123,10 @@ fn measure(
     let (ranks, rank, dtype) = (comm.size(), comm.rank(), settings.dtype);
     let in_place = settings.in_place && kind.has_in_place() || kind == Kind::Broadcast;
     let (given, gotten) = kind.shape(count, ranks, rank);
-    let (mut input, mut output) =
-        (arena.input.slice(GUARD, given)?, arena.output.slice(GUARD, gotten)?);
+    let (mut input, mut output) = (
+        arena.input.slice(GUARD, given)?,
+        arena.output.slice(GUARD, gotten)?,
+    );
     if in_place {
         let (input_inside, at) = kind.in_place_at(count, ranks, rank);
         if input_inside && at + given <= gotten {
@@ -136,7 +152,11 @@ fn measure(
             Ok::<_, fusewire::Error>(tensor)
         })
         .transpose()?;
-    let fused = if kind == Kind::AllReduceRmsNorm { count } else { 0 };
+    let fused = if kind == Kind::AllReduceRmsNorm {
+        count
+    } else {
+        0
+    };
     let buffers = Buffers {
         input,
         output,
@@ -145,7 +165,11 @@ fn measure(
         counts,
     };
     let op = factor(settings.op, rank);
-    let exec = if settings.graph { Some(capture(comm, kind, op, &buffers)?) } else { None };
+    let exec = if settings.graph {
+        Some(capture(comm, kind, op, &buffers)?)
+    } else {
+        None
+    };
     let once = || match &exec {
         Some(exec) => exec.run(comm.stream()),
         None => call(comm, kind, op, &buffers, false),
@@ -175,7 +199,16 @@ fn measure(
     comm.all_reduce(all.as_mut_slice(), fusewire::ReduceOp::Sum)?;
     let reduction = kind.reduces().then_some(settings.op);
     let plan = comm.plan(kind.operation(), count, dtype, reduction)?;
-    Ok(Row::new(settings, kind, comm, count, plan.algorithm, in_place, &mut times, all[0]))
+    Ok(Row::new(
+        settings,
+        kind,
+        comm,
+        count,
+        plan.algorithm,
+        in_place,
+        &mut times,
+        all[0],
+    ))
 }
 
 /// Timed calls for a size: about a second's worth.
@@ -211,7 +244,13 @@ fn verified(
     }
     arena.call += 1;
     let (ranks, rank) = (comm.size(), comm.rank());
-    let case = Case::new((kind, settings.op), settings.dtype, (ranks, rank), count, arena.call);
+    let case = Case::new(
+        (kind, settings.op),
+        settings.dtype,
+        (ranks, rank),
+        count,
+        arena.call,
+    );
     comm.barrier()?;
     let size = settings.dtype.size();
     let (input, output) = (bytes_mut(&buffers.input), bytes_mut(&buffers.output));
@@ -241,7 +280,12 @@ fn verified(
     if let Some(expected) = case.expected()
         && let Some(difference) = case.difference(&expected, output)
     {
-        let Difference { index, expected, got, wrong: count } = difference;
+        let Difference {
+            index,
+            expected,
+            got,
+            wrong: count,
+        } = difference;
         eprintln!(
             "rank {rank}: {} of {} bytes: {count} wrong elements, the first at index {index}: \
              expected {expected}, got {got}",
@@ -252,10 +296,16 @@ fn verified(
     }
     if apart {
         let after = &whole[first + output.len()..][..last];
-        let touched =
-            whole[..first].iter().chain(after).filter(|byte| **byte != POISON).count() as u64;
+        let touched = whole[..first]
+            .iter()
+            .chain(after)
+            .filter(|byte| **byte != POISON)
+            .count() as u64;
         if touched > 0 {
-            eprintln!("rank {rank}: {}: {touched} bytes written outside of the output", kind.name());
+            eprintln!(
+                "rank {rank}: {}: {touched} bytes written outside of the output",
+                kind.name()
+            );
             wrong += touched;
         }
     }

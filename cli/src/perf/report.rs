@@ -84,7 +84,11 @@ pub(crate) struct Report<'a> {
 
 impl<'a> Report<'a> {
     pub(crate) fn new(shown: bool, settings: &'a Settings) -> Self {
-        Self { shown, settings, rows: Vec::new() }
+        Self {
+            shown,
+            settings,
+            rows: Vec::new(),
+        }
     }
 
     /// Adds a row.
@@ -95,13 +99,27 @@ impl<'a> Report<'a> {
                     "# {} ranks, device {}, {} buffers{}; times in us, bandwidth in GB/s",
                     row.ranks,
                     row.device,
-                    if self.settings.registered { "registered" } else { "ordinary" },
+                    if self.settings.registered {
+                        "registered"
+                    } else {
+                        "ordinary"
+                    },
                     if row.graph { ", graph replay" } else { "" }
                 );
                 println!(
                     "{:<20} {:>11} {:>10} {:>5} {:>8} {:>9} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}",
-                    "operation", "bytes", "count", "type", "op", "algorithm", "min", "median",
-                    "p99", "algbw", "busbw", "wrong"
+                    "operation",
+                    "bytes",
+                    "count",
+                    "type",
+                    "op",
+                    "algorithm",
+                    "min",
+                    "median",
+                    "p99",
+                    "algbw",
+                    "busbw",
+                    "wrong"
                 );
             }
             println!(
@@ -117,7 +135,11 @@ impl<'a> Report<'a> {
                 row.p99_us,
                 row.algbw_gbps,
                 row.busbw_gbps,
-                if self.settings.check { row.wrong.to_string() } else { "-".to_owned() }
+                if self.settings.check {
+                    row.wrong.to_string()
+                } else {
+                    "-".to_owned()
+                }
             );
         }
         self.rows.push(row);

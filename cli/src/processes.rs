@@ -1,0 +1,77 @@
+//! The processes below this one, and ending them.
+
+use core::time::Duration;
+use std::fs;
+use std::thread;
+use std::time::Instant;
+
+/// Makes this process the parent of whatever its descendants leave behind, so that it can be ended too.
+pub(crate) fn adopt_orphans() {
+    // SAFETY: this option takes one integer and changes nothing but who becomes a parent.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
+}
+
+/// Ends every process below this one: first asks, after `patience` kills (a stopped process does not hear
+/// the question). Their exit statuses are lost.
+pub(crate) fn end_descendants(patience: Duration) {
+    let started = Instant::now();
+    let mut asked = Vec::new();
+    loop {
+        let alive = descendants();
+        if alive.is_empty() {
+            return;
+        }
+        let late = started.elapsed() > patience;
+        if started.elapsed() > patience + Duration::from_secs(5) {
+            eprintln!("fusewire: processes {alive:?} cannot be ended");
+            return;
+        }
+        for pid in alive {
+            if late {
+                send(pid, libc::SIGKILL);
+            } else if !asked.contains(&pid) {
+                send(pid, libc::SIGTERM);
+                asked.push(pid);
+            }
+            // SAFETY: a null status is allowed; for a process that is no child this is an error without
+            // effect.
+            unsafe { libc::waitpid(pid, core::ptr::null_mut(), libc::WNOHANG) };
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn send(pid: i32, signal: libc::c_int) {
+    // SAFETY: a plain system call. `pid` was below this process a moment ago; it stays that process's until
+    // its parent, which is this one or below it too, has waited for it.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Ids of all processes whose chain of parents leads to this one.
+fn descendants() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let parents: Vec<(i32, i32)> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            Some((pid, parent(pid)?))
+        })
+        .collect();
+    let mut found = vec![std::process::id() as i32];
+    let mut next = 0;
+    while next < found.len() {
+        let above = found[next];
+        found.extend(parents.iter().filter(|(_, parent)| *parent == above).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    found.split_off(1)
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name is in parentheses and may hold anything; the state and the parent follow.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.split(' ').nth(1)?.parse().ok()
+}

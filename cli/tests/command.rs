@@ -1,0 +1,307 @@
+//! The command as its users meet it: exit statuses, messages, files, signals.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn fusewire(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fusewire"));
+    command.args(arguments);
+    for name in [
+        "RANK",
+        "WORLD_SIZE",
+        "TORCHCOMM_RANK",
+        "OMPI_COMM_WORLD_RANK",
+        "PMI_RANK",
+    ] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    fusewire(arguments).output().expect("the command starts")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Process ids of the children of `parent`.
+fn children(parent: u32) -> Vec<u32> {
+    let path = format!("/proc/{parent}/task/{parent}/children");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace()
+        .filter_map(|id| id.parse().ok())
+        .collect()
+}
+
+fn kill(id: u32, signal: i32) {
+    // SAFETY: the process was started by this test and has not been waited for.
+    assert_eq!(unsafe { libc::kill(id as i32, signal) }, 0);
+}
+
+/// Starts a perf that runs long enough to be disturbed; gives it with its ranks.
+fn long_perf(ranks: &str) -> (Child, Vec<u32>) {
+    let child = fusewire(&[
+        "perf",
+        "all_reduce",
+        "--ranks",
+        ranks,
+        "--min-bytes",
+        "1M",
+        "--max-bytes",
+        "1M",
+        "--iterations",
+        "1000000",
+        "--timeout",
+        "1",
+    ])
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .expect("the command starts");
+    let expected: usize = ranks.parse().expect("a number");
+    let started = Instant::now();
+    while children(child.id()).len() < expected {
+        assert!(
+            started.elapsed() < Duration::from_secs(20),
+            "the ranks do not start"
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
+    // Into the loop of calls.
+    thread::sleep(Duration::from_millis(1500));
+    let ranks = children(child.id());
+    (child, ranks)
+}
+
+fn all_gone(ids: &[u32]) {
+    for id in ids {
+        assert!(
+            !Path::new(&format!("/proc/{id}")).exists(),
+            "process {id} is left"
+        );
+    }
+}
+
+#[test]
+fn bad_arguments_are_one_line_and_status_2() {
+    let cases: [(&[&str], &str); 10] = [
+        (
+            &["perf", "all_reduced"],
+            "operation \"all_reduced\" is none of",
+        ),
+        (
+            &["perf", "all_reduce", "--ranks", "65"],
+            "1 to 64 are possible",
+        ),
+        (
+            &["perf", "all_reduce", "--max-bytes", "99999999999G"],
+            "overflows",
+        ),
+        (
+            &["perf", "all_reduce", "--max-bytes", "lots"],
+            "size \"lots\"",
+        ),
+        (
+            &[
+                "perf",
+                "all_reduce",
+                "--min-bytes",
+                "2K",
+                "--max-bytes",
+                "1K",
+            ],
+            "above",
+        ),
+        (&["perf", "all_reduce", "--dtype", "f99"], "type \"f99\""),
+        (
+            &["perf", "all_reduce", "--op", "band"],
+            "f32 has no reduction band",
+        ),
+        (
+            &["perf", "all_reduce", "--algorithm", "ring"],
+            "\"ring\" is none of",
+        ),
+        (&["perf", "all_reduce", "--device", "cuda"], "only cpu"),
+        (&["frobnicate"], "unrecognized subcommand"),
+    ];
+    for (arguments, message) in cases {
+        let output = output(arguments);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(message), "{arguments:?}: {text}");
+        assert_eq!(text.trim_end().lines().count(), 1, "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn every_operation_is_verified_and_written_as_json() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (json, plot) = (
+        folder.path().join("rows.json"),
+        folder.path().join("chart.svg"),
+    );
+    let output = fusewire(&[
+        "perf",
+        "all",
+        "--ranks",
+        "3",
+        "--min-bytes",
+        "64",
+        "--max-bytes",
+        "16K",
+        "--factor",
+        "16",
+        "--iterations",
+        "3",
+        "--json",
+    ])
+    .arg(&json)
+    .arg("--plot")
+    .arg(&plot)
+    .output()
+    .expect("the command starts");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let rows: Vec<serde_json::Map<String, serde_json::Value>> =
+        serde_json::from_slice(&std::fs::read(&json).expect("rows")).expect("an array of objects");
+    let mut operations: Vec<&str> = Vec::new();
+    for row in &rows {
+        let mut keys: Vec<&str> = row.keys().map(String::as_str).collect();
+        let mut expected = [
+            "operation",
+            "device",
+            "backend",
+            "ranks",
+            "bytes",
+            "count",
+            "dtype",
+            "redop",
+            "algorithm",
+            "in_place",
+            "graph",
+            "iterations",
+            "min_us",
+            "median_us",
+            "p99_us",
+            "algbw_gbps",
+            "busbw_gbps",
+            "wrong",
+        ];
+        keys.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(keys, expected);
+        assert_eq!(row["wrong"], 0);
+        operations.push(row["operation"].as_str().expect("a name"));
+    }
+    operations.dedup();
+    assert_eq!(operations.len(), 13, "{operations:?}");
+    let svg = std::fs::read_to_string(&plot).expect("a chart");
+    assert!(svg.starts_with("<svg") && svg.contains("all_reduce"));
+}
+
+#[test]
+fn a_wrong_element_is_found_and_gives_status_1() {
+    for more in [&["--threads"][..], &[]] {
+        let mut arguments = vec![
+            "perf",
+            "all_gather",
+            "--ranks",
+            "2",
+            "--min-bytes",
+            "1K",
+            "--max-bytes",
+            "1K",
+        ];
+        arguments.extend(["--iterations", "1", "--corrupt", "1"]);
+        arguments.extend(more);
+        let output = output(&arguments);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(
+            text.contains("rank 1: all_gather") && text.contains("index 255"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_by_the_others() {
+    for signal in [libc::SIGKILL, libc::SIGSTOP] {
+        let (child, ranks) = long_perf("3");
+        kill(ranks[1], signal);
+        let output = child.wait_with_output().expect("it ends");
+        let text = stderr(&output);
+        assert!(!output.status.success(), "{text}");
+        assert!(
+            text.contains("all_reduce #") || text.contains("barrier #"),
+            "{text}"
+        );
+        assert!(text.contains("look at rank 1"), "{text}");
+        all_gone(&ranks);
+    }
+}
+
+#[test]
+fn an_interrupt_stops_all() {
+    let (child, ranks) = long_perf("2");
+    kill(child.id(), libc::SIGINT);
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(130));
+    all_gone(&ranks);
+}
+
+#[test]
+fn ranks_die_with_a_killed_launcher() {
+    let (mut child, ranks) = long_perf("2");
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    let started = Instant::now();
+    while ranks
+        .iter()
+        .any(|id| Path::new(&format!("/proc/{id}")).exists())
+    {
+        assert!(started.elapsed() < Duration::from_secs(5), "ranks are left");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn run_prefixes_lines_and_gives_the_failing_rank_s_status() {
+    let script = "echo rank $RANK of $WORLD_SIZE; [ $RANK != 1 ] || exit 7";
+    let output = output(&["run", "-n", "3", "--", "sh", "-c", script]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(7));
+    assert!(text.contains("[1] rank 1 of 3"), "{text}");
+    let output = fusewire(&["run", "-n", "2", "--", "/nonexistent/program"])
+        .output()
+        .expect("starts");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("cannot start /nonexistent/program"));
+}
+
+#[test]
+fn info_names_what_is_missing_and_how_to_install_it() {
+    let output = output(&["info", "--json"]);
+    let items: Vec<serde_json::Value> =
+        serde_json::from_slice(&output.stdout).expect("an array of objects");
+    let cpu = items
+        .iter()
+        .find(|item| item["name"] == "cpu")
+        .expect("the CPU device");
+    assert_eq!(cpu["found"], true);
+    for item in items.iter().filter(|item| item["found"] == false) {
+        assert!(
+            item["gives"].as_str().is_some_and(|text| !text.is_empty()),
+            "{item}"
+        );
+        assert!(
+            item["install"]
+                .as_str()
+                .is_some_and(|text| !text.is_empty()),
+            "{item}"
+        );
+    }
+}
