@@ -223,7 +223,7 @@ pub unsafe fn reduce<M: Machine, T: Element, O: Reduction<T>>(
 }
 
 /// As [`reduce`], in less code: for reductions that are switched at run time, of which a kernel holds
-/// dozens. Small tiles, no streaming stores; on a CPU one function for all kernels.
+/// dozens. Small tiles or single elements, no streaming stores; on a CPU one function for all kernels.
 ///
 /// # Safety
 /// As [`reduce`].
@@ -245,7 +245,23 @@ pub unsafe fn reduce_rare<M: Machine, T: Element, O: Reduction<T>>(
             _ => rare::lanes::<M, T, O>(block, tables, range),
         }
         #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
-        reduce_lanes::<M, T, O>(block, tables, range);
+        reduce_elements::<M, T, O>(block, tables, range);
+    }
+}
+
+/// One element a lane at a time: neighbours go to neighbouring lanes, so accesses still coalesce.
+///
+/// # Safety
+/// As [`reduce`].
+#[inline(always)]
+unsafe fn reduce_elements<M: Machine, T: Element, O: Reduction<T>>(
+    block: Block<M>,
+    tables: Tables,
+    range: Range,
+) {
+    for index in block.elements_of_block(range.count) {
+        // SAFETY: the caller's promise; `index` is in range.
+        unsafe { reduce_one::<T, O>(tables, range, index) };
     }
 }
 
@@ -305,7 +321,7 @@ mod rare {
         range: Range,
     ) {
         // SAFETY: the caller's promise.
-        unsafe { super::reduce_lanes::<M, T, O>(block, tables, range) }
+        unsafe { super::reduce_elements::<M, T, O>(block, tables, range) }
     }
 }
 
