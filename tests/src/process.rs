@@ -1,13 +1,14 @@
 //! The test binary as its own ranks: a test starts this very binary again, once per rank, with the
 //! name of the test and a role in the environment.
 
+use core::time::Duration;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fusewire::store::TcpStoreServer;
 

@@ -2,8 +2,8 @@
 //! compared byte for byte after it.
 
 use core::ops::Range;
+use core::slice;
 use std::collections::HashMap;
-use std::slice;
 
 use fusewire::cpu::GraphExec;
 use fusewire::{Communicator, DType, Input, Operation, Output, Result, Tensor, Work};

@@ -1,7 +1,7 @@
 //! Ways to start ranks, and the settings that a communicator can have. A new device or backend adds a
 //! [`Runner`]; cases and checks stay as they are.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use fusewire::{Algorithm, Communicator, Options, run_threads};
 

@@ -1,6 +1,6 @@
 //! Bad arguments are refused before anything moves, and the communicator works on.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use fusewire::{Communicator, DType, E4m3, Error, Options, ReduceOp, Result, RmsNorm, Tensor};
 

@@ -1,6 +1,6 @@
 //! Negative controls: the checkers of this crate must catch what they are for.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use fusewire::{DType, Error, Operation, Options, ReduceOp, run_threads};
 use fusewire_device::layout::CommConst;

@@ -1,6 +1,6 @@
 //! The same bits whatever the algorithm, lanes, blocks, replay, instruction set, or batch.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use fusewire::{
     Algorithm, Communicator, DType, Options, ReduceOp, Result, RmsNorm, Tensor, isa, run_threads,

@@ -1,8 +1,9 @@
 //! Ranks that die, stop, or never come: every other rank says so, and names them.
 
+use core::time::Duration;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fusewire::{Communicator, DType, Device, Error, Failure, Options, ReduceOp, run_threads};
 use fusewire_tests::process::{Host, Ranks, report, role};

@@ -1,6 +1,6 @@
 //! Graphs: captured once, replayed with whatever the memory holds then.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use fusewire::cpu::{Event, GraphExec, Stream};
 use fusewire::{
@@ -302,7 +302,7 @@ fn splits_in_device_memory_are_read_anew_each_replay() {
                 let receive: Vec<u64> = all.iter().map(|sends| sends[me]).collect();
                 splits.copy_from(&[receive.clone(), all[me].clone()].concat())?;
                 let tag = |from: usize, to: usize, i: usize| {
-                    (round as u32) << 16 | (from * 8 + to) as u32 * 128 + i as u32
+                    ((round as u32) << 16) | ((from * 8 + to) as u32 * 128 + i as u32)
                 };
                 let mut sent = vec![0; n * MOST];
                 let mut at = 0;

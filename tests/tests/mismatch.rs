@@ -1,7 +1,8 @@
 //! Ranks that call different things: all of them hear so at once, not at the time-out.
 
+use core::time::Duration;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fusewire::store::MemoryStore;
 use fusewire::{

@@ -1,6 +1,6 @@
 //! Put with signal round a ring: the ready kernel of the library, launched as a user would.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use fusewire::{DType, Operation, Options, Tensor, run_threads};
 use fusewire_kernels::one_sided::{RING_PUT, RingPutParams};

@@ -1,7 +1,7 @@
 //! Launches of one communicator that overlap, and communicators that may run side by side.
 
+use core::time::Duration;
 use std::sync::Barrier;
-use std::time::Duration;
 
 use fusewire::cpu::{GraphExec, Stream};
 use fusewire::{Communicator, DType, Error, FailureKind, Options, ReduceOp, Result, run_threads};

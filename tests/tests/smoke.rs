@@ -7,7 +7,7 @@ fn every_operation_on_slices_and_tensors() {
     for (size, lanes) in [(1, 1), (2, 1), (3, 1), (4, 1), (2, 32), (3, 64)] {
         let mut options = Options::default();
         options.lanes = lanes;
-        options.timeout = std::time::Duration::from_secs(20);
+        options.timeout = core::time::Duration::from_secs(20);
         for result in run_threads(size, &options, |comm| {
             let n = comm.size() as usize;
             let r = comm.rank() as usize;
@@ -64,7 +64,7 @@ fn every_operation_on_slices_and_tensors() {
                 comm.reduce_into(&mut red, &s, root, ReduceOp::Sum)?;
                 if n > 1 {
                     let mut got = vec![0f32; count];
-                    if r % 2 == 0 {
+                    if r.is_multiple_of(2) {
                         if r + 1 < n {
                             comm.send(&input, r as u32 + 1)?;
                         }

@@ -1,12 +1,13 @@
 //! A steady call or replay allocates nothing and makes no system call of its own. Waiting for a peer that is
 //! late gives the core away, which is a system call, and allowed.
 
-use std::hint::spin_loop;
+use core::hint::spin_loop;
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fusewire::cpu::GraphExec;
 use fusewire::{Communicator, DType, Options, ReduceOp, Result, Tensor, run_threads};

@@ -1,8 +1,9 @@
 //! Ten thousand operations back to back: random sizes, types, algorithms, memory; one rank late each
 //! time; every result verified; epochs from 0 and from just below the places where words wrap.
 
+use core::time::Duration;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fusewire::store::{MemoryStore, Store};
 use fusewire::{Algorithm, Communicator, DType, Device, Operation, ReduceOp};
@@ -125,7 +126,7 @@ fn delay(how: usize) {
         _ => {
             let until = Instant::now() + Duration::from_micros(how as u64 * 3);
             while Instant::now() < until {
-                std::hint::spin_loop();
+                core::hint::spin_loop();
             }
         }
     }
