@@ -19,7 +19,7 @@ mod gpu;
 #[cfg(any(loom, shuttle))]
 pub mod model;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
-#[cfg_attr(any(loom, shuttle), allow(dead_code))]
+#[cfg_attr(any(loom, shuttle), allow(dead_code, unreachable_pub))]
 mod native;
 #[cfg(target_arch = "nvptx64")]
 mod nvptx;

@@ -6,9 +6,15 @@
 //! touches (epochs, progress) need not cost interleavings.
 //!
 //! An operation whose scope does not cover the peers of a range ([`Kind::Peer`]) is demoted to
-//! relaxed, so a scope that is too narrow fails the model.
+//! relaxed, so a scope that is too narrow fails the model. A plain access is never an atomic one:
+//! loom reports it if it races with any other access that writes, atomic or not.
+//!
+//! Negative controls break the memory and not the protocol's source: [`inject`] weakens what the source asks
+//! for, [`Model::alias`] lays one range over another, [`Model::forge`] makes loads lie.
 
-use std::cell::RefCell;
+pub mod access;
+
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::vec::Vec;
 
@@ -19,24 +25,100 @@ use super::prim::{AtomicU64, Ordering};
 pub enum Kind {
     /// Words that other ranks access: signals, packets, credits.
     Peer,
-    /// Payload: any race is an error of the model (loom).
+    /// Payload: plain accesses only; any race is an error of the model (loom).
     Data,
 }
 
+/// What a negative control takes away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Release stores are relaxed.
+    RelaxedStores,
+    /// Acquire loads are relaxed.
+    RelaxedLoads,
+    /// Fences do nothing.
+    NoFences,
+    /// Release fences do nothing.
+    NoReleaseFences,
+    /// Acquire fences do nothing.
+    NoAcquireFences,
+    /// System scope is only the device's.
+    NarrowScope,
+}
+
+/// An atomic that also takes plain accesses, which the tool checks.
+struct Atomic(core::cell::UnsafeCell<AtomicU64>);
+
+impl Atomic {
+    fn new() -> Self {
+        Self(core::cell::UnsafeCell::new(AtomicU64::new(0)))
+    }
+
+    fn get(&self) -> &AtomicU64 {
+        // SAFETY: a model's threads take turns on one thread of the system, and `write` holds its
+        // exclusive reference for the time of one assignment only.
+        unsafe { &*self.0.get() }
+    }
+
+    fn read(&self) -> u64 {
+        #[cfg(loom)]
+        // SAFETY: loom checks that nobody writes meanwhile.
+        return unsafe { self.get().unsync_load() };
+        #[cfg(shuttle)]
+        return self.get().load(Ordering::Relaxed);
+    }
+
+    fn write(&self, value: u64) {
+        #[cfg(loom)]
+        // SAFETY: as in `get`; loom checks that nobody accesses the word meanwhile.
+        unsafe {
+            (*self.0.get()).with_mut(|word| *word = value);
+        }
+        #[cfg(shuttle)]
+        self.get().store(value, Ordering::Relaxed);
+    }
+}
+
 enum Word {
-    Atomic(AtomicU64),
+    Atomic(Atomic),
     #[cfg(loom)]
     Cell(loom::cell::UnsafeCell<u64>),
+    Forged(u64),
 }
 
 struct Region {
     start: usize,
+    words: usize,
     kind: Kind,
-    words: Vec<Word>,
+    content: Rc<[Word]>,
 }
 
 std::thread_local! {
-    static TABLE: RefCell<Vec<Rc<Region>>> = const { RefCell::new(Vec::new()) };
+    static TABLE: RefCell<Vec<Region>> = const { RefCell::new(Vec::new()) };
+    static FAULT: Cell<Option<Fault>> = const { Cell::new(None) };
+    static TICK: Cell<u64> = const { Cell::new(0) };
+    static NOW: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Breaks the memory for all executions that this thread runs from now on, or mends it.
+pub fn inject(fault: Option<Fault>) {
+    FAULT.set(fault);
+}
+
+fn broken(fault: Fault) -> bool {
+    FAULT.get() == Some(fault)
+}
+
+/// How far the clock moves each time somebody looks at it. 0, which it is at first, means that no
+/// time passes: waits neither compare progress nor expire.
+pub fn set_tick(nanoseconds: u64) {
+    TICK.set(nanoseconds);
+}
+
+/// The model's clock.
+pub(crate) fn clock_ns() -> u64 {
+    NOW.set(NOW.get() + TICK.get());
+    NOW.get()
 }
 
 /// The ranges of one execution; dropping it empties the table.
@@ -58,25 +140,57 @@ impl Model {
     /// An empty table for the execution that starts.
     pub fn new() -> Self {
         TABLE.with_borrow_mut(Vec::clear);
+        NOW.set(0);
         Self(())
     }
 
     /// Puts `[start, start + bytes)` under the tool; the words start as zero.
+    ///
+    /// # Panics
+    /// When the range is not aligned to words.
     pub fn register(&self, start: *const u8, bytes: usize, kind: Kind) {
-        assert_eq!(start as usize % 8, 0, "a modelled range is 8-byte aligned");
-        let words = (0..bytes.div_ceil(8))
+        let words = bytes.div_ceil(8);
+        let content = (0..words)
             .map(|_| match kind {
                 #[cfg(loom)]
                 Kind::Data => Word::Cell(loom::cell::UnsafeCell::new(0)),
-                _ => Word::Atomic(AtomicU64::new(0)),
+                _ => Word::Atomic(Atomic::new()),
             })
             .collect();
-        let region = Rc::new(Region {
-            start: start as usize,
-            kind,
-            words,
+        self.add(start, words, kind, content);
+    }
+
+    /// Lays `[start, start + bytes)` over the range that begins at `onto`, which is registered and at
+    /// least as long: both names mean the same words. Hides what was registered there before.
+    ///
+    /// # Panics
+    /// When nothing is registered at `onto`.
+    pub fn alias(&self, start: *const u8, bytes: usize, onto: *const u8) {
+        let found = TABLE.with_borrow(|table| {
+            table
+                .iter()
+                .find(|region| region.start == onto as usize)
+                .map(|region| (region.kind, Rc::clone(&region.content)))
         });
-        TABLE.with_borrow_mut(|table| table.push(region));
+        let (kind, content) = found.expect("a registered range");
+        self.add(start, bytes.div_ceil(8), kind, content);
+    }
+
+    /// Makes every load from the word at `at` give `value`, whatever is stored there.
+    pub fn forge(&self, at: *const u8, value: u64) {
+        self.add(at, 1, Kind::Peer, Rc::new([Word::Forged(value)]));
+    }
+
+    fn add(&self, start: *const u8, words: usize, kind: Kind, content: Rc<[Word]>) {
+        assert_eq!(start as usize % 8, 0, "a modelled range is 8-byte aligned");
+        let region = Region {
+            start: start as usize,
+            words,
+            kind,
+            content,
+        };
+        // What comes last is found first.
+        TABLE.with_borrow_mut(|table| table.insert(0, region));
     }
 }
 
@@ -86,281 +200,48 @@ impl Drop for Model {
     }
 }
 
-fn find(at: usize) -> Option<(Rc<Region>, usize)> {
+/// A word of the table.
+struct Found {
+    kind: Kind,
+    content: Rc<[Word]>,
+    index: usize,
+}
+
+impl Found {
+    fn word(&self) -> &Word {
+        &self.content[self.index]
+    }
+
+    fn read(&self) -> u64 {
+        match self.word() {
+            Word::Atomic(word) => word.read(),
+            Word::Forged(value) => *value,
+            #[cfg(loom)]
+            // SAFETY: loom checks that nobody writes meanwhile.
+            Word::Cell(cell) => cell.with(|at| unsafe { *at }),
+        }
+    }
+
+    fn write(&self, value: u64) {
+        match self.word() {
+            Word::Atomic(word) => word.write(value),
+            Word::Forged(_) => {}
+            #[cfg(loom)]
+            // SAFETY: loom checks that nobody accesses the cell meanwhile.
+            Word::Cell(cell) => cell.with_mut(|at| unsafe { *at = value }),
+        }
+    }
+}
+
+fn find(at: usize) -> Option<Found> {
     TABLE.with_borrow(|table| {
         table.iter().find_map(|region| {
             let offset = at.checked_sub(region.start)?;
-            (offset < region.words.len() * 8).then(|| (Rc::clone(region), offset / 8))
+            (offset < region.words * 8).then(|| Found {
+                kind: region.kind,
+                content: Rc::clone(&region.content),
+                index: offset / 8,
+            })
         })
     })
-}
-
-fn read_word(region: &Region, index: usize) -> u64 {
-    match &region.words[index] {
-        Word::Atomic(word) => word.load(Ordering::Relaxed),
-        #[cfg(loom)]
-        // SAFETY: loom checks that nobody writes meanwhile.
-        Word::Cell(cell) => cell.with(|at| unsafe { *at }),
-    }
-}
-
-fn write_word(region: &Region, index: usize, value: u64) {
-    match &region.words[index] {
-        Word::Atomic(word) => word.store(value, Ordering::Relaxed),
-        #[cfg(loom)]
-        // SAFETY: loom checks that nobody accesses the cell meanwhile.
-        Word::Cell(cell) => cell.with_mut(|at| unsafe { *at = value }),
-    }
-}
-
-/// The functions of [`crate::mem`], resolved through the table.
-pub mod access {
-    use super::{Kind, Ordering, Region, Word, find, read_word, write_word};
-    use crate::mem::{Order, Policy, Scope, native};
-
-    fn demote(region: &Region, order: Order, scope: Scope) -> Order {
-        if region.kind == Kind::Peer && scope != Scope::System {
-            Order::Relaxed
-        } else {
-            order
-        }
-    }
-
-    fn atomic(region: &Region, index: usize) -> &super::AtomicU64 {
-        match &region.words[index] {
-            Word::Atomic(word) => word,
-            #[cfg(loom)]
-            Word::Cell(_) => panic!("a synchronising access to payload"),
-        }
-    }
-
-    fn loads(order: Order) -> Ordering {
-        if order == Order::Relaxed {
-            Ordering::Relaxed
-        } else {
-            Ordering::Acquire
-        }
-    }
-
-    fn stores(order: Order) -> Ordering {
-        if order == Order::Relaxed {
-            Ordering::Relaxed
-        } else {
-            Ordering::Release
-        }
-    }
-
-    /// See the CPU's function of this name.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn load_u64(at: *const u64, order: Order, scope: Scope) -> u64 {
-        match find(at as usize) {
-            Some((region, index)) => {
-                atomic(&region, index).load(loads(demote(&region, order, scope)))
-            }
-            // SAFETY: the caller's promise.
-            None => unsafe { native::load_u64(at, order, scope) },
-        }
-    }
-
-    /// See the CPU's function of this name.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn store_u64(at: *mut u64, value: u64, order: Order, scope: Scope) {
-        match find(at as usize) {
-            Some((region, index)) => {
-                atomic(&region, index).store(value, stores(demote(&region, order, scope)));
-            }
-            // SAFETY: the caller's promise.
-            None => unsafe { native::store_u64(at, value, order, scope) },
-        }
-    }
-
-    fn update(
-        at: *mut u64,
-        order: Order,
-        scope: Scope,
-        new: impl Fn(u64) -> Option<u64>,
-    ) -> Option<u64> {
-        let (region, index) = find(at as usize)?;
-        let success = match demote(&region, order, scope) {
-            Order::Relaxed => Ordering::Relaxed,
-            _ => Ordering::AcqRel,
-        };
-        Some(
-            match atomic(&region, index).fetch_update(success, Ordering::Acquire, new) {
-                Ok(before) | Err(before) => before,
-            },
-        )
-    }
-
-    /// See the CPU's function of this name.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn fetch_add_u64(at: *mut u64, value: u64, order: Order, scope: Scope) -> u64 {
-        update(at, order, scope, |old| Some(old.wrapping_add(value)))
-            // SAFETY: the caller's promise.
-            .unwrap_or_else(|| unsafe { native::fetch_add_u64(at, value, order, scope) })
-    }
-
-    /// See the CPU's function of this name.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn exchange_u64(at: *mut u64, value: u64, order: Order, scope: Scope) -> u64 {
-        update(at, order, scope, |_| Some(value))
-            // SAFETY: the caller's promise.
-            .unwrap_or_else(|| unsafe { native::exchange_u64(at, value, order, scope) })
-    }
-
-    /// See the CPU's function of this name.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn compare_exchange_u64(
-        at: *mut u64,
-        expected: u64,
-        new: u64,
-        order: Order,
-        scope: Scope,
-    ) -> u64 {
-        update(at, order, scope, |old| (old == expected).then_some(new)).unwrap_or_else(|| {
-            // SAFETY: the caller's promise.
-            unsafe { native::compare_exchange_u64(at, expected, new, order, scope) }
-        })
-    }
-
-    pub use crate::mem::native::{
-        compare_exchange_u32, drain, exchange_u32, fetch_add_u32, load_u32, prefetch_write, store_u32,
-    };
-
-    /// See the CPU's function of this name.
-    pub fn fence(order: Order, scope: Scope) {
-        if scope != Scope::System {
-            return;
-        }
-        let ordering = match order {
-            Order::Relaxed => return,
-            Order::Acquire => Ordering::Acquire,
-            Order::Release => Ordering::Release,
-            Order::AcqRel => Ordering::AcqRel,
-        };
-        #[cfg(loom)]
-        loom::sync::atomic::fence(ordering);
-        #[cfg(shuttle)]
-        shuttle::sync::atomic::fence(ordering);
-    }
-
-    /// See the CPU's function of this name; here without any ordering, as on a GPU.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
-        // SAFETY: the caller's promise.
-        unsafe {
-            [
-                load_u64(at, Order::Relaxed, Scope::System),
-                load_u64(at.add(1), Order::Relaxed, Scope::System),
-            ]
-        }
-    }
-
-    /// See the CPU's function of this name; here without any ordering, as on a GPU.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn store_packets(at: *mut u64, packets: [u64; 2]) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            store_u64(at, packets[0], Order::Relaxed, Scope::System);
-            store_u64(at.add(1), packets[1], Order::Relaxed, Scope::System);
-        }
-    }
-
-    /// See the CPU's function of this name.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
-        let mut done = 0;
-        while done < bytes {
-            let source = from as usize + done;
-            let target = to as usize + done;
-            let step = (8 - source % 8).min(8 - target % 8).min(bytes - done);
-            let mut word = [0u8; 8];
-            match find(source) {
-                Some((region, index)) => {
-                    let all = read_word(&region, index).to_le_bytes();
-                    word[..step].copy_from_slice(&all[source % 8..source % 8 + step]);
-                }
-                None => {
-                    for (i, byte) in word[..step].iter_mut().enumerate() {
-                        // SAFETY: the caller's promise.
-                        *byte = unsafe { *from.add(done + i) };
-                    }
-                }
-            }
-            match find(target) {
-                Some((region, index)) => {
-                    let mut all = if step == 8 {
-                        [0; 8]
-                    } else {
-                        read_word(&region, index).to_le_bytes()
-                    };
-                    all[target % 8..target % 8 + step].copy_from_slice(&word[..step]);
-                    write_word(&region, index, u64::from_le_bytes(all));
-                }
-                None => {
-                    for (i, byte) in word[..step].iter().enumerate() {
-                        // SAFETY: the caller's promise.
-                        unsafe { *to.add(done + i) = *byte };
-                    }
-                }
-            }
-            done += step;
-        }
-    }
-
-    /// See the CPU's function of this name.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn read<T: Copy>(at: *const T) -> T {
-        let mut out = core::mem::MaybeUninit::<T>::uninit();
-        // SAFETY: the caller's promise; every byte of `out` is written.
-        unsafe {
-            copy(out.as_mut_ptr().cast(), at.cast(), size_of::<T>());
-            out.assume_init()
-        }
-    }
-
-    /// See the CPU's function of this name.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn write<T: Copy>(at: *mut T, value: T) {
-        // SAFETY: the caller's promise.
-        unsafe { copy(at.cast(), (&raw const value).cast(), size_of::<T>()) }
-    }
-
-    /// See the CPU's function of this name.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn read_16(at: *const u8, _policy: Policy) -> [u64; 2] {
-        // SAFETY: the caller's promise.
-        unsafe { read(at.cast()) }
-    }
-
-    /// See the CPU's function of this name.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn write_16(at: *mut u8, value: [u64; 2], _policy: Policy) {
-        // SAFETY: the caller's promise.
-        unsafe { write(at.cast(), value) }
-    }
 }

@@ -1,0 +1,278 @@
+//! The functions of [`crate::mem`], resolved through the model's table.
+
+use super::{Atomic, Fault, Found, Kind, Ordering, Word, broken, find};
+use crate::mem::{Order, Policy, Scope, native};
+
+fn effective(scope: Scope) -> Scope {
+    if broken(Fault::NarrowScope) {
+        Scope::Device
+    } else {
+        scope
+    }
+}
+
+fn demote(found: &Found, order: Order, scope: Scope) -> Order {
+    if found.kind == Kind::Peer && effective(scope) != Scope::System {
+        Order::Relaxed
+    } else {
+        order
+    }
+}
+
+/// The atomic behind a word; what it is forged to be instead.
+fn atomic(found: &Found) -> Result<&Atomic, u64> {
+    match found.word() {
+        Word::Atomic(word) => Ok(word),
+        Word::Forged(value) => Err(*value),
+        #[cfg(loom)]
+        Word::Cell(_) => panic!("a synchronising access to payload"),
+    }
+}
+
+fn loads(order: Order) -> Ordering {
+    if order == Order::Relaxed || broken(Fault::RelaxedLoads) {
+        Ordering::Relaxed
+    } else {
+        Ordering::Acquire
+    }
+}
+
+fn stores(order: Order) -> Ordering {
+    if order == Order::Relaxed || broken(Fault::RelaxedStores) {
+        Ordering::Relaxed
+    } else {
+        Ordering::Release
+    }
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn load_u64(at: *const u64, order: Order, scope: Scope) -> u64 {
+    match find(at as usize) {
+        Some(found) => atomic(&found).map_or_else(
+            |forged| forged,
+            |word| word.get().load(loads(demote(&found, order, scope))),
+        ),
+        // SAFETY: the caller's promise.
+        None => unsafe { native::load_u64(at, order, scope) },
+    }
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn store_u64(at: *mut u64, value: u64, order: Order, scope: Scope) {
+    match find(at as usize) {
+        Some(found) => {
+            if let Ok(word) = atomic(&found) {
+                word.get()
+                    .store(value, stores(demote(&found, order, scope)));
+            }
+        }
+        // SAFETY: the caller's promise.
+        None => unsafe { native::store_u64(at, value, order, scope) },
+    }
+}
+
+/// A read-modify-write, relaxed or full as order and scope say.
+fn update(
+    at: *mut u64,
+    order: Order,
+    scope: Scope,
+    access: impl Fn(&super::AtomicU64, Ordering) -> u64,
+) -> Option<u64> {
+    let found = find(at as usize)?;
+    let ordering = match demote(&found, order, scope) {
+        Order::Relaxed => Ordering::Relaxed,
+        _ => Ordering::AcqRel,
+    };
+    Some(atomic(&found).map_or_else(|forged| forged, |word| access(word.get(), ordering)))
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn fetch_add_u64(at: *mut u64, value: u64, order: Order, scope: Scope) -> u64 {
+    update(at, order, scope, |word, ordering| {
+        word.fetch_add(value, ordering)
+    })
+    // SAFETY: the caller's promise.
+    .unwrap_or_else(|| unsafe { native::fetch_add_u64(at, value, order, scope) })
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn exchange_u64(at: *mut u64, value: u64, order: Order, scope: Scope) -> u64 {
+    update(at, order, scope, |word, ordering| {
+        word.swap(value, ordering)
+    })
+    // SAFETY: the caller's promise.
+    .unwrap_or_else(|| unsafe { native::exchange_u64(at, value, order, scope) })
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn compare_exchange_u64(
+    at: *mut u64,
+    expected: u64,
+    new: u64,
+    order: Order,
+    scope: Scope,
+) -> u64 {
+    update(at, order, scope, |word, ordering| {
+        let failure = if ordering == Ordering::Relaxed {
+            Ordering::Relaxed
+        } else {
+            Ordering::Acquire
+        };
+        match word.compare_exchange(expected, new, ordering, failure) {
+            Ok(before) | Err(before) => before,
+        }
+    })
+    // SAFETY: the caller's promise.
+    .unwrap_or_else(|| unsafe { native::compare_exchange_u64(at, expected, new, order, scope) })
+}
+
+pub use crate::mem::native::{
+    compare_exchange_u32, drain, exchange_u32, fetch_add_u32, load_u32, prefetch_write, store_u32,
+};
+
+/// See the CPU's function of this name.
+pub fn fence(order: Order, scope: Scope) {
+    let missing = match order {
+        Order::Release => Fault::NoReleaseFences,
+        Order::Acquire => Fault::NoAcquireFences,
+        _ => Fault::NoFences,
+    };
+    if effective(scope) != Scope::System || broken(Fault::NoFences) || broken(missing) {
+        return;
+    }
+    let ordering = match order {
+        Order::Relaxed => return,
+        Order::Acquire => Ordering::Acquire,
+        Order::Release => Ordering::Release,
+        Order::AcqRel => Ordering::AcqRel,
+    };
+    #[cfg(loom)]
+    loom::sync::atomic::fence(ordering);
+    #[cfg(shuttle)]
+    shuttle::sync::atomic::fence(ordering);
+}
+
+/// See the CPU's function of this name; here without any ordering, as on a GPU.
+///
+/// # Safety
+/// As there.
+pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        [
+            load_u64(at, Order::Relaxed, Scope::System),
+            load_u64(at.add(1), Order::Relaxed, Scope::System),
+        ]
+    }
+}
+
+/// See the CPU's function of this name; here without any ordering, as on a GPU.
+///
+/// # Safety
+/// As there.
+pub unsafe fn store_packets(at: *mut u64, packets: [u64; 2]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        store_u64(at, packets[0], Order::Relaxed, Scope::System);
+        store_u64(at.add(1), packets[1], Order::Relaxed, Scope::System);
+    }
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
+    let mut done = 0;
+    while done < bytes {
+        let source = from as usize + done;
+        let target = to as usize + done;
+        let step = (8 - source % 8).min(8 - target % 8).min(bytes - done);
+        let mut word = [0u8; 8];
+        match find(source) {
+            Some(found) => {
+                let all = found.read().to_le_bytes();
+                word[..step].copy_from_slice(&all[source % 8..source % 8 + step]);
+            }
+            None => {
+                for (i, byte) in word[..step].iter_mut().enumerate() {
+                    // SAFETY: the caller's promise.
+                    *byte = unsafe { *from.add(done + i) };
+                }
+            }
+        }
+        match find(target) {
+            Some(found) => {
+                let mut all = if step == 8 {
+                    [0; 8]
+                } else {
+                    found.read().to_le_bytes()
+                };
+                all[target % 8..target % 8 + step].copy_from_slice(&word[..step]);
+                found.write(u64::from_le_bytes(all));
+            }
+            None => {
+                for (i, byte) in word[..step].iter().enumerate() {
+                    // SAFETY: the caller's promise.
+                    unsafe { *to.add(done + i) = *byte };
+                }
+            }
+        }
+        done += step;
+    }
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn read<T: Copy>(at: *const T) -> T {
+    let mut out = core::mem::MaybeUninit::<T>::uninit();
+    // SAFETY: the caller's promise; every byte of `out` is written.
+    unsafe {
+        copy(out.as_mut_ptr().cast(), at.cast(), size_of::<T>());
+        out.assume_init()
+    }
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn write<T: Copy>(at: *mut T, value: T) {
+    // SAFETY: the caller's promise.
+    unsafe { copy(at.cast(), (&raw const value).cast(), size_of::<T>()) }
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn read_16(at: *const u8, _policy: Policy) -> [u64; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { read(at.cast()) }
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn write_16(at: *mut u8, value: [u64; 2], _policy: Policy) {
+    // SAFETY: the caller's promise.
+    unsafe { write(at.cast(), value) }
+}
