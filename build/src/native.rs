@@ -96,7 +96,7 @@ impl Instruction {
     /// The called or jumped-to symbol.
     fn symbol(&self) -> Option<&str> {
         let (_, rest) = self.operands.split_once('<')?;
-        Some(rest.split(['+', '>']).next()?.split('@').next()?)
+        rest.split(['+', '>']).next()?.split('@').next()
     }
 
     /// Packed computation: arithmetic, comparison, logic of floats or integers, in a vector register.

@@ -21,7 +21,7 @@ pub(super) fn unscoped(image: &Image) -> Vec<Violation> {
             let fence = code.starts_with("fence.") || code.starts_with("membar");
             let semantics = has(&["relaxed", "acquire", "release", "acq_rel", "sc", "proxy"]);
             let scope = has(&["sys", "gpu", "cluster", "cta", "proxy"]);
-            if atomic && !(semantics && scope) || fence && !(semantics && scope) {
+            if (atomic || fence) && !(semantics && scope) {
                 out.push(Violation {
                     rule: UNSCOPED,
                     kernel: function.name.clone(),

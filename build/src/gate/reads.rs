@@ -73,8 +73,10 @@ fn is_constant(base: &str, definitions: &HashMap<&str, Vec<&str>>) -> bool {
             let (_, operands) = line.split_once(',').unwrap_or_default();
             for operand in operands.trim_end_matches(';').split(',').map(str::trim) {
                 if operand.starts_with('%') {
-                    // What is widened is an index.
-                    let widened = code.starts_with("cvt.") || code.starts_with("mul.wide");
+                    // What is widened, masked or shifted right is an index.
+                    let widened = ["cvt.", "mul.wide", "bfe.", "and.", "shr."]
+                        .iter()
+                        .any(|prefix| code.starts_with(prefix));
                     if !widened {
                         open.push(operand);
                     }
