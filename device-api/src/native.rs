@@ -12,8 +12,8 @@ use core::marker::PhantomData;
 use crate::arch;
 use crate::mem::prim::{AtomicU32, AtomicU64, Ordering};
 
-/// Most lanes that an emulated block can have.
-pub const MAX_LANES: usize = 64;
+/// Most lanes that an emulated block can have; few in a loom model, where each costs an atomic.
+pub const MAX_LANES: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// Identity of one lane, as a native entry receives it.
 #[derive(Clone, Copy, Debug)]
