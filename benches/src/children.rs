@@ -1,10 +1,11 @@
 //! Child processes whose standard output is a table, with a bound on their time.
 
+use core::time::Duration;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
@@ -44,7 +45,11 @@ impl Drop for Group {
 pub(crate) fn run(commands: Vec<Command>, limit: Duration) -> Result<Option<Vec<Figure>>> {
     let mut group = Group(Vec::new());
     for (index, mut command) in commands.into_iter().enumerate() {
-        let output = if index == 0 { Stdio::piped() } else { Stdio::null() };
+        let output = if index == 0 {
+            Stdio::piped()
+        } else {
+            Stdio::null()
+        };
         let child = command
             .stdin(Stdio::null())
             .stdout(output)

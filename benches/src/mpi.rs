@@ -37,11 +37,7 @@ const PAIRS: [(&str, &str); 4] = [
 ];
 
 /// The MPI that the arguments name, or every MPI found; the programs go to `folder`.
-pub(crate) fn find(
-    mpicc: Option<&Path>,
-    mpirun: Option<&Path>,
-    folder: &Path,
-) -> Result<Vec<Mpi>> {
+pub(crate) fn find(mpicc: Option<&Path>, mpirun: Option<&Path>, folder: &Path) -> Result<Vec<Mpi>> {
     let mut pairs = Vec::new();
     match (mpicc, mpirun) {
         (None, None) => pairs.extend(
@@ -55,11 +51,15 @@ pub(crate) fn find(
     }
     let mut found: Vec<Mpi> = Vec::new();
     for (mpicc, mpirun) in pairs {
+        let (mpicc, mpirun) = (absolute(&mpicc)?, absolute(&mpirun)?);
         let (name, flavour) = version(&mpirun)?;
         if found.iter().any(|mpi| mpi.name == name) {
             continue;
         }
-        let program = compile(&mpicc, &folder.join(format!("mpi_allreduce_{}", found.len())))?;
+        let program = compile(
+            &mpicc,
+            &folder.join(format!("mpi_allreduce_{}", found.len())),
+        )?;
         found.push(Mpi {
             name,
             flavour,
@@ -76,14 +76,38 @@ pub(crate) fn find(
     Ok(found)
 }
 
+/// A path that stays right wherever commands run; links are kept, as programs look at their name.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    if path.components().count() == 1
+        && let Some(name) = path.to_str()
+        && let Some(found) = in_path(name)
+    {
+        return Ok(found);
+    }
+    std::path::absolute(path).with_context(|| format!("{}", path.display()))
+}
+
 fn in_path(name: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?)
         .map(|folder| folder.join(name))
         .find(|path| path.is_file())
 }
 
+/// A command that finds what lies beside the program, as installations outside PATH need.
+fn beside(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    let folder = program.parent().filter(|folder| folder.is_absolute());
+    if let (Some(folder), Some(path)) = (folder, env::var_os("PATH")) {
+        let all = core::iter::once(folder.to_owned()).chain(env::split_paths(&path));
+        if let Ok(path) = env::join_paths(all) {
+            command.env("PATH", path);
+        }
+    }
+    command
+}
+
 fn version(mpirun: &Path) -> Result<(String, Flavour)> {
-    let output = Command::new(mpirun)
+    let output = beside(mpirun)
         .arg("--version")
         .output()
         .with_context(|| format!("start {}", mpirun.display()))?;
@@ -95,7 +119,7 @@ fn version(mpirun: &Path) -> Result<(String, Flavour)> {
         word.to_owned()
     };
     let line = |with: &str| text.lines().find(|line| line.contains(with));
-    if let Some(line) = line("Open MPI") {
+    if let Some(line) = line("(Open MPI)").or_else(|| line("(OpenRTE)")) {
         return Ok((format!("Open MPI {}", number(line)), Flavour::Open));
     }
     if let Some(line) = line("Intel(R) MPI") {
@@ -114,7 +138,7 @@ fn version(mpirun: &Path) -> Result<(String, Flavour)> {
 fn compile(mpicc: &Path, program: &Path) -> Result<PathBuf> {
     let source = program.with_extension("c");
     fs::write(&source, SOURCE)?;
-    let output = Command::new(mpicc)
+    let output = beside(mpicc)
         .args(["-O2", "-o"])
         .args([program, &source])
         .output()
@@ -136,7 +160,7 @@ impl Mpi {
         touch: bool,
     ) -> Command {
         let oversubscribed = ranks > cores.len();
-        let mut command = Command::new(&self.mpirun);
+        let mut command = beside(&self.mpirun);
         // Without these glibc gives large temporary buffers back after each call, and every call faults its pages in
         // anew. (64 GiB, in bytes: the C library takes no suffix.)
         command.env("MALLOC_MMAP_MAX_", "0");

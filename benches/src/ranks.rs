@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use fusewire::{Communicator, DType, Device, Options, ReduceOp, Tensor};
+use fusewire::{Algorithm, Communicator, DType, Device, Options, ReduceOp, Tensor};
 
 use crate::measure::{self, Peer, Schedule};
 use crate::{bare, machine};
@@ -33,6 +33,8 @@ pub(crate) struct Arguments {
     schedule: Schedule,
     #[arg(long)]
     touch: bool,
+    #[arg(long, default_value = "auto")]
+    algorithm: Algorithm,
     /// The shared memory of the bare program.
     #[arg(long)]
     fd: Option<i32>,
@@ -45,12 +47,17 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let (schedule, touch) = (&arguments.schedule, arguments.touch);
     if arguments.kind == Kind::Bare {
         let fd = arguments.fd.context("the bare program needs --fd")?;
-        let spins = if ranks > arguments.cores.len() { 50 } else { 5000 };
+        let spins = if ranks > arguments.cores.len() {
+            50
+        } else {
+            5000
+        };
         let mut peer = bare::Rank::open(fd, rank, ranks, schedule.longest(), spins)?;
         return measure::run(&mut peer, schedule, touch);
     }
     let mut options = Options::default();
     options.timeout = core::time::Duration::from_secs(60);
+    options.algorithm = arguments.algorithm;
     let comm = Communicator::from_env(Device::Cpu, options)?;
     let memory = match arguments.kind {
         Kind::Registered => {
@@ -128,8 +135,7 @@ impl Peer for Fusewire {
     fn all_reduce(&mut self) -> Result<()> {
         match &mut self.memory {
             Memory::Registered { part, .. } => {
-                self.comm
-                    .all_reduce_into(&part.1, &part.0, ReduceOp::Sum)?;
+                self.comm.all_reduce_into(&part.1, &part.0, ReduceOp::Sum)?;
             }
             Memory::Slices(input, output) => {
                 let (output, input) = (output.as_mut_slice(), input.as_slice());
@@ -147,6 +153,7 @@ impl Peer for Fusewire {
 }
 
 /// The elements of a tensor, while no operation runs.
+#[allow(clippy::mut_from_ref)] // device memory: the tensor is only a handle
 fn elements(tensor: &Tensor) -> &mut [f32] {
     // SAFETY: the tensor is aligned and holds this many f32; the peer is borrowed uniquely, blocking calls
     // have ended, and other ranks touch the memory only within a call of this rank.

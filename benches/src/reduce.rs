@@ -68,7 +68,11 @@ mod x86 {
     /// As [`Sum::run`].
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn wide<const P: usize, const STREAMING: bool>(sum: Sum<'_>, count: usize) {
-        let sources = if P == 0 { sum.sources } else { &sum.sources[..P] };
+        let sources = if P == 0 {
+            sum.sources
+        } else {
+            &sum.sources[..P]
+        };
         let targets = if P == 0 || sum.targets.len() != P {
             sum.targets
         } else {

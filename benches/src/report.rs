@@ -27,7 +27,9 @@ impl Header {
             }
         });
         let arguments: Vec<_> = arguments.collect();
-        let date = Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]).output();
+        let date = Command::new("date")
+            .args(["-u", "+%Y-%m-%d %H:%M UTC"])
+            .output();
         let date = date.map_or_else(
             |_| "unknown date".to_owned(),
             |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
@@ -66,7 +68,11 @@ impl fmt::Display for Header {
         writeln!(f, "{}", self.date)?;
         writeln!(f)?;
         writeln!(f, "```text")?;
-        writeln!(f, "cargo run --release -p fusewire-benches -- {}", self.command)?;
+        writeln!(
+            f,
+            "cargo run --release -p fusewire-benches -- {}",
+            self.command
+        )?;
         writeln!(f, "```")?;
         writeln!(f)?;
         for line in &self.lines {
@@ -187,7 +193,9 @@ fn table(contestants: &[Contestant], samples: &[&Sample], pick: fn(&[u64]) -> u6
             })
             .collect();
         let of = |name: &str| {
-            let who = contestants.iter().position(|contestant| contestant.name() == name)?;
+            let who = contestants
+                .iter()
+                .position(|contestant| contestant.name() == name)?;
             medians[who].map(|ns| ns as f64)
         };
         let best = contestants
@@ -221,7 +229,11 @@ fn table(contestants: &[Contestant], samples: &[&Sample], pick: fn(&[u64]) -> u6
 fn missed(bytes: usize, registered: Option<f64>, staged: Option<f64>, bare: Option<f64>) -> String {
     let parity = if bytes <= 1 << 10 { 1.1 } else { 1.0 };
     let goal = if bytes >= 64 << 10 { 0.5 } else { parity };
-    let floor = if bytes >= 64 << 20 { 1.25 } else { f64::INFINITY };
+    let floor = if bytes >= 64 << 20 {
+        1.25
+    } else {
+        f64::INFINITY
+    };
     let goals = [
         ("registered", registered, goal),
         ("staged", staged, parity),
@@ -281,6 +293,9 @@ pub(crate) fn document(old: &str, header: &Header, tables: &str) -> String {
     format!(
         "{title}\n\n{}\n\n## Measured\n\n{header}{tables}\n{}\n",
         section("Prediction", "To be written before the run."),
-        section("Explanation", "To be written: what differs from the prediction, and why."),
+        section(
+            "Explanation",
+            "To be written: what differs from the prediction, and why."
+        ),
     )
 }

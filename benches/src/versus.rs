@@ -1,11 +1,11 @@
 //! Rounds in which every peer runs once, one after the other, with the machine's own figures between them.
 
+use core::time::Duration;
 use std::env;
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -43,6 +43,9 @@ pub(crate) struct Arguments {
     /// Every rank rewrites its input and reads its output between calls.
     #[arg(long)]
     touch: bool,
+    /// Fusewire's algorithm: auto, packet, signal, two_shot.
+    #[arg(long, default_value = "auto")]
+    algorithm: String,
     /// Bound in seconds on one run of a peer; one that exceeds it is left out from then on.
     #[arg(long, default_value_t = 120)]
     limit: u64,
@@ -108,6 +111,7 @@ impl Contestant {
                         .args(["--ranks", &ranks.to_string()])
                         .args(["--cores", &cores.join(",")])
                         .args(["--schedule", &schedule.to_string()])
+                        .args(["--algorithm", &arguments.algorithm])
                         .args(touch.then_some("--touch"))
                         .args(["--fd", &memory.as_raw_fd().to_string()])
                         .env("TORCHCOMM_RANK", rank.to_string())
@@ -194,7 +198,11 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
             }
         }
         let ns = before.map_or_else(|| "-".to_owned(), |ns| format!("{ns:.0}"));
-        eprintln!("round {} of {}: ping-pong {ns} ns", round + 1, arguments.rounds);
+        eprintln!(
+            "round {} of {}: ping-pong {ns} ns",
+            round + 1,
+            arguments.rounds
+        );
     }
     let text = report::tables(&contestants, &arguments.ranks, &samples, &rates);
     print!("{text}");

@@ -31,6 +31,19 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Longest grace after a rank that ended by itself.
 const AFTER_EXIT: Duration = Duration::from_secs(5);
 
+/// Variables of an outer launcher that a rank would read before this one's.
+const OTHER_LAUNCHERS: [&str; 9] = [
+    "TORCHCOMM_RANK",
+    "TORCHCOMM_SIZE",
+    "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PALS_RANKID",
+    "PALS_SIZE",
+];
+
 /// The signal that asked this process to stop, or 0.
 static STOP: AtomicI32 = AtomicI32::new(0);
 
@@ -92,9 +105,9 @@ fn start(
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port.to_string())
         .env("TORCHELASTIC_USE_AGENT_STORE", "True");
-    for name in ["TORCHCOMM_RANK", "TORCHCOMM_SIZE"] {
+    OTHER_LAUNCHERS.iter().for_each(|name| {
         command.env_remove(name);
-    }
+    });
     if job.prefix {
         command
             .stdin(Stdio::null())
@@ -102,19 +115,22 @@ fn start(
             .stderr(Stdio::piped());
     }
     let parent = std::process::id();
-    // SAFETY: prctl and getppid are async-signal-safe, and nothing else is called.
+    // SAFETY: prctl and getppid are async-signal-safe; nothing else is called, and nothing allocates.
     unsafe {
         command.pre_exec(move || {
             // A rank dies with its launcher, also when that is killed.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             if libc::getppid() as u32 != parent {
-                return Err(std::io::Error::other("the launcher has ended"));
+                return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
             }
             Ok(())
         });
     }
     let mut child = command.spawn().map_err(|error| {
-        Usage(format!("cannot start {}: {error}", job.program.to_string_lossy()))
+        Usage(format!(
+            "cannot start {}: {error}",
+            job.program.to_string_lossy()
+        ))
     })?;
     let mut threads = Vec::new();
     if let Some(out) = child.stdout.take() {

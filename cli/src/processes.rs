@@ -63,7 +63,12 @@ fn descendants() -> Vec<i32> {
     let mut next = 0;
     while next < found.len() {
         let above = found[next];
-        found.extend(parents.iter().filter(|(_, parent)| *parent == above).map(|(pid, _)| *pid));
+        found.extend(
+            parents
+                .iter()
+                .filter(|(_, parent)| *parent == above)
+                .map(|(pid, _)| *pid),
+        );
         next += 1;
     }
     found.split_off(1)

@@ -1,9 +1,10 @@
 //! The command as its users meet it: exit statuses, messages, files, signals.
 
+use core::time::Duration;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 fn fusewire(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fusewire"));

@@ -179,20 +179,30 @@ impl Slots {
             .at(session, session.comm().rank(), source)
             .wrapping_add(unit * 16)
             .cast::<u64>();
-        let data = session.watch().until(Place::Packet, source, self.flag, || {
-            // SAFETY: a unit of this rank's own slots.
-            let [low, high] = unsafe { mem::load_packets(at) };
-            if low >> 32 == self.flag && high >> 32 == self.flag {
-                Ok(low & 0xffff_ffff | high << 32)
-            } else {
-                Err(low)
-            }
-        })?;
+        let data = session
+            .watch()
+            .until(Place::Packet, source, self.flag, || {
+                // SAFETY: a unit of this rank's own slots.
+                let [low, high] = unsafe { mem::load_packets(at) };
+                if low >> 32 == self.flag && high >> 32 == self.flag {
+                    Ok(low & 0xffff_ffff | high << 32)
+                } else {
+                    Err(low)
+                }
+            })?;
         let (expected, sent) = (session.fingerprint(), data & 0xffff);
         if unit == 0 && sent != expected {
             // The flag tells epochs apart, not calls: that is the header's part.
             let watch = session.watch();
-            watch.fail(FailureKind::Mismatch, Place::Packet, source, source, expected, sent, 0);
+            watch.fail(
+                FailureKind::Mismatch,
+                Place::Packet,
+                source,
+                source,
+                expected,
+                sent,
+                0,
+            );
             return None;
         }
         Some(data)

@@ -1,6 +1,6 @@
 //! What every rank puts in, and what must come out.
 
-use fusewire::reference::{fill, narrow, reduce, widen};
+use fusewire::reference::{fill, reduce, rms_norm};
 use fusewire::{DType, ReduceOp};
 
 use super::operation::{EPSILON, Kind, ROOT, counts, hidden, split};
@@ -21,16 +21,6 @@ pub(crate) struct Case {
     patterns: Vec<Vec<u8>>,
     /// One period of the reduction of all.
     reduced: Vec<u8>,
-}
-
-/// The first element that differs.
-#[derive(Debug)]
-pub(crate) struct Difference {
-    pub(crate) index: usize,
-    pub(crate) expected: String,
-    pub(crate) got: String,
-    /// How many differ.
-    pub(crate) wrong: u64,
 }
 
 /// This rank's factor of a scaled sum.
@@ -80,6 +70,11 @@ impl Case {
             patterns,
             reduced,
         }
+    }
+
+    /// Whether this rank's input is read.
+    pub(crate) fn gives(&self) -> bool {
+        self.kind != Kind::Broadcast || self.rank == ROOT
     }
 
     /// This rank's input.
@@ -159,59 +154,11 @@ impl Case {
         Some(out)
     }
 
-    /// The fused norm by separate steps: 128 partial sums, then a fixed tree.
+    /// The fused norm of the reduction.
     fn normalised(&self) -> Vec<u8> {
-        let (dtype, hidden) = (self.dtype, hidden(self.count));
-        let mut summed = Vec::new();
-        self.repeat(&self.reduced, 0, self.count, &mut summed);
-        let summed = widen(dtype, &summed);
-        let residual = widen(dtype, &self.residual(self.count));
-        let weight = widen(dtype, &self.weight(hidden));
-        let added: Vec<f32> = summed.iter().zip(&residual).map(|(s, r)| s + r).collect();
-        let added = widen(dtype, &narrow(dtype, &added));
-        let mut out = Vec::with_capacity(self.count);
-        for row in added.chunks(hidden) {
-            let mut partial = [0f32; 128];
-            for (i, value) in row.iter().enumerate() {
-                partial[i % 128] += value * value;
-            }
-            let mut width = 64;
-            while width > 0 {
-                for i in 0..width {
-                    partial[i] += partial[i + width];
-                }
-                width /= 2;
-            }
-            let scale = 1.0 / (partial[0] / hidden as f32 + EPSILON).sqrt();
-            out.extend(
-                row.iter()
-                    .zip(&weight)
-                    .map(|(value, weight)| value * scale * weight),
-            );
-        }
-        narrow(dtype, &out)
-    }
-
-    /// Compares what came with what must.
-    pub(crate) fn difference(&self, expected: &[u8], got: &[u8]) -> Option<Difference> {
-        if expected == got {
-            return None;
-        }
-        let size = self.dtype.size();
-        let pairs = || expected.chunks(size).zip(got.chunks(size)).enumerate();
-        let (index, (should, is)) = pairs().find(|(_, (a, b))| a != b)?;
-        let wrong = pairs().filter(|(_, (a, b))| a != b).count() as u64;
-        let show = |bytes: &[u8]| match self.dtype {
-            DType::F32 | DType::F16 | DType::Bf16 => {
-                format!("{:e} ({bytes:02x?})", widen(self.dtype, bytes)[0])
-            }
-            _ => format!("{bytes:02x?}"),
-        };
-        Some(Difference {
-            index,
-            expected: show(should),
-            got: show(is),
-            wrong,
-        })
+        let mut sum = Vec::new();
+        self.repeat(&self.reduced, 0, self.count, &mut sum);
+        let (residual, weight) = (self.residual(self.count), self.weight(hidden(self.count)));
+        rms_norm(self.dtype, &sum, &residual, &weight, EPSILON).0
     }
 }

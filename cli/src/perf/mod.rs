@@ -1,6 +1,7 @@
 //! `fusewire perf`: runs operations over a range of sizes, verifies every element, prints a table, in the
 //! manner of nccl-tests.
 
+mod buffers;
 mod case;
 mod operation;
 mod plot;
@@ -15,7 +16,8 @@ use std::process::ExitCode;
 use fusewire::bootstrap::RankSize;
 use fusewire::{Algorithm, Communicator, DType, Device, MAX_SIZE, Options, ReduceOp};
 
-use self::operation::Kind;
+use self::operation::{Kind, Refusal};
+use self::report::Row;
 use crate::Usage;
 use crate::launcher::{self, Job};
 
@@ -106,39 +108,68 @@ pub(crate) struct Settings {
     pub(crate) plot: Option<PathBuf>,
     pub(crate) corrupt: Option<u32>,
     pub(crate) options: Options,
+    /// What to tell above the table.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Settings {
+    /// The nominal sizes of an operation.
+    pub(crate) fn sizes(&self, kind: Kind) -> Vec<u64> {
+        if kind.sizeless() {
+            return vec![0];
+        }
+        let next = |bytes: &u64| Some(bytes.saturating_mul(self.factor).max(1));
+        let sizes = core::iter::successors(Some(self.min_bytes), next);
+        sizes
+            .take_while(|bytes| *bytes <= self.max_bytes && *bytes < u64::MAX)
+            .collect()
+    }
+
+    /// Elements of the longest buffer of any rank.
+    pub(crate) fn longest(&self) -> usize {
+        let shapes = self.operations.iter().flat_map(|kind| {
+            let count = kind.count(self.max_bytes, self.dtype, self.ranks);
+            (0..self.ranks).map(move |rank| kind.shape(count, self.ranks, rank))
+        });
+        shapes
+            .map(|(input, output)| input.max(output))
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Refuses what this host's memory cannot hold: every rank has input and output, and for the check a
+    /// copy of each.
+    fn check_memory(&self) -> anyhow::Result<()> {
+        let bytes = self.longest() as u64 * self.dtype.size() as u64;
+        let needed = bytes.saturating_mul(4 * u64::from(self.ranks));
+        match available_memory() {
+            Some(available) if needed > available => Err(usage(format!(
+                "--max-bytes {}: {} ranks need {} MiB, {} MiB are available",
+                self.max_bytes,
+                self.ranks,
+                needed >> 20,
+                available >> 20
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Measures; the status is 1 if an element was wrong.
 pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let settings = understand(arguments)?;
-    if let Ok(place) = RankSize::from_env() {
-        let settings = Settings {
-            ranks: place.size,
-            ..settings
-        };
+    let place = RankSize::from_env().ok();
+    let settings = understand(arguments, place)?;
+    if let Some(place) = place {
         let comm = Communicator::from_env(Device::Cpu, settings.options.clone())?;
-        return Ok(status(rank::run(&comm, &settings)?));
-    }
-    if arguments.threads {
-        let results = fusewire::run_threads(settings.ranks, &settings.options, |comm| {
-            rank::run(&comm, &settings)
-        });
-        let mut wrong = 0;
-        let mut failed = false;
-        for (rank, result) in results.into_iter().enumerate() {
-            match result {
-                Ok(count) => wrong += count,
-                Err(error) => {
-                    eprintln!("error: rank {rank}: {error}");
-                    failed = true;
-                }
-            }
+        let rows = rank::run(&comm, &settings)?;
+        if place.rank == 0 {
+            report::write(&settings, &rows)?;
         }
-        return Ok(if failed {
-            ExitCode::FAILURE
-        } else {
-            status(wrong)
-        });
+        return Ok(status(&rows));
+    }
+    settings.check_memory()?;
+    if arguments.threads {
+        return threads(&settings);
     }
     let program = std::env::current_exe()?;
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -152,19 +183,53 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(launcher::run(&job)?))
 }
 
-fn status(wrong: u64) -> ExitCode {
-    if wrong == 0 {
+/// Ranks as threads of this process.
+fn threads(settings: &Settings) -> anyhow::Result<ExitCode> {
+    let results = fusewire::run_threads(settings.ranks, &settings.options, |comm| {
+        rank::run(&comm, settings)
+    });
+    let mut failed = false;
+    let mut first = None;
+    for (rank, result) in results.into_iter().enumerate() {
+        match result {
+            Ok(rows) => first = first.or(Some(rows)),
+            Err(error) => {
+                eprintln!("error: rank {rank}: {error}");
+                failed = true;
+            }
+        }
+    }
+    match first {
+        Some(rows) if !failed => {
+            report::write(settings, &rows)?;
+            Ok(status(&rows))
+        }
+        _ => Ok(ExitCode::FAILURE),
+    }
+}
+
+fn status(rows: &[Row]) -> ExitCode {
+    if rows.iter().all(|row| row.wrong == 0) {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
 }
 
+/// What the system could give without swapping, where it says so.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
 fn usage(text: String) -> anyhow::Error {
     Usage(text).into()
 }
 
-fn understand(arguments: &Arguments) -> anyhow::Result<Settings> {
+fn understand(arguments: &Arguments, place: Option<RankSize>) -> anyhow::Result<Settings> {
     if arguments.device != "cpu" {
         return Err(usage(format!(
             "device \"{}\"; only cpu exists yet",
@@ -172,7 +237,16 @@ fn understand(arguments: &Arguments) -> anyhow::Result<Settings> {
         )));
     }
     let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get() as u32);
-    let ranks = arguments.ranks.unwrap_or(cores.clamp(2, 8));
+    let ranks = match (place, arguments.ranks) {
+        (Some(place), Some(ranks)) if ranks != place.size => {
+            let size = place.size;
+            return Err(usage(format!(
+                "--ranks {ranks}, but the launcher has started {size}"
+            )));
+        }
+        (Some(place), _) => place.size,
+        (None, ranks) => ranks.unwrap_or(cores.clamp(2, 8)),
+    };
     if ranks == 0 || ranks > MAX_SIZE {
         return Err(usage(format!(
             "{ranks} ranks; 1 to {MAX_SIZE} are possible"
@@ -220,8 +294,21 @@ fn understand(arguments: &Arguments) -> anyhow::Result<Settings> {
     let mut options = Options::default();
     options.timeout = Duration::from_secs_f64(arguments.timeout);
     options.algorithm = algorithm;
+    for (option, path) in [("--json", &arguments.json), ("--plot", &arguments.plot)] {
+        // Not found out after minutes of measuring.
+        let folder = path.as_ref().and_then(|path| path.parent());
+        if let Some(folder) = folder.filter(|folder| !folder.as_os_str().is_empty())
+            && !folder.is_dir()
+        {
+            return Err(usage(format!(
+                "{option}: {} is no folder",
+                folder.display()
+            )));
+        }
+    }
+    let (operations, notes) = operations(&arguments.operations, dtype, op, ranks)?;
     Ok(Settings {
-        operations: operations(&arguments.operations, dtype, op, ranks)?,
+        operations,
         ranks,
         min_bytes,
         max_bytes,
@@ -238,42 +325,45 @@ fn understand(arguments: &Arguments) -> anyhow::Result<Settings> {
         plot: arguments.plot.clone(),
         corrupt: arguments.corrupt,
         options,
+        notes,
     })
 }
 
 /// The operations of a list; `all` leaves out what a type does not have, with a note.
-fn operations(list: &str, dtype: DType, op: ReduceOp, ranks: u32) -> anyhow::Result<Vec<Kind>> {
+fn operations(
+    list: &str,
+    dtype: DType,
+    op: ReduceOp,
+    ranks: u32,
+) -> anyhow::Result<(Vec<Kind>, Vec<String>)> {
     let all = list == "all";
     let named: Vec<Kind> = if all {
         Kind::ALL.to_vec()
     } else {
-        list.split(',')
-            .map(|name| {
-                Kind::ALL
-                    .into_iter()
-                    .find(|kind| kind.name() == name)
-                    .ok_or_else(|| {
-                        let names = Kind::ALL.map(Kind::name).join(", ");
-                        usage(format!("operation \"{name}\" is none of {names}, all"))
-                    })
-            })
-            .collect::<anyhow::Result<_>>()?
+        let find = |name: &str| {
+            Kind::ALL
+                .into_iter()
+                .find(|kind| kind.name() == name)
+                .ok_or_else(|| {
+                    let names = Kind::ALL.map(Kind::name).join(", ");
+                    usage(format!("operation \"{name}\" is none of {names}, all"))
+                })
+        };
+        list.split(',').map(find).collect::<anyhow::Result<_>>()?
     };
-    let mut kept = Vec::new();
+    let (mut kept, mut notes) = (Vec::new(), Vec::new());
     for kind in named {
         match kind.refuses(dtype, op, ranks) {
             None => kept.push(kind),
-            Some(reason) if all => {
-                if RankSize::from_env().map_or(true, |place| place.rank == 0)
-                    && RankSize::from_env().is_ok()
-                {
-                    eprintln!("note: {} left out: {reason}", kind.name());
-                }
+            Some(Refusal::Kind(reason)) if all => {
+                notes.push(format!("{} is left out: {reason}", kind.name()));
             }
-            Some(reason) => return Err(usage(format!("{}: {reason}", kind.name()))),
+            Some(Refusal::Kind(reason) | Refusal::Op(reason)) => {
+                return Err(usage(format!("{}: {reason}", kind.name())));
+            }
         }
     }
-    Ok(kept)
+    Ok((kept, notes))
 }
 
 /// A size: a number with K, M or G for powers of 1024.

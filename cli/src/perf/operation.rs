@@ -1,6 +1,8 @@
 //! The operations that `perf` knows: sizes, bandwidth factors, and the call itself.
 
-use fusewire::{Communicator, DType, Operation, ReduceOp, Result, RmsNorm, Tensor};
+use fusewire::{Communicator, DType, Operation, ReduceOp, Result, RmsNorm};
+
+use super::buffers::Buffers;
 
 /// An operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +20,15 @@ pub(crate) enum Kind {
     SendRecv,
     Barrier,
     AllReduceRmsNorm,
+}
+
+/// Why an operation cannot run.
+#[derive(Clone, Debug)]
+pub(crate) enum Refusal {
+    /// The operation does not go with the type or the ranks: `all` leaves it out.
+    Kind(String),
+    /// The reduction does not go with the type: a mistake also with `all`.
+    Op(String),
 }
 
 /// Longest row of the fused norm.
@@ -76,16 +87,24 @@ impl Kind {
     }
 
     /// Why it cannot run so, if it cannot.
-    pub(crate) fn refuses(self, dtype: DType, op: ReduceOp, ranks: u32) -> Option<String> {
+    pub(crate) fn refuses(self, dtype: DType, op: ReduceOp, ranks: u32) -> Option<Refusal> {
         let code = op.code();
-        if self.reduces() && !code.supports(dtype) {
-            return Some(format!("{} has no reduction {}", dtype.name(), code.name()));
-        }
         let fused = matches!(dtype, DType::F32 | DType::F16 | DType::Bf16);
-        if self == Self::AllReduceRmsNorm && !fused {
-            return Some(format!("{}; it is for f32, f16 and bf16", dtype.name()));
+        if self.reduces() && !dtype.is_reducible() {
+            Some(Refusal::Kind(format!("{} has no reductions", dtype.name())))
+        } else if self.reduces() && !code.supports(dtype) {
+            Some(Refusal::Op(format!(
+                "{} has no reduction {}",
+                dtype.name(),
+                code.name()
+            )))
+        } else if self == Self::AllReduceRmsNorm && !fused {
+            Some(Refusal::Kind("it is for f32, f16 and bf16".to_owned()))
+        } else if self == Self::SendRecv && ranks == 1 {
+            Some(Refusal::Kind("one rank has no peer".to_owned()))
+        } else {
+            None
         }
-        (self == Self::SendRecv && ranks == 1).then(|| "one rank has no peer".to_owned())
     }
 
     /// Whether the size does not matter.
@@ -198,18 +217,7 @@ pub(crate) fn split(count: usize, from: u32, to: u32) -> u64 {
     (count * ((from + 2 * to) as usize % 3) / 2) as u64
 }
 
-/// The buffers of one size.
-#[derive(Debug)]
-pub(crate) struct Buffers {
-    pub(crate) input: Tensor,
-    pub(crate) output: Tensor,
-    pub(crate) residual: Tensor,
-    pub(crate) weight: Tensor,
-    /// Counts or splits, for the operations that have them.
-    pub(crate) counts: Option<Tensor>,
-}
-
-/// Enqueues (`wait` false) or runs one call.
+/// Enqueues or runs one call.
 pub(crate) fn call(
     comm: &Communicator,
     kind: Kind,
@@ -223,6 +231,8 @@ pub(crate) fn call(
         residual,
         weight,
         counts,
+        host_counts,
+        ..
     } = buffers;
     macro_rules! either {
         ($run:expr, $enqueue:expr) => {
@@ -246,13 +256,10 @@ pub(crate) fn call(
             comm.all_gather_single(output, input),
             comm.all_gather_single_async(output, input)
         ),
-        Kind::AllGatherV => {
-            let Some(counts) = counts else { return Ok(()) };
-            either!(
-                comm.all_gather_v_single(output, input, &counts.to_vec::<u64>()?),
-                comm.all_gather_v_single_async(output, input, counts)
-            )
-        }
+        Kind::AllGatherV => either!(
+            comm.all_gather_v_single(output, input, host_counts),
+            comm.all_gather_v_single_async(output, input, counts)
+        ),
         Kind::Broadcast => either!(
             comm.broadcast(output, ROOT),
             comm.broadcast_async(output, ROOT)
@@ -274,12 +281,10 @@ pub(crate) fn call(
             comm.all_to_all_single_async(output, input)
         ),
         Kind::AllToAllV => {
-            let Some(splits) = counts else { return Ok(()) };
-            let all = splits.to_vec::<u64>()?;
-            let (receive, send) = all.split_at(comm.size() as usize);
+            let (receive, send) = host_counts.split_at(comm.size() as usize);
             either!(
                 comm.all_to_all_v_single(output, input, receive, send),
-                comm.all_to_all_v_single_async(output, input, splits)
+                comm.all_to_all_v_single_async(output, input, counts)
             )
         }
         Kind::SendRecv => {

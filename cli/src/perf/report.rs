@@ -1,5 +1,9 @@
 //! What is shown and written: the table, JSON, the chart.
 
+use core::fmt::Arguments;
+use std::io::Write;
+
+use anyhow::Context;
 use fusewire::{Algorithm, Communicator};
 use serde::Serialize;
 
@@ -30,6 +34,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// `times` are sorted and not empty.
     #[allow(clippy::too_many_arguments)] // the columns
     pub(crate) fn new(
         settings: &Settings,
@@ -38,10 +43,9 @@ impl Row {
         count: usize,
         algorithm: Algorithm,
         in_place: bool,
-        times: &mut [f64],
+        times: &[f64],
         wrong: u64,
     ) -> Self {
-        times.sort_by(f64::total_cmp);
         let median_us = times[times.len() / 2];
         let bytes = kind.bytes(count, settings.dtype, comm.size());
         let algbw_gbps = bytes as f64 / (median_us * 1e3);
@@ -83,79 +87,90 @@ pub(crate) struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    pub(crate) fn new(shown: bool, settings: &'a Settings) -> Self {
-        Self {
-            shown,
+    pub(crate) fn new(comm: &Communicator, settings: &'a Settings) -> Self {
+        let report = Self {
+            shown: comm.rank() == 0,
             settings,
             rows: Vec::new(),
+        };
+        for note in &settings.notes {
+            report.line(format_args!("# {note}"));
         }
+        let registered = if settings.registered {
+            "registered"
+        } else {
+            "ordinary"
+        };
+        let graph = if settings.graph { ", graph replay" } else { "" };
+        report.line(format_args!(
+            "# {} ranks, device {}, {registered} buffers{graph}; times in us, bandwidth in GB/s",
+            comm.size(),
+            comm.device().name()
+        ));
+        report.line(format_args!(
+            "{:<20} {:>11} {:>10} {:>5} {:>10} {:>9} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}",
+            "operation",
+            "bytes",
+            "count",
+            "type",
+            "op",
+            "algorithm",
+            "min",
+            "median",
+            "p99",
+            "algbw",
+            "busbw",
+            "wrong"
+        ));
+        report
     }
 
     /// Adds a row.
     pub(crate) fn row(&mut self, row: Row) {
-        if self.shown {
-            if self.rows.is_empty() {
-                println!(
-                    "# {} ranks, device {}, {} buffers{}; times in us, bandwidth in GB/s",
-                    row.ranks,
-                    row.device,
-                    if self.settings.registered {
-                        "registered"
-                    } else {
-                        "ordinary"
-                    },
-                    if row.graph { ", graph replay" } else { "" }
-                );
-                println!(
-                    "{:<20} {:>11} {:>10} {:>5} {:>8} {:>9} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}",
-                    "operation",
-                    "bytes",
-                    "count",
-                    "type",
-                    "op",
-                    "algorithm",
-                    "min",
-                    "median",
-                    "p99",
-                    "algbw",
-                    "busbw",
-                    "wrong"
-                );
-            }
-            println!(
-                "{:<20} {:>11} {:>10} {:>5} {:>8} {:>9} {:>10.2} {:>10.2} {:>10.2} {:>8.3} {:>8.3} {:>6}",
-                row.operation,
-                row.bytes,
-                row.count,
-                row.dtype,
-                row.redop,
-                row.algorithm,
-                row.min_us,
-                row.median_us,
-                row.p99_us,
-                row.algbw_gbps,
-                row.busbw_gbps,
-                if self.settings.check {
-                    row.wrong.to_string()
-                } else {
-                    "-".to_owned()
-                }
-            );
-        }
+        let wrong = if self.settings.check {
+            row.wrong.to_string()
+        } else {
+            "-".to_owned()
+        };
+        self.line(format_args!(
+            "{:<20} {:>11} {:>10} {:>5} {:>10} {:>9} {:>10.2} {:>10.2} {:>10.2} {:>8.3} {:>8.3} {:>6}",
+            row.operation,
+            row.bytes,
+            row.count,
+            row.dtype,
+            row.redop,
+            row.algorithm,
+            row.min_us,
+            row.median_us,
+            row.p99_us,
+            row.algbw_gbps,
+            row.busbw_gbps,
+            wrong
+        ));
         self.rows.push(row);
     }
 
-    /// Writes the files, on rank 0.
-    pub(crate) fn finish(self) -> anyhow::Result<()> {
-        if !self.shown {
-            return Ok(());
+    fn line(&self, line: Arguments<'_>) {
+        if self.shown {
+            // Whoever reads may have seen enough; the measurement goes on.
+            let _ = writeln!(std::io::stdout(), "{line}");
         }
-        if let Some(path) = &self.settings.json {
-            std::fs::write(path, serde_json::to_string_pretty(&self.rows)? + "\n")?;
-        }
-        if let Some(path) = &self.settings.plot {
-            plot::write(path, &self.rows)?;
-        }
-        Ok(())
     }
+
+    /// All rows.
+    pub(crate) fn into_rows(self) -> Vec<Row> {
+        self.rows
+    }
+}
+
+/// Writes the files that were asked for.
+pub(crate) fn write(settings: &Settings, rows: &[Row]) -> anyhow::Result<()> {
+    if let Some(path) = &settings.json {
+        let text = serde_json::to_string_pretty(rows)? + "\n";
+        std::fs::write(path, text).with_context(|| format!("--json {}", path.display()))?;
+    }
+    if let Some(path) = &settings.plot {
+        plot::write(path, rows)?;
+    }
+    Ok(())
 }

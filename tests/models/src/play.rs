@@ -3,13 +3,13 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use fusewire_device::Block;
 use fusewire_device::group::{Lanes, Single};
 use fusewire_device::layout::{ABORT, CommState, FailureRecord};
 use fusewire_device::mem::model::Model;
 use fusewire_device::mem::prim::Ordering;
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::native::{BlockShared, LaneContext};
-use fusewire_device::Block;
 
 use crate::machine::{Barrier, Solo, Weak};
 use crate::step::Step;
@@ -235,7 +235,10 @@ impl Play {
         if !busy && !refused {
             return false;
         }
-        assert!(abort & ABORT != 0, "rank {rank} failed in launch {epoch} without an abort word");
+        assert!(
+            abort & ABORT != 0,
+            "rank {rank} failed in launch {epoch} without an abort word"
+        );
         let named = abort as u32;
         if self.host_aborts && named == HOST {
             return true;

@@ -64,7 +64,7 @@ impl Entry {
             expected: Expected::Passes,
             fault: None,
             tick_ns: 0,
-            seconds: 600,
+            seconds: 40,
             play,
         }
     }
@@ -124,9 +124,7 @@ impl Entry {
                 };
                 (format!("executions: {executions}, {how}"), true)
             }
-            (Ok(()), Expected::Caught) => {
-                (format!("executions: {executions}, NOT CAUGHT"), false)
-            }
+            (Ok(()), Expected::Caught) => (format!("executions: {executions}, NOT CAUGHT"), false),
             (Err(panic), Expected::Caught) => (
                 format!("caught in execution {executions}: {}", message(&**panic)),
                 true,
@@ -136,7 +134,11 @@ impl Entry {
                 false,
             ),
         };
-        let line = format!("{:<58} {outcome} [{:.1} s]", self.name, elapsed.as_secs_f64());
+        let line = format!(
+            "{:<58} {outcome} [{:.1} s]",
+            self.name,
+            elapsed.as_secs_f64()
+        );
         (line, good)
     }
 }

@@ -174,7 +174,10 @@ impl Step {
                 .collect()
         };
         match self.op {
-            Op::Packet => float_sums().into_iter().flat_map(f32::to_le_bytes).collect(),
+            Op::Packet => float_sums()
+                .into_iter()
+                .flat_map(f32::to_le_bytes)
+                .collect(),
             Op::Signal | Op::TwoShot | Op::Broken(_) => sums(),
             Op::Reduce(root) => {
                 if rank == root {

@@ -58,11 +58,11 @@ impl Config {
         Self {
             ranks,
             lanes: 1,
-            packet_slot: 128,
+            packet_slot: 64,
             channel_slot: 16,
             channel_depth: 2,
             staging: 256,
-            user: 128,
+            user: 64,
             first_epoch: 0,
             timeout_ns: u64::MAX,
             parts,
@@ -218,11 +218,14 @@ impl World {
         self.pad(rank, self.layout.blocks).cast()
     }
 
-    /// Packet slots of one parity at `rank`, all sources.
-    fn packet_set(&self, rank: u32, parity: u64) -> (*mut u8, usize) {
-        let bytes = u64::from(self.config.ranks) * self.config.packet_slot;
-        let start = self.pad(rank, self.layout.packets + parity * bytes);
-        (start, bytes as usize)
+    /// The packet slot of one parity at `rank` that `source` writes.
+    fn packet_slot(&self, rank: u32, source: u32, parity: u64) -> *mut u8 {
+        let index = parity * u64::from(self.config.ranks) + u64::from(source);
+        self.pad(rank, self.layout.packets + index * self.config.packet_slot)
+    }
+
+    fn peers(&self, rank: u32) -> impl Iterator<Item = u32> {
+        (0..self.config.ranks).filter(move |peer| *peer != rank)
     }
 
     /// The credit word that `peer`, who receives, writes for `rank`, who sends.
@@ -251,18 +254,28 @@ impl World {
                 (*state).rounds = self.config.first_epoch;
             }
             if parts.packets {
-                for parity in 0..2 {
-                    let (start, bytes) = self.packet_set(rank, parity);
-                    model.register(start, bytes, Kind::Peer);
+                let bytes = self.config.packet_slot as usize;
+                for source in self.peers(rank) {
+                    for parity in 0..2 {
+                        let slot = self.packet_slot(rank, source, parity);
+                        model.register(slot, bytes, Kind::Peer);
+                    }
                 }
             }
             if parts.rounds {
-                let bytes = u64::from(self.config.ranks) * 2 * LINE;
-                model.register(self.pad(rank, self.layout.inbox), bytes as usize, Kind::Peer);
+                for source in 0..self.config.ranks {
+                    // A rank's line to itself matters where it has several lanes.
+                    if source == rank && self.config.lanes == 1 {
+                        continue;
+                    }
+                    let ready = self.layout.inbox + u64::from(source) * 2 * LINE;
+                    model.register(self.pad(rank, ready), LINE as usize, Kind::Peer);
+                    model.register(self.pad(rank, ready + LINE), 8, Kind::Peer);
+                }
                 model.register(self.pad(rank, self.layout.user_signals), 8, Kind::Peer);
             }
             if parts.channels {
-                for peer in (0..self.config.ranks).filter(|peer| *peer != rank) {
+                for peer in self.peers(rank) {
                     for which in 0..2 {
                         model.register(self.channel_line(rank, peer, which), 8, Kind::Peer);
                     }
@@ -273,8 +286,16 @@ impl World {
                 }
             }
             if parts.staging {
-                self.payload(&model, self.pad(rank, self.layout.staging_in), self.config.staging);
-                self.payload(&model, self.pad(rank, self.layout.staging_out), self.config.staging);
+                self.payload(
+                    &model,
+                    self.pad(rank, self.layout.staging_in),
+                    self.config.staging,
+                );
+                self.payload(
+                    &model,
+                    self.pad(rank, self.layout.staging_out),
+                    self.config.staging,
+                );
             }
             if parts.failure {
                 let abort = self.pad(rank, core::mem::offset_of!(CommState, abort) as u64);
@@ -298,16 +319,17 @@ impl World {
     /// For a control: the slots of odd epochs are those of even ones.
     pub fn lose_second_slots(&self, model: &Model) {
         for rank in 0..self.config.ranks {
-            let (even, bytes) = self.packet_set(rank, 0);
-            let (odd, _) = self.packet_set(rank, 1);
-            model.alias(odd, bytes, even);
+            for source in self.peers(rank) {
+                let [even, odd] = [0, 1].map(|parity| self.packet_slot(rank, source, parity));
+                model.alias(odd, self.config.packet_slot as usize, even);
+            }
         }
     }
 
     /// For a control: every credit is there already.
     pub fn forge_credits(&self, model: &Model) {
         for rank in 0..self.config.ranks {
-            for peer in (0..self.config.ranks).filter(|peer| *peer != rank) {
+            for peer in self.peers(rank) {
                 model.forge(self.credit(rank, peer), u64::MAX);
             }
         }

@@ -1,25 +1,493 @@
 //! The models and controls of loom.
-use fusewire_models::play::{Blocks, Play};
+
+use fusewire_device::mem::model::Fault;
+use fusewire_models::broken::Kernel;
+use fusewire_models::play::{Blocks, Play, Sabotage};
 use fusewire_models::report::{Bound, Entry};
-use fusewire_models::step::{Op, Step};
+use fusewire_models::step::{Memory, Op, Step};
 use fusewire_models::world::{Config, Parts, World};
 
+const NONE: Parts = Parts {
+    packets: false,
+    rounds: false,
+    staging: false,
+    channels: false,
+    failure: false,
+};
+const PACKETS: Parts = Parts {
+    packets: true,
+    ..NONE
+};
+const ROUNDS: Parts = Parts {
+    rounds: true,
+    ..NONE
+};
+const STAGED: Parts = Parts {
+    staging: true,
+    ..ROUNDS
+};
+const CHANNELS: Parts = Parts {
+    channels: true,
+    ..NONE
+};
+
+fn two(parts: Parts) -> Config {
+    Config::new(2, parts)
+}
+
+fn play(config: Config, blocks: Blocks, steps: Vec<Step>) -> Play {
+    Play::new(World::new(config), blocks, steps)
+}
+
+fn single(config: Config, steps: Vec<Step>) -> Play {
+    play(config, Blocks::Single, steps)
+}
+
+/// All models and controls.
 pub(crate) fn entries() -> Vec<Entry> {
-    let packets = Parts { packets: true, ..Parts::default() };
-    let rounds = Parts { rounds: true, ..Parts::default() };
-    let channels = Parts { channels: true, ..Parts::default() };
+    [
+        packets(),
+        rounds(),
+        channels(),
+        mixtures(),
+        many_ranks(),
+        lanes(),
+        failures(),
+        memory_controls(),
+        kernel_controls(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn packets() -> Vec<Entry> {
+    let all_reduce = Step::new(Op::Packet, 2);
+    let wrapping = |config: Config| Config {
+        first_epoch: (1 << 32) - 2,
+        ..config
+    };
+    let vectors = Config {
+        packet_slot: 256,
+        user: 128,
+        ..two(PACKETS)
+    };
+    vec![
+        Entry::model(
+            "packets, one line, 2 ranks x 4 epochs",
+            Bound::Exhaustive,
+            single(two(PACKETS), vec![all_reduce; 4]),
+        ),
+        Entry::model(
+            "packets, several lines, 2 ranks x 3 epochs",
+            Bound::Exhaustive,
+            single(vectors, vec![Step::new(Op::Packet, 18); 3]),
+        ),
+        Entry::model(
+            "packets, one line, across 2^32, 2 ranks x 3 epochs",
+            Bound::Exhaustive,
+            single(wrapping(two(PACKETS)), vec![all_reduce; 3]),
+        ),
+        Entry::model(
+            "two-packet units, header only, 2 ranks x 2 epochs",
+            Bound::Exhaustive,
+            play(
+                two(PACKETS),
+                Blocks::Solo,
+                vec![Step::new(Op::Packet, 0); 2],
+            ),
+        ),
+        Entry::model(
+            "two-packet units, header only, 2 ranks x 4 epochs",
+            Bound::Preemptions(3),
+            play(
+                two(PACKETS),
+                Blocks::Solo,
+                vec![Step::new(Op::Packet, 0); 4],
+            ),
+        ),
+        Entry::model(
+            "two-packet units, 2 ranks x 4 epochs",
+            Bound::Preemptions(2),
+            play(two(PACKETS), Blocks::Solo, vec![all_reduce; 4]),
+        ),
+        Entry::model(
+            "two-packet units, across 2^32, 2 ranks x 4 epochs",
+            Bound::Preemptions(2),
+            play(wrapping(two(PACKETS)), Blocks::Solo, vec![all_reduce; 4]),
+        ),
+    ]
+}
+
+fn rounds() -> Vec<Entry> {
+    let mut entries = vec![
+        Entry::model(
+            "barrier, 2 ranks x 4 epochs",
+            Bound::Exhaustive,
+            single(two(ROUNDS), vec![Step::new(Op::Barrier, 0); 4]),
+        ),
+        Entry::model(
+            "signal all_reduce, 2 ranks x 2 epochs",
+            Bound::Exhaustive,
+            single(two(ROUNDS), vec![Step::new(Op::Signal, 8); 2]),
+        ),
+        Entry::model(
+            "signal all_reduce, 2 ranks x 4 epochs",
+            Bound::Preemptions(3),
+            single(two(ROUNDS), vec![Step::new(Op::Signal, 8); 4]),
+        ),
+        Entry::model(
+            "staged all_reduce, 2 ranks x 2 chunks",
+            Bound::Exhaustive,
+            single(
+                Config {
+                    user: 128,
+                    ..two(STAGED)
+                },
+                vec![Step::new(Op::Signal, 72).memory(Memory::Staged)],
+            ),
+        ),
+    ];
+    let big = |parts| Config {
+        user: 256,
+        ..two(parts)
+    };
+    let cases = [
+        ("two-shot all_reduce", Op::TwoShot, 72),
+        ("reduce", Op::Reduce(1), 72),
+        ("reduce_scatter", Op::ReduceScatter, 8),
+        ("all_gather", Op::AllGather, 8),
+        ("broadcast", Op::Broadcast(0), 8),
+        ("scatter", Op::Scatter(1), 8),
+        ("gather", Op::Gather(0), 8),
+        ("all_to_all", Op::AllToAll, 8),
+        ("all_gather_v", Op::AllGatherV, 9),
+        ("all_to_all_v, zero splits", Op::AllToAllV, 1),
+        ("all_reduce + norm", Op::RmsNorm, 1),
+        ("put with signal", Op::RingPut, 1),
+    ];
+    for (name, op, count) in cases {
+        entries.push(Entry::model(
+            &format!("{name}, 2 ranks x 4 epochs"),
+            Bound::Preemptions(2),
+            single(big(ROUNDS), vec![Step::new(op, count); 4]),
+        ));
+    }
+    for (name, op, count) in [
+        ("two-shot all_reduce", Op::TwoShot, 72),
+        ("all_to_all", Op::AllToAll, 8),
+    ] {
+        entries.push(Entry::model(
+            &format!("{name}, one rank staged, 2 ranks x 2 epochs"),
+            Bound::Preemptions(2),
+            single(
+                big(STAGED),
+                vec![Step::new(op, count).memory(Memory::Mixed); 2],
+            ),
+        ));
+    }
+    entries.push(Entry::model(
+        "signal and two-shot all_reduce in place, 2 ranks x 4 epochs",
+        Bound::Preemptions(2),
+        single(
+            big(STAGED),
+            vec![
+                Step::new(Op::TwoShot, 72).in_place(),
+                Step::new(Op::Signal, 8).memory(Memory::Staged).in_place(),
+                Step::new(Op::TwoShot, 72).in_place(),
+                Step::new(Op::TwoShot, 8).memory(Memory::Staged).in_place(),
+            ],
+        ),
+    ));
+    entries
+}
+
+fn channels() -> Vec<Entry> {
+    let depth = |channel_depth| Config {
+        channel_depth,
+        ..two(CHANNELS)
+    };
+    vec![
+        Entry::model(
+            "send and recv, depth 1, 3 chunks",
+            Bound::Exhaustive,
+            single(depth(1), vec![Step::new(Op::Transfer(0, 1), 40)]),
+        ),
+        Entry::model(
+            "send and recv, depth 2, 3 chunks",
+            Bound::Exhaustive,
+            single(depth(2), vec![Step::new(Op::Transfer(0, 1), 40)]),
+        ),
+        Entry::model(
+            "send and recv, depth 2, 4 messages, one empty",
+            Bound::Exhaustive,
+            single(
+                depth(2),
+                [8, 0, 16, 8]
+                    .map(|bytes| Step::new(Op::Transfer(0, 1), bytes))
+                    .to_vec(),
+            ),
+        ),
+        Entry::model(
+            "send and recv, depth 1, both ways, 4 messages",
+            Bound::Preemptions(3),
+            single(
+                depth(1),
+                [(0, 1), (1, 0), (1, 0), (0, 1)]
+                    .map(|(from, to)| Step::new(Op::Transfer(from, to), 8))
+                    .to_vec(),
+            ),
+        ),
+    ]
+}
+
+fn mixtures() -> Vec<Entry> {
+    let packet = Step::new(Op::Packet, 2);
+    vec![
+        Entry::model(
+            "packets, signal, packets",
+            Bound::Exhaustive,
+            single(
+                two(Parts {
+                    packets: true,
+                    ..ROUNDS
+                }),
+                vec![packet, Step::new(Op::Signal, 8), packet],
+            ),
+        )
+        .within(60),
+        Entry::model(
+            "packets, send, packets",
+            Bound::Exhaustive,
+            single(
+                two(Parts {
+                    packets: true,
+                    ..CHANNELS
+                }),
+                vec![packet, Step::new(Op::Transfer(0, 1), 8), packet],
+            ),
+        )
+        .within(60),
+        Entry::model(
+            "barrier, packets, two-shot, barrier",
+            Bound::Preemptions(2),
+            single(
+                Config {
+                    user: 128,
+                    ..two(Parts {
+                        packets: true,
+                        ..ROUNDS
+                    })
+                },
+                vec![
+                    Step::new(Op::Barrier, 0),
+                    packet,
+                    Step::new(Op::TwoShot, 72),
+                    Step::new(Op::Barrier, 0),
+                ],
+            ),
+        ),
+    ]
+}
+
+fn many_ranks() -> Vec<Entry> {
     let mut entries = Vec::new();
-    for epochs in 1..=4usize {
-        let w = World::new(Config::new(2, packets));
-        entries.push(Entry::model(&format!("packet {epochs}"), Bound::Exhaustive, Play::new(w, Blocks::Single, vec![Step::new(Op::Packet, 2); epochs])).within(20));
-        let w = World::new(Config::new(2, packets));
-        entries.push(Entry::model(&format!("LL {epochs}"), Bound::Exhaustive, Play::new(w, Blocks::Solo, vec![Step::new(Op::Packet, 2); epochs])).within(20));
-        let w = World::new(Config::new(2, rounds));
-        entries.push(Entry::model(&format!("signal {epochs}"), Bound::Exhaustive, Play::new(w, Blocks::Single, vec![Step::new(Op::Signal, 8); epochs])).within(20));
-        let w = World::new(Config::new(2, rounds));
-        entries.push(Entry::model(&format!("barrier {epochs}"), Bound::Exhaustive, Play::new(w, Blocks::Single, vec![Step::new(Op::Barrier, 0); epochs])).within(20));
-        let w = World::new(Config::new(2, channels));
-        entries.push(Entry::model(&format!("channel {epochs}"), Bound::Exhaustive, Play::new(w, Blocks::Single, vec![Step::new(Op::Transfer(0, 1), 40); epochs])).within(20));
+    for (ranks, preemptions) in [(3, 2), (4, 1)] {
+        let cases = [
+            ("packets", PACKETS, Op::Packet, 2, 3),
+            ("barrier", ROUNDS, Op::Barrier, 0, 2),
+            ("signal all_reduce", ROUNDS, Op::Signal, 8, 2),
+            ("broadcast", ROUNDS, Op::Broadcast(1), 8, 2),
+        ];
+        for (name, parts, op, count, epochs) in cases {
+            entries.push(
+                Entry::model(
+                    &format!("{name}, {ranks} ranks x {epochs} epochs"),
+                    Bound::Preemptions(preemptions),
+                    single(
+                        Config::new(ranks, parts),
+                        vec![Step::new(op, count); epochs],
+                    ),
+                )
+                .within(20),
+            );
+        }
+    }
+    entries
+}
+
+fn lanes() -> Vec<Entry> {
+    let lanes = |parts| Config {
+        lanes: 2,
+        ..two(parts)
+    };
+    let mut entries = Vec::new();
+    for (machine, blocks) in [("emulator's", Blocks::Lanes), ("weak", Blocks::Weak)] {
+        let cases = [
+            ("two-packet units", PACKETS, Op::Packet, 2, 2),
+            ("signal all_reduce", ROUNDS, Op::Signal, 32, 1),
+            ("all_gather", ROUNDS, Op::AllGather, 32, 1),
+            ("send and recv", CHANNELS, Op::Transfer(0, 1), 32, 1),
+        ];
+        for (name, parts, op, count, epochs) in cases {
+            entries.push(
+                Entry::model(
+                    &format!("{name}, 2 ranks x 2 lanes, {machine} barrier"),
+                    Bound::Preemptions(1),
+                    play(lanes(parts), blocks, vec![Step::new(op, count); epochs]),
+                )
+                .within(20),
+            );
+        }
+    }
+    entries
+}
+
+fn failures() -> Vec<Entry> {
+    let failing = |parts: Parts| {
+        two(Parts {
+            failure: true,
+            ..parts
+        })
+    };
+    let mut entries = Vec::new();
+    for (name, parts, op, count) in [
+        ("packets", PACKETS, Op::Packet, 2),
+        ("barrier", ROUNDS, Op::Barrier, 0),
+        ("signal all_reduce", ROUNDS, Op::Signal, 8),
+    ] {
+        let step = Step::new(op, count);
+        for (who, timeouts) in [
+            ("rank 0", [1, u64::MAX, 0, 0]),
+            ("either rank", [1, 1, 0, 0]),
+        ] {
+            entries.push(
+                Entry::model(
+                    &format!("the time-out of {who} expires, {name} x 2"),
+                    Bound::Preemptions(3),
+                    single(failing(parts), vec![step.timeouts(timeouts); 2]).may_fail(),
+                )
+                .tick(100_000)
+                .within(20),
+            );
+        }
+        let mut aborted = single(failing(parts), vec![step; 2]).may_fail();
+        aborted.host_aborts = true;
+        entries.push(
+            Entry::model(
+                &format!("the host aborts, {name} x 2"),
+                Bound::Preemptions(3),
+                aborted.clone(),
+            )
+            .within(20),
+        );
+        entries.push(Entry::model(
+            &format!("the host aborts while a rank is absent, {name}"),
+            Bound::Exhaustive,
+            aborted.sabotage(Sabotage::Absent),
+        ));
+    }
+    entries
+}
+
+/// Negative controls: the memory does less than the source asks for.
+fn memory_controls() -> Vec<Entry> {
+    let bound = Bound::Preemptions(3);
+    let lanes = |parts| Config {
+        lanes: 2,
+        ..two(parts)
+    };
+    let packets = || single(two(PACKETS), vec![Step::new(Op::Packet, 2); 4]);
+    let signals = || single(two(ROUNDS), vec![Step::new(Op::Signal, 8); 3]);
+    let channel = || single(two(CHANNELS), vec![Step::new(Op::Transfer(0, 1), 40)]);
+    let mut entries = Vec::new();
+    for (what, fault) in [
+        ("stores are relaxed", Fault::RelaxedStores),
+        ("loads are relaxed", Fault::RelaxedLoads),
+        ("scopes are the device's", Fault::NarrowScope),
+    ] {
+        for (name, play) in [
+            ("packets", packets()),
+            ("signal", signals()),
+            ("channel", channel()),
+        ] {
+            entries.push(Entry::control(
+                &format!("control: {what}, {name}"),
+                bound,
+                Some(fault),
+                play,
+            ));
+        }
+    }
+    for (what, fault) in [
+        (
+            "no fence before the block's barrier",
+            Fault::NoReleaseFences,
+        ),
+        ("no fence behind a wait", Fault::NoAcquireFences),
+    ] {
+        for (name, parts, op) in [
+            ("signal", ROUNDS, Op::Signal),
+            ("all_to_all", ROUNDS, Op::AllToAll),
+            ("channel", CHANNELS, Op::Transfer(0, 1)),
+        ] {
+            let steps = vec![Step::new(op, 32); 2];
+            entries.push(Entry::control(
+                &format!("control: {what}, 2 lanes, {name}"),
+                Bound::Preemptions(2),
+                Some(fault),
+                play(lanes(parts), Blocks::Weak, steps),
+            ));
+        }
+    }
+    for (name, blocks) in [
+        ("one line", Blocks::Single),
+        ("two-packet units", Blocks::Solo),
+    ] {
+        let play = play(two(PACKETS), blocks, vec![Step::new(Op::Packet, 2); 4]);
+        entries.push(Entry::control(
+            &format!("control: no second slot set, {name}"),
+            bound,
+            None,
+            play.sabotage(Sabotage::OneSlotSet),
+        ));
+    }
+    entries.push(Entry::control(
+        "control: no credits, channel",
+        bound,
+        None,
+        channel().sabotage(Sabotage::FreeCredits),
+    ));
+    entries.push(Entry::control(
+        "control: an absent rank, packets",
+        bound,
+        None,
+        packets().sabotage(Sabotage::Absent),
+    ));
+    entries
+}
+
+/// Negative controls: kernels that break a rule, and the one that breaks none.
+fn kernel_controls() -> Vec<Entry> {
+    let bound = Bound::Preemptions(3);
+    let of = |kernel| single(two(ROUNDS), vec![Step::new(Op::Broken(kernel), 8); 2]);
+    let mut entries = vec![Entry::model(
+        "the kernel that the next ones break",
+        bound,
+        of(Kernel::Whole),
+    )];
+    for (what, kernel) in [
+        ("reads user memory after done", Kernel::ReadsAfterDone),
+        ("no done signal", Kernel::NoDone),
+        ("reads user memory before ready", Kernel::NoReady),
+        ("a rank leaves without done", Kernel::Leaves),
+    ] {
+        entries.push(Entry::control(
+            &format!("control: {what}"),
+            bound,
+            None,
+            of(kernel),
+        ));
     }
     entries
 }
