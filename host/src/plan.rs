@@ -46,9 +46,14 @@ impl fmt::Display for Plan {
     }
 }
 
-/// One-shot all_reduce by signal up to this many bytes; two-shot beyond. Measured on two ranks on two
-/// cores (`benches/results`): below, the second half of a shot costs more than reading all.
-const ONE_SHOT_BYTES: u64 = 8 << 10;
+/// All_reduce by packets up to this many bytes, where the slots have room; two-shot beyond. Measured with two and
+/// four ranks on two cores: beyond, carrying all data to the peers' slots costs more than the second
+/// signal of a two-shot, which reads and writes user memory in place; staged memory loses little.
+const PACKET_BYTES: u64 = 4 << 10;
+
+/// One-shot all_reduce by signal up to this many bytes, for types and reductions without packets; two-shot beyond,
+/// which needs no staging to work in place.
+const ONE_SHOT_BYTES: u64 = 4 << 10;
 
 /// Bytes of staging that one round uses, rows and all: what stays in a core's cache.
 const ROUND_BYTES: u64 = 512 << 10;
@@ -107,7 +112,7 @@ fn algorithm(
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot => Algorithm::TwoShot,
-        _ if packets => Algorithm::Packet,
+        _ if packets && count * size <= PACKET_BYTES => Algorithm::Packet,
         _ if count * size <= ONE_SHOT_BYTES => Algorithm::Signal,
         _ => Algorithm::TwoShot,
     }
