@@ -279,7 +279,7 @@ fn run_prefixes_lines_and_gives_the_failing_rank_s_status() {
     let output = fusewire(&["run", "-n", "2", "--", "/nonexistent/program"])
         .output()
         .expect("starts");
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("cannot start /nonexistent/program"));
 }
 

@@ -1,0 +1,191 @@
+//! The memory of a measurement: inputs, outputs, and the guards around them.
+
+use fusewire::reference::{Difference, first_difference};
+use fusewire::{Communicator, DType, Result, Tensor};
+
+use super::Settings;
+use super::case::Case;
+use super::operation::{Kind, counts, hidden, split};
+
+/// Elements before and behind every buffer that must stay as they are.
+const GUARD: usize = 64;
+/// What they, and outputs before a call, hold.
+const POISON: u8 = 0xa5;
+
+/// The two largest buffers, which all sizes share.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    input: Tensor,
+    output: Tensor,
+    calls: u64,
+}
+
+impl Arena {
+    pub(crate) fn new(comm: &Communicator, settings: &Settings) -> Result<Self> {
+        let elements = settings.longest() + 2 * GUARD;
+        let alloc = || {
+            if settings.registered {
+                comm.alloc(settings.dtype, elements)
+            } else {
+                Tensor::new(settings.dtype, elements)
+            }
+        };
+        Ok(Self {
+            input: alloc()?,
+            output: alloc()?,
+            calls: 0,
+        })
+    }
+
+    /// The number of the next verified call: its inputs depend on it.
+    pub(crate) fn next_call(&mut self) -> u64 {
+        self.calls += 1;
+        self.calls
+    }
+}
+
+/// The buffers of one operation at one size.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    pub(crate) input: Tensor,
+    pub(crate) output: Tensor,
+    pub(crate) residual: Tensor,
+    pub(crate) weight: Tensor,
+    /// Counts or splits, in device memory, for the operations that have them.
+    pub(crate) counts: Tensor,
+    /// The same on the host.
+    pub(crate) host_counts: Vec<u64>,
+    /// Whether input and output share memory.
+    pub(crate) in_place: bool,
+    /// What lies before and behind the output, or what holds it.
+    guards: [Tensor; 2],
+}
+
+impl Buffers {
+    pub(crate) fn new(
+        comm: &Communicator,
+        settings: &Settings,
+        arena: &Arena,
+        kind: Kind,
+        count: usize,
+    ) -> Result<Self> {
+        let (ranks, rank, dtype) = (comm.size(), comm.rank(), settings.dtype);
+        let in_place = settings.in_place && kind.has_in_place() || kind == Kind::Broadcast;
+        let (given, gotten) = kind.shape(count, ranks, rank);
+        let mut input = arena.input.slice(GUARD, given)?;
+        let mut output = arena.output.slice(GUARD, gotten)?;
+        let mut around = (&arena.output, gotten);
+        let mut shared = false;
+        if in_place {
+            let (input_inside, at) = kind.in_place_at(count, ranks, rank);
+            if input_inside && at + given <= gotten {
+                input = output.slice(at, given)?;
+                shared = true;
+            } else if !input_inside {
+                output = arena.input.slice(GUARD + at, gotten)?;
+                around = (&arena.input, given);
+                shared = true;
+            }
+        }
+        let host_counts: Vec<u64> = match kind {
+            Kind::AllGatherV => counts(count, ranks),
+            Kind::AllToAllV => {
+                let received = (0..ranks).map(|from| split(count, from, rank));
+                received
+                    .chain((0..ranks).map(|to| split(count, rank, to)))
+                    .collect()
+            }
+            _ => Vec::new(),
+        };
+        let counts = Tensor::new(DType::U64, host_counts.len())?;
+        counts.copy_from(&host_counts)?;
+        let fused = kind == Kind::AllReduceRmsNorm;
+        Ok(Self {
+            residual: Tensor::new(dtype, if fused { count } else { 0 })?,
+            weight: Tensor::new(dtype, if fused { hidden(count) } else { 0 })?,
+            counts,
+            host_counts,
+            in_place: shared || kind == Kind::Broadcast,
+            guards: [
+                around.0.slice(0, GUARD)?,
+                around.0.slice(GUARD + around.1, GUARD)?,
+            ],
+            input,
+            output,
+        })
+    }
+
+    /// Poisons the output and the guards, and writes the inputs of `case`. Nobody may be using them.
+    pub(crate) fn prepare(&self, case: &Case) {
+        self.guards.iter().for_each(poison);
+        poison(&self.output);
+        write(&self.residual, &case.residual(self.residual.len()));
+        write(&self.weight, &case.weight(self.weight.len()));
+        if case.gives() {
+            write(&self.input, &case.input(self.input.len()));
+        }
+    }
+
+    /// Where the output is not what it must be.
+    pub(crate) fn difference(&self, case: &Case) -> Option<Difference> {
+        first_difference(&case.expected()?, bytes(&self.output), self.output.dtype())
+    }
+
+    /// Bytes that have changed and must not have: guards, the input where it is not in place, the output
+    /// where it is not this rank's.
+    pub(crate) fn touched(&self, case: &Case) -> u64 {
+        let mut touched: usize = self
+            .guards
+            .iter()
+            .map(|guard| bytes(guard).iter().filter(|byte| **byte != POISON).count())
+            .sum();
+        let unwritten = case.expected().is_none();
+        if !self.in_place || unwritten {
+            let given = case.input(self.input.len());
+            let now = bytes(&self.input);
+            if given != now {
+                touched += given
+                    .iter()
+                    .zip(now)
+                    .filter(|(given, now)| given != now)
+                    .count();
+            }
+        }
+        if !self.in_place && unwritten {
+            touched += bytes(&self.output)
+                .iter()
+                .filter(|byte| **byte != POISON)
+                .count();
+        }
+        touched as u64
+    }
+
+    /// Changes the last element of the output: a mistake that the comparison must find.
+    pub(crate) fn flip(&self) {
+        let length = bytes(&self.output).len();
+        if length > 0 {
+            // SAFETY: within the output, which no operation uses between calls.
+            unsafe { *self.output.as_ptr().add(length - 1) ^= 1 };
+        }
+    }
+}
+
+/// What a tensor holds. No operation may be running that writes it.
+fn bytes(tensor: &Tensor) -> &[u8] {
+    let length = tensor.len() * tensor.dtype().size();
+    // SAFETY: the tensor keeps its memory alive; between calls nobody writes it (a barrier stands before
+    // and behind), and `write` and `poison` are called when no such slice exists.
+    unsafe { core::slice::from_raw_parts(tensor.as_ptr(), length) }
+}
+
+fn write(tensor: &Tensor, from: &[u8]) {
+    assert_eq!(from.len(), bytes(tensor).len());
+    // SAFETY: as many bytes as the tensor has, from memory of this rank's own.
+    unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), tensor.as_ptr(), from.len()) };
+}
+
+fn poison(tensor: &Tensor) {
+    let length = bytes(tensor).len();
+    // SAFETY: as many bytes as the tensor has.
+    unsafe { core::ptr::write_bytes(tensor.as_ptr(), POISON, length) };
+}
