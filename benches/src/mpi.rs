@@ -36,18 +36,23 @@ const PAIRS: [(&str, &str); 4] = [
     ("mpicc", "mpiexec"),
 ];
 
-/// The MPI that the arguments name, or every MPI found; the programs go to `folder`.
-pub(crate) fn find(mpicc: Option<&Path>, mpirun: Option<&Path>, folder: &Path) -> Result<Vec<Mpi>> {
+/// The MPIs that the arguments name, or every MPI found; the programs go to `folder`.
+pub(crate) fn find(mpicc: &[PathBuf], mpirun: &[PathBuf], folder: &Path) -> Result<Vec<Mpi>> {
     let mut pairs = Vec::new();
-    match (mpicc, mpirun) {
-        (None, None) => pairs.extend(
+    if mpicc.is_empty() && mpirun.is_empty() {
+        pairs.extend(
             PAIRS
                 .iter()
                 .filter_map(|(mpicc, mpirun)| Some((in_path(mpicc)?, in_path(mpirun)?))),
-        ),
-        (Some(mpicc), Some(mpirun)) => pairs.push((mpicc.to_owned(), mpirun.to_owned())),
-        (Some(mpicc), None) => pairs.push((mpicc.to_owned(), mpicc.with_file_name("mpirun"))),
-        (None, Some(mpirun)) => pairs.push((mpirun.with_file_name("mpicc"), mpirun.to_owned())),
+        );
+    }
+    for index in 0..mpicc.len().max(mpirun.len()) {
+        pairs.push(match (mpicc.get(index), mpirun.get(index)) {
+            (Some(mpicc), Some(mpirun)) => (mpicc.clone(), mpirun.clone()),
+            (Some(mpicc), None) => (mpicc.clone(), mpicc.with_file_name("mpirun")),
+            (None, Some(mpirun)) => (mpirun.with_file_name("mpicc"), mpirun.clone()),
+            (None, None) => continue,
+        });
     }
     let mut found: Vec<Mpi> = Vec::new();
     for (mpicc, mpirun) in pairs {
@@ -101,6 +106,10 @@ fn beside(program: &Path) -> Command {
         let all = core::iter::once(folder.to_owned()).chain(env::split_paths(&path));
         if let Ok(path) = env::join_paths(all) {
             command.env("PATH", path);
+        }
+        // Intel's scripts ask for their root; its own variable for it wins.
+        if let (Some(root), None) = (folder.parent(), env::var_os("I_MPI_ROOT")) {
+            command.env("I_MPI_ROOT", root);
         }
     }
     command

@@ -20,12 +20,13 @@ use crate::{bare, reduce};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The MPI's compiler; without it every MPI in PATH is measured.
+    /// The MPI's compiler; without it every MPI in PATH is measured. Can be given several times, each
+    /// with its launcher.
     #[arg(long, value_name = "PATH")]
-    mpicc: Option<PathBuf>,
-    /// The MPI's launcher.
+    mpicc: Vec<PathBuf>,
+    /// The MPI's launcher; where it is not given, the mpirun beside the compiler.
     #[arg(long, value_name = "PATH")]
-    mpirun: Option<PathBuf>,
+    mpirun: Vec<PathBuf>,
     /// Numbers of ranks.
     #[arg(long, value_delimiter = ',', default_value = "2,4")]
     ranks: Vec<usize>,
@@ -145,11 +146,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     }
     ensure!(arguments.rounds > 0, "no rounds");
     let folder = tempfile::tempdir()?;
-    let mpis = mpi::find(
-        arguments.mpicc.as_deref(),
-        arguments.mpirun.as_deref(),
-        folder.path(),
-    )?;
+    let mpis = mpi::find(&arguments.mpicc, &arguments.mpirun, folder.path())?;
     let cores = machine::cores()?;
     let schedule = Schedule::new(&arguments.sizes);
     let mut contestants: Vec<_> = mpis.into_iter().map(Contestant::Mpi).collect();

@@ -22,7 +22,7 @@
 //! # Rooms
 //! - [`toolchain`]: what is there, what is missing;
 //! - [`project`]: the kernel crate and its settings;
-//! - [`compile`]: from crate to image;
+//! - [`mod@compile`]: from crate to image;
 //! - [`host`]: the crate's native side: list of kernels, machine code;
 //! - [`gate`]: the rules, each a function from an [`Image`] to violations;
 //! - [`native`]: the rules for native code;

@@ -48,8 +48,8 @@ impl fmt::Display for Plan {
 
 /// All_reduce by packets up to this many bytes, where the slots have room; two-shot beyond. Measured with two and
 /// four ranks on two cores: beyond, carrying all data to the peers' slots costs more than the second
-/// signal of a two-shot, which reads and writes user memory in place; staged memory loses little.
-const PACKET_BYTES: u64 = 4 << 10;
+/// signal of a two-shot, which reads and writes user memory in place; staged memory loses a little.
+const PACKET_BYTES: u64 = 1 << 10;
 
 /// One-shot all_reduce by signal up to this many bytes, for types and reductions without packets; two-shot beyond,
 /// which needs no staging to work in place.

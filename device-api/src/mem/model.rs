@@ -36,6 +36,10 @@ pub enum Fault {
     RelaxedStores,
     /// Acquire loads are relaxed.
     RelaxedLoads,
+    /// Release stores are relaxed, release fences do nothing.
+    NoRelease,
+    /// Acquire loads are relaxed, acquire fences do nothing.
+    NoAcquire,
     /// Fences do nothing.
     NoFences,
     /// Release fences do nothing.
@@ -62,21 +66,36 @@ impl Atomic {
 
     fn read(&self) -> u64 {
         #[cfg(loom)]
-        // SAFETY: loom checks that nobody writes meanwhile.
-        return unsafe { self.get().unsync_load() };
+        {
+            step();
+            // SAFETY: loom checks that nobody writes meanwhile.
+            unsafe { self.get().unsync_load() }
+        }
         #[cfg(shuttle)]
-        return self.get().load(Ordering::Relaxed);
+        self.get().load(Ordering::Relaxed)
     }
 
     fn write(&self, value: u64) {
         #[cfg(loom)]
-        // SAFETY: as in `get`; loom checks that nobody accesses the word meanwhile.
-        unsafe {
-            (*self.0.get()).with_mut(|word| *word = value);
+        {
+            step();
+            // SAFETY: as in `get`; loom checks that nobody accesses the word meanwhile.
+            unsafe { (*self.0.get()).with_mut(|word| *word = value) };
         }
         #[cfg(shuttle)]
         self.get().store(value, Ordering::Relaxed);
     }
+}
+
+/// Moves this thread's clock in loom's happens-before, which plain accesses of an atomic do not: without
+/// it one that comes after a release counts as one before it.
+#[cfg(loom)]
+fn step() {
+    STEP.with_borrow(|cell| {
+        if let Some(cell) = cell {
+            cell.with(|_| ());
+        }
+    });
 }
 
 enum Word {
@@ -98,6 +117,12 @@ std::thread_local! {
     static FAULT: Cell<Option<Fault>> = const { Cell::new(None) };
     static TICK: Cell<u64> = const { Cell::new(0) };
     static NOW: Cell<u64> = const { Cell::new(0) };
+}
+
+#[cfg(loom)]
+std::thread_local! {
+    /// A cell that everybody reads and nobody writes.
+    static STEP: RefCell<Option<loom::cell::UnsafeCell<()>>> = const { RefCell::new(None) };
 }
 
 /// Breaks the memory for all executions that this thread runs from now on, or mends it.
@@ -141,6 +166,8 @@ impl Model {
     pub fn new() -> Self {
         TABLE.with_borrow_mut(Vec::clear);
         NOW.set(0);
+        #[cfg(loom)]
+        STEP.set(Some(loom::cell::UnsafeCell::new(())));
         Self(())
     }
 

@@ -155,6 +155,9 @@ impl Play {
         let passed = Cell::new(0);
         let boundaries = Cell::new(0);
         let boundary = || {
+            if matches!(self.blocks, Blocks::Solo | Blocks::Weak) {
+                stream_order();
+            }
             if lanes > 1 {
                 let (arrive, leave) = (Ordering::AcqRel, Ordering::Acquire);
                 block.boundary.wait(&boundaries, arrive, leave);
@@ -274,6 +277,15 @@ impl Play {
             }
         }
     }
+}
+
+/// What a launch finds on a GPU: everything that the launch before it has seen is behind it. A CPU's rank
+/// has no more than its program order.
+fn stream_order() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::AcqRel);
+    #[cfg(shuttle)]
+    shuttle::sync::atomic::fence(Ordering::AcqRel);
 }
 
 /// Who the host says it is in an abort word of its own.

@@ -151,7 +151,7 @@ std::thread_local! {
 fn explore(bound: Bound, limit: Duration, execution: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.max_branches = 20_000;
-    builder.checkpoint_interval = 1000;
+    builder.checkpoint_interval = 100;
     builder.max_duration = Some(limit);
     builder.preemption_bound = match bound {
         Bound::Preemptions(n) => Some(n),

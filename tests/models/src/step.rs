@@ -21,6 +21,8 @@ pub enum Op {
     Packet,
     /// all_reduce, every rank reads every input.
     Signal,
+    /// all_reduce, every rank reads every input, f32.
+    SignalF32,
     /// all_reduce in two shots.
     TwoShot,
     /// reduce to a root.
@@ -125,8 +127,9 @@ impl Step {
         let number = |i: usize| (u64::from(rank) + 1) * 31 + epoch * 7 + i as u64 * 3;
         let rows = ranks as usize;
         match self.op {
-            Op::Packet | Op::RmsNorm => {
-                let count = if self.op == Op::Packet { self.count } else { 2 };
+            Op::Packet | Op::SignalF32 | Op::RmsNorm => {
+                let norm = self.op == Op::RmsNorm;
+                let count = if norm { 2 } else { self.count };
                 (0..count)
                     .flat_map(|i| (number(i) as f32).to_le_bytes())
                     .collect()
@@ -174,7 +177,7 @@ impl Step {
                 .collect()
         };
         match self.op {
-            Op::Packet => float_sums()
+            Op::Packet | Op::SignalF32 => float_sums()
                 .into_iter()
                 .flat_map(f32::to_le_bytes)
                 .collect(),
@@ -298,7 +301,7 @@ impl Step {
         let reduction = ReductionCode::Sum as u8;
         let byte = DType::U8 as u8;
         let (operation, dtype, reduction, root) = match self.op {
-            Op::Packet => (Operation::AllReduce, DType::F32 as u8, reduction, 0),
+            Op::Packet | Op::SignalF32 => (Operation::AllReduce, DType::F32 as u8, reduction, 0),
             Op::Signal | Op::TwoShot => (Operation::AllReduce, byte, reduction, 0xffff),
             Op::Broken(_) => (Operation::User, byte, reduction, 0),
             Op::Reduce(root) => (Operation::Reduce, byte, reduction, root as u16),
@@ -376,6 +379,7 @@ impl Step {
                     block, constants, call, count, timeout, source, target,
                 ),
                 Op::Signal => reduce!(all_reduce::all_reduce_signal_any),
+                Op::SignalF32 => reduce!(all_reduce::all_reduce_signal::<f32, Sum>),
                 Op::TwoShot | Op::Reduce(_) => reduce!(all_reduce::reduce_shards_any),
                 Op::ReduceScatter => reduce!(reduce_scatter::reduce_scatter_any),
                 Op::AllGather => movement!(movement::all_gather),

@@ -30,7 +30,7 @@ fn atomic(found: &Found) -> Result<&Atomic, u64> {
 }
 
 fn loads(order: Order) -> Ordering {
-    if order == Order::Relaxed || broken(Fault::RelaxedLoads) {
+    if order == Order::Relaxed || broken(Fault::RelaxedLoads) || broken(Fault::NoAcquire) {
         Ordering::Relaxed
     } else {
         Ordering::Acquire
@@ -38,7 +38,7 @@ fn loads(order: Order) -> Ordering {
 }
 
 fn stores(order: Order) -> Ordering {
-    if order == Order::Relaxed || broken(Fault::RelaxedStores) {
+    if order == Order::Relaxed || broken(Fault::RelaxedStores) || broken(Fault::NoRelease) {
         Ordering::Relaxed
     } else {
         Ordering::Release
@@ -147,12 +147,13 @@ pub use crate::mem::native::{
 
 /// See the CPU's function of this name.
 pub fn fence(order: Order, scope: Scope) {
-    let missing = match order {
-        Order::Release => Fault::NoReleaseFences,
-        Order::Acquire => Fault::NoAcquireFences,
-        _ => Fault::NoFences,
-    };
-    if effective(scope) != Scope::System || broken(Fault::NoFences) || broken(missing) {
+    let missing = broken(Fault::NoFences)
+        || match order {
+            Order::Release => broken(Fault::NoReleaseFences) || broken(Fault::NoRelease),
+            Order::Acquire => broken(Fault::NoAcquireFences) || broken(Fault::NoAcquire),
+            _ => false,
+        };
+    if effective(scope) != Scope::System || missing {
         return;
     }
     let ordering = match order {

@@ -2,11 +2,14 @@
 //! printed.
 
 #[cfg(loom)]
-mod table;
+mod controls;
+#[cfg(loom)]
+mod models;
 
 #[cfg(loom)]
 fn main() -> std::process::ExitCode {
-    fusewire_models::report::run("loom", table::entries())
+    let entries = models::entries().into_iter().chain(controls::entries());
+    fusewire_models::report::run("loom", entries.collect())
 }
 
 #[cfg(not(loom))]

@@ -1,0 +1,125 @@
+//! Negative controls of loom: what must be caught.
+
+use fusewire_device::mem::model::Fault;
+use fusewire_models::broken::Kernel;
+use fusewire_models::play::{Blocks, Sabotage};
+use fusewire_models::report::{Bound, Entry};
+use fusewire_models::step::{Op, Step};
+
+use crate::models::{CHANNELS, PACKETS, ROUNDS, lanes_config, play, single, two};
+
+const BOUND: Bound = Bound::Preemptions(3);
+
+/// All controls.
+pub(crate) fn entries() -> Vec<Entry> {
+    [orders(), fences(), slots(), kernels()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// The memory does less than the source asks for. A channel's stores and a round's loads have a fence
+/// beside them that does the same, so there both are taken away.
+fn orders() -> Vec<Entry> {
+    let packets = || single(two(PACKETS), vec![Step::new(Op::Packet, 2); 4]);
+    let signals = || single(two(ROUNDS), vec![Step::new(Op::Signal, 8); 3]);
+    let channel = || single(two(CHANNELS), vec![Step::new(Op::Transfer(0, 1), 40)]);
+    [
+        ("relaxed stores", Fault::RelaxedStores, "packets", packets()),
+        ("relaxed stores", Fault::RelaxedStores, "signal", signals()),
+        ("no release", Fault::NoRelease, "channel", channel()),
+        ("relaxed loads", Fault::RelaxedLoads, "packets", packets()),
+        ("no acquire", Fault::NoAcquire, "signal", signals()),
+        ("no acquire", Fault::NoAcquire, "channel", channel()),
+        ("device scope", Fault::NarrowScope, "packets", packets()),
+        ("device scope", Fault::NarrowScope, "signal", signals()),
+        ("device scope", Fault::NarrowScope, "channel", channel()),
+    ]
+    .into_iter()
+    .map(|(what, fault, name, play)| {
+        Entry::control(
+            &format!("control: {what}, {name}"),
+            BOUND,
+            Some(fault),
+            play,
+        )
+    })
+    .collect()
+}
+
+/// Two lanes behind a weak barrier need the fences on both of its sides.
+fn fences() -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for (what, fault) in [
+        ("no fence before a barrier", Fault::NoReleaseFences),
+        ("no fence behind a wait", Fault::NoAcquireFences),
+    ] {
+        for (name, parts, op, count) in [
+            ("signal", ROUNDS, Op::SignalF32, 8),
+            ("all_to_all", ROUNDS, Op::AllToAll, 32),
+            ("channel", CHANNELS, Op::Transfer(0, 1), 64),
+        ] {
+            entries.push(Entry::control(
+                &format!("control: {what}, 2 lanes, {name}"),
+                BOUND,
+                Some(fault),
+                play(
+                    lanes_config(parts),
+                    Blocks::Weak,
+                    vec![Step::new(op, count); 2],
+                ),
+            ));
+        }
+    }
+    entries
+}
+
+/// Missing slots, missing credits, a missing rank.
+fn slots() -> Vec<Entry> {
+    let packets = |blocks| play(two(PACKETS), blocks, vec![Step::new(Op::Packet, 2); 4]);
+    let channel = single(two(CHANNELS), vec![Step::new(Op::Transfer(0, 1), 40)]);
+    [
+        (
+            "no second slot set, one line",
+            packets(Blocks::Single),
+            Sabotage::OneSlotSet,
+        ),
+        (
+            "no second slot set, two-packet units",
+            packets(Blocks::Solo),
+            Sabotage::OneSlotSet,
+        ),
+        ("no credits, channel", channel, Sabotage::FreeCredits),
+        (
+            "an absent rank, packets",
+            packets(Blocks::Single),
+            Sabotage::Absent,
+        ),
+    ]
+    .into_iter()
+    .map(|(what, play, sabotage)| {
+        let name = format!("control: {what}");
+        Entry::control(&name, BOUND, None, play.sabotage(sabotage))
+    })
+    .collect()
+}
+
+/// Kernels that break a rule, and the one that breaks none.
+fn kernels() -> Vec<Entry> {
+    let of = |kernel| single(two(ROUNDS), vec![Step::new(Op::Broken(kernel), 8); 2]);
+    let mut entries = vec![Entry::model(
+        "the kernel that the next ones break",
+        BOUND,
+        of(Kernel::Whole),
+    )];
+    for (what, kernel) in [
+        ("reads user memory after done", Kernel::ReadsAfterDone),
+        ("no done signal", Kernel::NoDone),
+        ("reads user memory before ready", Kernel::NoReady),
+        ("a rank leaves without done", Kernel::Leaves),
+    ] {
+        let name = format!("control: {what}");
+        entries.push(Entry::control(&name, BOUND, None, of(kernel)));
+    }
+    entries
+}
