@@ -53,6 +53,10 @@ impl Options {
 
 const PASSES: &str = "internalize,default<O3>";
 
+/// Loops of unknown length stay as they are written: unrolled, kernels that hold dozens of them need more
+/// registers than there are. Kernels batch their loads in the source.
+const UNROLL: &str = "-unroll-runtime=false";
+
 /// Compiles `project` for `target`, or finds what an earlier call with the same content left.
 ///
 /// # Errors
@@ -232,7 +236,7 @@ fn generate(
                 "--internalize-public-api-list={}",
                 kernels.join(",")
             ))
-            .args(["-passes", PASSES, "-S"])
+            .args(["-passes", PASSES, UNROLL, "-S"])
             .arg(linked)
             .arg("-o")
             .arg(&compiled.ir),
@@ -285,6 +289,7 @@ fn key(
         edit::VERSION,
         options.flags(),
         PASSES,
+        UNROLL,
         target.name(),
         target.features(),
         &toolchain.version,

@@ -1,7 +1,7 @@
 //! The gate for native code: the machine code of the entries `<kernel>__baseline`, `__avx2`, `__avx512`.
 //!
-//! A loop is the range of a backward jump; the hot loop of an entry is the one with most packed
-//! computation outside of inner loops.
+//! A loop is the range of a backward jump; the hot loop of an entry is the one that computes most bits
+//! outside of inner loops.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -48,10 +48,33 @@ pub fn disassemble(objdump: &Path, program: &Path) -> Result<Program> {
             .args(["-d", "--no-show-raw-insn"])
             .arg(program),
     )?;
-    Ok(parse(&output.stdout))
+    let slots = process::run(
+        "listing native code's relocations",
+        process::clean(objdump).arg("-R").arg(program),
+    )?;
+    Ok(parse(&output.stdout, &relocations(&slots.stdout)))
 }
 
-fn parse(text: &str) -> Program {
+/// What the slots that calls go through hold: address of the slot to address of the function.
+fn relocations(text: &str) -> BTreeMap<u64, u64> {
+    text.lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let slot = u64::from_str_radix(words.next()?, 16).ok()?;
+            let target = words.nth(1)?.strip_prefix("*ABS*+0x")?;
+            Some((slot, u64::from_str_radix(target, 16).ok()?))
+        })
+        .collect()
+}
+
+fn parse(text: &str, slots: &BTreeMap<u64, u64>) -> Program {
+    let symbols: BTreeMap<u64, &str> = text
+        .lines()
+        .filter_map(|line| {
+            let (address, symbol) = line.strip_suffix(">:")?.split_once(" <")?;
+            Some((u64::from_str_radix(address, 16).ok()?, symbol))
+        })
+        .collect();
     let mut out = Program::new();
     let mut name = String::new();
     for line in text.lines() {
@@ -69,13 +92,21 @@ fn parse(text: &str) -> Program {
         };
         let rest = rest.trim();
         let (code, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        let mut operands = operands.trim().to_owned();
+        // `call *0x10(%rip)  # 2000 <slot>`: through a slot, whose content is known.
+        let slot = operands
+            .split_once("# ")
+            .and_then(|(_, slot)| u64::from_str_radix(slot.split_whitespace().next()?, 16).ok());
+        if let Some(callee) = slot.and_then(|slot| symbols.get(slots.get(&slot)?)) {
+            operands = format!("*<{callee}>");
+        }
         out.entry(name.clone())
             .or_default()
             .instructions
             .push(Instruction {
                 address,
                 code: code.to_owned(),
-                operands: operands.trim().to_owned(),
+                operands,
             });
     }
     out
@@ -170,7 +201,13 @@ impl Code {
             .collect()
     }
 
-    /// What the loop with most packed computation computes by itself, without the loops inside it.
+    /// Bits of the widest register that the hot loop computes with.
+    fn hot_width(&self) -> Option<u32> {
+        let hot = self.hot_loop()?;
+        hot.iter().map(|code| code.width()).max()
+    }
+
+    /// What the loop that computes most bits computes by itself, without the loops inside it.
     fn hot_loop(&self) -> Option<Vec<&Instruction>> {
         let loops = self.loops();
         let mut own: BTreeMap<(usize, usize), Vec<&Instruction>> = BTreeMap::new();
@@ -186,7 +223,8 @@ impl Code {
                 own.entry(nearest).or_default().push(instruction);
             }
         }
-        own.into_values().max_by_key(Vec::len)
+        own.into_values()
+            .max_by_key(|body| body.iter().map(|code| code.width()).sum::<u32>())
     }
 }
 
@@ -221,15 +259,17 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
         } else {
             reductions.iter().any(|pattern| fits(pattern, kernel))
         };
+        // A kernel that switches types at run time computes in functions, one a type and reduction.
+        let callees = computing_callees(program, code);
         if reduces && width > 0 {
-            match code.hot_loop() {
-                None => add(WIDTH, "no loop with packed computation".to_owned()),
-                Some(body) => {
-                    let widest = body.iter().map(|code| code.width()).max().unwrap_or(0);
-                    if widest < width {
-                        add(WIDTH, format!("its hot loop uses {widest} bits of {width}"));
-                    }
+            match code.hot_width() {
+                None if callees.is_empty() => {
+                    add(WIDTH, "no loop with packed computation".to_owned());
                 }
+                Some(widest) if widest < width => {
+                    add(WIDTH, format!("its hot loop uses {widest} bits of {width}"));
+                }
+                _ => {}
             }
         }
         for body in code.innermost() {
@@ -244,11 +284,13 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
             }
         }
         if width > 0 {
-            for callee in computing_callees(program, code) {
-                add(
-                    CALLS,
-                    format!("{callee} computes without this variant's instructions"),
-                );
+            for (callee, widest) in callees {
+                if widest < width {
+                    add(
+                        CALLS,
+                        format!("{callee} computes with {widest} bits of {width}"),
+                    );
+                }
             }
         }
         for fused in code
@@ -262,8 +304,9 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
     out
 }
 
-/// Functions that an entry calls, directly or not, and that have loops of packed arithmetic.
-fn computing_callees<'a>(program: &'a Program, entry: &'a Code) -> BTreeSet<&'a str> {
+/// Functions that an entry calls, directly or not, and that have loops of packed arithmetic, with the bits of
+/// their registers.
+fn computing_callees<'a>(program: &'a Program, entry: &'a Code) -> BTreeMap<&'a str, u32> {
     let calls = |code: &'a Code| {
         code.instructions
             .iter()
@@ -272,7 +315,7 @@ fn computing_callees<'a>(program: &'a Program, entry: &'a Code) -> BTreeSet<&'a 
     };
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     let mut open: Vec<&str> = calls(entry).collect();
-    let mut out = BTreeSet::new();
+    let mut out = BTreeMap::new();
     while let Some(symbol) = open.pop() {
         let ours = !["core", "std", "alloc"]
             .iter()
@@ -285,8 +328,8 @@ fn computing_callees<'a>(program: &'a Program, entry: &'a Code) -> BTreeSet<&'a 
         let Some(code) = program.get(symbol) else {
             continue;
         };
-        if code.hot_loop().is_some() {
-            out.insert(symbol);
+        if let Some(width) = code.hot_width() {
+            out.insert(symbol, width);
         }
         open.extend(calls(code));
     }
@@ -311,8 +354,37 @@ mod tests {
 
     #[test]
     fn width_and_calls() {
-        let found = check(&parse(TEXT), &[]);
+        let found = check(&parse(TEXT, &BTreeMap::new()), &[]);
         let rules: Vec<_> = found.iter().map(|violation| violation.rule).collect();
         assert_eq!(rules, [WIDTH, CALLS], "{found:?}");
+    }
+
+    const SLOTS: &str = "
+000000000023b000 R_X86_64_RELATIVE  *ABS*+0x0000000000002000
+000000000023b008 R_X86_64_GLOB_DAT  memcpy@GLIBC_2.14
+";
+
+    fn through_a_slot(register: &str) -> Vec<Violation> {
+        let text = format!(
+            "
+0000000000001000 <k_reduce__avx512>:
+    1000:\tcall   *0x10(%rip)        # 23b000 <_DYNAMIC+0xa40>
+    1008:\tret
+
+0000000000002000 <_ZN6kernel4rare17h0E>:
+    2000:\tvaddps (%rsi),{register},{register}
+    2004:\tjne    2000 <_ZN6kernel4rare17h0E>
+    2008:\tret
+"
+        );
+        check(&parse(&text, &relocations(SLOTS)), &[])
+    }
+
+    #[test]
+    fn functions_behind_slots_are_followed() {
+        assert_eq!(through_a_slot("%zmm0").len(), 0);
+        let narrow = through_a_slot("%ymm0");
+        let rules: Vec<_> = narrow.iter().map(|violation| violation.rule).collect();
+        assert_eq!(rules, [CALLS], "{narrow:?}");
     }
 }

@@ -31,7 +31,7 @@ fn slot(comm: &Comm, at: u32, block: u32, source: u32, chunk: u64) -> *mut u8 {
     let index = u64::from(block) * u64::from(comm.size()) + u64::from(source);
     let stride = pad.channel_slot + LINE;
     let offset =
-        pad.channel_slots + (index * pad.channel_depth + chunk % pad.channel_depth) * stride;
+        pad.channel_slots + (index * pad.channel_depth + chunk % pad.channel_depth.max(1)) * stride;
     comm.pad_of(at).wrapping_add(offset as usize)
 }
 

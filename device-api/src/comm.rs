@@ -82,6 +82,14 @@ impl<T> PeerPtr<T> {
     }
 }
 
+/// The rank `step` places behind `from` in the ring of `size` ranks; `from` is below the size, `step` at
+/// most the size. Without a division, which on a GPU costs dozens of instructions and a path to a panic.
+#[inline(always)]
+pub fn ring(from: u32, step: u32, size: u32) -> u32 {
+    let sum = from + step;
+    if sum >= size { sum - size } else { sum }
+}
+
 /// The communicator of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Comm {
@@ -110,6 +118,12 @@ impl Comm {
     #[inline(always)]
     pub fn rank(&self) -> u32 {
         self.constants().rank
+    }
+
+    /// The rank `step` places behind this one in the ring of all ranks; `step` is at most the size.
+    #[inline(always)]
+    pub fn after(&self, step: u32) -> u32 {
+        ring(self.rank(), step, self.size())
     }
 
     /// Ranks of the communicator.

@@ -297,7 +297,7 @@ impl<M: Machine> Block<M> {
 /// Part `index` of `parts` of `count` elements: `[start, end)`; starts are multiples of `granule`.
 #[inline(always)]
 pub fn slice(count: usize, granule: usize, index: usize, parts: usize) -> (usize, usize) {
-    if parts == 1 {
+    if parts <= 1 {
         return (0, count);
     }
     let per = count.div_ceil(parts).div_ceil(granule) * granule;

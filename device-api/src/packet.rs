@@ -20,6 +20,7 @@
 //!   within 2^31 epochs, so that a flag never comes round to stale data.
 
 use crate::bulk;
+use crate::comm::ring;
 use crate::group::{Block, Group, Machine};
 use crate::layout::{FailureKind, LINE};
 use crate::mem::{self, Order, Policy, Scope};
@@ -96,7 +97,7 @@ impl Slots {
         session.advance();
         if M::LANES == 1 {
             for step in 1..ranks {
-                let peer = (me + step) % ranks;
+                let peer = ring(me, step, ranks);
                 let slot = self.at(session, peer, me);
                 // SAFETY: within the slot and the source by the caller's bound.
                 unsafe {
@@ -123,7 +124,7 @@ impl Slots {
                 unsafe { read_pair(from, bytes, unit - 1) }
             };
             for step in 1..ranks {
-                let peer = (me + step) % ranks;
+                let peer = ring(me, step, ranks);
                 // SAFETY: within the slot by the caller's bound.
                 unsafe {
                     let to = self.at(session, peer, me).add(unit * 16).cast::<u64>();
@@ -250,7 +251,8 @@ impl Slots {
         }
         let block: Block<M> = session.block();
         block.sync();
-        let units = self.slot / 16;
+        // At least the header's; said for the divisions' sake.
+        let units = (self.slot / 16).max(1);
         let start = self.epoch / SCRUB_PERIOD * SCRUB_UNITS % units;
         let mut i = u64::from(block.rank());
         while i < SCRUB_UNITS * u64::from(session.comm().size()) {

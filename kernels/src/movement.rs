@@ -8,7 +8,7 @@
 //! read by nobody else. all_to_all in place is staged by the host.
 
 use fusewire_device::bulk;
-use fusewire_device::comm::Place;
+use fusewire_device::comm::{Place, ring};
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::Policy;
 use fusewire_device::session::{Call, Session};
@@ -39,7 +39,7 @@ impl<M: Machine> Body<M> for Pulls {
         let length = last - first;
         let mut step = 0;
         while step < self.ranks {
-            let rank = (self.first + step) % size;
+            let rank = ring(self.first, step, size);
             let Some(from) = memory.source_of(session, round, rank, self.row, first, length) else {
                 return false;
             };

@@ -40,8 +40,8 @@ pub unsafe fn ring_put(
         return;
     }
     let comm = *session.comm();
-    let next = (comm.rank() + 1) % comm.size();
-    let previous = (comm.rank() + comm.size() - 1) % comm.size();
+    let next = comm.after(1);
+    let previous = comm.after(comm.size() - 1);
     let target = Place(target_at);
     let signal_offset = comm.pad().user_signals + signal * 8;
     // SAFETY: the caller's promise; the signal word is a user signal of the pad.

@@ -126,3 +126,9 @@ pub fn sqrt_f32(value: f32) -> f32 {
 pub fn trap() -> ! {
     fusewire_panic()
 }
+
+/// See the CPU's function of this name; a GPU's loops are not vectorised.
+#[inline(always)]
+pub fn opaque(value: u32) -> u32 {
+    value
+}

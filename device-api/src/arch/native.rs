@@ -35,8 +35,8 @@ pub fn pause() {
     core::hint::spin_loop();
 }
 
-/// Gives the core away for a moment. `round` counts the naps of one wait: the first thousand
-/// yield to another thread of this core, later ones sleep 50 microseconds.
+/// Gives the core away for a moment. `round` counts the naps of one wait: the first four
+/// thousand yield to another thread of this core, later ones sleep 50 microseconds.
 #[inline]
 pub fn nap(round: u32) {
     #[cfg(any(loom, shuttle))]
@@ -80,4 +80,21 @@ pub fn sqrt_f32(value: f32) -> f32 {
         }
         sqrtf(value)
     }
+}
+
+/// `value`, of which the compiler knows nothing: keeps a loop that runs over a few ranks from being turned into
+/// vectors across them.
+#[inline(always)]
+pub fn opaque(value: u32) -> u32 {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    {
+        let out;
+        // SAFETY: no instruction at all.
+        unsafe {
+            core::arch::asm!("/* {0} */", inout(reg) value => out, options(nomem, nostack, preserves_flags, pure));
+        }
+        out
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    core::hint::black_box(value)
 }

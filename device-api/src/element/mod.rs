@@ -247,7 +247,8 @@ macro_rules! integer {
             #[inline(always)]
             fn div_count(self, count: u32) -> Self {
                 // At most MAX_RANKS: fits every type; a count of 0 does not occur and divides by 1.
-                self.wrapping_div(if count == 0 { 1 } else { count as Self })
+                let divisor = count as Self;
+                self.wrapping_div(if divisor == 0 { 1 } else { divisor })
             }
             #[inline(always)]
             fn from_scalar(word: u64) -> Self {

@@ -1,0 +1,148 @@
+//! Copies.
+
+use crate::group::{Block, Group, Machine};
+use crate::mem::{self, Policy};
+
+use super::{AHEAD, prefetch_write};
+
+/// Copies `bytes` bytes; the ranges must not overlap. All lanes together.
+///
+/// # Safety
+/// Both ranges must be valid; nobody else may write the source or access the target until the
+/// block has synchronised.
+#[inline(always)]
+pub unsafe fn copy<M: Machine>(
+    block: Block<M>,
+    to: *mut u8,
+    from: *const u8,
+    bytes: usize,
+    policy: Policy,
+) {
+    // SAFETY: the caller's promise; every access below stays inside the ranges.
+    unsafe {
+        if M::LANES == 1 {
+            copy_single(to, from, bytes, policy);
+            return;
+        }
+        let skew = (to as usize ^ from as usize) % 16;
+        if skew == 0 {
+            let head = (16 - from as usize % 16) % 16;
+            let head = if head < bytes { head } else { bytes };
+            let vectors = (bytes - head) / 16;
+            for i in block.elements_of_block(head) {
+                mem::write(to.add(i), mem::read(from.add(i)));
+            }
+            copy_vectors(block, to.add(head), from.add(head), vectors, policy);
+            let tail = head + vectors * 16;
+            for i in block.elements_of_block(bytes - tail) {
+                mem::write(to.add(tail + i), mem::read(from.add(tail + i)));
+            }
+        } else if skew.is_multiple_of(4) && (from as usize).is_multiple_of(4) {
+            let words = bytes / 4;
+            for i in block.elements_of_block(words) {
+                mem::write(
+                    to.cast::<u32>().add(i),
+                    mem::read(from.cast::<u32>().add(i)),
+                );
+            }
+            for i in block.elements_of_block(bytes % 4) {
+                mem::write(to.add(words * 4 + i), mem::read(from.add(words * 4 + i)));
+            }
+        } else {
+            for i in block.elements_of_block(bytes) {
+                mem::write(to.add(i), mem::read(from.add(i)));
+            }
+        }
+    }
+}
+
+/// Vectors that a lane loads before it stores the first, so that so many loads are under way.
+const BATCH: usize = 4;
+
+/// Copies `vectors` aligned vectors of 16 bytes, neighbours by neighbouring lanes.
+#[inline(always)]
+unsafe fn copy_vectors<M: Machine>(
+    block: Block<M>,
+    to: *mut u8,
+    from: *const u8,
+    vectors: usize,
+    policy: Policy,
+) {
+    let lanes = block.size() as usize;
+    let mut index = block.rank() as usize;
+    let stride = lanes * 16;
+    // Two pointers that move on, and no more: registers are scarce where this is inlined.
+    let mut from = from.wrapping_add(index * 16);
+    let mut to = to.wrapping_add(index * 16);
+    // SAFETY: the caller's ranges; every index is below `vectors`.
+    unsafe {
+        while index + (BATCH - 1) * lanes < vectors {
+            // Each a value of its own: an array's iterator would live in local memory.
+            let first = mem::read_16(from, policy);
+            from = from.add(stride);
+            let second = mem::read_16(from, policy);
+            from = from.add(stride);
+            let third = mem::read_16(from, policy);
+            from = from.add(stride);
+            let fourth = mem::read_16(from, policy);
+            from = from.wrapping_add(stride);
+            mem::write_16(to, first, policy);
+            to = to.add(stride);
+            mem::write_16(to, second, policy);
+            to = to.add(stride);
+            mem::write_16(to, third, policy);
+            to = to.add(stride);
+            mem::write_16(to, fourth, policy);
+            to = to.wrapping_add(stride);
+            index += BATCH * lanes;
+        }
+        while index < vectors {
+            mem::write_16(to, mem::read_16(from, policy), policy);
+            from = from.wrapping_add(stride);
+            to = to.wrapping_add(stride);
+            index += lanes;
+        }
+    }
+}
+
+/// The copy of a block of one lane. Short and cached ones are explicit vector moves: the C library's
+/// string moves, which it takes from some kilobytes on, are several times slower on lines that
+/// another core holds.
+#[inline(always)]
+unsafe fn copy_single(to: *mut u8, from: *const u8, bytes: usize, policy: Policy) {
+    // SAFETY: the caller's ranges.
+    unsafe {
+        if bytes < 64 {
+            mem::copy(to, from, bytes);
+        } else if policy == Policy::Streaming {
+            copy_lines(to, from, bytes, Policy::Streaming);
+            mem::drain();
+        } else {
+            copy_lines(to, from, bytes, Policy::Cached);
+        }
+    }
+}
+
+/// Copies at least 64 bytes: the target's lines whole, its ends by vectors that may overlap.
+#[inline(always)]
+unsafe fn copy_lines(to: *mut u8, from: *const u8, bytes: usize, policy: Policy) {
+    // SAFETY: the caller's ranges; every access stays inside.
+    unsafe {
+        let line = |at: usize, policy: Policy| {
+            if policy == Policy::Cached {
+                prefetch_write(to.wrapping_add(at + AHEAD));
+            }
+            let parts = [0, 16, 32, 48].map(|part| mem::read_16(from.add(at + part), policy));
+            for (part, value) in parts.into_iter().enumerate() {
+                mem::write_16(to.add(at + part * 16), value, policy);
+            }
+        };
+        line(0, Policy::Cached);
+        let mut at = 64 - to as usize % 64;
+        while at + 64 <= bytes {
+            line(at, policy);
+            at += 64;
+        }
+        line(bytes - 64, Policy::Cached);
+    }
+}
