@@ -86,15 +86,15 @@ pub fn sqrt_f32(value: f32) -> f32 {
 /// vectors across them.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    #[cfg(target_arch = "x86_64")]
     {
         let out;
         // SAFETY: no instruction at all.
         unsafe {
-            core::arch::asm!("/* {0} */", inout(reg) value => out, options(nomem, nostack, preserves_flags, pure));
+            core::arch::asm!("/* {0:e} */", inout(reg) value => out, options(nomem, nostack, preserves_flags, pure));
         }
         out
     }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    #[cfg(not(target_arch = "x86_64"))]
     core::hint::black_box(value)
 }

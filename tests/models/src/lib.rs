@@ -10,17 +10,23 @@
 //! | [`broken`] | deliberately broken kernels, for negative controls |
 //! | [`report`] | one line a model: executions, complete or bounded, or what a control caught |
 //!
-//! Started by `run.sh` beside this crate; without `--cfg loom` or `--cfg shuttle` it is empty.
-#![cfg(any(loom, shuttle))]
+//! Started by `run.sh` beside this crate; without `--cfg loom`, `shuttle` or `tsan` it is empty.
+#![cfg(any(loom, shuttle, tsan))]
 
 pub mod broken;
+#[cfg(any(loom, shuttle))]
 pub mod machine;
+#[cfg(any(loom, shuttle))]
 pub mod play;
+#[cfg(any(loom, shuttle))]
 pub mod report;
+#[cfg(any(loom, shuttle))]
 pub mod step;
+#[cfg(any(loom, shuttle))]
 pub mod world;
 
 /// Threads of the tool in charge.
+#[cfg(any(loom, shuttle))]
 pub mod tool {
     #[cfg(loom)]
     pub use loom::thread::{spawn, yield_now};

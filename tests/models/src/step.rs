@@ -376,7 +376,14 @@ impl Step {
         unsafe {
             match self.op {
                 Op::Packet => all_reduce::all_reduce_packet::<f32, Sum>(
-                    block, constants, call, count, timeout, source, target,
+                    block,
+                    constants,
+                    call,
+                    count,
+                    timeout,
+                    Place::new(1, 0),
+                    source,
+                    target,
                 ),
                 Op::Signal => reduce!(all_reduce::all_reduce_signal_any),
                 Op::SignalF32 => reduce!(all_reduce::all_reduce_signal::<f32, Sum>),
@@ -437,7 +444,16 @@ impl Step {
                 }
                 Op::Transfer(..) => point::recv(block, constants, call, count, timeout, target),
                 Op::Broken(kernel) => {
-                    kernel.run(block, constants, call, count, timeout, source, target);
+                    kernel.run(
+                        block,
+                        constants,
+                        call,
+                        count,
+                        timeout,
+                        Place::new(1, 0),
+                        source,
+                        target,
+                    );
                 }
             }
         }

@@ -1,2 +1,180 @@
-//! Many ranks under shuttle.
-fn main() {}
+//! Many ranks under shuttle: random schedules and probabilistic concurrency testing, sequentially consistent;
+//! what loom cannot reach because it explores everything.
+
+#[cfg(shuttle)]
+mod models {
+    use fusewire_models::broken::Kernel;
+    use fusewire_models::play::{Blocks, Play, Sabotage};
+    use fusewire_models::report::{Bound, Entry};
+    use fusewire_models::step::{Memory, Op, Step};
+    use fusewire_models::world::{Config, Parts, World};
+
+    const ALL: Parts = Parts {
+        packets: true,
+        rounds: true,
+        staging: true,
+        channels: true,
+        failure: true,
+    };
+
+    fn config(ranks: u32, lanes: u32) -> Config {
+        Config {
+            lanes,
+            packet_slot: 256,
+            channel_slot: 32,
+            staging: 1024,
+            user: 1024,
+            ..Config::new(ranks, ALL)
+        }
+    }
+
+    fn play(config: Config, blocks: Blocks, steps: Vec<Step>) -> Play {
+        Play::new(World::new(config), blocks, steps)
+    }
+
+    /// Every protocol once, beside the others: what a communicator sees in a program.
+    fn program(ranks: u32) -> Vec<Step> {
+        let packet = Step::new(Op::Packet, 6);
+        let last = ranks - 1;
+        vec![
+            packet,
+            Step::new(Op::TwoShot, 72),
+            packet,
+            Step::new(Op::Transfer(0, last), 72),
+            Step::new(Op::AllToAll, 8).memory(Memory::Staged),
+            Step::new(Op::Broadcast(last), 16),
+            packet.in_place(),
+            Step::new(Op::ReduceScatter, 8).memory(Memory::Mixed),
+            Step::new(Op::Transfer(last, 0), 0),
+            Step::new(Op::AllGather, 8),
+            Step::new(Op::RingPut, 1),
+            Step::new(Op::Signal, 40).memory(Memory::Staged).in_place(),
+            Step::new(Op::AllToAllV, 1),
+            Step::new(Op::Gather(0), 8),
+            Step::new(Op::Scatter(last), 8),
+            Step::new(Op::Reduce(0), 72),
+            Step::new(Op::AllGatherV, 9),
+            Step::new(Op::Barrier, 0),
+            packet,
+        ]
+    }
+
+    fn models() -> Vec<Entry> {
+        let mut entries = Vec::new();
+        for (ranks, schedules) in [(2, 6000), (3, 3000), (5, 1000), (8, 300), (16, 60)] {
+            for (how, bound) in [
+                ("random", Bound::Random(schedules)),
+                ("PCT", Bound::Pct(schedules, 3)),
+            ] {
+                entries.push(Entry::model(
+                    &format!("a program of every operation, {ranks} ranks, {how}"),
+                    bound,
+                    play(config(ranks, 1), Blocks::Single, program(ranks)),
+                ));
+            }
+        }
+        for (machine, blocks) in [("emulator's", Blocks::Lanes), ("weak", Blocks::Weak)] {
+            for (ranks, lanes, schedules) in [(2, 4, 1500), (3, 2, 1500), (4, 4, 500)] {
+                entries.push(Entry::model(
+                    &format!(
+                        "a program of every operation, {ranks} ranks x {lanes} lanes, {machine} barrier"
+                    ),
+                    Bound::Random(schedules),
+                    play(config(ranks, lanes), blocks, program(ranks)),
+                ));
+            }
+        }
+        for (name, op, count) in [
+            ("packets", Op::Packet, 6),
+            ("two-shot", Op::TwoShot, 72),
+            ("barrier", Op::Barrier, 0),
+        ] {
+            entries.push(Entry::model(
+                &format!("{name}, 4 ranks x 300 epochs"),
+                Bound::Random(40),
+                play(
+                    config(4, 1),
+                    Blocks::Single,
+                    vec![Step::new(op, count); 300],
+                ),
+            ));
+            let mut aborted =
+                play(config(4, 1), Blocks::Single, vec![Step::new(op, count); 6]).may_fail();
+            aborted.host_aborts = true;
+            entries.push(Entry::model(
+                &format!("the host aborts, {name}, 4 ranks x 6"),
+                Bound::Random(1500),
+                aborted,
+            ));
+            let step = Step::new(op, count).timeouts([1, u64::MAX, 0, 0]);
+            entries.push(
+                Entry::model(
+                    &format!("the time-out of rank 0 expires, {name}, 4 ranks x 6"),
+                    Bound::Random(1500),
+                    play(config(4, 1), Blocks::Single, vec![step; 6]).may_fail(),
+                )
+                .tick(100_000),
+            );
+        }
+        entries
+    }
+
+    fn controls() -> Vec<Entry> {
+        let bound = Bound::Random(20_000);
+        let packets = |blocks| play(config(3, 1), blocks, vec![Step::new(Op::Packet, 6); 6]);
+        let channel = || {
+            let steps = vec![Step::new(Op::Transfer(0, 1), 400); 2];
+            play(config(2, 1), Blocks::Single, steps)
+        };
+        let broken = |kernel| {
+            let steps = vec![Step::new(Op::Broken(kernel), 8); 4];
+            play(config(3, 1), Blocks::Single, steps)
+        };
+        let mut entries = vec![
+            (
+                "no second slot set, one line",
+                packets(Blocks::Single).sabotage(Sabotage::OneSlotSet),
+            ),
+            (
+                "no second slot set, two-packet units",
+                packets(Blocks::Solo).sabotage(Sabotage::OneSlotSet),
+            ),
+            ("no credits", channel().sabotage(Sabotage::FreeCredits)),
+            (
+                "an absent rank",
+                packets(Blocks::Single).sabotage(Sabotage::Absent),
+            ),
+            (
+                "reads user memory after done",
+                broken(Kernel::ReadsAfterDone),
+            ),
+            ("no done signal", broken(Kernel::NoDone)),
+            ("reads user memory before ready", broken(Kernel::NoReady)),
+            ("a rank leaves without done", broken(Kernel::Leaves)),
+        ];
+        entries
+            .drain(..)
+            .map(|(what, play)| Entry::control(&format!("control: {what}"), bound, None, play))
+            .chain([Entry::model(
+                "the kernel that the last ones break",
+                Bound::Random(2000),
+                broken(Kernel::Whole),
+            )])
+            .collect()
+    }
+
+    /// All models and controls.
+    pub(crate) fn entries() -> Vec<Entry> {
+        models().into_iter().chain(controls()).collect()
+    }
+}
+
+#[cfg(shuttle)]
+fn main() -> std::process::ExitCode {
+    fusewire_models::report::run("shuttle", models::entries())
+}
+
+#[cfg(not(shuttle))]
+fn main() {
+    println!("skipped: needs --cfg shuttle, see tests/models/run.sh");
+}

@@ -1,2 +1,191 @@
-//! Whole kernels under ThreadSanitizer.
-fn main() {}
+//! Whole kernels under ThreadSanitizer: ranks as threads of one process, through the host crate, with the
+//! conformance list; and kernels that break a rule, which it must report.
+//!
+//! A report ends a process with status 66, so each part runs in a child.
+
+#[cfg(tsan)]
+mod parts {
+    use fusewire::{Algorithm, DType, Operation, Options, run_threads};
+    use fusewire_device::comm::Place;
+    use fusewire_device::layout::CommConst;
+    use fusewire_device::{Block, Machine, kernel};
+    use fusewire_models::broken::Kernel;
+    use fusewire_tests::cases;
+    use fusewire_tests::rank::Mode;
+    use fusewire_tests::runner::{Setup, Threads};
+
+    /// One of the broken kernels.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    #[kernel]
+    unsafe fn broken(
+        block: Block<impl Machine>,
+        constants: *const CommConst,
+        call: u64,
+        count: u64,
+        timeout_ns: u64,
+        which: u32,
+        place: u64,
+        source: *const u8,
+        target: *mut u8,
+    ) {
+        let place = Place(place);
+        // SAFETY: the caller's promise.
+        unsafe {
+            KERNELS[which as usize].1.run(
+                block, constants, call, count, timeout_ns, place, source, target,
+            );
+        }
+    }
+
+    /// The kernel that the others break, then what must be reported.
+    pub(crate) const KERNELS: [(&str, Kernel); 4] = [
+        ("the kernel that the next ones break", Kernel::Whole),
+        ("reads user memory after done", Kernel::ReadsAfterDone),
+        ("no done signal", Kernel::NoDone),
+        ("reads user memory before ready", Kernel::NoReady),
+    ];
+
+    /// Runs broken kernel `which`, several times, with inputs written in between.
+    pub(crate) fn run_kernel(which: usize) -> Result<(), String> {
+        let ranks = run_threads(2, &Options::default(), |comm| {
+            let bytes = 64;
+            // Memory of one window at the same place on every rank.
+            let (source, target) = (comm.alloc(DType::U8, bytes)?, comm.alloc(DType::U8, bytes)?);
+            let place = comm.place(&source)?;
+            for call in 0..200u8 {
+                source.copy_from(&[call; 64])?;
+                let params = BrokenParams {
+                    constants: comm.constants(),
+                    call: comm.call_word(Operation::User, 1),
+                    count: bytes as u64,
+                    timeout_ns: 0,
+                    which: which as u32,
+                    place: place.0,
+                    source: source.as_ptr(),
+                    target: target.as_ptr(),
+                };
+                // SAFETY: buffers of the kernel's size, which outlive the launch.
+                unsafe { comm.launch(&BROKEN, params, [Some(&source), Some(&target), None])? };
+            }
+            Ok(())
+        });
+        ranks
+            .into_iter()
+            .try_for_each(|rank| rank.map_err(|error| error.to_string()))
+    }
+
+    /// The settings whose conformance must be free of races.
+    pub(crate) fn setups() -> Vec<(String, Setup, &'static str)> {
+        let base = Setup::new(3);
+        let mut setups = vec![
+            ("3 ranks".to_owned(), base, "all"),
+            ("2 ranks, types".to_owned(), Setup::new(2), "types"),
+            (
+                "3 ranks, async".to_owned(),
+                Setup {
+                    mode: Mode::Async,
+                    ..base
+                },
+                "core",
+            ),
+            (
+                "3 ranks, graphs".to_owned(),
+                Setup {
+                    mode: Mode::Graph,
+                    ..base
+                },
+                "core",
+            ),
+            (
+                "3 ranks, 2 blocks".to_owned(),
+                Setup { blocks: 2, ..base },
+                "core",
+            ),
+        ];
+        for algorithm in [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot] {
+            setups.push((
+                format!("4 ranks, {algorithm}"),
+                Setup {
+                    algorithm,
+                    ..Setup::new(4)
+                },
+                "core",
+            ));
+        }
+        setups
+    }
+
+    /// Runs setup `which`.
+    pub(crate) fn run_setup(which: usize) -> Result<u64, String> {
+        let (_, setup, list) = &setups()[which];
+        Threads.run_cases(setup, &cases::list(list, setup.ranks))
+    }
+}
+
+#[cfg(tsan)]
+fn main() -> std::process::ExitCode {
+    use std::process::{Command, ExitCode};
+    let arguments: Vec<String> = std::env::args().collect();
+    if let [_, part, which] = &arguments[..] {
+        let which: usize = which.parse().expect("a number from the parent");
+        let result = match part.as_str() {
+            "setup" => parts::run_setup(which).map(|calls| println!("{calls} calls")),
+            _ => parts::run_kernel(which),
+        };
+        if let Err(wrong) = result {
+            eprintln!("{wrong}");
+            return ExitCode::FAILURE;
+        }
+        return ExitCode::SUCCESS;
+    }
+    let mut bad = 0;
+    let mut check = |name: &str, part: &str, which: usize, racy: bool| {
+        let output = Command::new(std::env::current_exe().expect("this program"))
+            .args([part, &which.to_string()])
+            .output()
+            .expect("a child");
+        let text = String::from_utf8_lossy(&output.stderr);
+        let reports = text.matches("WARNING: ThreadSanitizer: data race").count();
+        let good = if racy {
+            reports > 0 && output.status.code() == Some(66)
+        } else {
+            reports == 0 && output.status.success()
+        };
+        let said = String::from_utf8_lossy(&output.stdout);
+        println!(
+            "tsan: {name:<44} {reports} races reported, {} {}{}",
+            output.status,
+            said.trim(),
+            if good { "" } else { " NOT AS EXPECTED" }
+        );
+        if !good {
+            bad += 1;
+            eprintln!("{text}");
+        }
+    };
+    for (which, (name, _, list)) in parts::setups().iter().enumerate() {
+        check(&format!("{name}, cases `{list}`"), "setup", which, false);
+    }
+    for (which, (name, _)) in parts::KERNELS.iter().enumerate() {
+        let racy = which > 0;
+        let name = if racy {
+            format!("control: {name}")
+        } else {
+            (*name).to_owned()
+        };
+        check(&name, "kernel", which, racy);
+    }
+    println!("tsan: {bad} not as expected");
+    if bad == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+#[cfg(not(tsan))]
+fn main() {
+    println!("skipped: needs --cfg tsan, see tests/models/run.sh");
+}

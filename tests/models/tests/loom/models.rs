@@ -117,7 +117,8 @@ fn rounds() -> Vec<Entry> {
             "barrier, 2 ranks x 3 epochs",
             Bound::Exhaustive,
             single(two(ROUNDS), vec![Step::new(Op::Barrier, 0); 3]),
-        ),
+        )
+        .within(25),
         Entry::model(
             "barrier, 2 ranks x 4 epochs",
             Bound::Preemptions(3),
@@ -306,7 +307,7 @@ fn many_ranks() -> Vec<Entry> {
                         vec![Step::new(op, count); epochs],
                     ),
                 )
-                .within(20),
+                .within(12),
             );
         }
     }
@@ -343,7 +344,7 @@ fn lanes() -> Vec<Entry> {
                         vec![Step::new(op, count); epochs],
                     ),
                 )
-                .within(15),
+                .within(10),
             );
         }
     }

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# The protocols under model checkers and ThreadSanitizer: tests/models/run.sh [loom|shuttle|tsan|all] [FILTER]
+#
+# loom and shuttle need stable Rust alone. ThreadSanitizer needs a standard library that is instrumented too:
+# Debian's rustc-web cargo-web rust-web-src libclang-rt-22-dev, or rustup's nightly with rust-src.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+checker() {
+  RUSTFLAGS="--cfg $1" CARGO_TARGET_DIR="target/$1" \
+    cargo test --quiet --release -p fusewire-models --test "$1" -- ${2:+"$2"}
+}
+
+# The C runtime's archive, which Debian's Rust does not bring.
+runtime() {
+  local archive
+  for archive in /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.tsan-x86_64.a; do
+    [ -e "$archive" ] && printf '%s\n' "$archive"
+  done | sort -V | tail -n 1
+}
+
+tsan() {
+  local flags="--cfg tsan -Zsanitizer=thread" archive sources
+  archive=$(runtime)
+  sources=(/usr/src/rustc-*/library/Cargo.lock)
+  if [ -n "$archive" ] && [ -e "${sources[0]}" ]; then
+    flags+=" -Zexternal-clangrt -Clink-arg=-Wl,--whole-archive,$archive,--no-whole-archive"
+    # This archive names versions of symbols in a way that GNU ld refuses.
+    flags+=" -Clink-arg=-lm -Clink-arg=-lc -Clink-arg=-fuse-ld=lld -Clink-arg=-B${archive%/lib/clang/*}/bin"
+    run_tsan "$flags" env PATH="/usr/bin:$PATH" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 /usr/bin/cargo
+  elif command -v rustup >/dev/null && rustup run nightly rustc --version >/dev/null 2>&1; then
+    run_tsan "$flags" rustup run nightly cargo
+  else
+    echo 'tsan: skipped: apt install rustc-web cargo-web rust-web-src libclang-rt-22-dev'
+    echo 'tsan:      or: rustup toolchain install nightly --component rust-src'
+    case ",${FUSEWIRE_REQUIRE:-}," in *,tsan,*) return 1 ;; esac
+  fi
+}
+
+run_tsan() {
+  local flags=$1
+  shift
+  env -u RUSTUP_TOOLCHAIN RUSTFLAGS="$flags" CARGO_TARGET_DIR=target/tsan "$@" test --quiet --release \
+    -Zbuild-std=std,panic_unwind --target x86_64-unknown-linux-gnu -p fusewire-models --test tsan
+}
+
+case "${1:-all}" in
+  loom | shuttle) checker "$1" "${2:-}" ;;
+  tsan) tsan ;;
+  all)
+    checker loom
+    checker shuttle
+    tsan
+    ;;
+  *)
+    echo "$0: no checker is named $1: loom, shuttle, tsan or all" >&2
+    exit 2
+    ;;
+esac
