@@ -376,14 +376,7 @@ impl Step {
         unsafe {
             match self.op {
                 Op::Packet => all_reduce::all_reduce_packet::<f32, Sum>(
-                    block,
-                    constants,
-                    call,
-                    count,
-                    timeout,
-                    Place::new(1, 0),
-                    source,
-                    target,
+                    block, constants, call, count, timeout, source, target,
                 ),
                 Op::Signal => reduce!(all_reduce::all_reduce_signal_any),
                 Op::SignalF32 => reduce!(all_reduce::all_reduce_signal::<f32, Sum>),
