@@ -3,12 +3,12 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`world`] | memory of all ranks of one execution, and what of it is under the tool |
-//! | [`step`] | one launch of a real kernel on one rank, its input and the check of its output |
-//! | [`machine`] | blocks of one lane with the GPU's packets; a block barrier as weak as a GPU's |
-//! | [`play`] | ranks as the tool's threads, launches in sequence |
-//! | [`broken`] | deliberately broken kernels, for negative controls |
-//! | [`report`] | one line a model: executions, complete or bounded, or what a control caught |
+//! | `world` | memory of all ranks of one execution, and what of it is under the tool |
+//! | `step` | one launch of a real kernel on one rank, its input and the check of its output |
+//! | `machine` | blocks of one lane with the GPU's packets; a block barrier as weak as a GPU's |
+//! | `play` | ranks as the tool's threads, launches in sequence |
+//! | `broken` | deliberately broken kernels, for negative controls |
+//! | `report` | one line a model: executions, complete or bounded, or what a control caught |
 //!
 //! Started by `run.sh` beside this crate; without `--cfg loom`, `shuttle` or `tsan` it is empty.
 #![cfg(any(loom, shuttle, tsan))]

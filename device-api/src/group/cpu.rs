@@ -1,0 +1,159 @@
+//! Blocks of a CPU.
+
+use super::Machine;
+use crate::native::{BlockShared, LaneContext};
+
+/// A CPU block of one lane: barriers cost nothing, loops vectorise.
+#[derive(Clone, Copy, Debug)]
+pub struct Single<const ISA: u32 = 0> {
+    block: u32,
+    blocks: u32,
+    shared: *mut u8,
+}
+
+impl<const ISA: u32> Single<ISA> {
+    /// The block that `context` describes.
+    ///
+    /// # Safety
+    /// `context.shared` must be valid during the kernel.
+    #[inline(always)]
+    pub unsafe fn new(context: *const LaneContext) -> Self {
+        // SAFETY: the caller's promise.
+        let context = unsafe { &*context };
+        Self {
+            block: context.block,
+            blocks: context.blocks,
+            // SAFETY: the caller's promise.
+            shared: unsafe { (*context.shared).shared() },
+        }
+    }
+}
+
+impl<const ISA: u32> Machine for Single<ISA> {
+    const LANES: u32 = 1;
+    const ISA: u32 = ISA;
+
+    #[inline(always)]
+    fn lane(self) -> u32 {
+        0
+    }
+    #[inline(always)]
+    fn lanes(self) -> u32 {
+        1
+    }
+    #[inline(always)]
+    fn block(self) -> u32 {
+        self.block
+    }
+    #[inline(always)]
+    fn blocks(self) -> u32 {
+        self.blocks
+    }
+    #[inline(always)]
+    fn warp_size(self) -> u32 {
+        1
+    }
+    #[inline(always)]
+    fn sync(self) {}
+    #[inline(always)]
+    fn sync_warp(self) {}
+    #[inline(always)]
+    fn any(self, value: bool) -> bool {
+        value
+    }
+    #[inline(always)]
+    fn ballot(self, value: bool) -> u64 {
+        u64::from(value)
+    }
+    #[inline(always)]
+    fn shuffle(self, value: u32, _from: u32) -> u32 {
+        value
+    }
+    #[inline(always)]
+    fn shuffle_xor(self, value: u32, _mask: u32) -> u32 {
+        value
+    }
+    #[inline(always)]
+    fn shared(self) -> *mut u8 {
+        self.shared
+    }
+}
+
+/// A lane of an emulated block: each lane is a thread, the block is one warp.
+#[derive(Clone, Copy, Debug)]
+pub struct Lanes {
+    context: LaneContext,
+}
+
+impl Lanes {
+    /// The lane that `context` describes.
+    ///
+    /// # Safety
+    /// `context.shared` must be valid during the kernel and shared by the block's lanes.
+    #[inline(always)]
+    pub unsafe fn new(context: *const LaneContext) -> Self {
+        // SAFETY: the caller's promise.
+        let context = unsafe { *context };
+        Self { context }
+    }
+
+    fn block_shared(&self) -> &BlockShared {
+        // SAFETY: promised to `new`.
+        unsafe { &*self.context.shared }
+    }
+}
+
+impl Machine for Lanes {
+    const LANES: u32 = 0;
+
+    fn lane(self) -> u32 {
+        self.context.lane
+    }
+    fn lanes(self) -> u32 {
+        self.context.lanes
+    }
+    fn block(self) -> u32 {
+        self.context.block
+    }
+    fn blocks(self) -> u32 {
+        self.context.blocks
+    }
+    fn warp_size(self) -> u32 {
+        self.context.lanes
+    }
+    fn sync(self) {
+        self.block_shared().sync();
+    }
+    fn sync_warp(self) {
+        self.block_shared().sync();
+    }
+    fn any(self, value: bool) -> bool {
+        let lanes = self.context.lanes;
+        self.block_shared()
+            .exchange(self.context.lane, u64::from(value), |of| {
+                (0..lanes).any(|lane| of(lane) != 0)
+            })
+    }
+    fn ballot(self, value: bool) -> u64 {
+        let lanes = self.context.lanes;
+        self.block_shared()
+            .exchange(self.context.lane, u64::from(value), |of| {
+                (0..lanes).fold(0, |votes, lane| votes | of(lane) << lane)
+            })
+    }
+    fn shuffle(self, value: u32, from: u32) -> u32 {
+        let lanes = self.context.lanes;
+        self.block_shared()
+            .exchange(self.context.lane, u64::from(value), |of| {
+                of(from % lanes) as u32
+            })
+    }
+    fn shuffle_xor(self, value: u32, mask: u32) -> u32 {
+        let lane = self.context.lane;
+        self.block_shared()
+            .exchange(lane, u64::from(value), |of| of(lane ^ mask) as u32)
+    }
+    fn shared(self) -> *mut u8 {
+        self.block_shared().shared()
+    }
+}

@@ -1,0 +1,60 @@
+//! The lanes of a GPU.
+
+use super::Machine;
+
+/// The GPU that runs this code.
+#[derive(Clone, Copy, Debug)]
+pub struct Gpu;
+
+impl Machine for Gpu {
+    const LANES: u32 = 0;
+
+    #[inline(always)]
+    fn lane(self) -> u32 {
+        crate::arch::lane()
+    }
+    #[inline(always)]
+    fn lanes(self) -> u32 {
+        crate::arch::lanes()
+    }
+    #[inline(always)]
+    fn block(self) -> u32 {
+        crate::arch::block()
+    }
+    #[inline(always)]
+    fn blocks(self) -> u32 {
+        crate::arch::blocks()
+    }
+    #[inline(always)]
+    fn warp_size(self) -> u32 {
+        crate::arch::WARP
+    }
+    #[inline(always)]
+    fn sync(self) {
+        crate::arch::sync();
+    }
+    #[inline(always)]
+    fn sync_warp(self) {
+        crate::arch::sync_warp();
+    }
+    #[inline(always)]
+    fn any(self, value: bool) -> bool {
+        crate::arch::any(value)
+    }
+    #[inline(always)]
+    fn ballot(self, value: bool) -> u64 {
+        crate::arch::ballot(value)
+    }
+    #[inline(always)]
+    fn shuffle(self, value: u32, from: u32) -> u32 {
+        crate::arch::shuffle(value, from)
+    }
+    #[inline(always)]
+    fn shuffle_xor(self, value: u32, mask: u32) -> u32 {
+        crate::arch::shuffle_xor(value, mask)
+    }
+    #[inline(always)]
+    fn shared(self) -> *mut u8 {
+        crate::arch::shared()
+    }
+}

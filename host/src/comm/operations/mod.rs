@@ -1,0 +1,328 @@
+//! The operations: arguments are checked before anything moves, then bound to a kernel.
+//!
+//! Every operation has a blocking form, which takes slices or tensors, and an asynchronous form
+//! (`_async`), which takes tensors and keeps them alive. Names and argument order are torchcomms':
+//! `_single` means one contiguous buffer of rank-ordered rows.
+
+mod checks;
+mod movement;
+mod point;
+mod reduce;
+mod vector;
+
+use crate::Result;
+use crate::comm::submit::invalid;
+use crate::comm::{Communicator, Work};
+use crate::options::ReduceOp;
+use crate::plan::{Plan, plan};
+use crate::tensor::{Input, Output, Tensor};
+use checks::{device_counts, reducible};
+use fusewire_device::DType;
+use fusewire_device::comm::Place;
+use fusewire_device::session::{Call, Operation};
+
+/// Root of an operation that has none.
+const NO_ROOT: u16 = 0xffff;
+
+/// From this many bytes on that a rank writes, results pass by its caches. Local: no other rank has
+/// to agree.
+const STREAMING_BYTES: usize = 4 << 20;
+
+/// Defines an operation's two forms over one preparation.
+macro_rules! forms {
+    (
+        $(#[$doc:meta])*
+        $name:ident, $name_async:ident => $prepare:ident(
+            out [$($output:ident)?], in [$($input:ident)?] $(, $arg:ident: $ty:ty)*
+        )
+    ) => {
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
+        pub fn $name<'a>(
+            &self,
+            $($output: impl Into<Output<'a>>,)?
+            $($input: impl Into<Input<'a>>,)?
+            $($arg: $ty,)*
+        ) -> Result<()> {
+            $(let $output = $output.into();)?
+            $(let $input = $input.into();)?
+            self.run(&self.$prepare($(&$output,)? $(&$input,)? $($arg,)*)?)
+        }
+
+        #[doc = concat!("As [`Communicator::", stringify!($name), "`], enqueued on the communicator's stream.")]
+        ///
+        /// # Errors
+        /// As there; a failure while running is the [`Work`]'s.
+        pub fn $name_async(
+            &self,
+            $($output: &Tensor,)?
+            $($input: &Tensor,)?
+            $($arg: $ty,)*
+        ) -> Result<Work> {
+            $(let $output = Output::from($output);)?
+            $(let $input = Input::from($input);)?
+            self.enqueue(&self.$prepare($(&$output,)? $(&$input,)? $($arg,)*)?)
+        }
+    };
+}
+
+impl Communicator {
+    forms!(
+        /// Reduces every rank's `buffer` element by element; every rank gets the result, in place.
+        all_reduce, all_reduce_async => prepare_all_reduce_in_place(
+            out [buffer], in [], op: ReduceOp
+        )
+    );
+
+    forms!(
+        /// As [`Communicator::all_reduce`], from `input` to `output` of the same length.
+        all_reduce_into, all_reduce_into_async => prepare_all_reduce(
+            out [output], in [input], op: ReduceOp
+        )
+    );
+
+    forms!(
+        /// Reduces every rank's `buffer`; the root gets the result in place, the others keep theirs.
+        reduce, reduce_async => prepare_reduce_in_place(
+            out [buffer], in [], root: u32, op: ReduceOp
+        )
+    );
+
+    forms!(
+        /// As [`Communicator::reduce`], from `input` to `output`, which is used on the root only (elsewhere
+        /// it may be empty).
+        reduce_into, reduce_into_async => prepare_reduce(
+            out [output], in [input], root: u32, op: ReduceOp
+        )
+    );
+
+    forms!(
+        /// Reduces row r of every rank's `input` (as many rows as ranks, each as long as `output`) to rank r.
+        reduce_scatter_single, reduce_scatter_single_async => prepare_reduce_scatter(
+            out [output], in [input], op: ReduceOp
+        )
+    );
+
+    forms!(
+        /// Collects every rank's `input` as row r of `output`, which has as many rows as ranks.
+        all_gather_single, all_gather_single_async => prepare_all_gather(
+            out [output], in [input]
+        )
+    );
+
+    forms!(
+        /// Copies the root's `buffer` to every rank's.
+        broadcast, broadcast_async => prepare_broadcast(
+            out [buffer], in [], root: u32
+        )
+    );
+
+    forms!(
+        /// Sends row r of the root's `input` to rank r's `output`. Elsewhere `input` may be empty.
+        scatter_single, scatter_single_async => prepare_scatter(
+            out [output], in [input], root: u32
+        )
+    );
+
+    forms!(
+        /// Collects every rank's `input` as row r of the root's `output`. Elsewhere `output` may be empty.
+        gather_single, gather_single_async => prepare_gather(
+            out [output], in [input], root: u32
+        )
+    );
+
+    forms!(
+        /// Sends row r of `input` to rank r, where it becomes row (this rank) of `output`.
+        all_to_all_single, all_to_all_single_async => prepare_all_to_all(
+            out [output], in [input]
+        )
+    );
+
+    forms!(
+        /// Sends `input` to `peer`, which must receive as many elements of the same type. Returns when
+        /// the data is on its way.
+        send, send_async => prepare_send(
+            out [], in [input], peer: u32
+        )
+    );
+
+    forms!(
+        /// Receives from `peer` into `output`.
+        recv, recv_async => prepare_recv(
+            out [output], in [], peer: u32
+        )
+    );
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// The communicator's first failure.
+    pub fn barrier(&self) -> Result<()> {
+        self.run(&self.prepare_barrier())
+    }
+
+    /// As [`Communicator::barrier`], enqueued on the communicator's stream.
+    ///
+    /// # Errors
+    /// As there; a failure while running is the [`Work`]'s.
+    pub fn barrier_async(&self) -> Result<Work> {
+        self.enqueue(&self.prepare_barrier())
+    }
+
+    /// Collects `counts[r]` elements of every rank, one after the other, in every rank's `output`.
+    /// `counts` are equal on all ranks; this rank's `input` has `counts[rank]` elements.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_gather_single`].
+    pub fn all_gather_v_single<'a>(
+        &self,
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+        counts: &[u64],
+    ) -> Result<()> {
+        let (output, input) = (output.into(), input.into());
+        self.run(&self.prepare_all_gather_v(&output, &input, counts, None)?)
+    }
+
+    /// As [`Communicator::all_gather_v_single`], enqueued; `counts` is a tensor of u64 in device memory.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn all_gather_v_single_async(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        counts: &Tensor,
+    ) -> Result<Work> {
+        let slice = device_counts("all_gather_v_single", counts)?;
+        let (output, input) = (output.into(), input.into());
+        self.enqueue(&self.prepare_all_gather_v(&output, &input, slice, Some(counts))?)
+    }
+
+    /// Sends `input_splits[r]` elements to rank r and receives `output_splits[r]` from it; parts lie one
+    /// after the other in rank order. The splits must agree between sender and receiver: another count
+    /// is a mismatch on both.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_to_all_single`].
+    pub fn all_to_all_v_single<'a>(
+        &self,
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+        output_splits: &[u64],
+        input_splits: &[u64],
+    ) -> Result<()> {
+        let (output, input) = (output.into(), input.into());
+        let prepared =
+            self.prepare_all_to_all_v(&output, &input, output_splits, input_splits, None)?;
+        self.run(&prepared)
+    }
+
+    /// As [`Communicator::all_to_all_v_single`], enqueued; the splits are one tensor of u64 in device memory,
+    /// the output's first, then the input's. A replayed graph reads them anew each time; values that leave
+    /// the tensors they were captured with are the caller's mistake.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn all_to_all_v_single_async(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        splits: &Tensor,
+    ) -> Result<Work> {
+        let slice = device_counts("all_to_all_v_single", splits)?;
+        let ranks = self.size() as usize;
+        if slice.len() != 2 * ranks {
+            return Err(invalid(
+                "all_to_all_v_single",
+                format!(
+                    "{} splits for {ranks} ranks; twice as many are needed",
+                    slice.len()
+                ),
+            ));
+        }
+        let (outputs, inputs) = slice.split_at(ranks);
+        let (output, input) = (output.into(), input.into());
+        self.enqueue(&self.prepare_all_to_all_v(&output, &input, outputs, inputs, Some(splits))?)
+    }
+
+    /// What an operation over `count` elements of `dtype` (a row's, where there are rows) will do.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] where the type does not have the reduction.
+    pub fn plan(
+        &self,
+        operation: Operation,
+        count: usize,
+        dtype: DType,
+        op: Option<ReduceOp>,
+    ) -> Result<Plan> {
+        if let Some(op) = op {
+            reducible(operation.name(), dtype, op)?;
+        }
+        let rows = match operation {
+            Operation::ReduceScatter
+            | Operation::AllToAll
+            | Operation::AllToAllV
+            | Operation::Scatter => self.size(),
+            _ => 1,
+        };
+        Ok(self.plan_rows(operation, count, dtype, u64::from(rows), op))
+    }
+
+    fn plan_rows(
+        &self,
+        operation: Operation,
+        count: usize,
+        dtype: DType,
+        rows: u64,
+        op: Option<ReduceOp>,
+    ) -> Plan {
+        let reduction = op.map(|op| (dtype, op.code()));
+        let size = dtype.size() as u64;
+        plan(
+            self.options(),
+            operation,
+            count as u64,
+            size,
+            rows,
+            reduction,
+        )
+    }
+
+    fn call(
+        &self,
+        plan: &Plan,
+        dtype: Option<DType>,
+        op: Option<ReduceOp>,
+        root: u16,
+        agreed: u64,
+    ) -> u64 {
+        let dtype = dtype.map_or(0, |dtype| dtype as u8);
+        let op = op.map_or(0, |op| op.code() as u8);
+        Call::new(
+            plan.operation,
+            dtype,
+            op,
+            plan.algorithm as u8,
+            root,
+            agreed,
+        )
+        .0
+    }
+
+    /// The place of memory, or none where it must be staged.
+    fn place_of(&self, at: *const u8, bytes: usize, staged: bool) -> u64 {
+        if staged {
+            Place::NONE.0
+        } else {
+            self.inner.windows.place(at, bytes).0
+        }
+    }
+}
+
+fn hint(bytes: usize) -> u32 {
+    u32::from(bytes >= STREAMING_BYTES)
+}

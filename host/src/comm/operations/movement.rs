@@ -1,0 +1,139 @@
+//! Operations that only move bytes, bound to their kernels.
+
+use super::checks::{apart, length, same_type, within};
+use super::{NO_ROOT, hint};
+use crate::Result;
+use crate::comm::Communicator;
+use crate::comm::submit::{Prepared, invalid};
+use crate::tensor::{Input, Output};
+use fusewire_device::session::Operation;
+use fusewire_kernels::movement::{
+    ALL_GATHER, ALL_TO_ALL, AllGatherParams, AllToAllParams, BROADCAST, BroadcastParams, GATHER,
+    GatherParams, SCATTER, ScatterParams,
+};
+
+/// Binds a kernel that only moves bytes.
+macro_rules! movement {
+    (
+        $comm:expr, $operation:expr, $kernel:expr, $params:ident, $output:expr, $input:expr,
+        { count: $count:expr, rows: $rows:expr, root: $root:expr, staged: $staged:expr, written: $written:expr }
+    ) => {{
+        let (comm, output, input) = ($comm, $output, $input);
+        let count = $count;
+        let size = input.dtype.size();
+        let plan = comm.plan_rows($operation, count, input.dtype, $rows, None);
+        let params = $params {
+            constants: comm.constants(),
+            call: comm.call(&plan, Some(input.dtype), None, $root, count as u64),
+            count: count as u64,
+            size: size as u64,
+            timeout_ns: comm.timeout_ns,
+            source: input.ptr,
+            source_at: comm.place_of(input.ptr, input.count * size, $staged),
+            target: output.ptr,
+            chunk: plan.chunk,
+            hint: hint($written * size),
+        };
+        let borrowed = output.tensor.is_none() || input.tensor.is_none();
+        Ok(Prepared::new(
+            comm,
+            &$kernel,
+            params,
+            [output.tensor, input.tensor, None],
+            borrowed,
+        ))
+    }};
+}
+
+impl Communicator {
+    pub(super) fn prepare_all_gather<'a>(
+        &self,
+        output: &Output<'a>,
+        input: &Input<'a>,
+    ) -> Result<Prepared<'a>> {
+        let name = "all_gather";
+        same_type(name, output, input)?;
+        self.rows(name, "output", output.count, input.count)?;
+        within(name, output, input, self.rank() as usize * input.count)?;
+        movement!(self, Operation::AllGather, ALL_GATHER, AllGatherParams, output, input, {
+            count: input.count, rows: 1, root: NO_ROOT, staged: false, written: output.count
+        })
+    }
+
+    pub(super) fn prepare_broadcast<'a>(
+        &self,
+        buffer: &Output<'a>,
+        root: u32,
+    ) -> Result<Prepared<'a>> {
+        self.rank_of("broadcast", "root", root)?;
+        let input = &buffer.as_input();
+        movement!(self, Operation::Broadcast, BROADCAST, BroadcastParams, buffer, input, {
+            count: input.count, rows: 1, root: root as u16, staged: false, written: input.count
+        })
+    }
+
+    pub(super) fn prepare_scatter<'a>(
+        &self,
+        output: &Output<'a>,
+        input: &Input<'a>,
+        root: u32,
+    ) -> Result<Prepared<'a>> {
+        let name = "scatter";
+        self.rank_of(name, "root", root)?;
+        if root == self.rank() {
+            same_type(name, output, input)?;
+            self.rows(name, "input", input.count, output.count)?;
+            apart(name, output, input, Some(root as usize * output.count))?;
+        }
+        let input = &Input {
+            dtype: output.dtype,
+            ..*input
+        };
+        let rows = u64::from(self.size());
+        movement!(self, Operation::Scatter, SCATTER, ScatterParams, output, input, {
+            count: output.count, rows: rows, root: root as u16, staged: false, written: output.count
+        })
+    }
+
+    pub(super) fn prepare_gather<'a>(
+        &self,
+        output: &Output<'a>,
+        input: &Input<'a>,
+        root: u32,
+    ) -> Result<Prepared<'a>> {
+        let name = "gather";
+        self.rank_of(name, "root", root)?;
+        if root == self.rank() {
+            same_type(name, output, input)?;
+            self.rows(name, "output", output.count, input.count)?;
+            within(name, output, input, root as usize * input.count)?;
+        }
+        movement!(self, Operation::Gather, GATHER, GatherParams, output, input, {
+            count: input.count, rows: 1, root: root as u16, staged: false, written: output.count
+        })
+    }
+
+    pub(super) fn prepare_all_to_all<'a>(
+        &self,
+        output: &Output<'a>,
+        input: &Input<'a>,
+    ) -> Result<Prepared<'a>> {
+        let name = "all_to_all";
+        same_type(name, output, input)?;
+        length(name, "output", output.count, input.count)?;
+        let ranks = self.size() as usize;
+        if !input.count.is_multiple_of(ranks) {
+            return Err(invalid(
+                name,
+                format!("{} elements are no multiple of {ranks} ranks", input.count),
+            ));
+        }
+        apart(name, output, input, Some(0))?;
+        // In place a row would be overwritten before its peer has read it.
+        let staged = core::ptr::eq(input.ptr, output.ptr);
+        let rows = u64::from(self.size());
+        movement!(self, Operation::AllToAll, ALL_TO_ALL, AllToAllParams, output, input, {
+            count: input.count / ranks, rows: rows, root: NO_ROOT, staged: staged, written: output.count
+        })
+    }
+}

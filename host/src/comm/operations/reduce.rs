@@ -1,0 +1,206 @@
+//! Reductions, bound to their kernels.
+
+use super::checks::{apart, length, reducible, same_type};
+use super::{NO_ROOT, hint};
+use crate::Result;
+use crate::comm::Communicator;
+use crate::comm::instances;
+use crate::comm::submit::Prepared;
+use crate::options::{Algorithm, ReduceOp};
+use crate::plan::Plan;
+use crate::tensor::{Input, Output};
+use fusewire_device::packet;
+use fusewire_device::session::Operation;
+use fusewire_kernels::all_reduce::AllReducePacketParams;
+
+/// What the reductions over rounds have in common.
+struct Arguments<'b, 'a> {
+    call: u64,
+    plan: Plan,
+    staged: bool,
+    output: &'b Output<'a>,
+    input: &'b Input<'a>,
+    op: ReduceOp,
+    count: usize,
+}
+
+impl Communicator {
+    pub(super) fn prepare_all_reduce_in_place<'a>(
+        &self,
+        buffer: &Output<'a>,
+        op: ReduceOp,
+    ) -> Result<Prepared<'a>> {
+        self.prepare_all_reduce(buffer, &buffer.as_input(), op)
+    }
+
+    pub(super) fn prepare_all_reduce<'a>(
+        &self,
+        output: &Output<'a>,
+        input: &Input<'a>,
+        op: ReduceOp,
+    ) -> Result<Prepared<'a>> {
+        let name = "all_reduce";
+        same_type(name, output, input)?;
+        length(name, "output", output.count, input.count)?;
+        reducible(name, input.dtype, op)?;
+        apart(name, output, input, Some(0))?;
+        let dtype = input.dtype;
+        let plan = self.plan_rows(Operation::AllReduce, input.count, dtype, 1, Some(op));
+        let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, input.count as u64);
+        let tensors = [output.tensor, input.tensor, None];
+        let borrowed = output.tensor.is_none() || input.tensor.is_none();
+        if plan.algorithm == Algorithm::Packet
+            && let Some(kernel) = instances::all_reduce_packet(dtype, op)
+        {
+            debug_assert!(
+                input.count * dtype.size()
+                    <= packet::capacity(self.inner.constants.pad.packet_slot) as usize
+            );
+            let params = AllReducePacketParams {
+                constants: self.constants(),
+                call,
+                count: input.count as u64,
+                timeout_ns: self.timeout_ns,
+                source: input.ptr,
+                target: output.ptr,
+            };
+            return Ok(Prepared::new(self, &kernel, params, tensors, borrowed));
+        }
+        let in_place = core::ptr::eq(input.ptr, output.ptr);
+        let staged = plan.algorithm == Algorithm::Signal && in_place;
+        let arguments = Arguments {
+            call,
+            plan,
+            staged,
+            output,
+            input,
+            op,
+            count: input.count,
+        };
+        Ok(if plan.algorithm == Algorithm::Signal {
+            self.reduction(arguments, instances::all_reduce_signal)
+        } else {
+            self.reduction(arguments, instances::reduce_shards)
+        })
+    }
+
+    pub(super) fn prepare_reduce_in_place<'a>(
+        &self,
+        buffer: &Output<'a>,
+        root: u32,
+        op: ReduceOp,
+    ) -> Result<Prepared<'a>> {
+        self.prepare_reduce(buffer, &buffer.as_input(), root, op)
+    }
+
+    pub(super) fn prepare_reduce<'a>(
+        &self,
+        output: &Output<'a>,
+        input: &Input<'a>,
+        root: u32,
+        op: ReduceOp,
+    ) -> Result<Prepared<'a>> {
+        let name = "reduce";
+        self.rank_of(name, "root", root)?;
+        if root == self.rank() {
+            same_type(name, output, input)?;
+            length(name, "output", output.count, input.count)?;
+            apart(name, output, input, Some(0))?;
+        }
+        reducible(name, input.dtype, op)?;
+        let dtype = input.dtype;
+        let plan = self.plan_rows(Operation::Reduce, input.count, dtype, 1, Some(op));
+        let call = self.call(
+            &plan,
+            Some(dtype),
+            Some(op),
+            root as u16,
+            input.count as u64,
+        );
+        let arguments = Arguments {
+            call,
+            plan,
+            staged: false,
+            output,
+            input,
+            op,
+            count: input.count,
+        };
+        Ok(self.reduction(arguments, instances::reduce_shards))
+    }
+
+    pub(super) fn prepare_reduce_scatter<'a>(
+        &self,
+        output: &Output<'a>,
+        input: &Input<'a>,
+        op: ReduceOp,
+    ) -> Result<Prepared<'a>> {
+        let name = "reduce_scatter";
+        same_type(name, output, input)?;
+        self.rows(name, "input", input.count, output.count)?;
+        reducible(name, input.dtype, op)?;
+        apart(
+            name,
+            output,
+            input,
+            Some(self.rank() as usize * output.count),
+        )?;
+        let (dtype, count) = (input.dtype, output.count);
+        let rows = u64::from(self.size());
+        let plan = self.plan_rows(Operation::ReduceScatter, count, dtype, rows, Some(op));
+        let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, count as u64);
+        let arguments = Arguments {
+            call,
+            plan,
+            staged: false,
+            output,
+            input,
+            op,
+            count,
+        };
+        Ok(self.reduction(arguments, instances::reduce_scatter))
+    }
+
+    /// Binds a kernel of the rounds family that reduces.
+    fn reduction<'a>(
+        &self,
+        arguments: Arguments<'_, 'a>,
+        select: instances::Select,
+    ) -> Prepared<'a> {
+        let Arguments {
+            call,
+            plan,
+            staged,
+            output,
+            input,
+            op,
+            count,
+        } = arguments;
+        let size = input.dtype.size();
+        let (kernel, params) = select(
+            input.dtype,
+            op,
+            instances::Reduction {
+                constants: self.constants(),
+                call,
+                count: count as u64,
+                timeout_ns: self.timeout_ns,
+                source: input.ptr,
+                source_at: self.place_of(input.ptr, input.count * size, staged),
+                target: output.ptr,
+                target_at: self.place_of(output.ptr, output.count * size, false),
+                scalar: op.scalar(input.dtype),
+                chunk: plan.chunk,
+                hint: hint(count * size),
+            },
+        );
+        let borrowed = output.tensor.is_none() || input.tensor.is_none();
+        Prepared::from_parts(
+            self,
+            kernel,
+            params,
+            [output.tensor, input.tensor, None],
+            borrowed,
+        )
+    }
+}

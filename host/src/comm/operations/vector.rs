@@ -1,0 +1,99 @@
+//! Operations with a length for each rank, bound to their kernels.
+
+use super::checks::{apart, at_most, length, same_type, within};
+use super::{NO_ROOT, hint};
+use crate::Result;
+use crate::comm::Communicator;
+use crate::comm::submit::Prepared;
+use crate::tensor::{Input, Output, Tensor};
+use fusewire_device::session::Operation;
+use fusewire_kernels::vector::{ALL_GATHER_V, ALL_TO_ALL_V, AllGatherVParams, AllToAllVParams};
+
+impl Communicator {
+    pub(super) fn prepare_all_gather_v<'a>(
+        &self,
+        output: &Output<'a>,
+        input: &Input<'a>,
+        counts: &[u64],
+        counts_tensor: Option<&'a Tensor>,
+    ) -> Result<Prepared<'a>> {
+        let name = "all_gather_v";
+        same_type(name, output, input)?;
+        let total = self.total(name, "counts", counts)?;
+        length(name, "output", output.count, total)?;
+        let rank = self.rank() as usize;
+        length(name, "input", input.count, counts[rank] as usize)?;
+        let before: u64 = counts[..rank].iter().sum();
+        within(name, output, input, before as usize)?;
+        let size = input.dtype.size();
+        let plan = self.plan_rows(Operation::AllGatherV, total, input.dtype, 1, None);
+        let agreed = counts.iter().fold(total as u64, |hash, count| {
+            (hash ^ count)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .rotate_left(23)
+        });
+        let params = AllGatherVParams {
+            constants: self.constants(),
+            call: self.call(&plan, Some(input.dtype), None, NO_ROOT, agreed),
+            size: size as u64,
+            timeout_ns: self.timeout_ns,
+            source: input.ptr,
+            source_at: self.place_of(input.ptr, input.count * size, false),
+            target: output.ptr,
+            counts: counts.as_ptr(),
+            chunk: plan.chunk,
+            hint: hint(output.count * size),
+        };
+        let tensors = [output.tensor, input.tensor, counts_tensor];
+        let borrowed = tensors.iter().any(Option::is_none);
+        Ok(Prepared::new(
+            self,
+            &ALL_GATHER_V,
+            params,
+            tensors,
+            borrowed,
+        ))
+    }
+
+    pub(super) fn prepare_all_to_all_v<'a>(
+        &self,
+        output: &Output<'a>,
+        input: &Input<'a>,
+        output_splits: &[u64],
+        input_splits: &[u64],
+        splits_tensor: Option<&'a Tensor>,
+    ) -> Result<Prepared<'a>> {
+        let name = "all_to_all_v";
+        same_type(name, output, input)?;
+        let sent = self.total(name, "input splits", input_splits)?;
+        let received = self.total(name, "output splits", output_splits)?;
+        at_most(name, "input", sent, input.count)?;
+        at_most(name, "output", received, output.count)?;
+        apart(name, output, input, None)?;
+        let size = input.dtype.size();
+        let rows = u64::from(self.size());
+        let plan = self.plan_rows(Operation::AllToAllV, 0, input.dtype, rows, None);
+        let params = AllToAllVParams {
+            constants: self.constants(),
+            call: self.call(&plan, Some(input.dtype), None, NO_ROOT, 0),
+            size: size as u64,
+            timeout_ns: self.timeout_ns,
+            source: input.ptr,
+            source_at: self.place_of(input.ptr, input.count * size, false),
+            target: output.ptr,
+            send_counts: input_splits.as_ptr(),
+            receive_counts: output_splits.as_ptr(),
+            chunk: plan.chunk,
+            hint: hint(output.count * size),
+        };
+        let tensors = [output.tensor, input.tensor, splits_tensor];
+        let borrowed = tensors.iter().any(Option::is_none);
+        Ok(Prepared::new(
+            self,
+            &ALL_TO_ALL_V,
+            params,
+            tensors,
+            borrowed,
+        ))
+    }
+}
