@@ -54,36 +54,36 @@ fn items() -> Vec<Item> {
         name: "cpu",
         found: true,
         detail: format!(
-            "{}, {cores} cores, {:?} entries",
+            "{}, {cores} cores, {} entries",
             cpu_model(),
-            fusewire::isa()
+            format!("{:?}", fusewire::isa()).to_lowercase()
         ),
         gives: "every kernel",
         install: "",
     }];
     for (name, library, gives, install) in LIBRARIES {
-        let opened = [library, *name].iter().any(|library| {
+        let opened = [library, *name].iter().find_map(|library| {
             // SAFETY: these libraries' initialisers are meant to be run by dlopen.
-            unsafe { libloading::Library::new(library) }.is_ok()
+            let library = unsafe { libloading::Library::new(library) }.ok()?;
+            let path = mapped(name);
+            drop(library);
+            Some(path.unwrap_or_default())
         });
         items.push(Item {
             kind: "libraries",
             name,
-            found: opened,
-            detail: if opened {
-                String::new()
-            } else {
-                format!("{library} not found")
-            },
+            found: opened.is_some(),
+            detail: opened.unwrap_or_else(|| format!("{library} not found")),
             gives,
             install,
         });
     }
-    let tools: [(&str, bool, &str, &str); 4] = [
+    let tools: [(&str, Option<String>, &str, &str); 4] = [
         (
             "rustup nightly",
             output("rustup", &["component", "list", "--toolchain", "nightly"])
-                .is_some_and(|list| list.contains("rust-src (installed)")),
+                .filter(|list| list.contains("rust-src (installed)"))
+                .and_then(|_| output("rustc", &["+nightly", "--version"])),
             "images for GPUs from your own kernels",
             "rustup toolchain install nightly -c rust-src -c llvm-tools",
         ),
@@ -95,21 +95,20 @@ fn items() -> Vec<Item> {
                 "/usr/bin/cargo",
             ]
             .iter()
-            .all(|path| std::path::Path::new(path).exists()),
+            .all(|path| std::path::Path::new(path).exists())
+            .then(|| output("/usr/bin/rustc", &["--version"]).unwrap_or_default()),
             "images for GPUs from your own kernels",
             "apt install rustc-web cargo-web rust-web-src llvm-22 lld-22",
         ),
         (
             "ptxas",
-            std::env::var("FUSEWIRE_PTXAS").is_ok_and(|path| std::path::Path::new(&path).exists())
-                || output("ptxas", &["--version"]).is_some()
-                || output("python3", &["-c", "import nvidia.cu13.bin"]).is_some(),
+            ptxas(),
             "the check that NVIDIA's assembler takes the PTX, and a table of registers",
             "pip install nvidia-cuda-nvcc",
         ),
         (
             "objdump",
-            output("objdump", &["--version"]).is_some(),
+            output("objdump", &["--version"]),
             "the check of the CPU's native entries",
             "apt install binutils",
         ),
@@ -118,8 +117,10 @@ fn items() -> Vec<Item> {
         items.push(Item {
             kind: "tool chains",
             name,
-            found,
-            detail: String::new(),
+            found: found.is_some(),
+            detail: found
+                .and_then(|text| text.lines().next().map(str::to_owned))
+                .unwrap_or_default(),
             gives,
             install,
         });
@@ -187,6 +188,35 @@ const LIBRARIES: &[(&str, &str, &str, &str)] = &[
         "apt install libgloo-dev",
     ),
 ];
+
+/// Where the open library `name` comes from.
+fn mapped(name: &str) -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let path = maps
+        .lines()
+        .filter_map(|line| line.split_once('/'))
+        .map(|(_, path)| path)
+        .find(|path| {
+            path.rsplit('/')
+                .next()
+                .is_some_and(|file| file.starts_with(name))
+        })?;
+    Some(format!("/{path}"))
+}
+
+/// The path of NVIDIA's assembler: as told, in the path, or from the wheel.
+fn ptxas() -> Option<String> {
+    const WHEEL: &str = "import glob, nvidia; \
+        print(next(p for f in nvidia.__path__ for p in glob.glob(f + '/*/bin/ptxas')))";
+    if let Ok(path) = std::env::var("FUSEWIRE_PTXAS")
+        && std::path::Path::new(&path).exists()
+    {
+        return Some(path);
+    }
+    output("ptxas", &["--version"])
+        .map(|_| "in the path".to_owned())
+        .or_else(|| output("python3", &["-c", WHEEL]))
+}
 
 fn cpu_model() -> String {
     std::fs::read_to_string("/proc/cpuinfo")

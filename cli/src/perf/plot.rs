@@ -68,7 +68,7 @@ fn panel(
         .x_label_area_size(44)
         .y_label_area_size(64)
         .build_cartesian_2d(
-            (left..(right * 1.5)).log_scale(),
+            (left..(right * 1.5)).log_scale().base(8.0),
             ((low / 1.5)..(high * 2.0)).log_scale(),
         )?;
     chart

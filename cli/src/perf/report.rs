@@ -69,14 +69,19 @@ impl Row {
             in_place,
             graph: settings.graph,
             iterations: times.len(),
-            min_us: times[0],
-            median_us,
-            p99_us: times[(times.len() * 99 / 100).min(times.len() - 1)],
-            algbw_gbps,
-            busbw_gbps: algbw_gbps * kind.bus_factor(comm.size()),
+            min_us: rounded(times[0]),
+            median_us: rounded(median_us),
+            p99_us: rounded(times[(times.len() * 99 / 100).min(times.len() - 1)]),
+            algbw_gbps: rounded(algbw_gbps),
+            busbw_gbps: rounded(algbw_gbps * kind.bus_factor(comm.size())),
             wrong,
         }
     }
+}
+
+/// To a thousandth: nanoseconds, and megabytes a second.
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
 }
 
 /// Collects rows; rank 0 prints them as they come.

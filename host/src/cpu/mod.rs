@@ -1,6 +1,7 @@
 //! The CPU device: shared memory, streams, events and graphs, with the semantics of their CUDA
 //! counterparts.
 
+mod cache;
 mod descriptor;
 mod event;
 mod graph;
@@ -19,5 +20,6 @@ pub use launch::{BlockOrder, Grid, Keep, Launch, LaunchOwner, MAX_PARAM_BYTES, M
 pub use segment::Segment;
 pub use stream::{Item, Stream, Ticket};
 
+pub(crate) use cache::last_level_bytes;
 pub(crate) use graph::Node;
 pub(crate) use launch::run_single;

@@ -13,6 +13,7 @@ mod vector;
 use crate::Result;
 use crate::comm::submit::invalid;
 use crate::comm::{Communicator, Work};
+use crate::cpu::last_level_bytes;
 use crate::options::ReduceOp;
 use crate::plan::{Plan, plan};
 use crate::tensor::{Input, Output, Tensor};
@@ -23,10 +24,6 @@ use fusewire_device::session::{Call, Operation};
 
 /// Root of an operation that has none.
 const NO_ROOT: u16 = 0xffff;
-
-/// From this many bytes on that a rank writes, results pass by its caches. Local: no other rank has
-/// to agree.
-const STREAMING_BYTES: usize = 4 << 20;
 
 /// Defines an operation's two forms over one preparation.
 macro_rules! forms {
@@ -321,8 +318,11 @@ impl Communicator {
             self.inner.windows.place(at, bytes).0
         }
     }
-}
 
-fn hint(bytes: usize) -> u32 {
-    u32::from(bytes >= STREAMING_BYTES)
+    /// Whether results pass by the caches: where what all ranks write, `bytes` each, is more than half of
+    /// the last cache (the other half has the inputs). Local: no other rank has to agree.
+    fn hint(&self, bytes: usize) -> u32 {
+        let all = (bytes as u64).saturating_mul(u64::from(self.size()));
+        u32::from(all > last_level_bytes() / 2)
+    }
 }

@@ -1,7 +1,7 @@
 //! Operations that only move bytes, bound to their kernels.
 
+use super::NO_ROOT;
 use super::checks::{apart, length, same_type, within};
-use super::{NO_ROOT, hint};
 use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::submit::{Prepared, invalid};
@@ -32,7 +32,7 @@ macro_rules! movement {
             source_at: comm.place_of(input.ptr, input.count * size, $staged),
             target: output.ptr,
             chunk: plan.chunk,
-            hint: hint($written * size),
+            hint: comm.hint($written * size),
         };
         let borrowed = output.tensor.is_none() || input.tensor.is_none();
         Ok(Prepared::new(

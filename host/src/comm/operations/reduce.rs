@@ -1,7 +1,7 @@
 //! Reductions, bound to their kernels.
 
+use super::NO_ROOT;
 use super::checks::{apart, length, reducible, same_type};
-use super::{NO_ROOT, hint};
 use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::instances;
@@ -191,7 +191,7 @@ impl Communicator {
                 target_at: self.place_of(output.ptr, output.count * size, false),
                 scalar: op.scalar(input.dtype),
                 chunk: plan.chunk,
-                hint: hint(count * size),
+                hint: self.hint(count * size),
             },
         );
         let borrowed = output.tensor.is_none() || input.tensor.is_none();

@@ -1,7 +1,7 @@
 //! Operations with a length for each rank, bound to their kernels.
 
+use super::NO_ROOT;
 use super::checks::{apart, at_most, length, same_type, within};
-use super::{NO_ROOT, hint};
 use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::submit::Prepared;
@@ -42,7 +42,7 @@ impl Communicator {
             target: output.ptr,
             counts: counts.as_ptr(),
             chunk: plan.chunk,
-            hint: hint(output.count * size),
+            hint: self.hint(output.count * size),
         };
         let tensors = [output.tensor, input.tensor, counts_tensor];
         let borrowed = tensors.iter().any(Option::is_none);
@@ -84,7 +84,7 @@ impl Communicator {
             send_counts: input_splits.as_ptr(),
             receive_counts: output_splits.as_ptr(),
             chunk: plan.chunk,
-            hint: hint(output.count * size),
+            hint: self.hint(output.count * size),
         };
         let tensors = [output.tensor, input.tensor, splits_tensor];
         let borrowed = tensors.iter().any(Option::is_none);
