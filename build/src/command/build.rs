@@ -77,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             } else {
                 format!("compiled in {:.0} s", start.elapsed().as_secs_f64())
             },
-            out.join(&file).display()
+            shown(&out.join(&file)).display()
         );
         let hash = Sha256::digest(&bytes);
         manifest.images.push(ManifestImage {
@@ -93,8 +93,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let path = out.join(format!("{}.json", project.name));
     write(&path, serde_json::to_string_pretty(&manifest)?.as_bytes())?;
-    println!("{}", path.display());
+    println!("{}", shown(&path).display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// `path` from the current folder on, where it lies in there.
+fn shown(path: &Path) -> &Path {
+    std::env::current_dir()
+        .ok()
+        .and_then(|here| path.strip_prefix(here).ok())
+        .unwrap_or(path)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
