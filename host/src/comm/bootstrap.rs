@@ -394,16 +394,34 @@ impl Meeting<'_> {
         Ok(all)
     }
 
+    /// Waits until all ranks are here; rank 0 also until all others know it, because its process may host
+    /// the store and end right after.
     fn barrier(&self, what: &str) -> Result<()> {
-        let key = format!("{}/{what}", self.prefix);
-        let here = self.store.add(&key, 1)?;
-        let all = format!("{key}/all");
-        if here == i64::from(self.size) {
-            return self.store.set(&all, b"1");
+        if self.size == 1 {
+            return Ok(());
         }
+        let key = format!("{}/{what}", self.prefix);
         let started = Instant::now();
+        let (all, gone) = (format!("{key}/all"), format!("{key}/gone"));
+        if self.store.add(&key, 1)? == i64::from(self.size) {
+            self.store.set(&all, b"1")?;
+        } else {
+            self.await_key(&all, started)?;
+        }
+        if self.rank == 0 {
+            self.await_key(&gone, started)
+        } else if self.store.add(&format!("{key}/left"), 1)? == i64::from(self.size) - 1 {
+            // If rank 0 sees the key it may leave at once, with the store: the answer does not matter.
+            let _ = self.store.set(&gone, b"1");
+            Ok(())
+        } else {
+            Ok(())
+        }
+    }
+
+    fn await_key(&self, key: &str, started: Instant) -> Result<()> {
         self.store
-            .wait(&[&all], self.timeout)
+            .wait(&[key], self.timeout)
             .map_err(|error| match error {
                 Error::StoreTimeout { .. } => self.refuse(format!(
                     "not all of the {} ranks came within {:.1} s",

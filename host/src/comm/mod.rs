@@ -9,6 +9,9 @@ mod submit;
 mod windows;
 mod work;
 
+#[cfg(test)]
+mod tests;
+
 use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 use core::time::Duration;
