@@ -46,10 +46,14 @@ impl fmt::Display for Plan {
     }
 }
 
-/// All_reduce by packets up to this many bytes, where the slots have room; two-shot beyond. Measured with two and
-/// four ranks on two cores: beyond, carrying all data to the peers' slots costs more than the second
-/// signal of a two-shot, which reads and writes user memory in place; staged memory loses a little.
+/// All_reduce by packets up to this many bytes, where the slots have room. Measured with two ranks on two
+/// cores: beyond, carrying all data to the peers' slots costs more than the second signal of the other algorithms,
+/// which read and write user memory in place; staged memory loses a little.
 const PACKET_BYTES: u64 = 1 << 10;
+
+/// The same where ranks share cores, measured with four on two: there a second signal is a second switch
+/// between ranks, microseconds.
+const CROWDED_PACKET_BYTES: u64 = 4 << 10;
 
 /// One-shot all_reduce by signal up to this many bytes, for types and reductions without packets; two-shot beyond,
 /// which needs no staging to work in place.
@@ -67,9 +71,11 @@ pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool
         )
 }
 
-/// Plans an operation over rows of `count` elements of `size` bytes, `rows` of them staged.
+/// Plans an operation over rows of `count` elements of `size` bytes, `rows` of them staged. `crowded`: there are
+/// more ranks than cores.
 pub(crate) fn plan(
     options: &Options,
+    crowded: bool,
     operation: Operation,
     count: u64,
     size: u64,
@@ -83,7 +89,7 @@ pub(crate) fn plan(
     let chunk = (room / (rows * size).max(1) / granule * granule).max(granule);
     Plan {
         operation,
-        algorithm: algorithm(options, operation, count, size, reduction),
+        algorithm: algorithm(options, crowded, operation, count, size, reduction),
         blocks: options.blocks,
         chunk,
         bitwise: true,
@@ -92,6 +98,7 @@ pub(crate) fn plan(
 
 fn algorithm(
     options: &Options,
+    crowded: bool,
     operation: Operation,
     count: u64,
     size: u64,
@@ -108,11 +115,16 @@ fn algorithm(
     }
     let packets = reduction.is_some_and(|(dtype, code)| has_instance(dtype, code))
         && count * size <= packet::capacity(options.packet_slot_bytes);
+    let packet_bytes = if crowded {
+        CROWDED_PACKET_BYTES
+    } else {
+        PACKET_BYTES
+    };
     match options.algorithm {
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot => Algorithm::TwoShot,
-        _ if packets && count * size <= PACKET_BYTES => Algorithm::Packet,
+        _ if packets && count * size <= packet_bytes => Algorithm::Packet,
         _ if count * size <= ONE_SHOT_BYTES => Algorithm::Signal,
         _ => Algorithm::TwoShot,
     }

@@ -75,9 +75,10 @@ impl Communicator {
         let pad = Segment::create(layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, &options);
         let pads = meeting.share(&format!("pad-{agreed:016x}"), pad)?;
+        let cores = cores();
+        let crowded = meeting.agree("crowded", size > cores)?;
         let windows = Windows::new();
         windows.add(rank, pads.clone());
-        let cores = cores();
         let mut hasher = DefaultHasher::new();
         prefix.hash(&mut hasher);
         let constants = Box::new(CommConst {
@@ -112,6 +113,7 @@ impl Communicator {
                 size,
                 device,
                 options,
+                crowded,
                 isa: isa(),
                 constants,
                 windows,
@@ -392,6 +394,16 @@ impl Meeting<'_> {
             all.push(Segment::open(&descriptor, rank)?);
         }
         Ok(all)
+    }
+
+    /// What rank 0 says, for decisions that must be the same on all ranks.
+    fn agree(&self, what: &str, own: bool) -> Result<bool> {
+        let key = format!("{}/{what}", self.prefix);
+        if self.rank == 0 {
+            self.store.set(&key, &[u8::from(own)])?;
+            return Ok(own);
+        }
+        Ok(self.store.get(&key, self.timeout)? == [1])
     }
 
     /// Waits until all ranks are here; rank 0 also until all others know it, because its process may host

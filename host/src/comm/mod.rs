@@ -58,6 +58,8 @@ struct Inner {
     size: u32,
     device: Device,
     options: Options,
+    /// Whether there are more ranks than cores, as rank 0 sees it.
+    crowded: bool,
     isa: Isa,
     constants: Box<CommConst>,
     windows: Windows,

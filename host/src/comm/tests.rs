@@ -42,8 +42,10 @@ impl Store for Late {
 }
 
 fn join(rank: u32, store: Arc<dyn Store>) -> Result<()> {
-    let mut options = Options::default();
-    options.timeout = TIMEOUT;
+    let options = Options {
+        timeout: TIMEOUT,
+        ..Options::default()
+    };
     Communicator::new(Device::Cpu, rank, 3, store, "meeting", options).map(drop)
 }
 

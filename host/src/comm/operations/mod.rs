@@ -25,6 +25,9 @@ use fusewire_device::session::{Call, Operation};
 /// Root of an operation that has none.
 const NO_ROOT: u16 = 0xffff;
 
+/// From here on staged results pass by the caches.
+const STAGED_STREAMING_BYTES: usize = 4 << 20;
+
 /// Defines an operation's two forms over one preparation.
 macro_rules! forms {
     (
@@ -281,6 +284,7 @@ impl Communicator {
         let size = dtype.size() as u64;
         plan(
             self.options(),
+            self.inner.crowded,
             operation,
             count as u64,
             size,
@@ -319,10 +323,17 @@ impl Communicator {
         }
     }
 
-    /// Whether results pass by the caches: where what all ranks write, `bytes` each, is more than half of
-    /// the last cache (the other half has the inputs). Local: no other rank has to agree.
-    fn hint(&self, bytes: usize) -> u32 {
+    /// Whether results, `bytes` of each rank, pass by the caches; `staged` ones do if they are more than a cache of
+    /// one core, because what another core has read must be fetched back before it can be written; others where
+    /// what all ranks write is more than half of the last cache (the other half has the inputs). Local:
+    /// no other rank has to agree.
+    fn hint(&self, bytes: usize, staged: bool) -> u32 {
         let all = (bytes as u64).saturating_mul(u64::from(self.size()));
-        u32::from(all > last_level_bytes() / 2)
+        let cached = if staged {
+            bytes < STAGED_STREAMING_BYTES
+        } else {
+            all <= last_level_bytes() / 2
+        };
+        u32::from(!cached)
     }
 }

@@ -6,6 +6,7 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::submit::{Prepared, invalid};
 use crate::tensor::{Input, Output};
+use fusewire_device::comm::Place;
 use fusewire_device::session::Operation;
 use fusewire_kernels::movement::{
     ALL_GATHER, ALL_TO_ALL, AllGatherParams, AllToAllParams, BROADCAST, BroadcastParams, GATHER,
@@ -22,6 +23,7 @@ macro_rules! movement {
         let count = $count;
         let size = input.dtype.size();
         let plan = comm.plan_rows($operation, count, input.dtype, $rows, None);
+        let source_at = comm.place_of(input.ptr, input.count * size, $staged);
         let params = $params {
             constants: comm.constants(),
             call: comm.call(&plan, Some(input.dtype), None, $root, count as u64),
@@ -29,10 +31,10 @@ macro_rules! movement {
             size: size as u64,
             timeout_ns: comm.timeout_ns,
             source: input.ptr,
-            source_at: comm.place_of(input.ptr, input.count * size, $staged),
+            source_at,
             target: output.ptr,
             chunk: plan.chunk,
-            hint: comm.hint($written * size),
+            hint: comm.hint($written * size, source_at == Place::NONE.0),
         };
         let borrowed = output.tensor.is_none() || input.tensor.is_none();
         Ok(Prepared::new(

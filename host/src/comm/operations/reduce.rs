@@ -9,6 +9,7 @@ use crate::comm::submit::Prepared;
 use crate::options::{Algorithm, ReduceOp};
 use crate::plan::Plan;
 use crate::tensor::{Input, Output};
+use fusewire_device::comm::Place;
 use fusewire_device::packet;
 use fusewire_device::session::Operation;
 use fusewire_kernels::all_reduce::AllReducePacketParams;
@@ -177,6 +178,9 @@ impl Communicator {
             count,
         } = arguments;
         let size = input.dtype.size();
+        let source_at = self.place_of(input.ptr, input.count * size, staged);
+        let target_at = self.place_of(output.ptr, output.count * size, false);
+        let copied = source_at == Place::NONE.0 || target_at == Place::NONE.0;
         let (kernel, params) = select(
             input.dtype,
             op,
@@ -186,12 +190,12 @@ impl Communicator {
                 count: count as u64,
                 timeout_ns: self.timeout_ns,
                 source: input.ptr,
-                source_at: self.place_of(input.ptr, input.count * size, staged),
+                source_at,
                 target: output.ptr,
-                target_at: self.place_of(output.ptr, output.count * size, false),
+                target_at,
                 scalar: op.scalar(input.dtype),
                 chunk: plan.chunk,
-                hint: self.hint(count * size),
+                hint: self.hint(count * size, copied),
             },
         );
         let borrowed = output.tensor.is_none() || input.tensor.is_none();

@@ -6,6 +6,7 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::submit::Prepared;
 use crate::tensor::{Input, Output, Tensor};
+use fusewire_device::comm::Place;
 use fusewire_device::session::Operation;
 use fusewire_kernels::vector::{ALL_GATHER_V, ALL_TO_ALL_V, AllGatherVParams, AllToAllVParams};
 
@@ -32,17 +33,18 @@ impl Communicator {
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15)
                 .rotate_left(23)
         });
+        let source_at = self.place_of(input.ptr, input.count * size, false);
         let params = AllGatherVParams {
             constants: self.constants(),
             call: self.call(&plan, Some(input.dtype), None, NO_ROOT, agreed),
             size: size as u64,
             timeout_ns: self.timeout_ns,
             source: input.ptr,
-            source_at: self.place_of(input.ptr, input.count * size, false),
+            source_at,
             target: output.ptr,
             counts: counts.as_ptr(),
             chunk: plan.chunk,
-            hint: self.hint(output.count * size),
+            hint: self.hint(output.count * size, source_at == Place::NONE.0),
         };
         let tensors = [output.tensor, input.tensor, counts_tensor];
         let borrowed = tensors.iter().any(Option::is_none);
@@ -73,18 +75,19 @@ impl Communicator {
         let size = input.dtype.size();
         let rows = u64::from(self.size());
         let plan = self.plan_rows(Operation::AllToAllV, 0, input.dtype, rows, None);
+        let source_at = self.place_of(input.ptr, input.count * size, false);
         let params = AllToAllVParams {
             constants: self.constants(),
             call: self.call(&plan, Some(input.dtype), None, NO_ROOT, 0),
             size: size as u64,
             timeout_ns: self.timeout_ns,
             source: input.ptr,
-            source_at: self.place_of(input.ptr, input.count * size, false),
+            source_at,
             target: output.ptr,
             send_counts: input_splits.as_ptr(),
             receive_counts: output_splits.as_ptr(),
             chunk: plan.chunk,
-            hint: self.hint(output.count * size),
+            hint: self.hint(output.count * size, source_at == Place::NONE.0),
         };
         let tensors = [output.tensor, input.tensor, splits_tensor];
         let borrowed = tensors.iter().any(Option::is_none);
