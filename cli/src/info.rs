@@ -7,7 +7,7 @@ use serde::Serialize;
 /// How to print.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Prints one JSON object.
+    /// Prints a JSON array, one object an item.
     #[arg(long)]
     json: bool,
 }

@@ -64,6 +64,8 @@ pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
     let server = TcpStoreServer::bind("127.0.0.1:0")?;
     catch(libc::SIGINT);
     catch(libc::SIGTERM);
+    catch(libc::SIGHUP);
+    catch(libc::SIGQUIT);
     processes::adopt_orphans();
     let mut ranks = Vec::new();
     let mut readers = Vec::new();
@@ -104,6 +106,16 @@ fn start(
         .env("GROUP_RANK", "0")
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port.to_string())
+        .env("GROUP_WORLD_SIZE", "1")
+        .env("ROLE_NAME", "default")
+        .env("ROLE_RANK", rank.to_string())
+        .env("ROLE_WORLD_SIZE", job.ranks.to_string())
+        .env("TORCHELASTIC_RESTART_COUNT", "0")
+        .env("TORCHELASTIC_MAX_RESTARTS", "0")
+        .env(
+            "TORCHELASTIC_RUN_ID",
+            format!("fusewire-{}", std::process::id()),
+        )
         .env("TORCHELASTIC_USE_AGENT_STORE", "True");
     OTHER_LAUNCHERS.iter().for_each(|name| {
         command.env_remove(name);

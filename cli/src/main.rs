@@ -9,6 +9,7 @@ mod run;
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 /// GPU-resident collectives written in Rust: measure them, start ranks, look at the machine.
@@ -30,13 +31,13 @@ enum Subject {
 }
 
 fn main() -> ExitCode {
+    // A reader that has seen enough, as in `fusewire info | head -1`, ends this process quietly.
+    // SAFETY: at the start, before any thread; the default action is always valid.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let command = match Command::try_parse() {
         Ok(command) => command,
         Err(error) if error.use_stderr() => {
-            // One line: what is wrong, without the usage below it.
-            let text = error.to_string();
-            let line = text.lines().next().unwrap_or("error: bad arguments");
-            eprintln!("{line} (see fusewire --help)");
+            eprintln!("{} (see fusewire --help)", one_line(&error));
             return ExitCode::from(2);
         }
         Err(help) => {
@@ -53,6 +54,20 @@ fn main() -> ExitCode {
         eprintln!("error: {error:#}");
         ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
     })
+}
+
+/// What is wrong with the arguments, without the usage below it.
+fn one_line(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return "error: a command is needed: perf, run or info".to_owned();
+    }
+    let text = error.to_string();
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.is_empty())
+        .collect();
+    lines.join(" ")
 }
 
 /// A mistake in the arguments: one line, exit status 2.

@@ -193,6 +193,8 @@ pub enum FailureKind {
     Abort = 5,
     /// A rank can't be reached by load and store, and there is no network.
     NoRoute = 6,
+    /// Counts in device memory add up to more than a buffer holds.
+    Counts = 7,
 }
 
 /// What a failing rank leaves for people: claimed by compare-exchange, filled, then made valid.

@@ -1,7 +1,8 @@
 //! Rank, size, store and host, found out from the environment.
 //!
 //! The variables and their order are torchcomms' (`comms/torchcomms/utils/Utils.cpp`), so that a
-//! program starts under `torchrun`, `mpirun`, `mpiexec`, PALS or `fusewire run` without options.
+//! program starts under `torchrun` or `fusewire run` without options, and under `mpirun`, `mpiexec` or PALS with the
+//! store's address in `MASTER_ADDR` and `MASTER_PORT`.
 
 use core::time::Duration;
 use std::env;
@@ -99,7 +100,24 @@ impl RankSize {
         Self::from_variables(&variable)
     }
 
+    /// As [`RankSize::from_env`]; `None` where no launcher has set anything.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] when a launcher's variables are there but not whole or not right.
+    pub fn from_env_if_set() -> Result<Option<Self>> {
+        Self::find(&variable)
+    }
+
     fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        Self::find(variable)?.ok_or_else(|| {
+            Error::bootstrap(
+                "neither rank nor size is in the environment; set TORCHCOMM_RANK and \
+                 TORCHCOMM_SIZE, or start with `fusewire run`, torchrun or mpirun",
+            )
+        })
+    }
+
+    fn find(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>> {
         let only = match variable(QUERY_METHOD).map(|method| method.to_ascii_lowercase()) {
             None => None,
             Some(method) => match method.as_str() {
@@ -117,18 +135,18 @@ impl RankSize {
                 continue;
             }
             match (variable(launcher.rank), variable(launcher.size)) {
-                (Some(rank), Some(size)) => return launcher.read(variable, &rank, &size),
+                (Some(rank), Some(size)) => return launcher.read(variable, &rank, &size).map(Some),
                 (None, None) => {}
                 (Some(_), None) => half = half.or(Some((launcher.rank, launcher.size))),
                 (None, Some(_)) => half = half.or(Some((launcher.size, launcher.rank))),
             }
         }
-        Err(Error::bootstrap(match half {
-            Some((set, unset)) => format!("{set} is set but {unset} is not; set both"),
-            None => "neither rank nor size is in the environment; set TORCHCOMM_RANK and \
-                     TORCHCOMM_SIZE, or start with `fusewire run`, torchrun or mpirun"
-                .to_owned(),
-        }))
+        match half {
+            Some((set, unset)) => Err(Error::bootstrap(format!(
+                "{set} is set but {unset} is not; set both"
+            ))),
+            None => Ok(None),
+        }
     }
 }
 

@@ -50,7 +50,7 @@ pub enum Error {
     },
 
     /// Memory that ranks share could not be created or mapped.
-    #[error("{operation} of {bytes} bytes of shared memory failed")]
+    #[error("{operation} for {bytes} bytes of shared memory failed: {source}")]
     MemoryMap {
         /// The system call that failed.
         operation: &'static str,

@@ -38,6 +38,22 @@ impl Counts {
         sum
     }
 
+    /// The first sum of parts that is more than `room` elements.
+    #[inline(always)]
+    fn beyond(self, ranks: u32, room: usize) -> Option<usize> {
+        let mut sum = 0usize;
+        let mut rank = 0;
+        while rank < ranks {
+            // No part of the sum is more than the room, so only the last addition can wrap.
+            sum = sum.saturating_add(self.of(rank));
+            if sum > room {
+                return Some(sum);
+            }
+            rank += 1;
+        }
+        None
+    }
+
     #[inline(always)]
     fn longest(self, ranks: u32) -> usize {
         let mut longest = 0;
@@ -61,10 +77,14 @@ struct Vector {
     size: usize,
     source: *const u8,
     source_at: Place,
+    /// Elements that there are in the input.
+    source_count: usize,
     send: Counts,
     /// Whether there is one part for all instead of one for each.
     same: bool,
     target: *mut u8,
+    /// Elements that there are in the output.
+    target_count: usize,
     receive: Counts,
     chunk: usize,
 }
@@ -86,6 +106,34 @@ impl Vector {
     unsafe fn run<M: Machine>(&self, session: &mut Session<M>, policy: Policy) -> bool {
         let block = session.block();
         let (me, ranks) = (session.comm().rank(), session.comm().size());
+        // Counts may have changed since the host saw them: in a graph, or by a kernel before this one.
+        let sent_beyond = if self.same {
+            let own = self.send.of(me);
+            (own > self.source_count).then_some(own)
+        } else {
+            self.send.beyond(ranks, self.source_count)
+        };
+        let beyond = match sent_beyond {
+            Some(sum) => Some((self.source_count, sum)),
+            None => self
+                .receive
+                .beyond(ranks, self.target_count)
+                .map(|sum| (self.target_count, sum)),
+        };
+        if let Some((room, sum)) = beyond {
+            if block.is_leader() {
+                session.watch().fail(
+                    FailureKind::Counts,
+                    wait::Place::Ready,
+                    me,
+                    me,
+                    room as u64,
+                    sum as u64,
+                    0,
+                );
+            }
+            return false;
+        }
         let pad = *session.comm().pad();
         let staged = !self.source_at.is_some();
         let rows = if self.same { 1 } else { ranks };
@@ -233,7 +281,7 @@ fn part<M: Machine>(
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; `counts` one count a rank, the same on all ranks; the buffers valid for
-/// them; `chunk` units (a multiple of [`crate::GRANULE`]) must fit staging.
+/// `source_count` and `target_count` units, which counts that are greater do not exceed: they fail; `chunk` units (a multiple of [`crate::GRANULE`]) must fit staging.
 #[kernel]
 pub unsafe fn all_gather_v(
     block: Block<impl Machine>,
@@ -243,7 +291,9 @@ pub unsafe fn all_gather_v(
     timeout_ns: u64,
     source: *const u8,
     source_at: u64,
+    source_count: u64,
     target: *mut u8,
+    target_count: u64,
     counts: *const u64,
     chunk: u64,
     hint: u32,
@@ -257,9 +307,11 @@ pub unsafe fn all_gather_v(
         size: size as usize,
         source,
         source_at: Place(source_at),
+        source_count: source_count as usize,
         send: Counts(counts),
         same: true,
         target,
+        target_count: target_count as usize,
         receive: Counts(counts),
         chunk: chunk as usize,
     };
@@ -273,7 +325,8 @@ pub unsafe fn all_gather_v(
 /// without gaps.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; one count a rank in both arrays, the buffers valid for them;
+/// `constants` as for [`Session::begin`]; one count a rank in both arrays, the buffers valid for
+/// `source_count` and `target_count` units, which counts that are greater do not exceed: they fail;
 /// `chunk` units times the number of ranks (a multiple of [`crate::GRANULE`]) must fit staging.
 #[kernel]
 pub unsafe fn all_to_all_v(
@@ -284,7 +337,9 @@ pub unsafe fn all_to_all_v(
     timeout_ns: u64,
     source: *const u8,
     source_at: u64,
+    source_count: u64,
     target: *mut u8,
+    target_count: u64,
     send_counts: *const u64,
     receive_counts: *const u64,
     chunk: u64,
@@ -299,9 +354,11 @@ pub unsafe fn all_to_all_v(
         size: size as usize,
         source,
         source_at: Place(source_at),
+        source_count: source_count as usize,
         send: Counts(send_counts),
         same: false,
         target,
+        target_count: target_count as usize,
         receive: Counts(receive_counts),
         chunk: chunk as usize,
     };

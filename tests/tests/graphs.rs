@@ -274,6 +274,43 @@ fn zero_elements_are_replayed_in_step() {
 }
 
 #[test]
+fn splits_that_outgrow_the_tensors_fail_before_anything_moves() {
+    for (output_split, input_split) in [
+        (9, 4),
+        (4, 9),
+        (u64::MAX, 4),
+        (4, u64::MAX),
+        (1 << 61, 1 << 61),
+    ] {
+        all(1, |comm| {
+            // The tensors are the middle of a larger one, whose rest must stay as it is.
+            let (inside, outside) = (comm.alloc(DType::U32, 64)?, comm.alloc(DType::U32, 64)?);
+            let (input, output) = (inside.slice(16, 8)?, outside.slice(16, 8)?);
+            let splits = Tensor::new(DType::U64, 2)?;
+            splits.copy_from(&[4u64, 4])?;
+            let graph = capture(&comm, || {
+                comm.all_to_all_v_single_async(&output, &input, &splits)
+                    .map(drop)
+            })?;
+            inside.copy_from(&[7u32; 64])?;
+            outside.copy_from(&[1u32; 64])?;
+            splits.copy_from(&[output_split, input_split])?;
+            let error = graph
+                .run(comm.stream())
+                .and_then(|()| comm.synchronize())
+                .expect_err("splits beyond the tensors");
+            let text = error.to_string();
+            assert!(
+                text.contains("all_to_all_v") && text.contains("its buffer has 8"),
+                "{text}"
+            );
+            assert_eq!(outside.to_vec::<u32>()?, [1; 64]);
+            Ok(())
+        });
+    }
+}
+
+#[test]
 fn splits_in_device_memory_are_read_anew_each_replay() {
     const RANKS: u32 = 3;
     const MOST: usize = 90;

@@ -10,6 +10,7 @@ mod report;
 
 use core::time::Duration;
 use std::ffi::OsString;
+use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -157,7 +158,7 @@ impl Settings {
 
 /// Measures; the status is 1 if an element was wrong.
 pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let place = RankSize::from_env().ok();
+    let place = RankSize::from_env_if_set()?;
     let settings = understand(arguments, place)?;
     if let Some(place) = place {
         let comm = Communicator::from_env(Device::Cpu, settings.options.clone())?;
@@ -296,14 +297,9 @@ fn understand(arguments: &Arguments, place: Option<RankSize>) -> anyhow::Result<
     options.algorithm = algorithm;
     for (option, path) in [("--json", &arguments.json), ("--plot", &arguments.plot)] {
         // Not found out after minutes of measuring.
-        let folder = path.as_ref().and_then(|path| path.parent());
-        if let Some(folder) = folder.filter(|folder| !folder.as_os_str().is_empty())
-            && !folder.is_dir()
-        {
-            return Err(usage(format!(
-                "{option}: {} is no folder",
-                folder.display()
-            )));
+        let Some(path) = path else { continue };
+        if let Err(error) = OpenOptions::new().append(true).create(true).open(path) {
+            return Err(usage(format!("{option} {}: {error}", path.display())));
         }
     }
     let (operations, notes) = operations(&arguments.operations, dtype, op, ranks)?;

@@ -138,6 +138,13 @@ impl Kind {
             | Self::SendRecv
             | Self::Barrier
             | Self::AllReduceRmsNorm => 1,
+            Self::AllGatherV | Self::AllToAllV => {
+                // Parts differ: what the rank that gets most gets.
+                let most = (0..ranks)
+                    .map(|rank| self.shape(count, ranks, rank).1)
+                    .max();
+                return (most.unwrap_or(0) * dtype.size()) as u64;
+            }
             _ => u64::from(ranks),
         };
         rows * (count * dtype.size()) as u64

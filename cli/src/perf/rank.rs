@@ -94,7 +94,7 @@ fn measure(
         plan.algorithm,
         buffers.in_place,
         &times,
-        all[0],
+        wrong.max(all[0]),
     ))
 }
 
@@ -113,7 +113,8 @@ fn timed(
     once: &dyn Fn() -> Result<()>,
 ) -> Result<Vec<f64>> {
     let started = Instant::now();
-    let warmup = settings.warmup.map_or(3, u64::from);
+    // One call at least: the number of iterations comes from it.
+    let warmup = settings.warmup.map_or(3, |warmup| u64::from(warmup).max(1));
     for _ in 0..warmup {
         comm.barrier()?;
         once()?;
@@ -122,7 +123,7 @@ fn timed(
         Some(iterations) => u64::from(iterations),
         None => {
             // All ranks agree on what the slowest has seen.
-            let each = started.elapsed().as_nanos() as u64 / warmup.max(1);
+            let each = started.elapsed().as_nanos() as u64 / warmup;
             let mut slowest = [each.max(1)];
             comm.all_reduce(slowest.as_mut_slice(), ReduceOp::Max)?;
             (BUDGET.as_nanos() as u64 / slowest[0]).clamp(FEWEST, MOST)
@@ -142,6 +143,8 @@ fn timed(
         once()?;
         times.push(started.elapsed().as_secs_f64() * 1e6);
     }
+    // A call takes as long as its slowest rank; one that comes late finds the others' data there.
+    comm.all_reduce(times.as_mut_slice(), ReduceOp::Max)?;
     Ok(times)
 }
 

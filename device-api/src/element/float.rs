@@ -26,6 +26,8 @@ macro_rules! small {
             }
         }
 
+        impl super::sealed::Sealed for $name {}
+
         impl Element for $name {
             const DTYPE: DType = DType::$dtype;
             type Acc = f32;

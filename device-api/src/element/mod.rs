@@ -112,8 +112,14 @@ impl DType {
     }
 }
 
-/// An element of a buffer.
-pub trait Element: Copy + Send + Sync + 'static {
+/// What only this crate can implement.
+pub(crate) mod sealed {
+    /// Its size and bits are those of its [`super::DType`]; unsafe code relies on it.
+    pub trait Sealed {}
+}
+
+/// An element of a buffer. Sealed: unsafe code relies on its type code.
+pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     /// Its type code.
     const DTYPE: DType;
     /// What sums are accumulated in.
@@ -198,6 +204,8 @@ macro_rules! float {
             }
         }
 
+        impl sealed::Sealed for $t {}
+
         impl Element for $t {
             const DTYPE: DType = DType::$dtype;
             type Acc = Self;
@@ -270,6 +278,8 @@ macro_rules! integer {
                 self ^ other
             }
         }
+
+        impl sealed::Sealed for $t {}
 
         impl Element for $t {
             const DTYPE: DType = DType::$dtype;

@@ -134,7 +134,7 @@ impl Communicator {
     }
 
     /// Joins the communicator `"world"` as the rank that the environment names (`fusewire run`,
-    /// `torchrun`, `mpirun`, `srun`), over the store at `MASTER_ADDR:MASTER_PORT`.
+    /// `torchrun`, `mpirun`), over the store at `MASTER_ADDR:MASTER_PORT`.
     ///
     /// # Errors
     /// [`Error::Bootstrap`] when the environment names no rank or store, and as [`Communicator::new`].
@@ -256,6 +256,9 @@ impl Store for EnvStore {
     }
 }
 
+/// Most bytes of one of the pad's parts, and most slots of a channel: products of them fit 64 bits.
+const MAX_OPTION: u64 = 1 << 30;
+
 fn validate(name: &str, rank: u32, size: u32, options: &Options) -> Result<()> {
     let refuse = |detail: String| {
         Err(Error::Communicator {
@@ -277,6 +280,16 @@ fn validate(name: &str, rank: u32, size: u32, options: &Options) -> Result<()> {
     }
     if options.packet_slot_bytes < 128 || !options.packet_slot_bytes.is_multiple_of(64) {
         return refuse("a packet slot is a multiple of 64 bytes, 128 at least".to_owned());
+    }
+    for (what, bytes) in [
+        ("a packet slot", options.packet_slot_bytes),
+        ("staging", options.staging_bytes),
+        ("a channel's slot", options.channel_slot_bytes),
+        ("the depth of a channel", options.channel_depth),
+    ] {
+        if bytes > MAX_OPTION {
+            return refuse(format!("{what} of {bytes}; {MAX_OPTION} at most"));
+        }
     }
     let least = u64::from(size) * 64 * 8;
     if options.staging_bytes < least {

@@ -109,6 +109,7 @@ impl Failure {
             FailureKind::Overlap,
             FailureKind::Bounds,
             FailureKind::NoRoute,
+            FailureKind::Counts,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == record.kind)
@@ -207,6 +208,11 @@ impl fmt::Display for Failure {
                 self.awaited, self.expected, self.observed
             ),
             FailureKind::NoRoute => write!(f, "rank {} cannot be reached", self.awaited),
+            FailureKind::Counts => write!(
+                f,
+                "the counts of rank {} add up to {} elements, its buffer has {}",
+                self.awaited, self.observed, self.expected
+            ),
             FailureKind::Abort => f.write_str("aborted"),
         }
     }

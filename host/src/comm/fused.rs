@@ -73,7 +73,7 @@ impl Communicator {
     }
 
     /// As [`Communicator::all_reduce_rms_norm`], enqueued. All buffers must be tensors; those of
-    /// `residual` and `weight` must be kept alive by the caller until the work (and every graph that captured
+    /// `residual`, `weight` and `residual_out` must be kept alive by the caller until the work (and every graph that captured
     /// it) is done, which `keep` does for one of them.
     ///
     /// # Safety

@@ -371,6 +371,7 @@ impl Step {
             };
         }
         let counts = world.private(rank).cast::<u64>();
+        let user = world.config().user as u64;
         let floats = world.private(rank);
         // SAFETY: the world's communicator is live, its buffers hold what the step moves.
         unsafe {
@@ -388,7 +389,8 @@ impl Step {
                 Op::Gather(_) => movement!(movement::gather),
                 Op::AllToAll => movement!(movement::all_to_all),
                 Op::AllGatherV => vector::all_gather_v(
-                    block, constants, call, 1, timeout, source, source_at, target, counts, chunk, 0,
+                    block, constants, call, 1, timeout, source, source_at, user, target, user,
+                    counts, chunk, 0,
                 ),
                 Op::AllToAllV => vector::all_to_all_v(
                     block,
@@ -398,7 +400,9 @@ impl Step {
                     timeout,
                     source,
                     source_at,
+                    user,
                     target,
+                    user,
                     counts,
                     counts.add(64),
                     chunk,

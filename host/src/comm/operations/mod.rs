@@ -221,8 +221,8 @@ impl Communicator {
     }
 
     /// As [`Communicator::all_to_all_v_single`], enqueued; the splits are one tensor of u64 in device memory,
-    /// the output's first, then the input's. A replayed graph reads them anew each time; values that leave
-    /// the tensors they were captured with are the caller's mistake.
+    /// the output's first, then the input's. A replayed graph reads them anew each time; splits that add
+    /// up to more than a tensor holds fail before anything moves.
     ///
     /// # Errors
     /// As there.
