@@ -108,7 +108,7 @@ impl<'a> Report<'a> {
         };
         let graph = if settings.graph { ", graph replay" } else { "" };
         report.line(format_args!(
-            "# {} ranks, device {}, {registered} buffers{graph}; times in us, bandwidth in GB/s",
+            "# {} ranks, device {}, {registered} buffers{graph}; times of the slowest rank in us, bandwidth in GB/s",
             comm.size(),
             comm.device().name()
         ));
