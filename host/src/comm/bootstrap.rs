@@ -164,9 +164,10 @@ impl Communicator {
                 ),
             });
         }
+        // Counted also where the memory is refused, so that ranks go on with the same keys.
+        let what = format!("{what}-{}", self.next_host_call());
         let segment = Segment::create(bytes, "fusewire-window")?;
-        self.meeting()
-            .share(&format!("{what}-{}", self.next_host_call()), segment)
+        self.meeting().share(&what, segment)
     }
 
     /// Waits in the store until all ranks are here.
@@ -379,7 +380,16 @@ impl Meeting<'_> {
                 all.push(Arc::clone(&own));
                 continue;
             }
-            let card = self.store.get(&key(rank), self.timeout)?;
+            let card = self
+                .store
+                .get(&key(rank), self.timeout)
+                .map_err(|error| match error {
+                    Error::StoreTimeout { .. } => self.refuse(format!(
+                        "rank {rank} did not come within {:.1} s",
+                        self.timeout.as_secs_f64()
+                    )),
+                    other => other,
+                })?;
             let (descriptor, theirs, their_host) = parse(&card)
                 .ok_or_else(|| self.refuse(format!("rank {rank} published something else")))?;
             if theirs != what {
