@@ -306,3 +306,57 @@ fn info_names_what_is_missing_and_how_to_install_it() {
         );
     }
 }
+
+#[test]
+fn a_launcher_that_said_half_is_not_ignored() {
+    let output = fusewire(&["perf", "barrier", "--ranks", "2"])
+        .env("RANK", "0")
+        .output()
+        .expect("the command starts");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("RANK is set but WORLD_SIZE is not"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn run_sets_what_pytorch_reads_beside_an_agent_s_store() {
+    let output = output(&["run", "-n", "2", "--", "env"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for name in [
+        "TORCHELASTIC_RESTART_COUNT=0",
+        "TORCHELASTIC_MAX_RESTARTS=0",
+        "TORCHELASTIC_RUN_ID=",
+        "ROLE_RANK=1",
+        "ROLE_WORLD_SIZE=2",
+        "GROUP_WORLD_SIZE=1",
+        "MASTER_PORT=",
+    ] {
+        assert!(text.contains(name), "{name} is not in {text}");
+    }
+}
+
+#[test]
+fn vector_operations_report_the_bytes_that_they_move() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("rows.json");
+    let path = file.to_str().expect("a name");
+    let output = output(&[
+        "perf",
+        "all_gather_v",
+        "--ranks",
+        "2",
+        "--min-bytes",
+        "24K",
+        "--max-bytes",
+        "24K",
+        "--json",
+        path,
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let rows = std::fs::read_to_string(&file).expect("rows");
+    // A third and two thirds of a row of 3,072 elements.
+    assert!(rows.contains("\"bytes\": 12288"), "{rows}");
+}

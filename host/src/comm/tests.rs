@@ -69,3 +69,31 @@ fn a_rank_that_hosts_the_store_leaves_last() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn options_that_overflow_the_layout_are_refused() {
+    let store = || Arc::new(crate::store::MemoryStore::new());
+    let options = Options::default;
+    for options in [
+        Options {
+            staging_bytes: 1 << 63,
+            ..options()
+        },
+        Options {
+            packet_slot_bytes: 1 << 62,
+            ..options()
+        },
+        Options {
+            channel_slot_bytes: 1 << 62,
+            ..options()
+        },
+        Options {
+            channel_depth: 1 << 60,
+            ..options()
+        },
+    ] {
+        let error = Communicator::new(Device::Cpu, 0, 1, store(), "large", options)
+            .expect_err("more than an address space");
+        assert!(error.to_string().contains("at most"), "{error}");
+    }
+}
