@@ -4,6 +4,7 @@ mod bootstrap;
 mod failure;
 mod fused;
 mod instances;
+mod meeting;
 mod operations;
 mod submit;
 mod windows;
