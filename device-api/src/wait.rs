@@ -314,6 +314,29 @@ impl Watch {
     }
 }
 
+/// Stops a communicator from outside of its kernels: this rank records an abort and every peer is told, if the
+/// communicator has not failed before.
+pub fn abort(comm: &Comm) {
+    let state = Watch::block_state(comm, 0);
+    // SAFETY: the state lies in the pad; its words are only accessed atomically.
+    let finished =
+        unsafe { mem::load_u64(&raw const (*state).sequence, Order::Relaxed, Scope::System) };
+    let mut watch = Watch {
+        comm: *comm,
+        call: Call(0),
+        count: 0,
+        sequence: finished,
+        block: 0,
+        timeout_ns: 0,
+    };
+    // What this rank is in, or was in last.
+    let progress = watch.progress(comm.rank());
+    watch.call = Call::from_progress(progress.call);
+    watch.count = progress.count & 0xffff_ffff_ffff;
+    let (kind, rank) = (FailureKind::Abort, comm.rank());
+    watch.fail(kind, Place::Launch, rank, rank, 0, 0, 0);
+}
+
 #[inline(always)]
 fn pause() {
     #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]

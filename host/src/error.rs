@@ -114,6 +114,28 @@ pub enum Error {
         detail: String,
     },
 
+    /// Another library failed in a communicator's call.
+    #[error("backend {backend}: {operation}: {detail}")]
+    Backend {
+        /// Name of the backend.
+        backend: String,
+        /// The library's operation.
+        operation: &'static str,
+        /// What it said, and what to do where that is known.
+        detail: String,
+    },
+
+    /// An object that a peer sent is not what was asked for.
+    #[error("{operation}: object of rank {rank}: {detail}")]
+    Object {
+        /// The operation that was called.
+        operation: &'static str,
+        /// The rank that sent it.
+        rank: u32,
+        /// What does not fit.
+        detail: String,
+    },
+
     /// Work of a stream was not complete when a bounded wait for it ended.
     #[error("work of the stream is not complete after {seconds} s")]
     StreamTimeout {

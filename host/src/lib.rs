@@ -25,6 +25,7 @@
 //! A [`Communicator`] may be used from several threads, but all ranks must issue its operations in
 //! the same order.
 
+pub mod backend;
 pub mod bootstrap;
 mod comm;
 pub mod cpu;
@@ -37,11 +38,12 @@ pub mod store;
 mod tensor;
 
 pub use self::comm::{
-    Activity, Communicator, Failure, MAX_SIZE, RmsNorm, Work, WorkStatus, run_threads,
+    Activity, Communicator, Failure, FlightRecord, HookArguments, HookHandle, MAX_SIZE,
+    RecordState, ReplayArguments, ReplayEdge, RmsNorm, Work, WorkStatus, new_comm, run_threads,
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Error, Result};
-pub use self::options::{Algorithm, Options, ReduceOp};
+pub use self::options::{Algorithm, CallOptions, Determinism, Options, ReduceOp};
 pub use self::plan::Plan;
 pub use self::tensor::{Input, Output, Tensor};
 pub use fusewire_device::element::ReductionCode;

@@ -3,10 +3,13 @@
 use core::fmt;
 use core::str::FromStr;
 use core::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
 
+use crate::store::Store;
 use crate::{Error, Result};
 
 /// How elements of all ranks become one.
@@ -106,6 +109,8 @@ pub enum Algorithm {
     Pull = 4,
     /// A credited channel (send and receive).
     Channel = 5,
+    /// Another library's, which the communicator's backend is.
+    HandOff = 6,
 }
 
 impl Algorithm {
@@ -118,6 +123,7 @@ impl Algorithm {
             Self::TwoShot => "two_shot",
             Self::Pull => "pull",
             Self::Channel => "channel",
+            Self::HandOff => "handed off",
         }
     }
 }
@@ -139,6 +145,53 @@ impl FromStr for Algorithm {
                 operation: "algorithm",
                 detail: format!("\"{name}\" is none of auto, packet, signal, two_shot"),
             })
+    }
+}
+
+/// What a reduction promises about its bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Determinism {
+    /// The same bits on every rank, in every run, by every algorithm: ranks are reduced in rank order. A route that
+    /// cannot promise it is refused.
+    #[default]
+    Bitwise,
+    /// Any order of the ranks; the fastest route.
+    Any,
+}
+
+/// Options of one call: see [`crate::Communicator::with_options`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CallOptions {
+    /// Bound of the call's waits; the communicator's where it is `None` or zero.
+    pub timeout: Option<Duration>,
+    /// Hints by name; the known ones are [`CallOptions::HINTS`]. An unknown one is reported as a warning.
+    pub hints: BTreeMap<String, String>,
+}
+
+impl CallOptions {
+    /// The hints that a call knows: `algorithm` (`auto`, `packet`, `signal` or `two_shot`; the same on
+    /// all ranks).
+    pub const HINTS: &[&str] = &["algorithm"];
+
+    /// No time-out of its own, no hints.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// With a time-out.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// With a hint.
+    #[must_use]
+    pub fn hint(mut self, name: &str, value: &str) -> Self {
+        self.hints.insert(name.to_owned(), value.to_owned());
+        self
     }
 }
 
@@ -168,6 +221,85 @@ pub struct Options {
     pub spins: Option<u32>,
     /// Epochs start here (tests of wrapping); default 0. Agreed.
     pub first_epoch: u64,
+    /// What reductions promise about their bits. Agreed.
+    pub determinism: Determinism,
+    /// Whether a watchdog ends the process (after writing the failure and the flight record) when the communicator
+    /// has failed. Default: `TORCHCOMM_ABORT_ON_ERROR` where it is set. Where it is not, [`crate::new_comm`] takes
+    /// torchcomms' default, which is yes; the constructors that give errors to Rust callers take no.
+    pub abort_process_on_timeout_or_error: Option<bool>,
+    /// Whether the communicator is made by [`crate::Communicator::reconfigure`] after a failure; the watchdog then
+    /// never ends the process.
+    pub enable_reconfigure: bool,
+    /// Where ranks meet; the environment's store where it is `None`. For [`crate::new_comm`].
+    pub store: Option<Arc<dyn Store>>,
+    /// Rank and size; the environment's where it is `None`. For [`crate::new_comm`].
+    pub rank_size: Option<(u32, u32)>,
+    /// Operations that the flight recorder keeps; 0 turns it off. Default `TORCHCOMM_FR_BUFFER_SIZE`, or 2000.
+    pub flight_recorder_entries: usize,
+    /// Hints by name, as torchcomms' programs give them: [`Options::HINTS`] are known; an unknown one is
+    /// reported as a warning.
+    pub hints: BTreeMap<String, String>,
+}
+
+impl Options {
+    /// The hints that a communicator knows: `algorithm`, `staging_bytes`, `packet_slot_bytes`,
+    /// `channel_slot_bytes`, `channel_depth`, `determinism` (`bitwise` or `any`), and `is_high_priority_stream`,
+    /// `max_event_pool_size`, which the CPU device has no use for.
+    pub const HINTS: &[&str] = &[
+        "algorithm",
+        "staging_bytes",
+        "packet_slot_bytes",
+        "channel_slot_bytes",
+        "channel_depth",
+        "determinism",
+        "is_high_priority_stream",
+        "max_event_pool_size",
+    ];
+
+    /// These options with the known hints applied; unknown ones are warned of.
+    pub(crate) fn with_hints_applied(mut self) -> Result<Self> {
+        for (name, value) in &self.hints {
+            let wrong = |what: &str| Error::InvalidArgument {
+                operation: "new_comm",
+                detail: format!("hint {name}=\"{value}\": {what}"),
+            };
+            let number = || value.parse::<u64>().map_err(|_| wrong("not a number"));
+            match name.as_str() {
+                "algorithm" => self.algorithm = value.parse()?,
+                "staging_bytes" => self.staging_bytes = number()?,
+                "packet_slot_bytes" => self.packet_slot_bytes = number()?,
+                "channel_slot_bytes" => self.channel_slot_bytes = number()?,
+                "channel_depth" => self.channel_depth = number()?,
+                "determinism" => {
+                    self.determinism = match value.as_str() {
+                        "bitwise" => Determinism::Bitwise,
+                        "any" => Determinism::Any,
+                        _ => return Err(wrong("neither bitwise nor any")),
+                    };
+                }
+                known if Self::HINTS.contains(&known) => {}
+                _ => warn_unknown_hint(name, Self::HINTS),
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Tells of a hint that nobody knows.
+pub(crate) fn warn_unknown_hint(name: &str, known: &[&str]) {
+    tracing::warn!(
+        "unknown hint \"{name}\" is ignored; known are {}",
+        known.join(", ")
+    );
+}
+
+fn flag(name: &str) -> Option<bool> {
+    let value = std::env::var(name).ok()?;
+    match value.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" | "y" | "t" => Some(true),
+        "0" | "false" | "no" | "off" | "n" | "f" => Some(false),
+        _ => None,
+    }
 }
 
 impl Default for Options {
@@ -187,6 +319,16 @@ impl Default for Options {
             lanes: 1,
             spins: None,
             first_epoch: 0,
+            determinism: Determinism::Bitwise,
+            abort_process_on_timeout_or_error: flag("TORCHCOMM_ABORT_ON_ERROR"),
+            enable_reconfigure: false,
+            store: None,
+            rank_size: None,
+            flight_recorder_entries: std::env::var("TORCHCOMM_FR_BUFFER_SIZE")
+                .ok()
+                .and_then(|entries| entries.parse().ok())
+                .unwrap_or(2000),
+            hints: BTreeMap::new(),
         }
     }
 }

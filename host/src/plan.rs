@@ -26,10 +26,24 @@ pub struct Plan {
     pub chunk: u64,
     /// Whether every rank gets the same bits for every algorithm, batch and lane count.
     pub bitwise: bool,
+    /// The reduction, where there is one.
+    pub reduction: Option<ReductionCode>,
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.algorithm == Algorithm::HandOff {
+            let promise = if self.bitwise {
+                "same bits on every rank"
+            } else {
+                "the library reduces in an order of its own: bits may differ between runs and from other routes"
+            };
+            return write!(
+                f,
+                "{}: handed off to the communicator's backend, {promise}",
+                self.operation.name()
+            );
+        }
         write!(
             f,
             "{}: {}, {} block(s), staged in chunks of {} elements, {}",
@@ -73,8 +87,10 @@ pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool
 
 /// Plans an operation over rows of `count` elements of `size` bytes, `rows` of them staged. `crowded`: there are
 /// more ranks than cores.
+#[expect(clippy::too_many_arguments, reason = "what a plan depends on")]
 pub(crate) fn plan(
     options: &Options,
+    wanted: Algorithm,
     crowded: bool,
     operation: Operation,
     count: u64,
@@ -89,15 +105,33 @@ pub(crate) fn plan(
     let chunk = (room / (rows * size).max(1) / granule * granule).max(granule);
     Plan {
         operation,
-        algorithm: algorithm(options, crowded, operation, count, size, reduction),
+        algorithm: algorithm(options, wanted, crowded, operation, count, size, reduction),
         blocks: options.blocks,
         chunk,
         bitwise: true,
+        reduction: reduction.map(|(_, code)| code),
+    }
+}
+
+/// The plan of an operation that a backend carries out.
+pub(crate) const fn hand_off(
+    operation: Operation,
+    reduction: Option<ReductionCode>,
+    bitwise: bool,
+) -> Plan {
+    Plan {
+        operation,
+        algorithm: Algorithm::HandOff,
+        blocks: 0,
+        chunk: 0,
+        bitwise,
+        reduction,
     }
 }
 
 fn algorithm(
     options: &Options,
+    wanted: Algorithm,
     crowded: bool,
     operation: Operation,
     count: u64,
@@ -120,7 +154,7 @@ fn algorithm(
     } else {
         PACKET_BYTES
     };
-    match options.algorithm {
+    match wanted {
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot => Algorithm::TwoShot,

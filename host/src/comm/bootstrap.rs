@@ -1,7 +1,7 @@
 //! How ranks find each other's memory: through a store, before any kernel runs.
 
 use core::hash::{Hash, Hasher};
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -13,8 +13,10 @@ use fusewire_device::layout::{
 };
 
 use super::meeting::Meeting;
+use super::observe::{Hooks, Recorder};
 use super::windows::Windows;
 use super::{Communicator, Inner, MAX_SIZE, nanoseconds};
+use crate::backend::Backend;
 use crate::bootstrap::{RankSize, store_from_env};
 use crate::cpu::{Segment, Stream};
 use crate::device::{Device, isa};
@@ -53,84 +55,136 @@ impl Communicator {
         let entered = store.add(&format!("fusewire/{name}/enter"), 1)?;
         // Ranks enter a name's next communicator only after the last one was complete.
         let instance = (entered - 1) / i64::from(size);
-        let prefix = format!("fusewire/{name}/{instance}");
-        let layout = PadLayout::new(&PadConfig {
-            size,
-            max_blocks: options.blocks,
-            packet_slot: options.packet_slot_bytes,
-            channel_slot: options.channel_slot_bytes,
-            channel_depth: options.channel_depth,
-            staging: options.staging_bytes,
-            user_signals: 64,
-        });
-        let agreed = agreed_hash(size, &options);
-        let meeting = Meeting {
-            store: &*store,
-            prefix: &prefix,
-            name,
+        Self::form(Forming {
+            device,
             rank,
             size,
-            timeout: options.timeout,
-        };
+            prefix: format!("fusewire/{name}/{instance}"),
+            store,
+            name: name.to_owned(),
+            options,
+            generation: 0,
+            hooks: Hooks::default(),
+        })
+    }
+
+    /// Meets the other ranks at the keys that start with the prefix, which no other communicator has used.
+    pub(super) fn form(forming: Forming) -> Result<Self> {
+        let Forming {
+            rank,
+            size,
+            options,
+            ..
+        } = &forming;
+        let (rank, size) = (*rank, *size);
+        let layout = layout(size, options);
+        let agreed = agreed_hash(size, options);
+        let meeting = forming.meeting();
         let pad = Segment::create(layout.bytes, "fusewire-pad")?;
-        write_state(&pad, &layout, &options);
+        write_state(&pad, &layout, options, forming.generation);
         let pads = meeting.share(&format!("pad-{agreed:016x}"), pad)?;
-        let cores = cores();
-        let crowded = meeting.agree("crowded", size > cores)?;
+        let crowded = meeting.agree("crowded", size > cores())?;
+        let comm = Self::assemble(forming, (rank, size), layout, crowded, pads, None);
+        comm.meet("mapped")?;
+        Ok(comm)
+    }
+
+    /// A communicator whose operations `backend` carries out: its pad is this rank's own affair.
+    pub(super) fn over(backend: Arc<dyn Backend>, forming: Forming) -> Result<Self> {
+        let layout = layout(1, &forming.options);
+        let pad = Segment::create(layout.bytes, "fusewire-pad")?;
+        write_state(&pad, &layout, &forming.options, forming.generation);
+        Ok(Self::assemble(
+            forming,
+            (0, 1),
+            layout,
+            false,
+            vec![pad],
+            Some(backend),
+        ))
+    }
+
+    /// Puts the parts together. `place`: rank and size as kernels see them.
+    fn assemble(
+        forming: Forming,
+        place: (u32, u32),
+        layout: PadLayout,
+        crowded: bool,
+        pads: Vec<Arc<Segment>>,
+        backend: Option<Arc<dyn Backend>>,
+    ) -> Self {
+        let Forming {
+            device,
+            rank,
+            size,
+            store,
+            name,
+            options,
+            prefix,
+            generation,
+            hooks,
+        } = forming;
+        let (team_rank, team_size) = place;
         let windows = Windows::new();
-        windows.add(rank, pads.clone());
+        windows.add(team_rank, pads.clone());
         let mut hasher = DefaultHasher::new();
         prefix.hash(&mut hasher);
         let constants = Box::new(CommConst {
             magic: CONST_MAGIC,
             version: LAYOUT_VERSION,
             bytes: size_of::<CommConst>() as u32,
-            rank,
-            size,
+            rank: team_rank,
+            size: team_size,
             team_first: 0,
-            team_size: size,
+            team_size,
             max_blocks: options.blocks,
             spins: options
                 .spins
-                .unwrap_or(if size <= cores && options.lanes == 1 {
+                .unwrap_or(if team_size <= cores() && options.lanes == 1 {
                     20_000
                 } else {
                     1
                 }),
             id: hasher.finish(),
-            generation: 0,
+            generation,
             timeout_ns: nanoseconds(options.timeout),
             windows: windows.table(),
-            state: pads[rank as usize].ptr() as u64,
+            state: pads[team_rank as usize].ptr() as u64,
             contexts: 0,
             context_count: 0,
             pad: layout,
         });
-        let comm = Self {
-            inner: Arc::new(Inner {
-                name: name.to_owned(),
-                rank,
-                size,
-                device,
-                options,
-                crowded,
-                isa: isa(),
-                constants,
-                windows,
-                pad: Arc::clone(&pads[rank as usize]),
-                pads,
-                prefix,
-                store,
-                host_calls: AtomicU64::new(0),
-                last_stream: AtomicUsize::new(0),
-                order: Mutex::default(),
-                failure: OnceLock::new(),
-            }),
+        let inner = Arc::new(Inner {
+            name,
+            rank,
+            size,
+            device,
+            crowded,
+            isa: isa(),
+            constants,
+            windows,
+            pad: Arc::clone(&pads[team_rank as usize]),
+            pads,
+            prefix,
+            store,
+            host_calls: AtomicU64::new(0),
+            last_stream: AtomicUsize::new(0),
+            order: Mutex::default(),
+            failure: OnceLock::new(),
+            generation,
+            backend,
+            hooks,
+            recorder: Recorder::new(options.flight_recorder_entries),
+            finalized: AtomicBool::new(false),
+            options,
+        });
+        Inner::watch(&inner);
+        Self {
+            algorithm: inner.options.algorithm,
+            inner,
             stream: Stream::new(),
             timeout_ns: 0,
-        };
-        comm.meet("mapped")?;
-        Ok(comm)
+        }
     }
 
     /// Joins the communicator `"world"` as the rank that the environment names (`fusewire run`,
@@ -140,11 +194,7 @@ impl Communicator {
     /// [`Error::Bootstrap`] when the environment names no rank or store, and as [`Communicator::new`].
     pub fn from_env(device: Device, options: Options) -> Result<Self> {
         let RankSize { rank, size, .. } = RankSize::from_env()?;
-        let hosted = store_from_env(rank, size, options.timeout)?;
-        let store: Arc<dyn Store> = Arc::new(EnvStore {
-            store: hosted.store(),
-            _hosted: hosted,
-        });
+        let store = store_of_environment(rank, size, options.timeout)?;
         Self::new(device, rank, size, store, "world", options)
     }
 
@@ -226,6 +276,58 @@ pub fn run_threads<R: Send>(
     })
 }
 
+/// The store that the environment names, served by rank 0 where nobody else does.
+pub(super) fn store_of_environment(
+    rank: u32,
+    size: u32,
+    timeout: Duration,
+) -> Result<Arc<dyn Store>> {
+    let hosted = store_from_env(rank, size, timeout)?;
+    Ok(Arc::new(EnvStore {
+        store: hosted.store(),
+        _hosted: hosted,
+    }))
+}
+
+/// What a communicator is formed from.
+pub(super) struct Forming {
+    pub(super) device: Device,
+    pub(super) rank: u32,
+    pub(super) size: u32,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) name: String,
+    pub(super) options: Options,
+    /// Its keys in the store start with this.
+    pub(super) prefix: String,
+    pub(super) generation: u64,
+    pub(super) hooks: Hooks,
+}
+
+impl Forming {
+    fn meeting(&self) -> Meeting<'_> {
+        Meeting {
+            store: &*self.store,
+            prefix: &self.prefix,
+            name: &self.name,
+            rank: self.rank,
+            size: self.size,
+            timeout: self.options.timeout,
+        }
+    }
+}
+
+fn layout(size: u32, options: &Options) -> PadLayout {
+    PadLayout::new(&PadConfig {
+        size,
+        max_blocks: options.blocks,
+        packet_slot: options.packet_slot_bytes,
+        channel_slot: options.channel_slot_bytes,
+        channel_depth: options.channel_depth,
+        staging: options.staging_bytes,
+        user_signals: 64,
+    })
+}
+
 /// A store together with the server that rank 0 may host for it.
 #[derive(Debug)]
 struct EnvStore {
@@ -260,7 +362,7 @@ impl Store for EnvStore {
 /// Most bytes of one of the pad's parts, and most slots of a channel: products of them fit 64 bits.
 const MAX_OPTION: u64 = 1 << 30;
 
-fn validate(name: &str, rank: u32, size: u32, options: &Options) -> Result<()> {
+pub(super) fn validate(name: &str, rank: u32, size: u32, options: &Options) -> Result<()> {
     let refuse = |detail: String| {
         Err(Error::Communicator {
             name: name.to_owned(),
@@ -314,6 +416,7 @@ fn agreed_hash(size: u32, options: &Options) -> u64 {
     LAYOUT_VERSION.hash(&mut hasher);
     size.hash(&mut hasher);
     options.algorithm.hash(&mut hasher);
+    options.determinism.hash(&mut hasher);
     (options.blocks, options.lanes, options.first_epoch).hash(&mut hasher);
     (options.staging_bytes, options.packet_slot_bytes).hash(&mut hasher);
     (options.channel_slot_bytes, options.channel_depth).hash(&mut hasher);
@@ -326,13 +429,14 @@ fn cores() -> u32 {
     u32::try_from(cores).unwrap_or(1).max(1)
 }
 
-fn write_state(pad: &Segment, layout: &PadLayout, options: &Options) {
+fn write_state(pad: &Segment, layout: &PadLayout, options: &Options, generation: u64) {
     let state = pad.ptr().cast::<CommState>();
     // SAFETY: the new pad is large enough, zeroed, and nobody else's yet.
     unsafe {
         (*state).magic = STATE_MAGIC;
         (*state).version = LAYOUT_VERSION;
         (*state).bytes = size_of::<CommState>() as u32;
+        (*state).generation = generation;
         for block in 0..u64::from(options.blocks) {
             let at = pad
                 .ptr()

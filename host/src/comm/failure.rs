@@ -29,7 +29,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    fn new(call: u64, sequence: u64, count: u64) -> Self {
+    pub(super) fn new(call: u64, sequence: u64, count: u64) -> Self {
         let call = Call(call);
         Self {
             operation: call.operation(),
@@ -99,6 +99,8 @@ pub struct Failure {
     pub seconds: f64,
     /// Peer of a send or receive.
     pub peer: Option<u32>,
+    /// What every rank was doing when this rank learned of the failure, by its progress words.
+    pub progress: Vec<Activity>,
 }
 
 impl Failure {
@@ -141,6 +143,7 @@ impl Failure {
             observed: record.observed,
             seconds: record.elapsed_ns as f64 * 1e-9,
             peer: (!call.is_collective()).then(|| call.root()),
+            progress: Vec::new(),
         }
     }
 
@@ -213,7 +216,7 @@ impl fmt::Display for Failure {
                 "the counts of rank {} add up to {} elements, its buffer has {}",
                 self.awaited, self.observed, self.expected
             ),
-            FailureKind::Abort => f.write_str("aborted"),
+            FailureKind::Abort => f.write_str("aborted by the program"),
         }
     }
 }

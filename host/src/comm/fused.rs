@@ -7,6 +7,7 @@ use fusewire_kernels::fused::{
     AllReduceRmsNormParams,
 };
 
+use super::observe::Note;
 use super::submit::{Prepared, invalid};
 use super::{Communicator, Work};
 use crate::Result;
@@ -197,9 +198,22 @@ impl Communicator {
         let algorithm = Algorithm::Signal as u8;
         let agreed = rows << 32 ^ hidden as u64 ^ u64::from(epsilon.to_bits()) << 16;
         let operation = Operation::AllReduceRmsNorm;
+        let call = Call::new(operation, dtype as u8, 0, algorithm, 0xffff, agreed).0;
+        if let Some(backend) = &self.inner.backend {
+            return Err(crate::backend::backend_error(
+                backend.name(),
+                name,
+                "fused operations are kernels of Fusewire's; use all_reduce and normalise apart",
+            ));
+        }
+        let note = Note {
+            call,
+            input_count: input.count as u64,
+            output_count: output.count as u64,
+        };
         let params = AllReduceRmsNormParams {
             constants: self.constants(),
-            call: Call::new(operation, dtype as u8, 0, algorithm, 0xffff, agreed).0,
+            call,
             rows,
             hidden: hidden as u64,
             timeout_ns: self.timeout_ns,
@@ -218,6 +232,8 @@ impl Communicator {
             chunk: room,
             epsilon: *epsilon,
         };
-        Ok(Prepared::new(self, &kernel, params, tensors, borrowed))
+        Ok(Prepared::new(
+            self, &kernel, params, tensors, borrowed, note,
+        ))
     }
 }

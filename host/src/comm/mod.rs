@@ -1,11 +1,16 @@
 //! Communicators: ranks that share windows and run operations in one order.
 
 mod bootstrap;
+mod create;
 mod failure;
 mod fused;
+mod handoff;
 mod instances;
 mod meeting;
+mod observe;
+mod observed;
 mod operations;
+mod state;
 mod submit;
 mod windows;
 mod work;
@@ -14,23 +19,29 @@ mod work;
 mod tests;
 
 use core::fmt;
-use core::sync::atomic::{AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use core::time::Duration;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use fusewire_device::DType;
-use fusewire_device::layout::{CommConst, FailureRecord};
+use fusewire_device::layout::CommConst;
 use fusewire_device::native::Isa;
 
 pub use self::bootstrap::run_threads;
+pub use self::create::new_comm;
 pub use self::failure::{Activity, Failure};
 pub use self::fused::RmsNorm;
+pub use self::observe::{
+    FlightRecord, HookArguments, HookHandle, RecordState, ReplayArguments, ReplayEdge,
+};
 pub use self::work::{Work, WorkStatus};
 
+use self::observe::{Hooks, Recorder};
 use self::windows::Windows;
+use crate::backend::Backend;
 use crate::cpu::{Event, Segment, Stream};
 use crate::device::Device;
-use crate::options::Options;
+use crate::options::{Algorithm, CallOptions, Options};
 use crate::store::Store;
 use crate::tensor::{Allocation, Tensor, bytes_of};
 use crate::{Error, Result};
@@ -51,6 +62,8 @@ pub struct Communicator {
     inner: Arc<Inner>,
     stream: Stream,
     timeout_ns: u64,
+    /// Algorithm asked for; the options' or the call's.
+    algorithm: Algorithm,
 }
 
 struct Inner {
@@ -75,6 +88,13 @@ struct Inner {
     last_stream: AtomicUsize,
     order: Mutex<Option<(Stream, Event)>>,
     failure: OnceLock<Error>,
+    /// Counts reconfigurations.
+    generation: u64,
+    /// The library that carries the operations out, where it is not Fusewire's kernels.
+    backend: Option<Arc<dyn Backend>>,
+    hooks: Hooks,
+    recorder: Recorder,
+    finalized: AtomicBool,
 }
 
 impl fmt::Debug for Inner {
@@ -114,9 +134,35 @@ impl Communicator {
         self.inner.device
     }
 
+    /// Ranks of this communicator: 0 to size - 1.
+    pub fn ranks(&self) -> core::ops::Range<u32> {
+        0..self.size()
+    }
+
     /// Name of the backend.
-    pub fn backend(&self) -> &'static str {
-        "fusewire"
+    pub fn backend(&self) -> &str {
+        self.inner
+            .backend
+            .as_ref()
+            .map_or("fusewire", |backend| backend.name())
+    }
+
+    /// Version of the backend.
+    pub fn backend_version(&self) -> String {
+        self.inner.backend.as_ref().map_or_else(
+            || env!("CARGO_PKG_VERSION").to_owned(),
+            |backend| backend.version(),
+        )
+    }
+
+    /// The backend itself, where it is not Fusewire's kernels.
+    pub fn backend_impl(&self) -> Option<&Arc<dyn Backend>> {
+        self.inner.backend.as_ref()
+    }
+
+    /// How often the communicator has been reconfigured.
+    pub fn generation(&self) -> u64 {
+        self.inner.generation
     }
 
     /// The options that it was made with.
@@ -148,6 +194,25 @@ impl Communicator {
         }
     }
 
+    /// This communicator with the time-out and hints of `options` for the operations called on the returned
+    /// value. Unknown hints are warned of.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when a known hint has an unknown value.
+    pub fn with_options(&self, options: &CallOptions) -> Result<Self> {
+        let mut comm = self.clone();
+        if let Some(timeout) = options.timeout.filter(|timeout| !timeout.is_zero()) {
+            comm.timeout_ns = nanoseconds(timeout);
+        }
+        for (name, value) in &options.hints {
+            match name.as_str() {
+                "algorithm" => comm.algorithm = value.parse()?,
+                _ => crate::options::warn_unknown_hint(name, CallOptions::HINTS),
+            }
+        }
+        Ok(comm)
+    }
+
     /// Another communicator of the same ranks, with an order, epochs and pads of its own. All ranks
     /// together.
     ///
@@ -156,16 +221,7 @@ impl Communicator {
     pub fn dup(&self) -> Result<Self> {
         let call = self.next_host_call();
         let name = format!("{}.dup{call}", self.inner.name);
-        let (rank, size) = (self.rank(), self.size());
-        let store = Arc::clone(&self.inner.store);
-        Self::new(
-            self.inner.device,
-            rank,
-            size,
-            store,
-            &name,
-            self.inner.options.clone(),
-        )
+        self.sibling(&name, self.rank(), self.size())
     }
 
     /// `count` zeroed elements in a new window: every rank contributes as many, and collectives
@@ -183,11 +239,6 @@ impl Communicator {
         self.meet("window")?;
         let allocation = Allocation::new(own, Some(Arc::clone(&self.inner) as _));
         Ok(Tensor::from_allocation(allocation, dtype, count))
-    }
-
-    /// The failure of this communicator, if it has one.
-    pub fn failure(&self) -> Option<Error> {
-        self.inner.check().err()
     }
 
     /// Waits for all work on the stream, then returns its first error.
@@ -222,41 +273,6 @@ impl Communicator {
             operation: "place",
             detail: "the tensor lies in no window; allocate it by Communicator::alloc".to_owned(),
         })
-    }
-}
-
-impl Inner {
-    /// Reads this rank's failure, once it has one.
-    #[inline]
-    fn check(&self) -> Result<()> {
-        use fusewire_device::layout::CommState;
-        use fusewire_device::mem::{Order, Scope, load_u64};
-        let state = self.pad.ptr().cast::<CommState>();
-        // SAFETY: the pad starts with a CommState, whose abort word is only accessed atomically.
-        let abort = unsafe { load_u64(&raw const (*state).abort, Order::Acquire, Scope::System) };
-        if abort == 0 {
-            return Ok(());
-        }
-        Err(self
-            .failure
-            .get_or_init(|| self.read_failure(abort as u32))
-            .clone())
-    }
-
-    #[cold]
-    fn read_failure(&self, reporter: u32) -> Error {
-        use fusewire_device::layout::CommState;
-        use fusewire_device::mem::{Order, Scope, load_u64};
-        let reporter = reporter.min(self.size - 1);
-        let state = self.pads[reporter as usize].ptr().cast::<CommState>();
-        // SAFETY: every pad starts with a CommState; the record is complete once its state is 2, and
-        // the abort word was written after that.
-        let record = unsafe {
-            let record = &raw const (*state).failure;
-            let _ = load_u64(&raw const (*record).state, Order::Acquire, Scope::System);
-            record.cast::<FailureRecord>().read_volatile()
-        };
-        Failure::decode(&self.name, reporter, &record).into_error()
     }
 }
 

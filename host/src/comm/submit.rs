@@ -2,26 +2,40 @@
 
 use core::any::Any;
 use core::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::native::{Kernel, KernelInfo};
 use fusewire_device::session::{Call, Operation};
 
+use super::observe::{HookArguments, Note, ReplayArguments, ReplayEdge};
 use super::work::Work;
 use super::{Communicator, Inner};
-use crate::cpu::{BlockOrder, Event, Grid, Item, Launch, LaunchOwner, MAX_PARAM_BYTES};
+use crate::cpu::{
+    BlockOrder, Event, Grid, HostFn, Item, Launch, LaunchNote, LaunchOwner, MAX_PARAM_BYTES, Node,
+    Replay, Stream, current_replay,
+};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
-/// A kernel instance with its parameters, ready to run.
+/// An operation with its arguments, ready to run.
 pub(super) struct Prepared<'a> {
-    entry: fusewire_device::native::NativeEntry,
-    params: [u64; 20],
-    bytes: usize,
+    action: Action,
+    note: Note,
     tensors: [Option<&'a Tensor>; 3],
     /// Whether a pointer among the parameters belongs to the caller's call only.
     borrowed: bool,
+}
+
+enum Action {
+    /// A kernel instance and its parameters.
+    Kernel {
+        entry: fusewire_device::native::NativeEntry,
+        params: [u64; 20],
+        bytes: usize,
+    },
+    /// A call of a backend.
+    HandOff(HostFn),
 }
 
 impl<'a> Prepared<'a> {
@@ -34,8 +48,9 @@ impl<'a> Prepared<'a> {
         params: P,
         tensors: [Option<&'a Tensor>; 3],
         borrowed: bool,
+        note: Note,
     ) -> Self {
-        Self::from_parts(comm, kernel.info(), params, tensors, borrowed)
+        Self::from_parts(comm, kernel.info(), params, tensors, borrowed, note)
     }
 
     /// As [`Prepared::new`], for a kernel whose parameter struct has the layout of `P`.
@@ -46,76 +61,223 @@ impl<'a> Prepared<'a> {
         params: P,
         tensors: [Option<&'a Tensor>; 3],
         borrowed: bool,
+        note: Note,
     ) -> Self {
         const { assert!(size_of::<P>() <= 160 && align_of::<P>() <= 8) };
         let mut words = [0u64; 20];
         // SAFETY: the parameters fit, by the assertion above.
         unsafe { words.as_mut_ptr().cast::<P>().write(params) };
+        let entry = kernel
+            .native
+            .entry(comm.inner.isa, comm.inner.options.lanes);
         Self {
-            entry: kernel
-                .native
-                .entry(comm.inner.isa, comm.inner.options.lanes),
-            params: words,
-            bytes: size_of::<P>(),
+            action: Action::Kernel {
+                entry,
+                params: words,
+                bytes: size_of::<P>(),
+            },
+            note,
+            tensors,
+            borrowed,
+        }
+    }
+
+    /// A call of a backend; `run` may be called more than once (replays).
+    pub(super) fn hand_off(
+        run: HostFn,
+        tensors: [Option<&'a Tensor>; 3],
+        borrowed: bool,
+        note: Note,
+    ) -> Self {
+        Self {
+            action: Action::HandOff(run),
+            note,
             tensors,
             borrowed,
         }
     }
 }
 
+/// Most significant bit of what [`LaunchOwner::before`] gives: the entry belongs to a replay.
+const REPLAYED: u64 = 1 << 63;
+
 impl LaunchOwner for Inner {
-    fn before(&self) -> Result<()> {
-        Ok(())
+    fn before(&self, note: &LaunchNote) -> Result<u64> {
+        let [issued, call, input_count, output_count] = *note;
+        let note = Note {
+            call,
+            input_count,
+            output_count,
+        };
+        self.check()?;
+        let Some(replay) = current_replay() else {
+            self.recorder.start(issued);
+            return Ok(issued);
+        };
+        let id = self.recorder.issue(&note, true);
+        self.recorder.start_at_once(id);
+        if !self.hooks.is_empty() {
+            self.hooks
+                .replay(&replay_arguments(replay, &note, ReplayEdge::Start));
+        }
+        Ok(id | REPLAYED)
     }
 
-    fn after(&self) -> Result<()> {
-        self.check()
+    fn after(&self, word: u64, note: &LaunchNote, ran: bool) -> Result<()> {
+        let checked = self.check();
+        self.recorder.end(word & !REPLAYED, ran && checked.is_ok());
+        if word & REPLAYED != 0
+            && !self.hooks.is_empty()
+            && let Some(replay) = current_replay()
+        {
+            let [_, call, input_count, output_count] = *note;
+            let note = Note {
+                call,
+                input_count,
+                output_count,
+            };
+            self.hooks
+                .replay(&replay_arguments(replay, &note, ReplayEdge::End));
+        }
+        checked
+    }
+}
+
+fn replay_arguments(replay: Replay, note: &Note, edge: ReplayEdge) -> ReplayArguments {
+    ReplayArguments {
+        graph_id: replay.graph,
+        replay_id: replay.replay,
+        index: replay.index,
+        operation: note.call().operation(),
+        edge,
     }
 }
 
 impl Communicator {
-    /// Runs a prepared kernel and waits for its end.
+    /// Runs a prepared operation and waits for its end.
+    #[inline]
     pub(super) fn run(&self, prepared: &Prepared<'_>) -> Result<()> {
+        let _span = tracing::trace_span!(
+            target: "fusewire::operation",
+            "operation",
+            name = prepared.note.call().operation().name(),
+            count = prepared.note.input_count,
+        )
+        .entered();
         self.inner.check()?;
         self.chain()?;
-        if self.inner.options.lanes == 1 && self.inner.options.blocks == 1 {
-            // SAFETY: the parameters belong to the entry (`Prepared::new`); their pointers are
-            // valid during this call.
-            let direct = || unsafe {
-                crate::cpu::run_single(prepared.entry, prepared.params.as_ptr().cast())?;
-                self.inner.check()
-            };
-            if prepared.borrowed && self.stream.is_capturing() {
+        if self.stream.is_capturing() {
+            if prepared.borrowed {
                 return Err(capture_of_slices());
             }
-            return self.stream.run_or_enqueue(direct, || self.node(prepared));
+            return self.stream.push_captured(self.node(prepared, 0));
         }
-        if prepared.borrowed && self.stream.is_capturing() {
-            return Err(capture_of_slices());
+        let id = self.inner.recorder.issue(&prepared.note, false);
+        if !self.inner.hooks.is_empty() {
+            self.inner
+                .hooks
+                .before(&HookArguments::new(&prepared.note, id, false));
         }
-        let launch = self.launch_of(prepared)?;
-        self.stream.run(&launch)
+        let result = self.run_now(prepared, id);
+        if !self.inner.hooks.is_empty() {
+            let mut arguments = HookArguments::new(&prepared.note, id, false);
+            arguments.error = result.as_ref().err();
+            self.inner.hooks.after(&arguments);
+        }
+        result
     }
 
-    /// Enqueues a prepared kernel.
+    #[inline]
+    fn run_now(&self, prepared: &Prepared<'_>, id: u64) -> Result<()> {
+        if let Action::Kernel { entry, params, .. } = &prepared.action
+            && self.inner.options.lanes == 1
+            && self.inner.options.blocks == 1
+        {
+            let direct = || {
+                self.inner.recorder.start_at_once(id);
+                // SAFETY: the parameters belong to the entry (`Prepared::new`); their pointers are
+                // valid during this call.
+                let ran = unsafe { crate::cpu::run_single(*entry, params.as_ptr().cast()) };
+                let result = ran.and_then(|()| self.inner.check());
+                self.inner.recorder.end(id, result.is_ok());
+                result
+            };
+            return self
+                .stream
+                .run_or_enqueue(direct, || self.node(prepared, id));
+        }
+        let node = self.node(prepared, id);
+        self.stream
+            .run_or_enqueue(|| node.execute(), || node.clone())
+    }
+
+    /// Enqueues a prepared operation.
     pub(super) fn enqueue(&self, prepared: &Prepared<'_>) -> Result<Work> {
         self.inner.check()?;
         self.chain()?;
-        let ticket = self
-            .stream
-            .enqueue(Item::Launch(self.launch_of(prepared)?))?;
-        Ok(Work::new(self.stream.clone(), ticket))
+        let capturing = self.stream.is_capturing();
+        let id = if capturing {
+            0
+        } else {
+            self.inner.recorder.issue(&prepared.note, false)
+        };
+        let hooked = !capturing && !self.inner.hooks.is_empty();
+        if hooked {
+            self.inner
+                .hooks
+                .before(&HookArguments::new(&prepared.note, id, true));
+        }
+        let ticket = self.stream.enqueue(match self.node(prepared, id) {
+            Node::Launch(launch) => Item::Launch(launch),
+            Node::Host(call) => Item::HostFn(call),
+            _ => return Err(Error::launch("an operation is a launch or a call")),
+        })?;
+        let work = Work::new(self.stream.clone(), ticket);
+        if hooked {
+            let mut arguments = HookArguments::new(&prepared.note, id, true);
+            arguments.work = Some(&work);
+            self.inner.hooks.after(&arguments);
+        }
+        Ok(work)
     }
 
-    fn node(&self, prepared: &Prepared<'_>) -> crate::cpu::Node {
-        // One block of one lane is within every limit.
-        match self.launch_of(prepared) {
-            Ok(launch) => crate::cpu::Node::Launch(launch),
-            Err(error) => crate::cpu::Node::Host(Arc::new(move || Err(error.clone()))),
+    /// The work of a stream that carries the operation out.
+    fn node(&self, prepared: &Prepared<'_>, id: u64) -> Node {
+        match &prepared.action {
+            Action::Kernel {
+                entry,
+                params,
+                bytes,
+            } => match self.launch_of(prepared, *entry, &params[..], *bytes, id) {
+                Ok(launch) => Node::Launch(launch),
+                Err(error) => Node::Host(Arc::new(move || Err(error.clone()))),
+            },
+            Action::HandOff(run) => {
+                let (inner, run) = (Arc::clone(&self.inner), Arc::clone(run));
+                let note = prepared.note.launch(id);
+                let keep = prepared.tensors.map(|tensor| tensor.map(Tensor::keep));
+                Node::Host(Arc::new(move || {
+                    let _alive = &keep;
+                    let word = inner.before(&note)?;
+                    let ran = run();
+                    if let Err(error) = &ran {
+                        inner.poison(error);
+                    }
+                    let after = inner.after(word, &note, ran.is_ok());
+                    ran.and(after)
+                }))
+            }
         }
     }
 
-    fn launch_of(&self, prepared: &Prepared<'_>) -> Result<Launch> {
+    fn launch_of(
+        &self,
+        prepared: &Prepared<'_>,
+        entry: fusewire_device::native::NativeEntry,
+        params: &[u64],
+        bytes: usize,
+        id: u64,
+    ) -> Result<Launch> {
         const { assert!(MAX_PARAM_BYTES >= 160) };
         let options = &self.inner.options;
         let order = if options.blocks > 1 {
@@ -129,14 +291,16 @@ impl Communicator {
             shared_bytes: SHARED_BYTES as u32,
             order,
         };
-        let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
+        let params = &bytemuck::cast_slice(params)[..bytes];
         let keep = prepared
             .tensors
             .map(|tensor| tensor.map(|tensor| tensor.keep() as Arc<dyn Any + Send + Sync>));
         // SAFETY: the parameters belong to the entry; tensors are kept alive, and for memory
         // without a tensor the caller waits, or has promised (captures).
-        let launch = unsafe { Launch::new(prepared.entry, params, grid)? };
-        Ok(launch.owned_by(Arc::clone(&self.inner) as _).keeping(keep))
+        let launch = unsafe { Launch::new(entry, params, grid)? };
+        Ok(launch
+            .owned_by(Arc::clone(&self.inner) as _, prepared.note.launch(id))
+            .keeping(keep))
     }
 
     /// Makes this launch follow the communicator's last one, where that was on another stream.
@@ -145,11 +309,7 @@ impl Communicator {
         if self.inner.last_stream.load(Ordering::Relaxed) == id || self.stream.is_capturing() {
             return Ok(());
         }
-        let mut last = self
-            .inner
-            .order
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.inner.lock_order();
         if let Some((stream, event)) = &*last
             && stream.id() != id
             && !stream.is_capturing()
@@ -182,7 +342,7 @@ impl Communicator {
         params: P,
         tensors: [Option<&Tensor>; 3],
     ) -> Result<()> {
-        self.run(&Prepared::new(self, kernel, params, tensors, false))
+        self.run(&Prepared::new(self, kernel, params, tensors, false, USER))
     }
 
     /// As [`Communicator::launch`], without waiting.
@@ -198,9 +358,22 @@ impl Communicator {
         params: P,
         tensors: [Option<&Tensor>; 3],
     ) -> Result<Work> {
-        self.enqueue(&Prepared::new(self, kernel, params, tensors, false))
+        self.enqueue(&Prepared::new(self, kernel, params, tensors, false, USER))
     }
 }
+
+impl Inner {
+    pub(super) fn lock_order(&self) -> MutexGuard<'_, Option<(Stream, Event)>> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What recorder and hooks are told of a kernel of the user's.
+const USER: Note = Note {
+    call: Call::new(Operation::User, 0, 0, 0, 0xffff, 0).0,
+    input_count: 0,
+    output_count: 0,
+};
 
 /// The error for a bad argument of `operation`.
 pub(super) fn invalid(operation: &'static str, detail: String) -> Error {

@@ -8,7 +8,9 @@ use core::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WorkStatus {
-    /// Enqueued or running.
+    /// Enqueued; what is before it on the stream has not ended.
+    NotStarted,
+    /// Running.
     InProgress,
     /// Done; the result is there.
     Completed,
@@ -34,6 +36,7 @@ impl Work {
     /// Where the operation stands.
     pub fn status(&self) -> WorkStatus {
         match self.stream.result(self.ticket) {
+            None if !self.stream.is_started(self.ticket) => WorkStatus::NotStarted,
             None => WorkStatus::InProgress,
             Some(Ok(())) => WorkStatus::Completed,
             Some(Err(Error::Timeout(_))) => WorkStatus::TimedOut,

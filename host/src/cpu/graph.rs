@@ -1,6 +1,8 @@
 //! Graphs: work that was captured from a stream, to be replayed.
 
+use core::cell::Cell;
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::event::Event;
@@ -26,7 +28,7 @@ pub(crate) enum Node {
 }
 
 impl Node {
-    pub(super) fn execute(&self) -> Result<()> {
+    pub(crate) fn execute(&self) -> Result<()> {
         match self {
             Self::Launch(launch) => launch.execute(),
             Self::Record(event) => {
@@ -122,8 +124,11 @@ impl Graph {
     /// # Errors
     /// None on the CPU; other devices refuse graphs that they cannot run.
     pub fn instantiate(&self) -> Result<GraphExec> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         Ok(GraphExec {
             nodes: Arc::clone(&self.nodes),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            replays: Arc::default(),
         })
     }
 }
@@ -135,6 +140,25 @@ impl Graph {
 #[derive(Clone)]
 pub struct GraphExec {
     nodes: Arc<[Node]>,
+    id: u64,
+    replays: Arc<AtomicU64>,
+}
+
+/// Which node of which replay a thread executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Replay {
+    pub(crate) graph: u64,
+    pub(crate) replay: u64,
+    pub(crate) index: u64,
+}
+
+thread_local! {
+    static REPLAY: Cell<Option<Replay>> = const { Cell::new(None) };
+}
+
+/// The replay whose node this thread executes.
+pub(crate) fn current_replay() -> Option<Replay> {
+    REPLAY.get()
 }
 
 impl fmt::Debug for GraphExec {
@@ -163,7 +187,23 @@ impl GraphExec {
         stream.run_or_enqueue(|| self.execute(), || Node::Graph(self.clone()))
     }
 
+    /// A number that no other graph of the process has.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     pub(super) fn execute(&self) -> Result<()> {
-        self.nodes.iter().try_for_each(Node::execute)
+        let replay = self.replays.fetch_add(1, Ordering::Relaxed) + 1;
+        let outer = REPLAY.get();
+        let ran = (0..).zip(&*self.nodes).try_for_each(|(index, node)| {
+            REPLAY.set(Some(Replay {
+                graph: self.id,
+                replay,
+                index,
+            }));
+            node.execute()
+        });
+        REPLAY.set(outer);
+        ran
     }
 }

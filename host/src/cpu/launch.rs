@@ -19,19 +19,22 @@ pub const MAX_PARAM_BYTES: usize = 256;
 /// Most threads that a launch with concurrent blocks or several lanes may start.
 pub const MAX_THREADS: u32 = 4096;
 
+/// What the owner of a launch wants to be told when it runs: words of its own.
+pub type LaunchNote = [u64; 4];
+
 /// Called around a kernel, on the thread that executes it; a communicator checks its state here.
 pub trait LaunchOwner: Send + Sync + fmt::Debug {
-    /// Called just before the kernel.
+    /// Called just before the kernel, with the launch's note; gives a word for [`LaunchOwner::after`].
     ///
     /// # Errors
     /// Whatever forbids the launch; the kernel then does not run.
-    fn before(&self) -> Result<()>;
+    fn before(&self, note: &LaunchNote) -> Result<u64>;
 
-    /// Called just after the kernel, also when it panicked.
+    /// Called just after the kernel, also when it panicked (`ran` is false).
     ///
     /// # Errors
     /// A failure that the kernel has left behind; it becomes the launch's result.
-    fn after(&self) -> Result<()>;
+    fn after(&self, word: u64, note: &LaunchNote, ran: bool) -> Result<()>;
 }
 
 /// In which way the blocks of a launch with one lane a block run.
@@ -81,6 +84,7 @@ pub struct Launch {
     params: [u64; MAX_PARAM_BYTES / 8],
     grid: Grid,
     owner: Option<Arc<dyn LaunchOwner>>,
+    note: LaunchNote,
     keep: Keep,
 }
 
@@ -141,14 +145,16 @@ impl Launch {
             params: words,
             grid,
             owner: None,
+            note: [0; 4],
             keep: [const { None }; 3],
         })
     }
 
-    /// Has `owner` called before and after each execution.
+    /// Has `owner` called before and after each execution, with `note`.
     #[must_use]
-    pub fn owned_by(mut self, owner: Arc<dyn LaunchOwner>) -> Self {
+    pub fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, note: LaunchNote) -> Self {
         self.owner = Some(owner);
+        self.note = note;
         self
     }
 
@@ -170,9 +176,9 @@ impl Launch {
         let Some(owner) = &self.owner else {
             return self.run_blocks();
         };
-        owner.before()?;
+        let word = owner.before(&self.note)?;
         let ran = self.run_blocks();
-        let after = owner.after();
+        let after = owner.after(word, &self.note, ran.is_ok());
         ran.and(after)
     }
 

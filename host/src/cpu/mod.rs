@@ -16,10 +16,12 @@ mod tests;
 pub use descriptor::SegmentDescriptor;
 pub use event::Event;
 pub use graph::{Graph, GraphExec, HostFn};
-pub use launch::{BlockOrder, Grid, Keep, Launch, LaunchOwner, MAX_PARAM_BYTES, MAX_THREADS};
+pub use launch::{
+    BlockOrder, Grid, Keep, Launch, LaunchNote, LaunchOwner, MAX_PARAM_BYTES, MAX_THREADS,
+};
 pub use segment::Segment;
 pub use stream::{Item, Stream, Ticket};
 
 pub(crate) use cache::last_level_bytes;
-pub(crate) use graph::Node;
+pub(crate) use graph::{Node, Replay, current_replay};
 pub(crate) use launch::run_single;

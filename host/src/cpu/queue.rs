@@ -191,6 +191,14 @@ impl Shared {
         self.flags.fetch_and(!CAPTURE, Ordering::AcqRel);
     }
 
+    /// Whether the worker has taken up a piece of work.
+    pub(super) fn is_started(&self, seq: u64) -> bool {
+        self.lock()
+            .queue
+            .front()
+            .is_none_or(|entry| entry.seq > seq)
+    }
+
     /// The next work for the worker; `None` when the stream is gone and the queue empty.
     pub(super) fn next_entry(&self) -> Option<Entry> {
         let mut state = self.lock();

@@ -162,6 +162,12 @@ impl Stream {
         }
     }
 
+    /// Puts a node into the graph that is being captured (or, where the capture has just ended, behind all
+    /// work of the stream).
+    pub(crate) fn push_captured(&self, node: Node) -> Result<()> {
+        self.push(Op::Node(node), Report::Sticky).map(drop)
+    }
+
     /// Records `event` behind all work of the stream.
     ///
     /// # Errors
@@ -218,6 +224,11 @@ impl Stream {
     /// Whether a piece of work is complete, with or without success.
     pub fn is_complete(&self, ticket: Ticket) -> bool {
         self.shared().completed.load(Ordering::Acquire) >= ticket.seq
+    }
+
+    /// Whether a piece of work has begun to run (or has ended).
+    pub fn is_started(&self, ticket: Ticket) -> bool {
+        self.is_complete(ticket) || self.shared().is_started(ticket.seq)
     }
 
     /// The result of a piece of work, or `None` while it is not complete.

@@ -130,6 +130,18 @@ pub(super) fn at_most(
 }
 
 pub(super) fn reducible(operation: &'static str, dtype: DType, op: ReduceOp) -> Result<()> {
+    if let ReduceOp::PreMulSum(factor) = op
+        && dtype.is_integer()
+        && (factor.fract() != 0.0 || factor.abs() > 9e15)
+    {
+        return Err(invalid(
+            operation,
+            format!(
+                "the factor {factor} is no integer, but the elements are {}",
+                dtype.name()
+            ),
+        ));
+    }
     if op.code().supports(dtype) {
         return Ok(());
     }

@@ -15,7 +15,7 @@ use crate::comm::submit::invalid;
 use crate::comm::{Communicator, Work};
 use crate::cpu::last_level_bytes;
 use crate::options::ReduceOp;
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, hand_off, plan};
 use crate::tensor::{Input, Output, Tensor};
 use checks::{device_counts, reducible};
 use fusewire_device::DType;
@@ -281,9 +281,14 @@ impl Communicator {
         op: Option<ReduceOp>,
     ) -> Plan {
         let reduction = op.map(|op| (dtype, op.code()));
+        if let Some(backend) = &self.inner.backend {
+            let bitwise = reduction.is_none() || backend.is_bitwise();
+            return hand_off(operation, op.map(ReduceOp::code), bitwise);
+        }
         let size = dtype.size() as u64;
         plan(
             self.options(),
+            self.algorithm,
             self.inner.crowded,
             operation,
             count as u64,

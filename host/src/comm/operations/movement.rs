@@ -3,7 +3,10 @@
 use super::NO_ROOT;
 use super::checks::{apart, length, same_type, within};
 use crate::Result;
+use crate::backend::{Backend, How};
 use crate::comm::Communicator;
+use crate::comm::handoff::{Address, hand_off};
+use crate::comm::observe::Note;
 use crate::comm::submit::{Prepared, invalid};
 use crate::tensor::{Input, Output};
 use fusewire_device::comm::Place;
@@ -17,16 +20,34 @@ use fusewire_kernels::movement::{
 macro_rules! movement {
     (
         $comm:expr, $operation:expr, $kernel:expr, $params:ident, $output:expr, $input:expr,
-        { count: $count:expr, rows: $rows:expr, root: $root:expr, staged: $staged:expr, written: $written:expr }
+        { count: $count:expr, rows: $rows:expr, root: $root:expr, staged: $staged:expr, written: $written:expr },
+        $backend:ident($from:ident, $to:ident, $elements:ident, $how:ident) => $handed:expr
     ) => {{
         let (comm, output, input) = ($comm, $output, $input);
         let count = $count;
         let size = input.dtype.size();
         let plan = comm.plan_rows($operation, count, input.dtype, $rows, None);
+        let call = comm.call(&plan, Some(input.dtype), None, $root, count as u64);
+        let tensors = [output.tensor, input.tensor, None];
+        let borrowed = output.tensor.is_none() || input.tensor.is_none();
+        let note = Note {
+            call,
+            input_count: input.count as u64,
+            output_count: output.count as u64,
+        };
+        if let Some(backend) = comm.backend_for(&plan, input.dtype)? {
+            let (from, to) = (Address::of(input), Address::of_output(output));
+            let run = hand_off(backend, comm.how(input.dtype), move |$backend, $how| {
+                let ($from, $to, $elements) = (from.get(), to.get(), count);
+                // SAFETY: the arguments were checked; the memory is kept alive (`Prepared`).
+                unsafe { $handed }
+            });
+            return Ok(Prepared::hand_off(run, tensors, borrowed, note));
+        }
         let source_at = comm.place_of(input.ptr, input.count * size, $staged);
         let params = $params {
             constants: comm.constants(),
-            call: comm.call(&plan, Some(input.dtype), None, $root, count as u64),
+            call,
             count: count as u64,
             size: size as u64,
             timeout_ns: comm.timeout_ns,
@@ -36,15 +57,32 @@ macro_rules! movement {
             chunk: plan.chunk,
             hint: comm.hint($written * size, source_at == Place::NONE.0),
         };
-        let borrowed = output.tensor.is_none() || input.tensor.is_none();
         Ok(Prepared::new(
-            comm,
-            &$kernel,
-            params,
-            [output.tensor, input.tensor, None],
-            borrowed,
+            comm, &$kernel, params, tensors, borrowed, note,
         ))
     }};
+}
+
+/// All_to_all by a backend; in place the rows go through memory of their own.
+///
+/// # Safety
+/// As [`Backend::all_to_all`], but for the overlap.
+unsafe fn all_to_all(
+    backend: &dyn Backend,
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+    how: &How,
+) -> Result<()> {
+    if !core::ptr::eq(from, to) {
+        // SAFETY: the caller's promise.
+        return unsafe { backend.all_to_all(from, to, count, how) };
+    }
+    let bytes = how.bytes(count) * backend.size() as usize;
+    // SAFETY: the rows are readable.
+    let copy = unsafe { core::slice::from_raw_parts(from, bytes) }.to_vec();
+    // SAFETY: the copy lives during the call, which blocks (the CPU's way).
+    unsafe { backend.all_to_all(copy.as_ptr(), to, count, how) }
 }
 
 impl Communicator {
@@ -59,7 +97,7 @@ impl Communicator {
         within(name, output, input, self.rank() as usize * input.count)?;
         movement!(self, Operation::AllGather, ALL_GATHER, AllGatherParams, output, input, {
             count: input.count, rows: 1, root: NO_ROOT, staged: false, written: output.count
-        })
+        }, backend(from, to, count, how) => backend.all_gather(from, to, count, how))
     }
 
     pub(super) fn prepare_broadcast<'a>(
@@ -71,7 +109,7 @@ impl Communicator {
         let input = &buffer.as_input();
         movement!(self, Operation::Broadcast, BROADCAST, BroadcastParams, buffer, input, {
             count: input.count, rows: 1, root: root as u16, staged: false, written: input.count
-        })
+        }, backend(_from, to, count, how) => backend.broadcast(to, count, root, how))
     }
 
     pub(super) fn prepare_scatter<'a>(
@@ -94,7 +132,7 @@ impl Communicator {
         let rows = u64::from(self.size());
         movement!(self, Operation::Scatter, SCATTER, ScatterParams, output, input, {
             count: output.count, rows: rows, root: root as u16, staged: false, written: output.count
-        })
+        }, backend(from, to, count, how) => backend.scatter(from, to, count, root, how))
     }
 
     pub(super) fn prepare_gather<'a>(
@@ -112,7 +150,7 @@ impl Communicator {
         }
         movement!(self, Operation::Gather, GATHER, GatherParams, output, input, {
             count: input.count, rows: 1, root: root as u16, staged: false, written: output.count
-        })
+        }, backend(from, to, count, how) => backend.gather(from, to, count, root, how))
     }
 
     pub(super) fn prepare_all_to_all<'a>(
@@ -136,6 +174,6 @@ impl Communicator {
         let rows = u64::from(self.size());
         movement!(self, Operation::AllToAll, ALL_TO_ALL, AllToAllParams, output, input, {
             count: input.count / ranks, rows: rows, root: NO_ROOT, staged: staged, written: output.count
-        })
+        }, backend(from, to, count, how) => all_to_all(backend, from, to, count, how))
     }
 }

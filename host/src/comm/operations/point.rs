@@ -3,6 +3,8 @@
 use super::NO_ROOT;
 use crate::Result;
 use crate::comm::Communicator;
+use crate::comm::handoff::{Address, hand_off};
+use crate::comm::observe::Note;
 use crate::comm::submit::Prepared;
 use crate::options::Algorithm;
 use crate::tensor::{Input, Output};
@@ -15,41 +17,59 @@ impl Communicator {
     pub(super) fn prepare_send<'a>(&self, input: &Input<'a>, peer: u32) -> Result<Prepared<'a>> {
         self.peer_of("send", peer)?;
         let bytes = (input.count * input.dtype.size()) as u64;
+        let call = self.point_call(Operation::Send, input.dtype, peer);
+        let borrowed = input.tensor.is_none();
+        let tensors = [input.tensor, None, None];
+        let note = Note {
+            call,
+            input_count: input.count as u64,
+            output_count: 0,
+        };
+        if let Some(backend) = self.inner.backend.clone() {
+            let (at, count) = (Address::of(input), input.count);
+            let run = hand_off(backend, self.how(input.dtype), move |backend, how| {
+                // SAFETY: the memory is kept alive (`Prepared`).
+                unsafe { backend.send(at.get(), count, peer, how) }
+            });
+            return Ok(Prepared::hand_off(run, tensors, borrowed, note));
+        }
         let params = SendParams {
             constants: self.constants(),
-            call: self.point_call(Operation::Send, input.dtype, peer),
+            call,
             bytes,
             timeout_ns: self.timeout_ns,
             source: input.ptr,
         };
-        let borrowed = input.tensor.is_none();
-        Ok(Prepared::new(
-            self,
-            &SEND,
-            params,
-            [input.tensor, None, None],
-            borrowed,
-        ))
+        Ok(Prepared::new(self, &SEND, params, tensors, borrowed, note))
     }
 
     pub(super) fn prepare_recv<'a>(&self, output: &Output<'a>, peer: u32) -> Result<Prepared<'a>> {
         self.peer_of("recv", peer)?;
         let bytes = (output.count * output.dtype.size()) as u64;
+        let call = self.point_call(Operation::Recv, output.dtype, peer);
+        let borrowed = output.tensor.is_none();
+        let tensors = [output.tensor, None, None];
+        let note = Note {
+            call,
+            input_count: 0,
+            output_count: output.count as u64,
+        };
+        if let Some(backend) = self.inner.backend.clone() {
+            let (at, count) = (Address::of_output(output), output.count);
+            let run = hand_off(backend, self.how(output.dtype), move |backend, how| {
+                // SAFETY: the memory is kept alive (`Prepared`).
+                unsafe { backend.recv(at.get(), count, peer, how) }
+            });
+            return Ok(Prepared::hand_off(run, tensors, borrowed, note));
+        }
         let params = RecvParams {
             constants: self.constants(),
-            call: self.point_call(Operation::Recv, output.dtype, peer),
+            call,
             bytes,
             timeout_ns: self.timeout_ns,
             target: output.ptr,
         };
-        let borrowed = output.tensor.is_none();
-        Ok(Prepared::new(
-            self,
-            &RECV,
-            params,
-            [output.tensor, None, None],
-            borrowed,
-        ))
+        Ok(Prepared::new(self, &RECV, params, tensors, borrowed, note))
     }
 
     /// A call of a send or receive: both sides have the same fingerprint.
@@ -62,11 +82,22 @@ impl Communicator {
 
     pub(super) fn prepare_barrier(&self) -> Prepared<'static> {
         let plan = self.plan_rows(Operation::Barrier, 0, DType::U8, 1, None);
+        let call = self.call(&plan, None, None, NO_ROOT, 0);
+        let note = Note {
+            call,
+            ..Note::default()
+        };
+        if let Some(backend) = self.inner.backend.clone() {
+            let run = hand_off(backend, self.how(DType::U8), |backend, how| {
+                backend.barrier(how)
+            });
+            return Prepared::hand_off(run, [None; 3], false, note);
+        }
         let params = BarrierParams {
             constants: self.constants(),
-            call: self.call(&plan, None, None, NO_ROOT, 0),
+            call,
             timeout_ns: self.timeout_ns,
         };
-        Prepared::new(self, &BARRIER, params, [None; 3], false)
+        Prepared::new(self, &BARRIER, params, [None; 3], false, note)
     }
 }

@@ -4,7 +4,9 @@ use super::NO_ROOT;
 use super::checks::{apart, length, reducible, same_type};
 use crate::Result;
 use crate::comm::Communicator;
+use crate::comm::handoff::{Address, hand_off};
 use crate::comm::instances;
+use crate::comm::observe::Note;
 use crate::comm::submit::Prepared;
 use crate::options::{Algorithm, ReduceOp};
 use crate::plan::Plan;
@@ -50,6 +52,19 @@ impl Communicator {
         let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, input.count as u64);
         let tensors = [output.tensor, input.tensor, None];
         let borrowed = output.tensor.is_none() || input.tensor.is_none();
+        let note = Note {
+            call,
+            input_count: input.count as u64,
+            output_count: output.count as u64,
+        };
+        if let Some(backend) = self.backend_for(&plan, dtype)? {
+            let (from, to, count) = (Address::of(input), Address::of_output(output), input.count);
+            let run = hand_off(backend, self.how(dtype), move |backend, how| {
+                // SAFETY: the arguments were checked; the memory is kept alive (`Prepared`).
+                unsafe { backend.all_reduce(from.get(), to.get(), count, op, how) }
+            });
+            return Ok(Prepared::hand_off(run, tensors, borrowed, note));
+        }
         if plan.algorithm == Algorithm::Packet
             && let Some(kernel) = instances::all_reduce_packet(dtype, op)
         {
@@ -65,7 +80,9 @@ impl Communicator {
                 source: input.ptr,
                 target: output.ptr,
             };
-            return Ok(Prepared::new(self, &kernel, params, tensors, borrowed));
+            return Ok(Prepared::new(
+                self, &kernel, params, tensors, borrowed, note,
+            ));
         }
         let in_place = core::ptr::eq(input.ptr, output.ptr);
         let staged = plan.algorithm == Algorithm::Signal && in_place;
@@ -118,6 +135,23 @@ impl Communicator {
             root as u16,
             input.count as u64,
         );
+        if let Some(backend) = self.backend_for(&plan, dtype)? {
+            let (from, to, count) = (Address::of(input), Address::of_output(output), input.count);
+            let run = hand_off(backend, self.how(dtype), move |backend, how| {
+                // SAFETY: as for all_reduce.
+                unsafe { backend.reduce(from.get(), to.get(), count, op, root, how) }
+            });
+            return Ok(Prepared::hand_off(
+                run,
+                [output.tensor, input.tensor, None],
+                output.tensor.is_none() || input.tensor.is_none(),
+                Note {
+                    call,
+                    input_count: count as u64,
+                    output_count: output.count as u64,
+                },
+            ));
+        }
         let arguments = Arguments {
             call,
             plan,
@@ -150,6 +184,23 @@ impl Communicator {
         let rows = u64::from(self.size());
         let plan = self.plan_rows(Operation::ReduceScatter, count, dtype, rows, Some(op));
         let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, count as u64);
+        if let Some(backend) = self.backend_for(&plan, dtype)? {
+            let (from, to) = (Address::of(input), Address::of_output(output));
+            let run = hand_off(backend, self.how(dtype), move |backend, how| {
+                // SAFETY: as for all_reduce.
+                unsafe { backend.reduce_scatter(from.get(), to.get(), count, op, how) }
+            });
+            return Ok(Prepared::hand_off(
+                run,
+                [output.tensor, input.tensor, None],
+                output.tensor.is_none() || input.tensor.is_none(),
+                Note {
+                    call,
+                    input_count: input.count as u64,
+                    output_count: count as u64,
+                },
+            ));
+        }
         let arguments = Arguments {
             call,
             plan,
@@ -205,6 +256,11 @@ impl Communicator {
             params,
             [output.tensor, input.tensor, None],
             borrowed,
+            Note {
+                call,
+                input_count: input.count as u64,
+                output_count: output.count as u64,
+            },
         )
     }
 }

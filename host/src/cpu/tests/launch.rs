@@ -6,7 +6,7 @@ use std::thread;
 
 use fusewire_device::native::LaneContext;
 
-use super::super::{BlockOrder, Grid, Launch, LaunchOwner, Stream};
+use super::super::{BlockOrder, Grid, Launch, LaunchNote, LaunchOwner, Stream};
 use super::{Params, add, launch, launch_grid, value};
 use crate::{Error, Result};
 
@@ -58,15 +58,15 @@ fn owners_can_refuse_and_report() {
     #[derive(Debug, Default)]
     struct Owner(AtomicBool, AtomicBool);
     impl LaunchOwner for Owner {
-        fn before(&self) -> Result<()> {
+        fn before(&self, _note: &LaunchNote) -> Result<u64> {
             let refuse = self.0.load(Ordering::Relaxed);
             if refuse {
                 Err(Error::launch("refused"))
             } else {
-                Ok(())
+                Ok(0)
             }
         }
-        fn after(&self) -> Result<()> {
+        fn after(&self, _word: u64, _note: &LaunchNote, _ran: bool) -> Result<()> {
             let fail = self.1.load(Ordering::Relaxed);
             if fail {
                 Err(Error::launch("reported"))
@@ -76,7 +76,7 @@ fn owners_can_refuse_and_report() {
         }
     }
     let (stream, target, owner) = (Stream::new(), Arc::default(), Arc::new(Owner::default()));
-    let launch = launch(add, &target, 1).owned_by(Arc::clone(&owner) as _);
+    let launch = launch(add, &target, 1).owned_by(Arc::clone(&owner) as _, [0; 4]);
     stream.run(&launch).unwrap();
     owner.1.store(true, Ordering::Relaxed);
     assert!(

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, ThreadId};
 
-use super::super::{Event, Item, LaunchOwner, Stream};
+use super::super::{Event, Item, LaunchNote, LaunchOwner, Stream};
 use super::{LONG, add, block, capture, failing, fold, increment, launch, panics, value};
 use crate::{Error, Result};
 
@@ -13,16 +13,16 @@ fn blocking_runs_use_the_callers_thread_when_idle() {
     #[derive(Debug, Default)]
     struct Owner(Mutex<Vec<ThreadId>>);
     impl LaunchOwner for Owner {
-        fn before(&self) -> Result<()> {
+        fn before(&self, _note: &LaunchNote) -> Result<u64> {
             self.0.lock().unwrap().push(thread::current().id());
-            Ok(())
+            Ok(0)
         }
-        fn after(&self) -> Result<()> {
-            self.before()
+        fn after(&self, _word: u64, note: &LaunchNote, _ran: bool) -> Result<()> {
+            self.before(note).map(drop)
         }
     }
     let (stream, target, owner) = (Stream::new(), Arc::default(), Arc::new(Owner::default()));
-    let launch = launch(add, &target, 5).owned_by(Arc::clone(&owner) as _);
+    let launch = launch(add, &target, 5).owned_by(Arc::clone(&owner) as _, [0; 4]);
     stream.run(&launch).unwrap();
     assert_eq!(*owner.0.lock().unwrap(), [thread::current().id(); 2]);
     let release = block(&stream);

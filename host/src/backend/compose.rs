@@ -1,0 +1,169 @@
+//! Operations composed of a backend's primitives, where its library lacks them.
+
+use fusewire_device::DType;
+
+use super::{Backend, How};
+use crate::Result;
+use crate::options::ReduceOp;
+
+/// Runs `body` in a group; the group is ended also where `body` fails.
+fn grouped<B: Backend + ?Sized>(backend: &B, body: impl FnOnce() -> Result<()>) -> Result<()> {
+    backend.group_start()?;
+    let ran = body();
+    let ended = backend.group_end();
+    ran.and(ended)
+}
+
+/// # Safety
+/// As [`Backend::all_to_all`].
+pub(super) unsafe fn all_to_all<B: Backend + ?Sized>(
+    backend: &B,
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+    how: &How,
+) -> Result<()> {
+    let counts = vec![count as u64; backend.size() as usize];
+    // SAFETY: the caller's promise.
+    unsafe { all_to_all_v(backend, from, &counts, to, &counts, how) }
+}
+
+/// # Safety
+/// As [`Backend::all_to_all_v`].
+pub(super) unsafe fn all_to_all_v<B: Backend + ?Sized>(
+    backend: &B,
+    from: *const u8,
+    from_counts: &[u64],
+    to: *mut u8,
+    to_counts: &[u64],
+    how: &How,
+) -> Result<()> {
+    grouped(backend, || {
+        let (mut from_at, mut to_at) = (0, 0);
+        for (peer, (sent, received)) in from_counts.iter().zip(to_counts).enumerate() {
+            let (sent, received, peer) = (*sent as usize, *received as usize, peer as u32);
+            let (source, target) = (from.wrapping_add(from_at), to.wrapping_add(to_at));
+            if sent > 0 {
+                // SAFETY: the caller's promise.
+                unsafe { backend.send(source, sent, peer, how)? };
+            }
+            if received > 0 {
+                // SAFETY: as above.
+                unsafe { backend.recv(target, received, peer, how)? };
+            }
+            from_at += how.bytes(sent);
+            to_at += how.bytes(received);
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// As [`Backend::all_gather_v`].
+pub(super) unsafe fn all_gather_v<B: Backend + ?Sized>(
+    backend: &B,
+    from: *const u8,
+    to: *mut u8,
+    counts: &[u64],
+    how: &How,
+) -> Result<()> {
+    let own = counts[backend.rank() as usize] as usize;
+    let before: u64 = counts[..backend.rank() as usize].iter().sum();
+    let own_row = to.wrapping_add(how.bytes(before as usize));
+    let in_place = core::ptr::eq(from, own_row);
+    grouped(backend, || {
+        for peer in 0..backend.size() {
+            if own > 0 && !(in_place && peer == backend.rank()) {
+                // SAFETY: the caller's promise.
+                unsafe { backend.send(from, own, peer, how)? };
+            }
+        }
+        let mut at = 0;
+        for (peer, count) in counts.iter().enumerate() {
+            let count = *count as usize;
+            if count > 0 && !(in_place && peer as u32 == backend.rank()) {
+                // SAFETY: as above.
+                unsafe { backend.recv(to.wrapping_add(at), count, peer as u32, how)? };
+            }
+            at += how.bytes(count);
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// As [`Backend::scatter`].
+pub(super) unsafe fn scatter<B: Backend + ?Sized>(
+    backend: &B,
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+    root: u32,
+    how: &How,
+) -> Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    let row = |rank: u32| from.wrapping_add(how.bytes(count) * rank as usize);
+    let in_place = backend.rank() == root && core::ptr::eq(row(root), to);
+    grouped(backend, || {
+        if backend.rank() == root {
+            for peer in 0..backend.size() {
+                if !(in_place && peer == root) {
+                    // SAFETY: the caller's promise.
+                    unsafe { backend.send(row(peer), count, peer, how)? };
+                }
+            }
+        }
+        if in_place {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { backend.recv(to, count, root, how) }
+    })
+}
+
+/// # Safety
+/// As [`Backend::gather`].
+pub(super) unsafe fn gather<B: Backend + ?Sized>(
+    backend: &B,
+    from: *const u8,
+    to: *mut u8,
+    count: usize,
+    root: u32,
+    how: &How,
+) -> Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    let row = |rank: u32| to.wrapping_add(how.bytes(count) * rank as usize);
+    let in_place = backend.rank() == root && core::ptr::eq(row(root), from);
+    grouped(backend, || {
+        if !in_place {
+            // SAFETY: the caller's promise.
+            unsafe { backend.send(from, count, root, how)? };
+        }
+        if backend.rank() == root {
+            for peer in 0..backend.size() {
+                if !(in_place && peer == root) {
+                    // SAFETY: as above.
+                    unsafe { backend.recv(row(peer), count, peer, how)? };
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A reduction of one element, which needs everybody.
+pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, how: &How) -> Result<()> {
+    let mut word = [0u8; 4];
+    let how = &How {
+        dtype: DType::F32,
+        ..*how
+    };
+    let at = word.as_mut_ptr();
+    // SAFETY: one element of four bytes; in place. Memory of the host: a backend of another device has a
+    // barrier of its own.
+    unsafe { backend.all_reduce(at, at, 1, ReduceOp::Sum, how) }
+}

@@ -1,0 +1,120 @@
+//! Backends by name.
+
+use core::fmt;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::Backend;
+use crate::device::Device;
+use crate::options::Options;
+use crate::store::Store;
+use crate::{Error, Result};
+
+/// What a backend is made from. All ranks make theirs together.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Setup {
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub size: u32,
+    /// Where ranks meet: keys are this communicator's own.
+    pub store: Arc<dyn Store>,
+    /// Name of the communicator.
+    pub name: String,
+    /// The device whose memory calls will name.
+    pub device: Device,
+    /// The communicator's options: time-out and hints.
+    pub options: Options,
+}
+
+/// Makes a backend's part of a communicator; all ranks call it together.
+pub type Factory = Arc<dyn Fn(&Setup) -> Result<Arc<dyn Backend>> + Send + Sync>;
+
+#[derive(Default)]
+struct Table(BTreeMap<String, Factory>);
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+fn table() -> MutexGuard<'static, Table> {
+    static TABLE: OnceLock<Mutex<Table>> = OnceLock::new();
+    TABLE
+        .get_or_init(|| Mutex::new(built_in()))
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The backends of this build.
+fn built_in() -> Table {
+    Table::default()
+}
+
+/// Names that mean something, whether or not their library is here.
+const KNOWN: [&str; 6] = ["fusewire", "nccl", "ncclx", "rccl", "rcclx", "gloo"];
+
+/// Adds a backend that [`crate::new_comm`] makes under `name`, in this process.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] when the name is empty or taken.
+pub fn register_backend(name: &str, factory: Factory) -> Result<()> {
+    let refuse = |detail: String| Error::InvalidArgument {
+        operation: "register_backend",
+        detail,
+    };
+    if name.is_empty() || name == "fusewire" {
+        return Err(refuse(format!("\"{name}\" cannot be a backend's name")));
+    }
+    let mut table = table();
+    if table.0.contains_key(name) {
+        return Err(refuse(format!("there is a backend \"{name}\" already")));
+    }
+    table.0.insert(name.to_owned(), factory);
+    Ok(())
+}
+
+/// The backends that [`crate::new_comm`] can make here: `fusewire`, those that this build has, and
+/// those that were registered. That one is listed does not say that its library is installed.
+pub fn backend_names() -> Vec<String> {
+    let mut names = vec!["fusewire".to_owned()];
+    names.extend(table().0.keys().cloned());
+    names
+}
+
+/// Refuses names that no backend has.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    if name == "fusewire" || table().0.contains_key(name) {
+        return Ok(());
+    }
+    let detail = if KNOWN.contains(&name) {
+        format!(
+            "backend \"{name}\" is not in this build; it has {} (build with --features {name})",
+            backend_names().join(", ")
+        )
+    } else {
+        format!(
+            "no backend is named \"{name}\"; this build has {}",
+            backend_names().join(", ")
+        )
+    };
+    Err(Error::InvalidArgument {
+        operation: "new_comm",
+        detail,
+    })
+}
+
+/// Makes the part of a communicator that backend `name` plays.
+pub(crate) fn create(name: &str, setup: &Setup) -> Result<Arc<dyn Backend>> {
+    check_name(name)?;
+    let factory = table().0.get(name).map(Arc::clone);
+    match factory {
+        Some(factory) => factory(setup),
+        None => Err(Error::InvalidArgument {
+            operation: "new_comm",
+            detail: format!("backend \"{name}\" has no factory"),
+        }),
+    }
+}

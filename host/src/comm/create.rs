@@ -1,0 +1,219 @@
+//! Communicators by the name of their backend, from each other, and from parts of each other.
+
+use std::sync::Arc;
+
+use super::bootstrap::{Forming, store_of_environment, validate};
+use super::observe::Hooks;
+use super::submit::invalid;
+use super::{Communicator, nanoseconds};
+use crate::Result;
+use crate::backend::{self, Backend, Setup};
+use crate::bootstrap::RankSize;
+use crate::device::Device;
+use crate::options::Options;
+use crate::store::{PrefixStore, Store};
+
+/// Makes a communicator with the backend of that name: `fusewire` (its own kernels), `nccl`, `ncclx`,
+/// `rccl`, `rcclx`, `gloo`, or one that [`backend::register_backend`] has added. Rank and size come from
+/// [`Options::rank_size`], else from the environment, and the store from [`Options::store`], else from
+/// `MASTER_ADDR` and `MASTER_PORT`. All ranks together.
+///
+/// The defaults are torchcomms': where neither [`Options::abort_process_on_timeout_or_error`] nor
+/// `TORCHCOMM_ABORT_ON_ERROR` says otherwise, a watchdog ends the process when the communicator fails, unless
+/// [`Options::enable_reconfigure`] is set.
+///
+/// ```
+/// use std::sync::Arc;
+/// use fusewire::{Device, Options, ReduceOp, new_comm, store::MemoryStore};
+///
+/// let mut options = Options::default();
+/// options.store = Some(Arc::new(MemoryStore::new()));
+/// options.rank_size = Some((0, 1));
+/// let comm = new_comm("fusewire", Device::Cpu, "alone", options)?;
+/// let mut x = [1, 2];
+/// comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
+/// comm.finalize()?;
+/// # Ok::<(), fusewire::Error>(())
+/// ```
+///
+/// # Errors
+/// [`crate::Error::InvalidArgument`] for a backend that is not in this build, or a hint with a wrong value;
+/// [`crate::Error::Backend`] where its library is missing; and as [`Communicator::new`].
+pub fn new_comm(
+    backend: &str,
+    device: Device,
+    name: &str,
+    options: Options,
+) -> Result<Communicator> {
+    backend::check_name(backend)?;
+    let mut options = options.with_hints_applied()?;
+    options
+        .abort_process_on_timeout_or_error
+        .get_or_insert(true);
+    let (rank, size) = match options.rank_size {
+        Some(rank_size) => rank_size,
+        None => {
+            let RankSize { rank, size, .. } = RankSize::from_env()?;
+            (rank, size)
+        }
+    };
+    let store = match &options.store {
+        Some(store) => Arc::clone(store),
+        None => store_of_environment(rank, size, options.timeout)?,
+    };
+    if backend == "fusewire" {
+        return Communicator::new(device, rank, size, store, name, options);
+    }
+    if size == 0 || rank >= size {
+        return Err(invalid("new_comm", format!("rank {rank} of {size}")));
+    }
+    let entered = store.add(&format!("fusewire/{name}/enter"), 1)?;
+    let instance = (entered - 1) / i64::from(size);
+    let forming = Forming {
+        device,
+        rank,
+        size,
+        prefix: format!("fusewire/{name}/{instance}"),
+        store,
+        name: name.to_owned(),
+        options,
+        generation: 0,
+        hooks: Hooks::default(),
+    };
+    let made = backend::create(backend, &forming.setup())?;
+    Communicator::over(made, forming)
+}
+
+impl Forming {
+    /// What a backend is made from; its keys are apart.
+    pub(super) fn setup(&self) -> Setup {
+        Setup {
+            rank: self.rank,
+            size: self.size,
+            store: Arc::new(PrefixStore::new(
+                format!("{}/backend", self.prefix),
+                Arc::clone(&self.store),
+            )),
+            name: self.name.clone(),
+            device: self.device,
+            options: self.options.clone(),
+        }
+    }
+}
+
+impl Communicator {
+    /// A communicator over a backend's communicator that exists already: an adopted `ncclComm_t`, or a
+    /// backend of your own that is in no list.
+    ///
+    /// # Errors
+    /// As the memory of its state.
+    pub fn adopt(
+        backend: Arc<dyn Backend>,
+        name: &str,
+        device: Device,
+        options: Options,
+    ) -> Result<Self> {
+        let (rank, size) = (backend.rank(), backend.size());
+        let forming = Forming {
+            device,
+            rank,
+            size,
+            prefix: format!("fusewire/{name}"),
+            store: Arc::new(crate::store::MemoryStore::new()),
+            name: name.to_owned(),
+            options,
+            generation: 0,
+            hooks: Hooks::default(),
+        };
+        Self::over(backend, forming)
+    }
+
+    /// A communicator of the ranks `ranks` of this one, in that order: `ranks[i]` becomes rank i. Called by
+    /// all ranks of this communicator together, each with the list that it belongs to, or with an empty one, which
+    /// gives `None`. The lists of different ranks may be different groups; groups may overlap in
+    /// later calls, and a split can be split again.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] for a rank that is out of range or named twice, or a list without
+    /// this rank; and as [`Communicator::new`].
+    pub fn split(&self, ranks: &[u32], name: &str) -> Result<Option<Self>> {
+        let refuse = |detail: String| Err(invalid("split", detail));
+        for (at, rank) in ranks.iter().enumerate() {
+            if *rank >= self.size() {
+                return refuse(format!("rank {rank}; ranks are 0 to {}", self.size() - 1));
+            }
+            if ranks[..at].contains(rank) {
+                return refuse(format!("rank {rank} is in the list twice"));
+            }
+        }
+        self.inner.check()?;
+        let call = self.next_host_call();
+        if ranks.is_empty() {
+            return Ok(None);
+        }
+        let Some(rank) = ranks.iter().position(|rank| *rank == self.rank()) else {
+            return refuse(format!(
+                "the list does not have this rank, {}; a rank of no group calls with an empty list",
+                self.rank()
+            ));
+        };
+        // The list is part of the key: groups of one call do not meet.
+        let list: Vec<String> = ranks.iter().map(u32::to_string).collect();
+        let name = format!("{}.{name}.{call}.{}", self.inner.name, list.join("-"));
+        if let Some(backend) = &self.inner.backend
+            && let Some(part) = backend.split(ranks)?
+        {
+            return Self::over(part, self.forming(&name, rank as u32, ranks.len() as u32))
+                .map(Some);
+        }
+        self.sibling(&name, rank as u32, ranks.len() as u32)
+            .map(Some)
+    }
+
+    /// A communicator of the same kind, options, hooks and store.
+    pub(super) fn sibling(&self, name: &str, rank: u32, size: u32) -> Result<Self> {
+        let forming = self.forming(name, rank, size);
+        let made = match &self.inner.backend {
+            None => {
+                validate(name, rank, size, &forming.options)?;
+                Self::form(forming)?
+            }
+            Some(backend) => {
+                let made = backend::create(backend.name(), &forming.setup())?;
+                Self::over(made, forming)?
+            }
+        };
+        Ok(Self {
+            timeout_ns: self.timeout_ns,
+            algorithm: self.algorithm,
+            ..made
+        })
+    }
+
+    fn forming(&self, name: &str, rank: u32, size: u32) -> Forming {
+        Forming {
+            device: self.inner.device,
+            rank,
+            size,
+            prefix: format!("{}/{name}", self.inner.prefix),
+            store: Arc::clone(&self.inner.store),
+            name: name.to_owned(),
+            options: self.inner.options.clone(),
+            generation: 0,
+            hooks: self.inner.hooks.clone(),
+        }
+    }
+}
+
+/// The store of a communicator, for whoever has no other.
+impl Communicator {
+    /// Where the ranks met.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
+    }
+
+    /// Sets the time-out of this value's calls, as torchcomms' `setTimeout`.
+    pub fn set_timeout(&mut self, timeout: core::time::Duration) {
+        self.timeout_ns = nanoseconds(timeout);
+    }
+}

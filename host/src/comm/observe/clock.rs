@@ -1,0 +1,78 @@
+//! Time stamps of a few nanoseconds each.
+
+use std::sync::OnceLock;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Counts that grow with time, at a rate found out when somebody asks for a date.
+#[inline]
+pub(crate) fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: every x86-64 has the counter, and Linux lets processes read it.
+        unsafe { core::arch::x86_64::_rdtsc() }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        static START: OnceLock<Instant> = OnceLock::new();
+        START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Mark {
+    ticks: u64,
+    at: Instant,
+    unix_ns: u64,
+}
+
+impl Mark {
+    fn now() -> Self {
+        Self {
+            ticks: ticks(),
+            at: Instant::now(),
+            unix_ns: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_nanos() as u64),
+        }
+    }
+}
+
+static FIRST: OnceLock<Mark> = OnceLock::new();
+
+/// Remembers the first pair of count and date; called when a recorder is made.
+pub(crate) fn start() {
+    FIRST.get_or_init(Mark::now);
+}
+
+/// From counts to nanoseconds since 1970.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dates {
+    ticks: u64,
+    unix_ns: u64,
+    ns_per_tick: f64,
+}
+
+impl Dates {
+    /// By the rate between the first mark and now.
+    pub(crate) fn new() -> Self {
+        let first = *FIRST.get_or_init(Mark::now);
+        let mut now = Mark::now();
+        // A rate from less than a millisecond would be off by percents.
+        while now.at.duration_since(first.at).as_micros() < 1000 {
+            now = Mark::now();
+        }
+        let ns = now.at.duration_since(first.at).as_nanos() as f64;
+        Self {
+            ticks: now.ticks,
+            unix_ns: now.unix_ns,
+            ns_per_tick: ns / (now.ticks.wrapping_sub(first.ticks)).max(1) as f64,
+        }
+    }
+
+    /// The date of a count, nanoseconds since 1970.
+    pub(crate) fn of(&self, ticks: u64) -> u64 {
+        let distance = self.ticks.wrapping_sub(ticks) as i64;
+        self.unix_ns
+            .saturating_add_signed(-((distance as f64 * self.ns_per_tick) as i64))
+    }
+}

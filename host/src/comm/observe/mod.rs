@@ -1,0 +1,34 @@
+//! What can be seen of a communicator's operations: hooks, and the flight recorder.
+
+pub(crate) mod clock;
+mod hooks;
+mod recorder;
+
+pub(super) use self::hooks::Hooks;
+pub use self::hooks::{HookArguments, HookHandle, ReplayArguments, ReplayEdge};
+pub(super) use self::recorder::Recorder;
+pub use self::recorder::{FlightRecord, RecordState};
+
+use fusewire_device::session::Call;
+
+/// What an operation is, as recorder and hooks see it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Note {
+    /// Call word.
+    pub(crate) call: u64,
+    /// Elements of this rank's input.
+    pub(crate) input_count: u64,
+    /// Elements of its output.
+    pub(crate) output_count: u64,
+}
+
+impl Note {
+    /// As the note of a launch, with the recorder's number.
+    pub(crate) const fn launch(&self, id: u64) -> crate::cpu::LaunchNote {
+        [id, self.call, self.input_count, self.output_count]
+    }
+
+    pub(crate) const fn call(&self) -> Call {
+        Call(self.call)
+    }
+}

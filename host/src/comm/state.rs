@@ -1,0 +1,256 @@
+//! The state of a communicator: alive, failed, aborted, finalized; and the watchdog.
+
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use std::sync::Arc;
+use std::thread;
+
+use fusewire_device::comm::Comm;
+use fusewire_device::layout::{ABORT, CommState, FailureRecord, Progress};
+use fusewire_device::mem::{self, Order, Scope};
+use fusewire_device::session::Call;
+use fusewire_device::wait;
+
+use super::failure::{Activity, Failure};
+use super::{Communicator, Inner};
+use crate::{Error, Result};
+
+/// Set in this rank's abort word beside [`ABORT`] when the host has stopped the communicator and keeps
+/// the reason itself.
+const BY_HOST: u64 = 1 << 62;
+
+/// How often a watchdog looks.
+const WATCHDOG: Duration = Duration::from_millis(100);
+
+impl Communicator {
+    /// The failure of this communicator, if it has one.
+    pub fn failure(&self) -> Option<Error> {
+        self.inner.check().err()
+    }
+
+    /// Stops the communicator, from any thread: whoever waits in it, on every rank that can be reached by
+    /// load and store, returns with an error within milliseconds, and every later call and replay returns it too. A
+    /// second call does nothing.
+    pub fn abort(&self) {
+        self.inner.abort();
+    }
+
+    /// Whether the communicator has failed or was aborted.
+    pub fn is_aborted(&self) -> bool {
+        self.inner.abort_word() != 0 && !self.inner.finalized.load(Ordering::Acquire)
+    }
+
+    /// Whether [`Communicator::abort`] reaches waiting ranks: true on every backend of this crate.
+    pub fn is_abort_supported(&self) -> bool {
+        true
+    }
+
+    /// Waits for all work that was issued on this value's stream and on the communicator's last one, then ends
+    /// the communicator on this rank: later calls are errors. Not collective: the memory that peers have mapped
+    /// stays theirs. A second call does nothing.
+    ///
+    /// # Errors
+    /// The failure of the communicator or of work that nobody has waited for.
+    pub fn finalize(&self) -> Result<()> {
+        if self.inner.finalized.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let last = self
+            .inner
+            .lock_order()
+            .as_ref()
+            .map(|(stream, _)| stream.clone());
+        let mut ended = self.stream.synchronize();
+        if let Some(stream) = last.filter(|stream| stream.id() != self.stream.id()) {
+            ended = ended.and(stream.synchronize());
+        }
+        ended = ended.and(self.inner.check());
+        self.inner.stop(Error::Communicator {
+            name: self.inner.name.clone(),
+            detail: "it was finalized on this rank; make a new one".to_owned(),
+        });
+        ended
+    }
+}
+
+impl Inner {
+    fn state(&self) -> *mut CommState {
+        self.pad.ptr().cast()
+    }
+
+    pub(super) fn abort_word(&self) -> u64 {
+        // SAFETY: the pad starts with a CommState, whose abort word is only accessed atomically.
+        unsafe {
+            mem::load_u64(
+                &raw const (*self.state()).abort,
+                Order::Acquire,
+                Scope::System,
+            )
+        }
+    }
+
+    /// Gives this rank's failure, once it has one.
+    #[inline]
+    pub(super) fn check(&self) -> Result<()> {
+        let abort = self.abort_word();
+        if abort == 0 {
+            return Ok(());
+        }
+        Err(self.fail(abort))
+    }
+
+    #[cold]
+    fn fail(&self, abort: u64) -> Error {
+        if let Some(error) = self.failure.get() {
+            return error.clone();
+        }
+        let mut first = false;
+        let error = self
+            .failure
+            .get_or_init(|| {
+                first = true;
+                self.read_failure(abort as u32)
+            })
+            .clone();
+        if first && !self.finalized.load(Ordering::Acquire) {
+            tracing::error!("{error}");
+            self.hooks.abort(&error);
+            self.dump_on_failure();
+        }
+        error
+    }
+
+    fn read_failure(&self, reporter: u32) -> Error {
+        let reporter = reporter.min(self.pads.len() as u32 - 1);
+        let state = self.pads[reporter as usize].ptr().cast::<CommState>();
+        // SAFETY: every pad starts with a CommState; the record is complete once its state is 2, and
+        // the abort word was written after that.
+        let record = unsafe {
+            let record = &raw const (*state).failure;
+            let _ = mem::load_u64(&raw const (*record).state, Order::Acquire, Scope::System);
+            record.cast::<FailureRecord>().read_volatile()
+        };
+        let mut failure = Failure::decode(&self.name, reporter, &record);
+        failure.progress = self.progress();
+        failure.into_error()
+    }
+
+    /// What every rank is doing, by its progress words.
+    pub(super) fn progress(&self) -> Vec<Activity> {
+        let words = |rank: usize| {
+            let at = self.pads[rank]
+                .ptr()
+                .wrapping_add(self.constants.pad.progress as usize)
+                .cast::<Progress>();
+            // SAFETY: every pad has a progress line for block 0, whose words are accessed atomically.
+            unsafe {
+                (
+                    mem::load_u64(&raw const (*at).call, Order::Relaxed, Scope::System),
+                    mem::load_u64(&raw const (*at).count, Order::Relaxed, Scope::System),
+                )
+            }
+        };
+        (0..self.pads.len())
+            .map(|rank| {
+                let (call, count) = words(rank);
+                let name = Call::from_progress(call).0;
+                Activity::new(name, call >> 40, count & 0xffff_ffff_ffff)
+            })
+            .collect()
+    }
+
+    /// Stops the communicator on all reachable ranks.
+    pub(super) fn abort(&self) {
+        if self.abort_word() == 0 {
+            // SAFETY: the constants live as long as this, and every rank's pad is mapped.
+            let comm = unsafe { Comm::new(&raw const *self.constants) };
+            wait::abort(&comm);
+        }
+        if let Some(backend) = &self.backend {
+            backend.abort();
+        }
+        let _ = self.check();
+    }
+
+    /// A backend has failed: every later call returns that.
+    pub(super) fn poison(&self, error: &Error) {
+        self.stop(error.clone());
+        if let Some(backend) = &self.backend {
+            // Peers that wait for this rank shall not wait for their time-out.
+            backend.abort();
+        }
+    }
+
+    /// Stops the communicator on this rank, for a reason that the host keeps.
+    pub(super) fn stop(&self, reason: Error) {
+        let told = self.failure.set(reason.clone()).is_ok();
+        // SAFETY: as in `abort_word`.
+        unsafe {
+            mem::compare_exchange_u64(
+                &raw mut (*self.state()).abort,
+                0,
+                ABORT | BY_HOST | u64::from(self.constants.rank),
+                Order::AcqRel,
+                Scope::System,
+            );
+        }
+        if told && !self.finalized.load(Ordering::Acquire) {
+            tracing::error!("{reason}");
+            self.hooks.abort(&reason);
+            self.dump_on_failure();
+        }
+    }
+
+    /// Starts the watchdog, where the process is to end with the communicator.
+    pub(super) fn watch(this: &Arc<Self>) {
+        let wanted = this
+            .options
+            .abort_process_on_timeout_or_error
+            .unwrap_or(false);
+        if !wanted || this.options.enable_reconfigure {
+            return;
+        }
+        let weak = Arc::downgrade(this);
+        let spawned = thread::Builder::new()
+            .name("fusewire-watchdog".to_owned())
+            .spawn(move || {
+                loop {
+                    thread::sleep(WATCHDOG);
+                    let Some(inner) = weak.upgrade() else {
+                        return;
+                    };
+                    if inner.finalized.load(Ordering::Acquire) {
+                        return;
+                    }
+                    if let Err(error) = inner.check() {
+                        eprintln!(
+                            "fusewire: rank {} of \"{}\": {error}\nfusewire: ending the process \
+                             (abort_process_on_timeout_or_error, TORCHCOMM_ABORT_ON_ERROR)",
+                            inner.rank, inner.name
+                        );
+                        std::process::abort();
+                    }
+                }
+            });
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "the watchdog got no thread: a failure will not end the process");
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !self.finalized.load(Ordering::Acquire) && self.abort_word() == 0 {
+            tracing::warn!(
+                "communicator \"{}\" was dropped on rank {} without finalize(); its resources are freed",
+                self.name,
+                self.rank
+            );
+        }
+        if let Some(backend) = &self.backend
+            && !self.finalized.load(Ordering::Acquire)
+        {
+            backend.abort();
+        }
+    }
+}
