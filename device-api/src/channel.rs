@@ -38,6 +38,214 @@ fn slot(comm: &Comm, at: u32, block: u32, source: u32, chunk: u64) -> *mut u8 {
 /// The header in front of a chunk: fingerprint of the call, and the message's bytes.
 const HEADER_WORDS: usize = 2;
 
+/// What goes through a channel, for the check that both ends mean the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Fingerprint of the call.
+    pub fingerprint: u64,
+    /// Bytes of the whole message.
+    pub bytes: u64,
+}
+
+/// This block's sending end of the channel to a peer. All lanes hold the same value.
+#[derive(Clone, Copy, Debug)]
+pub struct Sender {
+    peer: u32,
+    chunk: u64,
+}
+
+impl Sender {
+    /// The end as the last send left it.
+    #[inline(always)]
+    pub fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
+        let comm = session.comm();
+        let counters = counters(comm, session.block().index(), peer);
+        // SAFETY: the counters belong to this block.
+        let chunk =
+            unsafe { mem::load_u64(&raw const (*counters).sent, Order::Relaxed, Scope::Device) };
+        Self { peer, chunk }
+    }
+
+    /// The credit that the next chunk needs.
+    #[inline(always)]
+    pub fn needed(&self, comm: &Comm) -> u64 {
+        (self.chunk + 1).saturating_sub(comm.pad().channel_depth)
+    }
+
+    /// Acquires room for the next chunk: the peer has read the one whose slot it takes. `Err(credit)` while it
+    /// has not. Of one lane.
+    #[inline(always)]
+    pub fn room(&self, comm: &Comm, block: u32) -> Result<(), u64> {
+        let needed = self.needed(comm);
+        if needed == 0 {
+            return Ok(());
+        }
+        let credit = line(comm, comm.rank(), block, self.peer, 1).cast::<u64>();
+        // SAFETY: the credit word of this rank's pad.
+        let seen = unsafe { mem::load_u64(credit, Order::Acquire, Scope::System) };
+        if seen >= needed { Ok(()) } else { Err(seen) }
+    }
+
+    /// Writes and publishes the next chunk: bytes from `sent` on of `message`, as many as a slot holds; gives how many
+    /// that were. One lane has acquired its room. All lanes together.
+    ///
+    /// # Safety
+    /// `from` must be readable for the message.
+    #[inline(always)]
+    pub unsafe fn push<M: Machine>(
+        &mut self,
+        session: &mut Session<M>,
+        message: Message,
+        from: *const u8,
+        sent: u64,
+    ) -> u64 {
+        let comm = *session.comm();
+        let block = session.block();
+        mem::fence(Order::Acquire, Scope::System);
+        let part = (message.bytes - sent).min(comm.pad().channel_slot);
+        let to = slot(&comm, self.peer, block.index(), comm.rank(), self.chunk);
+        // SAFETY: the slot is free (credit); the source is the caller's.
+        unsafe {
+            if block.is_leader() {
+                mem::write(
+                    to.cast::<[u64; HEADER_WORDS]>(),
+                    [message.fingerprint, message.bytes],
+                );
+            }
+            let target = to.add(LINE as usize);
+            let from = from.add(sent as usize);
+            crate::bulk::copy(block, target, from, part as usize, Policy::Cached);
+        }
+        session.publish();
+        self.chunk += 1;
+        if block.is_leader() {
+            let tail = line(&comm, self.peer, block.index(), comm.rank(), 0).cast::<u64>();
+            let counters = counters(&comm, block.index(), self.peer);
+            // SAFETY: only this block of this rank writes the tail and its own counters.
+            unsafe {
+                mem::store_u64(tail, self.chunk, Order::Release, Scope::System);
+                mem::store_u64(
+                    &raw mut (*counters).sent,
+                    self.chunk,
+                    Order::Relaxed,
+                    Scope::Device,
+                );
+            }
+        }
+        part
+    }
+}
+
+/// This block's receiving end of the channel from a peer. All lanes hold the same value.
+#[derive(Clone, Copy, Debug)]
+pub struct Receiver {
+    peer: u32,
+    chunk: u64,
+}
+
+impl Receiver {
+    /// The end as the last receive left it.
+    #[inline(always)]
+    pub fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
+        let comm = session.comm();
+        let counters = counters(comm, session.block().index(), peer);
+        // SAFETY: the counters belong to this block.
+        let chunk = unsafe {
+            mem::load_u64(
+                &raw const (*counters).received,
+                Order::Relaxed,
+                Scope::Device,
+            )
+        };
+        Self { peer, chunk }
+    }
+
+    /// The tail that the next chunk needs.
+    #[inline(always)]
+    pub fn needed(&self) -> u64 {
+        self.chunk + 1
+    }
+
+    /// Acquires the next chunk; `Err(tail)` while it has not come. Of one lane.
+    #[inline(always)]
+    pub fn arrived(&self, comm: &Comm, block: u32) -> Result<(), u64> {
+        let tail = line(comm, comm.rank(), block, self.peer, 0).cast::<u64>();
+        // SAFETY: the tail word of this rank's pad.
+        let seen = unsafe { mem::load_u64(tail, Order::Acquire, Scope::System) };
+        if seen >= self.needed() {
+            Ok(())
+        } else {
+            Err(seen)
+        }
+    }
+
+    /// Whether the next chunk, which this lane has acquired, belongs to `message`; else the failure is recorded.
+    #[inline(always)]
+    pub fn check<M: Machine>(&self, session: &Session<M>, message: Message) -> bool {
+        let comm = session.comm();
+        let block = session.block().index();
+        let from = slot(comm, comm.rank(), block, self.peer, self.chunk);
+        // SAFETY: the chunk has been acquired.
+        let [fingerprint, size] = unsafe { mem::read(from.cast::<[u64; HEADER_WORDS]>()) };
+        if fingerprint == message.fingerprint && size == message.bytes {
+            return true;
+        }
+        let (kind, peer) = (FailureKind::Mismatch, self.peer);
+        session
+            .watch()
+            .fail(kind, Place::Chunk, peer, peer, message.bytes, size, 0);
+        false
+    }
+
+    /// Reads the next chunk to `received` bytes into `to` and gives its slot back; gives how many bytes that
+    /// were. One lane has acquired and checked it. All lanes together.
+    ///
+    /// # Safety
+    /// `to` must be writable for the message.
+    #[inline(always)]
+    pub unsafe fn pull<M: Machine>(
+        &mut self,
+        session: &mut Session<M>,
+        message: Message,
+        to: *mut u8,
+        received: u64,
+    ) -> u64 {
+        let comm = *session.comm();
+        let block = session.block();
+        mem::fence(Order::Acquire, Scope::System);
+        let part = (message.bytes - received).min(comm.pad().channel_slot);
+        let from = slot(&comm, comm.rank(), block.index(), self.peer, self.chunk);
+        // SAFETY: the chunk has been acquired; the target is the caller's.
+        unsafe {
+            let source = from.add(LINE as usize);
+            let target = to.add(received as usize);
+            crate::bulk::copy(block, target, source, part as usize, Policy::Cached);
+        }
+        session.publish();
+        self.chunk += 1;
+        if block.is_leader() {
+            let credit = line(&comm, self.peer, block.index(), comm.rank(), 1).cast::<u64>();
+            let counters = counters(&comm, block.index(), self.peer);
+            // SAFETY: only this block of this rank writes the credit and its own counters.
+            unsafe {
+                mem::store_u64(credit, self.chunk, Order::Release, Scope::System);
+                mem::store_u64(
+                    &raw mut (*counters).received,
+                    self.chunk,
+                    Order::Relaxed,
+                    Scope::Device,
+                );
+            }
+        }
+        part
+    }
+}
+
+#[inline(always)]
+fn counters(comm: &Comm, block: u32, peer: u32) -> *mut ChannelState {
+    line(comm, comm.rank(), block, peer, 2).cast()
+}
+
 /// Sends `bytes` bytes at `from` to `peer`, chunk by chunk; at least one chunk, so that an empty message arrives
 /// too. False after a failure. All lanes together.
 ///
@@ -52,71 +260,27 @@ pub unsafe fn send<M: Machine>(
 ) -> bool {
     let comm = *session.comm();
     let block = session.block();
-    let me = comm.rank();
-    let counters = line(&comm, me, block.index(), peer, 2).cast::<ChannelState>();
-    // SAFETY: the counters belong to this block.
-    let mut chunk =
-        unsafe { mem::load_u64(&raw const (*counters).sent, Order::Relaxed, Scope::Device) };
-    let credit = line(&comm, me, block.index(), peer, 1).cast::<u64>();
-    let tail = line(&comm, peer, block.index(), me, 0).cast::<u64>();
-    let depth = comm.pad().channel_depth;
-    let capacity = comm.pad().channel_slot;
+    let message = Message {
+        fingerprint: session.fingerprint(),
+        bytes,
+    };
+    let mut end = Sender::new(session, peer);
     let mut sent = 0;
     loop {
         let mut failed = false;
-        if block.is_leader() && chunk >= depth {
-            let needed = chunk - depth + 1;
+        if block.is_leader() {
             failed = session
                 .watch()
-                .until(Place::Credit, peer, needed, || {
-                    // SAFETY: the credit word of this rank's pad.
-                    let seen = unsafe { mem::load_u64(credit, Order::Acquire, Scope::System) };
-                    if seen >= needed { Ok(()) } else { Err(seen) }
+                .until(Place::Credit, peer, end.needed(&comm), || {
+                    end.room(&comm, block.index())
                 })
                 .is_none();
         }
         if block.any(failed) {
             return false;
         }
-        mem::fence(Order::Acquire, Scope::System);
-        let part = if bytes - sent < capacity {
-            bytes - sent
-        } else {
-            capacity
-        };
-        let to = slot(&comm, peer, block.index(), me, chunk);
-        // SAFETY: the slot is free (credit); the source is the caller's.
-        unsafe {
-            if block.is_leader() {
-                mem::write(
-                    to.cast::<[u64; HEADER_WORDS]>(),
-                    [session.fingerprint(), bytes],
-                );
-            }
-            let target = to.add(LINE as usize);
-            crate::bulk::copy(
-                block,
-                target,
-                from.add(sent as usize),
-                part as usize,
-                Policy::Cached,
-            );
-        }
-        session.publish();
-        chunk += 1;
-        if block.is_leader() {
-            // SAFETY: only this block of this rank writes the tail and its own counters.
-            unsafe {
-                mem::store_u64(tail, chunk, Order::Release, Scope::System);
-                mem::store_u64(
-                    &raw mut (*counters).sent,
-                    chunk,
-                    Order::Relaxed,
-                    Scope::Device,
-                );
-            }
-        }
-        sent += part;
+        // SAFETY: the caller's promise; the leader has acquired the room.
+        sent += unsafe { end.push(session, message, from, sent) };
         if sent >= bytes {
             return true;
         }
@@ -137,75 +301,28 @@ pub unsafe fn receive<M: Machine>(
 ) -> bool {
     let comm = *session.comm();
     let block = session.block();
-    let me = comm.rank();
-    let counters = line(&comm, me, block.index(), peer, 2).cast::<ChannelState>();
-    // SAFETY: the counters belong to this block.
-    let mut chunk = unsafe {
-        mem::load_u64(
-            &raw const (*counters).received,
-            Order::Relaxed,
-            Scope::Device,
-        )
+    let message = Message {
+        fingerprint: session.fingerprint(),
+        bytes,
     };
-    let tail = line(&comm, me, block.index(), peer, 0).cast::<u64>();
-    let credit = line(&comm, peer, block.index(), me, 1).cast::<u64>();
-    let capacity = comm.pad().channel_slot;
+    let mut end = Receiver::new(session, peer);
     let mut received = 0;
     loop {
         let mut failed = false;
-        let from = slot(&comm, me, block.index(), peer, chunk);
         if block.is_leader() {
-            let needed = chunk + 1;
             failed = session
                 .watch()
-                .until(Place::Chunk, peer, needed, || {
-                    // SAFETY: the tail word of this rank's pad.
-                    let seen = unsafe { mem::load_u64(tail, Order::Acquire, Scope::System) };
-                    if seen >= needed { Ok(()) } else { Err(seen) }
+                .until(Place::Chunk, peer, end.needed(), || {
+                    end.arrived(&comm, block.index())
                 })
-                .is_none();
-            if !failed {
-                // SAFETY: the chunk has been acquired.
-                let [fingerprint, size] = unsafe { mem::read(from.cast::<[u64; HEADER_WORDS]>()) };
-                if fingerprint != session.fingerprint() || size != bytes {
-                    let place = Place::Chunk;
-                    session
-                        .watch()
-                        .fail(FailureKind::Mismatch, place, peer, peer, bytes, size, 0);
-                    failed = true;
-                }
-            }
+                .is_none()
+                || !end.check(session, message);
         }
         if block.any(failed) {
             return false;
         }
-        mem::fence(Order::Acquire, Scope::System);
-        let part = if bytes - received < capacity {
-            bytes - received
-        } else {
-            capacity
-        };
-        // SAFETY: the chunk has been acquired; the target is the caller's.
-        unsafe {
-            let source = from.add(LINE as usize);
-            let target = to.add(received as usize);
-            crate::bulk::copy(block, target, source, part as usize, Policy::Cached);
-        }
-        session.publish();
-        chunk += 1;
-        if block.is_leader() {
-            // SAFETY: only this block of this rank writes the credit and its own counters.
-            unsafe {
-                mem::store_u64(credit, chunk, Order::Release, Scope::System);
-                mem::store_u64(
-                    &raw mut (*counters).received,
-                    chunk,
-                    Order::Relaxed,
-                    Scope::Device,
-                );
-            }
-        }
-        received += part;
+        // SAFETY: the caller's promise; the leader has acquired the chunk.
+        received += unsafe { end.pull(session, message, to, received) };
         if received >= bytes {
             return true;
         }

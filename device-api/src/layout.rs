@@ -19,8 +19,8 @@ pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 pub const LAYOUT_VERSION: u32 = 1;
 /// Most ranks whose memory a kernel can reach by load and store.
 pub const MAX_RANKS: usize = 64;
-/// Windows that a communicator can have at once; window 0 is the pad.
-pub const MAX_WINDOWS: usize = 256;
+/// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is the pad.
+pub const MAX_WINDOWS: usize = 1024;
 /// Size of a line: what one signal with its words occupies.
 pub const LINE: u64 = 64;
 /// Words that travel with a ready signal.

@@ -30,6 +30,7 @@
 //! - [`packet`]: data and flag in one atomic unit.
 //! - [`channel`]: a credited ring between two ranks.
 //! - [`net`]: put, get and signal to any rank.
+//! - [`window`]: a window with signals, counters and barriers of the user's.
 //! - [`element`]: number formats and reductions.
 //! - [`bulk`]: copies and reductions over ranges.
 //!
@@ -64,6 +65,7 @@ pub mod net;
 pub mod packet;
 pub mod session;
 pub mod wait;
+pub mod window;
 
 pub use self::comm::{Comm, PeerPtr};
 pub use self::element::{Bf16, DType, E4m3, E5m2, Element, F16};

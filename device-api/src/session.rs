@@ -59,6 +59,16 @@ pub enum Operation {
     Send = 32,
     /// From one peer.
     Recv = 33,
+    /// Sends and receives of several peers, all at once.
+    Batch = 34,
+    /// Into a peer's part of a window.
+    Put = 35,
+    /// From a peer's part of a window.
+    Get = 36,
+    /// To a peer's signal.
+    Signal = 37,
+    /// For a signal of this rank.
+    WaitSignal = 38,
 }
 
 impl Operation {
@@ -81,6 +91,11 @@ impl Operation {
             Self::User => "user kernel",
             Self::Send => "send",
             Self::Recv => "recv",
+            Self::Batch => "batch",
+            Self::Put => "put",
+            Self::Get => "get",
+            Self::Signal => "signal",
+            Self::WaitSignal => "wait_signal",
         }
     }
 
@@ -102,6 +117,11 @@ impl Operation {
             13 => Self::User,
             32 => Self::Send,
             33 => Self::Recv,
+            34 => Self::Batch,
+            35 => Self::Put,
+            36 => Self::Get,
+            37 => Self::Signal,
+            38 => Self::WaitSignal,
             _ => Self::None,
         }
     }

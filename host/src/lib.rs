@@ -38,8 +38,9 @@ pub mod store;
 mod tensor;
 
 pub use self::comm::{
-    Activity, Communicator, Failure, FlightRecord, HookArguments, HookHandle, MAX_SIZE,
-    RecordState, ReplayArguments, ReplayEdge, RmsNorm, Work, WorkStatus, new_comm, run_threads,
+    Activity, AllGatherP, Batch, Communicator, Failure, FlightRecord, HookArguments, HookHandle,
+    MAX_SIZE, P2pKind, P2pOp, RecordState, Registration, ReplayArguments, ReplayEdge, RmsNorm,
+    SignalUpdate, Window, WindowAccess, WindowOptions, Work, WorkStatus, new_comm, run_threads,
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Error, Result};
@@ -50,4 +51,5 @@ pub use fusewire_device::element::ReductionCode;
 pub use fusewire_device::layout::FailureKind;
 pub use fusewire_device::native::Isa;
 pub use fusewire_device::session::Operation;
+pub use fusewire_device::window::{Compare, DeviceWindow};
 pub use fusewire_device::{Bf16, DType, E4m3, E5m2, Element, F16};

@@ -73,6 +73,37 @@ impl Tensor {
         }
     }
 
+    /// `count` elements at byte `offset` of an allocation, which holds them.
+    pub(crate) fn at(allocation: Arc<Allocation>, offset: u64, dtype: DType, count: usize) -> Self {
+        Self {
+            allocation,
+            offset,
+            count,
+            dtype,
+        }
+    }
+
+    /// The tensor of which `list` are the parts one behind the other, if they are.
+    pub(crate) fn joined(list: &[Self]) -> Option<Self> {
+        let first = list.first()?;
+        let mut end = first.offset;
+        for part in list {
+            if !Arc::ptr_eq(&part.allocation, &first.allocation) || part.offset != end {
+                return None;
+            }
+            end += (part.count * part.dtype.size()) as u64;
+        }
+        Some(Self {
+            count: list.iter().map(Self::len).sum(),
+            ..first.clone()
+        })
+    }
+
+    /// The shared memory behind the tensor, and where in it the tensor begins.
+    pub(crate) fn segment(&self) -> (Arc<Segment>, u64) {
+        (Arc::clone(&self.allocation.segment), self.offset)
+    }
+
     pub(crate) fn keep(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::clone(&self.allocation) as _
     }

@@ -11,6 +11,9 @@
 //! | [`movement`] | all_gather, broadcast, scatter, gather, all_to_all |
 //! | [`vector`] | all_gather_v, all_to_all_v with counts in device memory |
 //! | [`point`] | send, recv |
+//! | [`batch`] | sends and receives of several peers at once |
+//! | [`quantize`] | stochastic rounding to bf16, sum of bf16 rows in f32 |
+//! | [`window`] | put, get, signal and wait on a window |
 //! | [`barrier`] | barrier |
 //! | [`fused`] | all_reduce + residual add + RMSNorm |
 //! | [`one_sided`] | put with signal round a ring |
@@ -23,14 +26,17 @@
 
 pub mod all_reduce;
 pub mod barrier;
+pub mod batch;
 mod exchange;
 pub mod fused;
 pub mod movement;
 pub mod one_sided;
 pub mod point;
+pub mod quantize;
 pub mod reduce_scatter;
 mod reducer;
 pub mod vector;
+pub mod window;
 
 /// Every kernel instance of this crate: what an image must contain, no more and no less.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
@@ -41,6 +47,7 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     all_reduce::REDUCE_SHARDS_INSTANCES,
     all_reduce::REDUCE_SHARDS_ANY_INSTANCES,
     barrier::BARRIER_INSTANCES,
+    batch::BATCH_INSTANCES,
     fused::ALL_REDUCE_RMS_NORM_INSTANCES,
     movement::ALL_GATHER_INSTANCES,
     movement::ALL_TO_ALL_INSTANCES,
@@ -50,10 +57,16 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     one_sided::RING_PUT_INSTANCES,
     point::RECV_INSTANCES,
     point::SEND_INSTANCES,
+    quantize::QUANTIZE_INSTANCES,
+    quantize::SUM_ROWS_INSTANCES,
     reduce_scatter::REDUCE_SCATTER_INSTANCES,
     reduce_scatter::REDUCE_SCATTER_ANY_INSTANCES,
     vector::ALL_GATHER_V_INSTANCES,
     vector::ALL_TO_ALL_V_INSTANCES,
+    window::WINDOW_GET_INSTANCES,
+    window::WINDOW_PUT_INSTANCES,
+    window::WINDOW_SIGNAL_INSTANCES,
+    window::WINDOW_WAIT_INSTANCES,
 ];
 
 /// Elements to which parts of a range are rounded, so that blocks and staged rows start aligned.

@@ -205,18 +205,26 @@ impl Communicator {
 
     /// Every rank's new segment of `bytes` bytes. All ranks together.
     pub(super) fn share(&self, what: &str, bytes: u64) -> Result<Vec<Arc<Segment>>> {
+        self.share_segment(what, Segment::create(bytes, "fusewire-window")?)
+    }
+
+    /// Every rank's segment. All ranks together.
+    pub(super) fn share_segment(
+        &self,
+        what: &str,
+        segment: Arc<Segment>,
+    ) -> Result<Vec<Arc<Segment>>> {
+        // Counted also where the window is refused, so that ranks go on with the same keys.
+        let what = format!("{what}-{}", self.next_host_call());
         if self.inner.windows.count() == MAX_WINDOWS {
             return Err(Error::Communicator {
                 name: self.inner.name.clone(),
                 detail: format!(
-                    "there are {MAX_WINDOWS} windows already, the most that a communicator can have; \
-                     allocate fewer and larger tensors and slice them"
+                    "there were {MAX_WINDOWS} windows already, the most that a communicator can have in its \
+                     life; allocate fewer and larger tensors and slice them"
                 ),
             });
         }
-        // Counted also where the memory is refused, so that ranks go on with the same keys.
-        let what = format!("{what}-{}", self.next_host_call());
-        let segment = Segment::create(bytes, "fusewire-window")?;
         self.meeting().share(&what, segment)
     }
 

@@ -142,7 +142,11 @@ impl Failure {
             expected: record.expected,
             observed: record.observed,
             seconds: record.elapsed_ns as f64 * 1e-9,
-            peer: (!call.is_collective()).then(|| call.root()),
+            peer: match call.operation() {
+                // The operations of a batch have a peer each.
+                Operation::Batch | Operation::WaitSignal => Some(record.awaited as u32),
+                _ => (!call.is_collective()).then(|| call.root()),
+            },
             progress: Vec::new(),
         }
     }
@@ -173,6 +177,9 @@ impl fmt::Display for Failure {
         match self.kind {
             FailureKind::Timeout => {
                 let late = match self.peer {
+                    Some(peer) if peer == *reporter => {
+                        "the signals of all ranks together did not get there".to_owned()
+                    }
                     Some(peer) => format!("rank {peer} did not take part"),
                     None if blamed.operation == Operation::None => {
                         format!("rank {rank} never entered a collective")

@@ -23,6 +23,8 @@ pub(super) struct Prepared<'a> {
     action: Action,
     note: Note,
     tensors: [Option<&'a Tensor>; 3],
+    /// What else lives as long as the launch.
+    table: Option<Arc<dyn Any + Send + Sync>>,
     /// Whether a pointer among the parameters belongs to the caller's call only.
     borrowed: bool,
 }
@@ -78,7 +80,31 @@ impl<'a> Prepared<'a> {
             },
             note,
             tensors,
+            table: None,
             borrowed,
+        }
+    }
+
+    /// Keeps `table` alive as long as the launch.
+    pub(super) fn keeping(mut self, table: Arc<dyn Any + Send + Sync>) -> Self {
+        self.table = Some(table);
+        self
+    }
+
+    /// As [`Prepared::keeping`], where with it all memory that the launch uses is kept alive.
+    pub(super) fn owning(mut self, table: Arc<dyn Any + Send + Sync>) -> Self {
+        self.borrowed = false;
+        self.keeping(table)
+    }
+
+    /// The same without its tensors, which the caller keeps alive by [`Prepared::owning`].
+    pub(super) fn detached(self) -> Prepared<'static> {
+        Prepared {
+            action: self.action,
+            note: self.note,
+            tensors: [None; 3],
+            table: self.table,
+            borrowed: self.borrowed,
         }
     }
 
@@ -93,6 +119,7 @@ impl<'a> Prepared<'a> {
             action: Action::HandOff(run),
             note,
             tensors,
+            table: None,
             borrowed,
         }
     }
@@ -292,9 +319,10 @@ impl Communicator {
             order,
         };
         let params = &bytemuck::cast_slice(params)[..bytes];
-        let keep = prepared
+        let [a, b, c] = prepared
             .tensors
             .map(|tensor| tensor.map(|tensor| tensor.keep() as Arc<dyn Any + Send + Sync>));
+        let keep = [a, b, c, prepared.table.clone()];
         // SAFETY: the parameters belong to the entry; tensors are kept alive, and for memory
         // without a tensor the caller waits, or has promised (captures).
         let launch = unsafe { Launch::new(entry, params, grid)? };

@@ -10,18 +10,22 @@ use fusewire_device::layout::{MAX_WINDOWS, WindowConst};
 
 use crate::cpu::Segment;
 
+/// A rank's part of a window: memory, and the byte at which the part begins in it.
+pub(crate) type Part = (Arc<Segment>, u64);
+
 /// The device's table of windows and the host's index of this rank's parts.
 pub(crate) struct Windows {
     table: Box<[UnsafeCell<WindowConst>]>,
-    /// Start and end address of this rank's part of each window; 0 where there is none.
-    index: Box<[(AtomicUsize, AtomicUsize)]>,
+    /// This rank's parts of the windows that are alive: start, end, number.
+    live: Box<[(AtomicUsize, AtomicUsize, AtomicUsize)]>,
+    live_count: AtomicUsize,
     used: AtomicUsize,
-    /// Every rank's part, mapped as long as the communicator lives.
-    parts: Mutex<Vec<Vec<Arc<Segment>>>>,
+    /// Every rank's part, mapped as long as the window lives.
+    parts: Mutex<Vec<Option<Vec<Part>>>>,
 }
 
-// SAFETY: an entry of the table is written once, under the lock, before its id is published; from then
-// on it is only read.
+// SAFETY: an entry of the table is written under the lock, before its number is published or after all ranks
+// have agreed that nobody uses it any more; in between it is only read.
 unsafe impl Sync for Windows {}
 
 impl fmt::Debug for Windows {
@@ -35,11 +39,17 @@ impl fmt::Debug for Windows {
 impl Windows {
     /// A table without windows.
     pub(crate) fn new() -> Self {
+        let mut table = bytemuck::allocation::zeroed_slice_box::<WindowConst>(MAX_WINDOWS);
+        let (at, count) = (table.as_mut_ptr(), table.len());
+        core::mem::forget(table);
+        let cells =
+            core::ptr::slice_from_raw_parts_mut(at.cast::<UnsafeCell<WindowConst>>(), count);
         Self {
-            table: (0..MAX_WINDOWS)
-                .map(|_| UnsafeCell::new(bytemuck::Zeroable::zeroed()))
-                .collect(),
-            index: (0..MAX_WINDOWS).map(|_| Default::default()).collect(),
+            // SAFETY: the box was just given up, and a cell has the layout of what it holds. Made from zeroed memory
+            // of the system's, so that entries that are never used are never touched.
+            table: unsafe { Box::from_raw(cells) },
+            live: (0..MAX_WINDOWS).map(|_| Default::default()).collect(),
+            live_count: AtomicUsize::new(0),
             used: AtomicUsize::new(0),
             parts: Mutex::default(),
         }
@@ -50,42 +60,88 @@ impl Windows {
         self.table.as_ptr() as u64
     }
 
-    /// Number of windows so far; their ids are never used twice.
+    /// Number of windows so far; their numbers are never used twice.
     pub(crate) fn count(&self) -> usize {
         self.used.load(Ordering::Acquire)
     }
 
-    /// Adds a window of which rank r contributes `parts[r]`; gives its id. The caller has agreed on
-    /// it with all ranks, so that the id is the same everywhere, and the table has room.
+    /// Adds a window of which rank r contributes all of `parts[r]`; gives its number. See [`Windows::add_parts`].
     pub(crate) fn add(&self, rank: u32, parts: Vec<Arc<Segment>>) -> usize {
+        let bytes = parts[rank as usize].bytes();
+        self.add_parts(
+            rank,
+            parts.into_iter().map(|part| (part, 0)).collect(),
+            bytes,
+        )
+    }
+
+    /// Adds a window of which rank r contributes `bytes` bytes of `parts[r]`; gives its number. The caller has agreed
+    /// on it with all ranks, so that the number is the same everywhere, and the table has room.
+    pub(crate) fn add_parts(&self, rank: u32, parts: Vec<Part>, bytes: u64) -> usize {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let id = self.used.load(Ordering::Acquire);
-        let own = &parts[rank as usize];
+        let address = |(segment, offset): &Part| segment.ptr() as u64 + offset;
         let entry = self.table[id].get();
         for (peer, part) in parts.iter().enumerate() {
-            // SAFETY: an entry of this table; kernels look at it only after its id was published.
-            unsafe { (&raw mut (*entry).peers[peer]).write(part.ptr() as u64) };
+            // SAFETY: an entry of this table; kernels look at it only after its number was published.
+            unsafe { (&raw mut (*entry).peers[peer]).write(address(part)) };
         }
         // SAFETY: as above.
-        unsafe { (&raw mut (*entry).bytes).write(own.bytes()) };
-        let start = own.ptr() as usize;
-        self.index[id].0.store(start, Ordering::Relaxed);
-        self.index[id]
+        unsafe { (&raw mut (*entry).bytes).write(bytes) };
+        let start = address(&parts[rank as usize]) as usize;
+        let at = self.live_count.load(Ordering::Acquire);
+        self.live[at].0.store(start, Ordering::Relaxed);
+        self.live[at]
             .1
-            .store(start + own.bytes() as usize, Ordering::Relaxed);
+            .store(start + bytes as usize, Ordering::Relaxed);
+        self.live[at].2.store(id, Ordering::Relaxed);
+        self.live_count.store(at + 1, Ordering::Release);
         self.used.store(id + 1, Ordering::Release);
-        all.push(parts);
+        all.push(Some(parts));
         id
+    }
+
+    /// Ends a window: no kernel resolves its number any more, and its memory may go. All ranks have agreed that nobody
+    /// uses it, and no operation is being issued.
+    pub(crate) fn remove(&self, id: usize) {
+        let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(parts) = all.get_mut(id).and_then(Option::take) else {
+            return;
+        };
+        // SAFETY: as in `add_parts`: nobody reads the entry now.
+        unsafe { (&raw mut (*self.table[id].get()).bytes).write(0) };
+        let count = self.live_count.load(Ordering::Acquire);
+        let words = |at: usize| [&self.live[at].0, &self.live[at].1, &self.live[at].2];
+        if let Some(at) = (0..count).find(|at| words(*at)[2].load(Ordering::Relaxed) == id) {
+            for later in at + 1..count {
+                for (to, from) in words(later - 1).into_iter().zip(words(later)) {
+                    to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+                }
+            }
+            self.live_count.store(count - 1, Ordering::Release);
+        }
+        drop(all);
+        drop(parts);
+    }
+
+    /// Every rank's part of window `id`, while it lives.
+    pub(crate) fn part(&self, id: usize, rank: u32) -> Option<Part> {
+        let all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(id)?.as_ref()?.get(rank as usize).cloned()
     }
 
     /// The place of `bytes` bytes at `at` in a window, or [`Place::NONE`].
     #[inline]
     pub(crate) fn place(&self, at: *const u8, bytes: usize) -> Place {
         let at = at as usize;
-        for id in (0..self.used.load(Ordering::Acquire)).rev() {
-            let start = self.index[id].0.load(Ordering::Relaxed);
-            let end = self.index[id].1.load(Ordering::Relaxed);
+        for live in self.live[..self.live_count.load(Ordering::Acquire)]
+            .iter()
+            .rev()
+        {
+            let start = live.0.load(Ordering::Relaxed);
+            let end = live.1.load(Ordering::Relaxed);
             if at >= start && at < end && bytes <= end - at {
+                let id = live.2.load(Ordering::Relaxed);
                 return Place::new(id as u32, (at - start) as u64);
             }
         }

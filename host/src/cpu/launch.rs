@@ -74,7 +74,7 @@ impl Default for Grid {
 }
 
 /// Memory that a launch keeps alive until it has run.
-pub type Keep = [Option<Arc<dyn Any + Send + Sync>>; 3];
+pub type Keep = [Option<Arc<dyn Any + Send + Sync>>; 4];
 
 /// A kernel's native entry and everything that it needs to run: a plain record, which a stream
 /// executes and a graph replays.
@@ -146,7 +146,7 @@ impl Launch {
             grid,
             owner: None,
             note: [0; 4],
-            keep: [const { None }; 3],
+            keep: [const { None }; 4],
         })
     }
 

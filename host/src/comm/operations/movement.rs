@@ -86,7 +86,7 @@ unsafe fn all_to_all(
 }
 
 impl Communicator {
-    pub(super) fn prepare_all_gather<'a>(
+    pub(in crate::comm) fn prepare_all_gather<'a>(
         &self,
         output: &Output<'a>,
         input: &Input<'a>,
@@ -100,7 +100,7 @@ impl Communicator {
         }, backend(from, to, count, how) => backend.all_gather(from, to, count, how))
     }
 
-    pub(super) fn prepare_broadcast<'a>(
+    pub(in crate::comm) fn prepare_broadcast<'a>(
         &self,
         buffer: &Output<'a>,
         root: u32,
@@ -112,7 +112,7 @@ impl Communicator {
         }, backend(_from, to, count, how) => backend.broadcast(to, count, root, how))
     }
 
-    pub(super) fn prepare_scatter<'a>(
+    pub(in crate::comm) fn prepare_scatter<'a>(
         &self,
         output: &Output<'a>,
         input: &Input<'a>,
@@ -135,7 +135,7 @@ impl Communicator {
         }, backend(from, to, count, how) => backend.scatter(from, to, count, root, how))
     }
 
-    pub(super) fn prepare_gather<'a>(
+    pub(in crate::comm) fn prepare_gather<'a>(
         &self,
         output: &Output<'a>,
         input: &Input<'a>,
@@ -153,7 +153,7 @@ impl Communicator {
         }, backend(from, to, count, how) => backend.gather(from, to, count, root, how))
     }
 
-    pub(super) fn prepare_all_to_all<'a>(
+    pub(in crate::comm) fn prepare_all_to_all<'a>(
         &self,
         output: &Output<'a>,
         input: &Input<'a>,

@@ -14,7 +14,11 @@ use fusewire_kernels::barrier::{BARRIER, BarrierParams};
 use fusewire_kernels::point::{RECV, RecvParams, SEND, SendParams};
 
 impl Communicator {
-    pub(super) fn prepare_send<'a>(&self, input: &Input<'a>, peer: u32) -> Result<Prepared<'a>> {
+    pub(in crate::comm) fn prepare_send<'a>(
+        &self,
+        input: &Input<'a>,
+        peer: u32,
+    ) -> Result<Prepared<'a>> {
         self.peer_of("send", peer)?;
         let bytes = (input.count * input.dtype.size()) as u64;
         let call = self.point_call(Operation::Send, input.dtype, peer);
@@ -43,7 +47,11 @@ impl Communicator {
         Ok(Prepared::new(self, &SEND, params, tensors, borrowed, note))
     }
 
-    pub(super) fn prepare_recv<'a>(&self, output: &Output<'a>, peer: u32) -> Result<Prepared<'a>> {
+    pub(in crate::comm) fn prepare_recv<'a>(
+        &self,
+        output: &Output<'a>,
+        peer: u32,
+    ) -> Result<Prepared<'a>> {
         self.peer_of("recv", peer)?;
         let bytes = (output.count * output.dtype.size()) as u64;
         let call = self.point_call(Operation::Recv, output.dtype, peer);
@@ -73,14 +81,14 @@ impl Communicator {
     }
 
     /// A call of a send or receive: both sides have the same fingerprint.
-    pub(super) fn point_call(&self, operation: Operation, dtype: DType, peer: u32) -> u64 {
+    pub(in crate::comm) fn point_call(&self, operation: Operation, dtype: DType, peer: u32) -> u64 {
         let algorithm = Algorithm::Channel as u8;
         let both = Call::new(Operation::Send, dtype as u8, 0, algorithm, 0, 0).fingerprint();
         let own = Call::new(operation, dtype as u8, 0, algorithm, peer as u16, 0).0;
         own & !0xffff | both
     }
 
-    pub(super) fn prepare_barrier(&self) -> Prepared<'static> {
+    pub(in crate::comm) fn prepare_barrier(&self) -> Prepared<'static> {
         let plan = self.plan_rows(Operation::Barrier, 0, DType::U8, 1, None);
         let call = self.call(&plan, None, None, NO_ROOT, 0);
         let note = Note {

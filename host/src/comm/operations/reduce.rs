@@ -28,7 +28,7 @@ struct Arguments<'b, 'a> {
 }
 
 impl Communicator {
-    pub(super) fn prepare_all_reduce_in_place<'a>(
+    pub(in crate::comm) fn prepare_all_reduce_in_place<'a>(
         &self,
         buffer: &Output<'a>,
         op: ReduceOp,
@@ -36,7 +36,7 @@ impl Communicator {
         self.prepare_all_reduce(buffer, &buffer.as_input(), op)
     }
 
-    pub(super) fn prepare_all_reduce<'a>(
+    pub(in crate::comm) fn prepare_all_reduce<'a>(
         &self,
         output: &Output<'a>,
         input: &Input<'a>,
@@ -102,7 +102,7 @@ impl Communicator {
         })
     }
 
-    pub(super) fn prepare_reduce_in_place<'a>(
+    pub(in crate::comm) fn prepare_reduce_in_place<'a>(
         &self,
         buffer: &Output<'a>,
         root: u32,
@@ -111,7 +111,7 @@ impl Communicator {
         self.prepare_reduce(buffer, &buffer.as_input(), root, op)
     }
 
-    pub(super) fn prepare_reduce<'a>(
+    pub(in crate::comm) fn prepare_reduce<'a>(
         &self,
         output: &Output<'a>,
         input: &Input<'a>,
@@ -164,7 +164,7 @@ impl Communicator {
         Ok(self.reduction(arguments, instances::reduce_shards))
     }
 
-    pub(super) fn prepare_reduce_scatter<'a>(
+    pub(in crate::comm) fn prepare_reduce_scatter<'a>(
         &self,
         output: &Output<'a>,
         input: &Input<'a>,

@@ -13,7 +13,7 @@ use fusewire_device::session::Operation;
 use fusewire_kernels::vector::{ALL_GATHER_V, ALL_TO_ALL_V, AllGatherVParams, AllToAllVParams};
 
 impl Communicator {
-    pub(super) fn prepare_all_gather_v<'a>(
+    pub(in crate::comm) fn prepare_all_gather_v<'a>(
         &self,
         output: &Output<'a>,
         input: &Input<'a>,
@@ -83,7 +83,7 @@ impl Communicator {
         ))
     }
 
-    pub(super) fn prepare_all_to_all_v<'a>(
+    pub(in crate::comm) fn prepare_all_to_all_v<'a>(
         &self,
         output: &Output<'a>,
         input: &Input<'a>,

@@ -65,7 +65,7 @@ fn launch_grid(entry: Entry, target: &Arc<AtomicU64>, amount: u64, grid: Grid) -
     let words = [Arc::as_ptr(target) as u64, amount];
     // SAFETY: the words are a `Params`, and the launch keeps its target alive.
     let launch = unsafe { Launch::new(entry, bytemuck::bytes_of(&words), grid) }.unwrap();
-    launch.keeping([Some(Arc::clone(target) as _), None, None])
+    launch.keeping([Some(Arc::clone(target) as _), None, None, None])
 }
 
 fn launch(entry: Entry, target: &Arc<AtomicU64>, amount: u64) -> Launch {

@@ -1,0 +1,271 @@
+//! Batches: sends and receives that run all at once.
+
+use std::sync::Arc;
+
+use fusewire_device::session::{Call, Operation};
+use fusewire_kernels::batch::{BATCH, BatchOp, BatchParams, NONE, kind};
+
+use super::handoff::Address;
+use super::observe::Note;
+use super::submit::{Prepared, invalid};
+use super::{Communicator, Work};
+use crate::Result;
+use crate::options::Algorithm;
+use crate::tensor::{Input, Output, Tensor};
+
+/// Whether a [`P2pOp`] sends or receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum P2pKind {
+    /// To the peer.
+    Send,
+    /// From the peer.
+    Recv,
+}
+
+/// One operation of a [`Batch`].
+#[derive(Clone, Debug)]
+pub struct P2pOp {
+    /// Send or receive.
+    pub kind: P2pKind,
+    /// What is sent or written.
+    pub tensor: Tensor,
+    /// The other rank; this rank itself is allowed, where the batch both sends and receives.
+    pub peer: u32,
+}
+
+/// Sends and receives that are collected, then issued together: between different peers they have no order, so that
+/// no pattern of them (a ring, everybody to everybody) can wait for itself, whatever the sizes. Messages between
+/// the same two ranks keep the order of the calls.
+///
+/// Made by [`Communicator::batch_op_create`].
+#[derive(Debug)]
+pub struct Batch {
+    comm: Communicator,
+    ops: Vec<P2pOp>,
+}
+
+/// Device memory of a batch: its operations and their progress.
+struct Table {
+    ops: Box<[BatchOp]>,
+    /// Touched by the kernel only.
+    progress: Box<[core::cell::UnsafeCell<u64>]>,
+    /// The memory that the operations name.
+    _tensors: Vec<Tensor>,
+}
+
+// SAFETY: the operations are only read, and one launch at a time touches the progress (the communicator's
+// launches follow each other).
+unsafe impl Sync for Table {}
+// SAFETY: as above.
+unsafe impl Send for Table {}
+
+impl Communicator {
+    /// An empty batch.
+    pub fn batch_op_create(&self) -> Batch {
+        Batch {
+            comm: self.clone(),
+            ops: Vec::new(),
+        }
+    }
+}
+
+impl Batch {
+    /// Adds a send of `tensor` to `peer`.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] for a rank out of range.
+    pub fn send(&mut self, tensor: &Tensor, peer: u32) -> Result<()> {
+        self.add(P2pKind::Send, tensor, peer)
+    }
+
+    /// Adds a receive from `peer` into `tensor`.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] for a rank out of range.
+    pub fn recv(&mut self, tensor: &Tensor, peer: u32) -> Result<()> {
+        self.add(P2pKind::Recv, tensor, peer)
+    }
+
+    fn add(&mut self, kind: P2pKind, tensor: &Tensor, peer: u32) -> Result<()> {
+        if peer >= self.comm.size() {
+            return Err(invalid(
+                "batch",
+                format!("peer {peer}; ranks are 0 to {}", self.comm.size() - 1),
+            ));
+        }
+        self.ops.push(P2pOp {
+            kind,
+            tensor: tensor.clone(),
+            peer,
+        });
+        Ok(())
+    }
+
+    /// What has been added since the last issue.
+    pub fn ops(&self) -> &[P2pOp] {
+        &self.ops
+    }
+
+    /// Runs the batch and waits for its end; it is empty afterwards.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] when sends and receives of this rank to itself do not match; the
+    /// communicator's first failure.
+    pub fn issue(&mut self) -> Result<()> {
+        let ops = core::mem::take(&mut self.ops);
+        if ops.is_empty() {
+            return self.comm.failure().map_or(Ok(()), Err);
+        }
+        self.comm.run(&self.comm.prepare_batch(ops)?)
+    }
+
+    /// Enqueues the batch on the communicator's stream; it is empty afterwards.
+    ///
+    /// # Errors
+    /// As [`Batch::issue`]; a failure while running is the [`Work`]'s.
+    pub fn issue_async(&mut self) -> Result<Work> {
+        let ops = core::mem::take(&mut self.ops);
+        self.comm.enqueue(&self.comm.prepare_batch(ops)?)
+    }
+}
+
+impl Communicator {
+    fn prepare_batch(&self, ops: Vec<P2pOp>) -> Result<Prepared<'static>> {
+        let bytes = |ops: &[P2pOp], wanted: P2pKind| -> u64 {
+            ops.iter()
+                .filter(|op| op.kind == wanted)
+                .map(|op| op.tensor.len() as u64)
+                .sum()
+        };
+        let algorithm = Algorithm::Channel as u8;
+        let call = Call::new(Operation::Batch, 0, 0, algorithm, self.rank() as u16, 0).0;
+        let note = Note {
+            call,
+            input_count: bytes(&ops, P2pKind::Send),
+            output_count: bytes(&ops, P2pKind::Recv),
+        };
+        let mut table = self.matched(&ops)?;
+        if self.inner.backend.is_some() {
+            return Ok(self.hand_off_batch(ops, note));
+        }
+        for at in 0..table.len() {
+            let op = table[at];
+            let before = table[..at]
+                .iter()
+                .rposition(|other| other.kind == op.kind && other.peer == op.peer);
+            table[at].after = before.map_or(NONE, |before| before as u32);
+        }
+        let words = table.len() * self.inner.options.blocks as usize;
+        let table = Arc::new(Table {
+            progress: (0..words).map(|_| core::cell::UnsafeCell::new(0)).collect(),
+            ops: table.into(),
+            _tensors: ops.into_iter().map(|op| op.tensor).collect(),
+        });
+        let params = BatchParams {
+            constants: self.constants(),
+            call,
+            count: table.ops.len() as u64,
+            timeout_ns: self.timeout_ns,
+            ops: table.ops.as_ptr(),
+            progress: table.progress.as_ptr().cast_mut().cast(),
+        };
+        Ok(Prepared::new(self, &BATCH, params, [None; 3], false, note).keeping(table))
+    }
+
+    /// The operations as the kernel takes them; sends of this rank to itself become copies to the receive
+    /// that they match.
+    fn matched(&self, ops: &[P2pOp]) -> Result<Vec<BatchOp>> {
+        let own = |wanted: P2pKind| {
+            ops.iter()
+                .filter(move |op| op.kind == wanted && op.peer == self.rank())
+        };
+        if own(P2pKind::Send).count() != own(P2pKind::Recv).count() {
+            return Err(invalid(
+                "batch",
+                format!(
+                    "{} sends of this rank to itself, {} receives: each needs its other side",
+                    own(P2pKind::Send).count(),
+                    own(P2pKind::Recv).count()
+                ),
+            ));
+        }
+        let mut table = Vec::with_capacity(ops.len());
+        for (sent, received) in own(P2pKind::Send).zip(own(P2pKind::Recv)) {
+            let (from, to) = (&sent.tensor, &received.tensor);
+            if from.dtype() != to.dtype() || from.len() != to.len() {
+                return Err(invalid(
+                    "batch",
+                    format!(
+                        "{} elements of {} are sent to this rank itself, which receives {} of {}",
+                        from.len(),
+                        from.dtype().name(),
+                        to.len(),
+                        to.dtype().name()
+                    ),
+                ));
+            }
+            table.push(BatchOp {
+                kind: kind::COPY,
+                peer: self.rank(),
+                after: NONE,
+                unused: 0,
+                fingerprint: 0,
+                bytes: (from.len() * from.dtype().size()) as u64,
+                at: from.as_ptr() as u64,
+                to: to.as_ptr() as u64,
+            });
+        }
+        for op in ops.iter().filter(|op| op.peer != self.rank()) {
+            let operation = match op.kind {
+                P2pKind::Send => Operation::Send,
+                P2pKind::Recv => Operation::Recv,
+            };
+            let dtype = op.tensor.dtype();
+            let call = Call(self.point_call(operation, dtype, op.peer));
+            table.push(BatchOp {
+                kind: match op.kind {
+                    P2pKind::Send => kind::SEND,
+                    P2pKind::Recv => kind::RECV,
+                },
+                peer: op.peer,
+                after: NONE,
+                unused: 0,
+                fingerprint: call.fingerprint(),
+                bytes: (op.tensor.len() * dtype.size()) as u64,
+                at: op.tensor.as_ptr() as u64,
+                to: 0,
+            });
+        }
+        Ok(table)
+    }
+
+    fn hand_off_batch(&self, ops: Vec<P2pOp>, note: Note) -> Prepared<'static> {
+        let backend = self.inner.backend.clone();
+        let hows: Vec<_> = ops.iter().map(|op| self.how(op.tensor.dtype())).collect();
+        let run = Arc::new(move || {
+            let Some(backend) = &backend else {
+                return Ok(());
+            };
+            backend.group_start()?;
+            let mut result = Ok(());
+            for (op, how) in ops.iter().zip(&hows) {
+                if op.tensor.is_empty() || result.is_err() {
+                    continue;
+                }
+                let (at, count) = (Address::of(&Input::from(&op.tensor)), op.tensor.len());
+                // SAFETY: the tensors live as long as the closure.
+                result = unsafe {
+                    match op.kind {
+                        P2pKind::Send => backend.send(at.get(), count, op.peer, how),
+                        P2pKind::Recv => {
+                            let to = Address::of_output(&Output::from(&op.tensor));
+                            backend.recv(to.get(), count, op.peer, how)
+                        }
+                    }
+                };
+            }
+            result.and(backend.group_end())
+        });
+        Prepared::hand_off(run, [None; 3], false, note)
+    }
+}

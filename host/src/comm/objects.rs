@@ -1,0 +1,272 @@
+//! Collectives over values of any `serde` type.
+//!
+//! A value travels as MessagePack behind the name of its type. Nothing that is received is ever executed, and
+//! nothing larger than [`crate::Options::max_object_bytes`] is received at all. A rank that cannot encode its value still takes
+//! part, so that every rank gets an error that names it.
+
+use core::any::type_name;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::Communicator;
+use crate::{Error, Result};
+
+/// Stands for a value that its rank could not encode.
+const REFUSED: u64 = u64::MAX;
+
+impl Communicator {
+    /// Every rank's object, in rank order, on every rank.
+    ///
+    /// # Errors
+    /// [`Error::Object`] on all ranks when an object is too large or cannot be encoded, and where it cannot be read as
+    /// a `T`; the communicator's failure.
+    pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>> {
+        let name = "all_gather_object";
+        let mine = self.encode(name, object);
+        let sizes = self.sizes(name, &mine)?;
+        let mine = mine?;
+        let mut all = vec![0u8; sizes.iter().sum::<u64>() as usize];
+        self.all_gather_v_single(all.as_mut_slice(), mine.as_slice(), &sizes)?;
+        self.decode_all(name, &all, &sizes)
+    }
+
+    /// Every rank's object, in rank order, on `root`; `None` elsewhere.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_gather_object`].
+    pub fn gather_object<T: Serialize + DeserializeOwned>(
+        &self,
+        object: &T,
+        root: u32,
+    ) -> Result<Option<Vec<T>>> {
+        let name = "gather_object";
+        self.root_of(name, root)?;
+        let mine = self.encode(name, object);
+        let sizes = self.sizes(name, &mine)?;
+        let mine = mine?;
+        let is_root = root == self.rank();
+        let mut sends = vec![0; self.size() as usize];
+        sends[root as usize] = mine.len() as u64;
+        let receives = if is_root {
+            sizes.clone()
+        } else {
+            vec![0; self.size() as usize]
+        };
+        let mut all = vec![0u8; receives.iter().sum::<u64>() as usize];
+        self.all_to_all_v_single(all.as_mut_slice(), mine.as_slice(), &receives, &sends)?;
+        if !is_root {
+            return Ok(None);
+        }
+        self.decode_all(name, &all, &sizes).map(Some)
+    }
+
+    /// Replaces every rank's `objects` by the root's; the lengths may differ before.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_gather_object`].
+    pub fn broadcast_object_list<T: Serialize + DeserializeOwned>(
+        &self,
+        objects: &mut Vec<T>,
+        root: u32,
+    ) -> Result<()> {
+        let name = "broadcast_object_list";
+        self.root_of(name, root)?;
+        let is_root = root == self.rank();
+        let mine = if is_root {
+            self.encode(name, objects)
+        } else {
+            Ok(Vec::new())
+        };
+        let mut size = [mine.as_ref().map_or(REFUSED, |bytes| bytes.len() as u64)];
+        self.broadcast(size.as_mut_slice(), root)?;
+        self.check_size(name, root, size[0])?;
+        let mut bytes = mine?;
+        bytes.resize(size[0] as usize, 0);
+        self.broadcast(bytes.as_mut_slice(), root)?;
+        if !is_root {
+            *objects = decode(name, root, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Object r of the root's `objects` on rank r. Elsewhere `objects` is empty.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the root has not one object for each rank (the others get an [`Error::Object`]);
+    /// and as [`Communicator::all_gather_object`].
+    pub fn scatter_object_list<T: Serialize + DeserializeOwned>(
+        &self,
+        objects: &[T],
+        root: u32,
+    ) -> Result<T> {
+        let name = "scatter_object_list";
+        self.root_of(name, root)?;
+        let is_root = root == self.rank();
+        let ranks = self.size() as usize;
+        let encoded = if !is_root {
+            Ok(Vec::new())
+        } else if objects.len() == ranks {
+            objects
+                .iter()
+                .map(|object| self.encode(name, object))
+                .collect::<Result<Vec<_>>>()
+        } else {
+            Err(Error::InvalidArgument {
+                operation: name,
+                detail: format!("{} objects for {ranks} ranks", objects.len()),
+            })
+        };
+        let mut sizes = vec![REFUSED; ranks];
+        if let (true, Ok(encoded)) = (is_root, &encoded) {
+            sizes = encoded.iter().map(|bytes| bytes.len() as u64).collect();
+        }
+        self.broadcast(sizes.as_mut_slice(), root)?;
+        let encoded = encoded?;
+        for size in &sizes {
+            self.check_size(name, root, *size)?;
+        }
+        let sends = if is_root {
+            sizes.clone()
+        } else {
+            vec![0; ranks]
+        };
+        let mut receives = vec![0; ranks];
+        receives[root as usize] = sizes[self.rank() as usize];
+        let mut bytes = vec![0u8; receives[root as usize] as usize];
+        let input = encoded.concat();
+        self.all_to_all_v_single(bytes.as_mut_slice(), input.as_slice(), &receives, &sends)?;
+        decode(name, root, &bytes)
+    }
+
+    /// Sends `objects` to `peer`, which receives them by [`Communicator::recv_object_list`].
+    ///
+    /// # Errors
+    /// [`Error::Object`] when they are too large; and as [`Communicator::send`].
+    pub fn send_object_list<T: Serialize>(&self, objects: &[T], peer: u32) -> Result<()> {
+        let name = "send_object_list";
+        let encoded = self.encode(name, &objects);
+        let size = encoded.as_ref().map_or(REFUSED, |bytes| bytes.len() as u64);
+        self.send([size].as_slice(), peer)?;
+        self.send(encoded?.as_slice(), peer)
+    }
+
+    /// The objects that `peer` sends by [`Communicator::send_object_list`].
+    ///
+    /// # Errors
+    /// [`Error::Object`] when they are too large, or cannot be read as `T`; and as [`Communicator::recv`].
+    pub fn recv_object_list<T: DeserializeOwned>(&self, peer: u32) -> Result<Vec<T>> {
+        let name = "recv_object_list";
+        let mut size = [0u64];
+        self.recv(size.as_mut_slice(), peer)?;
+        self.check_size(name, peer, size[0])?;
+        let mut bytes = vec![0u8; size[0] as usize];
+        self.recv(bytes.as_mut_slice(), peer)?;
+        decode(name, peer, &bytes)
+    }
+
+    fn root_of(&self, operation: &'static str, root: u32) -> Result<()> {
+        if root < self.size() {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument {
+            operation,
+            detail: format!("root {root}; ranks are 0 to {}", self.size() - 1),
+        })
+    }
+
+    fn encode<T: Serialize + ?Sized>(
+        &self,
+        operation: &'static str,
+        object: &T,
+    ) -> Result<Vec<u8>> {
+        let wrong = |detail: String| Error::Object {
+            operation,
+            rank: self.rank(),
+            detail,
+        };
+        let name = type_name::<T>().as_bytes();
+        let name = &name[..name.len().min(512)];
+        let mut bytes = (name.len() as u32).to_le_bytes().to_vec();
+        bytes.extend(name);
+        rmp_serde::encode::write(&mut bytes, object)
+            .map_err(|error| wrong(format!("it cannot be encoded: {error}")))?;
+        let limit = self.inner.options.max_object_bytes;
+        if bytes.len() as u64 > limit {
+            return Err(wrong(format!(
+                "it has {} bytes; the limit is {limit} (Options::max_object_bytes)",
+                bytes.len()
+            )));
+        }
+        Ok(bytes)
+    }
+
+    /// Every rank's size; an error on all ranks if one is refused.
+    fn sizes(&self, operation: &'static str, mine: &Result<Vec<u8>>) -> Result<Vec<u64>> {
+        let size = mine.as_ref().map_or(REFUSED, |bytes| bytes.len() as u64);
+        let mut sizes = vec![0u64; self.size() as usize];
+        self.all_gather_single(sizes.as_mut_slice(), [size].as_slice())?;
+        if let Err(error) = mine {
+            return Err(error.clone());
+        }
+        for (rank, size) in (0..).zip(&sizes) {
+            self.check_size(operation, rank, *size)?;
+        }
+        Ok(sizes)
+    }
+
+    fn check_size(&self, operation: &'static str, rank: u32, size: u64) -> Result<()> {
+        let limit = self.inner.options.max_object_bytes;
+        if size <= limit {
+            return Ok(());
+        }
+        let detail = if size == REFUSED {
+            "that rank could not encode it, or it is too large; see its error".to_owned()
+        } else {
+            format!("it has {size} bytes; the limit is {limit} (Options::max_object_bytes)")
+        };
+        Err(Error::Object {
+            operation,
+            rank,
+            detail,
+        })
+    }
+
+    fn decode_all<T: DeserializeOwned>(
+        &self,
+        operation: &'static str,
+        all: &[u8],
+        sizes: &[u64],
+    ) -> Result<Vec<T>> {
+        let mut rest = all;
+        let mut objects = Vec::with_capacity(sizes.len());
+        for (rank, size) in (0..).zip(sizes) {
+            let (bytes, after) = rest.split_at(*size as usize);
+            objects.push(decode(operation, rank, bytes)?);
+            rest = after;
+        }
+        Ok(objects)
+    }
+}
+
+/// Reads an object of `rank`.
+fn decode<T: DeserializeOwned>(operation: &'static str, rank: u32, bytes: &[u8]) -> Result<T> {
+    let wrong = |detail: String| Error::Object {
+        operation,
+        rank,
+        detail,
+    };
+    let (length, rest) = bytes
+        .split_first_chunk::<4>()
+        .ok_or_else(|| wrong("it has no header".to_owned()))?;
+    let (name, body) = rest
+        .split_at_checked(u32::from_le_bytes(*length) as usize)
+        .ok_or_else(|| wrong("its header is longer than itself".to_owned()))?;
+    rmp_serde::from_slice(body).map_err(|error| {
+        wrong(format!(
+            "that rank sent a `{}`, which is no `{}` ({error})",
+            String::from_utf8_lossy(name),
+            type_name::<T>()
+        ))
+    })
+}

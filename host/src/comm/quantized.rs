@@ -1,0 +1,148 @@
+//! Reduce_scatter with bf16 on the wire.
+
+use std::sync::Arc;
+
+use fusewire_device::DType;
+use fusewire_device::session::{Call, Operation};
+use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams, SUM_ROWS, SumRowsParams};
+
+use super::observe::Note;
+use super::submit::{Prepared, invalid};
+use super::{Communicator, Work};
+use crate::Result;
+use crate::options::ReduceOp;
+use crate::tensor::{Input, Output, Tensor};
+
+impl Communicator {
+    /// Reduces row r of every rank's `input` to rank r's `output`, both f32, with bf16 on the wire: every input is
+    /// rounded to bf16 stochastically (up with the probability of the part that is cut off, so that the expected
+    /// sum is exact), and the rounded values are summed in f32 in rank order. `seed` should differ from call to
+    /// call; ranks may have different ones: a rank's random numbers depend on its seed, its rank and the index only, so
+    /// that the result is the same in every run.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] for other types than f32, other reductions than sum and average, or lengths that
+    /// do not fit; the communicator's first failure.
+    pub fn reduce_scatter_quantized(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+        seed: u64,
+    ) -> Result<()> {
+        for prepared in self.quantized_steps(output, input, op, seed)? {
+            self.run(&prepared)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Communicator::reduce_scatter_quantized`], enqueued. A graph replays it with the same seed.
+    ///
+    /// # Errors
+    /// As there; a failure while running is the [`Work`]'s.
+    pub fn reduce_scatter_quantized_async(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+        seed: u64,
+    ) -> Result<Work> {
+        let [first, second, third] = self.quantized_steps(output, input, op, seed)?;
+        self.enqueue(&first)?;
+        self.enqueue(&second)?;
+        self.enqueue(&third)
+    }
+
+    fn quantized_steps(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+        seed: u64,
+    ) -> Result<[Prepared<'static>; 3]> {
+        let name = "reduce_scatter_quantized";
+        if input.dtype() != DType::F32 || output.dtype() != DType::F32 {
+            return Err(invalid(
+                name,
+                format!(
+                    "input of {}, output of {}; both are f32",
+                    input.dtype().name(),
+                    output.dtype().name()
+                ),
+            ));
+        }
+        let divisor = match op {
+            ReduceOp::Sum => 1.0,
+            ReduceOp::Average => self.size() as f32,
+            other => {
+                return Err(invalid(
+                    name,
+                    format!("{}; sum and average are possible", other.code().name()),
+                ));
+            }
+        };
+        let needed = output.len().checked_mul(self.size() as usize);
+        if needed != Some(input.len()) {
+            return Err(invalid(
+                name,
+                format!(
+                    "input has {} elements; {} rows of {} are needed",
+                    input.len(),
+                    self.size(),
+                    output.len()
+                ),
+            ));
+        }
+        if input.len() > u32::MAX as usize {
+            return Err(invalid(
+                name,
+                format!("{} elements; {} at most", input.len(), u32::MAX),
+            ));
+        }
+        let sent = Tensor::new(DType::Bf16, input.len())?;
+        let received = Tensor::new(DType::Bf16, input.len())?;
+        // One stream of random numbers for each rank and seed.
+        let mixed = (seed ^ u64::from(self.rank()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let keep = |tensors: [&Tensor; 2]| Arc::new(tensors.map(Tensor::clone));
+        let local = Note {
+            call: Call::new(Operation::User, 0, 0, 0, 0xffff, 0).0,
+            input_count: input.len() as u64,
+            output_count: output.len() as u64,
+        };
+        let quantize = Prepared::new(
+            self,
+            &QUANTIZE,
+            QuantizeParams {
+                source: input.as_ptr().cast(),
+                target: sent.as_ptr().cast(),
+                count: input.len() as u64,
+                seed: (mixed >> 32) as u32,
+            },
+            [None; 3],
+            false,
+            local,
+        )
+        .keeping(keep([input, &sent]));
+        let (target, source) = (Output::from(&received), Input::from(&sent));
+        let exchange = self
+            .prepare_all_to_all(&target, &source)?
+            .detached()
+            .owning(keep([&sent, &received]));
+        let sum = Prepared::new(
+            self,
+            &SUM_ROWS,
+            SumRowsParams {
+                source: received.as_ptr().cast(),
+                target: output.as_ptr().cast(),
+                rows: self.size(),
+                count: output.len() as u64,
+                divisor,
+            },
+            [None; 3],
+            false,
+            local,
+        )
+        .keeping(keep([output, &received]));
+        Ok([quantize, exchange, sum])
+    }
+}

@@ -1,0 +1,186 @@
+//! Sends and receives of several peers, all at once: no order between peers, so that no pattern of them
+//! waits for itself. Protocol: [`fusewire_device::channel`], one chunk at a time of whichever operation can move.
+
+use bytemuck::{Pod, Zeroable};
+use fusewire_device::channel::{Message, Receiver, Sender};
+use fusewire_device::layout::CommConst;
+use fusewire_device::mem::{self, Order, Policy, Scope};
+use fusewire_device::session::Session;
+use fusewire_device::wait::Place;
+use fusewire_device::{Block, Group, Machine, bulk, kernel};
+
+/// Parts of a message that blocks share start at multiples of this many bytes.
+const PART: usize = 256;
+
+/// No operation before this one.
+pub const NONE: u32 = u32::MAX;
+
+/// Kind of a [`BatchOp`].
+pub mod kind {
+    /// To a peer.
+    pub const SEND: u32 = 0;
+    /// From a peer.
+    pub const RECV: u32 = 1;
+    /// From this rank to itself.
+    pub const COPY: u32 = 2;
+}
+
+/// One operation of a batch; plain data in device memory.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct BatchOp {
+    /// [`kind::SEND`], [`kind::RECV`] or [`kind::COPY`].
+    pub kind: u32,
+    /// The peer.
+    pub peer: u32,
+    /// The operation of the same kind and peer before this one, or [`NONE`]: messages between two ranks keep their
+    /// order.
+    pub after: u32,
+    /// Nothing.
+    pub unused: u32,
+    /// Fingerprint of the call, equal at both ends.
+    pub fingerprint: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Address of the source, or of the target of a receive.
+    pub at: u64,
+    /// Address of a copy's target.
+    pub to: u64,
+}
+
+/// Progress of an operation that is done.
+const FINISHED: u64 = u64::MAX;
+
+/// Runs `count` operations. `progress` has a word for each operation and block.
+///
+/// # Safety
+/// `constants` as for [`Session::begin`]; `ops` readable for `count` operations, whose memory is readable or
+/// writable as their kind says; `progress` this launch's own. A wrong `after` is read as none.
+#[kernel]
+pub unsafe fn batch(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    count: u64,
+    timeout_ns: u64,
+    ops: *const BatchOp,
+    progress: *mut u64,
+) {
+    // SAFETY: the caller's promise.
+    let Some(mut session) = (unsafe { Session::begin(block, constants, call, count, timeout_ns) })
+    else {
+        return;
+    };
+    let comm = *session.comm();
+    let index = block.index();
+    let progress = progress.wrapping_add((u64::from(index) * count) as usize);
+    // SAFETY: the caller's promise: `at` is below `count`.
+    let operation = |at: u64| unsafe { mem::read(ops.add(at as usize)) };
+    // SAFETY: as above; the words are this block's own, and only its leader touches them.
+    let done = |at: u64| unsafe { mem::read(progress.add(at as usize)) };
+    // SAFETY: as above.
+    let set = |at: u64, value: u64| unsafe { mem::write(progress.add(at as usize), value) };
+    if block.is_leader() {
+        let mut at = 0;
+        while at < count {
+            set(at, 0);
+            at += 1;
+        }
+    }
+    let mut left = count;
+    let mut first = 0;
+    while left > 0 {
+        let mut picked = 0;
+        if block.is_leader() {
+            let mut awaited = 0;
+            while awaited + 1 < count && done(awaited) == FINISHED {
+                awaited += 1;
+            }
+            let waits = operation(awaited);
+            let place = if waits.kind == kind::SEND {
+                Place::Credit
+            } else {
+                Place::Chunk
+            };
+            let found = session.watch().until(place, waits.peer, 0, || {
+                let mut seen = 0;
+                let mut tried = 0;
+                let mut at = first;
+                while tried < count {
+                    let op = operation(at);
+                    let after = u64::from(op.after);
+                    if done(at) != FINISHED && (after >= count || done(after) == FINISHED) {
+                        let movable = match op.kind {
+                            kind::SEND => Sender::new(&session, op.peer).room(&comm, index),
+                            kind::RECV => Receiver::new(&session, op.peer).arrived(&comm, index),
+                            _ => Ok(()),
+                        };
+                        match movable {
+                            Ok(()) => return Ok(at),
+                            Err(value) => seen = value,
+                        }
+                    }
+                    tried += 1;
+                    at += 1;
+                    if at == count {
+                        at = 0;
+                    }
+                }
+                Err(seen)
+            });
+            if let Some(at) = found {
+                let op = operation(at);
+                let (from, to) = block.slice(op.bytes as usize, PART);
+                let message = Message {
+                    fingerprint: op.fingerprint,
+                    bytes: (to - from) as u64,
+                };
+                let fits = op.kind != kind::RECV
+                    || Receiver::new(&session, op.peer).check(&session, message);
+                if fits {
+                    picked = at + 1;
+                }
+            }
+        }
+        let picked = block.broadcast(picked);
+        if picked == 0 {
+            return;
+        }
+        let at = picked - 1;
+        let moved = block.broadcast(if block.is_leader() { done(at) } else { 0 });
+        mem::fence(Order::Acquire, Scope::System);
+        let op = operation(at);
+        let (from, to) = block.slice(op.bytes as usize, PART);
+        let message = Message {
+            fingerprint: op.fingerprint,
+            bytes: (to - from) as u64,
+        };
+        let memory = (op.at as *mut u8).wrapping_add(from);
+        // SAFETY: this block's part of the caller's buffers; room and chunk were acquired by the leader.
+        let moved = moved
+            + unsafe {
+                match op.kind {
+                    kind::SEND => {
+                        Sender::new(&session, op.peer).push(&mut session, message, memory, moved)
+                    }
+                    kind::RECV => {
+                        Receiver::new(&session, op.peer).pull(&mut session, message, memory, moved)
+                    }
+                    _ => {
+                        let target = (op.to as *mut u8).wrapping_add(from);
+                        bulk::copy(block, target, memory, to - from, Policy::Cached);
+                        message.bytes
+                    }
+                }
+            };
+        let finished = moved >= message.bytes;
+        if block.is_leader() {
+            set(at, if finished { FINISHED } else { moved });
+        }
+        if finished {
+            left -= 1;
+        }
+        first = if picked == count { 0 } else { picked };
+    }
+    session.end();
+}

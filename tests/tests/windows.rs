@@ -1,0 +1,345 @@
+//! Windows: put, get, signal, wait, registered memory; the device window in a kernel of its own.
+
+use core::time::Duration;
+
+use fusewire::cpu::Stream;
+use fusewire::{
+    Communicator, Compare, DType, DeviceWindow, Error, Operation, Options, Result, SignalUpdate,
+    Tensor, WindowOptions, run_threads,
+};
+use fusewire_device::layout::CommConst;
+use fusewire_device::session::Session;
+use fusewire_device::{Block, Group, Machine, kernel, mem};
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(30);
+    options.spins = Some(200);
+    options
+}
+
+fn all<R: Send>(
+    ranks: u32,
+    options: &Options,
+    body: impl Fn(Communicator) -> Result<R> + Sync,
+) -> Vec<R> {
+    run_threads(ranks, options, body)
+        .into_iter()
+        .map(|result| result.unwrap_or_else(|error| panic!("{error}")))
+        .collect()
+}
+
+fn ring_put(dtype: DType, count: usize, ranks: u32, put_async: bool, signal_async: bool) {
+    all(ranks, &options(), |comm| {
+        let (rank, size) = (comm.rank(), comm.size());
+        let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+        let window = comm.alloc_window(dtype, count * size as usize, WindowOptions::default())?;
+        let bytes = count * dtype.size();
+        let source = Tensor::new(dtype, count)?;
+        for round in 1..4u64 {
+            let fill = |of: u32| (of as u8).wrapping_mul(31).wrapping_add(round as u8);
+            // SAFETY: this rank's tensor, no operation is running on it.
+            unsafe { source.as_ptr().write_bytes(fill(rank), bytes) };
+            let at = rank as usize * count;
+            if put_async {
+                window.put_async(&source, next, at)?;
+            } else {
+                window.put(&source, next, at)?;
+            }
+            if signal_async {
+                window.signal_async(next, 0, SignalUpdate::Add(1))?;
+            } else {
+                window.signal(next, 0, SignalUpdate::Add(1))?;
+            }
+            window.wait_signal(0, Some(before), Compare::GreaterEqual, round)?;
+            let row = window.tensor().slice(before as usize * count, count)?;
+            // SAFETY: the signal covers the put, and the sender waits for the barrier below.
+            let seen = unsafe { core::slice::from_raw_parts(row.as_ptr(), bytes) };
+            assert!(
+                seen.iter().all(|byte| *byte == fill(before)),
+                "round {round}"
+            );
+            assert_eq!(window.read_signal(0, None)?, round);
+            comm.barrier()?;
+        }
+        window.free()
+    });
+}
+
+#[test]
+fn put_round_a_ring() {
+    for dtype in [DType::F32, DType::I32, DType::I8] {
+        for (count, ranks) in [(0, 2), (4, 1), (4, 4), (1024, 3), (1 << 20, 2)] {
+            for (put_async, signal_async) in [(false, false), (true, false), (true, true)] {
+                ring_put(dtype, count, ranks, put_async, signal_async);
+            }
+        }
+    }
+}
+
+#[test]
+fn get_map_remote_and_every_comparison() {
+    all(3, &options(), |comm| {
+        let (rank, size) = (comm.rank(), comm.size());
+        // A slice of a larger tensor, at another place on each rank.
+        let large = Tensor::new(DType::U64, 100)?;
+        let mine = large.slice(10 * rank as usize, 20)?;
+        mine.copy_from(&[u64::from(rank) + 100; 20])?;
+        let window = comm.new_window(&mine, WindowOptions::default())?;
+        comm.barrier()?;
+        let out = Tensor::new(DType::U64, 5)?;
+        for peer in 0..size {
+            window.get(&out, peer, 15)?;
+            assert_eq!(out.to_vec::<u64>()?, [u64::from(peer) + 100; 5]);
+            assert_eq!(
+                window.map_remote(peer)?.to_vec::<u64>()?,
+                [u64::from(peer) + 100; 20]
+            );
+        }
+        comm.barrier()?;
+        // Signals: 0 at the start.
+        window.wait_signal(1, None, Compare::Equal, 0)?;
+        comm.barrier()?;
+        for peer in 0..size {
+            window.signal(peer, 1, SignalUpdate::Set(u64::from(rank) + 1))?;
+        }
+        window.wait_signal(1, None, Compare::Equal, 6)?;
+        window.wait_signal(1, Some(2), Compare::Equal, 3)?;
+        window.wait_signal(1, None, Compare::NotEqual, 5)?;
+        window.wait_signal(1, Some(0), Compare::Less, 2)?;
+        window.wait_signal(1, Some(0), Compare::LessEqual, 1)?;
+        window.wait_signal(1, None, Compare::Greater, 5)?;
+        window.wait_signal(1, None, Compare::GreaterEqual, 6)?;
+        comm.barrier()?;
+        window.reset_signal(1)?;
+        assert_eq!(window.read_signal(1, None)?, 0);
+        comm.barrier()?;
+        window.free()
+    });
+}
+
+#[test]
+fn memory_of_the_users_becomes_a_window_and_stops_being_one() {
+    all(2, &options(), |comm| {
+        let tensor = Tensor::new(DType::F32, 1000)?;
+        assert!(comm.place(&tensor).is_err());
+        for round in 0..60 {
+            let registration = comm.tensor_register(&tensor)?;
+            assert!(comm.place(&tensor).is_ok(), "round {round}");
+            tensor.copy_from(&vec![1.0f32; 1000])?;
+            comm.all_reduce(&tensor, fusewire::ReduceOp::Sum)?;
+            assert_eq!(tensor.to_vec::<f32>()?, vec![2.0; 1000]);
+            comm.tensor_deregister(registration)?;
+            assert!(comm.place(&tensor).is_err());
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn windows_come_and_go() {
+    let descriptors = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    all(2, &options(), |comm| {
+        let mut first = 0;
+        for round in 0..60 {
+            let window = comm.alloc_window(DType::U8, 64, WindowOptions::default())?;
+            window.put_signal(&Tensor::new(DType::U8, 64)?, 1 - comm.rank(), 0, 0)?;
+            window.wait_signal(0, None, Compare::GreaterEqual, 1)?;
+            window.free()?;
+            comm.barrier()?;
+            if round == 10 {
+                first = descriptors();
+            }
+            comm.barrier()?;
+        }
+        // Other tests of this process come and go, too; sixty windows of two ranks would be hundreds.
+        assert!(descriptors() < first + 60, "{first} then {}", descriptors());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_wait_is_bounded_and_names_the_sender() {
+    let mut short = options();
+    short.timeout = Duration::from_millis(150);
+    let results = run_threads(2, &short, |comm| {
+        let window = comm.alloc_window(DType::U8, 8, WindowOptions::default())?;
+        if comm.rank() == 0 {
+            return window.wait_signal(0, Some(1), Compare::Equal, 7);
+        }
+        while comm.failure().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        comm.failure().map_or(Ok(()), Err)
+    });
+    for result in results {
+        let error = result.expect_err("nobody signals");
+        assert!(matches!(error, Error::Timeout(_)), "{error}");
+        assert!(
+            error.to_string().contains("rank 1 did not take part"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn refused_before_anything_moves() {
+    all(2, &options(), |comm| {
+        let window = comm.alloc_window(DType::F32, 8, WindowOptions::default())?;
+        let eight = Tensor::new(DType::F32, 8)?;
+        assert!(window.put(&eight, 2, 0).is_err(), "rank");
+        assert!(window.put(&eight, 0, 1).is_err(), "range");
+        assert!(window.put(&eight, 0, usize::MAX).is_err(), "overflow");
+        assert!(
+            window.put(&Tensor::new(DType::I32, 8)?, 0, 0).is_err(),
+            "type"
+        );
+        assert!(window.put_signal(&eight, 0, 0, 2).is_err(), "signal");
+        assert!(window.get(&eight, 0, 1).is_err());
+        assert!(window.signal(0, 2, SignalUpdate::Add(1)).is_err());
+        assert!(window.wait_signal(0, Some(2), Compare::Equal, 0).is_err());
+        assert!(window.map_remote(2).is_err());
+        let freed = window.clone();
+        window.free()?;
+        // A freed window's number resolves to nothing.
+        if comm.rank() == 0 {
+            let error = freed.put(&eight, 1, 0).expect_err("freed");
+            assert!(
+                error.to_string().contains("outside of its windows"),
+                "{error}"
+            );
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn ranks_that_register_different_sizes_are_told() {
+    let results = run_threads(2, &options(), |comm| {
+        let tensor = Tensor::new(DType::U8, 4096 * (1 + comm.rank() as usize))?;
+        comm.new_window(&tensor, WindowOptions::default()).map(drop)
+    });
+    assert!(results.iter().all(Result::is_err));
+}
+
+#[test]
+fn captured_and_replayed() {
+    all(2, &options(), |comm| {
+        let stream = Stream::new();
+        let peer = 1 - comm.rank();
+        let window = comm.alloc_window(DType::U64, 4, WindowOptions::default())?;
+        let source = Tensor::new(DType::U64, 4)?;
+        // A signal that is set to the same value by each replay would be satisfied already: it is added to, and
+        // what is awaited is reset by the receiver between replays.
+        let on_stream = window.on(&stream);
+        stream.begin_capture()?;
+        on_stream.put_signal_async(&source, peer, 0, 1)?;
+        on_stream.wait_signal_async(1, Some(peer), Compare::GreaterEqual, 1)?;
+        let captured = stream.end_capture()?.instantiate()?;
+        for round in 1..10u64 {
+            source.copy_from(&[round; 4])?;
+            captured.run(&stream)?;
+            assert_eq!(window.tensor().to_vec::<u64>()?, [round; 4]);
+            comm.barrier()?;
+            window.reset_signal(1)?;
+            comm.barrier()?;
+        }
+        window.free()
+    });
+}
+
+/// Every rank puts its word to everybody with a signal, waits for all, adds up what has come, and meets the others at
+/// barrier 0.
+///
+/// # Safety
+/// `window` belongs to the communicator, with two u64 per rank; `source` and `sum` are this rank's.
+#[kernel]
+unsafe fn exchange(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    timeout_ns: u64,
+    window: *const DeviceWindow,
+    source: *const u64,
+    sum: *mut u64,
+    launch: u64,
+) {
+    // SAFETY: the caller's promise.
+    let Some(session) = (unsafe { Session::begin(block, constants, call, 0, timeout_ns) }) else {
+        return;
+    };
+    let (comm, watch) = (*session.comm(), *session.watch());
+    // SAFETY: the caller's promise.
+    let window = unsafe { mem::read(window) };
+    let at = u64::from(comm.rank()) * 8;
+    let mut failed = false;
+    let mut peer = 0;
+    while peer < comm.size() {
+        // SAFETY: each rank has a place of its own at each peer, free since the last barrier.
+        let put = unsafe { window.put(block, &comm, at, source.cast(), 8, peer, Some(0), Some(0)) };
+        failed |= put.is_err();
+        peer += 1;
+    }
+    let awaited = u64::from(comm.size()) * launch;
+    if failed
+        || !window.wait_signal(
+            block,
+            &watch,
+            &comm,
+            0,
+            None,
+            Compare::GreaterEqual,
+            awaited,
+        )
+    {
+        return;
+    }
+    if block.is_leader() {
+        let mut total = 0;
+        let mut rank = 0;
+        while rank < comm.size() {
+            if let Some(word) = window.address(&comm, comm.rank(), u64::from(rank) * 8, 8) {
+                // SAFETY: the signals cover the puts.
+                total += unsafe { mem::read(word.cast::<u64>()) };
+            }
+            rank += 1;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { mem::write(sum, total) };
+    }
+    if window.barrier(block, &watch, &comm, 0) {
+        session.end();
+    }
+}
+
+#[test]
+fn the_device_window_in_a_kernel() {
+    for (ranks, lanes) in [(1, 1), (3, 1), (8, 1), (2, 32), (2, 64)] {
+        let mut options = options();
+        options.lanes = lanes;
+        all(ranks, &options, |comm| {
+            let size = comm.size() as usize;
+            let window = comm.alloc_window(DType::U64, size, WindowOptions::default())?;
+            let (source, sum) = (Tensor::new(DType::U64, 1)?, Tensor::new(DType::U64, 1)?);
+            for launch in 1..6 {
+                source.copy_from(&[u64::from(comm.rank()) + launch * 10])?;
+                let params = ExchangeParams {
+                    constants: comm.constants(),
+                    call: comm.call_word(Operation::User, launch),
+                    timeout_ns: 0,
+                    window: window.device_window(),
+                    source: source.as_ptr().cast(),
+                    sum: sum.as_ptr().cast(),
+                    launch,
+                };
+                // SAFETY: the pointers are this rank's and live as long as the call.
+                unsafe { comm.launch(&EXCHANGE, params, [Some(&source), Some(&sum), None])? };
+                let ranks = u64::from(comm.size());
+                let expected = ranks * (ranks - 1) / 2 + ranks * launch * 10;
+                assert_eq!(sum.to_vec::<u64>()?, [expected]);
+                assert_eq!(window.read_counter(0)?, ranks * launch);
+            }
+            window.free()
+        });
+    }
+}
