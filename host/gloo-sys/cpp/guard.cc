@@ -9,6 +9,12 @@ namespace fusewire_gloo {
 
 namespace {
 
+// How often a wait looks after its peer.
+constexpr auto kTick = std::chrono::milliseconds(50);
+
+// A slot that no operation has, and no length changes.
+constexpr uint64_t kCanarySlot = 0x7Full << 40;
+
 thread_local Clock::time_point deadline = Clock::time_point::max();
 
 // Gloo leaves the upper 16 bits of a slot unused. The length goes there: a peer that posts another
@@ -26,6 +32,20 @@ std::string withPeer(const std::string& text, const char* what, int peer) {
   return text + " (" + what + " rank " + std::to_string(peer) + ")";
 }
 
+// Whether a message is done, by a wait of no time. If it is not, Gloo closes all connections, which
+// is what happens to a context with a broken one anyway.
+template <typename Once>
+bool finished(const Once& once) {
+  try {
+    while (!once(std::chrono::milliseconds::zero())) {
+      // An interruption that came before; the next wait answers.
+    }
+    return true;
+  } catch (const gloo::IoException&) {
+    return false;
+  }
+}
+
 } // namespace
 
 bool isTimeout(const std::string& text) {
@@ -37,9 +57,36 @@ bool isTimeout(const std::string& text) {
   return false;
 }
 
+Registry::Registry() : ticker_([this] { tick(); }) {}
+
+Registry::~Registry() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended_ = true;
+  }
+  changed_.notify_all();
+  ticker_.join();
+}
+
+void Registry::tick() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!ended_) {
+    changed_.wait(lock, [this] { return ended_ || !buffers_.empty(); });
+    changed_.wait_for(lock, kTick, [this] { return ended_; });
+    for (auto* buffer : buffers_) {
+      buffer->abortWaitRecv();
+      buffer->abortWaitSend();
+    }
+  }
+}
+
 void Registry::add(GuardedBuffer* buffer) {
   std::lock_guard<std::mutex> lock(mutex_);
+  const bool first = buffers_.empty();
   buffers_.insert(buffer);
+  if (first) {
+    changed_.notify_all();
+  }
 }
 
 void Registry::remove(GuardedBuffer* buffer) {
@@ -67,6 +114,29 @@ void Registry::throwIfAborted() {
   }
 }
 
+Watch::Watch(gloo::transport::Context& transport) {
+  canaries_.resize(size_t(transport.size));
+  for (int peer = 0; peer < transport.size; peer++) {
+    if (peer == transport.rank) {
+      continue;
+    }
+    auto canary = transport.createUnboundBuffer(nullptr, 0);
+    canary->recv(peer, kCanarySlot, 0, 0);
+    canaries_[size_t(peer)] = std::move(canary);
+  }
+}
+
+void Watch::check(int peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t rank = 0; rank < canaries_.size(); rank++) {
+    if (canaries_[rank] && (peer < 0 || size_t(peer) == rank)) {
+      // A wait that was aborted before it began returns at once, but first throws what is signalled.
+      canaries_[rank]->abortWaitRecv();
+      canaries_[rank]->waitRecv(nullptr, kTick);
+    }
+  }
+}
+
 Deadline::Deadline(std::chrono::milliseconds timeout) : previous_(deadline) {
   deadline = std::min(previous_, Clock::now() + timeout);
 }
@@ -89,9 +159,13 @@ std::chrono::milliseconds Deadline::clamp(std::chrono::milliseconds timeout) {
 GuardedBuffer::GuardedBuffer(
     std::shared_ptr<gloo::transport::Context> transport,
     std::shared_ptr<Registry> registry,
+    std::shared_ptr<Watch> watch,
     void* ptr,
     size_t size)
-    : UnboundBuffer(ptr, size), transport_(std::move(transport)), registry_(std::move(registry)) {
+    : UnboundBuffer(ptr, size),
+      transport_(std::move(transport)),
+      registry_(std::move(registry)),
+      watch_(std::move(watch)) {
   registry_->add(this);
 }
 
@@ -168,11 +242,27 @@ bool GuardedBuffer::wait(Direction direction, int* rank, std::chrono::millisecon
   registry_->throwIfAborted();
   const char* what = sending ? "sending to" : "receiving from";
   int from = peer;
+  const auto once = [&](std::chrono::milliseconds left) {
+    return sending ? buffer->waitSend(&from, left) : buffer->waitRecv(&from, left);
+  };
   try {
-    const auto left = Deadline::clamp(timeout);
-    const bool done = sending ? buffer->waitSend(&from, left) : buffer->waitRecv(&from, left);
-    if (!done) {
-      throw Failure(Failure::kAborted, peer, "the context was aborted");
+    const auto end = Clock::now() + Deadline::clamp(timeout);
+    for (;;) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+      if (once(std::max(left, std::chrono::milliseconds::zero()))) {
+        break;
+      }
+      // Interrupted: by an abort, or by the registry's thread.
+      registry_->throwIfAborted();
+      try {
+        watch_->check(peer);
+      } catch (const gloo::IoException& broken) {
+        // What came before the end of the connection counts.
+        if (!finished(once)) {
+          throw Failure(Failure::kIo, peer, withPeer(broken.what(), what, peer));
+        }
+        break;
+      }
     }
   } catch (const gloo::IoException& e) {
     const auto kind = isTimeout(e.what()) ? Failure::kTimeout : Failure::kIo;
@@ -213,7 +303,8 @@ GuardedContext::GuardedContext(
     std::shared_ptr<Registry> registry)
     : Context(inner->rank, inner->size),
       inner_(std::move(inner)),
-      registry_(std::move(registry)) {}
+      registry_(std::move(registry)),
+      watch_(std::make_shared<Watch>(*inner_)) {}
 
 std::unique_ptr<gloo::transport::Pair>& GuardedContext::getPair(int rank) {
   return inner_->getPair(rank);
@@ -226,7 +317,7 @@ std::unique_ptr<gloo::transport::Pair>& GuardedContext::createPair(int rank) {
 std::unique_ptr<gloo::transport::UnboundBuffer> GuardedContext::createUnboundBuffer(
     void* ptr,
     size_t size) {
-  return std::make_unique<GuardedBuffer>(inner_, registry_, ptr, size);
+  return std::make_unique<GuardedBuffer>(inner_, registry_, watch_, ptr, size);
 }
 
 } // namespace fusewire_gloo

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -10,6 +11,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <unordered_set>
 #include <vector>
 
@@ -42,9 +44,12 @@ bool isTimeout(const std::string& text);
 
 class GuardedBuffer;
 
-// The buffers of a context that are alive, so that an abort finds the waits in progress.
+// The buffers of a context that are alive, so that an abort finds the waits in progress. While there
+// are any, a thread interrupts their waits now and then, to let them look after their peers.
 class Registry {
  public:
+  Registry();
+  ~Registry();
   void add(GuardedBuffer* buffer);
   void remove(GuardedBuffer* buffer);
   void abort();
@@ -52,9 +57,29 @@ class Registry {
   void throwIfAborted();
 
  private:
+  void tick();
+
   std::mutex mutex_;
+  std::condition_variable changed_;
   std::unordered_set<GuardedBuffer*> buffers_;
   bool aborted_ = false;
+  bool ended_ = false;
+  std::thread ticker_;
+};
+
+// Tells whether the connection to each peer still stands. Gloo signals the end of a connection to
+// receives that have not begun, but not to a message half way through: without this, such a wait
+// lasts until its time-out. So for each peer a receive is posted that is never met.
+class Watch {
+ public:
+  explicit Watch(gloo::transport::Context& transport);
+
+  // Throws what ended the connection to `peer`, if anything did.
+  void check(int peer);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>> canaries_;
 };
 
 // The deadline of the operation that runs on this thread. Gloo itself bounds each wait, not the sum.
@@ -80,6 +105,7 @@ class GuardedBuffer : public gloo::transport::UnboundBuffer {
   GuardedBuffer(
       std::shared_ptr<gloo::transport::Context> transport,
       std::shared_ptr<Registry> registry,
+      std::shared_ptr<Watch> watch,
       void* ptr,
       size_t size);
   ~GuardedBuffer() override;
@@ -106,6 +132,7 @@ class GuardedBuffer : public gloo::transport::UnboundBuffer {
 
   const std::shared_ptr<gloo::transport::Context> transport_;
   const std::shared_ptr<Registry> registry_;
+  const std::shared_ptr<Watch> watch_;
   // Held for the two queues; only the thread of the operation changes them, an abort reads them.
   std::mutex mutex_;
   std::deque<Posted> sends_;
@@ -127,6 +154,7 @@ class GuardedContext : public gloo::transport::Context {
  private:
   const std::shared_ptr<gloo::transport::Context> inner_;
   const std::shared_ptr<Registry> registry_;
+  const std::shared_ptr<Watch> watch_;
 };
 
 } // namespace fusewire_gloo

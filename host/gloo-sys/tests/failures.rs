@@ -341,3 +341,32 @@ fn a_host_name_of_this_machine_is_enough() {
         Context::new(0, 1, PATIENCE, &device, Box::new(Broken("nothing"))).expect("localhost");
     context.barrier(Call::new()).expect("a barrier of one");
 }
+
+#[test]
+fn a_peer_that_fails_half_way_through_a_message_fails_the_other_soon() {
+    // Rank 0 gives up and drops its buffers while rank 1 sends, so that rank 1 has data in flight,
+    // which plain Gloo forgets about. Late data finds no buffer.
+    for delay in [0, 15, 19, 20, 21, 25] {
+        with_threads(2, PATIENCE, |context| {
+            let mut data = vec![POISON; 16 << 20];
+            if context.rank() == 0 {
+                let call = Call::new().timeout(Duration::from_millis(20));
+                let bytes = data.len();
+                // SAFETY: the buffer has that length.
+                let result = unsafe { context.recv(data.as_mut_ptr(), bytes, 1, call) };
+                drop(data);
+                assert!(result.is_ok() || context.is_closed());
+            } else {
+                std::thread::sleep(Duration::from_millis(delay));
+                let start = Instant::now();
+                // SAFETY: as above. It may succeed: that is the race.
+                let result = unsafe { context.send(data.as_ptr(), data.len(), 0, Call::new()) };
+                assert!(
+                    matches!(result, Ok(()) | Err(Error::Io { .. })),
+                    "{result:?}"
+                );
+                assert!(start.elapsed() < BOUND, "took {:?}", start.elapsed());
+            }
+        });
+    }
+}
