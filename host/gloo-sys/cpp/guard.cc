@@ -16,6 +16,7 @@ constexpr auto kTick = std::chrono::milliseconds(50);
 constexpr uint64_t kCanarySlot = 0x7Full << 40;
 
 thread_local Clock::time_point deadline = Clock::time_point::max();
+thread_local Clock::time_point begin = Clock::time_point::min();
 
 // Gloo leaves the upper 16 bits of a slot unused. The length goes there: a peer that posts another
 // length then never matches, and the operation times out. Without it the transport's own thread
@@ -138,7 +139,8 @@ void Watch::check(int peer) {
 }
 
 Deadline::Deadline(std::chrono::milliseconds timeout) : previous_(deadline) {
-  deadline = std::min(previous_, Clock::now() + timeout);
+  begin = Clock::now();
+  deadline = std::min(previous_, begin + timeout);
 }
 
 Deadline::~Deadline() {
@@ -154,6 +156,10 @@ std::chrono::milliseconds Deadline::clamp(std::chrono::milliseconds timeout) {
   const auto left =
       std::max(zero, std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
   return timeout == gloo::transport::kUnsetTimeout ? left : std::min(left, timeout);
+}
+
+std::chrono::milliseconds Deadline::elapsed() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
 }
 
 GuardedBuffer::GuardedBuffer(
@@ -265,8 +271,13 @@ bool GuardedBuffer::wait(Direction direction, int* rank, std::chrono::millisecon
       }
     }
   } catch (const gloo::IoException& e) {
-    const auto kind = isTimeout(e.what()) ? Failure::kTimeout : Failure::kIo;
-    throw Failure(kind, peer, withPeer(e.what(), what, peer));
+    const auto text = withPeer(e.what(), what, peer);
+    if (!isTimeout(text)) {
+      throw Failure(Failure::kIo, peer, text);
+    }
+    // Gloo's text has the last wait only.
+    const auto total = std::to_string(Deadline::elapsed().count());
+    throw Failure(Failure::kTimeout, peer, text + ", after " + total + " ms in all");
   }
   if (rank != nullptr) {
     *rank = from;

@@ -93,8 +93,11 @@ class Deadline {
   // What is left of `timeout` on this thread; never negative.
   static std::chrono::milliseconds clamp(std::chrono::milliseconds timeout);
 
+  // How long the operation on this thread has run.
+  static std::chrono::milliseconds elapsed();
+
  private:
-  Clock::time_point previous_;
+  const Clock::time_point previous_;
 };
 
 // One transport buffer for each message, waited for in the order of posting. Gloo's algorithms count

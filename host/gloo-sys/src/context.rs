@@ -125,7 +125,8 @@ impl Context {
     /// addresses, once for a connection that does not come up), if the `store` keeps to its
     /// time-outs. `timeout` is also that of later operations which do not set one.
     ///
-    /// The context owns a thread that moves the bytes.
+    /// The context owns two threads: one moves the bytes, and one looks, 20 times a second while an
+    /// operation runs, whether the peers it waits for are still connected.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a rank out of range, a time-out below a millisecond, or a device that

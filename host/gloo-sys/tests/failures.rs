@@ -142,6 +142,11 @@ fn a_late_rank_times_out_and_closes_the_context() {
             panic!("{error:?}");
         };
         assert!(text.contains("Timed out"), "{text}");
+        let total = text
+            .split_once("after ")
+            .and_then(|(_, rest)| rest.split_once(" ms in all"));
+        let total: u128 = total.expect("a time").0.parse().expect("a number");
+        assert!(total >= SHORT.as_millis(), "{text}");
         assert!(context.is_closed());
         let Err(Error::Closed {
             operation: "barrier",

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use common::{PATIENCE, connect};
-use fusewire_gloo_sys::{Call, DataType, Error, ReduceOp};
+use fusewire_gloo_sys::{Call, Context, DataType, Error, ReduceOp};
 
 const RANK: &str = "FUSEWIRE_GLOO_TEST_RANK";
 const SIZE: &str = "FUSEWIRE_GLOO_TEST_SIZE";
@@ -95,8 +95,47 @@ fn rank_process() {
                 .expect_err("the last rank is killed");
             assert!(matches!(error, Error::Io { .. }), "{error:?}");
         }
+        "half way, rank 0 dies" => half_way(&context, Path::new(&folder), 0),
+        "half way, rank 1 dies" => half_way(&context, Path::new(&folder), 1),
         other => panic!("no part {other}"),
     }
+}
+
+/// Rank 0 receives from rank 1, and is stopped before the data comes, so that the message is as long
+/// as the sockets' buffers under way when `victim` is killed.
+fn half_way(context: &Context, folder: &Path, victim: usize) {
+    context.barrier(Call::new()).expect("barrier");
+    let mut data = vec![0_u8; 64 << 20];
+    let (pointer, bytes) = (data.as_mut_ptr(), data.len());
+    let result = if context.rank() == 0 {
+        std::fs::write(folder.join("receiving"), "").expect("a file");
+        // SAFETY: the buffer has that length.
+        unsafe { context.recv(pointer, bytes, 1, Call::new()) }
+    } else {
+        until(|| folder.join("stopped").exists());
+        std::fs::write(folder.join("sending"), "").expect("a file");
+        // SAFETY: as above.
+        unsafe { context.send(pointer, bytes, 0, Call::new()) }
+    };
+    let error = result.expect_err("the other rank is killed");
+    let Error::Io { peer, .. } = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(peer, Some(victim));
+}
+
+fn until(condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "nothing happened");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(child: &Child, signal: i32) {
+    let id = i32::try_from(child.id()).expect("a process id");
+    // SAFETY: a plain system call, to a child that has not been waited for.
+    assert_eq!(unsafe { libc::kill(id, signal) }, 0);
 }
 
 #[test]
@@ -125,11 +164,7 @@ fn a_killed_process_fails_the_others_soon() {
             .map(|rank| spawn("until killed", rank, size, folder.path()))
             .collect();
         let ready = |rank: usize| folder.path().join(format!("ready{rank}")).exists();
-        let start = Instant::now();
-        while !(0..size).all(ready) {
-            assert!(start.elapsed() < PATIENCE, "the ranks did not meet");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until(|| (0..size).all(ready));
         // The others stand in the second barrier by now, or come to it soon: both must fail.
         std::thread::sleep(Duration::from_millis(200));
         let mut victim = ranks.pop().expect("the last rank");
@@ -145,5 +180,37 @@ fn a_killed_process_fails_the_others_soon() {
             "{results:?} of {size} ranks"
         );
         assert!(start.elapsed() < PATIENCE / 2, "took {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_process_killed_half_way_through_a_message_fails_the_other_soon() {
+    for victim in 0..2 {
+        let folder = tempfile::tempdir().expect("a folder");
+        let part = format!("half way, rank {victim} dies");
+        let mut ranks: Vec<_> = (0..2)
+            .map(|rank| spawn(&part, rank, 2, folder.path()))
+            .collect();
+        until(|| folder.path().join("receiving").exists());
+        // The receive itself cannot be seen from here; half a second is plenty.
+        std::thread::sleep(Duration::from_millis(500));
+        signal(&ranks[0], libc::SIGSTOP);
+        std::fs::write(folder.path().join("stopped"), "").expect("a file");
+        until(|| folder.path().join("sending").exists());
+        std::thread::sleep(Duration::from_millis(300));
+        let mut dead = ranks.remove(victim);
+        dead.kill().expect("an end");
+        dead.wait().expect("a status");
+        let survivor = ranks.remove(0);
+        if victim == 1 {
+            signal(&survivor, libc::SIGCONT);
+        }
+        let start = Instant::now();
+        assert!(finish(survivor, PATIENCE * 2), "{part}");
+        assert!(
+            start.elapsed() < PATIENCE / 2,
+            "{part}: took {:?}",
+            start.elapsed()
+        );
     }
 }
