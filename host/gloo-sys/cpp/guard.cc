@@ -72,7 +72,9 @@ Registry::~Registry() {
 void Registry::tick() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!ended_) {
+    idle_ = buffers_.empty();
     changed_.wait(lock, [this] { return ended_ || !buffers_.empty(); });
+    idle_ = false;
     changed_.wait_for(lock, kTick, [this] { return ended_; });
     for (auto* buffer : buffers_) {
       buffer->abortWaitRecv();
@@ -83,9 +85,10 @@ void Registry::tick() {
 
 void Registry::add(GuardedBuffer* buffer) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const bool first = buffers_.empty();
   buffers_.insert(buffer);
-  if (first) {
+  // Between ticks nobody need wake up: a steady run of operations costs no signal.
+  if (idle_) {
+    idle_ = false;
     changed_.notify_all();
   }
 }

@@ -64,6 +64,7 @@ class Registry {
   std::unordered_set<GuardedBuffer*> buffers_;
   bool aborted_ = false;
   bool ended_ = false;
+  bool idle_ = false;
   std::thread ticker_;
 };
 
