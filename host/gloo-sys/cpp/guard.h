@@ -1,0 +1,164 @@
+// What stands between Gloo's algorithms and its TCP transport: a deadline for the whole operation,
+// an abort from another thread, and the peer's rank in every failure.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include <gloo/transport/context.h>
+#include <gloo/transport/unbound_buffer.h>
+
+namespace fusewire_gloo {
+
+using Clock = std::chrono::steady_clock;
+
+// The only exception that this side throws: its kind becomes the variant of the Rust error.
+struct Failure : std::runtime_error {
+  enum Kind : char {
+    kTimeout = 'T',
+    kIo = 'I',
+    kInvalid = 'V',
+    kAborted = 'A',
+    kRendezvous = 'R',
+  };
+
+  Failure(Kind kind, int peer, const std::string& text)
+      : std::runtime_error(text), kind(kind), peer(peer) {}
+
+  const Kind kind;
+  const int peer; // -1: not known
+};
+
+// Whether Gloo's text speaks of a time-out: this version throws IoException for both.
+bool isTimeout(const std::string& text);
+
+class GuardedBuffer;
+
+// The buffers of a context that are alive, so that an abort finds the waits in progress. While there
+// are any, a thread interrupts their waits now and then, to let them look after their peers.
+class Registry {
+ public:
+  Registry();
+  ~Registry();
+  void add(GuardedBuffer* buffer);
+  void remove(GuardedBuffer* buffer);
+  void abort();
+  bool aborted();
+  void throwIfAborted();
+
+ private:
+  void tick();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unordered_set<GuardedBuffer*> buffers_;
+  bool aborted_ = false;
+  bool ended_ = false;
+  bool idle_ = false;
+  std::thread ticker_;
+};
+
+// Tells whether the connection to each peer still stands. Gloo signals the end of a connection to
+// receives that have not begun, but not to a message half way through: without this, such a wait
+// lasts until its time-out. So for each peer a receive is posted that is never met.
+class Watch {
+ public:
+  explicit Watch(gloo::transport::Context& transport);
+
+  // Throws what ended the connection to `peer`, if anything did.
+  void check(int peer);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>> canaries_;
+};
+
+// The deadline of the operation that runs on this thread. Gloo itself bounds each wait, not the sum.
+class Deadline {
+ public:
+  explicit Deadline(std::chrono::milliseconds timeout);
+  ~Deadline();
+  Deadline(const Deadline&) = delete;
+  Deadline& operator=(const Deadline&) = delete;
+
+  // What is left of `timeout` on this thread; never negative.
+  static std::chrono::milliseconds clamp(std::chrono::milliseconds timeout);
+
+  // How long the operation on this thread has run.
+  static std::chrono::milliseconds elapsed();
+
+ private:
+  const Clock::time_point previous_;
+};
+
+// One transport buffer for each message, waited for in the order of posting. Gloo's algorithms count
+// completions, and rely on their order for one peer only, which the transport keeps; so a wait here
+// knows exactly whose message it waits for.
+class GuardedBuffer : public gloo::transport::UnboundBuffer {
+ public:
+  GuardedBuffer(
+      std::shared_ptr<gloo::transport::Context> transport,
+      std::shared_ptr<Registry> registry,
+      std::shared_ptr<Watch> watch,
+      void* ptr,
+      size_t size);
+  ~GuardedBuffer() override;
+
+  bool waitRecv(int* rank, std::chrono::milliseconds timeout) override;
+  bool waitSend(int* rank, std::chrono::milliseconds timeout) override;
+  void abortWaitRecv() override;
+  void abortWaitSend() override;
+  void send(int dstRank, uint64_t slot, size_t offset, size_t nbytes) override;
+  void recv(int srcRank, uint64_t slot, size_t offset, size_t nbytes) override;
+  void recv(std::vector<int> srcRanks, uint64_t slot, size_t offset, size_t nbytes) override;
+
+ private:
+  struct Posted {
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+    int peer;
+  };
+
+  enum class Direction { kSend, kRecv };
+
+  gloo::transport::UnboundBuffer* post(Direction direction, int peer, size_t offset, size_t nbytes);
+  bool wait(Direction direction, int* rank, std::chrono::milliseconds timeout);
+  size_t length(size_t offset, size_t nbytes) const;
+
+  const std::shared_ptr<gloo::transport::Context> transport_;
+  const std::shared_ptr<Registry> registry_;
+  const std::shared_ptr<Watch> watch_;
+  // Held for the two queues; only the thread of the operation changes them, an abort reads them.
+  std::mutex mutex_;
+  std::deque<Posted> sends_;
+  std::deque<Posted> recvs_;
+};
+
+// The transport's context, with guarded buffers in place of its own.
+class GuardedContext : public gloo::transport::Context {
+ public:
+  GuardedContext(
+      std::shared_ptr<gloo::transport::Context> inner,
+      std::shared_ptr<Registry> registry);
+
+  std::unique_ptr<gloo::transport::Pair>& getPair(int rank) override;
+  std::unique_ptr<gloo::transport::Pair>& createPair(int rank) override;
+  std::unique_ptr<gloo::transport::UnboundBuffer> createUnboundBuffer(void* ptr, size_t size)
+      override;
+
+ private:
+  const std::shared_ptr<gloo::transport::Context> inner_;
+  const std::shared_ptr<Registry> registry_;
+  const std::shared_ptr<Watch> watch_;
+};
+
+} // namespace fusewire_gloo

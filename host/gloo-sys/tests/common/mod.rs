@@ -1,0 +1,88 @@
+//! What the tests share: a rendezvous in a folder, groups of threads, and buffers as bytes.
+#![allow(dead_code)] // each test binary uses its part
+
+use core::time::Duration;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use fusewire_gloo_sys::{Context, Error, Rendezvous, TcpOptions};
+
+/// Long enough for a slow machine; no test that passes waits for it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A rendezvous between threads or processes: one file a key.
+#[derive(Clone)]
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Rendezvous for Folder {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), String> {
+        let part = self.0.join(format!(".{key}.part"));
+        fs::write(&part, value).map_err(|error| error.to_string())?;
+        fs::rename(part, self.0.join(key)).map_err(|error| error.to_string())
+    }
+
+    fn get(&self, key: &str) -> Result<Vec<u8>, String> {
+        fs::read(self.0.join(key)).map_err(|error| error.to_string())
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), String> {
+        let start = Instant::now();
+        loop {
+            let missing: Vec<_> = keys
+                .iter()
+                .filter(|key| !self.0.join(key).exists())
+                .collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            if start.elapsed() >= timeout {
+                return Err(format!("missing {missing:?}"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+pub(crate) fn connect(
+    rank: usize,
+    size: usize,
+    timeout: Duration,
+    folder: &Path,
+) -> Result<Context, Error> {
+    let store = Box::new(Folder(folder.to_owned()));
+    Context::new(rank, size, timeout, &TcpOptions::loopback(), store)
+}
+
+/// Runs `body` on `size` connected ranks, each a thread, and returns what each returned.
+pub(crate) fn with_threads<T: Send>(
+    size: usize,
+    timeout: Duration,
+    body: impl Fn(Context) -> T + Sync,
+) -> Vec<T> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (folder, body) = (folder.path(), &body);
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| {
+                scope.spawn(move || {
+                    body(connect(rank, size, timeout, folder).expect("a connected context"))
+                })
+            })
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a rank without a panic"))
+            .collect()
+    })
+}
+
+/// Bytes that depend on who sends to whom, and where they stand.
+pub(crate) fn pattern(from: usize, to: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes)
+        .map(|index| (index * 7 + from * 31 + to * 101 + 13) as u8)
+        .collect()
+}
+
+/// What fills an output before a call.
+pub(crate) const POISON: u8 = 0xA5;
