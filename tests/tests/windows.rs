@@ -201,15 +201,11 @@ fn refused_before_anything_moves() {
         assert!(window.map_remote(2).is_err());
         let freed = window.clone();
         window.free()?;
-        // A freed window's number resolves to nothing.
-        if comm.rank() == 0 {
-            let error = freed.put(&eight, 1, 0).expect_err("freed");
-            assert!(
-                error.to_string().contains("outside of its windows"),
-                "{error}"
-            );
-        }
-        Ok(())
+        let error = freed.put(&eight, 1, 0).expect_err("freed");
+        assert!(error.to_string().contains("was freed"), "{error}");
+        assert!(freed.map_remote(0).is_err() && freed.read_signal(0, None).is_err());
+        assert!(freed.free().is_err(), "twice");
+        comm.barrier()
     });
 }
 

@@ -8,6 +8,8 @@
 //! Backends are chosen by name: [`register_backend`] adds one of your own, [`backend_names`] lists them.
 
 mod compose;
+#[cfg(feature = "gloo")]
+mod gloo;
 mod registry;
 
 use core::fmt;

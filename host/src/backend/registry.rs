@@ -50,7 +50,13 @@ fn table() -> MutexGuard<'static, Table> {
 
 /// The backends of this build.
 fn built_in() -> Table {
-    Table::default()
+    #[allow(unused_mut, reason = "a build without features has none")]
+    let mut table = Table::default();
+    #[cfg(feature = "gloo")]
+    table
+        .0
+        .insert("gloo".to_owned(), Arc::new(super::gloo::create));
+    table
 }
 
 /// Names that mean something, whether or not their library is here.

@@ -1,0 +1,461 @@
+//! Gloo: collectives between hosts over TCP, on CPU memory.
+//!
+//! Gloo has no average, no scaled sum and no reduce_scatter: they are composed here. Its reductions go round a
+//! ring, so their order depends on an element's place: all ranks get the same bits, but not those of rank order.
+
+use core::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fusewire_device::element::{Number, ReductionCode};
+use fusewire_device::session::Operation;
+use fusewire_device::{Bf16, DType, Element, F16};
+use fusewire_gloo_sys as sys;
+
+use super::{Backend, How, Setup, backend_error};
+use crate::Result;
+use crate::options::ReduceOp;
+use crate::store::Store;
+
+const NAME: &str = "gloo";
+
+/// A communicator of Gloo's.
+#[derive(Debug)]
+pub(crate) struct Gloo {
+    context: sys::Context,
+    /// Messages of the group that is open.
+    group: Mutex<Option<Vec<Message>>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    is_send: bool,
+    at: usize,
+    bytes: usize,
+    peer: u32,
+    timeout: Duration,
+}
+
+/// The communicator's store, as Gloo meets in it.
+struct Rendezvous {
+    store: Arc<dyn Store>,
+    timeout: Duration,
+}
+
+impl sys::Rendezvous for Rendezvous {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), String> {
+        self.store
+            .set(key, value)
+            .map_err(|error| error.to_string())
+    }
+
+    fn get(&self, key: &str) -> Result<Vec<u8>, String> {
+        self.store
+            .get(key, self.timeout)
+            .map_err(|error| error.to_string())
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), String> {
+        self.store
+            .wait(keys, timeout.min(self.timeout))
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// Where to listen: `TORCHCOMM_GLOO_HOSTNAME` or `_INTERFACE`, `GLOO_SOCKET_IFNAME`, else this host's name.
+fn device() -> sys::TcpOptions {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    if let Some(name) = variable("TORCHCOMM_GLOO_HOSTNAME") {
+        return sys::TcpOptions::Hostname(name);
+    }
+    let interface = variable("TORCHCOMM_GLOO_INTERFACE").or_else(|| variable("GLOO_SOCKET_IFNAME"));
+    if let Some(name) = interface {
+        return sys::TcpOptions::Interface(name);
+    }
+    sys::TcpOptions::loopback()
+}
+
+pub(super) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
+    let timeout = setup.options.timeout;
+    let store = Box::new(Rendezvous {
+        store: Arc::clone(&setup.store),
+        timeout,
+    });
+    let (rank, size) = (setup.rank as usize, setup.size as usize);
+    let context = sys::Context::new(rank, size, timeout, &device(), store)
+        .map_err(|error| backend_error(NAME, "init", error.to_string()))?;
+    Ok(Arc::new(Gloo {
+        context,
+        group: Mutex::default(),
+    }))
+}
+
+/// Gloo's type for a reduction of `dtype`. Sums, products and bit operations of u32 are those of i32.
+const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::DataType> {
+    Some(match dtype {
+        DType::U32 if !matches!(code, ReductionCode::Min | ReductionCode::Max) => {
+            sys::DataType::I32
+        }
+        DType::F32 => sys::DataType::F32,
+        DType::F64 => sys::DataType::F64,
+        DType::F16 => sys::DataType::F16,
+        DType::Bf16 => sys::DataType::Bf16,
+        DType::I8 => sys::DataType::I8,
+        DType::U8 => sys::DataType::U8,
+        DType::I32 => sys::DataType::I32,
+        DType::I64 => sys::DataType::I64,
+        DType::U64 => sys::DataType::U64,
+        _ => return None,
+    })
+}
+
+/// Gloo's reduction; averages and scaled sums are sums with local steps around.
+const fn reduction(code: ReductionCode) -> sys::ReduceOp {
+    match code {
+        ReductionCode::Product => sys::ReduceOp::Product,
+        ReductionCode::Min => sys::ReduceOp::Min,
+        ReductionCode::Max => sys::ReduceOp::Max,
+        ReductionCode::BitAnd => sys::ReduceOp::BitAnd,
+        ReductionCode::BitOr => sys::ReduceOp::BitOr,
+        ReductionCode::BitXor => sys::ReduceOp::BitXor,
+        _ => sys::ReduceOp::Sum,
+    }
+}
+
+/// Multiplies `count` elements at `from` by `factor` into `to`, or divides them by `ranks`.
+///
+/// # Safety
+/// Both hold `count` elements of `dtype`; they may be the same.
+unsafe fn scale(from: *const u8, to: *mut u8, count: usize, dtype: DType, by: Scale) {
+    macro_rules! each {
+        ($t:ty) => {
+            for at in 0..count {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let value = from.cast::<$t>().add(at).read();
+                    let scaled = match by {
+                        Scale::Times(op) => {
+                            let factor = Number::from_scalar(op.scalar(dtype));
+                            value.widen().mul(factor)
+                        }
+                        Scale::Over(ranks) => value.widen().div_count(ranks),
+                    };
+                    to.cast::<$t>()
+                        .add(at)
+                        .write(<$t as Element>::narrow(scaled));
+                }
+            }
+        };
+    }
+    match dtype {
+        DType::F32 => each!(f32),
+        DType::F64 => each!(f64),
+        DType::F16 => each!(F16),
+        DType::Bf16 => each!(Bf16),
+        DType::I8 => each!(i8),
+        DType::U8 => each!(u8),
+        DType::I32 => each!(i32),
+        DType::U32 => each!(u32),
+        DType::I64 => each!(i64),
+        DType::U64 => each!(u64),
+        _ => {}
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Scale {
+    Times(ReduceOp),
+    Over(u32),
+}
+
+impl Gloo {
+    fn failed(&self, operation: &'static str, error: &sys::Error) -> crate::Error {
+        backend_error(NAME, operation, error.to_string())
+    }
+
+    fn call(how: &How) -> sys::Call {
+        sys::Call::new().timeout(how.timeout)
+    }
+
+    /// Memory of the reduction's input: the caller's, or a scaled copy.
+    ///
+    /// # Safety
+    /// `from` holds `count` elements.
+    unsafe fn scaled(from: *const u8, count: usize, op: ReduceOp, how: &How) -> Option<Vec<u8>> {
+        if !matches!(op, ReduceOp::PreMulSum(_)) {
+            return None;
+        }
+        let mut copy = vec![0u64; how.bytes(count).div_ceil(8)];
+        let at = copy.as_mut_ptr().cast::<u8>();
+        // SAFETY: the copy holds as many bytes, aligned for every element.
+        unsafe { scale(from, at, count, how.dtype, Scale::Times(op)) };
+        Some(bytemuck::cast_slice(&copy).to_vec())
+    }
+
+    /// The last step of an average.
+    ///
+    /// # Safety
+    /// `to` holds `count` elements.
+    unsafe fn divided(&self, to: *mut u8, count: usize, op: ReduceOp, how: &How) {
+        if op == ReduceOp::Average {
+            // SAFETY: the caller's promise.
+            unsafe { scale(to, to, count, how.dtype, Scale::Over(self.size())) };
+        }
+    }
+
+    fn types(
+        operation: &'static str,
+        op: ReduceOp,
+        how: &How,
+    ) -> Result<(sys::DataType, sys::ReduceOp)> {
+        let dtype = data_type(how.dtype, op.code()).ok_or_else(|| {
+            backend_error(
+                NAME,
+                operation,
+                format!("no {} of {}", op.code().name(), how.dtype.name()),
+            )
+        })?;
+        Ok((dtype, reduction(op.code())))
+    }
+
+    fn message(&self, message: Message, operation: &'static str) -> Result<()> {
+        let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(messages) = &mut *group {
+            messages.push(message);
+            return Ok(());
+        }
+        drop(group);
+        self.exchange(&[message], operation)
+    }
+
+    fn exchange(&self, messages: &[Message], operation: &'static str) -> Result<()> {
+        let Some(timeout) = messages.iter().map(|message| message.timeout).max() else {
+            return Ok(());
+        };
+        let transfers: Vec<sys::Transfer> = messages
+            .iter()
+            .map(|message| {
+                let (bytes, peer, tag) = (message.bytes, message.peer as usize, 0);
+                if message.is_send {
+                    sys::Transfer::Send {
+                        data: message.at as *const u8,
+                        bytes,
+                        peer,
+                        tag,
+                    }
+                } else {
+                    sys::Transfer::Recv {
+                        data: message.at as *mut u8,
+                        bytes,
+                        peer,
+                        tag,
+                    }
+                }
+            })
+            .collect();
+        // SAFETY: the callers of `send` and `recv` have promised their memory until the group's end.
+        unsafe {
+            self.context
+                .batch(&transfers, sys::Call::new().timeout(timeout))
+                .map_err(|error| self.failed(operation, &error))
+        }
+    }
+}
+
+impl Backend for Gloo {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn version(&self) -> String {
+        "0.0 (Debian's libgloo)".to_owned()
+    }
+
+    fn rank(&self) -> u32 {
+        self.context.rank() as u32
+    }
+
+    fn size(&self) -> u32 {
+        self.context.size() as u32
+    }
+
+    fn supports(
+        &self,
+        _operation: Operation,
+        dtype: DType,
+        reduction: Option<ReductionCode>,
+    ) -> bool {
+        reduction.is_none_or(|code| data_type(dtype, code).is_some() && code.supports(dtype))
+    }
+
+    fn group_start(&self) -> Result<()> {
+        let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+        if group.is_some() {
+            return Err(backend_error(
+                NAME,
+                "group_start",
+                "a group is open already",
+            ));
+        }
+        *group = Some(Vec::new());
+        Ok(())
+    }
+
+    fn group_end(&self) -> Result<()> {
+        let messages = self
+            .group
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .unwrap_or_default();
+        self.exchange(&messages, "group_end")
+    }
+
+    unsafe fn all_reduce(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        how: &How,
+    ) -> Result<()> {
+        let (dtype, reduction) = Self::types("all_reduce", op, how)?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let scaled = Self::scaled(from, count, op, how);
+            let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
+            self.context
+                .allreduce(input, to, count, dtype, reduction, Self::call(how))
+                .map_err(|error| self.failed("all_reduce", &error))?;
+            self.divided(to, count, op, how);
+        }
+        Ok(())
+    }
+
+    unsafe fn reduce(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        root: u32,
+        how: &How,
+    ) -> Result<()> {
+        let (dtype, reduction) = Self::types("reduce", op, how)?;
+        // Gloo writes intermediate sums to the output of every rank; the others' must stay what it is.
+        let mut scratch = vec![0u64; how.bytes(count).div_ceil(8)];
+        let is_root = root == self.rank();
+        let target = if is_root {
+            to
+        } else {
+            scratch.as_mut_ptr().cast()
+        };
+        // SAFETY: the caller's promise; the scratch is as large.
+        unsafe {
+            let scaled = Self::scaled(from, count, op, how);
+            let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
+            let call = Self::call(how);
+            self.context
+                .reduce(input, target, count, dtype, reduction, root as usize, call)
+                .map_err(|error| self.failed("reduce", &error))?;
+            if is_root {
+                self.divided(to, count, op, how);
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, how: &How) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.context
+                .broadcast(buffer, how.bytes(count), root as usize, Self::call(how))
+                .map_err(|error| self.failed("broadcast", &error))
+        }
+    }
+
+    unsafe fn all_gather(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        how: &How,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.context
+                .allgather(from, to, how.bytes(count), Self::call(how))
+                .map_err(|error| self.failed("all_gather", &error))
+        }
+    }
+
+    unsafe fn reduce_scatter(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        how: &How,
+    ) -> Result<()> {
+        let ranks = self.size() as usize;
+        let Some(total) = count.checked_mul(ranks) else {
+            return Err(backend_error(NAME, "reduce_scatter", "too many elements"));
+        };
+        // Gloo's collectives have none: all rows are reduced, and this rank's is kept.
+        let mut all = vec![0u64; how.bytes(total).div_ceil(8)];
+        let at = all.as_mut_ptr().cast::<u8>();
+        // SAFETY: the copy holds all rows, and this rank's row has as many bytes as the output.
+        unsafe {
+            self.all_reduce(from, at, total, op, how)?;
+            let row = at.add(how.bytes(count) * self.rank() as usize);
+            core::ptr::copy_nonoverlapping(row, to, how.bytes(count));
+        }
+        Ok(())
+    }
+
+    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, how: &How) -> Result<()> {
+        let message = Message {
+            is_send: true,
+            at: from as usize,
+            bytes: how.bytes(count),
+            peer,
+            timeout: how.timeout,
+        };
+        self.message(message, "send")
+    }
+
+    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, how: &How) -> Result<()> {
+        let message = Message {
+            is_send: false,
+            at: to as usize,
+            bytes: how.bytes(count),
+            peer,
+            timeout: how.timeout,
+        };
+        self.message(message, "recv")
+    }
+
+    unsafe fn all_to_all(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        how: &How,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.context
+                .alltoall(from, to, how.bytes(count), Self::call(how))
+                .map_err(|error| self.failed("all_to_all", &error))
+        }
+    }
+
+    fn barrier(&self, how: &How) -> Result<()> {
+        self.context
+            .barrier(Self::call(how))
+            .map_err(|error| self.failed("barrier", &error))
+    }
+
+    fn abort(&self) {
+        self.context.abort();
+    }
+}
