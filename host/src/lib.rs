@@ -35,6 +35,7 @@ mod plan;
 pub mod reference;
 pub mod store;
 mod tensor;
+pub mod transport;
 
 pub use self::comm::{
     Activity, Communicator, Failure, MAX_SIZE, RmsNorm, Work, WorkStatus, run_threads,
