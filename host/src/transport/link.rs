@@ -314,7 +314,9 @@ impl ByteTransport for Link {
             status.peer = Some(peer.public());
         }
         let dialled = self.dial(peer, timeout).and_then(|(socket, welcome)| {
-            if let Some(bell) = &welcome.bell {
+            // What a peer names is opened only where it lies in the peer's own process.
+            let bell = welcome.bell.as_ref();
+            if let Some(bell) = bell.filter(|bell| socket.peer_process() == Some(bell.pid)) {
                 match Direct::new(bell) {
                     // Set once: connect passes here once.
                     Ok(direct) => drop(self.direct.set(direct)),

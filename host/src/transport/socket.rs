@@ -38,6 +38,28 @@ impl Socket {
         self.0.as_raw_fd()
     }
 
+    /// The process at the other end of a Unix socket, which the system vouches for.
+    pub(super) fn peer_process(&self) -> Option<u32> {
+        let mut credentials = libc::ucred {
+            pid: 0,
+            uid: 0,
+            gid: 0,
+        };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the system writes at most `len` bytes to a local variable of that size.
+        let result = unsafe {
+            libc::getsockopt(
+                self.raw(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut credentials).cast(),
+                &raw mut len,
+            )
+        };
+        let process = u32::try_from(credentials.pid).ok()?;
+        (result == 0 && process != 0).then_some(process)
+    }
+
     /// Closes so that the peer is told at once and what it has not sent yet is thrown away.
     pub(super) fn reset(self) {
         // Without it the close is orderly, which the peer takes for the same.
