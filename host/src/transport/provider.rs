@@ -138,7 +138,7 @@ impl Provider for Tcp {
 
 /// Links between processes of one host and user. Memory of [`Memory::allocate`](super::Memory) is
 /// mapped by the peer, which copies into it by itself, on the caller's thread: such a write has
-/// ended when the call returns. Other memory is written through a Unix socket.
+/// ended when the call returns, and its time-out plays no part. Other memory is written through a Unix socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SharedMemory;
 

@@ -11,7 +11,11 @@ use crate::{Error, Result};
 pub struct Nonce(pub(super) [u8; 16]);
 
 impl Nonce {
-    pub(super) fn random() -> Result<Self> {
+    /// A fresh one.
+    ///
+    /// # Errors
+    /// [`Error::Transport`] when the system has no random numbers.
+    pub fn random() -> Result<Self> {
         let mut bytes = [0; 16];
         fill_random(&mut bytes)?;
         Ok(Self(bytes))
