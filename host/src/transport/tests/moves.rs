@@ -67,7 +67,7 @@ fn no_bytes_and_many_bytes() {
 fn notifications_are_counted_and_come_behind_their_bytes() {
     const COUNT: u64 = 5_000;
     // Alternating ways, where there are two: neither may overtake the other.
-    let way = |round: u64| usize::from(round % 3 == 0);
+    let way = |round: u64| usize::from(round.is_multiple_of(3));
     for kind in KINDS {
         let (a, b) = pair(kind);
         let targets = memories(8);
