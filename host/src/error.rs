@@ -136,6 +136,19 @@ pub enum Error {
         detail: String,
     },
 
+    /// A call of a [`Transport`](crate::transport::Transport) failed.
+    #[error("transport {operation} with {peer}: {kind}: {detail}")]
+    Transport {
+        /// The call, such as `write`.
+        operation: &'static str,
+        /// The other side: its url without the secret, or what stands for it.
+        peer: String,
+        /// What kind of failure it is, to decide on.
+        kind: crate::transport::TransportFailure,
+        /// What happened, and what to do next.
+        detail: String,
+    },
+
     /// Work of a stream was not complete when a bounded wait for it ended.
     #[error("work of the stream is not complete after {seconds} s")]
     StreamTimeout {

@@ -36,6 +36,7 @@ mod plan;
 pub mod reference;
 pub mod store;
 mod tensor;
+pub mod transport;
 
 pub use self::comm::{
     Activity, AllGatherP, Batch, Communicator, Failure, FlightRecord, HookArguments, HookHandle,

@@ -1,0 +1,200 @@
+//! Notifications that have arrived: a counter, and a futex to sleep on.
+//!
+//! Who may touch what: the peer (over shared memory) and this side's serving thread add to
+//! `posted`, after the bytes that are notified; only this side takes. A peer that writes nonsense
+//! into the counters causes notifications that nobody sent, or late ones, and nothing else.
+
+use core::hint;
+use core::ptr;
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+use core::time::Duration;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use crate::Result;
+use crate::cpu::{Segment, SegmentDescriptor};
+
+/// How long a waiter polls before it sleeps.
+const POLLING: Duration = Duration::from_micros(30);
+
+/// Longest sleep without another look: a bound for what a hostile peer can do to the counters.
+const MAX_SLEEP: Duration = Duration::from_millis(100);
+
+/// The counters; in a segment they are its first bytes.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Bell {
+    posted: AtomicU32,
+    /// Changes with every event, so that a sleeper does not miss one.
+    rung: AtomicU32,
+    sleepers: AtomicU32,
+}
+
+#[derive(Debug)]
+enum Home {
+    Private(Bell),
+    Shared(Arc<Segment>),
+}
+
+/// A bell that this process may ring.
+#[derive(Debug)]
+pub(super) struct Ringer(Home);
+
+/// The receiving side's notifications.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    ringer: Ringer,
+    taken: AtomicU32,
+}
+
+impl Ringer {
+    /// The bell of a peer.
+    pub(super) fn open(descriptor: &SegmentDescriptor) -> Result<Self> {
+        Segment::open(descriptor, 0).map(|segment| Self(Home::Shared(segment)))
+    }
+
+    fn bell(&self) -> &Bell {
+        match &self.0 {
+            Home::Private(bell) => bell,
+            // SAFETY: a segment has at least a page, is page aligned and mapped while it is
+            // borrowed; all accesses are atomic, and every bit pattern is valid.
+            Home::Shared(segment) => unsafe { &*segment.ptr().cast::<Bell>() },
+        }
+    }
+
+    /// One more notification. Everything this thread has written before is visible to the taker.
+    pub(super) fn post(&self) {
+        self.bell().posted.fetch_add(1, Ordering::Release);
+        self.ring();
+    }
+
+    /// Wakes waiters to look again.
+    pub(super) fn ring(&self) {
+        let bell = self.bell();
+        bell.rung.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if bell.sleepers.load(Ordering::SeqCst) != 0 {
+            futex(&bell.rung, libc::FUTEX_WAKE, i32::MAX as u32, None);
+        }
+    }
+}
+
+impl Inbox {
+    /// In memory of this process only.
+    pub(super) fn private() -> Self {
+        Self {
+            ringer: Ringer(Home::Private(Bell::default())),
+            taken: AtomicU32::new(0),
+        }
+    }
+
+    /// In memory that a peer can map.
+    pub(super) fn shared() -> Result<Self> {
+        let segment = Segment::create(1, "fusewire-bell")?;
+        Ok(Self {
+            ringer: Ringer(Home::Shared(segment)),
+            taken: AtomicU32::new(0),
+        })
+    }
+
+    /// Where a peer finds the bell.
+    pub(super) fn descriptor(&self) -> Option<SegmentDescriptor> {
+        match &self.ringer.0 {
+            Home::Private(_) => None,
+            Home::Shared(segment) => Some(segment.descriptor()),
+        }
+    }
+
+    /// See [`Ringer::post`].
+    pub(super) fn post(&self) {
+        self.ringer.post();
+    }
+
+    /// See [`Ringer::ring`].
+    pub(super) fn ring(&self) {
+        self.ringer.ring();
+    }
+
+    /// Takes one notification, if there is one.
+    pub(super) fn take(&self) -> bool {
+        let bell = self.ringer.bell();
+        self.taken
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |taken| {
+                let posted = bell.posted.load(Ordering::Acquire);
+                (posted != taken).then(|| taken.wrapping_add(1))
+            })
+            .is_ok()
+    }
+
+    /// Waits until `ready` returns something, looking again whenever the bell rings; `None` when
+    /// `timeout` has passed.
+    pub(super) fn wait<R>(
+        &self,
+        timeout: Duration,
+        mut ready: impl FnMut() -> Option<R>,
+    ) -> Option<R> {
+        let bell = self.ringer.bell();
+        let start = Instant::now();
+        loop {
+            let seen = bell.rung.load(Ordering::SeqCst);
+            if let Some(ready) = ready() {
+                return Some(ready);
+            }
+            let waited = start.elapsed();
+            let left = timeout.checked_sub(waited).filter(|left| !left.is_zero())?;
+            if waited < POLLING {
+                for _ in 0..16 {
+                    hint::spin_loop();
+                }
+                thread::yield_now();
+                continue;
+            }
+            bell.sleepers.fetch_add(1, Ordering::SeqCst);
+            futex(
+                &bell.rung,
+                libc::FUTEX_WAIT,
+                seen,
+                Some(left.min(MAX_SLEEP)),
+            );
+            bell.sleepers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A shared futex call. Its result does not matter: a waiter looks again in any case.
+fn futex(word: &AtomicU32, operation: i32, value: u32, timeout: Option<Duration>) {
+    let time = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
+    });
+    let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the word is borrowed and aligned, the time is null or valid during the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, time) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notifications_are_counted_and_wake_a_sleeper() {
+        let inbox = Inbox::shared().unwrap();
+        let ringer = Ringer::open(&inbox.descriptor().unwrap()).unwrap();
+        assert!(!inbox.take());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(30));
+                ringer.post();
+                inbox.post();
+            });
+            let start = Instant::now();
+            let take = || inbox.take().then_some(());
+            for _ in 0..2 {
+                inbox.wait(Duration::from_secs(10), take).unwrap();
+            }
+            assert!(start.elapsed() < Duration::from_secs(2));
+            assert!(inbox.wait(Duration::from_millis(5), take).is_none());
+        });
+    }
+}

@@ -1,0 +1,170 @@
+//! The handle of a write or a read that is under way.
+
+use core::fmt;
+use core::future::Future;
+use core::pin::Pin;
+use core::task::{Context, Poll, Waker};
+use core::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::Result;
+
+/// A write or a read that is under way. It ends by itself, at the latest at its time-out; dropping
+/// the handle does not cancel it, and its memory is kept until it has ended.
+///
+/// Also a [`Future`], for any executor.
+#[derive(Clone)]
+#[must_use = "errors of the operation are reported here"]
+pub struct Pending {
+    slot: Arc<Slot>,
+}
+
+#[derive(Default)]
+struct Slot {
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    result: Option<Result<()>>,
+    waker: Option<Waker>,
+}
+
+impl Pending {
+    /// An operation that has not ended.
+    pub fn unfinished() -> Self {
+        Self {
+            slot: Arc::default(),
+        }
+    }
+
+    /// An operation that has ended already.
+    pub fn finished(result: Result<()>) -> Self {
+        let pending = Self::unfinished();
+        pending.lock().result = Some(result);
+        pending
+    }
+
+    /// Ends the operation: for providers. Only the first end counts.
+    pub fn finish(&self, result: Result<()>) {
+        let mut state = self.lock();
+        if state.result.is_some() {
+            return;
+        }
+        state.result = Some(result);
+        let waker = state.waker.take();
+        drop(state);
+        self.slot.ended.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Whether the operation has ended, well or not.
+    pub fn is_done(&self) -> bool {
+        self.lock().result.is_some()
+    }
+
+    /// Waits for the end: the bytes are in their place then.
+    ///
+    /// # Errors
+    /// [`Error::Transport`](crate::Error::Transport) with the operation's failure.
+    pub fn wait(&self) -> Result<()> {
+        let mut state = self.lock();
+        loop {
+            if let Some(result) = &state.result {
+                return result.clone();
+            }
+            state = self
+                .slot
+                .ended
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits for the end at most so long; `None` when it has not come. The operation then goes on.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<()>> {
+        let start = Instant::now();
+        let mut state = self.lock();
+        loop {
+            if let Some(result) = &state.result {
+                return Some(result.clone());
+            }
+            let left = timeout.checked_sub(start.elapsed())?;
+            state = self
+                .slot
+                .ended
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is valid after every statement.
+        self.slot
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Future for Pending {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.lock();
+        match &state.result {
+            Some(result) => Poll::Ready(result.clone()),
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pending")
+            .field("result", &self.lock().result)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Wake;
+    use std::thread::{self, Thread};
+
+    use super::*;
+
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    #[test]
+    fn an_end_wakes_waiters_and_the_future() {
+        let pending = Pending::unfinished();
+        assert!(!pending.is_done());
+        assert!(pending.wait_timeout(Duration::from_millis(1)).is_none());
+        let ends = pending.clone();
+        let mut future = pending.clone();
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut context = Context::from_waker(&waker);
+        assert!(Pin::new(&mut future).poll(&mut context).is_pending());
+        let thread = thread::spawn(move || ends.finish(Ok(())));
+        while Pin::new(&mut future).poll(&mut context).is_pending() {
+            thread::park_timeout(Duration::from_secs(10));
+        }
+        pending.wait().unwrap();
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,357 @@
+//! The serving side of a link: lets one peer in, then does what it asks for.
+
+use core::time::Duration;
+use std::time::Instant;
+
+use super::TransportFailure;
+use super::link::Core;
+use super::memory::Target;
+use super::outgoing::GRACE;
+use super::socket::{GONE, Listener, Receiver, Socket, entry, poll};
+use super::wire::{Answer, Hello, MAX_DATA_BYTES, Refusal, Request, VERSION, Verb, Welcome};
+
+/// How long a caller may take to say who it is.
+const HELLO_TIME: Duration = Duration::from_secs(5);
+
+/// Callers that have not said yet who they are; the oldest has to go for a further one.
+const MAX_CALLERS: usize = 32;
+
+/// Answers are sent together, up to so many bytes.
+const ANSWER_BYTES: usize = 4 << 10;
+
+/// Bytes received by one call, while the memory cannot be deregistered.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// The serving thread of a link; ends with the link.
+pub(super) fn run(core: &Core, listener: Listener) {
+    if let Some(socket) = admit(core, listener) {
+        let server = Server {
+            core,
+            socket: &socket,
+            receiver: Receiver::new(),
+            answers: Vec::new(),
+            scratch: Vec::new(),
+        };
+        let detail = server.run();
+        core.fail(TransportFailure::Broken, detail);
+        if core.failure_kind() == Some(TransportFailure::Timeout) {
+            // This side's operation timed out. When the peer closes, its serving thread has ended.
+            let start = Instant::now();
+            let mut entries = [entry(socket.raw(), libc::POLLRDHUP)];
+            while entries[0].revents & GONE == 0 && start.elapsed() < GRACE {
+                let left = GRACE.saturating_sub(start.elapsed());
+                if poll(&mut entries, Some(left)).is_err() {
+                    break;
+                }
+            }
+        }
+        socket.reset();
+    }
+    core.server_has_ended();
+}
+
+/// A connection that has not said yet who it is.
+struct Caller {
+    socket: Socket,
+    receiver: Receiver,
+    since: Instant,
+}
+
+/// Waits for the peer; `None` when the link ends before. Strangers are sent away, and do not hold
+/// up the peer.
+fn admit(core: &Core, listener: Listener) -> Option<Socket> {
+    let mut callers: Vec<Caller> = Vec::new();
+    loop {
+        let mut entries = vec![
+            entry(core.stop.raw(), libc::POLLIN),
+            entry(listener.raw(), libc::POLLIN),
+        ];
+        let waiting = callers
+            .iter()
+            .map(|caller| entry(caller.socket.raw(), libc::POLLIN));
+        entries.extend(waiting);
+        let bound = (!callers.is_empty()).then_some(HELLO_TIME);
+        if let Err(error) = poll(&mut entries, bound) {
+            core.fail(TransportFailure::System, format!("poll: {error}"));
+            return None;
+        }
+        if entries[0].revents != 0 {
+            return None;
+        }
+        for at in (0..callers.len()).rev() {
+            let caller = &mut callers[at];
+            let mut keep = caller.since.elapsed() < HELLO_TIME;
+            if entries[2 + at].revents != 0 {
+                keep &= caller.receiver.fill(&caller.socket).is_ok();
+                if let Some(message) = caller.receiver.message() {
+                    let caller = callers.swap_remove(at);
+                    if welcome(core, &caller.socket, &message) {
+                        return Some(caller.socket);
+                    }
+                    continue;
+                }
+            }
+            if !keep {
+                callers.swap_remove(at);
+            }
+        }
+        if entries[1].revents != 0 {
+            match listener.accept() {
+                Ok(socket) => {
+                    if callers.len() == MAX_CALLERS {
+                        callers.remove(0);
+                    }
+                    callers.push(Caller {
+                        socket,
+                        receiver: Receiver::new(),
+                        since: Instant::now(),
+                    });
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "a transport could not accept a caller");
+                    // The listener may stay readable, for want of descriptors.
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+        }
+    }
+}
+
+/// Answers the first message of a caller; whether it is the peer.
+fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
+    let Some(hello) = Hello::from_bytes(message) else {
+        tracing::debug!("a transport sent a stranger away");
+        return false;
+    };
+    let mut welcome = Welcome {
+        version: VERSION,
+        bell: None,
+    };
+    let known = hello.to == core.url.nonce();
+    let let_in = known && hello.version == VERSION && core.let_in(hello.from);
+    if let_in {
+        welcome.bell = core.inbox.descriptor();
+    }
+    if let_in || (known && hello.version != VERSION) {
+        let bytes = welcome.to_bytes();
+        // SAFETY: no body.
+        let sent = unsafe { socket.send(&bytes, bytes.as_ptr(), 0) };
+        // A fresh socket takes so few bytes whole; if not, the first request fails.
+        return let_in && matches!(sent, Ok(Some(Welcome::BYTES)));
+    }
+    false
+}
+
+struct Server<'a> {
+    core: &'a Core,
+    socket: &'a Socket,
+    receiver: Receiver,
+    /// Not sent yet.
+    answers: Vec<u8>,
+    /// Zeros to send, or bytes to throw away.
+    scratch: Vec<u8>,
+}
+
+impl Server<'_> {
+    /// Serves until the link ends; returns why it did.
+    fn run(mut self) -> String {
+        loop {
+            if let Err(detail) = self.step() {
+                return detail;
+            }
+        }
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        let Some(message) = self.receiver.message() else {
+            return self.fill();
+        };
+        let request = Request::from_bytes(&message)
+            .ok_or("the peer sent something that is no request; is it another version?")?;
+        let outcome = match request.verb {
+            Verb::Write { notify } => {
+                let outcome = self.write(&request)?;
+                if notify && outcome.is_ok() {
+                    // Behind the bytes: whoever takes the notification sees them.
+                    self.core.inbox.post();
+                }
+                outcome
+            }
+            Verb::Read => self.read(&request)?,
+        };
+        let answer = outcome.map_or_else(Answer::Refused, |()| Answer::Done);
+        self.answers.extend_from_slice(&answer.to_bytes(request.id));
+        if self.answers.len() >= ANSWER_BYTES {
+            self.send_answers()?;
+        }
+        Ok(())
+    }
+
+    /// Receives into the buffer. Bytes of a peer that has cut the connection are not used: it has
+    /// told its caller that they did not arrive.
+    fn fill(&mut self) -> Result<(), String> {
+        self.send_answers()?;
+        self.wait(libc::POLLIN, None)?;
+        self.receiver.fill(self.socket).map_err(|e| e.to_string())?;
+        self.wait(0, Some(Duration::ZERO))
+    }
+
+    /// Receives the payload of a write; the bytes are taken from the stream in any case.
+    fn write(&mut self, request: &Request) -> Result<Result<(), Refusal>, String> {
+        let found = Target::find(request.key, request.offset, request.len);
+        let (target, refusal) = match found {
+            Ok(target) => {
+                let mut left = request.len;
+                loop {
+                    if left > 0 && self.receiver.buffered() == 0 {
+                        self.send_answers()?;
+                        self.wait(libc::POLLIN, None)?;
+                    }
+                    let (receiver, socket) = (&mut self.receiver, self.socket);
+                    let moved = target.access((request.len - left) as usize, |start, room| {
+                        if room == 0 {
+                            return Ok(Some(0));
+                        }
+                        // SAFETY: `access` gives memory that is valid for `room` bytes.
+                        let taken = unsafe { receiver.take(start, room) };
+                        if taken > 0 {
+                            return Ok(Some(taken));
+                        }
+                        // SAFETY: as above.
+                        unsafe { socket.receive(start, room.min(PIECE_BYTES)) }
+                    });
+                    match moved {
+                        Some(Ok(count)) => left -= count.unwrap_or(0) as u64,
+                        Some(Err(error)) => return Err(error.to_string()),
+                        None => break (left, Refusal::Key),
+                    }
+                    if left == 0 {
+                        return Ok(Ok(()));
+                    }
+                }
+            }
+            Err(refusal) => (request.len, refusal),
+        };
+        self.discard(target)?;
+        Ok(Err(refusal))
+    }
+
+    fn discard(&mut self, mut left: u64) -> Result<(), String> {
+        while left > 0 {
+            let buffered = usize::try_from(left).unwrap_or(usize::MAX);
+            left -= self.receiver.skip(buffered) as u64;
+            if left == 0 {
+                break;
+            }
+            self.send_answers()?;
+            self.wait(libc::POLLIN, None)?;
+            self.scratch.resize(64 << 10, 0);
+            let len = self
+                .scratch
+                .len()
+                .min(usize::try_from(left).unwrap_or(usize::MAX));
+            let scratch = self.scratch.as_mut_ptr();
+            // SAFETY: the scratch is exclusively borrowed, and at least that long.
+            let count = unsafe { self.socket.receive(scratch, len) }.map_err(|e| e.to_string())?;
+            left -= count.unwrap_or(0) as u64;
+        }
+        Ok(())
+    }
+
+    /// Sends the payload of a read in pieces.
+    fn read(&mut self, request: &Request) -> Result<Result<(), Refusal>, String> {
+        let target = match Target::find(request.key, request.offset, request.len) {
+            Ok(target) => target,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        self.send_answers()?;
+        let mut sent = 0;
+        while sent < request.len {
+            let piece = (request.len - sent).min(MAX_DATA_BYTES);
+            let head = Answer::Data(piece).to_bytes(request.id);
+            if !self.send_piece(&target, sent as usize, &head, piece as usize)? {
+                return Ok(Err(Refusal::Key));
+            }
+            sent += piece;
+        }
+        // Of no bytes, too, the key must still be good.
+        Ok(target.access(0, |_, _| ()).ok_or(Refusal::Key))
+    }
+
+    /// Sends a piece that was announced; `false` when the memory was deregistered meanwhile, then
+    /// zeros were sent for the rest of it.
+    fn send_piece(
+        &mut self,
+        target: &Target,
+        from: usize,
+        head: &[u8],
+        len: usize,
+    ) -> Result<bool, String> {
+        let total = head.len() + len;
+        let mut sent = 0;
+        let mut open = true;
+        while sent < total {
+            let rest = &head[sent.min(head.len())..];
+            let at = sent.saturating_sub(head.len());
+            let socket = self.socket;
+            let moved = target
+                .access(from + at, |start, _| {
+                    // SAFETY: `access` gives the memory behind `from + at`, at least to the piece's
+                    // end.
+                    unsafe { socket.send(rest, start, len - at) }
+                })
+                .filter(|_| open);
+            let moved = match moved {
+                Some(moved) => moved,
+                None => {
+                    open = false;
+                    self.scratch.clear();
+                    self.scratch.resize(64 << 10, 0);
+                    let count = self.scratch.len().min(len - at);
+                    // SAFETY: the scratch is at least that long.
+                    unsafe { socket.send(rest, self.scratch.as_ptr(), count) }
+                }
+            };
+            match moved.map_err(|error| error.to_string())? {
+                Some(count) => sent += count,
+                None => self.wait(libc::POLLOUT, None)?,
+            }
+        }
+        Ok(open)
+    }
+
+    fn send_answers(&mut self) -> Result<(), String> {
+        let mut sent = 0;
+        while sent < self.answers.len() {
+            let rest = &self.answers[sent..];
+            // SAFETY: no body.
+            let count = unsafe { self.socket.send(rest, rest.as_ptr(), 0) };
+            match count.map_err(|error| error.to_string())? {
+                Some(count) => sent += count,
+                None => self.wait(libc::POLLOUT, None)?,
+            }
+        }
+        self.answers.clear();
+        Ok(())
+    }
+
+    /// Waits for the socket; an error when the link has ended or the peer has gone.
+    fn wait(&self, events: i16, timeout: Option<Duration>) -> Result<(), String> {
+        loop {
+            let mut entries = [
+                entry(self.core.stop.raw(), libc::POLLIN),
+                entry(self.socket.raw(), events | libc::POLLRDHUP),
+            ];
+            poll(&mut entries, timeout).map_err(|error| error.to_string())?;
+            if entries[0].revents != 0 {
+                return Err("the link was stopped".to_owned());
+            }
+            if entries[1].revents & GONE != 0 {
+                return Err("the peer closed the connection, died, or was cut off".to_owned());
+            }
+            if entries[1].revents != 0 || timeout.is_some() {
+                return Ok(());
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Sockets that never block, and the calls to wait for them.
+
+use core::time::Duration;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+
+use socket2::{SockRef, TcpKeepalive};
+
+/// What says that a peer has gone, also while bytes of it are still unread.
+pub(super) const GONE: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
+
+/// A connected stream socket.
+#[derive(Debug)]
+pub(super) struct Socket(OwnedFd);
+
+impl Socket {
+    /// Takes over a connected TCP or Unix socket.
+    pub(super) fn new(fd: impl Into<OwnedFd>, tcp: bool) -> io::Result<Self> {
+        let fd = fd.into();
+        let options = SockRef::from(&fd);
+        options.set_nonblocking(true)?;
+        if tcp {
+            options.set_tcp_nodelay(true)?;
+            // A peer whose host or cable has gone is noticed after about ten seconds.
+            let keepalive = TcpKeepalive::new()
+                .with_time(Duration::from_secs(4))
+                .with_interval(Duration::from_secs(2))
+                .with_retries(3);
+            options.set_tcp_keepalive(&keepalive)?;
+            options.set_tcp_user_timeout(Some(Duration::from_secs(10)))?;
+        }
+        Ok(Self(fd))
+    }
+
+    pub(super) fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// The process at the other end of a Unix socket, which the system vouches for.
+    pub(super) fn peer_process(&self) -> Option<u32> {
+        let mut credentials = libc::ucred {
+            pid: 0,
+            uid: 0,
+            gid: 0,
+        };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the system writes at most `len` bytes to a local variable of that size.
+        let result = unsafe {
+            libc::getsockopt(
+                self.raw(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut credentials).cast(),
+                &raw mut len,
+            )
+        };
+        let process = u32::try_from(credentials.pid).ok()?;
+        (result == 0 && process != 0).then_some(process)
+    }
+
+    /// Closes so that the peer is told at once and what it has not sent yet is thrown away.
+    pub(super) fn reset(self) {
+        // Without it the close is orderly, which the peer takes for the same.
+        let _ = SockRef::from(&self.0).set_linger(Some(Duration::ZERO));
+    }
+
+    /// Receives up to `len` bytes; `None` when there are none now, an error at the stream's end.
+    ///
+    /// # Safety
+    /// `len` bytes at `start` must be valid for writes.
+    pub(super) unsafe fn receive(&self, start: *mut u8, len: usize) -> io::Result<Option<usize>> {
+        // SAFETY: the caller answers for the memory; the descriptor is open.
+        let count = unsafe { libc::recv(self.raw(), start.cast(), len, libc::MSG_DONTWAIT) };
+        match counted(count)? {
+            Some(0) if len > 0 => Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the peer closed the connection",
+            )),
+            count => Ok(count),
+        }
+    }
+
+    /// Sends as much of `head` and then of `len` bytes at `body` as the system takes now.
+    ///
+    /// # Safety
+    /// `len` bytes at `body` must be valid for reads.
+    pub(super) unsafe fn send(
+        &self,
+        head: &[u8],
+        body: *const u8,
+        len: usize,
+    ) -> io::Result<Option<usize>> {
+        let parts = [
+            libc::iovec {
+                iov_base: head.as_ptr().cast_mut().cast(),
+                iov_len: head.len(),
+            },
+            libc::iovec {
+                iov_base: body.cast_mut().cast(),
+                iov_len: len,
+            },
+        ];
+        // SAFETY: all zeros are a valid message header.
+        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+        message.msg_iov = parts.as_ptr().cast_mut();
+        message.msg_iovlen = parts.len() as _;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the message names `head` and the body that the caller answers for; both are only
+        // read.
+        counted(unsafe { libc::sendmsg(self.raw(), &message, flags) })
+    }
+}
+
+fn counted(result: isize) -> io::Result<Option<usize>> {
+    match usize::try_from(result) {
+        Ok(count) => Ok(Some(count)),
+        Err(_) => {
+            let error = io::Error::last_os_error();
+            match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            }
+        }
+    }
+}
+
+/// Receives messages of fixed size through a small buffer, and payloads past it.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Receiver {
+    pub(super) fn new() -> Self {
+        Self {
+            buffer: vec![0; 8 << 10].into(),
+            start: 0,
+            end: 0,
+        }
+    }
+
+    /// Bytes that have been received and not used.
+    pub(super) fn buffered(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Receives once into the buffer; whether anything came.
+    pub(super) fn fill(&mut self, socket: &Socket) -> io::Result<bool> {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        let space = &mut self.buffer[self.end..];
+        // SAFETY: the memory is that of an exclusively borrowed slice.
+        let count = unsafe { socket.receive(space.as_mut_ptr(), space.len()) }?;
+        self.end += count.unwrap_or(0);
+        Ok(count.is_some_and(|count| count > 0))
+    }
+
+    /// The next message, when it is in the buffer.
+    pub(super) fn message<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let bytes = self.buffer[self.start..self.end].get(..N)?;
+        let mut message = [0; N];
+        message.copy_from_slice(bytes);
+        self.start += N;
+        Some(message)
+    }
+
+    /// Takes up to `len` bytes of payload from the buffer.
+    ///
+    /// # Safety
+    /// `len` bytes at `target` must be valid for writes.
+    pub(super) unsafe fn take(&mut self, target: *mut u8, len: usize) -> usize {
+        let bytes = &self.buffer[self.start..self.end];
+        let count = bytes.len().min(len);
+        // SAFETY: the caller answers for the target, which is not this private buffer.
+        unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), count) };
+        self.start += count;
+        count
+    }
+
+    /// Throws up to `len` buffered bytes away.
+    pub(super) fn skip(&mut self, len: usize) -> usize {
+        let count = self.buffered().min(len);
+        self.start += count;
+        count
+    }
+}
+
+/// Something to wake a thread that is in [`poll`].
+#[derive(Debug)]
+pub(super) struct WakeFd(OwnedFd);
+
+impl WakeFd {
+    pub(super) fn new() -> io::Result<Self> {
+        // SAFETY: the call has no preconditions.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just created and belongs to nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(super) fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Wakes; fails only when it is awake already.
+    pub(super) fn wake(&self) {
+        let one = 1_u64;
+        // SAFETY: eight bytes of a local variable are read.
+        unsafe { libc::write(self.raw(), (&raw const one).cast(), 8) };
+    }
+
+    /// Lets the next wait sleep again.
+    pub(super) fn clear(&self) {
+        let mut count = 0_u64;
+        // SAFETY: eight bytes of a local variable are written.
+        unsafe { libc::read(self.raw(), (&raw mut count).cast(), 8) };
+    }
+}
+
+pub(super) fn entry(fd: RawFd, events: i16) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    }
+}
+
+/// Waits for any of the events, without bound when no `timeout` is given. Returns early after a
+/// signal.
+pub(super) fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
+    let milliseconds = timeout.map_or(-1, |timeout| {
+        // Rounded up, so that a deadline has passed when its sleep is over.
+        let rounded = timeout.as_nanos().div_ceil(1_000_000);
+        i32::try_from(rounded).unwrap_or(i32::MAX)
+    });
+    // SAFETY: pointer and length are those of an exclusively borrowed slice.
+    let result = unsafe {
+        libc::poll(
+            entries.as_mut_ptr(),
+            entries.len() as libc::nfds_t,
+            milliseconds,
+        )
+    };
+    if result < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+        entries.iter_mut().for_each(|entry| entry.revents = 0);
+    }
+    Ok(())
+}
+
+/// A listening socket.
+#[derive(Debug)]
+pub(super) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    pub(super) fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(listener) => listener.set_nonblocking(true),
+            Self::Unix(listener) => listener.set_nonblocking(true),
+        }
+    }
+
+    pub(super) fn raw(&self) -> RawFd {
+        match self {
+            Self::Tcp(listener) => listener.as_fd().as_raw_fd(),
+            Self::Unix(listener) => listener.as_fd().as_raw_fd(),
+        }
+    }
+
+    pub(super) fn accept(&self) -> io::Result<Socket> {
+        match self {
+            Self::Tcp(listener) => Socket::new(listener.accept()?.0, true),
+            Self::Unix(listener) => Socket::new(listener.accept()?.0, false),
+        }
+    }
+}
