@@ -125,12 +125,7 @@ impl Comm {
         }
         // SAFETY: the handle was live, and is marked freed.
         let code = unsafe { (self.library.as_raw().comm_abort)(self.raw) };
-        result::check(
-            self.library.as_raw(),
-            "ncclCommAbort",
-            core::ptr::null_mut(),
-            code,
-        )
+        result::check(self.library.as_raw(), "ncclCommAbort", code)
     }
 
     /// Splits: ranks of one colour form a communicator, ordered by `key`. `None` as colour joins none.
@@ -229,12 +224,7 @@ impl Comm {
 
     /// The last error is asked of no communicator: an abort may have freed this one meanwhile.
     fn check(&self, operation: &'static str, code: c_int) -> Result<()> {
-        result::check(
-            self.library.as_raw(),
-            operation,
-            core::ptr::null_mut(),
-            code,
-        )
+        result::check(self.library.as_raw(), operation, code)
     }
 }
 

@@ -138,7 +138,7 @@ impl Library {
     }
 
     fn check(&self, operation: &'static str, code: c_int) -> Result<()> {
-        result::check(&self.inner.table, operation, core::ptr::null_mut(), code)
+        result::check(&self.inner.table, operation, code)
     }
 }
 
@@ -199,7 +199,7 @@ fn adopt(object: Object, path: String) -> Result<&'static Inner> {
     let mut code = 0;
     // SAFETY: `code` is writable.
     let answer = unsafe { (table.get_version)(&raw mut code) };
-    result::check(&table, "ncclGetVersion", core::ptr::null_mut(), answer)?;
+    result::check(&table, "ncclGetVersion", answer)?;
     let features = Features::of(&table);
     let inner = Box::leak(Box::new(Inner {
         table,

@@ -2,7 +2,7 @@
 
 use core::ffi::CStr;
 
-use crate::sys::{Table, ncclComm_t, ncclResult_t, ncclSuccess};
+use crate::sys::{Table, ncclResult_t, ncclSuccess};
 
 /// The result of this crate's functions.
 pub type Result<T> = core::result::Result<T, Error>;
@@ -76,20 +76,15 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error::Call`] for every code but `ncclSuccess`.
-pub fn check(
-    table: &Table,
-    operation: &'static str,
-    comm: ncclComm_t,
-    code: ncclResult_t,
-) -> Result<()> {
+pub fn check(table: &Table, operation: &'static str, code: ncclResult_t) -> Result<()> {
     if code == ncclSuccess {
         return Ok(());
     }
     // SAFETY: takes any integer and returns a static string.
     let name = text(unsafe { (table.get_error_string)(code) }).unwrap_or_default();
     let last = table.get_last_error.and_then(|get| {
-        // SAFETY: `comm` is null, which the function takes, or the live handle of the failed call.
-        text(unsafe { get(comm) })
+        // SAFETY: null is taken: the last error of any communicator. An abort may have freed the one at hand.
+        text(unsafe { get(core::ptr::null_mut()) })
     });
     Err(Error::Call(Failure {
         operation,
