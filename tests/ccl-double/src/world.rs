@@ -28,6 +28,7 @@ struct State {
     aborted: bool,
     next: Vec<u64>,
     meetings: HashMap<u64, Meeting>,
+    #[allow(clippy::type_complexity)] // (from, to) to the queue of (type, bytes)
     mail: HashMap<(usize, usize), VecDeque<(i32, Vec<u8>)>>,
 }
 
