@@ -1,0 +1,30 @@
+//! What a library can do beyond the required functions.
+
+use core::fmt;
+
+use crate::sys::Table;
+
+/// The optional functions that a library has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Features(Vec<(&'static str, bool)>);
+
+impl Features {
+    pub(crate) fn of(table: &Table) -> Self {
+        Self(table.optional())
+    }
+
+    /// Whether the library has the function `symbol`, by its name in `nccl.h`.
+    pub fn has(&self, symbol: &str) -> bool {
+        self.0.contains(&(symbol, true))
+    }
+}
+
+impl fmt::Display for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (name, present)) in self.0.iter().enumerate() {
+            let sign = if *present { '+' } else { '-' };
+            write!(f, "{}{sign}{}", if at == 0 { "" } else { " " }, &name[4..])?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,70 @@
+//! Where a library is looked for.
+
+use core::fmt;
+use std::path::{Path, PathBuf};
+
+/// One of the four libraries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// NVIDIA's NCCL.
+    Nccl,
+    /// Meta's NCCLX.
+    Ncclx,
+    /// AMD's RCCL.
+    Rccl,
+    /// Meta's RCCLX.
+    Rcclx,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Kind {
+    /// The name in environment variables.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Nccl => "NCCL",
+            Self::Ncclx => "NCCLX",
+            Self::Rccl => "RCCL",
+            Self::Rcclx => "RCCLX",
+        }
+    }
+
+    const fn sonames(self) -> &'static [&'static str] {
+        match self {
+            Self::Nccl | Self::Ncclx => &["libnccl.so.2"],
+            Self::Rccl | Self::Rcclx => &["librccl.so.1", "librccl.so"],
+        }
+    }
+
+    pub(crate) const fn install(self) -> &'static str {
+        match self {
+            Self::Nccl => "libnccl2 (or PyPI's nvidia-nccl-cu13), or set FUSEWIRE_NCCL_PATH",
+            Self::Ncclx => "NCCLX from torchcomms, or set FUSEWIRE_NCCLX_PATH",
+            Self::Rccl => "ROCm's rccl, or set FUSEWIRE_RCCL_PATH",
+            Self::Rcclx => "RCCLX from torchcomms, or set FUSEWIRE_RCCLX_PATH",
+        }
+    }
+
+    /// The places in order. A path that somebody named is the only place: falling back to another
+    /// library than the one asked for would be a surprise.
+    pub(crate) fn places(self, path: Option<&Path>) -> Vec<PathBuf> {
+        let name = self.name();
+        path.map(Path::to_path_buf)
+            .or_else(|| named(&format!("FUSEWIRE_{name}_PATH")))
+            .or_else(|| named(&format!("TORCHCOMMS_BACKEND_LIB_PATH_{name}")))
+            .map_or_else(
+                || self.sonames().iter().map(PathBuf::from).collect(),
+                |path| vec![path],
+            )
+    }
+}
+
+fn named(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
+}

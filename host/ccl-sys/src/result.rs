@@ -1,0 +1,108 @@
+//! Codes of the library as errors.
+
+use core::ffi::CStr;
+
+use crate::sys::{Table, ncclResult_t, ncclSuccess};
+
+/// The result of this crate's functions.
+pub type Result<T> = core::result::Result<T, Error>;
+
+/// What a library answered to one call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The C function.
+    pub operation: &'static str,
+    /// Its result code.
+    pub code: ncclResult_t,
+    /// `ncclGetErrorString` of the code.
+    pub name: String,
+    /// `ncclGetLastError`, where the library has it and it said something.
+    pub last: Option<String>,
+}
+
+impl core::fmt::Display for Failure {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{}: {} (code {})", self.operation, self.name, self.code)?;
+        self.last
+            .as_ref()
+            .map_or(Ok(()), |last| write!(f, ": {last}"))
+    }
+}
+
+/// An error of this crate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No library could be opened.
+    #[error("open {kind}: {}; install {install}", tried.join("; "))]
+    Open {
+        /// The library that was asked for.
+        kind: crate::Kind,
+        /// Each name or path with the loader's text.
+        tried: Vec<String>,
+        /// What to install or set.
+        install: &'static str,
+    },
+    /// The library that was opened lacks a required symbol.
+    #[error("open {path}: it has no {symbol}")]
+    Symbol {
+        /// The name or path.
+        path: String,
+        /// The first symbol that is absent.
+        symbol: &'static str,
+    },
+    /// The library lacks an optional function.
+    #[error("{symbol}: this library ({version}) does not have it")]
+    Unsupported {
+        /// The function.
+        symbol: &'static str,
+        /// The version of the library.
+        version: crate::Version,
+    },
+    /// A rank, count or root does not fit a C `int`, or the communicator was aborted.
+    #[error("{operation}: {reason}")]
+    Argument {
+        /// The C function that was not called.
+        operation: &'static str,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The library refused or failed.
+    #[error("{0}")]
+    Call(Failure),
+}
+
+/// Turns a code into a result, with the library's own texts.
+///
+/// # Errors
+/// [`Error::Call`] for every code but `ncclSuccess`.
+pub fn check(table: &Table, operation: &'static str, code: ncclResult_t) -> Result<()> {
+    if code == ncclSuccess {
+        return Ok(());
+    }
+    // SAFETY: takes any integer and returns a static string.
+    let name = text(unsafe { (table.get_error_string)(code) }).unwrap_or_default();
+    let last = table.get_last_error.and_then(|get| {
+        // SAFETY: null is taken: the last error of any communicator. An abort may have freed the one at hand.
+        text(unsafe { get(core::ptr::null_mut()) })
+    });
+    Err(Error::Call(Failure {
+        operation,
+        code,
+        name,
+        last,
+    }))
+}
+
+/// A C string of the library, `None` when null or empty.
+fn text(string: *const core::ffi::c_char) -> Option<String> {
+    if string.is_null() {
+        return None;
+    }
+    // SAFETY: not null, and the library ends its strings with a zero.
+    let text = unsafe { CStr::from_ptr(string) }
+        .to_string_lossy()
+        .trim()
+        .to_owned();
+    (!text.is_empty()).then_some(text)
+}

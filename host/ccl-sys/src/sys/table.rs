@@ -1,0 +1,107 @@
+//! The functions of a library, looked up by name.
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+
+use libloading::os::unix::Library;
+
+use super::*;
+
+macro_rules! table {
+    (
+        required { $($rf:ident: $rs:literal ($($ra:ty),*) -> $rr:ty;)* }
+        optional { $($of:ident: $($os:literal)|+ ($($oa:ty),*) -> $or:ty;)* }
+    ) => {
+        /// The functions of one library. An optional one that the library lacks is `None`.
+        #[derive(Clone, Copy, Debug)]
+        pub struct Table {
+            $(#[doc = concat!("`", $rs, "`.")] pub $rf: unsafe extern "C" fn($($ra),*) -> $rr,)*
+            $(#[doc = concat!($("`", $os, "` "),+, "(optional).")]
+            pub $of: Option<unsafe extern "C" fn($($oa),*) -> $or>,)*
+        }
+
+        impl Table {
+            /// Looks every function up.
+            ///
+            /// # Errors
+            /// The name of the first required symbol that is absent.
+            ///
+            /// # Safety
+            /// The symbols of `library` must have the signatures of `nccl.h`, and `library` must stay
+            /// loaded as long as the table is used.
+            pub unsafe fn load(library: &Library) -> Result<Self, &'static str> {
+                Ok(Self {
+                    // SAFETY: the caller promises the signatures of nccl.h, which these fields repeat.
+                    $($rf: unsafe { find(library, &[$rs]) }.ok_or($rs)?,)*
+                    // SAFETY: as above.
+                    $($of: unsafe { find(library, &[$($os),+]) },)*
+                })
+            }
+
+            /// Each optional function by its (first) name, and whether it is present.
+            pub fn optional(&self) -> Vec<(&'static str, bool)> {
+                vec![$(([$($os),+][0], self.$of.is_some()),)*]
+            }
+        }
+    };
+}
+
+/// The first of `names` that the library has.
+///
+/// # Safety
+/// `F` is the function pointer type of each of `names`.
+unsafe fn find<F: Copy>(library: &Library, names: &[&str]) -> Option<F> {
+    names.iter().find_map(|name| {
+        // SAFETY: the caller promises the type.
+        unsafe { library.get::<F>(name.as_bytes()) }
+            .ok()
+            .map(|symbol| *symbol)
+    })
+}
+
+table! {
+    required {
+        get_version: "ncclGetVersion" (*mut c_int) -> ncclResult_t;
+        get_unique_id: "ncclGetUniqueId" (*mut ncclUniqueId) -> ncclResult_t;
+        get_error_string: "ncclGetErrorString" (ncclResult_t) -> *const c_char;
+        comm_init_rank: "ncclCommInitRank" (*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> ncclResult_t;
+        comm_destroy: "ncclCommDestroy" (ncclComm_t) -> ncclResult_t;
+        comm_abort: "ncclCommAbort" (ncclComm_t) -> ncclResult_t;
+        comm_count: "ncclCommCount" (ncclComm_t, *mut c_int) -> ncclResult_t;
+        comm_user_rank: "ncclCommUserRank" (ncclComm_t, *mut c_int) -> ncclResult_t;
+        comm_get_async_error: "ncclCommGetAsyncError" (ncclComm_t, *mut ncclResult_t) -> ncclResult_t;
+        group_start: "ncclGroupStart" () -> ncclResult_t;
+        group_end: "ncclGroupEnd" () -> ncclResult_t;
+        all_reduce: "ncclAllReduce" (*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        reduce: "ncclReduce" (*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        broadcast: "ncclBroadcast" (*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        all_gather: "ncclAllGather" (*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        reduce_scatter: "ncclReduceScatter" (*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        send: "ncclSend" (*const c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        recv: "ncclRecv" (*mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
+    }
+    optional {
+        get_last_error: "ncclGetLastError" (ncclComm_t) -> *const c_char;
+        comm_init_rank_config: "ncclCommInitRankConfig" (*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> ncclResult_t;
+        comm_finalize: "ncclCommFinalize" (ncclComm_t) -> ncclResult_t;
+        comm_split: "ncclCommSplit" (ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> ncclResult_t;
+        comm_shrink: "ncclCommShrink" (ncclComm_t, *mut c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t, c_int) -> ncclResult_t;
+        comm_get_unique_id: "ncclCommGetUniqueId" (ncclComm_t, *mut ncclUniqueId) -> ncclResult_t;
+        comm_grow: "ncclCommGrow" (ncclComm_t, c_int, *const ncclUniqueId, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> ncclResult_t;
+        comm_revoke: "ncclCommRevoke" (ncclComm_t, c_int) -> ncclResult_t;
+        comm_register: "ncclCommRegister" (ncclComm_t, *mut c_void, usize, *mut *mut c_void) -> ncclResult_t;
+        comm_deregister: "ncclCommDeregister" (ncclComm_t, *mut c_void) -> ncclResult_t;
+        comm_window_register: "ncclCommWindowRegister" (ncclComm_t, *mut c_void, usize, *mut ncclWindow_t, c_int) -> ncclResult_t;
+        comm_window_deregister: "ncclCommWindowDeregister" (ncclComm_t, ncclWindow_t) -> ncclResult_t;
+        mem_alloc: "ncclMemAlloc" (*mut *mut c_void, usize) -> ncclResult_t;
+        mem_free: "ncclMemFree" (*mut c_void) -> ncclResult_t;
+        red_op_create_pre_mul_sum: "ncclRedOpCreatePreMulSum" (*mut ncclRedOp_t, *mut c_void, ncclDataType_t, ncclScalarResidence_t, ncclComm_t) -> ncclResult_t;
+        red_op_destroy: "ncclRedOpDestroy" (ncclRedOp_t, ncclComm_t) -> ncclResult_t;
+        // RCCL had the second spelling years before NCCL had the first; the arguments are the same.
+        all_to_all: "ncclAlltoAll" | "ncclAllToAll" (*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        scatter: "ncclScatter" (*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        gather: "ncclGather" (*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        put_signal: "ncclPutSignal" (*const c_void, usize, ncclDataType_t, c_int, ncclWindow_t, usize, c_int, c_int, c_uint, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        signal: "ncclSignal" (c_int, c_int, c_int, c_uint, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        wait_signal: "ncclWaitSignal" (c_int, *mut ncclWaitSignalDesc_t, ncclComm_t, ncclStream_t) -> ncclResult_t;
+    }
+}
