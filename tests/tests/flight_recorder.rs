@@ -1,6 +1,6 @@
 //! Dumps of the flight recorder: written by themselves when a communicator fails, and read by PyTorch's analyser.
 //!
-//! The analyser is `torch.distributed.flight_recorder.fr_trace`, of a recent PyTorch, run by `python3`.
+//! The analyser is `torch.distributed.flight_recorder.fr_trace` (PyTorch 2.10 or later), run by `python3`.
 //! `FUSEWIRE_FR_TRACE` names a folder that is put before Python's path. It needs nothing else of PyTorch: the folder
 //! may have `torch/distributed/flight_recorder` out of any wheel beside an empty `torch/__init__.py` and
 //! an empty `torch/distributed/__init__.py` (and `tabulate`).
@@ -282,7 +282,12 @@ fn the_analyser_finds_no_fault_where_there_is_none() {
         }
     }
     if let Some(said) = fr_trace(folder.path(), &["-j"]) {
-        for part in ["Rank 3", "all_gather_v(", "send(s=0 d=1", "recv(s=3 d=0"] {
+        for part in [
+            "Rank 3",
+            "ALLGATHER_coalesced(",
+            "send(s=0 d=1",
+            "recv(s=3 d=0",
+        ] {
             assert!(said.contains(part), "{part}: {said}");
         }
     }

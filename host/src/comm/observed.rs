@@ -94,7 +94,7 @@ impl Inner {
             .unwrap_or_else(|| (0..self.size).collect())
     }
 
-    fn part(&self) -> Part {
+    pub(super) fn part(&self) -> Part {
         let (backend, version) = match &self.backend {
             Some(backend) => (backend.name().to_owned(), backend.version()),
             None => ("fusewire".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),

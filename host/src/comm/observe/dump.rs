@@ -218,7 +218,8 @@ impl Part {
             Operation::AllReduce => "all_reduce",
             Operation::ReduceScatter => "reduce_scatter",
             Operation::AllGather => "all_gather",
-            Operation::AllGatherV => "all_gather_v",
+            // What PyTorch calls an all_gather of different counts; `all_gather_v` is unknown to older analysers.
+            Operation::AllGatherV => "ALLGATHER_coalesced",
             Operation::Broadcast => "broadcast",
             Operation::Reduce => "reduce",
             Operation::Scatter => "scatter",

@@ -279,6 +279,28 @@ fn a_part_gives_the_ranks_of_the_whole() {
 }
 
 #[test]
+fn communicators_of_one_process_share_a_dump() {
+    all(3, &options(), |comm| {
+        comm.barrier()?;
+        let part = comm.split(if comm.rank() == 1 { &[1] } else { &[0, 2] }, "some")?;
+        let part = part.expect("every rank is in a list");
+        part.barrier()?;
+        comm.barrier()?;
+        let parts = [comm.inner.part(), part.inner.part()];
+        let dump = super::document(&[&parts[0], &parts[1]], super::Form::Pickle);
+        assert_eq!(dump["rank"], comm.rank());
+        assert_eq!(dump["pg_config"][part.name()]["name"], part.name());
+        assert_eq!(dump["pg_config"]["threads"]["ranks"], "[0, 1, 2]");
+        assert_eq!(dump["pg_status"]["0"]["last_completed_collective"], 2);
+        assert_eq!(dump["pg_status"]["1"]["last_completed_collective"], 1);
+        assert_eq!(column(&dump, "record_id"), [0, 1, 2]);
+        assert_eq!(column(&dump, "pg_id"), [0, 1, 0]);
+        assert_eq!(column(&dump, "collective_seq_id"), [1, 1, 2]);
+        Ok(())
+    });
+}
+
+#[test]
 fn a_file_is_replaced_whole_or_an_error_is_given() -> std::io::Result<()> {
     let folder = std::env::temp_dir().join(format!("fusewire-dump-{}", std::process::id()));
     let path = folder.join("deep").join("fw_0");
