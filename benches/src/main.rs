@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
+//! cargo run --release -p fusewire-benches -- observe
 //! ```
 //!
 //! Timings never decide the exit status; wrong results do.
@@ -11,6 +12,7 @@ mod children;
 mod machine;
 mod measure;
 mod mpi;
+mod observe;
 mod ranks;
 mod reduce;
 mod report;
@@ -32,6 +34,8 @@ enum Subject {
     /// Measures Fusewire and another library in one run.
     #[command(subcommand)]
     Versus(Versus),
+    /// What the flight recorder and hooks add to a call.
+    Observe(observe::Arguments),
     /// One rank of a measurement; `versus` starts these.
     #[command(hide = true)]
     Rank(ranks::Arguments),
@@ -46,6 +50,7 @@ enum Versus {
 fn main() -> ExitCode {
     let result = match Command::parse().subject {
         Subject::Versus(Versus::Mpi(arguments)) => versus::main(&arguments),
+        Subject::Observe(arguments) => observe::main(&arguments),
         Subject::Rank(arguments) => ranks::main(&arguments),
     };
     match result {

@@ -295,7 +295,8 @@ pub(crate) fn warn_unknown_hint(name: &str, known: &[&str]) {
     );
 }
 
-fn flag(name: &str) -> Option<bool> {
+/// Whether an environment variable says yes or no.
+pub(crate) fn flag(name: &str) -> Option<bool> {
     let value = std::env::var(name).ok()?;
     match value.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" | "y" | "t" => Some(true),

@@ -174,7 +174,8 @@ impl Communicator {
             generation,
             backend,
             hooks,
-            recorder: Recorder::new(options.flight_recorder_entries),
+            recorder: Recorder::new(options.flight_recorder_entries, size),
+            world: OnceLock::new(),
             finalized: AtomicBool::new(false),
             options,
         });

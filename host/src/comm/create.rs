@@ -163,11 +163,19 @@ impl Communicator {
         if let Some(backend) = &self.inner.backend
             && let Some(part) = backend.split(ranks)?
         {
-            return Self::over(part, self.forming(&name, rank as u32, ranks.len() as u32))
-                .map(Some);
+            let part = Self::over(part, self.forming(&name, rank as u32, ranks.len() as u32))?;
+            return Ok(Some(part.part_of(self, ranks)));
         }
-        self.sibling(&name, rank as u32, ranks.len() as u32)
-            .map(Some)
+        let part = self.sibling(&name, rank as u32, ranks.len() as u32)?;
+        Ok(Some(part.part_of(self, ranks)))
+    }
+
+    /// Notes, for the flight record, which ranks of `parent` these are.
+    pub(super) fn part_of(self, parent: &Self, ranks: &[u32]) -> Self {
+        let world = parent.inner.world();
+        let ranks = ranks.iter().map(|rank| world[*rank as usize]).collect();
+        let _ = self.inner.world.set(ranks);
+        self
     }
 
     /// A communicator of the same kind, options, hooks and store.

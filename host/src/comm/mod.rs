@@ -103,6 +103,9 @@ struct Inner {
     backend: Option<Arc<dyn Backend>>,
     hooks: Hooks,
     recorder: Recorder,
+    /// The ranks of this communicator as ranks of the one that it was split or duplicated from first; empty where it
+    /// has not been.
+    world: OnceLock<Vec<u32>>,
     finalized: AtomicBool,
 }
 
@@ -230,7 +233,9 @@ impl Communicator {
     pub fn dup(&self) -> Result<Self> {
         let call = self.next_host_call();
         let name = format!("{}.dup{call}", self.inner.name);
-        self.sibling(&name, self.rank(), self.size())
+        let dup = self.sibling(&name, self.rank(), self.size())?;
+        let all: Vec<u32> = self.ranks().collect();
+        Ok(dup.part_of(self, &all))
     }
 
     /// `count` zeroed elements in a new window: every rank contributes as many, and collectives

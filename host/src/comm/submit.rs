@@ -200,17 +200,14 @@ impl Communicator {
             return self.stream.push_captured(self.node(prepared, 0));
         }
         let id = self.inner.recorder.issue(&prepared.note, false);
-        if !self.inner.hooks.is_empty() {
-            self.inner
-                .hooks
-                .before(&HookArguments::new(&prepared.note, id, false));
-        }
+        let Some(hooks) = self.inner.hooks.current() else {
+            return self.run_now(prepared, id);
+        };
+        let mut arguments = HookArguments::new(&prepared.note, id, false);
+        hooks.before(&arguments);
         let result = self.run_now(prepared, id);
-        if !self.inner.hooks.is_empty() {
-            let mut arguments = HookArguments::new(&prepared.note, id, false);
-            arguments.error = result.as_ref().err();
-            self.inner.hooks.after(&arguments);
-        }
+        arguments.error = result.as_ref().err();
+        hooks.after(&arguments);
         result
     }
 
@@ -248,11 +245,9 @@ impl Communicator {
         } else {
             self.inner.recorder.issue(&prepared.note, false)
         };
-        let hooked = !capturing && !self.inner.hooks.is_empty();
-        if hooked {
-            self.inner
-                .hooks
-                .before(&HookArguments::new(&prepared.note, id, true));
+        let hooks = self.inner.hooks.current().filter(|_| !capturing);
+        if let Some(hooks) = &hooks {
+            hooks.before(&HookArguments::new(&prepared.note, id, true));
         }
         let ticket = self.stream.enqueue(match self.node(prepared, id) {
             Node::Launch(launch) => Item::Launch(launch),
@@ -260,10 +255,10 @@ impl Communicator {
             _ => return Err(Error::launch("an operation is a launch or a call")),
         })?;
         let work = Work::new(self.stream.clone(), ticket);
-        if hooked {
+        if let Some(hooks) = &hooks {
             let mut arguments = HookArguments::new(&prepared.note, id, true);
             arguments.work = Some(&work);
-            self.inner.hooks.after(&arguments);
+            hooks.after(&arguments);
         }
         Ok(work)
     }

@@ -66,31 +66,74 @@ type Around = Arc<dyn Fn(&HookArguments<'_>) + Send + Sync>;
 type OnAbort = Arc<dyn Fn(&Error) + Send + Sync>;
 type OnReplay = Arc<dyn Fn(&ReplayArguments) + Send + Sync>;
 
-enum Hook {
-    Before(Around),
-    After(Around),
-    Abort(OnAbort),
-    Replay(OnReplay),
+/// A kind of hook, each with its number.
+type Numbered<T> = Vec<(u64, T)>;
+
+/// The hooks at one moment. An operation calls those that were there when it was issued, without a lock, so that
+/// they may register and remove hooks.
+#[derive(Clone, Default)]
+pub(crate) struct Lists {
+    before: Numbered<Around>,
+    after: Numbered<Around>,
+    abort: Numbered<OnAbort>,
+    replay: Numbered<OnReplay>,
+}
+
+impl Lists {
+    fn len(&self) -> usize {
+        self.before.len() + self.after.len() + self.abort.len() + self.replay.len()
+    }
+
+    fn remove(&mut self, id: u64) {
+        self.before.retain(|hook| hook.0 != id);
+        self.after.retain(|hook| hook.0 != id);
+        self.abort.retain(|hook| hook.0 != id);
+        self.replay.retain(|hook| hook.0 != id);
+    }
+
+    pub(crate) fn before(&self, arguments: &HookArguments<'_>) {
+        self.before.iter().for_each(|(_, hook)| hook(arguments));
+    }
+
+    pub(crate) fn after(&self, arguments: &HookArguments<'_>) {
+        self.after.iter().for_each(|(_, hook)| hook(arguments));
+    }
 }
 
 #[derive(Default)]
 struct Table {
-    next: u64,
-    hooks: Vec<(u64, Hook)>,
+    /// How many hooks there are: read without the lock.
+    count: AtomicU64,
+    /// The last number given.
+    numbered: AtomicU64,
+    lists: RwLock<Arc<Lists>>,
+}
+
+impl Table {
+    fn current(&self) -> Arc<Lists> {
+        Arc::clone(&self.lists.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Lists)) {
+        let mut lists = self.lists.write().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = Lists::clone(&lists);
+        change(&mut changed);
+        self.count.store(changed.len() as u64, Ordering::Release);
+        let before = core::mem::replace(&mut *lists, Arc::new(changed));
+        drop(lists);
+        // What a hook that goes has captured may use hooks when it is dropped.
+        drop(before);
+    }
 }
 
 /// A communicator's hooks.
 #[derive(Clone, Default)]
-pub(crate) struct Hooks {
-    /// How many there are: read without the lock.
-    count: Arc<AtomicU64>,
-    table: Arc<RwLock<Table>>,
-}
+pub(crate) struct Hooks(Arc<Table>);
 
 impl fmt::Debug for Hooks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hooks")
-            .field("count", &self.count.load(Ordering::Relaxed))
+            .field("count", &self.0.count.load(Ordering::Relaxed))
             .finish()
     }
 }
@@ -99,8 +142,7 @@ impl fmt::Debug for Hooks {
 #[derive(Clone)]
 pub struct HookHandle {
     id: u64,
-    count: Weak<AtomicU64>,
-    table: Weak<RwLock<Table>>,
+    table: Weak<Table>,
 }
 
 impl fmt::Debug for HookHandle {
@@ -110,96 +152,60 @@ impl fmt::Debug for HookHandle {
 }
 
 impl HookHandle {
-    /// Takes the hook out; a second call does nothing. A call of the hook that has begun goes on.
+    /// Takes the hook out; a second call does nothing. An operation that has begun still calls it.
     pub fn remove(&self) {
-        let (Some(table), Some(count)) = (self.table.upgrade(), self.count.upgrade()) else {
-            return;
-        };
-        let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
-        table.hooks.retain(|(id, _)| *id != self.id);
-        count.store(table.hooks.len() as u64, Ordering::Release);
+        if let Some(table) = self.table.upgrade() {
+            table.change(|lists| lists.remove(self.id));
+        }
     }
 }
 
 impl Hooks {
-    fn add(&self, hook: Hook) -> HookHandle {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        table.next += 1;
-        let id = table.next;
-        table.hooks.push((id, hook));
-        self.count
-            .store(table.hooks.len() as u64, Ordering::Release);
+    fn add(&self, add: impl FnOnce(&mut Lists, u64)) -> HookHandle {
+        let id = self.0.numbered.fetch_add(1, Ordering::Relaxed) + 1;
+        self.0.change(|lists| add(lists, id));
         HookHandle {
             id,
-            count: Arc::downgrade(&self.count),
-            table: Arc::downgrade(&self.table),
+            table: Arc::downgrade(&self.0),
         }
     }
 
     pub(crate) fn add_before(&self, hook: Around) -> HookHandle {
-        self.add(Hook::Before(hook))
+        self.add(|lists, id| lists.before.push((id, hook)))
     }
 
     pub(crate) fn add_after(&self, hook: Around) -> HookHandle {
-        self.add(Hook::After(hook))
+        self.add(|lists, id| lists.after.push((id, hook)))
     }
 
     pub(crate) fn add_abort(&self, hook: OnAbort) -> HookHandle {
-        self.add(Hook::Abort(hook))
+        self.add(|lists, id| lists.abort.push((id, hook)))
     }
 
     pub(crate) fn add_replay(&self, hook: OnReplay) -> HookHandle {
-        self.add(Hook::Replay(hook))
+        self.add(|lists, id| lists.replay.push((id, hook)))
     }
 
     /// Whether there are none: one load.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.count.load(Ordering::Relaxed) == 0
+        self.0.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Calls the hooks that `pick` chooses, without the lock, so that they may register and remove hooks.
-    fn call<T>(&self, pick: impl Fn(&Hook) -> Option<T>, run: impl Fn(T)) {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        let chosen: Vec<T> = table
-            .hooks
-            .iter()
-            .filter_map(|(_, hook)| pick(hook))
-            .collect();
-        drop(table);
-        chosen.into_iter().for_each(run);
-    }
-
-    pub(crate) fn before(&self, arguments: &HookArguments<'_>) {
-        let pick = |hook: &Hook| match hook {
-            Hook::Before(hook) => Some(Arc::clone(hook)),
-            _ => None,
-        };
-        self.call(pick, |hook| hook(arguments));
-    }
-
-    pub(crate) fn after(&self, arguments: &HookArguments<'_>) {
-        let pick = |hook: &Hook| match hook {
-            Hook::After(hook) => Some(Arc::clone(hook)),
-            _ => None,
-        };
-        self.call(pick, |hook| hook(arguments));
+    /// The hooks of an operation that is issued now, if there are any.
+    #[inline]
+    pub(crate) fn current(&self) -> Option<Arc<Lists>> {
+        (!self.is_empty()).then(|| self.0.current())
     }
 
     pub(crate) fn abort(&self, error: &Error) {
-        let pick = |hook: &Hook| match hook {
-            Hook::Abort(hook) => Some(Arc::clone(hook)),
-            _ => None,
-        };
-        self.call(pick, |hook| hook(error));
+        let lists = self.0.current();
+        lists.abort.iter().for_each(|(_, hook)| hook(error));
     }
 
     pub(crate) fn replay(&self, arguments: &ReplayArguments) {
-        let pick = |hook: &Hook| match hook {
-            Hook::Replay(hook) => Some(Arc::clone(hook)),
-            _ => None,
-        };
-        self.call(pick, |hook| hook(arguments));
+        let lists = self.0.current();
+        lists.replay.iter().for_each(|(_, hook)| hook(arguments));
     }
 }
 
@@ -221,5 +227,74 @@ impl<'a> HookArguments<'a> {
             work: None,
             error: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use crate::store::MemoryStore;
+    use crate::{Communicator, Device, HookHandle, Options, Result};
+
+    fn alone() -> Result<Communicator> {
+        let store = Arc::new(MemoryStore::new());
+        Communicator::new(Device::Cpu, 0, 1, store, "alone", Options::default())
+    }
+
+    #[test]
+    fn a_hook_may_remove_itself_and_register_others() -> Result<()> {
+        let comm = alone()?;
+        let calls = Arc::new([const { AtomicU64::new(0) }; 2]);
+        let handle: Arc<Mutex<Option<HookHandle>>> = Arc::default();
+        let (seen, own, inner) = (Arc::clone(&calls), Arc::clone(&handle), comm.clone());
+        let hook = comm.register_pre_hook(move |_| {
+            seen[0].fetch_add(1, Ordering::Relaxed);
+            if let Some(own) = own.lock().expect("no panic").take() {
+                own.remove();
+            }
+            let seen = Arc::clone(&seen);
+            inner.register_post_hook(move |_| {
+                seen[1].fetch_add(1, Ordering::Relaxed);
+            });
+        });
+        *handle.lock().expect("no panic") = Some(hook);
+        for (before, after) in [(1, 0), (1, 1), (1, 2)] {
+            comm.barrier()?;
+            let seen = calls.each_ref().map(|calls| calls.load(Ordering::Relaxed));
+            assert_eq!(seen, [before, after]);
+        }
+        comm.finalize()
+    }
+
+    #[test]
+    fn both_sides_of_an_operation_have_one_number() -> Result<()> {
+        let comm = alone()?;
+        let seen: Arc<Mutex<Vec<(char, u64, bool)>>> = Arc::default();
+        let note = |side| {
+            let seen = Arc::clone(&seen);
+            move |arguments: &crate::HookArguments<'_>| {
+                let has_work = arguments.work.is_some();
+                let entry = (side, arguments.id, has_work);
+                seen.lock().expect("no panic").push(entry);
+            }
+        };
+        comm.register_pre_hook(note('<'));
+        let after = comm.register_post_hook(note('>'));
+        comm.barrier()?;
+        comm.barrier_async()?.wait_blocking()?;
+        after.remove();
+        after.remove();
+        comm.barrier()?;
+        let expected = [
+            ('<', 1, false),
+            ('>', 1, false),
+            ('<', 2, false),
+            ('>', 2, true),
+            ('<', 3, false),
+        ];
+        assert_eq!(*seen.lock().expect("no panic"), expected);
+        comm.finalize()
     }
 }

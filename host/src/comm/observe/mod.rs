@@ -1,9 +1,11 @@
 //! What can be seen of a communicator's operations: hooks, and the flight recorder.
 
 pub(crate) mod clock;
+mod dump;
 mod hooks;
 mod recorder;
 
+pub(super) use self::dump::Part;
 pub(super) use self::hooks::Hooks;
 pub use self::hooks::{HookArguments, HookHandle, ReplayArguments, ReplayEdge};
 pub(super) use self::recorder::Recorder;

@@ -1,0 +1,356 @@
+//! Dumps of the flight recorder: written by themselves when a communicator fails, and read by PyTorch's analyser.
+//!
+//! The analyser is `torch.distributed.flight_recorder.fr_trace` (PyTorch 2.10 or later), run by `python3`.
+//! `FUSEWIRE_FR_TRACE` names a folder that is put before Python's path. It needs nothing else of PyTorch: the folder
+//! may have `torch/distributed/flight_recorder` out of any wheel beside an empty `torch/__init__.py` and
+//! an empty `torch/distributed/__init__.py` (and `tabulate`).
+
+use core::time::Duration;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::Instant;
+
+use fusewire::{Communicator, DType, Error, Options, ReduceOp, Result, run_threads};
+use fusewire_tests::process::{role, start};
+use fusewire_tests::skip::skip;
+use serde_json::{Value, json};
+
+/// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn options(timeout: Duration) -> Options {
+    let mut options = Options::default();
+    options.timeout = timeout;
+    options
+}
+
+fn read(path: &Path) -> Value {
+    let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_pickle::from_slice(&bytes, serde_pickle::DeOptions::new()).expect("a pickle")
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").file_name())
+        .map(|name| name.into_string().expect("a name"))
+        .collect();
+    names.sort();
+    names
+}
+
+/// What the analyser says of the dumps `fw_<rank>` in `folder`, or `None` where there is no analyser.
+fn fr_trace(folder: &Path, arguments: &[&str]) -> Option<String> {
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new("python3");
+        command
+            .args(["-m", "torch.distributed.flight_recorder.fr_trace"])
+            .args(arguments);
+        if let Some(path) = std::env::var_os("FUSEWIRE_FR_TRACE") {
+            command.env("PYTHONPATH", path);
+        }
+        command.output()
+    };
+    match run(&["--help"]) {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let last = said.trim().lines().last().unwrap_or_default().to_owned();
+            skip("fr_trace", &format!("python3 has no fr_trace: {last}"));
+            return None;
+        }
+        Err(error) => {
+            skip("fr_trace", &format!("python3: {error}"));
+            return None;
+        }
+    }
+    let folder = folder.to_str().expect("a path");
+    let output = run(&[&[folder, "-p", "fw_"], arguments].concat()).expect("python3 runs");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(output.status.success(), "{said}");
+    Some(said)
+}
+
+/// A child: rank 1 does not come to the second all_reduce, and learns of the failure by asking.
+fn late() -> Result<()> {
+    let ranks = run_threads(2, &options(Duration::from_millis(200)), |comm| {
+        let mut x = [1f32; 16];
+        comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
+        if comm.rank() == 0 {
+            let error = comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum);
+            assert!(matches!(error, Err(Error::Timeout(_))), "{error:?}");
+        }
+        let patience = Instant::now();
+        while comm.failure().is_none() {
+            assert!(patience.elapsed() < PATIENCE, "no failure came");
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    });
+    ranks.into_iter().collect()
+}
+
+/// Runs [`late`] in a process of its own, with `environment`.
+fn run_late(test: &str, environment: &[(&str, String)]) {
+    // Nothing of the caller's environment shall decide.
+    let mut all: Vec<_> = [
+        "TORCHCOMM_FR_DUMP_TEMP_FILE",
+        "TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME",
+        "TORCH_FR_DUMP_TEMP_FILE",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    ]
+    .map(|name| (name.to_owned(), String::new()))
+    .into();
+    all.extend(
+        environment
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.clone())),
+    );
+    start(test, "late", &all)
+        .succeed(PATIENCE)
+        .expect("the child succeeds");
+}
+
+#[test]
+fn a_failure_is_dumped_by_every_rank() {
+    if role().is_some() {
+        return late().expect("ranks");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let prefix = folder.path().join("fw_").display().to_string();
+    run_late(
+        "a_failure_is_dumped_by_every_rank",
+        &[("TORCHCOMM_FR_DUMP_TEMP_FILE", prefix)],
+    );
+    assert_eq!(names(folder.path()), ["fw_0", "fw_1"]);
+    let dumps = [0, 1].map(|rank| read(&folder.path().join(format!("fw_{rank}"))));
+    let seen = dumps.each_ref().map(|dump| {
+        let entries = dump["entries"].as_array().expect("entries");
+        let entry = |entry: &Value| {
+            json!([
+                entry["collective_seq_id"],
+                entry["profiling_name"],
+                entry["state"],
+                entry["time_discovered_completed_ns"].is_null(),
+            ])
+        };
+        Value::from_iter(entries.iter().map(entry))
+    });
+    let done = json!([1, "nccl:all_reduce", "completed", false]);
+    let incomplete = json!([2, "nccl:all_reduce", "started", true]);
+    assert_eq!(seen, [json!([done, incomplete]), json!([done])]);
+    for (dump, last) in dumps.iter().zip([2, 1]) {
+        assert_eq!(dump["pg_status"]["0"]["last_enqueued_collective"], last);
+        assert_eq!(dump["pg_status"]["0"]["last_completed_collective"], 1);
+        let why = dump["fusewire"]["failures"]["threads"].as_str();
+        assert!(why.is_some_and(|why| why.contains("rank 1 never entered")));
+    }
+    if let Some(said) = fr_trace(folder.path(), &[]) {
+        assert!(
+            said.contains("Not all ranks joining collective, sequence number: 2"),
+            "{said}"
+        );
+        for part in [
+            "missing ranks: {1}",
+            "collective: nccl:all_reduce",
+            "state: started",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+}
+
+#[test]
+fn the_environment_says_where() {
+    if role().is_some() {
+        return late().expect("ranks");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let run = |environment: &[(&str, String)]| {
+        run_late("the_environment_says_where", environment);
+        let written = names(folder.path());
+        for name in &written {
+            let dump = read(&folder.path().join(name));
+            assert_eq!(dump["version"], "2.10");
+            fs::remove_file(folder.path().join(name)).expect("a file");
+        }
+        written
+    };
+    assert_eq!(
+        run(&[("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", file("nccl_"))]),
+        ["nccl_0", "nccl_1"]
+    );
+    assert_eq!(
+        run(&[
+            ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", file("nccl_")),
+            ("TORCH_FR_DUMP_TEMP_FILE", file("torch_")),
+        ]),
+        ["torch_0", "torch_1"]
+    );
+    // Torchcomms' dynamic name is the whole name.
+    assert_eq!(
+        run(&[
+            ("TORCH_FR_DUMP_TEMP_FILE", file("torch_")),
+            ("TORCHCOMM_FR_DUMP_TEMP_FILE", file("whole")),
+            ("TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME", "1".to_owned()),
+        ]),
+        ["whole"]
+    );
+    // None: nothing is written; not even in the folder that the child runs in.
+    assert_eq!(run(&[]), [""; 0]);
+    assert!(!Path::new("0").exists() && !Path::new("1").exists());
+    // A file that cannot be written is no failure of the program.
+    assert_eq!(
+        run(&[("TORCHCOMM_FR_DUMP_TEMP_FILE", "/dev/null/fw_".to_owned())]),
+        [""; 0]
+    );
+}
+
+/// Every kind of operation, on rows and ranks that differ.
+fn every_operation(comm: &Communicator) -> Result<()> {
+    let (rank, size) = (comm.rank() as usize, comm.size() as usize);
+    let mut x = [1f32; 12];
+    let mut rows = vec![0f32; 12 * size];
+    let root = 1;
+    let is_root = comm.rank() == root;
+    comm.all_reduce(&mut x[..], ReduceOp::Sum)?;
+    comm.broadcast(&mut x[..], root)?;
+    comm.reduce(&mut x[..], root, ReduceOp::Max)?;
+    comm.all_gather_single(&mut rows[..], &x[..])?;
+    comm.reduce_scatter_single(&mut x[..], &rows[..], ReduceOp::Sum)?;
+    comm.scatter_single(&mut x[..], if is_root { &rows[..] } else { &[] }, root)?;
+    comm.gather_single(if is_root { &mut rows[..] } else { &mut [] }, &x[..], root)?;
+    let mut other = rows.clone();
+    comm.all_to_all_single(&mut other[..], &rows[..])?;
+    let counts: Vec<u64> = (1..=size as u64).collect();
+    let total = counts.iter().sum::<u64>() as usize;
+    let mut all = vec![0f32; total];
+    comm.all_gather_v_single(&mut all[..], &x[..=rank], &counts)?;
+    // Rank f sends f + 1 elements to every rank.
+    let from = counts.clone();
+    let to = vec![rank as u64 + 1; size];
+    let mut received = vec![0f32; total];
+    comm.all_to_all_v_single(&mut received[..], &rows[..(rank + 1) * size], &from, &to)?;
+    // Round the ring, every other rank first receiving.
+    let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+    if rank % 2 == 0 {
+        comm.send(&x[..], next as u32)?;
+        comm.recv(&mut rows[..12], before as u32)?;
+    } else {
+        comm.recv(&mut rows[..12], before as u32)?;
+        comm.send(&x[..], next as u32)?;
+    }
+    comm.barrier()?;
+    let tensor = comm.alloc(DType::Bf16, 8)?;
+    comm.stream().begin_capture()?;
+    comm.all_reduce_async(&tensor, ReduceOp::Sum)?;
+    comm.barrier_async()?;
+    let graph = comm.stream().end_capture()?.instantiate()?;
+    for _ in 0..2 {
+        let launched = graph.launch(comm.stream())?;
+        // Issued at a time that has nothing to do with the replay's.
+        let work = comm.all_reduce_async(&tensor, ReduceOp::Max)?;
+        comm.stream().wait(launched, None)?;
+        work.wait_blocking()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_analyser_finds_no_fault_where_there_is_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for rank in run_threads(4, &options(PATIENCE), |comm| {
+        every_operation(&comm)?;
+        every_operation(&comm)?;
+        comm.dump_flight_record_to(folder.path().join(format!("fw_{}", comm.rank())))
+    }) {
+        rank.expect("the rank succeeds");
+    }
+    if let Some(said) = fr_trace(folder.path(), &[]) {
+        for fault in [
+            "Not all ranks",
+            "has errors",
+            "ismatch",
+            "coalesced end",
+            "cannot decide",
+        ] {
+            assert!(!said.contains(fault), "{fault}: {said}");
+        }
+    }
+    if let Some(said) = fr_trace(folder.path(), &["-j"]) {
+        for part in [
+            "Rank 3",
+            "ALLGATHER_coalesced(",
+            "send(s=0 d=1",
+            "recv(s=3 d=0",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+}
+
+#[test]
+fn the_analyser_names_who_called_something_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for rank in run_threads(3, &options(PATIENCE), |comm| {
+        let mut x = [1f32; 4];
+        every_operation(&comm)?;
+        let result = if comm.rank() == 2 {
+            comm.broadcast(x.as_mut_slice(), 0)
+        } else {
+            comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)
+        };
+        assert!(matches!(result, Err(Error::Mismatch(_))), "{result:?}");
+        comm.dump_flight_record_to(folder.path().join(format!("fw_{}", comm.rank())))
+    }) {
+        rank.expect("the rank writes");
+    }
+    let dump = read(&folder.path().join("fw_2"));
+    let last = dump["entries"]
+        .as_array()
+        .and_then(|entries| entries.last());
+    let last = last.expect("an entry");
+    assert_eq!(last["profiling_name"], "nccl:broadcast");
+    assert_eq!(last["fusewire"]["failed"], true);
+    if let Some(said) = fr_trace(folder.path(), &[]) {
+        let errors = format!("sequence number: {} has errors", last["collective_seq_id"]);
+        for part in [
+            errors.as_str(),
+            "Culprit rank 2",
+            "COLLECTIVE_TYPE_MISMATCH",
+            "'all_reduce' does not match found collective type: 'broadcast'",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+}
+
+#[test]
+fn the_analyser_names_a_send_that_nobody_received() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for rank in run_threads(3, &options(PATIENCE), |comm| {
+        comm.barrier()?;
+        if comm.rank() == 2 {
+            // Small enough to be on its way without a receiver.
+            comm.send(&[1i32; 4][..], 0)?;
+        }
+        comm.barrier()?;
+        comm.dump_flight_record_to(folder.path().join(format!("fw_{}", comm.rank())))
+    }) {
+        rank.expect("the rank succeeds");
+    }
+    if let Some(said) = fr_trace(folder.path(), &[]) {
+        for part in [
+            "group info: threads.2to0",
+            "missing ranks: {0}",
+            "nccl:send 1->0",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        assert!(!said.contains("all_reduce_barrier"), "{said}");
+    }
+}
