@@ -140,10 +140,10 @@ fn names() {
     register("twice").expect("a new name");
     let error = register("twice").expect_err("it is taken");
     assert!(error.to_string().contains("already"), "{error}");
-    let error = new_comm("nobody", Device::Cpu, "names", options()).expect_err("no such backend");
+    let error = new_comm("no-body", Device::Cpu, "names", options()).expect_err("no such backend");
     assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
     assert!(
-        error.to_string().contains("FUSEWIRE_BACKEND_PATH_NOBODY"),
+        error.to_string().contains("FUSEWIRE_BACKEND_PATH_NO_BODY"),
         "{error}"
     );
 }

@@ -1,7 +1,8 @@
 //! Backends of other people: shared libraries that are opened at run time.
 //!
 //! A library exports the table of [`fusewire_backend_abi`], where the rules stand. Its name comes from
-//! the environment (`FUSEWIRE_BACKEND_PATH_<NAME>` or `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`, in upper case), or from
+//! the environment (`FUSEWIRE_BACKEND_PATH_<NAME>` or `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`, in upper case; what is
+//! neither letter nor digit becomes `_`), or from
 //! [`register_external_backend`]. A library is opened once in a process, with `RTLD_NOW` and `RTLD_LOCAL`, and never
 //! closed: it may have threads, and handles outlive whoever opened it.
 
@@ -37,7 +38,9 @@ pub(super) fn path_of_environment(name: &str) -> Option<PathBuf> {
 
 /// The variables that can name the library of backend `name`.
 pub(super) fn variables(name: &str) -> [String; 2] {
-    let name = name.to_uppercase();
+    let name = name
+        .to_ascii_uppercase()
+        .replace(|letter: char| !letter.is_ascii_alphanumeric(), "_");
     [
         format!("FUSEWIRE_BACKEND_PATH_{name}"),
         format!("TORCHCOMMS_BACKEND_LIB_PATH_{name}"),
