@@ -5,9 +5,13 @@
 //! calls whose arguments have been checked, one at a time and in the communicator's order, on the thread
 //! that runs the stream.
 //!
-//! Backends are chosen by name: [`register_backend`] adds one of your own, [`backend_names`] lists them.
+//! Backends are chosen by name: [`register_backend`] adds one of your own, [`backend_names`] lists them. A shared
+//! library of anybody's is one too, without building Fusewire anew: it exports the C table of the crate
+//! `fusewire-backend-abi` and is named by `FUSEWIRE_BACKEND_PATH_<NAME>` (or torchcomms'
+//! `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`), or by [`register_external_backend`].
 
 mod compose;
+mod external;
 #[cfg(feature = "gloo")]
 mod gloo;
 mod registry;
@@ -19,6 +23,7 @@ use std::sync::Arc;
 use fusewire_device::session::Operation;
 use fusewire_device::{DType, element::ReductionCode};
 
+pub use self::external::register_external_backend;
 pub use self::registry::{Factory, Setup, backend_names, register_backend};
 pub(crate) use self::registry::{check_name, create};
 

@@ -4,7 +4,7 @@ use core::fmt;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::Backend;
+use super::{Backend, external};
 use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
@@ -83,7 +83,8 @@ pub fn register_backend(name: &str, factory: Factory) -> Result<()> {
 }
 
 /// The backends that [`crate::new_comm`] can make here: `fusewire`, those that this build has, and
-/// those that were registered. That one is listed does not say that its library is installed.
+/// those that were registered. That one is listed does not say that its library is installed. Those that only the
+/// environment names ([`super::register_external_backend`]) are not listed.
 pub fn backend_names() -> Vec<String> {
     let mut names = vec!["fusewire".to_owned()];
     names.extend(table().0.keys().cloned());
@@ -95,14 +96,19 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     if name == "fusewire" || table().0.contains_key(name) {
         return Ok(());
     }
+    if external::path_of_environment(name).is_some() {
+        return Ok(());
+    }
+    let [own, torchcomms] = external::variables(name);
+    let library = format!("{own} or {torchcomms} can name a library that is one");
     let detail = if KNOWN.contains(&name) {
         format!(
-            "backend \"{name}\" is not in this build; it has {} (build with --features {name})",
+            "backend \"{name}\" is not in this build; it has {} (build with --features {name}; {library})",
             backend_names().join(", ")
         )
     } else {
         format!(
-            "no backend is named \"{name}\"; this build has {}",
+            "no backend is named \"{name}\"; this build has {}; {library}",
             backend_names().join(", ")
         )
     };
@@ -116,9 +122,10 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 pub(crate) fn create(name: &str, setup: &Setup) -> Result<Arc<dyn Backend>> {
     check_name(name)?;
     let factory = table().0.get(name).map(Arc::clone);
-    match factory {
-        Some(factory) => factory(setup),
-        None => Err(Error::InvalidArgument {
+    match (factory, external::path_of_environment(name)) {
+        (Some(factory), _) => factory(setup),
+        (None, Some(path)) => external::create(name, &path, setup),
+        (None, None) => Err(Error::InvalidArgument {
             operation: "new_comm",
             detail: format!("backend \"{name}\" has no factory"),
         }),

@@ -14,7 +14,8 @@ use crate::options::Options;
 use crate::store::{PrefixStore, Store};
 
 /// Makes a communicator with the backend of that name: `fusewire` (its own kernels), `nccl`, `ncclx`,
-/// `rccl`, `rcclx`, `gloo`, or one that [`backend::register_backend`] has added. Rank and size come from
+/// `rccl`, `rcclx`, `gloo`, or one that [`backend::register_backend`],
+/// [`backend::register_external_backend`] or `FUSEWIRE_BACKEND_PATH_<NAME>` has added. Rank and size come from
 /// [`Options::rank_size`], else from the environment, and the store from [`Options::store`], else from
 /// `MASTER_ADDR` and `MASTER_PORT`. All ranks together.
 ///

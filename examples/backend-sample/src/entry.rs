@@ -1,0 +1,213 @@
+//! The table and its functions: what C calls, on Rust that may fail and panic.
+
+use core::ffi::{c_char, c_void};
+use core::panic::AssertUnwindSafe;
+use core::time::Duration;
+use std::panic::catch_unwind;
+
+use fusewire_backend_abi as abi;
+use fusewire_backend_abi::{
+    FusewireBackendSetup, FusewireBackendTable, FusewireCall, FusewireError,
+};
+
+use crate::failure::{Failure, Result};
+use crate::handle::{Call, Handle};
+use crate::reduce;
+use crate::store::Store;
+
+static TABLE: FusewireBackendTable = FusewireBackendTable {
+    magic: abi::MAGIC,
+    abi_major: abi::ABI_MAJOR,
+    abi_minor: abi::ABI_MINOR,
+    struct_bytes: size_of::<FusewireBackendTable>() as u32,
+    reserved: 0,
+    name: c"sample".as_ptr(),
+    version: Some(version),
+    create: Some(create),
+    destroy: Some(destroy),
+    supports: Some(supports),
+    is_bitwise: Some(is_bitwise),
+    group_start: Some(group_start),
+    group_end: Some(group_end),
+    all_reduce: Some(all_reduce),
+    reduce: Some(reduce_to_root),
+    broadcast: Some(broadcast),
+    all_gather: Some(all_gather),
+    reduce_scatter: Some(reduce_scatter),
+    send: Some(send),
+    recv: Some(recv),
+    // The host composes these of send, recv and all_reduce.
+    all_to_all: None,
+    all_to_all_v: None,
+    all_gather_v: None,
+    scatter: None,
+    gather: None,
+    barrier: None,
+    register_memory: None,
+    deregister_memory: None,
+    // The host calls create for the ranks of a split.
+    split: None,
+    abort: Some(abort),
+    async_error: None,
+};
+
+/// The one symbol of the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn fusewire_backend_v1() -> *const FusewireBackendTable {
+    &raw const TABLE
+}
+
+/// Runs `body`; its failure or panic becomes a code and a message, its result `None`.
+///
+/// # Safety
+/// `error` as for [`FusewireError::set`].
+unsafe fn guard<T>(
+    error: *mut FusewireError,
+    body: impl FnOnce() -> Result<T>,
+) -> (i32, Option<T>) {
+    let failure = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => return (abi::CODE_OK, Some(value)),
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure::new(abi::CODE_INTERNAL, "the sample backend panicked"),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { FusewireError::set(error, failure.code, &failure.message) };
+    (failure.code, None)
+}
+
+/// # Safety
+/// `handle` is null or one of `create`'s; `error` as for [`FusewireError::set`].
+unsafe fn with_handle(
+    handle: *mut c_void,
+    error: *mut FusewireError,
+    body: impl FnOnce(&Handle) -> Result<()>,
+) -> i32 {
+    // SAFETY: the caller's promise.
+    let handle = unsafe { handle.cast::<Handle>().as_ref() };
+    let body = || body(handle.ok_or_else(|| Failure::invalid("the handle is null"))?);
+    // SAFETY: as above.
+    unsafe { guard(error, body) }.0
+}
+
+/// # Safety
+/// `call` is null or a host's.
+unsafe fn read(call: *const FusewireCall) -> Result<Call> {
+    // SAFETY: the caller's promise.
+    let call = unsafe { call.as_ref() };
+    let call = call.filter(|call| call.struct_bytes as usize >= size_of::<FusewireCall>());
+    Call::new(call.ok_or_else(|| Failure::invalid("the call is null or too small"))?)
+}
+
+unsafe extern "C" fn version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+unsafe extern "C" fn create(
+    setup: *const FusewireBackendSetup,
+    error: *mut FusewireError,
+) -> *mut c_void {
+    let body = || {
+        // SAFETY: null or the host's, which lives as long as this call.
+        let setup = unsafe { setup.as_ref() };
+        let setup = setup.ok_or_else(|| Failure::invalid("the setup is null"))?;
+        if (setup.struct_bytes as usize) < size_of::<FusewireBackendSetup>() {
+            return Err(Failure::invalid("the setup is too small"));
+        }
+        if setup.device != abi::DEVICE_CPU {
+            let message = format!("memory of device kind {} cannot be sent", setup.device);
+            return Err(Failure::new(abi::CODE_UNSUPPORTED, message));
+        }
+        // SAFETY: the host's, which keeps the rules.
+        let store = unsafe { Store::new(setup.store) }?;
+        let timeout = Duration::from_nanos(setup.timeout_ns);
+        Handle::connect(setup.rank, setup.size, &store, timeout)
+    };
+    // SAFETY: the host keeps the rules.
+    match unsafe { guard(error, body) }.1 {
+        Some(handle) => Box::into_raw(Box::new(handle)).cast(),
+        None => core::ptr::null_mut(),
+    }
+}
+
+unsafe extern "C" fn destroy(handle: *mut c_void) {
+    if !handle.is_null() {
+        // SAFETY: `create` made it of a box, and this is its last call.
+        let handle = unsafe { Box::from_raw(handle.cast::<Handle>()) };
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(handle)));
+    }
+}
+
+unsafe extern "C" fn supports(
+    _handle: *mut c_void,
+    operation: u32,
+    dtype: u32,
+    reduction: u32,
+) -> i32 {
+    i32::from(match operation {
+        abi::OPERATION_ALL_REDUCE | abi::OPERATION_REDUCE | abi::OPERATION_REDUCE_SCATTER => {
+            reduce::has(dtype, reduction)
+        }
+        abi::OPERATION_ALL_GATHER
+        | abi::OPERATION_BROADCAST
+        | abi::OPERATION_SEND
+        | abi::OPERATION_RECV => reduce::size_of_dtype(dtype).is_some(),
+        _ => false,
+    })
+}
+
+unsafe extern "C" fn is_bitwise(_handle: *mut c_void) -> i32 {
+    1
+}
+
+unsafe extern "C" fn abort(handle: *mut c_void) {
+    // SAFETY: null or one of `create`'s; a shared reference, as other calls have.
+    if let Some(handle) = unsafe { handle.cast::<Handle>().as_ref() } {
+        let _ = catch_unwind(AssertUnwindSafe(|| handle.abort()));
+    }
+}
+
+unsafe extern "C" fn group_start(handle: *mut c_void, error: *mut FusewireError) -> i32 {
+    // SAFETY: the host keeps the rules.
+    unsafe { with_handle(handle, error, Handle::group_start) }
+}
+
+unsafe extern "C" fn group_end(handle: *mut c_void, error: *mut FusewireError) -> i32 {
+    // SAFETY: the host keeps the rules.
+    unsafe { with_handle(handle, error, Handle::group_end) }
+}
+
+/// Defines functions that read the call and go to the handle.
+macro_rules! operations {
+    ($($name:ident($($arg:ident: $ty:ty),*) => $method:ident($($given:expr),*);)*) => {$(
+        unsafe extern "C" fn $name(
+            handle: *mut c_void,
+            $($arg: $ty,)*
+            call: *const FusewireCall,
+            error: *mut FusewireError,
+        ) -> i32 {
+            let body = |handle: &Handle| {
+                // SAFETY: the host keeps the rules.
+                let call = unsafe { read(call) }?;
+                // SAFETY: as above.
+                unsafe { handle.$method($($given,)* &call) }
+            };
+            // SAFETY: as above.
+            unsafe { with_handle(handle, error, body) }
+        }
+    )*};
+}
+
+operations! {
+    all_reduce(from: *const c_void, to: *mut c_void, count: u64)
+        => all_reduce(from.cast(), to.cast(), count);
+    reduce_to_root(from: *const c_void, to: *mut c_void, count: u64, root: u32)
+        => reduce(from.cast(), to.cast(), count, root);
+    broadcast(buffer: *mut c_void, count: u64, root: u32)
+        => broadcast(buffer.cast(), count, root);
+    all_gather(from: *const c_void, to: *mut c_void, count: u64)
+        => all_gather(from.cast(), to.cast(), count);
+    reduce_scatter(from: *const c_void, to: *mut c_void, count: u64)
+        => reduce_scatter(from.cast(), to.cast(), count);
+    send(from: *const c_void, count: u64, peer: u32) => send(from.cast(), count, peer);
+    recv(to: *mut c_void, count: u64, peer: u32) => recv(to.cast(), count, peer);
+}

@@ -1,0 +1,90 @@
+//! The host's store, from its C functions.
+
+use core::time::Duration;
+
+use fusewire_backend_abi::{CODE_OK, CODE_STORE, FusewireError, FusewireStore};
+
+use crate::failure::{Failure, Result};
+
+/// The functions, while `create` runs.
+#[derive(Debug)]
+pub(crate) struct Store<'a>(&'a FusewireStore);
+
+impl<'a> Store<'a> {
+    /// # Safety
+    /// `table` is null or a host's, which keeps the rules for `'a`.
+    pub(crate) unsafe fn new(table: *const FusewireStore) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let table: Option<&'a FusewireStore> = unsafe { table.as_ref() };
+        table
+            .map(Self)
+            .ok_or_else(|| Failure::invalid("the setup has no store"))
+    }
+
+    fn call(
+        &self,
+        what: &str,
+        key: &str,
+        call: impl FnOnce(*mut FusewireError) -> i32,
+    ) -> Result<()> {
+        let mut text = [0u8; 512];
+        let mut error = FusewireError::new(&mut text);
+        let code = call(&raw mut error);
+        if code == CODE_OK {
+            return Ok(());
+        }
+        let said = text.split(|byte| *byte == 0).next().unwrap_or_default();
+        let said = String::from_utf8_lossy(said);
+        Err(Failure::new(
+            code,
+            format!("store {what} of \"{key}\": {said}"),
+        ))
+    }
+
+    pub(crate) fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let set = self
+            .0
+            .set
+            .ok_or_else(|| Failure::new(CODE_STORE, "the store has no set"))?;
+        self.call("set", key, |error| {
+            // SAFETY: key, value and error are live; the host keeps the rules.
+            unsafe {
+                set(
+                    self.0.context,
+                    key.as_ptr().cast(),
+                    key.len(),
+                    value.as_ptr(),
+                    value.len(),
+                    error,
+                )
+            }
+        })
+    }
+
+    pub(crate) fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        let get = self
+            .0
+            .get
+            .ok_or_else(|| Failure::new(CODE_STORE, "the store has no get"))?;
+        let mut value = vec![0u8; 256];
+        let (at, room, mut length) = (value.as_mut_ptr(), value.len(), 0);
+        let (timeout, length_at) = (timeout.as_nanos() as u64, &raw mut length);
+        self.call("get", key, |error| {
+            // SAFETY: key, value, length and error are live; the host keeps the rules.
+            unsafe {
+                get(
+                    self.0.context,
+                    key.as_ptr().cast(),
+                    key.len(),
+                    timeout,
+                    at,
+                    room,
+                    length_at,
+                    error,
+                )
+            }
+        })?;
+        value.truncate(length);
+        Ok(value)
+    }
+}

@@ -1,0 +1,115 @@
+//! The numbers of the table: they never change their meaning.
+
+/// First word of a table: `FUSEWIRE` in memory order.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"FUSEWIRE");
+/// Another number is another table altogether.
+pub const ABI_MAJOR: u32 = 1;
+/// Counts the times that fields were appended.
+pub const ABI_MINOR: u32 = 0;
+/// Bytes of the table of version 1.0: the least that a host takes.
+pub const TABLE_BYTES_1_0: u32 = 232;
+/// Name of the function that a library exports.
+pub const ENTRY_SYMBOL: &str = "fusewire_backend_v1";
+/// Longest key of a store.
+pub const MAX_KEY_BYTES: usize = 4096;
+/// Longest value of a store.
+pub const MAX_VALUE_BYTES: usize = 16 << 20;
+
+/// No failure.
+pub const CODE_OK: i32 = 0;
+/// A failure of another kind.
+pub const CODE_OTHER: i32 = 1;
+/// A call did not end in time.
+pub const CODE_TIMEOUT: i32 = 2;
+/// A rank has gone, or its connection has.
+pub const CODE_PEER: i32 = 3;
+/// The handle was aborted.
+pub const CODE_ABORTED: i32 = 4;
+/// The backend does not have the operation for these elements or this reduction.
+pub const CODE_UNSUPPORTED: i32 = 5;
+/// An argument is wrong.
+pub const CODE_INVALID: i32 = 6;
+/// The store failed.
+pub const CODE_STORE: i32 = 7;
+/// A panic or an exception that was caught: a mistake in the backend (or, in the store, in the host).
+pub const CODE_INTERNAL: i32 = 8;
+
+/// Memory of the host.
+pub const DEVICE_CPU: u32 = 0;
+/// Memory of a CUDA device.
+pub const DEVICE_CUDA: u32 = 1;
+/// Memory of a HIP device.
+pub const DEVICE_HIP: u32 = 2;
+
+/// IEEE binary64.
+pub const DTYPE_F64: u32 = 1;
+/// IEEE binary32.
+pub const DTYPE_F32: u32 = 2;
+/// IEEE binary16.
+pub const DTYPE_F16: u32 = 3;
+/// bfloat16.
+pub const DTYPE_BF16: u32 = 4;
+/// fp8 E4M3FN.
+pub const DTYPE_E4M3: u32 = 5;
+/// fp8 E5M2.
+pub const DTYPE_E5M2: u32 = 6;
+/// Signed 8 bit.
+pub const DTYPE_I8: u32 = 7;
+/// Unsigned 8 bit.
+pub const DTYPE_U8: u32 = 8;
+/// Signed 32 bit.
+pub const DTYPE_I32: u32 = 9;
+/// Unsigned 32 bit.
+pub const DTYPE_U32: u32 = 10;
+/// Signed 64 bit.
+pub const DTYPE_I64: u32 = 11;
+/// Unsigned 64 bit.
+pub const DTYPE_U64: u32 = 12;
+
+/// Nothing is reduced.
+pub const REDUCE_NONE: u32 = 0;
+/// Sum; integers wrap.
+pub const REDUCE_SUM: u32 = 1;
+/// Product; integers wrap.
+pub const REDUCE_PRODUCT: u32 = 2;
+/// Minimum; NaN propagates, -0 is less than +0.
+pub const REDUCE_MIN: u32 = 3;
+/// Maximum; as the minimum.
+pub const REDUCE_MAX: u32 = 4;
+/// Sum divided by the number of ranks; integers truncate.
+pub const REDUCE_AVERAGE: u32 = 5;
+/// Sum of each rank's elements times that rank's factor.
+pub const REDUCE_PREMUL_SUM: u32 = 6;
+/// Bitwise and; integers only.
+pub const REDUCE_BIT_AND: u32 = 7;
+/// Bitwise or; integers only.
+pub const REDUCE_BIT_OR: u32 = 8;
+/// Bitwise exclusive or; integers only.
+pub const REDUCE_BIT_XOR: u32 = 9;
+
+/// `all_reduce`.
+pub const OPERATION_ALL_REDUCE: u32 = 1;
+/// `reduce_scatter`.
+pub const OPERATION_REDUCE_SCATTER: u32 = 2;
+/// `all_gather`.
+pub const OPERATION_ALL_GATHER: u32 = 3;
+/// `all_gather_v`.
+pub const OPERATION_ALL_GATHER_V: u32 = 4;
+/// `broadcast`.
+pub const OPERATION_BROADCAST: u32 = 5;
+/// `reduce`.
+pub const OPERATION_REDUCE: u32 = 6;
+/// `scatter`.
+pub const OPERATION_SCATTER: u32 = 7;
+/// `gather`.
+pub const OPERATION_GATHER: u32 = 8;
+/// `all_to_all`.
+pub const OPERATION_ALL_TO_ALL: u32 = 9;
+/// `all_to_all_v`.
+pub const OPERATION_ALL_TO_ALL_V: u32 = 10;
+/// `barrier`.
+pub const OPERATION_BARRIER: u32 = 11;
+/// `send`.
+pub const OPERATION_SEND: u32 = 32;
+/// `recv`.
+pub const OPERATION_RECV: u32 = 33;

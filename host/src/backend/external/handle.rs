@@ -1,0 +1,170 @@
+//! A library's handle: made, called, destroyed.
+
+use core::ffi::{CStr, c_char, c_void};
+use core::fmt;
+use std::ffi::CString;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fusewire_backend_abi::{
+    ABI_MINOR, CODE_ABORTED, CODE_INTERNAL, CODE_INVALID, CODE_OK, CODE_PEER, CODE_STORE,
+    CODE_TIMEOUT, CODE_UNSUPPORTED, DEVICE_CPU, FusewireBackendSetup, FusewireError,
+};
+
+use super::library::Library;
+use super::store::Bound;
+use crate::backend::{Setup, backend_error};
+use crate::device::Device;
+use crate::{Error, Result};
+
+/// Bytes of a message that a library can leave.
+const MESSAGE_BYTES: usize = 2048;
+
+/// A handle of an external library.
+pub(super) struct External {
+    pub(super) name: String,
+    pub(super) library: &'static Library,
+    pub(super) handle: *mut c_void,
+    pub(super) rank: u32,
+    pub(super) size: u32,
+    /// The calls of a handle come one at a time.
+    pub(super) calls: Mutex<()>,
+    /// The store outlives the handle: fields are dropped after `drop` has destroyed it.
+    pub(super) store: Arc<Bound>,
+}
+
+// SAFETY: a handle may be used from any thread, one call at a time, which `calls` sees to; the others
+// (`supports`, `is_bitwise`, `abort`) come at any time (the table's rules).
+unsafe impl Send for External {}
+// SAFETY: as above.
+unsafe impl Sync for External {}
+
+impl fmt::Debug for External {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("External")
+            .field("name", &self.name)
+            .field("path", &self.library.path)
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for External {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.library.table.destroy {
+            // SAFETY: the last call of this handle.
+            unsafe { destroy(self.handle) };
+        }
+    }
+}
+
+/// The error of code `code` with the message in `buffer`.
+fn failure(name: &str, operation: &'static str, code: i32, buffer: &[u8]) -> Error {
+    let said = CStr::from_bytes_until_nul(buffer)
+        .map_or(String::new(), |text| text.to_string_lossy().into_owned());
+    let kind = match code {
+        CODE_TIMEOUT => "timed out",
+        CODE_PEER => "a peer has gone",
+        CODE_ABORTED => "aborted",
+        CODE_UNSUPPORTED => "not supported",
+        CODE_INVALID => "invalid argument",
+        CODE_STORE => "the store failed",
+        CODE_INTERNAL => "a mistake in the backend",
+        _ => "failed",
+    };
+    let said = if said.is_empty() {
+        "the backend gives no message".to_owned()
+    } else {
+        said
+    };
+    backend_error(name, operation, format!("{kind} (code {code}): {said}"))
+}
+
+/// A C string, without what follows a zero byte in it.
+fn c_string(name: &str, what: &str, value: &str) -> Result<CString> {
+    CString::new(value).map_err(|_| {
+        let detail = format!("{what} \"{}\" has a zero byte", value.escape_debug());
+        backend_error(name, "create", detail)
+    })
+}
+
+impl External {
+    /// Makes this rank's handle. All ranks together.
+    pub(super) fn create(name: &str, library: &'static Library, setup: &Setup) -> Result<Self> {
+        let store = Bound::new(Arc::clone(&setup.store));
+        let communicator = c_string(name, "the name", &setup.name)?;
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for (key, value) in &setup.options.hints {
+            keys.push(c_string(name, "a hint", key)?);
+            values.push(c_string(name, "a hint's value", value)?);
+        }
+        let pointers = |texts: &[CString]| -> Vec<*const c_char> {
+            texts.iter().map(|text| text.as_ptr()).collect()
+        };
+        let (keys_at, values_at) = (pointers(&keys), pointers(&values));
+        let list = |pointers: &[*const c_char]| match pointers {
+            [] => core::ptr::null(),
+            _ => pointers.as_ptr(),
+        };
+        let given = FusewireBackendSetup {
+            struct_bytes: size_of::<FusewireBackendSetup>() as u32,
+            abi_minor: ABI_MINOR,
+            rank: setup.rank,
+            size: setup.size,
+            device: match setup.device {
+                Device::Cpu => DEVICE_CPU,
+            },
+            device_index: 0,
+            timeout_ns: nanoseconds(setup.options.timeout),
+            name: communicator.as_ptr(),
+            hint_count: keys_at.len(),
+            hint_keys: list(&keys_at),
+            hint_values: list(&values_at),
+            store: store.table(),
+        };
+        let mut buffer = [0u8; MESSAGE_BYTES];
+        let mut error = FusewireError::new(&mut buffer);
+        let create = library.table.create;
+        let create = create.ok_or_else(|| lacks(name, "create"))?;
+        // SAFETY: everything that the setup points to is live; the library's table was judged.
+        let handle = unsafe { create(&raw const given, &raw mut error) };
+        if handle.is_null() {
+            return Err(failure(name, "create", error.code, &buffer));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            library,
+            handle,
+            rank: setup.rank,
+            size: setup.size,
+            calls: Mutex::default(),
+            store,
+        })
+    }
+
+    /// Runs `call` on the handle, alone, and gives its failure.
+    pub(super) fn call(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce(*mut c_void, *mut FusewireError) -> i32,
+    ) -> Result<()> {
+        let mut buffer = [0u8; MESSAGE_BYTES];
+        let mut error = FusewireError::new(&mut buffer);
+        let code = {
+            let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+            call(self.handle, &raw mut error)
+        };
+        if code == CODE_OK {
+            return Ok(());
+        }
+        Err(failure(&self.name, operation, code, &buffer))
+    }
+}
+
+pub(super) fn lacks(name: &str, function: &'static str) -> Error {
+    backend_error(name, function, "the table has no such function")
+}
+
+pub(super) fn nanoseconds(timeout: core::time::Duration) -> u64 {
+    u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX).max(1)
+}

@@ -1,0 +1,292 @@
+//! The communicator's store as C functions.
+
+use core::ffi::{c_char, c_void};
+use core::panic::AssertUnwindSafe;
+use core::time::Duration;
+use std::panic::catch_unwind;
+use std::sync::{Arc, Weak};
+
+use fusewire_backend_abi::{
+    CODE_INTERNAL, CODE_INVALID, CODE_OK, CODE_STORE, CODE_TIMEOUT, FusewireError, FusewireStore,
+    MAX_KEY_BYTES, MAX_VALUE_BYTES,
+};
+
+use crate::Error;
+use crate::store::Store;
+
+/// What the functions' context points to, with the struct that names them: in a box, so that neither moves.
+#[derive(Debug)]
+pub(super) struct Bound {
+    store: Arc<dyn Store>,
+    table: FusewireStore,
+}
+
+// SAFETY: the table's one pointer is the value's own address; nothing is written after `new`, and a store is
+// `Send + Sync`.
+unsafe impl Send for Bound {}
+// SAFETY: as above.
+unsafe impl Sync for Bound {}
+
+impl Bound {
+    pub(super) fn new(store: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new_cyclic(|this: &Weak<Self>| Self {
+            store,
+            table: FusewireStore {
+                struct_bytes: size_of::<FusewireStore>() as u32,
+                reserved: 0,
+                // Where the value will lie for good.
+                context: this.as_ptr().cast_mut().cast(),
+                set: Some(set),
+                get: Some(get),
+                wait: Some(wait),
+                add: Some(add),
+            },
+        })
+    }
+
+    pub(super) fn table(&self) -> *const FusewireStore {
+        &raw const self.table
+    }
+}
+
+/// A failure of a store's function: code and message.
+type Failed = (i32, String);
+
+fn invalid(detail: impl Into<String>) -> Failed {
+    (CODE_INVALID, detail.into())
+}
+
+fn failed(error: &Error) -> Failed {
+    let code = match error {
+        Error::StoreTimeout { .. } => CODE_TIMEOUT,
+        Error::InvalidArgument { .. } => CODE_INVALID,
+        _ => CODE_STORE,
+    };
+    (code, error.to_string())
+}
+
+/// Runs a function's body on the store; neither a panic nor a wrong context leaves it.
+///
+/// # Safety
+/// `context` is null or a [`Bound`]'s; `error` as for [`FusewireError::set`].
+unsafe fn guarded(
+    context: *mut c_void,
+    error: *mut FusewireError,
+    body: impl FnOnce(&dyn Store) -> Result<(), Failed>,
+) -> i32 {
+    // SAFETY: the caller's promise; a bound store lives as long as the handle.
+    let Some(bound) = (unsafe { context.cast::<Bound>().as_ref() }) else {
+        // SAFETY: the caller's promise.
+        unsafe { FusewireError::set(error, CODE_INVALID, "the store's context is null") };
+        return CODE_INVALID;
+    };
+    let (code, message) = match catch_unwind(AssertUnwindSafe(|| body(&*bound.store))) {
+        Ok(Ok(())) => return CODE_OK,
+        Ok(Err(failed)) => failed,
+        Err(_) => (CODE_INTERNAL, "the store panicked".to_owned()),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { FusewireError::set(error, code, &message) };
+    code
+}
+
+/// The bytes at `at`, if there can be so many.
+///
+/// # Safety
+/// `at` is null or readable for `bytes`.
+unsafe fn bytes<'a>(
+    what: &str,
+    at: *const u8,
+    bytes: usize,
+    most: usize,
+) -> Result<&'a [u8], Failed> {
+    if bytes == 0 {
+        return Ok(&[]);
+    }
+    if at.is_null() {
+        return Err(invalid(format!(
+            "the {what} is null, and has {bytes} bytes"
+        )));
+    }
+    if bytes > most {
+        return Err(invalid(format!(
+            "the {what} has {bytes} bytes; {most} are allowed"
+        )));
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { core::slice::from_raw_parts(at, bytes) })
+}
+
+/// A key.
+///
+/// # Safety
+/// As [`bytes`].
+unsafe fn key<'a>(at: *const c_char, length: usize) -> Result<&'a str, Failed> {
+    // SAFETY: the caller's promise.
+    let key = unsafe { bytes("key", at.cast(), length, MAX_KEY_BYTES) }?;
+    match core::str::from_utf8(key) {
+        Ok("") => Err(invalid("the key is empty")),
+        Ok(key) if key.contains('\0') => Err(invalid("the key has a zero byte")),
+        Ok(key) => Ok(key),
+        Err(error) => Err(invalid(format!("the key is no UTF-8: {error}"))),
+    }
+}
+
+unsafe extern "C" fn set(
+    context: *mut c_void,
+    key_at: *const c_char,
+    key_bytes: usize,
+    value: *const u8,
+    value_bytes: usize,
+    error: *mut FusewireError,
+) -> i32 {
+    let body = |store: &dyn Store| {
+        // SAFETY: the backend keeps the table's rules.
+        let key = unsafe { key(key_at, key_bytes) }?;
+        // SAFETY: as above.
+        let value = unsafe { bytes("value", value, value_bytes, MAX_VALUE_BYTES) }?;
+        store.set(key, value).map_err(|error| failed(&error))
+    };
+    // SAFETY: the backend keeps the table's rules.
+    unsafe { guarded(context, error, body) }
+}
+
+unsafe extern "C" fn get(
+    context: *mut c_void,
+    key_at: *const c_char,
+    key_bytes: usize,
+    timeout_ns: u64,
+    value: *mut u8,
+    capacity: usize,
+    value_bytes: *mut usize,
+    error: *mut FusewireError,
+) -> i32 {
+    let body = |store: &dyn Store| {
+        // SAFETY: the backend keeps the table's rules.
+        let key = unsafe { key(key_at, key_bytes) }?;
+        if value_bytes.is_null() || (value.is_null() && capacity > 0) {
+            return Err(invalid("there is no memory for the value or its length"));
+        }
+        let found = store.get(key, Duration::from_nanos(timeout_ns));
+        let found = found.map_err(|error| failed(&error))?;
+        // SAFETY: not null, and writable (the rules).
+        unsafe { value_bytes.write(found.len()) };
+        if found.len() > capacity {
+            return Err(invalid(format!(
+                "the value of \"{key}\" has {} bytes; there is room for {capacity}",
+                found.len()
+            )));
+        }
+        if !found.is_empty() {
+            // SAFETY: writable for `capacity` (the rules), which is no less.
+            unsafe { core::ptr::copy_nonoverlapping(found.as_ptr(), value, found.len()) };
+        }
+        Ok(())
+    };
+    // SAFETY: as above.
+    unsafe { guarded(context, error, body) }
+}
+
+unsafe extern "C" fn wait(
+    context: *mut c_void,
+    key_at: *const c_char,
+    key_bytes: usize,
+    timeout_ns: u64,
+    error: *mut FusewireError,
+) -> i32 {
+    let body = |store: &dyn Store| {
+        // SAFETY: the backend keeps the table's rules.
+        let key = unsafe { key(key_at, key_bytes) }?;
+        let found = store.wait(&[key], Duration::from_nanos(timeout_ns));
+        found.map_err(|error| failed(&error))
+    };
+    // SAFETY: as above.
+    unsafe { guarded(context, error, body) }
+}
+
+unsafe extern "C" fn add(
+    context: *mut c_void,
+    key_at: *const c_char,
+    key_bytes: usize,
+    amount: i64,
+    sum: *mut i64,
+    error: *mut FusewireError,
+) -> i32 {
+    let body = |store: &dyn Store| {
+        // SAFETY: the backend keeps the table's rules.
+        let key = unsafe { key(key_at, key_bytes) }?;
+        let total = store.add(key, amount).map_err(|error| failed(&error))?;
+        if !sum.is_null() {
+            // SAFETY: not null, and writable (the rules).
+            unsafe { sum.write(total) };
+        }
+        Ok(())
+    };
+    // SAFETY: as above.
+    unsafe { guarded(context, error, body) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::MemoryStore;
+
+    /// Calls `get` of `key` with room for `room` bytes: code, length, value.
+    fn read(bound: &Bound, key: &[u8], room: usize) -> (i32, usize, Vec<u8>) {
+        let (mut value, mut length) = (vec![0u8; room], 0);
+        let timeout = Duration::from_millis(20).as_nanos() as u64;
+        let get = bound.table.get.expect("it is there");
+        // SAFETY: the pointers are to live memory of the lengths given.
+        let code = unsafe {
+            get(
+                bound.table.context,
+                key.as_ptr().cast(),
+                key.len(),
+                timeout,
+                value.as_mut_ptr(),
+                room,
+                &raw mut length,
+                core::ptr::null_mut(),
+            )
+        };
+        (code, length, value)
+    }
+
+    #[test]
+    fn keys_and_values_are_bounded() {
+        let store = Arc::new(MemoryStore::new());
+        let bound = Bound::new(Arc::clone(&store) as _);
+        let mut text = [0u8; 200];
+        let mut write = |key: &[u8], value: *const u8, length: usize| {
+            let mut error = FusewireError::new(&mut text);
+            let set = bound.table.set.expect("it is there");
+            let context = bound.table.context;
+            // SAFETY: the key is live; the value is, or is refused before it is read.
+            let code = unsafe {
+                set(
+                    context,
+                    key.as_ptr().cast(),
+                    key.len(),
+                    value,
+                    length,
+                    &mut error,
+                )
+            };
+            assert_eq!(code, error.code);
+            code
+        };
+        assert_eq!(write(b"a", b"value".as_ptr(), 5), CODE_OK);
+        assert_eq!(write(b"empty", core::ptr::null(), 0), CODE_OK);
+        assert_eq!(write(b"", b"value".as_ptr(), 5), CODE_INVALID);
+        assert_eq!(write(b"\xff", b"value".as_ptr(), 5), CODE_INVALID);
+        assert_eq!(write(b"z\0z", b"value".as_ptr(), 5), CODE_INVALID);
+        assert_eq!(write(&[b'k'; 5000], b"value".as_ptr(), 5), CODE_INVALID);
+        assert_eq!(write(b"a", core::ptr::null(), 5), CODE_INVALID);
+        assert_eq!(write(b"a", b"value".as_ptr(), usize::MAX), CODE_INVALID);
+        assert_eq!(store.get("a", Duration::ZERO).expect("set"), b"value");
+        assert_eq!(read(&bound, b"a", 8), (CODE_OK, 5, b"value\0\0\0".to_vec()));
+        assert_eq!(read(&bound, b"a", 4), (CODE_INVALID, 5, vec![0; 4]));
+        assert_eq!(read(&bound, b"empty", 0), (CODE_OK, 0, vec![]));
+        assert_eq!(read(&bound, b"absent", 8).0, CODE_TIMEOUT);
+    }
+}
