@@ -255,6 +255,18 @@ impl Store for EnvStore {
     fn delete(&self, key: &str) -> Result<bool> {
         self.store.delete(key)
     }
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.append(key, value)
+    }
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.store.multi_get(keys, timeout)
+    }
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        self.store.multi_set(pairs)
+    }
+    fn num_keys(&self) -> Result<u64> {
+        self.store.num_keys()
+    }
 }
 
 /// Most bytes of one of the pad's parts, and most slots of a channel: products of them fit 64 bits.
