@@ -4,12 +4,14 @@
 //! program starts under `torchrun` or `fusewire run` without options, and under `mpirun`, `mpiexec` or PALS with the
 //! store's address in `MASTER_ADDR` and `MASTER_PORT`.
 
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::env;
 use std::fs;
+use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
-use crate::store::{Store, TcpStore, TcpStoreServer};
+use crate::store::{Store, StoreSecret, TcpStore, TcpStoreServer};
 use crate::{Error, Result};
 
 /// Which rank of how many this process is.
@@ -83,6 +85,9 @@ const LAUNCHERS: [Launcher; 5] = [
         local_size: "LOCAL_WORLD_SIZE",
     },
 ];
+
+/// Address that rank 0's store listens at, in place of that of `MASTER_ADDR`.
+const BIND: &str = "FUSEWIRE_STORE_BIND";
 
 const QUERY_METHOD: &str = "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD";
 
@@ -237,7 +242,7 @@ fn store_from_variables(
         })?;
     let agent = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
     let server = if rank == 0 && !agent {
-        Some(bind_everywhere(port)?)
+        Some(host_server(variable, &host, port)?)
     } else {
         None
     };
@@ -245,15 +250,44 @@ fn store_from_variables(
     Ok(BootstrapStore { store, server })
 }
 
-/// Listens at all addresses: IPv6 and IPv4 where the host has IPv6, else IPv4.
-fn bind_everywhere(port: u16) -> Result<TcpStoreServer> {
-    TcpStoreServer::bind(("::", port))
-        .or_else(|_| TcpStoreServer::bind(("0.0.0.0", port)))
-        .map_err(|error| {
-            Error::bootstrap(format!(
-                "rank 0 cannot listen at MASTER_PORT={port} ({error}); choose a free port"
-            ))
-        })
+/// Listens at `FUSEWIRE_STORE_BIND` if that is set, at all addresses if clients need a secret, else
+/// only at the address that `MASTER_ADDR` is for this host.
+fn host_server(
+    variable: &dyn Fn(&str) -> Option<String>,
+    host: &str,
+    port: u16,
+) -> Result<TcpStoreServer> {
+    let secret = StoreSecret::from_env();
+    let everywhere = |secret: Option<StoreSecret>| {
+        TcpStoreServer::bind_with(("::", port), secret.clone())
+            .or_else(|_| TcpStoreServer::bind_with(("0.0.0.0", port), secret))
+    };
+    let bound = match variable(BIND) {
+        Some(address) => TcpStoreServer::bind_with((address.as_str(), port), secret),
+        None if secret.is_some() => everywhere(secret),
+        None if only_loopback_here(host) => {
+            // As Debian's /etc/hosts does: other hosts see another address under this name.
+            tracing::warn!(
+                host,
+                "MASTER_ADDR is a loopback address here only: the store listens at all addresses"
+            );
+            everywhere(None)
+        }
+        None => TcpStoreServer::bind_with((host, port), None),
+    };
+    bound.map_err(|error| {
+        Error::bootstrap(format!(
+            "rank 0 cannot listen at MASTER_ADDR={host}, MASTER_PORT={port} ({error}); choose a free \
+             port, or give an address of this host in {BIND}"
+        ))
+    })
+}
+
+/// Whether `host` is a name, other than that of the loopback, that means the loopback on this host.
+fn only_loopback_here(host: &str) -> bool {
+    let is_name = host.parse::<IpAddr>().is_err() && !host.starts_with("localhost");
+    let loopback = |mut found: std::vec::IntoIter<SocketAddr>| found.all(|a| a.ip().is_loopback());
+    is_name && (host, 0).to_socket_addrs().is_ok_and(loopback)
 }
 
 /// Names the host that this process runs on: two ranks with equal names can pass descriptors of
@@ -402,6 +436,22 @@ mod tests {
         let wrong = environment(&[("MASTER_ADDR", "localhost"), ("MASTER_PORT", "70000")]);
         let error = store_from_variables(&wrong, 0, 1, timeout).unwrap_err();
         assert!(error.to_string().contains("no port number"), "{error}");
+    }
+
+    #[test]
+    fn the_store_listens_only_where_it_was_asked_to() {
+        let free = TcpStoreServer::bind("127.0.0.1:0").unwrap().port();
+        let reach = |ip: &str| std::net::TcpStream::connect((ip, free)).is_ok();
+        let server = host_server(&environment(&[]), "127.0.0.1", free).unwrap();
+        assert!(reach("127.0.0.1") && !reach("127.0.0.2"));
+        drop(server);
+        let everywhere = environment(&[(BIND, "0.0.0.0")]);
+        let server = host_server(&everywhere, "127.0.0.1", free).unwrap();
+        assert!(reach("127.0.0.1") && reach("127.0.0.2"));
+        drop(server);
+        let error = host_server(&environment(&[]), "192.0.2.1", free).unwrap_err();
+        assert!(error.to_string().contains(BIND), "{error}");
+        assert!(!only_loopback_here("127.0.0.1") && !only_loopback_here("localhost"));
     }
 
     #[test]

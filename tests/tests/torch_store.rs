@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 
 use fusewire::Error;
-use fusewire::store::{Store, StoreProtocol, TcpStore, TcpStoreServer};
+use fusewire::store::{Store, StoreOptions, StoreProtocol, TcpStore, TcpStoreServer};
 use fusewire_tests::skip::skip;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -202,8 +202,8 @@ fn pytorchs_client_of_our_server() {
 fn a_wrong_protocol_is_told() {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     // Ours speaks both; something that hangs up at once speaks none.
-    let store =
-        TcpStore::connect_as(StoreProtocol::Legacy, "127.0.0.1", server.port(), LONG).unwrap();
+    let options = StoreOptions::default().with_protocol(StoreProtocol::Legacy);
+    let store = TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG).unwrap();
     assert_eq!(store.protocol(), StoreProtocol::Legacy);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -8,12 +8,16 @@
 mod file;
 mod memory;
 mod prefix;
+mod secret;
 mod server;
 mod session;
 mod table;
+mod talk;
 mod tcp;
 mod wire;
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests;
 
@@ -23,8 +27,9 @@ use core::time::Duration;
 pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
+pub use secret::StoreSecret;
 pub use server::{StoreTraffic, TcpStoreServer};
-pub use tcp::{StoreProtocol, TcpStore};
+pub use tcp::{StoreOptions, StoreProtocol, TcpStore};
 
 use crate::Result;
 

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use super::secret::StoreSecret;
 use super::session::{Hub, Session, Token};
 use crate::{Error, Result};
 
@@ -42,8 +43,9 @@ struct Counters {
 /// otherwise. The first bytes of a connection tell which. `watch_key` of old clients is not served.
 ///
 /// The server runs on a thread of its own and stops when this value is dropped; clients that are
-/// connected then get errors. There is no authentication: whoever reaches the port can read
-/// and write, so it belongs on a cluster's inner network, as PyTorch's does.
+/// connected then get errors. Without a secret there is no authentication: whoever reaches the
+/// port can read and write, so it belongs on a cluster's inner network, as PyTorch's does. With a
+/// [`StoreSecret`] only clients that have it are served; nothing is encrypted in either case.
 #[derive(Debug)]
 pub struct TcpStoreServer {
     port: u16,
@@ -53,15 +55,24 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Listens at `address`; port 0 takes any free port, which [`TcpStoreServer::port`] tells.
+    /// Listens at `address`; port 0 takes any free port, which [`TcpStoreServer::port`] tells. Clients
+    /// must have the secret that is in `FUSEWIRE_STORE_SECRET`, if that is set.
     ///
     /// # Errors
     /// [`Error::Store`] when the address cannot be bound or the thread cannot be started.
     pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
-        Self::start(address).map_err(|error| Error::store_io("bind", "", error))
+        Self::bind_with(address, StoreSecret::from_env())
     }
 
-    fn start(address: impl ToSocketAddrs) -> io::Result<Self> {
+    /// As [`TcpStoreServer::bind`], with this secret, or none. With one, clients of PyTorch are refused.
+    ///
+    /// # Errors
+    /// As [`TcpStoreServer::bind`].
+    pub fn bind_with(address: impl ToSocketAddrs, secret: Option<StoreSecret>) -> Result<Self> {
+        Self::start(address, secret).map_err(|error| Error::store_io("bind", "", error))
+    }
+
+    fn start(address: impl ToSocketAddrs, secret: Option<StoreSecret>) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let port = listener.local_addr()?.port();
@@ -76,6 +87,7 @@ impl TcpStoreServer {
             listener,
             stopped,
             hub: Hub::default(),
+            secret,
             clients: HashMap::new(),
             next: FIRST_CLIENT,
             counters: Arc::clone(&counters),
@@ -131,6 +143,7 @@ struct Server {
     listener: TcpListener,
     stopped: UnixStream,
     hub: Hub,
+    secret: Option<StoreSecret>,
     clients: HashMap<Token, Client>,
     next: Token,
     counters: Arc<Counters>,
@@ -181,7 +194,7 @@ impl Server {
                 Ok(stream) => {
                     let client = Client {
                         stream,
-                        session: Session::new(self.next),
+                        session: Session::new(self.next, self.secret.clone()),
                         interest: libc::EPOLLIN as u32,
                     };
                     self.clients.insert(self.next, client);

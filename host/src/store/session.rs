@@ -3,6 +3,7 @@
 use core::mem;
 use std::collections::{HashMap, VecDeque};
 
+use super::secret::{self, Role, StoreSecret};
 use super::table::Table;
 use super::wire::{self, Dialect, Request, Unread, Writer};
 
@@ -26,6 +27,12 @@ pub(super) struct Hub {
 }
 
 impl Hub {
+    /// Whether no client is in a list of those who wait.
+    #[cfg(test)]
+    pub(super) fn nobody_waits(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     fn contains(&self, key: &[u8]) -> bool {
         self.table.contains(key) || self.queues.contains_key(key)
     }
@@ -83,23 +90,37 @@ impl Hub {
     }
 }
 
+/// How far a client has come.
+#[derive(Debug)]
+enum Stage {
+    /// Nothing has arrived yet.
+    New(Option<StoreSecret>),
+    /// A challenge was sent: the secret, and both nonces.
+    Challenged(StoreSecret, secret::Token, secret::Token),
+    /// Its requests are handled.
+    Trusted,
+}
+
 /// One client.
 #[derive(Debug)]
 pub(super) struct Session {
     token: Token,
+    stage: Stage,
     dialect: Option<Dialect>,
     /// Bytes that have arrived and are not a whole request yet.
     incoming: Vec<u8>,
     /// Answers that the peer has not taken yet.
     pub(super) outgoing: Vec<u8>,
-    /// Keys of a wait that is not over, and where among them the first missing one is.
+    /// Keys of a wait that is not over, and the one of them whose list the client is in.
     awaited: Option<(Vec<Vec<u8>>, usize)>,
 }
 
 impl Session {
-    pub(super) fn new(token: Token) -> Self {
+    /// A client that must show that it has `secret`, if there is one.
+    pub(super) fn new(token: Token, secret: Option<StoreSecret>) -> Self {
         Self {
             token,
+            stage: Stage::New(secret),
             dialect: None,
             incoming: Vec::new(),
             outgoing: Vec::new(),
@@ -146,6 +167,9 @@ impl Session {
     }
 
     fn handle_first(&mut self, bytes: &[u8], hub: &mut Hub) -> Result<usize, Unread> {
+        if !matches!(self.stage, Stage::Trusted) {
+            return self.authenticate(bytes);
+        }
         let dialect = match self.dialect {
             Some(dialect) => dialect,
             None => *self.dialect.insert(wire::dialect(bytes)?),
@@ -155,6 +179,52 @@ impl Session {
         self.handle(hub, request, dialect)
             .map_err(Unread::Invalid)?;
         Ok(length)
+    }
+
+    /// The bytes before the first request; see [`secret`].
+    fn authenticate(&mut self, bytes: &[u8]) -> Result<usize, Unread> {
+        let refuse = |detail: &str| Err(Unread::Invalid(detail.to_owned()));
+        match &self.stage {
+            Stage::Trusted => Ok(0),
+            Stage::New(secret) => {
+                let greets = bytes.first() == Some(&secret::HELLO);
+                match (secret, greets) {
+                    (None, false) => {
+                        self.stage = Stage::Trusted;
+                        Ok(0)
+                    }
+                    (None, true) => {
+                        self.outgoing.push(secret::REFUSED);
+                        refuse("a client has a secret, and this server has none")
+                    }
+                    (Some(_), false) => {
+                        self.outgoing.extend(secret::SECRET_WANTED);
+                        refuse("a client did not show that it has the secret")
+                    }
+                    (Some(secret), true) => {
+                        let theirs = *bytes[1..].first_chunk().ok_or(Unread::Incomplete)?;
+                        let own =
+                            secret::nonce().map_err(|error| Unread::Invalid(error.to_string()))?;
+                        self.outgoing.push(secret::ACCEPTED);
+                        self.outgoing.extend(own);
+                        self.outgoing
+                            .extend(secret.prove(Role::Server, &theirs, &own));
+                        self.stage = Stage::Challenged(secret.clone(), theirs, own);
+                        Ok(1 + secret::BYTES)
+                    }
+                }
+            }
+            Stage::Challenged(secret, theirs, own) => {
+                let proof = bytes.first_chunk().ok_or(Unread::Incomplete)?;
+                if !secret.verify(Role::Client, theirs, own, proof) {
+                    self.outgoing.push(secret::REFUSED);
+                    return refuse("a client has another secret");
+                }
+                self.outgoing.push(secret::ACCEPTED);
+                self.stage = Stage::Trusted;
+                Ok(secret::BYTES)
+            }
+        }
     }
 
     fn handle(
@@ -256,32 +326,44 @@ impl Session {
 
     /// Answers the wait if all its keys are there now; else waits for the first that is missing.
     pub(super) fn recheck(&mut self, hub: &mut Hub) {
-        let Some((keys, _)) = &self.awaited else {
+        let Some((keys, listed)) = self.awaited.take() else {
             return;
         };
+        // Keys come and go between a wake and this: the client may still be in another list.
+        self.unlist(hub, keys.get(listed));
         match keys.iter().position(|key| !hub.contains(key)) {
-            None => {
-                self.awaited = None;
-                self.outgoing.push(wire::STOP_WAITING);
-            }
+            None => self.outgoing.push(wire::STOP_WAITING),
             Some(missing) => {
                 hub.waiting
                     .entry(keys[missing].clone())
                     .or_default()
                     .push(self.token);
-                self.awaited.as_mut().expect("seen above").1 = missing;
+                self.awaited = Some((keys, missing));
             }
         }
     }
 
-    /// Takes the client out of the lists of those who wait.
+    /// Bytes that the buffers of this client hold.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> usize {
+        self.incoming.capacity() + self.outgoing.capacity()
+    }
+
+    /// Ends the wait without an answer.
     pub(super) fn forget_wait(&mut self, hub: &mut Hub) {
-        if let Some((keys, missing)) = self.awaited.take()
-            && let Some(tokens) = keys.get(missing).and_then(|key| hub.waiting.get_mut(key))
+        if let Some((keys, listed)) = self.awaited.take() {
+            self.unlist(hub, keys.get(listed));
+        }
+    }
+
+    /// Takes the client out of the list of those who wait for `key`.
+    fn unlist(&self, hub: &mut Hub, key: Option<&Vec<u8>>) {
+        if let Some(key) = key
+            && let Some(tokens) = hub.waiting.get_mut(key)
         {
             tokens.retain(|token| *token != self.token);
             if tokens.is_empty() {
-                hub.waiting.remove(&keys[missing]);
+                hub.waiting.remove(key);
             }
         }
     }

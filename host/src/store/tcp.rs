@@ -1,15 +1,19 @@
 //! The client of a TCP store.
 
 use core::str::FromStr;
-use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Instant;
 
 use super::Store;
+use super::secret::StoreSecret;
+use super::talk::{
+    Greeting, authenticate, cancel_wait, describe, greet, is_hang_up, read_array, read_vector,
+    stop_waiting, unexpected,
+};
 use super::wire::{self, Dialect, Query, Writer};
 use crate::{Error, Result};
 
@@ -49,23 +53,43 @@ impl FromStr for StoreProtocol {
     }
 }
 
-/// How a server is greeted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Greeting {
-    /// Validation and a ping: PyTorch 2.4 and later.
-    Ping,
-    /// The number of keys, in the old numbering.
-    Legacy,
-    /// Validation and the number of keys: PyTorch 2.1 to 2.3.
-    Count,
+/// How a client meets its server.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct StoreOptions {
+    /// Which protocol the server speaks.
+    pub protocol: StoreProtocol,
+    /// The secret that the server wants, and has to have.
+    pub secret: Option<StoreSecret>,
 }
 
-impl Greeting {
-    fn dialect(self) -> Dialect {
-        match self {
-            Self::Legacy => Dialect::Legacy,
-            Self::Ping | Self::Count => Dialect::Current,
-        }
+impl StoreOptions {
+    /// The protocol in `FUSEWIRE_STORE_PROTOCOL` (`auto`, `current` or `legacy`) and the secret in
+    /// `FUSEWIRE_STORE_SECRET`.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] when the protocol is none of these.
+    pub fn from_env() -> Result<Self> {
+        let protocol = match std::env::var("FUSEWIRE_STORE_PROTOCOL") {
+            Ok(text) if !text.is_empty() => text.parse()?,
+            _ => StoreProtocol::Auto,
+        };
+        let secret = StoreSecret::from_env();
+        Ok(Self { protocol, secret })
+    }
+
+    /// These options with another protocol.
+    #[must_use]
+    pub fn with_protocol(mut self, protocol: StoreProtocol) -> Self {
+        self.protocol = protocol;
+        self
+    }
+
+    /// These options with a secret.
+    #[must_use]
+    pub fn with_secret(mut self, secret: StoreSecret) -> Self {
+        self.secret = Some(secret);
+        self
     }
 }
 
@@ -82,34 +106,29 @@ pub struct TcpStore {
     host: String,
     port: u16,
     timeout: Duration,
-    protocol: StoreProtocol,
+    options: StoreOptions,
     /// How the server was greeted the first time, with success.
     greeting: OnceLock<Greeting>,
     idle: Mutex<Vec<TcpStream>>,
 }
 
 impl TcpStore {
-    /// Connects to the server, trying again until `timeout` has passed. The same time bounds the
-    /// answer to each later request that does not wait for a key. `FUSEWIRE_STORE_PROTOCOL` says
-    /// which protocol the server speaks (`current`, `legacy`); else it is found out.
+    /// Connects to the server with [`StoreOptions::from_env`], trying again until `timeout` has passed.
+    /// The same time bounds the answer to each later request that does not wait for a key.
     ///
     /// # Errors
-    /// [`Error::Store`] when no server answered in time, [`Error::Bootstrap`] when the variable has
-    /// another value.
+    /// [`Error::Store`] when no server answered in time or server and client have not the same secret,
+    /// [`Error::Bootstrap`] when a variable has a value that means nothing.
     pub fn connect(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
-        let protocol = match std::env::var("FUSEWIRE_STORE_PROTOCOL") {
-            Ok(text) if !text.is_empty() => text.parse()?,
-            _ => StoreProtocol::Auto,
-        };
-        Self::connect_as(protocol, host, port, timeout)
+        Self::connect_with(StoreOptions::from_env()?, host, port, timeout)
     }
 
-    /// As [`TcpStore::connect`], to a server that speaks `protocol`.
+    /// As [`TcpStore::connect`], with options of the caller's.
     ///
     /// # Errors
-    /// [`Error::Store`] when no such server answered in time.
-    pub fn connect_as(
-        protocol: StoreProtocol,
+    /// As [`TcpStore::connect`].
+    pub fn connect_with(
+        options: StoreOptions,
         host: impl Into<String>,
         port: u16,
         timeout: Duration,
@@ -118,7 +137,7 @@ impl TcpStore {
             host: host.into(),
             port,
             timeout,
-            protocol,
+            options,
             greeting: OnceLock::new(),
             idle: Mutex::default(),
         };
@@ -155,6 +174,10 @@ impl TcpStore {
                 Ok(connection) => return Ok(connection),
                 Err(error) => error,
             };
+            if error.kind() == ErrorKind::PermissionDenied {
+                let address = format!("{}:{}", self.host, self.port);
+                return Err(Error::store_io("connect", &address, error));
+            }
             if start.elapsed() + pause >= timeout {
                 let address = format!("{}:{}", self.host, self.port);
                 return Err(Error::Store {
@@ -176,8 +199,10 @@ impl TcpStore {
     /// One attempt: connects, and makes sure that a store server is at the other end.
     fn open(&self, timeout: Duration) -> io::Result<TcpStream> {
         let mut failure = io::Error::new(ErrorKind::NotFound, "the host name has no address");
-        let greetings: &[Greeting] = match (self.greeting.get(), self.protocol) {
+        let greetings: &[Greeting] = match (self.greeting.get(), self.options.protocol) {
             (Some(known), _) => core::slice::from_ref(known),
+            // Only a server of this crate knows secrets.
+            _ if self.options.secret.is_some() => &[Greeting::Ping],
             (None, StoreProtocol::Auto) => &[Greeting::Ping, Greeting::Legacy, Greeting::Count],
             (None, StoreProtocol::Current) => &[Greeting::Ping, Greeting::Count],
             (None, StoreProtocol::Legacy) => &[Greeting::Legacy],
@@ -194,6 +219,9 @@ impl TcpStore {
                 connection.set_nodelay(true)?;
                 connection.set_read_timeout(Some(timeout))?;
                 connection.set_write_timeout(Some(timeout))?;
+                if let Some(secret) = &self.options.secret {
+                    authenticate(&mut connection, secret)?;
+                }
                 match greet(&mut connection, *greeting) {
                     Ok(()) => {
                         connection.set_write_timeout(Some(self.io_timeout()))?;
@@ -477,112 +505,6 @@ impl Store for TcpStore {
             read_array(connection).map(u64::from_ne_bytes)
         })
     }
-}
-
-/// Tells the server that this is a store client, and makes sure that it is a store server.
-fn greet(connection: &mut TcpStream, greeting: Greeting) -> io::Result<()> {
-    static NONCE: AtomicU32 = AtomicU32::new(0);
-    // An old server takes these bytes for a key and its length. The three at the front are the upper
-    // ones of that length: it has to be absurd, so that the server hangs up and does not allocate.
-    let nonce = (NONCE.fetch_add(1, Ordering::Relaxed) << 24) | 0x00FF_FFFF;
-    let request = Writer::to(greeting.dialect());
-    let hello = |request: Writer| request.then(Query::Validate).u32(wire::VALIDATION_MAGIC);
-    let request = match greeting {
-        Greeting::Ping => hello(request).then(Query::Ping).u32(nonce),
-        Greeting::Count => hello(request).then(Query::KeyCount),
-        Greeting::Legacy => request.then(Query::KeyCount),
-    };
-    connection.write_all(&request.finish())?;
-    match greeting {
-        Greeting::Ping => {
-            if read_array(connection).map(u32::from_ne_bytes)? != nonce {
-                return Err(unexpected("another number in answer to a ping"));
-            }
-        }
-        Greeting::Count | Greeting::Legacy => {
-            let count = read_array(connection).map(i64::from_ne_bytes)?;
-            if !(0..1 << 40).contains(&count) {
-                return Err(unexpected("no number of keys"));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Waits for the end of a wait; `false` when the read timeout of the socket came first.
-fn stop_waiting(connection: &mut TcpStream) -> io::Result<bool> {
-    match read_array(connection) {
-        Ok([wire::STOP_WAITING]) => Ok(true),
-        Ok([other]) => Err(unexpected(&format!("{other} in answer to a wait"))),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            Ok(false)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Calls a wait off. The end of the wait may have crossed the cancellation; it is read and dropped.
-fn cancel_wait(connection: &mut TcpStream) -> io::Result<()> {
-    connection.write_all(
-        &Writer::to(Dialect::Current)
-            .then(Query::CancelWait)
-            .finish(),
-    )?;
-    let mut answer = read_array(connection)?;
-    if answer == [wire::STOP_WAITING] {
-        answer = read_array(connection)?;
-    }
-    if answer != [wire::WAIT_CANCELED] {
-        return Err(unexpected(&format!(
-            "{} in answer to a cancelled wait",
-            answer[0]
-        )));
-    }
-    Ok(())
-}
-
-fn read_array<const N: usize>(connection: &mut impl Read) -> io::Result<[u8; N]> {
-    let mut array = [0; N];
-    connection.read_exact(&mut array)?;
-    Ok(array)
-}
-
-fn read_vector(connection: &mut impl Read) -> io::Result<Vec<u8>> {
-    let len = read_array(connection).map(u64::from_ne_bytes)?;
-    if len > wire::MAX_VALUE_BYTES {
-        return Err(unexpected(&format!("a value of {len} bytes")));
-    }
-    let mut value = Vec::new();
-    // Memory grows with what arrives, not with what the length claims.
-    connection.take(len).read_to_end(&mut value)?;
-    if value.len() as u64 != len {
-        return Err(ErrorKind::UnexpectedEof.into());
-    }
-    Ok(value)
-}
-
-fn unexpected(what: &str) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, format!("the server sent {what}"))
-}
-
-/// Whether the peer has closed the connection.
-fn is_hang_up(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
-    )
-}
-
-/// Makes the two commonest failures say what they mean here.
-fn describe(error: io::Error) -> io::Error {
-    let meaning = match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => "the server did not answer in time",
-        _ if is_hang_up(&error) => {
-            "the server closed the connection: it has stopped, or it refused the request"
-        }
-        _ => return error,
-    };
-    io::Error::new(error.kind(), meaning)
 }
 
 /// The key as it goes over the wire, once key and value are known to be within the limits.

@@ -11,7 +11,10 @@ use std::thread;
 use std::time::Instant;
 
 use super::wire::{self, Dialect, Query, Writer};
-use super::{FileStore, MemoryStore, PrefixStore, Store, StoreProtocol, TcpStore, TcpStoreServer};
+use super::{
+    FileStore, MemoryStore, PrefixStore, Store, StoreOptions, StoreProtocol, StoreSecret, TcpStore,
+    TcpStoreServer,
+};
 use crate::Error;
 
 const SHORT: Duration = Duration::from_millis(60);
@@ -307,8 +310,10 @@ fn several_keys_in_one_call() {
 #[test]
 fn old_clients_are_served() {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
-    let connect =
-        |protocol| TcpStore::connect_as(protocol, "127.0.0.1", server.port(), LONG).unwrap();
+    let connect = |protocol| {
+        let options = StoreOptions::default().with_protocol(protocol);
+        TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG).unwrap()
+    };
     let (old, new) = (connect(StoreProtocol::Legacy), connect(StoreProtocol::Auto));
     assert_eq!(old.protocol(), StoreProtocol::Legacy);
     assert_eq!(new.protocol(), StoreProtocol::Current);
@@ -424,4 +429,50 @@ fn an_unfinished_record_of_a_file_does_not_count() {
     fs::write(&path.0, b"something else, longer than a header").unwrap();
     let error = FileStore::open(&path.0).unwrap_err();
     assert!(error.to_string().contains("no store"), "{error}");
+}
+
+#[test]
+fn a_secret_is_wanted_from_both_sides() {
+    let secret = |text: &str| StoreSecret::new(text.as_bytes()).unwrap();
+    let guarded = TcpStoreServer::bind_with("127.0.0.1:0", Some(secret("one"))).unwrap();
+    let open = TcpStoreServer::bind_with("127.0.0.1:0", None).unwrap();
+    let connect = |options, server: &TcpStoreServer| {
+        TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG)
+    };
+    let with = |text| StoreOptions::default().with_secret(secret(text));
+    let store = connect(with("one"), &guarded).unwrap();
+    store.set("k", b"v").unwrap();
+    assert_eq!(store.get("k", SHORT).unwrap(), b"v");
+    let legacy = StoreOptions::default().with_protocol(StoreProtocol::Legacy);
+    let start = Instant::now();
+    for (options, server, message) in [
+        (with("two"), &guarded, "another secret"),
+        (StoreOptions::default(), &guarded, "wants a secret"),
+        (legacy, &guarded, "wants a secret"),
+        (with("one"), &open, "the server has no secret"),
+    ] {
+        let error = connect(options, server).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+    }
+    // They are told at once, and do not try again until the time is over.
+    assert!(start.elapsed() < LONG / 2);
+    // Requests behind a wrong proof, or without any, are not handled.
+    let set = Writer::default()
+        .then(Query::Validate)
+        .u32(wire::VALIDATION_MAGIC)
+        .then(Query::Set)
+        .vector(b"/k")
+        .vector(b"intruder")
+        .finish();
+    let hello = [&[super::secret::HELLO][..], &[0; 64]].concat();
+    for bytes in [set.clone(), [hello, set].concat()] {
+        let mut peer = TcpStream::connect(("127.0.0.1", guarded.port())).unwrap();
+        peer.set_read_timeout(Some(LONG)).unwrap();
+        peer.write_all(&bytes).unwrap();
+        let mut answer = Vec::new();
+        // A reset instead of an end of file is as good.
+        let _ = peer.read_to_end(&mut answer);
+        assert!(answer.is_empty() || !answer.ends_with(&[super::secret::ACCEPTED]));
+    }
+    assert_eq!(store.get("k", SHORT).unwrap(), b"v");
 }
