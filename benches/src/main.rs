@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! cargo run --release -p fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
+//! cargo run --release -p fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
 //!
 //! Timings never decide the exit status; wrong results do.
 
 mod bare;
+mod bootstrap;
 mod children;
 mod machine;
 mod measure;
@@ -32,6 +34,8 @@ enum Subject {
     /// Measures Fusewire and another library in one run.
     #[command(subcommand)]
     Versus(Versus),
+    /// Counts what it costs ranks to meet in a store.
+    Bootstrap(bootstrap::Arguments),
     /// One rank of a measurement; `versus` starts these.
     #[command(hide = true)]
     Rank(ranks::Arguments),
@@ -46,6 +50,7 @@ enum Versus {
 fn main() -> ExitCode {
     let result = match Command::parse().subject {
         Subject::Versus(Versus::Mpi(arguments)) => versus::main(&arguments),
+        Subject::Bootstrap(arguments) => bootstrap::main(&arguments),
         Subject::Rank(arguments) => ranks::main(&arguments),
     };
     match result {

@@ -36,6 +36,8 @@ pub mod reference;
 pub mod store;
 mod tensor;
 
+#[doc(hidden)]
+pub use self::comm::rehearse_meeting;
 pub use self::comm::{
     Activity, Communicator, Failure, MAX_SIZE, RmsNorm, Work, WorkStatus, run_threads,
 };

@@ -12,10 +12,10 @@ use fusewire_device::layout::{
     PadLayout, Progress, STATE_MAGIC,
 };
 
-use super::meeting::Meeting;
+use super::meeting::{Meeting, Seat};
 use super::windows::Windows;
 use super::{Communicator, Inner, MAX_SIZE, nanoseconds};
-use crate::bootstrap::{RankSize, store_from_env};
+use crate::bootstrap::{RankSize, host_id, store_from_env};
 use crate::cpu::{Segment, Stream};
 use crate::device::{Device, isa};
 use crate::options::Options;
@@ -50,10 +50,6 @@ impl Communicator {
         options: Options,
     ) -> Result<Self> {
         validate(name, rank, size, &options)?;
-        let entered = store.add(&format!("fusewire/{name}/enter"), 1)?;
-        // Ranks enter a name's next communicator only after the last one was complete.
-        let instance = (entered - 1) / i64::from(size);
-        let prefix = format!("fusewire/{name}/{instance}");
         let layout = PadLayout::new(&PadConfig {
             size,
             max_blocks: options.blocks,
@@ -63,7 +59,10 @@ impl Communicator {
             staging: options.staging_bytes,
             user_signals: 64,
         });
-        let agreed = agreed_hash(size, &options);
+        let agreed = format!("pad-{:016x}", agreed_hash(size, &options));
+        let pad = Segment::create(layout.bytes, "fusewire-pad")?;
+        write_state(&pad, &layout, &options);
+        let Seat { prefix } = Seat::take(&*store, name, rank, &host_id()?)?;
         let meeting = Meeting {
             store: &*store,
             prefix: &prefix,
@@ -72,9 +71,7 @@ impl Communicator {
             size,
             timeout: options.timeout,
         };
-        let pad = Segment::create(layout.bytes, "fusewire-pad")?;
-        write_state(&pad, &layout, &options);
-        let pads = meeting.share(&format!("pad-{agreed:016x}"), pad)?;
+        let pads = meeting.share(&agreed, pad)?;
         let cores = cores();
         let crowded = meeting.agree("crowded", size > cores)?;
         let windows = Windows::new();
@@ -129,7 +126,8 @@ impl Communicator {
             stream: Stream::new(),
             timeout_ns: 0,
         };
-        comm.meet("mapped")?;
+        let mapped = format!("mapped-{}", comm.next_host_call());
+        comm.meeting().end(&mapped, &agreed, &["crowded"])?;
         Ok(comm)
     }
 

@@ -1,6 +1,7 @@
 //! Communicators: ranks that share windows and run operations in one order.
 
 mod bootstrap;
+mod directory;
 mod failure;
 mod fused;
 mod instances;
@@ -25,6 +26,7 @@ use fusewire_device::native::Isa;
 pub use self::bootstrap::run_threads;
 pub use self::failure::{Activity, Failure};
 pub use self::fused::RmsNorm;
+pub use self::meeting::rehearse_meeting;
 pub use self::work::{Work, WorkStatus};
 
 use self::windows::Windows;
