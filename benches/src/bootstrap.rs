@@ -71,15 +71,21 @@ fn measure(ranks: u32, per_host: u32) -> anyhow::Result<Row> {
     let port = server.port();
     let start = Arc::new(Barrier::new(ranks as usize + 1));
     let connected = Arc::new(Barrier::new(ranks as usize + 1));
+    let counted = Arc::new(Barrier::new(ranks as usize + 1));
     let threads = (0..ranks)
         .map(|rank| {
-            let (start, connected) = (Arc::clone(&start), Arc::clone(&connected));
+            let (start, connected, counted) = (
+                Arc::clone(&start),
+                Arc::clone(&connected),
+                Arc::clone(&counted),
+            );
             thread::Builder::new()
                 .stack_size(STACK)
                 .spawn(move || -> fusewire::Result<usize> {
                     start.wait();
                     let store = TcpStore::connect("127.0.0.1", port, TIMEOUT);
                     connected.wait();
+                    counted.wait();
                     let host = format!("00000000-0000-0000-0000-{:012}", rank / per_host);
                     rehearse_meeting(&store?, "bench", (rank, ranks), &host, TIMEOUT)
                 })
@@ -90,7 +96,10 @@ fn measure(ranks: u32, per_host: u32) -> anyhow::Result<Row> {
     let began = Instant::now();
     connected.wait();
     let connect = began.elapsed().as_secs_f64();
+    // The server counts what it has handled after it has answered.
+    thread::sleep(Duration::from_millis(20));
     let before = server.traffic();
+    counted.wait();
     let began = Instant::now();
     for (rank, thread) in threads.into_iter().enumerate() {
         let Ok(met) = thread.join() else {
@@ -101,6 +110,7 @@ fn measure(ranks: u32, per_host: u32) -> anyhow::Result<Row> {
         ensure!(met? == expected, "rank {rank} met others than its host's");
     }
     let meet = began.elapsed().as_secs_f64();
+    thread::sleep(Duration::from_millis(20));
     let after = server.traffic();
     let each = |count: u64| count as f64 / f64::from(ranks);
     Ok(Row {

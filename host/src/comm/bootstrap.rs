@@ -62,7 +62,8 @@ impl Communicator {
         let agreed = format!("pad-{:016x}", agreed_hash(size, &options));
         let pad = Segment::create(layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, &options);
-        let Seat { prefix } = Seat::take(&*store, name, rank, &host_id()?)?;
+        let host = host_id()?;
+        let Seat { prefix } = Seat::take(&*store, name, rank, &host)?;
         let meeting = Meeting {
             store: &*store,
             prefix: &prefix,
@@ -127,7 +128,7 @@ impl Communicator {
             timeout_ns: 0,
         };
         let mapped = format!("mapped-{}", comm.next_host_call());
-        comm.meeting().end(&mapped, &agreed, &["crowded"])?;
+        comm.meeting().end(&mapped, &agreed, &host, &["crowded"])?;
         Ok(comm)
     }
 

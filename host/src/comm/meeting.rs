@@ -1,8 +1,9 @@
 //! Ranks that meet in a store: they exchange memory, agree, and wait for each other.
 //!
-//! What a rank sends and gets does not grow with the number of ranks. Each publishes its card. Rank 0
-//! reads them all, compares, and publishes a [`Directory`]: which ranks are on which host, or why
-//! there is no meeting. The others wait for that one value, and read the cards of their own host.
+//! What a rank sends and gets does not grow with the number of ranks, but on rank 0. Each publishes its
+//! card. Rank 0 reads them all, compares, publishes for each host which ranks are there, and then its
+//! [`Verdict`]: that all have come, or why there is no meeting. The others wait for that one value, and
+//! read the cards of their own host.
 //!
 //! The meetings of one name are numbered. Whoever finds that one has ended, well or not, moves the
 //! number on, so that a meeting that failed is not in the way of the next.
@@ -13,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::directory::{Directory, Verdict};
+use super::directory::{Directory, Neighbours, Verdict};
 use crate::bootstrap::host_id;
 use crate::cpu::{Segment, SegmentDescriptor};
 use crate::store::Store;
@@ -102,8 +103,8 @@ impl Meeting<'_> {
     /// something else is told so.
     pub(super) fn share(&self, what: &str, own: Arc<Segment>) -> Result<Vec<Arc<Segment>>> {
         let host = host_id()?;
-        let (directory, cards) = self.gather(what, &own.descriptor(), &host)?;
-        if let Some((rank, theirs)) = directory.first_elsewhere(&host) {
+        let (elsewhere, cards) = self.gather(what, &own.descriptor(), &host)?;
+        if let Some((rank, theirs)) = elsewhere {
             return Err(self.refuse(format!(
                 "rank {rank} is on another host ({theirs}) than rank {} ({host}): memory \
                  cannot be shared, and there is no network transport yet",
@@ -121,14 +122,15 @@ impl Meeting<'_> {
         Ok(all)
     }
 
-    /// Publishes this rank's card; returns who is where, and the cards of this rank's host, in the order
-    /// of ranks.
+    /// Publishes this rank's card; returns a rank on another host, if there is one, and the cards of this
+    /// rank's host, in the order of ranks.
+    #[expect(clippy::type_complexity, reason = "one use")]
     pub(super) fn gather(
         &self,
         what: &str,
         own: &SegmentDescriptor,
         host: &str,
-    ) -> Result<(Directory, Vec<(u32, SegmentDescriptor)>)> {
+    ) -> Result<(Option<(u32, String)>, Vec<(u32, SegmentDescriptor)>)> {
         let class = class(what);
         let mut card = own.to_bytes().to_vec();
         card.extend((what.len() as u32).to_le_bytes());
@@ -137,7 +139,10 @@ impl Meeting<'_> {
         self.store.set(&self.card(class, self.rank), &card)?;
         let verdict = if self.rank == 0 {
             let verdict = match self.collect(class, what, own) {
-                Ok(directory) => Verdict::Complete(directory),
+                Ok(directory) => {
+                    self.publish_hosts(class, &directory)?;
+                    Verdict::Complete
+                }
                 Err(Error::Communicator { detail, .. }) => Verdict::Refused(detail),
                 Err(other) => return Err(other),
             };
@@ -145,19 +150,20 @@ impl Meeting<'_> {
         } else {
             self.verdict(class)?
         };
-        let directory = match verdict {
-            Verdict::Complete(directory) => directory,
-            Verdict::Refused(detail) => return Err(self.refuse(detail)),
-        };
+        if let Verdict::Refused(detail) = verdict {
+            return Err(self.refuse(detail));
+        }
+        let neighbours = self.store.get(&self.host(class, host), self.timeout)?;
+        let neighbours = Neighbours::from_bytes(&neighbours).ok_or_else(|| self.unreadable(0))?;
         let mut cards = Vec::new();
-        for (first, count) in directory.runs_on(host) {
+        for (first, count) in neighbours.runs {
             self.read_cards(class, first, count, |rank, card| {
                 let (descriptor, ..) = parse(card).ok_or_else(|| self.unreadable(rank))?;
                 cards.push((rank, descriptor));
                 Ok(())
             })?;
         }
-        Ok((directory, cards))
+        Ok((neighbours.elsewhere, cards))
     }
 
     /// Rank 0: reads all cards and compares them with its own.
@@ -181,6 +187,22 @@ impl Meeting<'_> {
             Ok(())
         })?;
         Ok(directory)
+    }
+
+    /// Rank 0: tells each host which ranks are there.
+    fn publish_hosts(&self, class: &str, directory: &Directory) -> Result<()> {
+        let values: Vec<_> = directory
+            .hosts()
+            .map(|(host, neighbours)| (self.host(class, host), neighbours.to_bytes()))
+            .collect();
+        for batch in values.chunks(BATCH as usize) {
+            let pairs: Vec<_> = batch
+                .iter()
+                .map(|(key, value)| (key.as_str(), value.as_slice()))
+                .collect();
+            self.store.multi_set(&pairs)?;
+        }
+        Ok(())
     }
 
     /// Reads the cards of `count` ranks from `first` on, as they come.
@@ -217,10 +239,10 @@ impl Meeting<'_> {
         Ok(())
     }
 
-    /// Other ranks: waits for the directory. The first whose time is over finds out who is missing, and
+    /// Other ranks: waits for the verdict. The first whose time is over finds out who is missing, and
     /// tells the others.
     fn verdict(&self, class: &str) -> Result<Verdict> {
-        let key = self.directory(class);
+        let key = self.verdict_key(class);
         let read = |timeout| {
             self.store
                 .get(&key, timeout)
@@ -259,7 +281,7 @@ impl Meeting<'_> {
 
     /// Publishes how the meeting has ended, unless another was first; returns what holds.
     fn publish(&self, class: &str, verdict: Verdict) -> Result<Verdict> {
-        let key = self.directory(class);
+        let key = self.verdict_key(class);
         // First, so that whoever knows the end comes into the next meeting.
         if let Some(number) = self.prefix.rsplit('/').next()
             && let Ok(next) = number.parse::<i64>().map(|number| number + 1)
@@ -282,7 +304,11 @@ impl Meeting<'_> {
         format!("{}/{class}/{rank}", self.prefix)
     }
 
-    fn directory(&self, class: &str) -> String {
+    fn host(&self, class: &str, host: &str) -> String {
+        format!("{}/{class}/host/{host}", self.prefix)
+    }
+
+    fn verdict_key(&self, class: &str) -> String {
         format!("{}/{class}/all", self.prefix)
     }
 
@@ -303,7 +329,13 @@ impl Meeting<'_> {
     }
 
     /// The last barrier of a meeting: all have read what there was to read, and it is deleted.
-    pub(super) fn end(&self, what: &str, published: &str, agreed: &[&str]) -> Result<()> {
+    pub(super) fn end(
+        &self,
+        what: &str,
+        published: &str,
+        host: &str,
+        agreed: &[&str],
+    ) -> Result<()> {
         let class = class(published);
         self.barrier_then(what, || {
             // What cannot be deleted stays; it is in nobody's way.
@@ -311,8 +343,9 @@ impl Meeting<'_> {
             let _ = self
                 .store
                 .delete(&format!("{}/seat/{}", self.prefix, self.rank));
+            let _ = self.store.delete(&self.host(class, host));
             if self.rank == 0 {
-                let _ = self.store.delete(&self.directory(class));
+                let _ = self.store.delete(&self.verdict_key(class));
                 for key in agreed {
                     let _ = self.store.delete(&format!("{}/{key}", self.prefix));
                 }
@@ -414,7 +447,7 @@ pub fn rehearse_meeting(
     };
     let (_, cards) = meeting.gather("pad-rehearsal", &own, host)?;
     meeting.agree("crowded", true)?;
-    meeting.end("mapped", "pad-rehearsal", &["crowded"])?;
+    meeting.end("mapped", "pad-rehearsal", host, &["crowded"])?;
     Ok(cards.len())
 }
 
