@@ -3,11 +3,13 @@
 //! ```text
 //! cargo run --release -p fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
 //! cargo run --release -p fusewire-benches -- observe
+//! cargo run --release -p fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
 //!
 //! Timings never decide the exit status; wrong results do.
 
 mod bare;
+mod bootstrap;
 mod children;
 mod machine;
 mod measure;
@@ -36,6 +38,8 @@ enum Subject {
     Versus(Versus),
     /// What the flight recorder and hooks add to a call.
     Observe(observe::Arguments),
+    /// Counts what it costs ranks to meet in a store.
+    Bootstrap(bootstrap::Arguments),
     /// One rank of a measurement; `versus` starts these.
     #[command(hide = true)]
     Rank(ranks::Arguments),
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
     let result = match Command::parse().subject {
         Subject::Versus(Versus::Mpi(arguments)) => versus::main(&arguments),
         Subject::Observe(arguments) => observe::main(&arguments),
+        Subject::Bootstrap(arguments) => bootstrap::main(&arguments),
         Subject::Rank(arguments) => ranks::main(&arguments),
     };
     match result {

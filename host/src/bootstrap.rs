@@ -1,15 +1,20 @@
 //! Rank, size, store and host, found out from the environment.
 //!
 //! The variables and their order are torchcomms' (`comms/torchcomms/utils/Utils.cpp`), so that a
-//! program starts under `torchrun` or `fusewire run` without options, and under `mpirun`, `mpiexec` or PALS with the
-//! store's address in `MASTER_ADDR` and `MASTER_PORT`.
+//! program starts under `torchrun` or `fusewire run` without options, and under `mpirun`, `srun` or PALS with
+//! the store's address in `MASTER_ADDR` and `MASTER_PORT`, or without where all ranks are on one host.
 
+mod local;
+
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::env;
 use std::fs;
+use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
-use crate::store::{Store, TcpStore, TcpStoreServer};
+use self::local::LocalStore;
+use crate::store::{PrefixStore, Store, StoreSecret, TcpStore, TcpStoreServer};
 use crate::{Error, Result};
 
 /// Which rank of how many this process is.
@@ -43,10 +48,12 @@ enum Method {
     Mpi,
     Pals,
     Torchrun,
+    Slurm,
 }
 
-/// In torchcomms' order: the first launcher whose variables are there wins.
-const LAUNCHERS: [Launcher; 5] = [
+/// In torchcomms' order, and Slurm: the first launcher whose variables are there wins. Slurm is last,
+/// for its variables are also there in what `torchrun` or `fusewire run` start within a step.
+const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         method: Method::Always,
         rank: "TORCHCOMM_RANK",
@@ -82,15 +89,27 @@ const LAUNCHERS: [Launcher; 5] = [
         local_rank: "LOCAL_RANK",
         local_size: "LOCAL_WORLD_SIZE",
     },
+    Launcher {
+        method: Method::Slurm,
+        rank: "SLURM_PROCID",
+        size: "SLURM_NTASKS",
+        local_rank: "SLURM_LOCALID",
+        // Slurm tells it only as a list of all hosts; see `Launcher::read`.
+        local_size: "",
+    },
 ];
+
+/// Address that rank 0's store listens at, in place of that of `MASTER_ADDR`.
+const BIND: &str = "FUSEWIRE_STORE_BIND";
 
 const QUERY_METHOD: &str = "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD";
 
 impl RankSize {
     /// Reads rank and size from the environment: `TORCHCOMM_RANK` and `TORCHCOMM_SIZE`, else those
-    /// of Open MPI, PMI, PALS, `torchrun`, in this order. A pair of which only one half is set is
-    /// passed over when a later pair is whole.
-    /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` (`auto`, `mpi`, `pals`, `torchrun`) restricts
+    /// of Open MPI, PMI, PALS, `torchrun`, Slurm, in this order. A pair of which only one half is set is
+    /// passed over when a later pair is whole. Slurm's count only in what `srun` has started, not in
+    /// the script of a batch job.
+    /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` (`auto`, `mpi`, `pals`, `torchrun`, `slurm`) restricts
     /// the search; every other value restricts it to the first pair.
     ///
     /// # Errors
@@ -112,7 +131,7 @@ impl RankSize {
         Self::find(variable)?.ok_or_else(|| {
             Error::bootstrap(
                 "neither rank nor size is in the environment; set TORCHCOMM_RANK and \
-                 TORCHCOMM_SIZE, or start with `fusewire run`, torchrun or mpirun",
+                 TORCHCOMM_SIZE, or start with `fusewire run`, torchrun, mpirun or srun",
             )
         })
     }
@@ -125,6 +144,7 @@ impl RankSize {
                 "mpi" => Some(Method::Mpi),
                 "pals" => Some(Method::Pals),
                 "torchrun" => Some(Method::Torchrun),
+                "slurm" => Some(Method::Slurm),
                 _ => Some(Method::Always),
             },
         };
@@ -132,6 +152,9 @@ impl RankSize {
         for launcher in &LAUNCHERS {
             if only.is_some_and(|only| launcher.method != only && launcher.method != Method::Always)
             {
+                continue;
+            }
+            if launcher.method == Method::Slurm && variable("SLURM_STEP_ID").is_none() {
                 continue;
             }
             match (variable(launcher.rank), variable(launcher.size)) {
@@ -170,23 +193,30 @@ impl Launcher {
             rank,
             size,
             local_rank: local(self.local_rank)?,
-            local_size: local(self.local_size)?,
+            local_size: match self.method {
+                Method::Slurm => variable("SLURM_STEP_NUM_NODES")
+                    .or_else(|| variable("SLURM_NNODES"))
+                    .is_some_and(|hosts| hosts.trim() == "1")
+                    .then_some(size),
+                _ => local(self.local_size)?,
+            },
         })
     }
 }
 
 /// A store found through the environment. On the rank that hosts the server, the server lives as
-/// long as this value.
+/// long as this value; the file of a store without a server is removed with the last rank's value.
 #[derive(Debug)]
 pub struct BootstrapStore {
-    store: Arc<TcpStore>,
+    store: Arc<dyn Store>,
     server: Option<TcpStoreServer>,
+    _local: Option<LocalStore>,
 }
 
 impl BootstrapStore {
     /// The store.
     pub fn store(&self) -> Arc<dyn Store> {
-        Arc::clone(&self.store) as Arc<dyn Store>
+        Arc::clone(&self.store)
     }
 
     /// Whether this rank hosts the server. Its other users must be done before it is dropped.
@@ -196,12 +226,17 @@ impl BootstrapStore {
 }
 
 /// Connects to the TCP store at `MASTER_ADDR` and `MASTER_PORT`. Rank 0 also hosts the server,
-/// unless `TORCHELASTIC_USE_AGENT_STORE` is `True`: then the launcher's agent hosts it. `timeout`
-/// bounds the connection and each later answer.
+/// unless `TORCHELASTIC_USE_AGENT_STORE` is `True`: then the launcher's agent hosts it, and each
+/// attempt of a job (`TORCHELASTIC_RESTART_COUNT`) has keys of its own. `timeout` bounds the
+/// connection and each later answer.
+///
+/// Where neither variable is set, and Open MPI, PMIx or Slurm say that all ranks are on this host, the
+/// ranks meet in a file, in a directory of the job's in `XDG_RUNTIME_DIR` or `/tmp`, which the last
+/// rank removes. All ranks make equally many calls.
 ///
 /// # Errors
-/// [`Error::Bootstrap`] when a variable is missing or wrong or the port cannot be bound,
-/// [`Error::Store`] when no server answers in time.
+/// [`Error::Bootstrap`] when a variable is missing or wrong, the port cannot be bound or the directory
+/// cannot be made, [`Error::Store`] when no server answers in time.
 pub fn store_from_env(rank: u32, size: u32, timeout: Duration) -> Result<BootstrapStore> {
     store_from_variables(&variable, rank, size, timeout)
 }
@@ -216,6 +251,17 @@ fn store_from_variables(
         return Err(Error::bootstrap(format!(
             "rank {rank} must be less than the size, {size}"
         )));
+    }
+    if variable("MASTER_ADDR").is_none()
+        && variable("MASTER_PORT").is_none()
+        && is_on_one_host(variable, rank, size)
+        && let Some(local) = LocalStore::open(variable, size)?
+    {
+        return Ok(BootstrapStore {
+            store: Arc::clone(&local.store) as Arc<dyn Store>,
+            server: None,
+            _local: Some(local),
+        });
     }
     let need = |name: &str| {
         variable(name).ok_or_else(|| {
@@ -237,23 +283,68 @@ fn store_from_variables(
         })?;
     let agent = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
     let server = if rank == 0 && !agent {
-        Some(bind_everywhere(port)?)
+        Some(host_server(variable, &host, port)?)
     } else {
         None
     };
-    let store = Arc::new(TcpStore::connect(host, port, timeout)?);
-    Ok(BootstrapStore { store, server })
+    let mut store: Arc<dyn Store> = Arc::new(TcpStore::connect(host, port, timeout)?);
+    if agent {
+        // The agent's store outlives an attempt that failed.
+        let attempt = variable("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
+        store = Arc::new(PrefixStore::new(format!("attempt-{attempt}"), store));
+    }
+    Ok(BootstrapStore {
+        store,
+        server,
+        _local: None,
+    })
 }
 
-/// Listens at all addresses: IPv6 and IPv4 where the host has IPv6, else IPv4.
-fn bind_everywhere(port: u16) -> Result<TcpStoreServer> {
-    TcpStoreServer::bind(("::", port))
-        .or_else(|_| TcpStoreServer::bind(("0.0.0.0", port)))
-        .map_err(|error| {
-            Error::bootstrap(format!(
-                "rank 0 cannot listen at MASTER_PORT={port} ({error}); choose a free port"
-            ))
-        })
+/// Whether the launcher says that all ranks are on this host.
+fn is_on_one_host(variable: &dyn Fn(&str) -> Option<String>, rank: u32, size: u32) -> bool {
+    let found = RankSize::find(variable).ok().flatten();
+    found
+        .is_some_and(|found| (found.rank, found.size, found.local_size) == (rank, size, Some(size)))
+}
+
+/// Listens at `FUSEWIRE_STORE_BIND` if that is set, at all addresses if clients need a secret, else
+/// only at the address that `MASTER_ADDR` is for this host.
+fn host_server(
+    variable: &dyn Fn(&str) -> Option<String>,
+    host: &str,
+    port: u16,
+) -> Result<TcpStoreServer> {
+    let secret = StoreSecret::from_env();
+    let everywhere = |secret: Option<StoreSecret>| {
+        TcpStoreServer::bind_with(("::", port), secret.clone())
+            .or_else(|_| TcpStoreServer::bind_with(("0.0.0.0", port), secret))
+    };
+    let bound = match variable(BIND) {
+        Some(address) => TcpStoreServer::bind_with((address.as_str(), port), secret),
+        None if secret.is_some() => everywhere(secret),
+        None if only_loopback_here(host) => {
+            // As Debian's /etc/hosts does: other hosts see another address under this name.
+            tracing::warn!(
+                host,
+                "MASTER_ADDR is a loopback address here only: the store listens at all addresses"
+            );
+            everywhere(None)
+        }
+        None => TcpStoreServer::bind_with((host, port), None),
+    };
+    bound.map_err(|error| {
+        Error::bootstrap(format!(
+            "rank 0 cannot listen at MASTER_ADDR={host}, MASTER_PORT={port} ({error}); choose a free \
+             port, or give an address of this host in {BIND}"
+        ))
+    })
+}
+
+/// Whether `host` is a name, other than that of the loopback, that means the loopback on this host.
+fn only_loopback_here(host: &str) -> bool {
+    let is_name = host.parse::<IpAddr>().is_err() && !host.starts_with("localhost");
+    let loopback = |mut found: std::vec::IntoIter<SocketAddr>| found.all(|a| a.ip().is_loopback());
+    is_name && (host, 0).to_socket_addrs().is_ok_and(loopback)
 }
 
 /// Names the host that this process runs on: two ranks with equal names can pass descriptors of
@@ -356,6 +447,41 @@ mod tests {
     }
 
     #[test]
+    fn slurm_counts_in_a_step_alone() {
+        const STEP: &[(&str, &str)] = &[
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_PROCID", "3"),
+            ("SLURM_NTASKS", "4"),
+            ("SLURM_STEP_NUM_NODES", "1"),
+            ("SLURM_LOCALID", "3"),
+        ];
+        let found = RankSize::from_variables(&environment(STEP)).unwrap();
+        assert_eq!((found.rank, found.size), (3, 4));
+        assert_eq!((found.local_rank, found.local_size), (Some(3), Some(4)));
+        assert!(is_on_one_host(&environment(STEP), 3, 4));
+        assert!(rank_size(&STEP[1..]).is_err(), "a batch script");
+        let two = |name: &str| match name {
+            "SLURM_STEP_NUM_NODES" => Some("2".to_owned()),
+            _ => environment(STEP)(name),
+        };
+        assert!(!is_on_one_host(&two, 3, 4));
+        let timeout = Duration::from_secs(1);
+        let error = store_from_variables(&two, 3, 4, timeout).unwrap_err();
+        assert!(error.to_string().contains("MASTER_ADDR"), "{error}");
+        let torchrun = |name: &str| match name {
+            "RANK" => Some("1".to_owned()),
+            "WORLD_SIZE" => Some("2".to_owned()),
+            _ => environment(STEP)(name),
+        };
+        assert_eq!(RankSize::from_variables(&torchrun).unwrap().rank, 1);
+        let slurm = |name: &str| match name {
+            QUERY_METHOD => Some("slurm".to_owned()),
+            _ => torchrun(name),
+        };
+        assert_eq!(RankSize::from_variables(&slurm).unwrap().rank, 3);
+    }
+
+    #[test]
     fn half_a_pair_does_not_hide_a_whole_one() {
         let pairs = &[("PALS_RANKID", "7"), ("RANK", "1"), ("WORLD_SIZE", "2")];
         assert_eq!(rank_size(pairs).unwrap(), (1, 2));
@@ -390,7 +516,7 @@ mod tests {
             (host.is_host(), peer.is_host(), agent.is_host()),
             (true, false, false)
         );
-        peer.store().set("k", b"v").unwrap();
+        peer.store().set("attempt-/k", b"v").unwrap();
         assert_eq!(agent.store().get("k", timeout).unwrap(), b"v");
 
         let missing = environment(&[("MASTER_ADDR", "localhost")]);
@@ -402,6 +528,22 @@ mod tests {
         let wrong = environment(&[("MASTER_ADDR", "localhost"), ("MASTER_PORT", "70000")]);
         let error = store_from_variables(&wrong, 0, 1, timeout).unwrap_err();
         assert!(error.to_string().contains("no port number"), "{error}");
+    }
+
+    #[test]
+    fn the_store_listens_only_where_it_was_asked_to() {
+        let free = TcpStoreServer::bind("127.0.0.1:0").unwrap().port();
+        let reach = |ip: &str| std::net::TcpStream::connect((ip, free)).is_ok();
+        let server = host_server(&environment(&[]), "127.0.0.1", free).unwrap();
+        assert!(reach("127.0.0.1") && !reach("127.0.0.2"));
+        drop(server);
+        let everywhere = environment(&[(BIND, "0.0.0.0")]);
+        let server = host_server(&everywhere, "127.0.0.1", free).unwrap();
+        assert!(reach("127.0.0.1") && reach("127.0.0.2"));
+        drop(server);
+        let error = host_server(&environment(&[]), "192.0.2.1", free).unwrap_err();
+        assert!(error.to_string().contains(BIND), "{error}");
+        assert!(!only_loopback_here("127.0.0.1") && !only_loopback_here("localhost"));
     }
 
     #[test]

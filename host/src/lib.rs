@@ -38,6 +38,8 @@ pub mod store;
 mod tensor;
 pub mod transport;
 
+#[doc(hidden)]
+pub use self::comm::rehearse_meeting;
 pub use self::comm::{
     Activity, AllGatherP, Batch, Communicator, Failure, FlightRecord, HookArguments, HookHandle,
     MAX_SIZE, P2pKind, P2pOp, RecordState, Registration, ReplayArguments, ReplayEdge, RmsNorm,

@@ -12,12 +12,12 @@ use fusewire_device::layout::{
     PadLayout, Progress, STATE_MAGIC,
 };
 
-use super::meeting::Meeting;
+use super::meeting::{Meeting, Seat};
 use super::observe::{Hooks, Recorder};
 use super::windows::Windows;
 use super::{Communicator, Inner, MAX_SIZE, nanoseconds};
 use crate::backend::Backend;
-use crate::bootstrap::{RankSize, store_from_env};
+use crate::bootstrap::{RankSize, host_id, store_from_env};
 use crate::cpu::{Segment, Stream};
 use crate::device::{Device, isa};
 use crate::options::Options;
@@ -52,14 +52,12 @@ impl Communicator {
         options: Options,
     ) -> Result<Self> {
         validate(name, rank, size, &options)?;
-        let entered = store.add(&format!("fusewire/{name}/enter"), 1)?;
-        // Ranks enter a name's next communicator only after the last one was complete.
-        let instance = (entered - 1) / i64::from(size);
+        let Seat { prefix } = Seat::take(&*store, name, rank, &host_id()?)?;
         Self::form(Forming {
             device,
             rank,
             size,
-            prefix: format!("fusewire/{name}/{instance}"),
+            prefix,
             store,
             name: name.to_owned(),
             options,
@@ -78,14 +76,16 @@ impl Communicator {
         } = &forming;
         let (rank, size) = (*rank, *size);
         let layout = layout(size, options);
-        let agreed = agreed_hash(size, options);
+        let agreed = format!("pad-{:016x}", agreed_hash(size, options));
         let meeting = forming.meeting();
         let pad = Segment::create(layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, options, forming.generation);
-        let pads = meeting.share(&format!("pad-{agreed:016x}"), pad)?;
+        let pads = meeting.share(&agreed, pad)?;
         let crowded = meeting.agree("crowded", size > cores())?;
         let comm = Self::assemble(forming, (rank, size), layout, crowded, pads, None);
-        comm.meet("mapped")?;
+        let mapped = format!("mapped-{}", comm.next_host_call());
+        comm.meeting()
+            .end(&mapped, &agreed, &host_id()?, &["crowded"])?;
         Ok(comm)
     }
 
@@ -313,7 +313,7 @@ pub(super) struct Forming {
 }
 
 impl Forming {
-    fn meeting(&self) -> Meeting<'_> {
+    pub(super) fn meeting(&self) -> Meeting<'_> {
         Meeting {
             store: &*self.store,
             prefix: &self.prefix,
@@ -365,6 +365,18 @@ impl Store for EnvStore {
     }
     fn delete(&self, key: &str) -> Result<bool> {
         self.store.delete(key)
+    }
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.append(key, value)
+    }
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.store.multi_get(keys, timeout)
+    }
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        self.store.multi_set(pairs)
+    }
+    fn num_keys(&self) -> Result<u64> {
+        self.store.num_keys()
     }
 }
 
@@ -420,7 +432,7 @@ pub(super) fn validate(name: &str, rank: u32, size: u32, options: &Options) -> R
 }
 
 /// Hash of everything that must be equal on all ranks.
-fn agreed_hash(size: u32, options: &Options) -> u64 {
+pub(super) fn agreed_hash(size: u32, options: &Options) -> u64 {
     let mut hasher = DefaultHasher::new();
     LAYOUT_VERSION.hash(&mut hasher);
     size.hash(&mut hasher);

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use super::bootstrap::{Forming, store_of_environment, validate};
+use super::bootstrap::{Forming, agreed_hash, store_of_environment, validate};
+use super::meeting::Seat;
 use super::observe::Hooks;
 use super::submit::invalid;
 use super::{Communicator, nanoseconds};
 use crate::Result;
 use crate::backend::{self, Backend, Setup};
-use crate::bootstrap::RankSize;
+use crate::bootstrap::{RankSize, host_id};
+use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
 use crate::options::Options;
 use crate::store::{PrefixStore, Store};
@@ -68,24 +70,42 @@ pub fn new_comm(
     if size == 0 || rank >= size {
         return Err(invalid("new_comm", format!("rank {rank} of {size}")));
     }
-    let entered = store.add(&format!("fusewire/{name}/enter"), 1)?;
-    let instance = (entered - 1) / i64::from(size);
+    let Seat { prefix } = Seat::take(&*store, name, rank, &host_id()?)?;
     let forming = Forming {
         device,
         rank,
         size,
-        prefix: format!("fusewire/{name}/{instance}"),
+        prefix,
         store,
         name: name.to_owned(),
         options,
         generation: 0,
         hooks: Hooks::default(),
     };
-    let made = backend::create(backend, &forming.setup())?;
-    Communicator::over(made, forming)
+    forming
+        .met(|forming| backend::create(backend, &forming.setup()))
+        .and_then(|made| Communicator::over(made, forming))
 }
 
 impl Forming {
+    /// Meets the other ranks, whichever their hosts, and runs `make` before the meeting ends.
+    fn met<R>(&self, make: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+        let agreed = format!("pad-{:016x}", agreed_hash(self.size, &self.options));
+        let (meeting, host) = (self.meeting(), host_id()?);
+        // Nobody maps anything.
+        let nothing = SegmentDescriptor {
+            pid: std::process::id(),
+            fd: 0,
+            bytes: 1,
+            inode: 0,
+            start_time: 0,
+        };
+        meeting.gather(&agreed, &nothing, &host)?;
+        let made = make(self)?;
+        meeting.end("made", &agreed, &host, &[])?;
+        Ok(made)
+    }
+
     /// What a backend is made from; its keys are apart.
     pub(super) fn setup(&self) -> Setup {
         Setup {

@@ -1,13 +1,30 @@
 //! Ranks that meet in a store: they exchange memory, agree, and wait for each other.
+//!
+//! What a rank sends and gets does not grow with the number of ranks, but on rank 0. Each publishes its
+//! card. Rank 0 reads them all, compares, publishes for each host which ranks are there, and then its
+//! [`Verdict`]: that all have come, or why there is no meeting. The others wait for that one value, and
+//! read the cards of their own host.
+//!
+//! The meetings of one name are numbered. Whoever finds that one has ended, well or not, moves the
+//! number on, so that a meeting that failed is not in the way of the next.
 
+use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::directory::{Directory, Neighbours, Verdict};
 use crate::bootstrap::host_id;
 use crate::cpu::{Segment, SegmentDescriptor};
 use crate::store::Store;
 use crate::{Error, Result};
+
+/// Cards that are read in one request.
+const BATCH: u32 = 1024;
+
+/// How long a rank waits for another to find out who is missing.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Ranks that meet in a store.
 pub(super) struct Meeting<'a> {
@@ -19,60 +36,280 @@ pub(super) struct Meeting<'a> {
     pub(super) timeout: Duration,
 }
 
+/// A place among those who meet under a name.
+#[derive(Debug)]
+pub(super) struct Seat {
+    /// What the keys of this meeting begin with.
+    pub(super) prefix: String,
+}
+
+impl Seat {
+    /// Takes the seat of `rank` in the present meeting of `name`.
+    pub(super) fn take(store: &dyn Store, name: &str, rank: u32, host: &str) -> Result<Self> {
+        /// Tells threads of one process from each other.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let own = format!("{}/{count}/{host}", std::process::id());
+        loop {
+            let number = store.add(&number_key(name), 0)?;
+            let prefix = format!("fusewire/{name}/{number}");
+            let key = format!("{prefix}/seat/{rank}");
+            let mut there = store.compare_set(&key, b"", own.as_bytes())?;
+            if there != own.as_bytes() && is_dead(&there, host) {
+                there = store.compare_set(&key, &there, own.as_bytes())?;
+            }
+            // The meeting may have ended before the seat was taken; then there is a next one.
+            let taken = there == own.as_bytes();
+            if store.add(&number_key(name), 0)? != number {
+                if taken {
+                    let _ = store.delete(&key);
+                }
+                continue;
+            }
+            if taken {
+                return Ok(Self { prefix });
+            }
+            let there = String::from_utf8_lossy(&there).into_owned();
+            let process = there.split('/').next().unwrap_or_default();
+            return Err(Error::Communicator {
+                name: name.to_owned(),
+                detail: format!(
+                    "rank {rank} is taken, by process {process} ({there}): each rank joins once"
+                ),
+            });
+        }
+    }
+}
+
+fn number_key(name: &str) -> String {
+    format!("fusewire/{name}/number")
+}
+
+/// Whether a seat is that of a process of this host which is no more.
+fn is_dead(seat: &[u8], host: &str) -> bool {
+    let Ok(seat) = str::from_utf8(seat) else {
+        return false;
+    };
+    let mut parts = seat.splitn(3, '/');
+    let (process, _, theirs) = (parts.next(), parts.next(), parts.next());
+    theirs == Some(host)
+        && process
+            .and_then(|process| process.parse::<u32>().ok())
+            .is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists())
+}
+
 impl Meeting<'_> {
     /// Publishes this rank's segment and maps everybody's. `what` holds whatever must agree: a rank with
     /// something else is told so.
     pub(super) fn share(&self, what: &str, own: Arc<Segment>) -> Result<Vec<Arc<Segment>>> {
-        let key = |rank: u32| format!("{}/{}/{rank}", self.prefix, class(what));
-        let mut card = own.descriptor().to_bytes().to_vec();
         let host = host_id()?;
+        let (elsewhere, cards) = self.gather(what, &own.descriptor(), &host)?;
+        if let Some((rank, theirs)) = elsewhere {
+            return Err(self.refuse(format!(
+                "rank {rank} is on another host ({theirs}) than rank {} ({host}): memory \
+                 cannot be shared, and there is no network transport yet",
+                self.rank
+            )));
+        }
+        let mut all = Vec::with_capacity(self.size as usize);
+        for (rank, descriptor) in cards {
+            all.push(if rank == self.rank {
+                Arc::clone(&own)
+            } else {
+                Segment::open(&descriptor, rank)?
+            });
+        }
+        Ok(all)
+    }
+
+    /// Publishes this rank's card; returns a rank on another host, if there is one, and the cards of this
+    /// rank's host, in the order of ranks.
+    #[expect(clippy::type_complexity, reason = "one use")]
+    pub(super) fn gather(
+        &self,
+        what: &str,
+        own: &SegmentDescriptor,
+        host: &str,
+    ) -> Result<(Option<(u32, String)>, Vec<(u32, SegmentDescriptor)>)> {
+        let class = class(what);
+        let mut card = own.to_bytes().to_vec();
         card.extend((what.len() as u32).to_le_bytes());
         card.extend(what.as_bytes());
         card.extend(host.as_bytes());
-        self.store.set(&key(self.rank), &card)?;
-        let mut all = Vec::with_capacity(self.size as usize);
-        for rank in 0..self.size {
-            if rank == self.rank {
-                all.push(Arc::clone(&own));
-                continue;
-            }
-            let card = self
-                .store
-                .get(&key(rank), self.timeout)
-                .map_err(|error| match error {
-                    Error::StoreTimeout { .. } => self.refuse(format!(
-                        "rank {rank} did not come within {:.1} s",
-                        self.timeout.as_secs_f64()
-                    )),
-                    other => other,
-                })?;
-            let (descriptor, theirs, their_host) = parse(&card)
-                .ok_or_else(|| self.refuse(format!("rank {rank} published something else")))?;
+        self.store.set(&self.card(class, self.rank), &card)?;
+        let verdict = if self.rank == 0 {
+            let verdict = match self.collect(class, what, own) {
+                Ok(directory) => {
+                    self.publish_hosts(class, &directory)?;
+                    Verdict::Complete
+                }
+                Err(Error::Communicator { detail, .. }) => Verdict::Refused(detail),
+                Err(other) => return Err(other),
+            };
+            self.publish(class, verdict)?
+        } else {
+            self.verdict(class)?
+        };
+        if let Verdict::Refused(detail) = verdict {
+            return Err(self.refuse(detail));
+        }
+        let neighbours = self.store.get(&self.host(class, host), self.timeout)?;
+        let neighbours = Neighbours::from_bytes(&neighbours).ok_or_else(|| self.unreadable(0))?;
+        let mut cards = Vec::new();
+        for (first, count) in neighbours.runs {
+            self.read_cards(class, first, count, |rank, card| {
+                let (descriptor, ..) = parse(card).ok_or_else(|| self.unreadable(rank))?;
+                cards.push((rank, descriptor));
+                Ok(())
+            })?;
+        }
+        Ok((neighbours.elsewhere, cards))
+    }
+
+    /// Rank 0: reads all cards and compares them with its own.
+    fn collect(&self, class: &str, what: &str, own: &SegmentDescriptor) -> Result<Directory> {
+        let mut directory = Directory::default();
+        self.read_cards(class, 0, self.size, |rank, card| {
+            let (descriptor, theirs, host) = parse(card).ok_or_else(|| self.unreadable(rank))?;
             if theirs != what {
                 return Err(self.refuse(format!(
-                    "rank {rank} has other options (or calls) than rank {}: all agreed options \
-                     must be equal on all ranks",
-                    self.rank
+                    "rank {rank} has other options (or calls) than rank 0: all agreed options \
+                     must be equal on all ranks"
                 )));
             }
-            if their_host != host {
+            if descriptor.bytes != own.bytes {
                 return Err(self.refuse(format!(
-                    "rank {rank} is on another host ({their_host}) than rank {} ({host}): memory \
-                     cannot be shared, and there is no network transport yet",
-                    self.rank
+                    "rank {rank} contributes {} bytes, rank 0 {}: sizes must be equal",
+                    descriptor.bytes, own.bytes
                 )));
             }
-            if descriptor.bytes != own.bytes() {
-                return Err(self.refuse(format!(
-                    "rank {rank} contributes {} bytes, rank {} {}: sizes must be equal",
-                    descriptor.bytes,
-                    self.rank,
-                    own.bytes()
-                )));
-            }
-            all.push(Segment::open(&descriptor, rank)?);
+            directory.push(host);
+            Ok(())
+        })?;
+        Ok(directory)
+    }
+
+    /// Rank 0: tells each host which ranks are there.
+    fn publish_hosts(&self, class: &str, directory: &Directory) -> Result<()> {
+        let values: Vec<_> = directory
+            .hosts()
+            .map(|(host, neighbours)| (self.host(class, host), neighbours.to_bytes()))
+            .collect();
+        for batch in values.chunks(BATCH as usize) {
+            let pairs: Vec<_> = batch
+                .iter()
+                .map(|(key, value)| (key.as_str(), value.as_slice()))
+                .collect();
+            self.store.multi_set(&pairs)?;
         }
-        Ok(all)
+        Ok(())
+    }
+
+    /// Reads the cards of `count` ranks from `first` on, as they come.
+    fn read_cards(
+        &self,
+        class: &str,
+        first: u32,
+        count: u32,
+        mut each: impl FnMut(u32, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let started = Instant::now();
+        let mut from = first;
+        while from < first + count {
+            let to = (from + BATCH).min(first + count);
+            let keys: Vec<_> = (from..to).map(|rank| self.card(class, rank)).collect();
+            let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+            let left = self.timeout.saturating_sub(started.elapsed());
+            let cards = self
+                .store
+                .multi_get(&keys, left.max(Duration::from_millis(1)))
+                .map_err(|error| match error {
+                    // A prefix of the store may precede the key.
+                    Error::StoreTimeout { key, .. } => {
+                        let missing = keys.iter().position(|known| key.ends_with(known));
+                        self.missing(from + missing.unwrap_or_default() as u32)
+                    }
+                    other => other,
+                })?;
+            for (rank, card) in (from..to).zip(&cards) {
+                each(rank, card)?;
+            }
+            from = to;
+        }
+        Ok(())
+    }
+
+    /// Other ranks: waits for the verdict. The first whose time is over finds out who is missing, and
+    /// tells the others.
+    fn verdict(&self, class: &str) -> Result<Verdict> {
+        let key = self.verdict_key(class);
+        let read = |timeout| {
+            self.store
+                .get(&key, timeout)
+                .and_then(|bytes| Verdict::from_bytes(&bytes).ok_or_else(|| self.unreadable(0)))
+        };
+        match read(self.timeout) {
+            Err(Error::StoreTimeout { .. }) => {}
+            other => return other,
+        }
+        if self.store.add(&format!("{key}/late"), 1)? != 1 {
+            return match read(GRACE) {
+                Err(Error::StoreTimeout { .. }) => Err(self.refuse(format!(
+                    "not all of the {} ranks came within {:.1} s",
+                    self.size,
+                    self.timeout.as_secs_f64()
+                ))),
+                other => other,
+            };
+        }
+        let missing = self.first_missing(class)?;
+        let Error::Communicator { detail, .. } = self.missing(missing) else {
+            unreachable!("the error of a missing rank")
+        };
+        self.publish(class, Verdict::Refused(detail))
+    }
+
+    /// The first rank without a card. Rank 0 if there is none: it has not said so.
+    fn first_missing(&self, class: &str) -> Result<u32> {
+        for rank in 0..self.size {
+            if !self.store.check(&[&self.card(class, rank)])? {
+                return Ok(rank);
+            }
+        }
+        Ok(0)
+    }
+
+    /// Publishes how the meeting has ended, unless another was first; returns what holds.
+    fn publish(&self, class: &str, verdict: Verdict) -> Result<Verdict> {
+        let key = self.verdict_key(class);
+        // First, so that whoever knows the end comes into the next meeting.
+        if let Some(number) = self.prefix.rsplit('/').next()
+            && let Ok(next) = number.parse::<i64>().map(|number| number + 1)
+        {
+            let next = next.to_string();
+            self.store
+                .compare_set(&number_key(self.name), number.as_bytes(), next.as_bytes())?;
+        }
+        let own = verdict.to_bytes();
+        let holds = self.store.compare_set(&key, b"", &own)?;
+        if holds == own {
+            // Again, because a server of PyTorch before 2.1 wakes nobody for the above.
+            self.store.set(&key, &own)?;
+            return Ok(verdict);
+        }
+        Verdict::from_bytes(&holds).ok_or_else(|| self.unreadable(0))
+    }
+
+    fn card(&self, class: &str, rank: u32) -> String {
+        format!("{}/{class}/{rank}", self.prefix)
+    }
+
+    fn host(&self, class: &str, host: &str) -> String {
+        format!("{}/{class}/host/{host}", self.prefix)
+    }
+
+    fn verdict_key(&self, class: &str) -> String {
+        format!("{}/{class}/all", self.prefix)
     }
 
     /// What rank 0 says, for decisions that must be the same on all ranks.
@@ -88,26 +325,63 @@ impl Meeting<'_> {
     /// Waits until all ranks are here; rank 0 also until all others know it, because its process may host
     /// the store and end right after.
     pub(super) fn barrier(&self, what: &str) -> Result<()> {
+        self.barrier_then(what, || ())
+    }
+
+    /// The last barrier of a meeting: all have read what there was to read, and it is deleted.
+    pub(super) fn end(
+        &self,
+        what: &str,
+        published: &str,
+        host: &str,
+        agreed: &[&str],
+    ) -> Result<()> {
+        let class = class(published);
+        self.barrier_then(what, || {
+            // What cannot be deleted stays; it is in nobody's way.
+            let _ = self.store.delete(&self.card(class, self.rank));
+            let _ = self
+                .store
+                .delete(&format!("{}/seat/{}", self.prefix, self.rank));
+            let _ = self.store.delete(&self.host(class, host));
+            if self.rank == 0 {
+                let _ = self.store.delete(&self.verdict_key(class));
+                for key in agreed {
+                    let _ = self.store.delete(&format!("{}/{key}", self.prefix));
+                }
+            }
+        })
+    }
+
+    /// `clean` runs when all ranks are here, and before the store may go.
+    fn barrier_then(&self, what: &str, clean: impl FnOnce()) -> Result<()> {
         if self.size == 1 {
+            clean();
             return Ok(());
         }
         let key = format!("{}/{what}", self.prefix);
         let started = Instant::now();
-        let (all, gone) = (format!("{key}/all"), format!("{key}/gone"));
+        let (all, gone, left) = (
+            format!("{key}/all"),
+            format!("{key}/gone"),
+            format!("{key}/left"),
+        );
         if self.store.add(&key, 1)? == i64::from(self.size) {
             self.store.set(&all, b"1")?;
         } else {
             self.await_key(&all, started)?;
         }
+        clean();
         if self.rank == 0 {
-            self.await_key(&gone, started)
-        } else if self.store.add(&format!("{key}/left"), 1)? == i64::from(self.size) - 1 {
+            self.await_key(&gone, started)?;
+            for key in [&key, &all, &left, &gone] {
+                let _ = self.store.delete(key);
+            }
+        } else if self.store.add(&left, 1)? == i64::from(self.size) - 1 {
             // If rank 0 sees the key it may leave at once, with the store: the answer does not matter.
             let _ = self.store.set(&gone, b"1");
-            Ok(())
-        } else {
-            Ok(())
         }
+        Ok(())
     }
 
     fn await_key(&self, key: &str, started: Instant) -> Result<()> {
@@ -123,12 +397,58 @@ impl Meeting<'_> {
             })
     }
 
+    fn missing(&self, rank: u32) -> Error {
+        self.refuse(format!(
+            "rank {rank} did not come within {:.1} s",
+            self.timeout.as_secs_f64()
+        ))
+    }
+
+    fn unreadable(&self, rank: u32) -> Error {
+        self.refuse(format!("rank {rank} published something else"))
+    }
+
     fn refuse(&self, detail: String) -> Error {
         Error::Communicator {
             name: self.name.to_owned(),
             detail,
         }
     }
+}
+
+/// Meets as [`Communicator::new`](super::Communicator::new) does, on the pretended host `host`, without
+/// mapping memory; returns how many ranks are on it. For measurements.
+///
+/// # Errors
+/// As [`Communicator::new`](super::Communicator::new).
+#[doc(hidden)]
+pub fn rehearse_meeting(
+    store: &dyn Store,
+    name: &str,
+    (rank, size): (u32, u32),
+    host: &str,
+    timeout: Duration,
+) -> Result<usize> {
+    let seat = Seat::take(store, name, rank, host)?;
+    let meeting = Meeting {
+        store,
+        prefix: &seat.prefix,
+        name,
+        rank,
+        size,
+        timeout,
+    };
+    let own = SegmentDescriptor {
+        pid: std::process::id(),
+        fd: rank,
+        bytes: 1,
+        inode: 1,
+        start_time: 1,
+    };
+    let (_, cards) = meeting.gather("pad-rehearsal", &own, host)?;
+    meeting.agree("crowded", true)?;
+    meeting.end("mapped", "pad-rehearsal", host, &["crowded"])?;
+    Ok(cards.len())
 }
 
 /// The key of a publication: without the hash of what must agree, so that ranks that differ meet.

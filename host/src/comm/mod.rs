@@ -3,6 +3,7 @@
 mod batch;
 mod bootstrap;
 mod create;
+mod directory;
 mod failure;
 mod fused;
 mod handoff;
@@ -38,6 +39,7 @@ pub use self::bootstrap::run_threads;
 pub use self::create::new_comm;
 pub use self::failure::{Activity, Failure};
 pub use self::fused::RmsNorm;
+pub use self::meeting::rehearse_meeting;
 pub use self::observe::{
     FlightRecord, HookArguments, HookHandle, RecordState, ReplayArguments, ReplayEdge,
 };

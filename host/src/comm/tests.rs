@@ -7,7 +7,7 @@ use std::thread;
 use super::Communicator;
 use crate::device::Device;
 use crate::options::Options;
-use crate::store::{Store, TcpStore, TcpStoreServer};
+use crate::store::{MemoryStore, Store, TcpStore, TcpStoreServer};
 use crate::{Error, Result};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -96,4 +96,98 @@ fn options_that_overflow_the_layout_are_refused() {
             .expect_err("more than an address space");
         assert!(error.to_string().contains("at most"), "{error}");
     }
+}
+
+fn join_named(
+    rank: u32,
+    size: u32,
+    store: &Arc<MemoryStore>,
+    timeout: u64,
+) -> Result<Communicator> {
+    let options = Options {
+        timeout: Duration::from_millis(timeout),
+        ..Options::default()
+    };
+    let store: Arc<dyn Store> = Arc::clone(store) as Arc<dyn Store>;
+    Communicator::new(Device::Cpu, rank, size, store, "again", options)
+}
+
+/// The error of each of `ranks`, which meet at the same time.
+fn errors(ranks: &[u32], size: u32, store: &Arc<MemoryStore>) -> Vec<String> {
+    thread::scope(|scope| {
+        let ranks: Vec<_> = ranks
+            .iter()
+            .map(|rank| scope.spawn(move || join_named(*rank, size, store, 300)))
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().unwrap().map(drop).unwrap_err().to_string())
+            .collect()
+    })
+}
+
+fn all_meet(size: u32, store: &Arc<MemoryStore>) {
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| scope.spawn(move || join_named(rank, size, store, 10_000).map(drop)))
+            .collect();
+        ranks
+            .into_iter()
+            .for_each(|rank| rank.join().unwrap().unwrap());
+    });
+}
+
+#[test]
+fn who_did_not_come_is_named_and_the_next_try_is_not_in_the_way() {
+    let store = Arc::new(MemoryStore::new());
+    for (there, missing) in [
+        (&[0, 1, 3][..], 2),
+        (&[1, 2, 3], 0),
+        (&[2, 3], 0),
+        (&[0], 1),
+    ] {
+        for error in errors(there, 4, &store) {
+            let expected = format!("rank {missing} did not come within 0.3 s");
+            assert!(error.contains(&expected), "{error}");
+        }
+        all_meet(4, &store);
+    }
+}
+
+#[test]
+fn a_rank_joins_once() {
+    let store = Arc::new(MemoryStore::new());
+    thread::scope(|scope| {
+        let first = scope.spawn(|| join_named(1, 2, &store, 10_000).map(drop));
+        while !store.check(&["fusewire/again/0/pad/1"]).unwrap() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let error = join_named(1, 2, &store, 10_000).unwrap_err().to_string();
+        assert!(error.contains("rank 1 is taken, by process"), "{error}");
+        // The first does not mind.
+        join_named(0, 2, &store, 10_000).unwrap();
+        first.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn the_seat_of_a_process_that_is_no_more_is_free() {
+    let store = Arc::new(MemoryStore::new());
+    // No process has an id beyond the kernel's limit of 2^22.
+    let dead = format!("4194305/0/{}", crate::bootstrap::host_id().unwrap());
+    store
+        .set("fusewire/again/0/seat/0", dead.as_bytes())
+        .unwrap();
+    all_meet(2, &store);
+}
+
+#[test]
+fn a_meeting_that_has_ended_leaves_only_its_number() {
+    let store = Arc::new(MemoryStore::new());
+    all_meet(3, &store);
+    // The number of the next meeting; nothing that grows with the meetings.
+    let left = store.num_keys().unwrap();
+    all_meet(3, &store);
+    all_meet(5, &store);
+    assert_eq!((left, store.num_keys().unwrap()), (1, 1));
 }

@@ -100,4 +100,30 @@ impl Store for MemoryStore {
     fn delete(&self, key: &str) -> Result<bool> {
         Ok(self.table().delete(key.as_bytes()))
     }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.table().append(key.as_bytes(), value);
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let table = self.wait_locked(keys, timeout)?;
+        let value = |key: &&str| table.get(key.as_bytes()).unwrap_or_default().to_vec();
+        Ok(keys.iter().map(value).collect())
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        let mut table = self.table();
+        for (key, value) in pairs {
+            table.set(key.as_bytes(), value);
+        }
+        drop(table);
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
+    fn num_keys(&self) -> Result<u64> {
+        Ok(self.table().len() as u64)
+    }
 }

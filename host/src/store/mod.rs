@@ -5,23 +5,31 @@
 //! `torch.distributed` can stand in for each other: counters are kept as decimal text, and
 //! [`Store::compare_set`] on an absent key answers as PyTorch does.
 
+mod file;
 mod memory;
 mod prefix;
+mod secret;
 mod server;
+mod session;
 mod table;
+mod talk;
 mod tcp;
 mod wire;
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests;
 
 use core::fmt;
 use core::time::Duration;
 
+pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
-pub use server::TcpStoreServer;
-pub use tcp::TcpStore;
+pub use secret::StoreSecret;
+pub use server::{StoreTraffic, TcpStoreServer};
+pub use tcp::{StoreOptions, StoreProtocol, TcpStore};
 
 use crate::Result;
 
@@ -77,4 +85,50 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
     fn delete(&self, key: &str) -> Result<bool>;
+
+    /// Adds `value` to the end of the value at `key`; an absent key is empty.
+    ///
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when the store has no append (a server of PyTorch before
+    /// 2.1 has none), when the value becomes too large, or when the store cannot be reached.
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        let _ = value;
+        Err(crate::Error::store(
+            "append",
+            key,
+            "this store has no append",
+        ))
+    }
+
+    /// Waits until all of `keys` exist, then returns their values, in the order of `keys`.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.wait(keys, timeout)?;
+        keys.iter().map(|key| self.get(key, timeout)).collect()
+    }
+
+    /// Stores every value under its key.
+    ///
+    /// # Errors
+    /// As [`Store::set`]; some of the values may then have been stored.
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        pairs
+            .iter()
+            .try_for_each(|(key, value)| self.set(key, value))
+    }
+
+    /// How many keys there are, also those outside of a prefix. A server of PyTorch counts one key of
+    /// its own for each `TCPStore` that was given a world size.
+    ///
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when the store cannot count, or cannot be reached.
+    fn num_keys(&self) -> Result<u64> {
+        Err(crate::Error::store(
+            "num_keys",
+            "",
+            "this store does not count its keys",
+        ))
+    }
 }

@@ -62,4 +62,28 @@ impl Store for PrefixStore {
     fn delete(&self, key: &str) -> Result<bool> {
         self.inner.delete(&self.key(key))
     }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.inner.append(&self.key(key), value)
+    }
+
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.with_keys(keys, |keys| self.inner.multi_get(keys, timeout))
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        let pairs: Vec<_> = pairs
+            .iter()
+            .map(|(key, value)| (self.key(key), *value))
+            .collect();
+        let pairs: Vec<_> = pairs
+            .iter()
+            .map(|(key, value)| (key.as_str(), *value))
+            .collect();
+        self.inner.multi_set(&pairs)
+    }
+
+    fn num_keys(&self) -> Result<u64> {
+        self.inner.num_keys()
+    }
 }

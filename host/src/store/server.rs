@@ -1,58 +1,106 @@
 //! The server of a TCP store: one thread, one table, PyTorch's wire protocol.
 
-use core::mem;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use super::table::Table;
-use super::wire::{self, Query, Request, Unread, Writer};
+use super::secret::StoreSecret;
+use super::session::{Hub, Session, Token};
 use crate::{Error, Result};
 
-/// Bytes of unread answers at which a connection is not listened to any more.
-const MAX_PENDING_ANSWER: usize = 1 << 20;
+/// Connections that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
+const BACKLOG: i32 = 4096;
+
+/// What a server has handled so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreTraffic {
+    /// Connections that were accepted.
+    pub connections: u64,
+    /// Requests that were handled.
+    pub requests: u64,
+    /// Bytes that came from clients.
+    pub received: u64,
+    /// Bytes that went to clients.
+    pub sent: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    connections: AtomicU64,
+    requests: AtomicU64,
+    received: AtomicU64,
+    sent: AtomicU64,
+}
 
 /// Serves a table to [`TcpStore`](super::TcpStore) clients and to PyTorch's `TCPStore` clients of
-/// the same byte order.
+/// the same byte order: those of PyTorch 2.1 and later, and those before, which number their requests
+/// otherwise. The first bytes of a connection tell which. `watch_key` of old clients is not served.
 ///
 /// The server runs on a thread of its own and stops when this value is dropped; clients that are
-/// connected then get errors. There is no authentication: whoever reaches the port can read
-/// and write, so it belongs on a cluster's inner network, as PyTorch's does.
+/// connected then get errors. Without a secret there is no authentication: whoever reaches the
+/// port can read and write, so it belongs on a cluster's inner network, as PyTorch's does. With a
+/// [`StoreSecret`] only clients that have it are served; nothing is encrypted in either case.
 #[derive(Debug)]
 pub struct TcpStoreServer {
     port: u16,
     stop: UnixStream,
+    counters: Arc<Counters>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TcpStoreServer {
-    /// Listens at `address`; port 0 takes any free port, which [`TcpStoreServer::port`] tells.
+    /// Listens at `address`; port 0 takes any free port, which [`TcpStoreServer::port`] tells. Clients
+    /// must have the secret that is in `FUSEWIRE_STORE_SECRET`, if that is set.
     ///
     /// # Errors
     /// [`Error::Store`] when the address cannot be bound or the thread cannot be started.
     pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
-        Self::start(address).map_err(|error| Error::store_io("bind", "", error))
+        Self::bind_with(address, StoreSecret::from_env())
     }
 
-    fn start(address: impl ToSocketAddrs) -> io::Result<Self> {
+    /// As [`TcpStoreServer::bind`], with this secret, or none. With one, clients of PyTorch are refused.
+    ///
+    /// # Errors
+    /// As [`TcpStoreServer::bind`].
+    pub fn bind_with(address: impl ToSocketAddrs, secret: Option<StoreSecret>) -> Result<Self> {
+        Self::start(address, secret).map_err(|error| Error::store_io("bind", "", error))
+    }
+
+    fn start(address: impl ToSocketAddrs, secret: Option<StoreSecret>) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let port = listener.local_addr()?.port();
+        // SAFETY: the descriptor is that of a live listener; a second `listen` only sets the backlog.
+        if unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
         let (stop, stopped) = UnixStream::pair()?;
+        let counters = Arc::<Counters>::default();
         let server = Server {
+            poll: Poll::new()?,
             listener,
             stopped,
-            table: Table::default(),
-            clients: Vec::new(),
+            hub: Hub::default(),
+            secret,
+            clients: HashMap::new(),
+            next: FIRST_CLIENT,
+            counters: Arc::clone(&counters),
         };
+        server.poll.add(server.stopped.as_raw_fd(), STOP)?;
+        server.poll.add(server.listener.as_raw_fd(), LISTENER)?;
         let thread = thread::Builder::new()
             .name("fusewire-store".to_owned())
             .spawn(|| server.run())?;
         Ok(Self {
             port,
             stop,
+            counters,
             thread: Some(thread),
         })
     }
@@ -60,6 +108,17 @@ impl TcpStoreServer {
     /// The port that the server listens at.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// What the server has handled so far.
+    pub fn traffic(&self) -> StoreTraffic {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        StoreTraffic {
+            connections: read(&self.counters.connections),
+            requests: read(&self.counters.requests),
+            received: read(&self.counters.received),
+            sent: read(&self.counters.sent),
+        }
     }
 }
 
@@ -75,148 +134,153 @@ impl Drop for TcpStoreServer {
     }
 }
 
+const STOP: Token = 0;
+const LISTENER: Token = 1;
+const FIRST_CLIENT: Token = 2;
+
 struct Server {
+    poll: Poll,
     listener: TcpListener,
     stopped: UnixStream,
-    table: Table,
-    clients: Vec<Client>,
+    hub: Hub,
+    secret: Option<StoreSecret>,
+    clients: HashMap<Token, Client>,
+    next: Token,
+    counters: Arc<Counters>,
 }
 
 struct Client {
     stream: TcpStream,
-    validated: bool,
-    open: bool,
-    /// Bytes that have arrived and are not a whole request yet.
-    incoming: Vec<u8>,
-    /// Answers that the peer has not taken yet.
-    outgoing: Vec<u8>,
-    /// Keys of a wait that is not over.
-    awaited: Option<Vec<Vec<u8>>>,
+    session: Session,
+    /// What the poll set listens for.
+    interest: u32,
 }
 
 impl Server {
     fn run(mut self) {
         let mut scratch = vec![0; 64 << 10];
-        let mut fds = Vec::new();
+        let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; 256];
         loop {
-            fds.clear();
-            fds.push(poll_entry(self.stopped.as_raw_fd(), libc::POLLIN));
-            fds.push(poll_entry(self.listener.as_raw_fd(), libc::POLLIN));
-            fds.extend(self.clients.iter().map(Client::poll_entry));
-            // SAFETY: the pointer and the length are those of a live, exclusively borrowed vector.
-            let ready = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, -1) };
-            if ready < 0 {
-                let error = io::Error::last_os_error();
-                if error.kind() == ErrorKind::Interrupted {
-                    continue;
+            let count = match self.poll.wait(&mut events) {
+                Ok(count) => count,
+                Err(error) => {
+                    tracing::warn!(%error, "the TCP store server stops: epoll failed");
+                    return;
                 }
-                tracing::warn!(%error, "the TCP store server stops: poll failed");
-                return;
-            }
-            if fds[0].revents != 0 {
-                return;
-            }
-            for (client, fd) in self.clients.iter_mut().zip(&fds[2..]) {
-                if fd.revents != 0 && client.serve(&mut self.table, &mut scratch) {
-                    client.open &= client.outgoing.is_empty() || client.flush().is_ok();
+            };
+            for event in &events[..count] {
+                match event.u64 {
+                    STOP => return,
+                    LISTENER => self.accept(),
+                    token => self.serve(token, &mut scratch),
                 }
             }
-            self.wake_waiting();
-            self.clients.retain(|client| client.open);
-            if fds[1].revents != 0 {
-                self.accept();
-            }
+            self.wake();
+            self.counters
+                .requests
+                .store(self.hub.requests, Ordering::Relaxed);
         }
     }
 
     fn accept(&mut self) {
-        match self
-            .listener
-            .accept()
-            .and_then(|(stream, _)| Client::new(stream))
-        {
-            Ok(client) => self.clients.push(client),
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            Err(error) => {
-                // Out of descriptors, most likely: the listener stays readable, so go slowly.
-                tracing::warn!(%error, "the TCP store server could not accept a client");
-                thread::sleep(core::time::Duration::from_millis(10));
+        loop {
+            let accepted = self.listener.accept().and_then(|(stream, _)| {
+                stream.set_nonblocking(true)?;
+                stream.set_nodelay(true)?;
+                self.poll.add(stream.as_raw_fd(), self.next)?;
+                Ok(stream)
+            });
+            match accepted {
+                Ok(stream) => {
+                    let client = Client {
+                        stream,
+                        session: Session::new(self.next, self.secret.clone()),
+                        interest: libc::EPOLLIN as u32,
+                    };
+                    self.clients.insert(self.next, client);
+                    self.next += 1;
+                    self.counters.connections.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::Interrupted | ErrorKind::ConnectionAborted
+                    ) => {}
+                Err(error) => {
+                    // Out of descriptors, most likely: the listener stays readable, so go slowly.
+                    tracing::warn!(%error, "the TCP store server could not accept a client");
+                    thread::sleep(core::time::Duration::from_millis(10));
+                    return;
+                }
             }
         }
     }
 
-    /// Answers every wait whose keys are all there.
-    fn wake_waiting(&mut self) {
-        for client in &mut self.clients {
-            let over = client
-                .awaited
-                .as_ref()
-                .is_some_and(|keys| keys.iter().all(|key| self.table.contains(key)));
-            if over {
-                client.awaited = None;
-                client.outgoing.push(wire::STOP_WAITING);
-                client.open &= client.flush().is_ok();
+    /// Reads once, handles all whole requests, writes what the peer takes. Closes the connection on
+    /// any failure.
+    fn serve(&mut self, token: Token, scratch: &mut [u8]) {
+        let Some(client) = self.clients.get_mut(&token) else {
+            return;
+        };
+        let mut served = client
+            .flush(&self.counters)
+            .map_err(|_| String::new())
+            .and_then(|()| client.receive(scratch, &self.counters));
+        while served.is_ok() {
+            served = client.session.handle_all(&mut self.hub);
+            // Requests may be left over if the answers became too many: go on once they are gone.
+            let full = client.session.is_full();
+            if !full || client.flush(&self.counters).is_err() || client.session.is_full() {
+                break;
             }
         }
+        self.finish(token, served);
+    }
+
+    /// Looks again at the waits whose keys have come.
+    fn wake(&mut self) {
+        while let Some(token) = self.hub.woken.pop() {
+            if let Some(client) = self.clients.get_mut(&token) {
+                client.session.recheck(&mut self.hub);
+                self.finish(token, Ok(()));
+            }
+        }
+    }
+
+    /// Sends what there is to send, and goes on listening or closes.
+    fn finish(&mut self, token: Token, served: Result<(), String>) {
+        let Some(client) = self.clients.get_mut(&token) else {
+            return;
+        };
+        let refused = served.is_err();
+        let flushed = client
+            .flush(&self.counters)
+            .and_then(|()| client.listen(&self.poll, token))
+            .map_err(|_| String::new());
+        let Err(detail) = served.and(flushed) else {
+            return;
+        };
+        // A peer that has left is no news; `detail` is empty for it.
+        if refused && !detail.is_empty() {
+            tracing::warn!(%detail, "the TCP store server closes a connection");
+        }
+        client.session.forget_wait(&mut self.hub);
+        // Closing the descriptor takes it out of the poll set.
+        self.clients.remove(&token);
     }
 }
 
 impl Client {
-    fn new(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
-        Ok(Self {
-            stream,
-            validated: false,
-            open: true,
-            incoming: Vec::new(),
-            outgoing: Vec::new(),
-            awaited: None,
-        })
-    }
-
-    fn poll_entry(&self) -> libc::pollfd {
-        let mut events = 0;
-        if !self.outgoing.is_empty() {
-            events |= libc::POLLOUT;
-        }
-        if self.outgoing.len() < MAX_PENDING_ANSWER {
-            events |= libc::POLLIN;
-        }
-        poll_entry(self.stream.as_raw_fd(), events)
-    }
-
-    /// Reads once, handles all whole requests, writes what the peer takes. Closes the connection
-    /// on any failure. Returns whether it is still open.
-    fn serve(&mut self, table: &mut Table, scratch: &mut [u8]) -> bool {
-        let served = self
-            .flush()
-            .map_err(|error| error.to_string())
-            .and_then(|()| self.receive(scratch))
-            .and_then(|()| self.handle_all(table));
-        if let Err(detail) = served {
-            // A peer that has left is no news; `detail` is empty for it.
-            if !detail.is_empty() {
-                tracing::warn!(%detail, "the TCP store server closes a connection");
-            }
-            self.open = false;
-        }
-        self.open
-    }
-
-    fn receive(&mut self, scratch: &mut [u8]) -> Result<(), String> {
-        if self.outgoing.len() >= MAX_PENDING_ANSWER {
+    fn receive(&mut self, scratch: &mut [u8], counters: &Counters) -> Result<(), String> {
+        if self.session.is_full() {
             return Ok(());
         }
         match self.stream.read(scratch) {
             Ok(0) => Err(String::new()),
-            Ok(count) if self.incoming.len() + count > wire::MAX_REQUEST_BYTES => {
-                Err("a request is too long".to_owned())
-            }
             Ok(count) => {
-                self.incoming.extend_from_slice(&scratch[..count]);
-                Ok(())
+                counters.received.fetch_add(count as u64, Ordering::Relaxed);
+                self.session.receive(&scratch[..count])
             }
             Err(error)
                 if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
@@ -228,130 +292,98 @@ impl Client {
         }
     }
 
-    fn handle_all(&mut self, table: &mut Table) -> Result<(), String> {
-        let incoming = mem::take(&mut self.incoming);
-        let mut at = 0;
-        while at < incoming.len() && self.outgoing.len() < MAX_PENDING_ANSWER {
-            if !self.validated && incoming[at] != Query::Validate as u8 {
-                return Err("the first request was no validation; this is no store client".into());
-            }
-            match wire::parse(&incoming[at..]) {
-                Ok((request, len)) => {
-                    self.handle(table, request)?;
-                    at += len;
-                }
-                Err(Unread::Incomplete) => break,
-                Err(Unread::Invalid(detail)) => return Err(detail),
-            }
-        }
-        self.incoming = incoming;
-        self.incoming.drain(..at);
-        if self.incoming.is_empty() {
-            // One large value must not hold its memory for the life of the connection.
-            self.incoming.shrink_to(64 << 10);
-        }
-        Ok(())
-    }
-
-    fn handle(&mut self, table: &mut Table, request: Request<'_>) -> Result<(), String> {
-        let answer = Writer::default();
-        let answer = match request {
-            Request::Validate(magic) => {
-                if magic != wire::VALIDATION_MAGIC {
-                    return Err("the validation number is wrong; this is no store client".into());
-                }
-                self.validated = true;
-                answer
-            }
-            Request::Set(key, value) => {
-                table.set(key, value);
-                answer
-            }
-            Request::CompareSet(key, expected, desired) => {
-                answer.vector(&table.compare_set(key, expected, desired).0)
-            }
-            Request::Get(key) => answer.vector(present(table, key)?),
-            Request::Add(key, amount) => answer.i64(table.add(key, amount)?),
-            Request::Check(keys) => answer.u8(if keys.iter().all(|key| table.contains(key)) {
-                wire::CHECK_READY
-            } else {
-                wire::CHECK_NOT_READY
-            }),
-            Request::Wait(keys) => {
-                // Answered by `Server::wake_waiting`, which follows every round of requests.
-                self.awaited = Some(keys.into_iter().map(<[u8]>::to_vec).collect());
-                answer
-            }
-            Request::KeyCount => answer.i64(table.len() as i64),
-            Request::DeleteKey(key) => answer.i64(i64::from(table.delete(key))),
-            Request::Append(key, value) => {
-                let len = table.get(key).map_or(0, <[u8]>::len) + value.len();
-                if len as u64 > wire::MAX_VALUE_BYTES {
-                    return Err(format!("append makes a value of {len} bytes"));
-                }
-                table.append(key, value);
-                answer
-            }
-            Request::MultiGet(keys) => {
-                let mut answer = answer;
-                let mut total = 0;
-                for key in keys {
-                    let value = present(table, key)?;
-                    total += value.len();
-                    if total > wire::MAX_REQUEST_BYTES {
-                        return Err("the answer is too long".into());
-                    }
-                    answer = answer.vector(value);
-                }
-                answer
-            }
-            Request::MultiSet(pairs) => {
-                for (key, value) in pairs {
-                    table.set(key, value);
-                }
-                answer
-            }
-            Request::CancelWait => {
-                self.awaited = None;
-                answer.u8(wire::WAIT_CANCELED)
-            }
-            Request::Ping(nonce) => answer.u32(nonce),
-        };
-        self.outgoing.extend_from_slice(&answer.finish());
-        Ok(())
-    }
-
     /// Writes as much of the pending answers as the peer takes now.
-    fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self, counters: &Counters) -> io::Result<()> {
+        let outgoing = &mut self.session.outgoing;
         let mut written = 0;
-        while written < self.outgoing.len() {
-            match self.stream.write(&self.outgoing[written..]) {
+        while written < outgoing.len() {
+            match self.stream.write(&outgoing[written..]) {
                 Ok(count) => written += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
         }
-        self.outgoing.drain(..written);
+        outgoing.drain(..written);
+        if outgoing.is_empty() {
+            outgoing.shrink_to(4 << 10);
+        }
+        counters.sent.fetch_add(written as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn listen(&mut self, poll: &Poll, token: Token) -> io::Result<()> {
+        let mut interest = 0;
+        if !self.session.outgoing.is_empty() {
+            interest |= libc::EPOLLOUT;
+        }
+        if !self.session.is_full() {
+            interest |= libc::EPOLLIN;
+        }
+        let interest = interest as u32;
+        if interest != self.interest {
+            poll.change(self.stream.as_raw_fd(), token, interest)?;
+            self.interest = interest;
+        }
         Ok(())
     }
 }
 
-/// The value of a key that a client has waited for. As in PyTorch there is no answer for an absent
-/// key (another rank has deleted it in between): the connection is closed.
-fn present<'a>(table: &'a Table, key: &[u8]) -> Result<&'a [u8], String> {
-    table.get(key).ok_or_else(|| {
-        format!(
-            "key \"{}\" was asked for and does not exist",
-            String::from_utf8_lossy(key)
-        )
-    })
+/// The kernel's set of descriptors to listen to.
+struct Poll {
+    fd: OwnedFd,
 }
 
-fn poll_entry(fd: RawFd, events: i16) -> libc::pollfd {
-    libc::pollfd {
-        fd,
-        events,
-        revents: 0,
+impl Poll {
+    fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { fd })
+    }
+
+    fn add(&self, fd: RawFd, token: Token) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, token, libc::EPOLLIN as u32)
+    }
+
+    fn change(&self, fd: RawFd, token: Token, events: u32) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, token, events)
+    }
+
+    fn control(&self, operation: i32, fd: RawFd, token: Token, events: u32) -> io::Result<()> {
+        let mut event = libc::epoll_event { events, u64: token };
+        // SAFETY: the event outlives the call; a wrong descriptor would be an error code.
+        let result = unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), operation, fd, &raw mut event) };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    /// Waits; returns how many of `events` were filled in.
+    fn wait(&self, events: &mut [libc::epoll_event]) -> io::Result<usize> {
+        loop {
+            // SAFETY: the pointer and the length are those of a live, exclusively borrowed slice.
+            let count = unsafe {
+                libc::epoll_wait(
+                    self.fd.as_raw_fd(),
+                    events.as_mut_ptr(),
+                    events.len() as i32,
+                    -1,
+                )
+            };
+            if let Ok(count) = usize::try_from(count) {
+                return Ok(count);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
     }
 }

@@ -38,6 +38,13 @@ impl Table {
 
     /// The new sum, or what is wrong with the value that is there.
     pub(super) fn add(&mut self, key: &[u8], amount: i64) -> Result<i64, String> {
+        let sum = self.sum(key, amount)?;
+        self.set(key, sum.to_string().as_bytes());
+        Ok(sum)
+    }
+
+    /// What [`Table::add`] would make.
+    pub(super) fn sum(&self, key: &[u8], amount: i64) -> Result<i64, String> {
         let present = match self.get(key) {
             None => 0,
             Some(text) => core::str::from_utf8(text)
@@ -45,11 +52,9 @@ impl Table {
                 .and_then(|text| text.trim().parse::<i64>().ok())
                 .ok_or_else(|| "the value that is there is no decimal number".to_owned())?,
         };
-        let sum = present
+        present
             .checked_add(amount)
-            .ok_or_else(|| format!("{present} + {amount} is more than 64 bits hold"))?;
-        self.set(key, sum.to_string().as_bytes());
-        Ok(sum)
+            .ok_or_else(|| format!("{present} + {amount} is more than 64 bits hold"))
     }
 
     /// The answer, and whether `desired` was stored.
@@ -59,13 +64,22 @@ impl Table {
         expected: &[u8],
         desired: &[u8],
     ) -> (Vec<u8>, bool) {
-        let stored = match self.get(key) {
-            None if expected.is_empty() => true,
-            None => return (expected.to_vec(), false),
-            Some(present) if present == expected => true,
-            Some(present) => return (present.to_vec(), false),
-        };
-        self.set(key, desired);
-        (desired.to_vec(), stored)
+        match self.compare(key, expected) {
+            Ok(()) => {
+                self.set(key, desired);
+                (desired.to_vec(), true)
+            }
+            Err(answer) => (answer, false),
+        }
+    }
+
+    /// Whether [`Table::compare_set`] would store; else its answer.
+    pub(super) fn compare(&self, key: &[u8], expected: &[u8]) -> Result<(), Vec<u8>> {
+        match self.get(key) {
+            None if expected.is_empty() => Ok(()),
+            None => Err(expected.to_vec()),
+            Some(present) if present == expected => Ok(()),
+            Some(present) => Err(present.to_vec()),
+        }
     }
 }

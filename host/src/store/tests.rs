@@ -1,14 +1,20 @@
 //! One list of tests for every store.
 
+use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use super::wire::{self, Query, Writer};
-use super::{MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};
+use super::wire::{self, Dialect, Query, Writer};
+use super::{
+    FileStore, MemoryStore, PrefixStore, Store, StoreOptions, StoreProtocol, StoreSecret, TcpStore,
+    TcpStoreServer,
+};
 use crate::Error;
 
 const SHORT: Duration = Duration::from_millis(60);
@@ -20,6 +26,24 @@ fn local_server() -> (TcpStoreServer, TcpStore) {
     (server, store)
 }
 
+/// A path that nothing is at, removed at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("fusewire-store-test-{}-{number}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
 /// Runs `test` with each kind of store.
 fn each_store(test: impl Fn(Arc<dyn Store>)) {
     test(Arc::new(MemoryStore::new()));
@@ -27,6 +51,8 @@ fn each_store(test: impl Fn(Arc<dyn Store>)) {
         "group",
         Arc::new(MemoryStore::new()),
     )));
+    let file = Scratch::new();
+    test(Arc::new(FileStore::open(&file.0).unwrap()));
     let (_server, store) = local_server();
     test(Arc::new(store));
     let (_server, store) = local_server();
@@ -189,15 +215,25 @@ fn connecting_waits_for_the_server() {
 #[test]
 fn clients_out_of_the_protocol_are_cut_off() {
     let (server, store) = local_server();
-    let hello = || Writer::query(Query::Validate).u32(wire::VALIDATION_MAGIC);
+    let hello = || {
+        Writer::default()
+            .then(Query::Validate)
+            .u32(wire::VALIDATION_MAGIC)
+    };
     let oversized = hello().then(Query::Set).vector(b"k").u64(u64::MAX).finish();
-    let no_validation = Writer::query(Query::Set)
-        .vector(b"/k")
-        .vector(b"v")
+    let old_oversized = Writer::to(Dialect::Legacy)
+        .then(Query::Set)
+        .u64(u64::MAX)
         .finish();
-    let wrong_number = Writer::query(Query::Validate).u32(1).finish();
+    let wrong_number = Writer::default()
+        .then(Query::Validate)
+        .u32(wire::VALIDATION_MAGIC + 1)
+        .then(Query::Ping)
+        .u32(0)
+        .finish();
+    let old_watch = [&[7][..], &1u64.to_ne_bytes(), b"k"].concat();
     let absent = hello().then(Query::Get).vector(b"absent").finish();
-    for bytes in [oversized, no_validation, wrong_number, absent] {
+    for bytes in [oversized, old_oversized, wrong_number, old_watch, absent] {
         let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
         peer.set_read_timeout(Some(LONG)).unwrap();
         peer.write_all(&bytes).unwrap();
@@ -218,7 +254,8 @@ fn the_wire_is_pytorchs() {
     let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
     peer.set_read_timeout(Some(LONG)).unwrap();
     // VALIDATE, then in one message: MULTI_SET, APPEND, GETNUMKEYS, MULTI_GET, byte by byte.
-    let bytes = Writer::query(Query::Validate)
+    let bytes = Writer::default()
+        .then(Query::Validate)
         .u32(wire::VALIDATION_MAGIC)
         .then(Query::MultiSet)
         .u64(2)
@@ -243,4 +280,199 @@ fn the_wire_is_pytorchs() {
     peer.read_exact(&mut answer).unwrap();
     assert_eq!(answer, expected);
     assert_eq!(store.get("a", SHORT).unwrap(), b"10");
+}
+
+#[test]
+fn several_keys_in_one_call() {
+    each_store(|store| {
+        let before = store.num_keys().unwrap();
+        store.multi_set(&[]).unwrap();
+        assert!(store.multi_get(&[], SHORT).unwrap().is_empty());
+        store
+            .multi_set(&[("a", b"1"), ("b", b""), ("c", b"\0\xff")])
+            .unwrap();
+        let values = store.multi_get(&["c", "a", "b", "a"], LONG).unwrap();
+        assert_eq!(values, [&b"\0\xff"[..], b"1", b"", b"1"]);
+        assert_eq!(store.num_keys().unwrap() - before, 3);
+        let error = store.multi_get(&["a", "missing"], SHORT).unwrap_err();
+        assert!(matches!(error, Error::StoreTimeout { .. }), "{error}");
+        thread::scope(|scope| {
+            let late = scope.spawn(|| store.multi_get(&["a", "late"], LONG).unwrap());
+            thread::sleep(Duration::from_millis(20));
+            store.append("late", b"no").unwrap();
+            assert_eq!(late.join().unwrap(), [&b"1"[..], b"no"]);
+        });
+        store.append("late", b"w").unwrap();
+        assert_eq!(store.get("late", LONG).unwrap(), b"now");
+    });
+}
+
+#[test]
+fn old_clients_are_served() {
+    let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let connect = |protocol| {
+        let options = StoreOptions::default().with_protocol(protocol);
+        TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG).unwrap()
+    };
+    let (old, new) = (connect(StoreProtocol::Legacy), connect(StoreProtocol::Auto));
+    assert_eq!(old.protocol(), StoreProtocol::Legacy);
+    assert_eq!(new.protocol(), StoreProtocol::Current);
+    old.set("k", b"old").unwrap();
+    assert_eq!(new.get("k", LONG).unwrap(), b"old");
+    assert_eq!(old.add("n", 4).unwrap(), 4);
+    assert_eq!(old.compare_set("k", b"old", b"new").unwrap(), b"new");
+    old.multi_set(&[("a", b"1"), ("b", b"2")]).unwrap();
+    assert_eq!(old.multi_get(&["b", "a"], LONG).unwrap(), [b"2", b"1"]);
+    assert_eq!(old.num_keys().unwrap(), 4);
+    assert!(matches!(
+        old.wait(&["k", "late"], SHORT),
+        Err(Error::StoreTimeout { key, .. }) if key == "late"
+    ));
+    assert!(old.delete("k").unwrap());
+    assert!(!old.check(&["k"]).unwrap());
+    assert!(old.append("a", b"1").is_err());
+}
+
+#[test]
+fn values_of_a_queue_go_to_one_client_each() {
+    let (server, _store) = local_server();
+    let connect = || {
+        let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        peer.set_read_timeout(Some(LONG)).unwrap();
+        let hello = Writer::default()
+            .then(Query::Validate)
+            .u32(wire::VALIDATION_MAGIC);
+        peer.write_all(&hello.finish()).unwrap();
+        peer
+    };
+    let answer = |peer: &mut TcpStream, expected: Writer| {
+        let expected = expected.finish();
+        let mut answer = vec![0; expected.len()];
+        peer.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, expected);
+    };
+    let (mut a, mut b) = (connect(), connect());
+    let wait = Writer::default()
+        .then(Query::Wait)
+        .u64(1)
+        .vector(b"/q")
+        .finish();
+    let length = Writer::default()
+        .then(Query::QueueLen)
+        .vector(b"/q")
+        .finish();
+    let push = |value| {
+        Writer::default()
+            .then(Query::QueuePush)
+            .vector(b"/q")
+            .vector(value)
+            .finish()
+    };
+    let pop = Writer::default()
+        .then(Query::QueuePop)
+        .vector(b"/q")
+        .finish();
+    a.write_all(&wait).unwrap();
+    b.write_all(&push(b"1")).unwrap();
+    answer(&mut a, Writer::default().u8(wire::STOP_WAITING));
+    b.write_all(&push(b"2")).unwrap();
+    b.write_all(&length).unwrap();
+    answer(&mut b, Writer::default().i64(2));
+    a.write_all(&pop).unwrap();
+    answer(&mut a, Writer::default().i64(1).vector(b"1"));
+    b.write_all(&pop).unwrap();
+    answer(&mut b, Writer::default().i64(1).vector(b"2"));
+    b.write_all(&pop).unwrap();
+    answer(&mut b, Writer::default().i64(0));
+}
+
+#[test]
+fn a_file_is_seen_by_all_who_open_it() {
+    let path = Scratch::new();
+    let (a, b) = (
+        FileStore::open(&path.0).unwrap(),
+        FileStore::open(&path.0).unwrap(),
+    );
+    thread::scope(|scope| {
+        let late = scope.spawn(|| b.get("late", LONG).unwrap());
+        a.set("late", b"\0x").unwrap();
+        assert_eq!(late.join().unwrap(), b"\0x");
+    });
+    assert!(b.delete("late").unwrap());
+    assert!(!a.check(&["late"]).unwrap());
+    a.append("log", b"1").unwrap();
+    b.append("log", b"2").unwrap();
+    let c = FileStore::open(&path.0).unwrap();
+    assert_eq!(c.get("log", SHORT).unwrap(), b"12");
+    assert_eq!(c.path(), path.0);
+}
+
+#[test]
+fn an_unfinished_record_of_a_file_does_not_count() {
+    let path = Scratch::new();
+    let store = FileStore::open(&path.0).unwrap();
+    store.set("k", b"1").unwrap();
+    let whole = fs::read(&path.0).unwrap();
+    store.set("k", b"2").unwrap();
+    let longer = fs::read(&path.0).unwrap();
+    drop(store);
+    for cut in whole.len()..longer.len() {
+        fs::write(&path.0, &longer[..cut]).unwrap();
+        let store = FileStore::open(&path.0).unwrap();
+        assert_eq!(store.get("k", SHORT).unwrap(), b"1", "{cut}");
+        // The next writer writes over it.
+        assert_eq!(store.add("n", 1).unwrap(), 1);
+        drop(store);
+        let store = FileStore::open(&path.0).unwrap();
+        assert_eq!(store.get("n", SHORT).unwrap(), b"1", "{cut}");
+    }
+    fs::write(&path.0, b"something else, longer than a header").unwrap();
+    let error = FileStore::open(&path.0).unwrap_err();
+    assert!(error.to_string().contains("no store"), "{error}");
+}
+
+#[test]
+fn a_secret_is_wanted_from_both_sides() {
+    let secret = |text: &str| StoreSecret::new(text.as_bytes()).unwrap();
+    let guarded = TcpStoreServer::bind_with("127.0.0.1:0", Some(secret("one"))).unwrap();
+    let open = TcpStoreServer::bind_with("127.0.0.1:0", None).unwrap();
+    let connect = |options, server: &TcpStoreServer| {
+        TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG)
+    };
+    let with = |text| StoreOptions::default().with_secret(secret(text));
+    let store = connect(with("one"), &guarded).unwrap();
+    store.set("k", b"v").unwrap();
+    assert_eq!(store.get("k", SHORT).unwrap(), b"v");
+    let legacy = StoreOptions::default().with_protocol(StoreProtocol::Legacy);
+    let start = Instant::now();
+    for (options, server, message) in [
+        (with("two"), &guarded, "another secret"),
+        (StoreOptions::default(), &guarded, "wants a secret"),
+        (legacy, &guarded, "wants a secret"),
+        (with("one"), &open, "the server has no secret"),
+    ] {
+        let error = connect(options, server).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+    }
+    // They are told at once, and do not try again until the time is over.
+    assert!(start.elapsed() < LONG / 2);
+    // Requests behind a wrong proof, or without any, are not handled.
+    let set = Writer::default()
+        .then(Query::Validate)
+        .u32(wire::VALIDATION_MAGIC)
+        .then(Query::Set)
+        .vector(b"/k")
+        .vector(b"intruder")
+        .finish();
+    let hello = [&[super::secret::HELLO][..], &[0; 64]].concat();
+    for bytes in [set.clone(), [hello, set].concat()] {
+        let mut peer = TcpStream::connect(("127.0.0.1", guarded.port())).unwrap();
+        peer.set_read_timeout(Some(LONG)).unwrap();
+        peer.write_all(&bytes).unwrap();
+        let mut answer = Vec::new();
+        // A reset instead of an end of file is as good.
+        let _ = peer.read_to_end(&mut answer);
+        assert!(answer.is_empty() || !answer.ends_with(&[super::secret::ACCEPTED]));
+    }
+    assert_eq!(store.get("k", SHORT).unwrap(), b"v");
 }

@@ -1,9 +1,13 @@
 //! The wire format of PyTorch's `TCPStore` (torch/csrc/distributed/c10d, `TCPStoreBackend.hpp`).
 //!
 //! A request is one byte of [`Query`] and its arguments; integers are in the byte order of the
-//! machine, a string or vector is a 64-bit length and its bytes. The first request of a connection
-//! is [`Query::Validate`] with [`VALIDATION_MAGIC`]. Everything a peer claims about a length is
-//! checked against a limit before any memory is reserved for it.
+//! machine, a string or vector is a 64-bit length and its bytes. Everything a peer claims about a
+//! length is checked against a limit before any memory is reserved for it.
+//!
+//! There are two numberings ([`Dialect`]). Since PyTorch 2.1 the first request of a connection is
+//! [`Query::Validate`] with [`VALIDATION_MAGIC`]; before, there was no such request, and the numbers
+//! before that of `DELETE_KEY` are one less. [`dialect`] tells them apart: read as a length of an
+//! old `SET`, the magic number is beyond every limit.
 
 /// What the first request of a connection carries.
 pub(super) const VALIDATION_MAGIC: u32 = 0x3C85_F7CE;
@@ -47,10 +51,30 @@ pub(super) enum Query {
     MultiSet = 11,
     CancelWait = 12,
     Ping = 13,
+    QueuePush = 14,
+    QueuePop = 15,
+    QueueLen = 16,
+}
+
+/// How requests are numbered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// PyTorch before 2.1: no validation, no ping.
+    Legacy,
+    /// PyTorch since 2.1.
+    #[default]
+    Current,
 }
 
 impl Query {
-    fn from_wire(byte: u8) -> Option<Self> {
+    fn from_wire(byte: u8, dialect: Dialect) -> Option<Self> {
+        let byte = match (dialect, byte) {
+            (Dialect::Current, byte) => byte,
+            (Dialect::Legacy, 0..=6) => byte + 1,
+            // 7 is WATCH_KEY, which PyTorch has given up.
+            (Dialect::Legacy, 8..=12) => byte,
+            (Dialect::Legacy, _) => return None,
+        };
         Some(match byte {
             0 => Self::Validate,
             1 => Self::Set,
@@ -66,8 +90,19 @@ impl Query {
             11 => Self::MultiSet,
             12 => Self::CancelWait,
             13 => Self::Ping,
+            14 => Self::QueuePush,
+            15 => Self::QueuePop,
+            16 => Self::QueueLen,
             _ => return None,
         })
+    }
+
+    fn number(self, dialect: Dialect) -> u8 {
+        let number = self as u8;
+        match dialect {
+            Dialect::Legacy if number <= Self::KeyCount as u8 => number.saturating_sub(1),
+            _ => number,
+        }
     }
 }
 
@@ -88,6 +123,9 @@ pub(super) enum Request<'a> {
     MultiSet(Vec<(&'a [u8], &'a [u8])>),
     CancelWait,
     Ping(u32),
+    QueuePush(&'a [u8], &'a [u8]),
+    QueuePop(&'a [u8]),
+    QueueLen(&'a [u8]),
 }
 
 /// Why a request could not be read.
@@ -99,11 +137,24 @@ pub(super) enum Unread {
     Invalid(String),
 }
 
+/// The dialect of a client, by the first bytes that it sends.
+pub(super) fn dialect(bytes: &[u8]) -> Result<Dialect, Unread> {
+    match bytes.split_first() {
+        None => Err(Unread::Incomplete),
+        Some((0, rest)) => match rest.first_chunk() {
+            None => Err(Unread::Incomplete),
+            Some(magic) if u32::from_ne_bytes(*magic) == VALIDATION_MAGIC => Ok(Dialect::Current),
+            Some(_) => Ok(Dialect::Legacy),
+        },
+        Some(_) => Ok(Dialect::Legacy),
+    }
+}
+
 /// Reads the request at the start of `bytes`; returns it and its length.
-pub(super) fn parse(bytes: &[u8]) -> Result<(Request<'_>, usize), Unread> {
+pub(super) fn parse(bytes: &[u8], dialect: Dialect) -> Result<(Request<'_>, usize), Unread> {
     let mut reader = Reader { bytes, at: 0 };
     let [byte] = reader.array()?;
-    let query = Query::from_wire(byte)
+    let query = Query::from_wire(byte, dialect)
         .ok_or_else(|| Unread::Invalid(format!("request of unknown kind {byte}")))?;
     let request = match query {
         Query::Validate => Request::Validate(u32::from_ne_bytes(reader.array()?)),
@@ -122,6 +173,9 @@ pub(super) fn parse(bytes: &[u8]) -> Result<(Request<'_>, usize), Unread> {
         }
         Query::CancelWait => Request::CancelWait,
         Query::Ping => Request::Ping(u32::from_ne_bytes(reader.array()?)),
+        Query::QueuePush => Request::QueuePush(reader.key()?, reader.value()?),
+        Query::QueuePop => Request::QueuePop(reader.key()?),
+        Query::QueueLen => Request::QueueLen(reader.key()?),
     };
     Ok((request, reader.at))
 }
@@ -179,18 +233,21 @@ impl<'a> Reader<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     bytes: Vec<u8>,
+    dialect: Dialect,
 }
 
 impl Writer {
-    pub(super) fn query(query: Query) -> Self {
+    /// Requests in the numbering of `dialect`.
+    pub(super) fn to(dialect: Dialect) -> Self {
         Self {
-            bytes: vec![query as u8],
+            bytes: Vec::new(),
+            dialect,
         }
     }
 
-    /// Begins a further request in the same message.
+    /// Begins a request, behind those that are there.
     pub(super) fn then(mut self, query: Query) -> Self {
-        self.bytes.push(query as u8);
+        self.bytes.push(query.number(self.dialect));
         self
     }
 
@@ -230,48 +287,139 @@ impl Writer {
 mod tests {
     use super::*;
 
+    const C: Dialect = Dialect::Current;
+
+    fn query(query: Query) -> Writer {
+        Writer::to(C).then(query)
+    }
+
     #[test]
     fn requests_survive_the_wire_and_every_prefix_is_incomplete() {
-        let bytes = Writer::query(Query::CompareSet)
+        let bytes = query(Query::CompareSet)
             .vector(b"key")
             .vector(b"")
             .vector(b"value")
             .finish();
         for cut in 0..bytes.len() {
-            assert_eq!(parse(&bytes[..cut]), Err(Unread::Incomplete));
+            assert_eq!(parse(&bytes[..cut], C), Err(Unread::Incomplete));
         }
         let expected = Request::CompareSet(b"key", b"", b"value");
-        assert_eq!(parse(&bytes), Ok((expected, bytes.len())));
-    }
-
-    #[test]
-    fn set_has_pytorchs_bytes() {
-        let bytes = Writer::query(Query::Set)
-            .vector(b"/k")
-            .vector(b"v")
-            .finish();
-        assert_eq!(
-            bytes,
-            [
-                1, 2, 0, 0, 0, 0, 0, 0, 0, b'/', b'k', 1, 0, 0, 0, 0, 0, 0, 0, b'v'
-            ]
-        );
+        assert_eq!(parse(&bytes, C), Ok((expected, bytes.len())));
     }
 
     #[test]
     fn lengths_beyond_the_limit_are_refused_before_their_bytes_arrive() {
-        let long_key = Writer::query(Query::Get).u64(MAX_KEY_BYTES + 1).finish();
-        let long_value = Writer::query(Query::Set)
-            .vector(b"k")
-            .u64(u64::MAX)
-            .finish();
-        let many_keys = Writer::query(Query::Wait).u64(MAX_KEYS + 1).finish();
+        let long_key = query(Query::Get).u64(MAX_KEY_BYTES + 1).finish();
+        let long_value = query(Query::Set).vector(b"k").u64(u64::MAX).finish();
+        let many_keys = query(Query::Wait).u64(MAX_KEYS + 1).finish();
+        let long_push = query(Query::QueuePush).vector(b"k").u64(1 << 40).finish();
         let unknown = vec![77];
-        for bytes in [long_key, long_value, many_keys, unknown] {
+        for bytes in [long_key, long_value, many_keys, long_push, unknown] {
             assert!(
-                matches!(parse(&bytes), Err(Unread::Invalid(_))),
+                matches!(parse(&bytes, C), Err(Unread::Invalid(_))),
                 "{bytes:?}"
             );
         }
+    }
+
+    #[test]
+    fn the_first_bytes_tell_the_dialect() {
+        let current = query(Query::Validate).u32(VALIDATION_MAGIC).finish();
+        assert_eq!(dialect(&current), Ok(Dialect::Current));
+        for cut in 0..5 {
+            assert_eq!(dialect(&current[..cut]), Err(Unread::Incomplete));
+        }
+        let set = Writer::to(Dialect::Legacy).then(Query::Set).vector(b"k");
+        assert_eq!(dialect(&set.vector(b"v").finish()), Ok(Dialect::Legacy));
+        assert_eq!(dialect(&[6]), Ok(Dialect::Legacy));
+        // An old server that is sent the new hello sees a key that is too long, and hangs up.
+        assert!(matches!(
+            parse(&[&current[..], &[13, 0, 0, 0]].concat(), Dialect::Legacy),
+            Err(Unread::Invalid(_))
+        ));
+    }
+
+    /// Bytes of one request of each kind, as PyTorch 1.13 and 2.x send them (little-endian).
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn requests_have_pytorchs_bytes() {
+        let k = [2, 0, 0, 0, 0, 0, 0, 0, b'/', b'k'];
+        let v = [1, 0, 0, 0, 0, 0, 0, 0, b'v'];
+        let one = [1, 0, 0, 0, 0, 0, 0, 0];
+        // Number in 1.13, number in 2.x, arguments.
+        type Case = (Query, Option<u8>, u8, fn(Writer) -> Writer, Vec<Vec<u8>>);
+        let key: fn(Writer) -> Writer = |w| w.vector(b"/k");
+        let pair: fn(Writer) -> Writer = |w| w.vector(b"/k").vector(b"v");
+        let keys: fn(Writer) -> Writer = |w| w.u64(1).vector(b"/k");
+        let (k, v, one) = (k.to_vec(), v.to_vec(), one.to_vec());
+        let cases: Vec<Case> = vec![
+            (
+                Query::Validate,
+                None,
+                0,
+                |w| w.u32(VALIDATION_MAGIC),
+                vec![vec![0xCE, 0xF7, 0x85, 0x3C]],
+            ),
+            (Query::Set, Some(0), 1, pair, vec![k.clone(), v.clone()]),
+            (
+                Query::CompareSet,
+                Some(1),
+                2,
+                |w| w.vector(b"/k").vector(b"v").vector(b"v"),
+                vec![k.clone(), v.clone(), v.clone()],
+            ),
+            (Query::Get, Some(2), 3, key, vec![k.clone()]),
+            (
+                Query::Add,
+                Some(3),
+                4,
+                |w| w.vector(b"/k").i64(-1),
+                vec![k.clone(), vec![0xFF; 8]],
+            ),
+            (Query::Check, Some(4), 5, keys, vec![one.clone(), k.clone()]),
+            (Query::Wait, Some(5), 6, keys, vec![one.clone(), k.clone()]),
+            (Query::KeyCount, Some(6), 7, |w| w, vec![]),
+            (Query::DeleteKey, Some(8), 8, key, vec![k.clone()]),
+            (Query::Append, Some(9), 9, pair, vec![k.clone(), v.clone()]),
+            (
+                Query::MultiGet,
+                Some(10),
+                10,
+                keys,
+                vec![one.clone(), k.clone()],
+            ),
+            (
+                Query::MultiSet,
+                Some(11),
+                11,
+                |w| w.u64(1).vector(b"/k").vector(b"v"),
+                vec![one, k.clone(), v.clone()],
+            ),
+            (Query::CancelWait, Some(12), 12, |w| w, vec![]),
+            (
+                Query::Ping,
+                None,
+                13,
+                |w| w.u32(0x0403_0201),
+                vec![vec![1, 2, 3, 4]],
+            ),
+            (Query::QueuePush, None, 14, pair, vec![k.clone(), v]),
+            (Query::QueuePop, None, 15, key, vec![k.clone()]),
+            (Query::QueueLen, None, 16, key, vec![k]),
+        ];
+        for (query, legacy, current, write, arguments) in cases {
+            let arguments = arguments.concat();
+            for (dialect, number) in [(Dialect::Legacy, legacy), (C, Some(current))] {
+                let Some(number) = number else { continue };
+                let golden = [vec![number], arguments.clone()].concat();
+                assert_eq!(write(Writer::to(dialect).then(query)).finish(), golden);
+                let (_, length) = parse(&golden, dialect).unwrap();
+                assert_eq!(length, golden.len(), "{query:?}");
+            }
+        }
+        assert!(matches!(
+            parse(&[7], Dialect::Legacy),
+            Err(Unread::Invalid(_))
+        ));
     }
 }

@@ -228,7 +228,14 @@ impl Part {
             Operation::Barrier => "all_reduce_barrier",
             // It knows no fused operation, and no kernel of a user's: these match only themselves.
             Operation::AllReduceRmsNorm => "allreduce_coalesced",
-            Operation::User | Operation::None => "coalesced",
+            // A batch's transfers are one entry of theirs, and it knows no one-sided operations.
+            Operation::Batch
+            | Operation::Put
+            | Operation::Get
+            | Operation::Signal
+            | Operation::WaitSignal
+            | Operation::User
+            | Operation::None => "coalesced",
         };
         name.to_owned()
     }

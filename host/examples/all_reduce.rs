@@ -1,0 +1,16 @@
+//! One rank of an all_reduce, started by `fusewire run`, `torchrun --no_python`, `mpirun` or `srun`:
+//!
+//! ```text
+//! cargo build --release -p fusewire --example all_reduce
+//! mpirun -n 2 target/release/examples/all_reduce
+//! ```
+
+use fusewire::{Communicator, Device, Options, ReduceOp};
+
+fn main() -> fusewire::Result<()> {
+    let comm = Communicator::from_env(Device::Cpu, Options::default())?;
+    let mut x = [comm.rank() as f32 + 1.0; 4];
+    comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
+    println!("rank {} of {}: {x:?}", comm.rank(), comm.size());
+    Ok(())
+}

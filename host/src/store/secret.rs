@@ -1,0 +1,133 @@
+//! A secret that clients and server share, and how each shows the other that it has it.
+//!
+//! The client sends [`HELLO`] and a nonce; the server answers [`ACCEPTED`], a nonce of its own and a
+//! proof; the client sends its proof, and the server answers [`ACCEPTED`]. A proof is HMAC-SHA256 over
+//! the role and both nonces, so neither can be used again or sent back. What follows is neither
+//! encrypted nor signed.
+
+use core::fmt;
+use std::io;
+use std::sync::Arc;
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use crate::{Error, Result};
+
+/// First byte of a client that has a secret; no request of PyTorch.
+pub(super) const HELLO: u8 = 0xF5;
+
+/// The other side has the secret.
+pub(super) const ACCEPTED: u8 = 1;
+
+/// The other side has another secret, or none.
+pub(super) const REFUSED: u8 = 2;
+
+/// What a server with a secret tells a client that shows none, before it hangs up.
+pub(super) const SECRET_WANTED: [u8; 8] = *b"FWSECRET";
+
+/// Bytes of a nonce, and of a proof.
+pub(super) const BYTES: usize = 32;
+
+/// A number that is used once, or a proof.
+pub(super) type Token = [u8; BYTES];
+
+const VARIABLE: &str = "FUSEWIRE_STORE_SECRET";
+
+/// A secret that the clients and the server of a TCP store share. Its text is never printed.
+#[derive(Clone)]
+pub struct StoreSecret(Arc<[u8]>);
+
+/// Who proves.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Role {
+    Client,
+    Server,
+}
+
+impl StoreSecret {
+    /// A secret of any bytes; use as many random ones as a key has, 16 or more.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] when there are none.
+    pub fn new(bytes: &[u8]) -> Result<Self> {
+        if bytes.is_empty() {
+            return Err(Error::bootstrap("the secret of a store is empty"));
+        }
+        Ok(Self(bytes.into()))
+    }
+
+    /// The secret in `FUSEWIRE_STORE_SECRET`, if that is set and not empty.
+    pub fn from_env() -> Option<Self> {
+        use std::os::unix::ffi::OsStrExt;
+        let value = std::env::var_os(VARIABLE)?;
+        Self::new(value.as_bytes()).ok()
+    }
+
+    fn mac(&self, role: Role, client: &Token, server: &Token) -> Hmac<Sha256> {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        mac.update(match role {
+            Role::Client => b"fusewire store client 1\0",
+            Role::Server => b"fusewire store server 1\0",
+        });
+        mac.update(client);
+        mac.update(server);
+        mac
+    }
+
+    /// Shows that `role` has the secret, for the nonces of client and server.
+    pub(super) fn prove(&self, role: Role, client: &Token, server: &Token) -> Token {
+        self.mac(role, client, server)
+            .finalize()
+            .into_bytes()
+            .into()
+    }
+
+    /// Whether `proof` is that of `role`; takes the same time wherever it differs.
+    pub(super) fn verify(&self, role: Role, client: &Token, server: &Token, proof: &Token) -> bool {
+        self.mac(role, client, server).verify_slice(proof).is_ok()
+    }
+}
+
+impl fmt::Debug for StoreSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StoreSecret(..)")
+    }
+}
+
+/// Random bytes from the kernel.
+pub(super) fn nonce() -> io::Result<Token> {
+    let mut nonce = Token::default();
+    getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(nonce)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_holds_for_its_role_nonces_and_secret_alone() {
+        let secret = StoreSecret::new(b"s").unwrap();
+        let (a, b) = ([1; BYTES], [2; BYTES]);
+        let proof = secret.prove(Role::Client, &a, &b);
+        assert!(secret.verify(Role::Client, &a, &b, &proof));
+        assert!(!secret.verify(Role::Server, &a, &b, &proof));
+        assert!(!secret.verify(Role::Client, &b, &a, &proof));
+        let other = StoreSecret::new(b"t").unwrap();
+        assert!(!other.verify(Role::Client, &a, &b, &proof));
+        assert!(StoreSecret::new(b"").is_err());
+        assert_eq!(format!("{secret:?}"), "StoreSecret(..)");
+        assert_ne!(nonce().unwrap(), nonce().unwrap());
+    }
+
+    /// The second test case of RFC 4231, so that this is HMAC-SHA256 as others know it.
+    #[test]
+    fn the_mac_is_hmac_sha256() {
+        let mut mac = Hmac::<Sha256>::new_from_slice(b"Jefe").unwrap();
+        mac.update(b"what do ya want for nothing?");
+        let expected = [0x5b, 0xdc, 0xc1, 0x46, 0xbf, 0x60, 0x75, 0x4e];
+        assert_eq!(mac.finalize().into_bytes()[..8], expected);
+    }
+}

@@ -1,0 +1,146 @@
+//! Ranks that real launchers start: `mpirun` without an address, and `torchrun` with its two kinds of
+//! store. What is not installed is skipped; `FUSEWIRE_REQUIRE` may name `mpi` and `torch`.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use fusewire::{Communicator, Device, Options, ReduceOp};
+use fusewire_tests::process::{report, role};
+use fusewire_tests::skip::skip;
+
+/// One rank, as a launcher has started it.
+fn rank() {
+    // Twice, one after the other: the second must not meet what the first has left.
+    for call in 0..2 {
+        let mut options = Options::default();
+        options.timeout = core::time::Duration::from_secs(60);
+        let comm = Communicator::from_env(Device::Cpu, options).unwrap();
+        let mut x = [comm.rank() as f32 + 1.0; 3];
+        comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum).unwrap();
+        let n = comm.size() as f32;
+        assert_eq!(x, [n * (n + 1.0) / 2.0; 3]);
+        report(format_args!(
+            "{call}: rank {} of {}",
+            comm.rank(),
+            comm.size()
+        ));
+    }
+}
+
+/// Runs `launcher` on this binary's test `test`, and requires that every rank came.
+fn launch(launcher: &mut Command, test: &str, ranks: u32) {
+    let output = launcher
+        .arg(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env("FUSEWIRE_TEST_ROLE", "rank")
+        .env("OMP_NUM_THREADS", "1")
+        .env_remove("MASTER_ADDR")
+        .env_remove("MASTER_PORT")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    for call in 0..2 {
+        for rank in 0..ranks {
+            let line = format!("{call}: rank {rank} of {ranks}");
+            assert!(said.contains(&line), "{line} is not in:\n{said}");
+        }
+    }
+}
+
+fn text(output: &Output) -> String {
+    [&output.stdout[..], &output.stderr]
+        .map(String::from_utf8_lossy)
+        .concat()
+}
+
+#[test]
+fn mpirun_without_an_address() {
+    if role().is_some() {
+        return rank();
+    }
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        return skip("mpi", "there is no mpirun");
+    }
+    let runtime = PathBuf::from(format!("/tmp/fusewire-runtime-{}", std::process::id()));
+    fs::create_dir(&runtime).unwrap();
+    let mut mpirun = Command::new("mpirun");
+    mpirun
+        .args([
+            "--oversubscribe",
+            "--mca",
+            "btl_vader_single_copy_mechanism",
+            "none",
+        ])
+        .args(["-n", "2"])
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .env("XDG_RUNTIME_DIR", &runtime);
+    launch(&mut mpirun, "mpirun_without_an_address", 2);
+    let left: Vec<_> = fs::read_dir(&runtime).unwrap().collect();
+    fs::remove_dir_all(&runtime).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// `python -m torch.distributed.run` of every interpreter that has it.
+fn torchrun(test: &str, options: &[&str]) {
+    if role().is_some() {
+        return rank();
+    }
+    let named = std::env::var("FUSEWIRE_PYTHON").ok();
+    let mut found = false;
+    for python in named.into_iter().chain(["/usr/bin/python3".to_owned()]) {
+        let has_torch = Command::new(&python).args(["-c", "import torch"]).output();
+        if !has_torch.is_ok_and(|output| output.status.success()) {
+            continue;
+        }
+        found = true;
+        let logs = PathBuf::from(format!(
+            "/tmp/fusewire-torchrun-{}-{test}",
+            std::process::id()
+        ));
+        fs::create_dir(&logs).unwrap();
+        let mut launcher = Command::new(&python);
+        launcher
+            .args([
+                "-m",
+                "torch.distributed.run",
+                "--nproc_per_node=4",
+                "--no_python",
+            ])
+            // Version 1.13 with Python 3.11 takes neither 0 nor 3 for these.
+            .args(["--redirects=1", "--tee=2"])
+            .arg("--log_dir")
+            .arg(&logs)
+            .args(options);
+        launch(&mut launcher, test, 4);
+        fs::remove_dir_all(&logs).unwrap();
+    }
+    if !found {
+        skip(
+            "torch",
+            "no interpreter of FUSEWIRE_PYTHON or /usr/bin/python3 imports torch",
+        );
+    }
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port().to_string()
+}
+
+#[test]
+fn torchrun_with_the_store_of_its_agent() {
+    let port = free_port();
+    let options = ["--master_addr=127.0.0.1", "--master_port", &port];
+    torchrun("torchrun_with_the_store_of_its_agent", &options);
+}
+
+#[test]
+fn torchrun_with_a_rendezvous() {
+    let options = ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0"];
+    torchrun("torchrun_with_a_rendezvous", &options);
+}

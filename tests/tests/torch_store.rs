@@ -1,0 +1,217 @@
+//! The TCP store against PyTorch's own, both ways: with the interpreter that `FUSEWIRE_PYTHON` names, and
+//! with `/usr/bin/python3`. Without any the tests are skipped, unless `FUSEWIRE_REQUIRE` names `torch`.
+
+use core::time::Duration;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+
+use fusewire::Error;
+use fusewire::store::{Store, StoreOptions, StoreProtocol, TcpStore, TcpStoreServer};
+use fusewire_tests::skip::skip;
+
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(200);
+
+/// An interpreter that has PyTorch.
+struct Python {
+    path: String,
+    new: bool,
+}
+
+/// A script that runs, killed if it still does when the value is dropped.
+struct Script {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Python {
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.path);
+        command
+            .arg(concat!(
+                env!("CARGO_MANIFEST_DIR"),
+                "/python/torch_store.py"
+            ))
+            .args(arguments);
+        command
+    }
+
+    fn start(&self, arguments: &[&str]) -> Script {
+        let mut child = self
+            .command(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("an interpreter");
+        Script {
+            input: child.stdin.take().expect("a pipe"),
+            output: BufReader::new(child.stdout.take().expect("a pipe")),
+            child,
+        }
+    }
+}
+
+impl Script {
+    /// The next line, which begins with `expected`.
+    fn line(&mut self, expected: &str) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("text");
+        assert!(!line.is_empty() && line.starts_with(expected), "{line:?}");
+        line.trim().to_owned()
+    }
+
+    fn go_on(&mut self) {
+        self.input.write_all(b"\n").expect("a script that listens");
+    }
+
+    fn end(mut self) {
+        assert!(self.child.wait().expect("a child").success());
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The interpreters that can import PyTorch.
+fn pythons() -> Vec<Python> {
+    let named = std::env::var("FUSEWIRE_PYTHON").ok();
+    let paths = named.into_iter().chain(["/usr/bin/python3".to_owned()]);
+    let found: Vec<_> = paths
+        .filter_map(|path| {
+            let mut python = Python { path, new: false };
+            let answer = python.command(&["probe"]).output().ok()?;
+            let answer = String::from_utf8(answer.stdout).ok()?;
+            let (version, kind) = answer.trim().split_once(' ')?;
+            eprintln!("{} has PyTorch {version}", python.path);
+            python.new = kind == "new";
+            Some(python)
+        })
+        .collect();
+    if found.is_empty() {
+        skip(
+            "torch",
+            "no interpreter of FUSEWIRE_PYTHON or /usr/bin/python3 imports torch",
+        );
+    }
+    found
+}
+
+fn large() -> Vec<u8> {
+    (0..1u32 << 20).map(|i| (i * 7 + (i >> 8)) as u8).collect()
+}
+
+#[test]
+fn our_client_of_pytorchs_server() {
+    for python in pythons() {
+        let servers: &[&[&str]] = if python.new {
+            &[&["serve", "libuv"], &["serve", "plain"]]
+        } else {
+            &[&["serve"]]
+        };
+        for arguments in servers {
+            let mut script = python.start(arguments);
+            let port: u16 = script.line("").parse().expect("a port");
+            let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
+            let expected = if python.new {
+                StoreProtocol::Current
+            } else {
+                StoreProtocol::Legacy
+            };
+            assert_eq!(store.protocol(), expected);
+            use_server(&store, port, python.new);
+            store.set("from_fusewire", b"\0\xff binary").unwrap();
+            store.set("large", &large()).unwrap();
+            script.go_on();
+            script.line("ok");
+            assert_eq!(store.get("from_torch", LONG).unwrap(), large());
+            assert_eq!(store.get("counter", LONG).unwrap(), b"43");
+            script.go_on();
+            script.end();
+        }
+    }
+}
+
+fn use_server(store: &TcpStore, port: u16, new: bool) {
+    store.set("k", b"").unwrap();
+    assert_eq!(store.get("k", LONG).unwrap(), b"");
+    assert_eq!(store.add("counter", 50).unwrap(), 50);
+    assert_eq!(store.add("counter", -8).unwrap(), 42);
+    assert_eq!(store.compare_set("cas", b"old", b"new").unwrap(), b"old");
+    assert!(!store.check(&["cas"]).unwrap());
+    assert_eq!(store.compare_set("cas", b"", b"1").unwrap(), b"1");
+    assert_eq!(store.compare_set("cas", b"wrong", b"2").unwrap(), b"1");
+    assert_eq!(store.compare_set("cas", b"1", b"2").unwrap(), b"2");
+    assert!(store.check(&["cas", "k"]).unwrap());
+    let keys = store.num_keys().unwrap();
+    assert!(store.delete("cas").unwrap());
+    assert!(!store.delete("cas").unwrap());
+    assert_eq!(store.num_keys().unwrap(), keys - 1);
+    store.multi_set(&[("m1", b"1"), ("m2", b"\0")]).unwrap();
+    let values = store.multi_get(&["m2", "m1"], LONG).unwrap();
+    assert_eq!(values, [b"\0", b"1"]);
+    if new {
+        store.append("m1", b"+").unwrap();
+        assert_eq!(store.get("m1", LONG).unwrap(), b"1+");
+    } else {
+        assert!(store.append("m1", b"+").is_err());
+    }
+    // A wait that is over time, and one that a later call ends, while others count.
+    let error = store.wait(&["k", "never"], SHORT).unwrap_err();
+    assert!(
+        matches!(&error, Error::StoreTimeout { key, .. } if key == "never"),
+        "{error}"
+    );
+    thread::scope(|scope| {
+        let late = scope.spawn(|| store.get("late", LONG).unwrap());
+        for _ in 0..4 {
+            scope.spawn(move || {
+                let own = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
+                for _ in 0..50 {
+                    own.add("many", 1).unwrap();
+                }
+            });
+        }
+        thread::sleep(Duration::from_millis(20));
+        store.set("late", b"x").unwrap();
+        assert_eq!(late.join().unwrap(), b"x");
+    });
+    assert_eq!(store.add("many", 0).unwrap(), 200);
+}
+
+#[test]
+fn pytorchs_client_of_our_server() {
+    for python in pythons() {
+        let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+        let store = TcpStore::connect("127.0.0.1", server.port(), LONG).unwrap();
+        let mut script = python.start(&["client", &server.port().to_string()]);
+        store.set("from_rust", &large()).unwrap();
+        script.line("ok");
+        assert_eq!(store.get("done", LONG).unwrap(), b"\0done");
+        assert_eq!(store.get("many", LONG).unwrap(), b"200");
+        script.end();
+    }
+}
+
+#[test]
+fn a_wrong_protocol_is_told() {
+    let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    // Ours speaks both; something that hangs up at once speaks none.
+    let options = StoreOptions::default().with_protocol(StoreProtocol::Legacy);
+    let store = TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG).unwrap();
+    assert_eq!(store.protocol(), StoreProtocol::Legacy);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let closing = thread::spawn(move || {
+        // Three greetings at least, each on a connection of its own.
+        (0..3).for_each(|_| drop(listener.accept().unwrap()));
+    });
+    let error = TcpStore::connect("127.0.0.1", port, SHORT).unwrap_err();
+    closing.join().unwrap();
+    assert!(error.to_string().contains("no store server"), "{error}");
+}
