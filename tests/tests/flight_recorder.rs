@@ -316,6 +316,8 @@ fn the_analyser_names_who_called_something_else() {
     let last = last.expect("an entry");
     assert_eq!(last["profiling_name"], "nccl:broadcast");
     assert_eq!(last["fusewire"]["failed"], true);
+    assert_eq!(last["state"], "started");
+    assert_eq!(last["retired"], false);
     if let Some(said) = fr_trace(folder.path(), &[]) {
         let errors = format!("sequence number: {} has errors", last["collective_seq_id"]);
         for part in [
