@@ -216,6 +216,15 @@ fn ranks_that_register_different_sizes_are_told() {
         comm.new_window(&tensor, WindowOptions::default()).map(drop)
     });
     assert!(results.iter().all(Result::is_err));
+    // Memory of one size, parts of two.
+    let results = run_threads(2, &options(), |comm| {
+        let tensor = Tensor::new(DType::U8, 4096)?.slice(0, 100 + comm.rank() as usize)?;
+        comm.new_window(&tensor, WindowOptions::default()).map(drop)
+    });
+    for result in results {
+        let error = result.expect_err("lengths differ");
+        assert!(error.to_string().contains("registers"), "{error}");
+    }
 }
 
 #[test]

@@ -215,11 +215,22 @@ impl Communicator {
     fn register_parts(&self, tensor: &Tensor) -> Result<(usize, Vec<Part>)> {
         let (segment, offset) = tensor.segment();
         let bytes = (tensor.len() * tensor.dtype().size()) as u64;
-        let what = format!("register-{bytes}-{}", tensor.dtype().name());
-        let segments = self.share_segment(&what, segment)?;
-        // Where each rank's part begins is its own affair.
-        let mut offsets = vec![0u64; self.size() as usize];
-        self.all_gather_single(offsets.as_mut_slice(), [offset].as_slice())?;
+        let segments = self.share_segment("register", segment)?;
+        // Where each rank's part begins is its own affair; how long it is, is not.
+        let mine = [offset, bytes, tensor.dtype() as u64];
+        let mut all = vec![0u64; 3 * self.size() as usize];
+        self.all_gather_single(all.as_mut_slice(), mine.as_slice())?;
+        if let Some(rank) = all.chunks(3).position(|theirs| theirs[1..] != mine[1..]) {
+            return Err(Error::Communicator {
+                name: self.inner.name.clone(),
+                detail: format!(
+                    "rank {rank} registers {} bytes, rank {} {bytes} (or types differ): they must be equal",
+                    all[3 * rank + 1],
+                    self.rank()
+                ),
+            });
+        }
+        let offsets = all.chunks(3).map(|theirs| theirs[0]);
         let parts: Vec<Part> = segments.into_iter().zip(offsets).collect();
         for (rank, (segment, offset)) in parts.iter().enumerate() {
             if offset
