@@ -240,6 +240,9 @@ impl BootstrapStore {
 /// attempt of a job (`TORCHELASTIC_RESTART_COUNT`) has keys of its own. `timeout` bounds the
 /// connection and each later answer.
 ///
+/// A store that rank 0 hosts ends with rank 0's value, also for ranks that have connected to it for a
+/// next meeting already: call this once where rank 0 hosts, and use the store for all meetings.
+///
 /// Where neither variable is set, and Open MPI, PMIx or Slurm say that all ranks are on this host, the
 /// ranks meet in a file, in a directory of the job's in `XDG_RUNTIME_DIR` or `/tmp`, which the last
 /// rank removes. All ranks make equally many calls.
