@@ -3,8 +3,18 @@
 //! The variables and their order are torchcomms' (`comms/torchcomms/utils/Utils.cpp`), so that a
 //! program starts under `torchrun` or `fusewire run` without options, and under `mpirun`, `srun` or PALS with
 //! the store's address in `MASTER_ADDR` and `MASTER_PORT`, or without where all ranks are on one host.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `MASTER_ADDR`, `MASTER_PORT` | where rank 0, or a launcher's agent, serves the store |
+//! | `FUSEWIRE_STORE_SECRET` | clients and server of the store must have the same; clients of PyTorch are refused |
+//! | `FUSEWIRE_STORE_BIND` | address that rank 0 listens at; else that of `MASTER_ADDR`, or all with a secret |
+//! | `FUSEWIRE_STORE_PROTOCOL` | `current` or `legacy` (PyTorch before 2.1), else found out |
+//! | `FUSEWIRE_HOST_ID` | name of this host, else the kernel's boot id |
 
 mod local;
+#[cfg(test)]
+mod tests;
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -230,6 +240,9 @@ impl BootstrapStore {
 /// attempt of a job (`TORCHELASTIC_RESTART_COUNT`) has keys of its own. `timeout` bounds the
 /// connection and each later answer.
 ///
+/// A store that rank 0 hosts ends with rank 0's value, also for ranks that have connected to it for a
+/// next meeting already: call this once where rank 0 hosts, and use the store for all meetings.
+///
 /// Where neither variable is set, and Open MPI, PMIx or Slurm say that all ranks are on this host, the
 /// ranks meet in a file, in a directory of the job's in `XDG_RUNTIME_DIR` or `/tmp`, which the last
 /// rank removes. All ranks make equally many calls.
@@ -374,180 +387,4 @@ fn number(name: &str, text: &str) -> Result<u32> {
     text.trim()
         .parse()
         .map_err(|_| Error::bootstrap(format!("{name}=\"{text}\" is no number of a rank or size")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn environment(pairs: &'static [(&str, &str)]) -> impl Fn(&str) -> Option<String> {
-        move |name| {
-            pairs
-                .iter()
-                .find(|(key, _)| *key == name)
-                .map(|(_, value)| (*value).to_owned())
-        }
-    }
-
-    fn rank_size(pairs: &'static [(&str, &str)]) -> Result<(u32, u32)> {
-        RankSize::from_variables(&environment(pairs)).map(|found| (found.rank, found.size))
-    }
-
-    #[test]
-    fn the_order_is_torchcomms() {
-        let all = &[
-            ("RANK", "4"),
-            ("WORLD_SIZE", "9"),
-            ("PALS_RANKID", "3"),
-            ("PALS_SIZE", "9"),
-            ("PMI_RANK", "2"),
-            ("PMI_SIZE", "9"),
-            ("OMPI_COMM_WORLD_RANK", "1"),
-            ("OMPI_COMM_WORLD_SIZE", "9"),
-            ("TORCHCOMM_RANK", "0"),
-            ("TORCHCOMM_SIZE", "9"),
-        ];
-        let mut left = &all[..];
-        for expected in [0, 1, 2, 3, 4] {
-            assert_eq!(rank_size(left).unwrap(), (expected, 9));
-            left = &left[..left.len() - 2];
-        }
-    }
-
-    #[test]
-    fn the_method_restricts_the_search() {
-        const MPI: &[(&str, &str)] = &[
-            (QUERY_METHOD, "torchrun"),
-            ("PMI_RANK", "0"),
-            ("PMI_SIZE", "1"),
-            ("RANK", "1"),
-            ("WORLD_SIZE", "2"),
-        ];
-        assert_eq!(rank_size(MPI).unwrap(), (1, 2));
-        assert!(rank_size(&[(QUERY_METHOD, "env"), ("RANK", "0"), ("WORLD_SIZE", "1")]).is_err());
-    }
-
-    #[test]
-    fn errors_say_which_variable() {
-        let cases: [(&'static [(&str, &str)], &str); 6] = [
-            (&[], "neither rank nor size"),
-            (&[("RANK", "0")], "RANK is set but WORLD_SIZE is not"),
-            (&[("PMI_SIZE", "2")], "PMI_SIZE is set but PMI_RANK is not"),
-            (&[("RANK", "zero"), ("WORLD_SIZE", "2")], "RANK=\"zero\""),
-            (&[("RANK", "0"), ("WORLD_SIZE", "-1")], "WORLD_SIZE=\"-1\""),
-            (
-                &[("RANK", "2"), ("WORLD_SIZE", "2")],
-                "RANK=2 must be less than WORLD_SIZE=2",
-            ),
-        ];
-        for (pairs, message) in cases {
-            let error = rank_size(pairs).unwrap_err().to_string();
-            assert!(error.contains(message), "{error}");
-        }
-    }
-
-    #[test]
-    fn slurm_counts_in_a_step_alone() {
-        const STEP: &[(&str, &str)] = &[
-            ("SLURM_STEP_ID", "0"),
-            ("SLURM_PROCID", "3"),
-            ("SLURM_NTASKS", "4"),
-            ("SLURM_STEP_NUM_NODES", "1"),
-            ("SLURM_LOCALID", "3"),
-        ];
-        let found = RankSize::from_variables(&environment(STEP)).unwrap();
-        assert_eq!((found.rank, found.size), (3, 4));
-        assert_eq!((found.local_rank, found.local_size), (Some(3), Some(4)));
-        assert!(is_on_one_host(&environment(STEP), 3, 4));
-        assert!(rank_size(&STEP[1..]).is_err(), "a batch script");
-        let two = |name: &str| match name {
-            "SLURM_STEP_NUM_NODES" => Some("2".to_owned()),
-            _ => environment(STEP)(name),
-        };
-        assert!(!is_on_one_host(&two, 3, 4));
-        let timeout = Duration::from_secs(1);
-        let error = store_from_variables(&two, 3, 4, timeout).unwrap_err();
-        assert!(error.to_string().contains("MASTER_ADDR"), "{error}");
-        let torchrun = |name: &str| match name {
-            "RANK" => Some("1".to_owned()),
-            "WORLD_SIZE" => Some("2".to_owned()),
-            _ => environment(STEP)(name),
-        };
-        assert_eq!(RankSize::from_variables(&torchrun).unwrap().rank, 1);
-        let slurm = |name: &str| match name {
-            QUERY_METHOD => Some("slurm".to_owned()),
-            _ => torchrun(name),
-        };
-        assert_eq!(RankSize::from_variables(&slurm).unwrap().rank, 3);
-    }
-
-    #[test]
-    fn half_a_pair_does_not_hide_a_whole_one() {
-        let pairs = &[("PALS_RANKID", "7"), ("RANK", "1"), ("WORLD_SIZE", "2")];
-        assert_eq!(rank_size(pairs).unwrap(), (1, 2));
-    }
-
-    #[test]
-    fn local_ranks_are_read() {
-        let pairs = environment(&[("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")]);
-        let found = RankSize::from_variables(&pairs).unwrap();
-        assert_eq!((found.local_rank, found.local_size), (Some(1), None));
-    }
-
-    #[test]
-    fn rank_zero_hosts_the_store_unless_an_agent_does() {
-        let free = TcpStoreServer::bind("127.0.0.1:0").unwrap();
-        let port = free.port().to_string();
-        drop(free);
-        let variables = |agent: bool| {
-            let port = port.clone();
-            move |name: &str| match name {
-                "MASTER_ADDR" => Some("localhost".to_owned()),
-                "MASTER_PORT" => Some(port.clone()),
-                "TORCHELASTIC_USE_AGENT_STORE" if agent => Some("True".to_owned()),
-                _ => None,
-            }
-        };
-        let timeout = Duration::from_secs(20);
-        let host = store_from_variables(&variables(false), 0, 2, timeout).unwrap();
-        let peer = store_from_variables(&variables(false), 1, 2, timeout).unwrap();
-        let agent = store_from_variables(&variables(true), 0, 2, timeout).unwrap();
-        assert_eq!(
-            (host.is_host(), peer.is_host(), agent.is_host()),
-            (true, false, false)
-        );
-        peer.store().set("attempt-/k", b"v").unwrap();
-        assert_eq!(agent.store().get("k", timeout).unwrap(), b"v");
-
-        let missing = environment(&[("MASTER_ADDR", "localhost")]);
-        let error = store_from_variables(&missing, 0, 1, timeout).unwrap_err();
-        assert!(
-            error.to_string().contains("MASTER_PORT is not set"),
-            "{error}"
-        );
-        let wrong = environment(&[("MASTER_ADDR", "localhost"), ("MASTER_PORT", "70000")]);
-        let error = store_from_variables(&wrong, 0, 1, timeout).unwrap_err();
-        assert!(error.to_string().contains("no port number"), "{error}");
-    }
-
-    #[test]
-    fn the_store_listens_only_where_it_was_asked_to() {
-        let free = TcpStoreServer::bind("127.0.0.1:0").unwrap().port();
-        let reach = |ip: &str| std::net::TcpStream::connect((ip, free)).is_ok();
-        let server = host_server(&environment(&[]), "127.0.0.1", free).unwrap();
-        assert!(reach("127.0.0.1") && !reach("127.0.0.2"));
-        drop(server);
-        let everywhere = environment(&[(BIND, "0.0.0.0")]);
-        let server = host_server(&everywhere, "127.0.0.1", free).unwrap();
-        assert!(reach("127.0.0.1") && reach("127.0.0.2"));
-        drop(server);
-        let error = host_server(&environment(&[]), "192.0.2.1", free).unwrap_err();
-        assert!(error.to_string().contains(BIND), "{error}");
-        assert!(!only_loopback_here("127.0.0.1") && !only_loopback_here("localhost"));
-    }
-
-    #[test]
-    fn the_host_has_a_name() {
-        assert!(!host_id().unwrap().is_empty());
-    }
 }

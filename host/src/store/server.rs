@@ -73,18 +73,13 @@ impl TcpStoreServer {
     }
 
     fn start(address: impl ToSocketAddrs, secret: Option<StoreSecret>) -> io::Result<Self> {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        let port = listener.local_addr()?.port();
-        // SAFETY: the descriptor is that of a live listener; a second `listen` only sets the backlog.
-        if unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let listeners = listen(address)?;
+        let port = listeners[0].local_addr()?.port();
         let (stop, stopped) = UnixStream::pair()?;
         let counters = Arc::<Counters>::default();
         let server = Server {
             poll: Poll::new()?,
-            listener,
+            listeners,
             stopped,
             hub: Hub::default(),
             secret,
@@ -93,7 +88,9 @@ impl TcpStoreServer {
             counters: Arc::clone(&counters),
         };
         server.poll.add(server.stopped.as_raw_fd(), STOP)?;
-        server.poll.add(server.listener.as_raw_fd(), LISTENER)?;
+        for (token, listener) in (LISTENERS..FIRST_CLIENT).zip(&server.listeners) {
+            server.poll.add(listener.as_raw_fd(), token)?;
+        }
         let thread = thread::Builder::new()
             .name("fusewire-store".to_owned())
             .spawn(|| server.run())?;
@@ -135,12 +132,50 @@ impl Drop for TcpStoreServer {
 }
 
 const STOP: Token = 0;
-const LISTENER: Token = 1;
-const FIRST_CLIENT: Token = 2;
+const LISTENERS: Token = 1;
+const FIRST_CLIENT: Token = LISTENERS + MAX_LISTENERS as Token;
+
+/// Addresses of one name that are listened at.
+const MAX_LISTENERS: usize = 16;
+
+/// Listens at every address that `address` means, for clients may see the IPv6 one or the IPv4 one. An
+/// address that this host has not is left out, unless it is the only one. Of port 0, one address.
+fn listen(address: impl ToSocketAddrs) -> io::Result<Vec<TcpListener>> {
+    let mut bound = Vec::<TcpListener>::new();
+    let mut taken = Vec::new();
+    let mut failure = io::Error::new(ErrorKind::NotFound, "the name has no address");
+    for address in address.to_socket_addrs()? {
+        if taken.contains(&address) || bound.len() == MAX_LISTENERS {
+            continue;
+        }
+        match TcpListener::bind(address) {
+            Ok(listener) => {
+                listener.set_nonblocking(true)?;
+                // SAFETY: the descriptor is that of a live listener; a second `listen` only sets the
+                // backlog.
+                if unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) } != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                bound.push(listener);
+                taken.push(address);
+                if address.port() == 0 {
+                    break;
+                }
+            }
+            // Somebody else's server is there, which clients could take for this one.
+            Err(error) if error.kind() == ErrorKind::AddrInUse => return Err(error),
+            Err(error) => failure = error,
+        }
+    }
+    if bound.is_empty() {
+        return Err(failure);
+    }
+    Ok(bound)
+}
 
 struct Server {
     poll: Poll,
-    listener: TcpListener,
+    listeners: Vec<TcpListener>,
     stopped: UnixStream,
     hub: Hub,
     secret: Option<StoreSecret>,
@@ -171,7 +206,7 @@ impl Server {
             for event in &events[..count] {
                 match event.u64 {
                     STOP => return,
-                    LISTENER => self.accept(),
+                    token @ LISTENERS..FIRST_CLIENT => self.accept((token - LISTENERS) as usize),
                     token => self.serve(token, &mut scratch),
                 }
             }
@@ -182,9 +217,9 @@ impl Server {
         }
     }
 
-    fn accept(&mut self) {
+    fn accept(&mut self, listener: usize) {
         loop {
-            let accepted = self.listener.accept().and_then(|(stream, _)| {
+            let accepted = self.listeners[listener].accept().and_then(|(stream, _)| {
                 stream.set_nonblocking(true)?;
                 stream.set_nodelay(true)?;
                 self.poll.add(stream.as_raw_fd(), self.next)?;

@@ -476,3 +476,21 @@ fn a_secret_is_wanted_from_both_sides() {
     }
     assert_eq!(store.get("k", SHORT).unwrap(), b"v");
 }
+
+#[test]
+fn every_address_of_a_name_is_listened_at() {
+    let free = TcpStoreServer::bind("127.0.0.1:0").unwrap().port();
+    let addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.1", "192.0.2.1"];
+    let addresses = addresses.map(|ip| core::net::SocketAddr::new(ip.parse().unwrap(), free));
+    let server = TcpStoreServer::bind_with(&addresses[..], None).unwrap();
+    let connect = |ip: &str| {
+        TcpStore::connect_with(StoreOptions::default(), ip, server.port(), SHORT).map(drop)
+    };
+    connect("127.0.0.1").unwrap();
+    connect("127.0.0.2").unwrap();
+    assert!(connect("127.0.0.3").is_err());
+    // One that is taken is not passed over.
+    let error = TcpStoreServer::bind_with(&addresses[1..2], None).unwrap_err();
+    assert!(error.to_string().contains("in use"), "{error}");
+    assert!(TcpStoreServer::bind_with(&addresses[3..], None).is_err());
+}
