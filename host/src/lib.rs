@@ -41,9 +41,10 @@ pub mod transport;
 #[doc(hidden)]
 pub use self::comm::rehearse_meeting;
 pub use self::comm::{
-    Activity, AllGatherP, Batch, Communicator, Failure, FlightRecord, HookArguments, HookHandle,
-    MAX_SIZE, P2pKind, P2pOp, RecordState, Registration, ReplayArguments, ReplayEdge, RmsNorm,
-    SignalUpdate, Window, WindowAccess, WindowOptions, Work, WorkStatus, new_comm, run_threads,
+    Activity, AllGatherP, Batch, Candidate, Communicator, Failure, FlightRecord, HookArguments,
+    HookHandle, InitHandle, MAX_SIZE, Members, P2pKind, P2pOp, ReconfigureOptions, RecordState,
+    Registration, ReplayArguments, ReplayEdge, RmsNorm, SignalUpdate, Window, WindowAccess,
+    WindowOptions, Work, WorkStatus, new_comm, run_threads,
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Error, Result};

@@ -14,6 +14,7 @@ use fusewire_device::layout::{
 
 use super::meeting::{Meeting, Seat};
 use super::observe::{Hooks, Recorder};
+use super::reconfigure::random;
 use super::windows::Windows;
 use super::{Communicator, Inner, MAX_SIZE, nanoseconds};
 use crate::backend::Backend;
@@ -63,7 +64,14 @@ impl Communicator {
             options,
             generation: 0,
             hooks: Hooks::default(),
+            meeting_timeout: None,
         })
+    }
+
+    /// As [`Communicator::form`], once rank, size and options are known to be possible.
+    pub(super) fn form_checked(forming: Forming) -> Result<Self> {
+        validate(&forming.name, forming.rank, forming.size, &forming.options)?;
+        Self::form(forming)
     }
 
     /// Meets the other ranks at the keys that start with the prefix, which no other communicator has used.
@@ -123,8 +131,20 @@ impl Communicator {
             prefix,
             generation,
             hooks,
+            meeting_timeout: _,
         } = forming;
         let (team_rank, team_size) = place;
+        // Without random numbers the address and the time must do.
+        let identity = random().unwrap_or_else(|_| {
+            let mut hasher = DefaultHasher::new();
+            (
+                std::process::id(),
+                pads[0].ptr() as usize,
+                std::time::SystemTime::now(),
+            )
+                .hash(&mut hasher);
+            hasher.finish()
+        });
         let windows = Windows::new();
         windows.add(team_rank, pads.clone());
         let mut hasher = DefaultHasher::new();
@@ -177,6 +197,8 @@ impl Communicator {
             recorder: Recorder::new(options.flight_recorder_entries, size),
             world: OnceLock::new(),
             finalized: AtomicBool::new(false),
+            identity,
+            replaced: OnceLock::new(),
             options,
         });
         Inner::watch(&inner);
@@ -310,6 +332,8 @@ pub(super) struct Forming {
     pub(super) prefix: String,
     pub(super) generation: u64,
     pub(super) hooks: Hooks,
+    /// Bound of the meeting, where it is not the communicator's.
+    pub(super) meeting_timeout: Option<Duration>,
 }
 
 impl Forming {
@@ -320,7 +344,7 @@ impl Forming {
             name: &self.name,
             rank: self.rank,
             size: self.size,
-            timeout: self.options.timeout,
+            timeout: self.meeting_timeout.unwrap_or(self.options.timeout),
         }
     }
 }

@@ -81,10 +81,9 @@ pub fn new_comm(
         options,
         generation: 0,
         hooks: Hooks::default(),
+        meeting_timeout: None,
     };
-    forming
-        .met(|forming| backend::create(backend, &forming.setup()))
-        .and_then(|made| Communicator::over(made, forming))
+    Communicator::form_over(backend, forming)
 }
 
 impl Forming {
@@ -123,6 +122,12 @@ impl Forming {
 }
 
 impl Communicator {
+    /// Meets the other ranks and makes the communicator of backend `name`.
+    pub(super) fn form_over(name: &str, forming: Forming) -> Result<Self> {
+        let made = forming.met(|forming| backend::create(name, &forming.setup()))?;
+        Self::over(made, forming)
+    }
+
     /// A communicator over a backend's communicator that exists already: an adopted `ncclComm_t`, or a
     /// backend of your own that is in no list.
     ///
@@ -145,6 +150,7 @@ impl Communicator {
             options,
             generation: 0,
             hooks: Hooks::default(),
+            meeting_timeout: None,
         };
         Self::over(backend, forming)
     }
@@ -230,6 +236,7 @@ impl Communicator {
             options: self.inner.options.clone(),
             generation: 0,
             hooks: self.inner.hooks.clone(),
+            meeting_timeout: None,
         }
     }
 }

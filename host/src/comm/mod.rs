@@ -16,6 +16,7 @@ mod observed;
 mod operations;
 mod persistent;
 mod quantized;
+mod reconfigure;
 mod rma;
 mod state;
 mod submit;
@@ -44,6 +45,7 @@ pub use self::observe::{
     FlightRecord, HookArguments, HookHandle, RecordState, ReplayArguments, ReplayEdge,
 };
 pub use self::persistent::AllGatherP;
+pub use self::reconfigure::{Candidate, InitHandle, Members, ReconfigureOptions};
 pub use self::rma::{Registration, SignalUpdate, Window, WindowAccess, WindowOptions};
 pub use self::work::{Work, WorkStatus};
 
@@ -109,6 +111,10 @@ struct Inner {
     /// has not been.
     world: OnceLock<Vec<u32>>,
     finalized: AtomicBool,
+    /// Tells this rank from every other, of any communicator.
+    identity: u64,
+    /// Set once reconfigure has replaced this communicator.
+    replaced: OnceLock<Error>,
 }
 
 impl fmt::Debug for Inner {

@@ -101,6 +101,9 @@ impl Inner {
 
     #[cold]
     fn fail(&self, abort: u64) -> Error {
+        if let Some(error) = self.replaced.get() {
+            return error.clone();
+        }
         if let Some(error) = self.failure.get() {
             return error.clone();
         }

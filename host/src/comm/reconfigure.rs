@@ -1,0 +1,347 @@
+//! Fault tolerance: new members for a communicator, after a failure or without one.
+//!
+//! Every member of the new communicator calls [`Communicator::reconfigure`] (or [`Candidate::reconfigure`], where it
+//! was in none before) with the same handles and the same new number. They meet in the store under that
+//! number; nothing of the old communicator is waited for, so it does not matter who of it is dead. The result is a new
+//! communicator with fresh pads, epochs and generation; the old one returns an error from then on, and so do its graphs.
+
+use core::fmt;
+use core::str::FromStr;
+use core::time::Duration;
+use std::sync::Arc;
+
+use super::bootstrap::Forming;
+use super::observe::Hooks;
+use super::submit::invalid;
+use super::{Communicator, Inner};
+use crate::bootstrap::host_id;
+use crate::device::Device;
+use crate::options::Options;
+use crate::store::Store;
+use crate::{Error, Result};
+
+/// What names a future member of a communicator to the others; as text it travels by any means.
+///
+/// `fusewire:RANK:GROUP:GENERATION:IDENTITY@HOST`
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InitHandle {
+    /// Rank in the present communicator.
+    rank: u32,
+    /// Number of the present communicator: that of its reconfiguration, or a hash of its name.
+    group: u64,
+    generation: u64,
+    /// No two are alike.
+    identity: u64,
+    host: String,
+}
+
+impl fmt::Display for InitHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            rank,
+            group,
+            generation,
+            identity,
+            host,
+        } = self;
+        write!(
+            f,
+            "fusewire:{rank}:{group:016x}:{generation}:{identity:016x}@{host}"
+        )
+    }
+}
+
+impl FromStr for InitHandle {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parse = || {
+            let (head, host) = text.split_once('@')?;
+            let mut parts = head.split(':');
+            (parts.next()? == "fusewire").then_some(())?;
+            let handle = Self {
+                rank: parts.next()?.parse().ok()?,
+                group: u64::from_str_radix(parts.next()?, 16).ok()?,
+                generation: parts.next()?.parse().ok()?,
+                identity: u64::from_str_radix(parts.next()?, 16).ok()?,
+                host: host.to_owned(),
+            };
+            parts.next().is_none().then_some(handle)
+        };
+        parse().ok_or_else(|| invalid("reconfigure", format!("\"{text}\" is no init handle")))
+    }
+}
+
+/// The members of a new communicator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Members {
+    /// Member i becomes rank i.
+    Ordered(Vec<InitHandle>),
+    /// Ranks by the library's order, the same on all members: the largest group of members that were one communicator
+    /// comes first, in its order; then the others by their handles.
+    Set(Vec<InitHandle>),
+}
+
+impl Members {
+    /// The members by rank.
+    fn by_rank(&self) -> Result<Vec<InitHandle>> {
+        let members = match self {
+            Self::Ordered(members) => members.clone(),
+            Self::Set(members) => quorum_first(members),
+        };
+        let mut identities: Vec<u64> = members.iter().map(|member| member.identity).collect();
+        identities.sort_unstable();
+        if identities.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(invalid(
+                "reconfigure",
+                "a handle is in the list twice".to_owned(),
+            ));
+        }
+        Ok(members)
+    }
+}
+
+fn quorum_first(members: &[InitHandle]) -> Vec<InitHandle> {
+    let size_of = |group: u64| {
+        members
+            .iter()
+            .filter(|member| member.group == group)
+            .count()
+    };
+    let quorum = members
+        .iter()
+        .map(|member| (core::cmp::Reverse(size_of(member.group)), member.group))
+        .min()
+        .map(|(_, group)| group);
+    let mut members = members.to_vec();
+    members.sort_by_key(|member| {
+        let outside = Some(member.group) != quorum;
+        (outside, member.group, member.rank, member.identity)
+    });
+    members
+}
+
+/// What [`Communicator::reconfigure`] takes; the same on all members.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ReconfigureOptions {
+    /// Number of the new communicator; never used before in this store.
+    pub uuid: u64,
+    /// Who is in it.
+    pub members: Members,
+    /// Bound of the meeting; the communicator's time-out where it is `None`.
+    pub timeout: Option<Duration>,
+}
+
+impl ReconfigureOptions {
+    /// The communicator number `uuid` of `members`.
+    pub fn new(uuid: u64, members: Members) -> Self {
+        Self {
+            uuid,
+            members,
+            timeout: None,
+        }
+    }
+
+    /// With a bound for the meeting.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+}
+
+/// A process (or thread) that is in no communicator yet: a late joiner, or everybody before the first one.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    handle: InitHandle,
+    device: Device,
+    store: Arc<dyn Store>,
+    name: String,
+    options: Options,
+}
+
+impl Candidate {
+    /// A candidate for communicator `name`, with the options that its members have.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] when the host has no identity.
+    pub fn new(
+        device: Device,
+        store: Arc<dyn Store>,
+        name: &str,
+        options: Options,
+    ) -> Result<Self> {
+        let identity = random()?;
+        Ok(Self {
+            handle: InitHandle {
+                rank: 0,
+                // Alone: no two candidates are a group.
+                group: identity,
+                generation: 0,
+                identity,
+                host: host_id()?,
+            },
+            device,
+            store,
+            name: name.to_owned(),
+            options,
+        })
+    }
+
+    /// What names this candidate to the others.
+    pub fn init_handle(&self) -> InitHandle {
+        self.handle.clone()
+    }
+
+    /// Joins the communicator; all its members together.
+    ///
+    /// # Errors
+    /// As [`Communicator::reconfigure`].
+    pub fn reconfigure(&self, options: &ReconfigureOptions) -> Result<Communicator> {
+        let forming = Forming {
+            device: self.device,
+            rank: 0,
+            size: 0,
+            prefix: String::new(),
+            store: Arc::clone(&self.store),
+            name: self.name.clone(),
+            options: self.options.clone(),
+            generation: 0,
+            hooks: Hooks::default(),
+            meeting_timeout: None,
+        };
+        join(forming, &self.handle, options, None)
+    }
+}
+
+impl Communicator {
+    /// What names this rank to the members of a new communicator. Works also after a failure.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] when the host has no identity.
+    pub fn init_handle(&self) -> Result<InitHandle> {
+        let inner = &self.inner;
+        Ok(InitHandle {
+            rank: inner.rank,
+            group: inner.constants.id,
+            generation: inner.generation,
+            identity: inner.identity,
+            host: host_id()?,
+        })
+    }
+
+    /// Makes the communicator with the members and the number of `options`: fewer ranks, more, the same, those of
+    /// several communicators together; after a failure or without one. All members together; whoever is not
+    /// among them does not call. Name, options, hooks and backend stay.
+    ///
+    /// This value and its clones, splits aside, return an error from then on, and so do graphs that were
+    /// captured on them.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when this rank is not among the members, one is named twice, or the number was used
+    /// before; [`Error::Communicator`] that names a member that does not come.
+    pub fn reconfigure(&self, options: &ReconfigureOptions) -> Result<Self> {
+        let inner = &self.inner;
+        let handle = self.init_handle()?;
+        // Whoever still waits in the old communicator on this rank shall not go on there.
+        let forming = Forming {
+            device: inner.device,
+            rank: 0,
+            size: 0,
+            prefix: String::new(),
+            store: Arc::clone(&inner.store),
+            name: inner.name.clone(),
+            options: inner.options.clone(),
+            generation: 0,
+            hooks: inner.hooks.clone(),
+            meeting_timeout: None,
+        };
+        let backend = inner
+            .backend
+            .as_ref()
+            .map(|backend| backend.name().to_owned());
+        let made = join(forming, &handle, options, backend.as_deref())?;
+        inner.replace(made.inner.generation);
+        Ok(Self {
+            stream: self.stream.clone(),
+            timeout_ns: self.timeout_ns,
+            algorithm: self.algorithm,
+            ..made
+        })
+    }
+}
+
+fn join(
+    mut forming: Forming,
+    handle: &InitHandle,
+    options: &ReconfigureOptions,
+    backend: Option<&str>,
+) -> Result<Communicator> {
+    let members = options.members.by_rank()?;
+    let Some(rank) = members
+        .iter()
+        .position(|member| member.identity == handle.identity)
+    else {
+        return Err(invalid(
+            "reconfigure",
+            "this rank's own handle is not among the members; who is left out does not call"
+                .to_owned(),
+        ));
+    };
+    forming.rank = rank as u32;
+    forming.size = members.len() as u32;
+    forming.generation = 1 + members
+        .iter()
+        .map(|member| member.generation)
+        .max()
+        .unwrap_or(0);
+    forming.prefix = format!("fusewire/reconfigure/{:016x}", options.uuid);
+    forming.meeting_timeout = options.timeout;
+    let taken = format!("{}/member/{rank}", forming.prefix);
+    let own = format!("{:016x}", handle.identity);
+    let there = forming.store.compare_set(&taken, b"", own.as_bytes())?;
+    if there != own.as_bytes() {
+        return Err(invalid(
+            "reconfigure",
+            format!(
+                "number {:#x} was used before, or members differ: rank {rank} of it is another one",
+                options.uuid
+            ),
+        ));
+    }
+    match backend {
+        Some(name) => Communicator::form_over(name, forming),
+        None => Communicator::form_checked(forming),
+    }
+}
+
+/// A number that no other has.
+pub(super) fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| Error::Bootstrap {
+        detail: format!("the system gives no random numbers ({error})"),
+    })?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+impl Inner {
+    /// This communicator was replaced by one of another generation.
+    fn replace(&self, generation: u64) {
+        let error = Error::Communicator {
+            name: self.name.clone(),
+            detail: format!(
+                "generation {} was replaced by generation {generation}: use the communicator that \
+                 reconfigure has given, and capture graphs anew",
+                self.generation
+            ),
+        };
+        let _ = self.replaced.set(error.clone());
+        self.finalized
+            .store(true, core::sync::atomic::Ordering::Release);
+        self.stop(error);
+        if let Some(backend) = &self.backend {
+            backend.abort();
+        }
+    }
+}
