@@ -1,0 +1,355 @@
+//! New members for a communicator: identity, shrink, grow, merge, split, after an abort and after a death.
+
+use core::time::Duration;
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+use fusewire::store::{MemoryStore, Store};
+use fusewire::{
+    Candidate, Communicator, DType, Device, InitHandle, Members, Options, ReconfigureOptions,
+    ReduceOp, Result, Tensor,
+};
+use fusewire_tests::process::{Host, Ranks, report, role};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(20);
+    options.spins = Some(200);
+    options.enable_reconfigure = true;
+    options
+}
+
+/// Handles of everybody, through the store, under `round`.
+fn exchange(
+    store: &dyn Store,
+    round: &str,
+    own: usize,
+    count: usize,
+    handle: &InitHandle,
+) -> Result<Vec<InitHandle>> {
+    store.set(&format!("{round}/{own}"), handle.to_string().as_bytes())?;
+    (0..count)
+        .map(|i| {
+            let text = store.get(&format!("{round}/{i}"), PATIENCE)?;
+            String::from_utf8_lossy(&text).parse()
+        })
+        .collect()
+}
+
+fn check(comm: &Communicator, size: u32) -> Result<()> {
+    assert_eq!(comm.size(), size);
+    let mut x = [comm.rank() + 1, 1];
+    comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
+    assert_eq!(x, [size * (size + 1) / 2, size]);
+    let large = comm.alloc(DType::F32, 100_000)?;
+    large.copy_from(&vec![1.0f32; 100_000])?;
+    comm.all_reduce(&large, ReduceOp::Sum)?;
+    assert_eq!(large.to_vec::<f32>()?[99_999], size as f32);
+    comm.barrier()
+}
+
+/// Runs `body` on threads that share a store; thread i of `count`.
+fn threads<R: Send>(
+    count: usize,
+    body: impl Fn(usize, Arc<dyn Store>, &Barrier) -> Result<R> + Sync,
+) -> Vec<R> {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let meet = Barrier::new(count);
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..count)
+            .map(|i| {
+                let (store, body, meet) = (Arc::clone(&store), &body, &meet);
+                scope.spawn(move || body(i, store, meet))
+            })
+            .collect();
+        running
+            .into_iter()
+            .map(|thread| match thread.join() {
+                Ok(result) => result.unwrap_or_else(|error| panic!("{error}")),
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+            .collect()
+    })
+}
+
+fn first(i: usize, count: usize, name: &str, store: &Arc<dyn Store>) -> Result<Communicator> {
+    let store = Arc::clone(store);
+    Communicator::new(Device::Cpu, i as u32, count as u32, store, name, options())
+}
+
+#[test]
+fn identity_shrink_grow_and_back() {
+    threads(4, |i, store, meet| {
+        let comm = first(i, 4, "world", &store)?;
+        check(&comm, 4)?;
+        // Identity.
+        let handles = exchange(&*store, "a", i, 4, &comm.init_handle()?)?;
+        let all = ReconfigureOptions::new(1, Members::Set(handles.clone()));
+        let same = comm.reconfigure(&all)?;
+        assert_eq!((same.rank(), same.generation()), (i as u32, 1));
+        check(&same, 4)?;
+        let error = check(&comm, 4).expect_err("the old one is no more");
+        let text = error.to_string();
+        assert!(
+            text.contains("generation 0 was replaced by generation 1"),
+            "{text}"
+        );
+        // Shrink: the last one leaves, then one in the middle.
+        let handles = exchange(&*store, "b", i, 4, &same.init_handle()?)?;
+        if i == 3 {
+            meet.wait();
+        } else {
+            let fewer = Members::Set(handles[..3].to_vec());
+            let three = same.reconfigure(&ReconfigureOptions::new(2, fewer))?;
+            assert_eq!(three.rank(), i as u32);
+            check(&three, 3)?;
+            meet.wait();
+            let handles = exchange(&*store, "c", i, 3, &three.init_handle()?)?;
+            let fewer = Members::Set(vec![handles[2].clone(), handles[0].clone()]);
+            if i != 1 {
+                let two = three.reconfigure(&ReconfigureOptions::new(3, fewer))?;
+                // A set has the library's order: that of the old ranks.
+                assert_eq!(two.rank(), u32::from(i == 2));
+                assert_eq!(two.generation(), 3);
+                check(&two, 2)?;
+            }
+        }
+        meet.wait();
+        // All of the first communicator again, as candidates: whatever they are in.
+        let candidate = Candidate::new(Device::Cpu, Arc::clone(&store), "world", options())?;
+        let handles = exchange(&*store, "d", i, 4, &candidate.init_handle())?;
+        let reversed: Vec<_> = handles.into_iter().rev().collect();
+        let again =
+            candidate.reconfigure(&ReconfigureOptions::new(4, Members::Ordered(reversed)))?;
+        assert_eq!(
+            again.rank(),
+            3 - i as u32,
+            "ordered members have their ranks"
+        );
+        check(&again, 4)
+    });
+}
+
+#[test]
+fn a_late_joiner_and_one_rank_that_becomes_many() {
+    threads(3, |i, store, _| {
+        let old = if i < 2 {
+            Some(first(i, 2, "pair", &store)?)
+        } else {
+            None
+        };
+        let candidate = Candidate::new(Device::Cpu, Arc::clone(&store), "pair", options())?;
+        let handle = match &old {
+            Some(comm) => comm.init_handle()?,
+            None => candidate.init_handle(),
+        };
+        let handles = exchange(&*store, "grow", i, 3, &handle)?;
+        let options = ReconfigureOptions::new(7, Members::Set(handles));
+        let grown = match &old {
+            Some(comm) => comm.reconfigure(&options)?,
+            None => candidate.reconfigure(&options)?,
+        };
+        assert_eq!(
+            grown.rank(),
+            i as u32,
+            "members of the old communicator come first"
+        );
+        check(&grown, 3)
+    });
+    threads(4, |i, store, _| {
+        let alone = first(0, 1, &format!("alone-{i}"), &store)?;
+        check(&alone, 1)?;
+        let handles = exchange(&*store, "all", i, 4, &alone.init_handle()?)?;
+        let all = alone.reconfigure(&ReconfigureOptions::new(9, Members::Ordered(handles)))?;
+        assert_eq!(all.rank(), i as u32);
+        check(&all, 4)
+    });
+}
+
+#[test]
+fn two_become_one_and_one_becomes_two() {
+    threads(5, |i, store, _| {
+        let (name, rank, size) = if i < 2 {
+            ("left", i, 2)
+        } else {
+            ("right", i - 2, 3)
+        };
+        let half = first(rank, size, name, &store)?;
+        check(&half, size as u32)?;
+        let handles = exchange(&*store, "merge", i, 5, &half.init_handle()?)?;
+        let whole = half.reconfigure(&ReconfigureOptions::new(20, Members::Set(handles)))?;
+        // The larger one keeps its ranks.
+        assert_eq!(whole.rank() as usize, if i < 2 { 3 + i } else { i - 2 });
+        check(&whole, 5)?;
+        let handles = exchange(
+            &*store,
+            "split",
+            whole.rank() as usize,
+            5,
+            &whole.init_handle()?,
+        )?;
+        let low = whole.rank() < 2;
+        let (members, number) = if low {
+            (handles[..2].to_vec(), 21)
+        } else {
+            (handles[2..].to_vec(), 22)
+        };
+        let part =
+            whole.reconfigure(&ReconfigureOptions::new(number, Members::Ordered(members)))?;
+        check(&part, if low { 2 } else { 3 })
+    });
+}
+
+#[test]
+fn after_an_abort_graphs_of_before_say_which_generation_they_are_of() {
+    threads(3, |i, store, meet| {
+        let comm = first(i, 3, "abort", &store)?;
+        let x = comm.alloc(DType::F32, 64)?;
+        comm.stream().begin_capture()?;
+        comm.all_reduce_async(&x, ReduceOp::Sum)?;
+        let graph = comm.stream().end_capture()?.instantiate()?;
+        graph.run(comm.stream())?;
+        if i == 1 {
+            std::thread::sleep(Duration::from_millis(30));
+            comm.abort();
+        } else {
+            let error = comm.barrier().expect_err("aborted");
+            assert!(error.to_string().contains("aborted"), "{error}");
+        }
+        assert!(comm.is_aborted());
+        assert!(graph.run(comm.stream()).is_err());
+        meet.wait();
+        let handles = exchange(&*store, "revive", i, 3, &comm.init_handle()?)?;
+        let revived = comm.reconfigure(&ReconfigureOptions::new(30, Members::Set(handles)))?;
+        check(&revived, 3)?;
+        let error = graph
+            .run(comm.stream())
+            .expect_err("a graph of generation 0");
+        let text = error.to_string();
+        assert!(
+            text.contains("generation 0") && text.contains("generation 1"),
+            "{text}"
+        );
+        // A graph of the new one works.
+        let y: Tensor = revived.alloc(DType::F32, 64)?;
+        y.copy_from(&[1.0f32; 64])?;
+        revived.stream().begin_capture()?;
+        revived.all_reduce_async(&y, ReduceOp::Sum)?;
+        let graph = revived.stream().end_capture()?.instantiate()?;
+        graph.run(revived.stream())?;
+        assert_eq!(y.to_vec::<f32>()?, [3.0; 64]);
+        revived.barrier()
+    });
+}
+
+#[test]
+fn refused_members_and_numbers() {
+    threads(2, |i, store, meet| {
+        let comm = first(i, 2, "refuse", &store)?;
+        let handles = exchange(&*store, "x", i, 2, &comm.init_handle()?)?;
+        let other = vec![handles[1 - i].clone()];
+        let error = comm
+            .reconfigure(&ReconfigureOptions::new(40, Members::Set(other)))
+            .expect_err("not among them");
+        assert!(
+            error.to_string().contains("not among the members"),
+            "{error}"
+        );
+        let twice = vec![handles[i].clone(), handles[i].clone()];
+        assert!(
+            comm.reconfigure(&ReconfigureOptions::new(41, Members::Ordered(twice)))
+                .is_err()
+        );
+        assert!("fusewire:1:2".parse::<InitHandle>().is_err());
+        assert!("nccl:0:0:0:0@x".parse::<InitHandle>().is_err());
+        // None of that has hurt it.
+        check(&comm, 2)?;
+        let next = comm.reconfigure(&ReconfigureOptions::new(42, Members::Set(handles)))?;
+        check(&next, 2)?;
+        meet.wait();
+        let handles = exchange(&*store, "y", i, 2, &next.init_handle()?)?;
+        let reversed = handles.iter().rev().cloned().collect();
+        let used = ReconfigureOptions::new(42, Members::Ordered(reversed));
+        let error = next.reconfigure(&used).expect_err("used before");
+        assert!(error.to_string().contains("was used before"), "{error}");
+        meet.wait();
+        // A member that does not come.
+        if i == 0 {
+            let absent = ReconfigureOptions::new(43, Members::Ordered(handles))
+                .timeout(Duration::from_millis(300));
+            let started = Instant::now();
+            let error = next.reconfigure(&absent).expect_err("rank 1 does not come");
+            assert!(error.to_string().contains("rank 1"), "{error}");
+            assert!(started.elapsed() < PATIENCE);
+        }
+        Ok(())
+    });
+}
+
+fn survivor() -> bool {
+    if role().as_deref() != Some("survivor") {
+        return false;
+    }
+    let mut options = options();
+    options.timeout = Duration::from_secs(5);
+    let comm = Communicator::from_env(Device::Cpu, options).expect("a communicator");
+    let (rank, size) = (comm.rank() as usize, comm.size() as usize);
+    let handle = comm.init_handle().expect("a handle");
+    let handles = exchange(&**comm.store(), "before", rank, size, &handle).expect("all handles");
+    comm.barrier().expect("all alive");
+    report("running");
+    // Rank 5 is killed while it is in here, or before.
+    let victim = 5;
+    let x = comm.alloc(DType::F32, 1000);
+    if rank == victim {
+        std::thread::sleep(PATIENCE);
+    }
+    // With a short time-out, as a supervisor that knows of the death would abort.
+    let quick = comm.with_timeout(Duration::from_millis(500));
+    let error = loop {
+        if let Err(error) = quick.barrier() {
+            break error;
+        }
+    };
+    drop(x);
+    let left: Vec<_> = (0..size)
+        .filter(|i| *i != victim)
+        .map(|i| handles[i].clone())
+        .collect();
+    let started = Instant::now();
+    let fewer = comm
+        .reconfigure(&ReconfigureOptions::new(50, Members::Set(left)))
+        .unwrap_or_else(|failed| panic!("after {error}: {failed}"));
+    let took = started.elapsed();
+    check(&fewer, size as u32 - 1).expect("the new communicator works");
+    report(format!("{:.1}", took.as_secs_f64() * 1e3));
+    true
+}
+
+#[test]
+fn seven_go_on_where_one_of_eight_was_killed() {
+    if survivor() {
+        return;
+    }
+    let test = "seven_go_on_where_one_of_eight_was_killed";
+    let mut ranks = Ranks::start(test, "survivor", 8, Host::Parent, &[]);
+    for process in &mut ranks.processes {
+        assert_eq!(process.next_report(PATIENCE).expect("it runs"), "running");
+    }
+    ranks.processes[5].signal(libc::SIGKILL);
+    let mut times = Vec::new();
+    for (rank, process) in ranks.processes.iter_mut().enumerate() {
+        if rank != 5 {
+            let said = process
+                .next_report(PATIENCE)
+                .unwrap_or_else(|wrong| panic!("{wrong}"));
+            times.push(said);
+        }
+    }
+    println!(
+        "milliseconds from the failure to the communicator of seven: {}",
+        times.join(" ")
+    );
+}
