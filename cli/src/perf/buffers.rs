@@ -1,6 +1,6 @@
 //! The memory of a measurement: inputs, outputs, and the guards around them.
 
-use fusewire::reference::{Difference, first_difference};
+use fusewire::reference::{Difference, first_difference, widen};
 use fusewire::{Communicator, DType, Result, Tensor};
 
 use super::Settings;
@@ -126,9 +126,26 @@ impl Buffers {
         }
     }
 
-    /// Where the output is not what it must be.
-    pub(crate) fn difference(&self, case: &Case) -> Option<Difference> {
-        first_difference(&case.expected()?, bytes(&self.output), self.output.dtype())
+    /// Where the output is not what it must be: to the bit, or within rounding, where the backend reduces in an
+    /// order of its own.
+    pub(crate) fn difference(&self, case: &Case, exact: bool) -> Option<Difference> {
+        let (expected, dtype) = (case.expected()?, self.output.dtype());
+        if exact || dtype.is_integer() {
+            return first_difference(&expected, bytes(&self.output), dtype);
+        }
+        let mut got = bytes(&self.output).to_vec();
+        let near = case.rounding();
+        let values = widen(dtype, &expected).into_iter().zip(widen(dtype, &got));
+        let close: Vec<bool> = values
+            .map(|(expected, got)| (expected - got).abs() <= near)
+            .collect();
+        for (at, close) in close.into_iter().enumerate() {
+            let element = at * dtype.size()..(at + 1) * dtype.size();
+            if close {
+                got[element.clone()].copy_from_slice(&expected[element]);
+            }
+        }
+        first_difference(&expected, &got, dtype)
     }
 
     /// Bytes that have changed and must not have: guards, the input where it is not in place, the output

@@ -32,6 +32,16 @@ pub(crate) fn factor(op: ReduceOp, rank: u32) -> ReduceOp {
 }
 
 impl Case {
+    /// By how much a sum may differ that was rounded after each step, in any order: inputs are below 32.
+    pub(crate) fn rounding(&self) -> f32 {
+        let epsilon = match self.dtype {
+            DType::F16 => 1.0 / 1024.0,
+            DType::Bf16 => 1.0 / 128.0,
+            _ => f32::EPSILON,
+        };
+        (self.ranks * 32) as f32 * epsilon
+    }
+
     /// Call number `call` of an operation over rows of `count` elements.
     pub(crate) fn new(
         (kind, op): (Kind, ReduceOp),

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use fusewire::bootstrap::RankSize;
-use fusewire::{Algorithm, Communicator, DType, Device, MAX_SIZE, Options, ReduceOp};
+use fusewire::{Algorithm, DType, Device, MAX_SIZE, Options, ReduceOp, new_comm, run_threads_with};
 
 use self::operation::{Kind, Refusal};
 use self::report::Row;
@@ -33,6 +33,10 @@ pub(crate) struct Arguments {
     /// Device that runs the kernels.
     #[arg(long, default_value = "cpu")]
     device: String,
+    /// Backend that carries the operations out: fusewire (its own kernels), gloo, nccl, ncclx, rccl, rcclx, or one that
+    /// FUSEWIRE_BACKEND_PATH_<NAME> names.
+    #[arg(long, default_value = "fusewire")]
+    backend: String,
     /// Ranks are threads of one process instead of processes.
     #[arg(long)]
     threads: bool,
@@ -109,6 +113,7 @@ pub(crate) struct Settings {
     pub(crate) plot: Option<PathBuf>,
     pub(crate) corrupt: Option<u32>,
     pub(crate) options: Options,
+    pub(crate) backend: String,
     /// What to tell above the table.
     pub(crate) notes: Vec<String>,
 }
@@ -161,7 +166,12 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let place = RankSize::from_env_if_set()?;
     let settings = understand(arguments, place)?;
     if let Some(place) = place {
-        let comm = Communicator::from_env(Device::Cpu, settings.options.clone())?;
+        let comm = new_comm(
+            &settings.backend,
+            Device::Cpu,
+            "world",
+            settings.options.clone(),
+        )?;
         let rows = rank::run(&comm, &settings)?;
         if place.rank == 0 {
             report::write(&settings, &rows)?;
@@ -186,7 +196,8 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Ranks as threads of this process.
 fn threads(settings: &Settings) -> anyhow::Result<ExitCode> {
-    let results = fusewire::run_threads(settings.ranks, &settings.options, |comm| {
+    let (backend, ranks) = (&settings.backend, settings.ranks);
+    let results = run_threads_with(backend, ranks, &settings.options, |comm| {
         rank::run(&comm, settings)
     });
     let mut failed = false;
@@ -295,6 +306,15 @@ fn understand(arguments: &Arguments, place: Option<RankSize>) -> anyhow::Result<
     let mut options = Options::default();
     options.timeout = Duration::from_secs_f64(arguments.timeout);
     options.algorithm = algorithm;
+    options.abort_process_on_timeout_or_error = Some(false);
+    let backends = fusewire::backend::backend_names();
+    if !fusewire::backend::is_backend(&arguments.backend) {
+        return Err(usage(format!(
+            "backend \"{}\"; this build has {} (others by --features, or by FUSEWIRE_BACKEND_PATH_<NAME>)",
+            arguments.backend,
+            backends.join(", ")
+        )));
+    }
     for (option, path) in [("--json", &arguments.json), ("--plot", &arguments.plot)] {
         // Not found out after minutes of measuring.
         let Some(path) = path else { continue };
@@ -321,6 +341,7 @@ fn understand(arguments: &Arguments, place: Option<RankSize>) -> anyhow::Result<
         plot: arguments.plot.clone(),
         corrupt: arguments.corrupt,
         options,
+        backend: arguments.backend.clone(),
         notes,
     })
 }

@@ -15,7 +15,7 @@ use super::{Settings, plot};
 pub(crate) struct Row {
     pub(crate) operation: &'static str,
     pub(crate) device: &'static str,
-    pub(crate) backend: &'static str,
+    pub(crate) backend: String,
     pub(crate) ranks: u32,
     pub(crate) bytes: u64,
     pub(crate) count: usize,
@@ -53,7 +53,7 @@ impl Row {
         Self {
             operation: kind.name(),
             device: comm.device().name(),
-            backend: comm.backend(),
+            backend: comm.backend().to_owned(),
             ranks: comm.size(),
             bytes,
             count,
@@ -108,9 +108,10 @@ impl<'a> Report<'a> {
         };
         let graph = if settings.graph { ", graph replay" } else { "" };
         report.line(format_args!(
-            "# {} ranks, device {}, {registered} buffers{graph}; times of the slowest rank in us, bandwidth in GB/s",
+            "# {} ranks, device {}, backend {}, {registered} buffers{graph}; times of the slowest rank in us, bandwidth in GB/s",
             comm.size(),
-            comm.device().name()
+            comm.device().name(),
+            comm.backend()
         ));
         report.line(format_args!(
             "{:<20} {:>11} {:>10} {:>5} {:>10} {:>9} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}",

@@ -24,7 +24,7 @@ use fusewire_device::session::Operation;
 use fusewire_device::{DType, element::ReductionCode};
 
 pub use self::external::register_external_backend;
-pub use self::registry::{Factory, Setup, backend_names, register_backend};
+pub use self::registry::{Factory, Setup, backend_names, is_backend, register_backend};
 pub(crate) use self::registry::{check_name, create};
 
 use crate::options::ReduceOp;

@@ -91,6 +91,11 @@ pub fn backend_names() -> Vec<String> {
     names
 }
 
+/// Whether [`crate::new_comm`] knows a backend of that name; its library may still be missing.
+pub fn is_backend(name: &str) -> bool {
+    check_name(name).is_ok()
+}
+
 /// Refuses names that no backend has.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     if name == "fusewire" || table().0.contains_key(name) {

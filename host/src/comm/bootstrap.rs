@@ -280,21 +280,35 @@ pub fn run_threads<R: Send>(
     options: &Options,
     body: impl Fn(Communicator) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
+    run_threads_with("fusewire", size, options, body)
+}
+
+/// As [`run_threads`], with the backend of that name.
+///
+/// # Errors
+/// Those of [`crate::new_comm`] and of `body`, per rank.
+pub fn run_threads_with<R: Send>(
+    backend: &str,
+    size: u32,
+    options: &Options,
+    body: impl Fn(Communicator) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
     let store: Arc<dyn Store> = Arc::new(crate::store::MemoryStore::new());
+    let run = |rank: u32| {
+        let mut options = options.clone();
+        options.store = Some(Arc::clone(&store));
+        options.rank_size = Some((rank, size));
+        // Errors are given to the caller.
+        options
+            .abort_process_on_timeout_or_error
+            .get_or_insert(false);
+        body(super::new_comm(backend, Device::Cpu, "threads", options)?)
+    };
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..size)
             .map(|rank| {
-                let (store, options, body) = (Arc::clone(&store), options.clone(), &body);
-                scope.spawn(move || {
-                    body(Communicator::new(
-                        Device::Cpu,
-                        rank,
-                        size,
-                        store,
-                        "threads",
-                        options,
-                    )?)
-                })
+                let run = &run;
+                scope.spawn(move || run(rank))
             })
             .collect();
         ranks

@@ -36,7 +36,7 @@ use fusewire_device::layout::CommConst;
 use fusewire_device::native::Isa;
 
 pub use self::batch::{Batch, P2pKind, P2pOp};
-pub use self::bootstrap::run_threads;
+pub use self::bootstrap::{run_threads, run_threads_with};
 pub use self::create::new_comm;
 pub use self::failure::{Activity, Failure};
 pub use self::fused::RmsNorm;
