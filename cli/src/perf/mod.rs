@@ -322,7 +322,14 @@ fn understand(arguments: &Arguments, place: Option<RankSize>) -> anyhow::Result<
             return Err(usage(format!("{option} {}: {error}", path.display())));
         }
     }
-    let (operations, notes) = operations(&arguments.operations, dtype, op, ranks)?;
+    let (mut operations, mut notes) = operations(&arguments.operations, dtype, op, ranks)?;
+    if arguments.backend != "fusewire" && arguments.operations == "all" {
+        operations.retain(|kind| *kind != Kind::AllReduceRmsNorm);
+        notes.push(format!(
+            "all_reduce_rms_norm is left out: backend {} has no fused operations",
+            arguments.backend
+        ));
+    }
     Ok(Settings {
         operations,
         ranks,

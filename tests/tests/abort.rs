@@ -1,0 +1,237 @@
+//! Abort, time-outs by call, hooks on abort, the watchdog, finalize.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use fusewire::{
+    CallOptions, Communicator, Compare, DType, Device, Error, Operation, Options, ReduceOp, Tensor,
+    WindowOptions, new_comm, run_threads,
+};
+use fusewire_tests::process::{Host, Ranks, report, role};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.timeout = PATIENCE;
+    options
+}
+
+/// Rank 0 aborts while the others wait in something; what they wait in.
+type Wait = fn(&Communicator) -> fusewire::Result<()>;
+
+const WAITS: [(&str, Wait); 6] = [
+    ("barrier", |comm| comm.barrier()),
+    ("all_reduce", |comm| {
+        comm.all_reduce([1f32; 8].as_mut_slice(), ReduceOp::Sum)
+    }),
+    ("large all_gather", |comm| {
+        let input = vec![1u8; 1 << 20];
+        let mut output = vec![0u8; input.len() * comm.size() as usize];
+        comm.all_gather_single(output.as_mut_slice(), input.as_slice())
+    }),
+    ("recv", |comm| comm.recv([0u8; 8].as_mut_slice(), 0)),
+    ("batch", |comm| {
+        let mut batch = comm.batch_op_create();
+        batch.recv(&Tensor::new(DType::U8, 8)?, 0)?;
+        batch.issue()
+    }),
+    ("enqueued", |comm| {
+        let x = Tensor::new(DType::F32, 8)?;
+        comm.all_reduce_async(&x, ReduceOp::Sum)?.wait_blocking()
+    }),
+];
+
+#[test]
+fn abort_frees_whoever_waits() {
+    let mut slowest = Duration::ZERO;
+    for (name, wait) in WAITS {
+        let aborted = Mutex::new(None);
+        let results = run_threads(3, &options(), |comm| {
+            comm.barrier()?;
+            if comm.rank() == 0 {
+                // From another thread than the one that uses it.
+                let other = comm.clone();
+                std::thread::sleep(Duration::from_millis(50));
+                let at = std::thread::spawn(move || {
+                    let at = Instant::now();
+                    other.abort();
+                    other.abort();
+                    at
+                });
+                let at = at.join().expect("no panic");
+                *aborted.lock().expect("no panic") = Some(at);
+                assert!(comm.is_aborted());
+                return Ok(None);
+            }
+            assert!(!comm.is_aborted());
+            let error = wait(&comm).expect_err("aborted");
+            let freed = Instant::now();
+            assert!(
+                error.to_string().contains("aborted by the program"),
+                "{error}"
+            );
+            assert!(comm.is_aborted());
+            // Every later call says the same.
+            assert_eq!(
+                comm.barrier().expect_err("aborted").to_string(),
+                error.to_string()
+            );
+            Ok(Some(freed))
+        });
+        let aborted = aborted
+            .lock()
+            .expect("no panic")
+            .expect("rank 0 has aborted");
+        for result in results {
+            if let Some(freed) = result.unwrap_or_else(|error| panic!("{name}: {error}")) {
+                slowest = slowest.max(freed.saturating_duration_since(aborted));
+            }
+        }
+    }
+    println!("from abort to the last freed rank: {slowest:?}");
+    assert!(slowest < PATIENCE / 2);
+}
+
+#[test]
+fn a_time_out_names_who_is_late_and_what_everybody_does() {
+    let seen = Arc::new(AtomicU32::new(0));
+    let results = run_threads(3, &options(), |comm| {
+        let counter = Arc::clone(&seen);
+        comm.register_abort_hook(move |error| {
+            assert!(matches!(error, Error::Timeout(_)));
+            counter.fetch_add(1, Ordering::Relaxed);
+        });
+        comm.barrier()?;
+        comm.barrier()?;
+        let short = CallOptions::new().timeout(Duration::from_millis(100));
+        if comm.rank() == 2 {
+            while comm.failure().is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return comm.failure().map_or(Ok(()), Err);
+        }
+        let mut x = [0f32; 4];
+        comm.with_options(&short)?
+            .all_reduce(x.as_mut_slice(), ReduceOp::Sum)
+    });
+    for result in results {
+        let error = result.expect_err("rank 2 does not come");
+        assert!(
+            error
+                .to_string()
+                .contains("rank 2 never entered all_reduce #3"),
+            "{error}"
+        );
+        let Error::Timeout(failure) = error else {
+            panic!("{error}");
+        };
+        assert_eq!(failure.rank, 2);
+        let doing: Vec<_> = failure
+            .progress
+            .iter()
+            .map(|p| (p.operation, p.sequence))
+            .collect();
+        assert_eq!(
+            doing,
+            [
+                (Operation::AllReduce, 3),
+                (Operation::AllReduce, 3),
+                (Operation::Barrier, 2)
+            ]
+        );
+    }
+    assert_eq!(seen.load(Ordering::Relaxed), 3, "each rank's hook, once");
+}
+
+#[test]
+fn finalized_is_the_end_and_a_window_wait_is_abortable() {
+    let results = run_threads(2, &options(), |comm| {
+        let x = Tensor::new(DType::F32, 1000)?;
+        let work = comm.all_reduce_async(&x, ReduceOp::Sum)?;
+        comm.finalize()?;
+        assert!(work.is_completed());
+        comm.finalize()?;
+        let error = comm.barrier().expect_err("finalized");
+        assert!(error.to_string().contains("finalized"), "{error}");
+        assert!(!comm.is_aborted());
+        Ok(())
+    });
+    results
+        .into_iter()
+        .for_each(|result| result.unwrap_or_else(|error| panic!("{error}")));
+    let results = run_threads(2, &options(), |comm| {
+        let window = comm.alloc_window(DType::U8, 8, WindowOptions::default())?;
+        if comm.rank() == 0 {
+            std::thread::sleep(Duration::from_millis(30));
+            comm.abort();
+            return Ok(());
+        }
+        let error = window
+            .wait_signal(0, None, Compare::Equal, 1)
+            .expect_err("aborted");
+        assert!(
+            error.to_string().contains("aborted by the program"),
+            "{error}"
+        );
+        Ok(())
+    });
+    results
+        .into_iter()
+        .for_each(|result| result.unwrap_or_else(|error| panic!("{error}")));
+}
+
+/// A child whose communicator fails; with the watchdog the process ends.
+fn watched() -> bool {
+    let Some(kind) = role() else { return false };
+    let mut options = Options::default();
+    options.timeout = Duration::from_millis(300);
+    match kind.as_str() {
+        // torchcomms' default.
+        "default" => {}
+        "asked" => options.abort_process_on_timeout_or_error = Some(true),
+        "not" => options.abort_process_on_timeout_or_error = Some(false),
+        "reconfigurable" => options.enable_reconfigure = true,
+        _ => return false,
+    }
+    let comm = new_comm("fusewire", Device::Cpu, "watched", options).expect("a communicator");
+    if comm.rank() == 0 {
+        let x = Tensor::new(DType::F32, 8).expect("a tensor");
+        let work = comm.all_reduce_async(&x, ReduceOp::Sum).expect("enqueued");
+        drop(work);
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    report("alive");
+    comm.finalize().expect_err("rank 1 never called");
+    true
+}
+
+#[test]
+fn the_watchdog_ends_the_process_only_where_it_is_asked_to() {
+    if watched() {
+        return;
+    }
+    let test = "the_watchdog_ends_the_process_only_where_it_is_asked_to";
+    for (kind, dies) in [
+        ("default", true),
+        ("asked", true),
+        ("not", false),
+        ("reconfigurable", false),
+    ] {
+        let mut ranks = Ranks::start(test, kind, 2, Host::Parent, &[]);
+        for process in &mut ranks.processes {
+            let said = process.next_report(PATIENCE);
+            if dies {
+                let error = said.expect_err("it ends before");
+                assert!(
+                    error.contains("abort_process_on_timeout_or_error"),
+                    "{kind}: {error}"
+                );
+            } else {
+                assert_eq!(said.as_deref(), Ok("alive"), "{kind}");
+            }
+        }
+    }
+}
