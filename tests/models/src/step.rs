@@ -7,9 +7,12 @@ use fusewire_device::element::{ReductionCode, Sum};
 use fusewire_device::mem;
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::{Block, DType, Machine};
+use fusewire_kernels::batch::BatchOp;
 use fusewire_kernels::{
-    GRANULE, all_reduce, barrier, fused, movement, one_sided, point, reduce_scatter, vector,
+    GRANULE, all_reduce, barrier, batch, fused, movement, one_sided, point, reduce_scatter, vector,
 };
+
+use fusewire_kernels::batch::BatchOp;
 
 use crate::broken;
 use crate::world::World;
@@ -51,6 +54,8 @@ pub enum Op {
     Barrier,
     /// send from the first rank to the second; the others pass.
     Transfer(u32, u32),
+    /// A batch: everybody sends to the next rank and receives from the one before, more than a channel holds.
+    Ring,
     /// A broken kernel.
     Broken(broken::Kernel),
 }
@@ -226,7 +231,7 @@ impl Step {
                     .flat_map(f32::to_le_bytes)
                     .collect()
             }
-            Op::RingPut => inputs[(me + ranks as usize - 1) % ranks as usize].clone(),
+            Op::RingPut | Op::Ring => inputs[(me + ranks as usize - 1) % ranks as usize].clone(),
             Op::Barrier => Vec::new(),
             Op::Transfer(from, to) => {
                 if rank == to {
@@ -266,6 +271,23 @@ impl Step {
                         let received = self.split(peer, rank) as u64;
                         counts.add(64 + peer as usize).write(received);
                     }
+                }
+                Op::Ring => {
+                    let op = |kind: u32, peer: u32, at: *mut u8| BatchOp {
+                        kind,
+                        peer,
+                        after: batch::NONE,
+                        unused: 0,
+                        fingerprint: 0x7a7a,
+                        bytes: self.count as u64,
+                        at: at as u64,
+                        to: 0,
+                    };
+                    let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+                    private.cast::<[BatchOp; 2]>().write([
+                        op(batch::kind::SEND, next, world.source(rank)),
+                        op(batch::kind::RECV, before, world.target(rank)),
+                    ]);
                 }
                 _ => {}
             }
@@ -316,6 +338,7 @@ impl Step {
             Op::RmsNorm => (Operation::AllReduceRmsNorm, DType::F32 as u8, 0, 0),
             Op::RingPut => (Operation::User, 0, 0, 0),
             Op::Barrier => (Operation::Barrier, 0, 0, 0),
+            Op::Ring => (Operation::Batch, byte, 0, rank as u16),
             Op::Transfer(from, to) => {
                 if rank == from {
                     (Operation::Send, byte, 0, to as u16)
@@ -439,6 +462,15 @@ impl Step {
                 Op::Transfer(from, _) if rank == from => {
                     point::send(block, constants, call, count, timeout, source);
                 }
+                Op::Ring => batch::batch(
+                    block,
+                    constants,
+                    call,
+                    2,
+                    timeout,
+                    counts.cast(),
+                    counts.add(64),
+                ),
                 Op::Transfer(..) => point::recv(block, constants, call, count, timeout, target),
                 Op::Broken(kernel) => {
                     kernel.run(

@@ -41,6 +41,7 @@ mod models {
             Step::new(Op::TwoShot, 72),
             packet,
             Step::new(Op::Transfer(0, last), 72),
+            Step::new(Op::Ring, 72),
             Step::new(Op::AllToAll, 8).memory(Memory::Staged),
             Step::new(Op::Broadcast(last), 16),
             packet.in_place(),

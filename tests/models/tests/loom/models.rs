@@ -227,6 +227,12 @@ fn channels() -> Vec<Entry> {
             ),
         ),
         Entry::model(
+            "batch: both send and receive, depth 1, 3 chunks each way",
+            Bound::Preemptions(2),
+            single(depth(1), vec![Step::new(Op::Ring, 40)]),
+        )
+        .within(60),
+        Entry::model(
             "send and recv, depth 1, both ways, 4 messages",
             Bound::Preemptions(3),
             single(
