@@ -195,6 +195,8 @@ pub enum FailureKind {
     NoRoute = 6,
     /// Counts in device memory add up to more than a buffer holds.
     Counts = 7,
+    /// The awaited rank's process has ended.
+    Dead = 8,
 }
 
 /// What a failing rank leaves for people: claimed by compare-exchange, filled, then made valid.
@@ -247,7 +249,9 @@ pub struct CommState {
     pub bytes: u32,
     /// Generation of the pad.
     pub generation: u64,
-    _header: [u64; 5],
+    /// Ranks whose process has ended, a bit each; written by this rank's host, read by its waits.
+    pub dead: u64,
+    _header: [u64; 4],
     /// Abort word, on a line of its own: 0, or [`ABORT`] with the rank that holds the failure record.
     pub abort: u64,
     _abort: [u64; 7],

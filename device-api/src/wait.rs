@@ -51,6 +51,8 @@ struct Stall {
     started: u64,
     compared: u64,
     naps: u32,
+    /// The awaited rank was found dead before the last poll: it had done by then whatever it ever will.
+    dead: bool,
 }
 
 impl Watch {
@@ -71,6 +73,7 @@ impl Watch {
             started: 0,
             compared: 0,
             naps: 0,
+            dead: false,
         };
         loop {
             let observed = match poll() {
@@ -107,6 +110,13 @@ impl Watch {
             return true;
         }
         let elapsed = now.wrapping_sub(stall.started);
+        if stall.dead {
+            let kind = FailureKind::Dead;
+            self.fail(kind, place, awaited, awaited, expected, observed, elapsed);
+            return false;
+        }
+        // What the rank has published is looked at once more.
+        stall.dead = self.is_dead(awaited);
         if now.wrapping_sub(stall.compared) > COMPARE_NS {
             stall.compared = now;
             if let Some(rank) = self.mismatch() {
@@ -136,6 +146,15 @@ impl Watch {
             return false;
         }
         true
+    }
+
+    /// Whether the host has found `rank`'s process ended.
+    fn is_dead(&self, rank: u32) -> bool {
+        let state = self.comm.own(0).cast::<CommState>();
+        // SAFETY: every pad starts with a CommState; the word is only accessed atomically.
+        let dead =
+            unsafe { mem::load_u64(&raw const (*state).dead, Order::Acquire, Scope::System) };
+        rank != self.comm.rank() && dead >> (rank & 63) & 1 == 1
     }
 
     /// Whether somebody has failed this communicator.

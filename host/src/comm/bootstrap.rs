@@ -14,6 +14,7 @@ use fusewire_device::layout::{
 
 use super::meeting::{Meeting, Seat};
 use super::observe::{Hooks, Recorder};
+use super::peers;
 use super::reconfigure::random;
 use super::windows::Windows;
 use super::{Communicator, Inner, MAX_SIZE, nanoseconds};
@@ -202,6 +203,7 @@ impl Communicator {
             options,
         });
         Inner::watch(&inner);
+        peers::watch(&inner);
         Self {
             algorithm: inner.options.algorithm,
             inner,

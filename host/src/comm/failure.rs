@@ -112,6 +112,7 @@ impl Failure {
             FailureKind::Bounds,
             FailureKind::NoRoute,
             FailureKind::Counts,
+            FailureKind::Dead,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == record.kind)
@@ -222,6 +223,12 @@ impl fmt::Display for Failure {
                 f,
                 "the counts of rank {} add up to {} elements, its buffer has {}",
                 self.awaited, self.observed, self.expected
+            ),
+            FailureKind::Dead => write!(
+                f,
+                "the process of rank {rank} has ended (killed, crashed, or left before its part), {:.3} s into \
+                 the wait for {}; look at its output, then reconfigure without it or start the job again",
+                self.seconds, self.place
             ),
             FailureKind::Abort => f.write_str("aborted by the program"),
         }

@@ -14,6 +14,7 @@ mod objects;
 mod observe;
 mod observed;
 mod operations;
+mod peers;
 mod persistent;
 mod quantized;
 mod reconfigure;

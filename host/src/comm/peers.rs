@@ -1,0 +1,205 @@
+//! Deaths of peers: a thread of this process waits for the ends of other ranks' processes and marks them in
+//! the communicators that they belong to, so that whoever waits for them need not wait for the time-out.
+//!
+//! A mark alone fails nothing: a rank that has done its part may end at any time. A wait that finds the awaited
+//! rank marked polls once more, and fails if what it waits for is still not there, because it never will be.
+
+use core::time::Duration;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread;
+
+use fusewire_device::layout::CommState;
+use fusewire_device::mem::{Order, Scope, compare_exchange_u64, load_u64};
+
+use super::Inner;
+
+/// How long the thread sleeps at most before it looks which communicators are gone.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// How often processes are looked at that the system gives no descriptor for.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A process, and who wants to know of its end.
+struct Watched {
+    /// Readable once the process has ended; `None` where the system has no such descriptors.
+    descriptor: Option<OwnedFd>,
+    interests: Vec<(Weak<Inner>, u32)>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By process id and start time.
+    processes: HashMap<(u32, u64), Watched>,
+    /// Wakes the thread up; there while it runs.
+    wake: Option<OwnedFd>,
+}
+
+fn state() -> MutexGuard<'static, State> {
+    static STATE: OnceLock<Mutex<State>> = OnceLock::new();
+    STATE
+        .get_or_init(Mutex::default)
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has the deaths of the other processes of a communicator marked in it.
+pub(super) fn watch(inner: &Arc<Inner>) {
+    let own = std::process::id();
+    let mut state = state();
+    let mut added = false;
+    for (rank, pad) in (0..).zip(&inner.pads) {
+        let descriptor = pad.descriptor();
+        if descriptor.pid == own {
+            continue;
+        }
+        let key = (descriptor.pid, descriptor.start_time);
+        let watched = state.processes.entry(key).or_insert_with(|| Watched {
+            descriptor: open(descriptor.pid),
+            interests: Vec::new(),
+        });
+        watched.interests.push((Arc::downgrade(inner), rank));
+        added = true;
+    }
+    if !added {
+        return;
+    }
+    match &state.wake {
+        Some(wake) => notify(wake),
+        None => start(&mut state),
+    }
+}
+
+fn start(state: &mut State) {
+    // SAFETY: no preconditions.
+    let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if wake < 0 {
+        let error = io::Error::last_os_error();
+        tracing::warn!(%error, "deaths of peers are noticed by time-outs only");
+        return;
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    state.wake = Some(unsafe { OwnedFd::from_raw_fd(wake) });
+    let spawned = thread::Builder::new()
+        .name("fusewire-peers".to_owned())
+        .spawn(work);
+    if let Err(error) = spawned {
+        state.wake = None;
+        tracing::warn!(%error, "deaths of peers are noticed by time-outs only");
+    }
+}
+
+/// A descriptor that becomes readable when the process ends.
+fn open(pid: u32) -> Option<OwnedFd> {
+    // SAFETY: the call takes two integers.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let descriptor = i32::try_from(descriptor).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: a new descriptor that nobody else owns.
+    Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+fn notify(wake: &OwnedFd) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: eight readable bytes. A full counter wakes up as well.
+    unsafe { libc::write(wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+}
+
+/// Whether a process has ended, by its entry in /proc.
+fn has_ended((pid, start_time): (u32, u64)) -> bool {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return true;
+    };
+    let Some((_, rest)) = text.rsplit_once(')') else {
+        return false;
+    };
+    let words: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let zombie = matches!(words.first(), Some(&("Z" | "X")));
+    let started = words.get(19).and_then(|word| word.parse::<u64>().ok());
+    zombie || started.is_some_and(|started| started != start_time)
+}
+
+fn work() {
+    loop {
+        let (mut polled, keys, timeout) = {
+            let mut state = state();
+            for watched in state.processes.values_mut() {
+                watched
+                    .interests
+                    .retain(|(inner, _)| inner.strong_count() > 0);
+            }
+            state
+                .processes
+                .retain(|_, watched| !watched.interests.is_empty());
+            let Some(wake) = state.wake.as_ref().filter(|_| !state.processes.is_empty()) else {
+                state.wake = None;
+                return;
+            };
+            let entry = |fd: i32| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            let mut polled = vec![entry(wake.as_raw_fd())];
+            let mut keys = Vec::new();
+            let mut timeout = SWEEP;
+            for (key, watched) in &state.processes {
+                let descriptor = watched.descriptor.as_ref();
+                if descriptor.is_none() {
+                    timeout = LOOK;
+                }
+                // A negative descriptor is passed over.
+                polled.push(entry(descriptor.map_or(-1, |fd| fd.as_raw_fd())));
+                keys.push(*key);
+            }
+            (polled, keys, timeout)
+        };
+        let milliseconds = timeout.as_millis() as i32;
+        // SAFETY: as many entries as it says. Descriptors stay open: only this thread closes them.
+        unsafe {
+            libc::poll(
+                polled.as_mut_ptr(),
+                polled.len() as libc::nfds_t,
+                milliseconds,
+            )
+        };
+        if polled[0].revents != 0 {
+            let mut drained = [0u8; 8];
+            // SAFETY: eight writable bytes.
+            unsafe { libc::read(polled[0].fd, drained.as_mut_ptr().cast(), drained.len()) };
+        }
+        for (entry, key) in polled[1..].iter().zip(keys) {
+            let ended = entry.revents != 0 || (entry.fd < 0 && has_ended(key));
+            if !ended {
+                continue;
+            }
+            let watched = state().processes.remove(&key);
+            for (inner, rank) in watched.into_iter().flat_map(|watched| watched.interests) {
+                if let Some(inner) = inner.upgrade() {
+                    inner.mark_dead(rank);
+                }
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// The process of `rank` has ended.
+    fn mark_dead(&self, rank: u32) {
+        let state = self.pad.ptr().cast::<CommState>();
+        // SAFETY: the pad starts with a CommState; the word is only accessed atomically.
+        unsafe {
+            let word = &raw mut (*state).dead;
+            let mut seen = load_u64(word, Order::Relaxed, Scope::System);
+            loop {
+                let marked = seen | 1 << (rank & 63);
+                let before = compare_exchange_u64(word, seen, marked, Order::AcqRel, Scope::System);
+                if before == seen {
+                    return;
+                }
+                seen = before;
+            }
+        }
+    }
+}
