@@ -30,6 +30,21 @@ pub struct Plan {
     pub reduction: Option<ReductionCode>,
 }
 
+impl Plan {
+    /// Why the algorithm was taken.
+    pub const fn reason(&self) -> &'static str {
+        match self.algorithm {
+            Algorithm::Packet => "small: one hop, data and flag arrive together",
+            Algorithm::Signal => "one hop: every rank reads every input",
+            Algorithm::TwoShot => "large: each rank reduces a part, which the others take",
+            Algorithm::Pull => "moves bytes: each rank takes what it needs",
+            Algorithm::Channel => "two ranks: chunks through a credited ring",
+            Algorithm::HandOff => "the communicator was made with this backend",
+            Algorithm::Auto => "not planned yet",
+        }
+    }
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.algorithm == Algorithm::HandOff {
@@ -46,9 +61,10 @@ impl fmt::Display for Plan {
         }
         write!(
             f,
-            "{}: {}, {} block(s), staged in chunks of {} elements, {}",
+            "{}: {} ({}), {} block(s), staged in chunks of {} elements, {}",
             self.operation.name(),
             self.algorithm,
+            self.reason(),
             self.blocks,
             self.chunk,
             if self.bitwise {

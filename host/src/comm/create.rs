@@ -164,6 +164,8 @@ impl Communicator {
     /// [`crate::Error::InvalidArgument`] for a rank that is out of range or named twice, or a list without
     /// this rank; and as [`Communicator::new`].
     pub fn split(&self, ranks: &[u32], name: &str) -> Result<Option<Self>> {
+        // Counted also where the list is refused, so that ranks go on with the same keys.
+        let call = self.next_host_call();
         let refuse = |detail: String| Err(invalid("split", detail));
         for (at, rank) in ranks.iter().enumerate() {
             if *rank >= self.size() {
@@ -174,7 +176,6 @@ impl Communicator {
             }
         }
         self.inner.check()?;
-        let call = self.next_host_call();
         if ranks.is_empty() {
             return Ok(None);
         }
