@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use fusewire_device::arch::SHARED_BYTES;
-use fusewire_device::native::{Kernel, KernelInfo};
+use fusewire_device::native::{Kernel, KernelInfo, NativeEntry};
 use fusewire_device::session::{Call, Operation};
 
 use super::observe::{HookArguments, Note, ReplayArguments, ReplayEdge};
@@ -18,9 +18,15 @@ use crate::cpu::{
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
-/// An operation with its arguments, ready to run.
+/// An operation with its arguments, ready to run: flat, so that it is built where it is used.
 pub(super) struct Prepared<'a> {
-    action: Action,
+    /// A kernel instance; `None` where a backend is called.
+    entry: Option<NativeEntry>,
+    /// The kernel's parameters.
+    params: [u64; 20],
+    bytes: usize,
+    /// A call of a backend.
+    hand_off: Option<HostFn>,
     note: Note,
     tensors: [Option<&'a Tensor>; 3],
     /// What else lives as long as the launch.
@@ -29,21 +35,10 @@ pub(super) struct Prepared<'a> {
     borrowed: bool,
 }
 
-enum Action {
-    /// A kernel instance and its parameters.
-    Kernel {
-        entry: fusewire_device::native::NativeEntry,
-        params: [u64; 20],
-        bytes: usize,
-    },
-    /// A call of a backend.
-    HandOff(HostFn),
-}
-
 impl<'a> Prepared<'a> {
     /// Binds `params` to `kernel`. The tensors are kept alive as long as the launch; `borrowed` says that
     /// other memory is used, which lives as long as the call only.
-    #[inline]
+    #[inline(always)]
     pub(super) fn new<P: Copy>(
         comm: &Communicator,
         kernel: &Kernel<P>,
@@ -56,7 +51,7 @@ impl<'a> Prepared<'a> {
     }
 
     /// As [`Prepared::new`], for a kernel whose parameter struct has the layout of `P`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn from_parts<P: Copy>(
         comm: &Communicator,
         kernel: &KernelInfo,
@@ -73,11 +68,10 @@ impl<'a> Prepared<'a> {
             .native
             .entry(comm.inner.isa, comm.inner.options.lanes);
         Self {
-            action: Action::Kernel {
-                entry,
-                params: words,
-                bytes: size_of::<P>(),
-            },
+            entry: Some(entry),
+            params: words,
+            bytes: size_of::<P>(),
+            hand_off: None,
             note,
             tensors,
             table: None,
@@ -100,7 +94,10 @@ impl<'a> Prepared<'a> {
     /// The same without its tensors, which the caller keeps alive by [`Prepared::owning`].
     pub(super) fn detached(self) -> Prepared<'static> {
         Prepared {
-            action: self.action,
+            entry: self.entry,
+            params: self.params,
+            bytes: self.bytes,
+            hand_off: self.hand_off,
             note: self.note,
             tensors: [None; 3],
             table: self.table,
@@ -116,7 +113,10 @@ impl<'a> Prepared<'a> {
         note: Note,
     ) -> Self {
         Self {
-            action: Action::HandOff(run),
+            entry: None,
+            params: [0; 20],
+            bytes: 0,
+            hand_off: Some(run),
             note,
             tensors,
             table: None,
@@ -184,6 +184,14 @@ impl Communicator {
     /// Runs a prepared operation and waits for its end.
     #[inline]
     pub(super) fn run(&self, prepared: &Prepared<'_>) -> Result<()> {
+        if tracing::enabled!(target: "fusewire::operation", tracing::Level::TRACE) {
+            return self.run_traced(prepared);
+        }
+        self.run_untraced(prepared)
+    }
+
+    #[cold]
+    fn run_traced(&self, prepared: &Prepared<'_>) -> Result<()> {
         let _span = tracing::trace_span!(
             target: "fusewire::operation",
             "operation",
@@ -191,6 +199,11 @@ impl Communicator {
             count = prepared.note.input_count,
         )
         .entered();
+        self.run_untraced(prepared)
+    }
+
+    #[inline]
+    fn run_untraced(&self, prepared: &Prepared<'_>) -> Result<()> {
         self.inner.check()?;
         self.chain()?;
         if self.stream.is_capturing() {
@@ -199,30 +212,50 @@ impl Communicator {
             }
             return self.stream.push_captured(self.node(prepared, 0));
         }
-        let id = self.inner.recorder.issue(&prepared.note, false);
+        let recorder = &self.inner.recorder;
         let Some(hooks) = self.inner.hooks.current() else {
-            return self.run_now(prepared, id);
+            if let Some(entry) = self.single(prepared) {
+                return self.stream.run_or_enqueue(
+                    || {
+                        let open = recorder.open(&prepared.note);
+                        let result = self.run_single(prepared, entry);
+                        recorder.close(&open, result.is_ok());
+                        result
+                    },
+                    || self.node(prepared, recorder.issue(&prepared.note, false)),
+                );
+            }
+            return self.run_numbered(prepared, recorder.issue(&prepared.note, false));
         };
+        let id = recorder.issue(&prepared.note, false);
         let mut arguments = HookArguments::new(&prepared.note, id, false);
         hooks.before(&arguments);
-        let result = self.run_now(prepared, id);
+        let result = self.run_numbered(prepared, id);
         arguments.error = result.as_ref().err();
         hooks.after(&arguments);
         result
     }
 
+    /// The entry of a kernel that one lane of this thread runs.
     #[inline]
-    fn run_now(&self, prepared: &Prepared<'_>, id: u64) -> Result<()> {
-        if let Action::Kernel { entry, params, .. } = &prepared.action
-            && self.inner.options.lanes == 1
-            && self.inner.options.blocks == 1
-        {
+    fn single(&self, prepared: &Prepared<'_>) -> Option<NativeEntry> {
+        prepared
+            .entry
+            .filter(|_| self.inner.options.lanes == 1 && self.inner.options.blocks == 1)
+    }
+
+    #[inline]
+    fn run_single(&self, prepared: &Prepared<'_>, entry: NativeEntry) -> Result<()> {
+        // SAFETY: the parameters belong to the entry (`Prepared::new`); their pointers are valid during this call.
+        unsafe { crate::cpu::run_single(entry, prepared.params.as_ptr().cast())? };
+        self.inner.check()
+    }
+
+    fn run_numbered(&self, prepared: &Prepared<'_>, id: u64) -> Result<()> {
+        if let Some(entry) = self.single(prepared) {
             let direct = || {
                 self.inner.recorder.start_at_once(id);
-                // SAFETY: the parameters belong to the entry (`Prepared::new`); their pointers are
-                // valid during this call.
-                let ran = unsafe { crate::cpu::run_single(*entry, params.as_ptr().cast()) };
-                let result = ran.and_then(|()| self.inner.check());
+                let result = self.run_single(prepared, entry);
                 self.inner.recorder.end(id, result.is_ok());
                 result
             };
@@ -265,41 +298,31 @@ impl Communicator {
 
     /// The work of a stream that carries the operation out.
     fn node(&self, prepared: &Prepared<'_>, id: u64) -> Node {
-        match &prepared.action {
-            Action::Kernel {
-                entry,
-                params,
-                bytes,
-            } => match self.launch_of(prepared, *entry, &params[..], *bytes, id) {
+        if let Some(entry) = prepared.entry {
+            return match self.launch_of(prepared, entry, id) {
                 Ok(launch) => Node::Launch(launch),
                 Err(error) => Node::Host(Arc::new(move || Err(error.clone()))),
-            },
-            Action::HandOff(run) => {
-                let (inner, run) = (Arc::clone(&self.inner), Arc::clone(run));
-                let note = prepared.note.launch(id);
-                let keep = prepared.tensors.map(|tensor| tensor.map(Tensor::keep));
-                Node::Host(Arc::new(move || {
-                    let _alive = &keep;
-                    let word = inner.before(&note)?;
-                    let ran = run();
-                    if let Err(error) = &ran {
-                        inner.poison(error);
-                    }
-                    let after = inner.after(word, &note, ran.is_ok());
-                    ran.and(after)
-                }))
-            }
+            };
         }
+        let (inner, run) = (Arc::clone(&self.inner), prepared.hand_off.clone());
+        let note = prepared.note.launch(id);
+        let keep = (
+            prepared.tensors.map(|tensor| tensor.map(Tensor::keep)),
+            prepared.table.clone(),
+        );
+        Node::Host(Arc::new(move || {
+            let _alive = &keep;
+            let word = inner.before(&note)?;
+            let ran = run.as_ref().map_or(Ok(()), |run| run());
+            if let Err(error) = &ran {
+                inner.poison(error);
+            }
+            let after = inner.after(word, &note, ran.is_ok());
+            ran.and(after)
+        }))
     }
 
-    fn launch_of(
-        &self,
-        prepared: &Prepared<'_>,
-        entry: fusewire_device::native::NativeEntry,
-        params: &[u64],
-        bytes: usize,
-        id: u64,
-    ) -> Result<Launch> {
+    fn launch_of(&self, prepared: &Prepared<'_>, entry: NativeEntry, id: u64) -> Result<Launch> {
         const { assert!(MAX_PARAM_BYTES >= 160) };
         let options = &self.inner.options;
         let order = if options.blocks > 1 {
@@ -313,7 +336,7 @@ impl Communicator {
             shared_bytes: SHARED_BYTES as u32,
             order,
         };
-        let params = &bytemuck::cast_slice(params)[..bytes];
+        let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
         let [a, b, c] = prepared
             .tensors
             .map(|tensor| tensor.map(|tensor| tensor.keep() as Arc<dyn Any + Send + Sync>));

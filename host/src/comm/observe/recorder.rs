@@ -47,7 +47,7 @@ pub struct FlightRecord {
     pub created_ns: u64,
     /// When it started to run.
     pub started_ns: Option<u64>,
-    /// When it ended.
+    /// When it ended; not known of short blocking operations, unless `FUSEWIRE_FR_TIMING=1`.
     pub ended_ns: Option<u64>,
     /// Where it stands.
     pub state: RecordState,
@@ -65,10 +65,20 @@ const SEQUENCE_SHIFT: u32 = 2;
 #[derive(Debug, Default)]
 struct Line(Slot);
 
+/// Blocking operations of fewer elements end without a time.
+const TIMED_ELEMENTS: u64 = 16 << 10;
+
+/// Instead of the time of the end.
+const UNTIMED: u64 = 1;
+
 /// A ring of entries.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     lines: Box<[Line]>,
+    /// How many of them are shown.
+    entries: usize,
+    /// Whether every end is timed: `FUSEWIRE_FR_TIMING=1`.
+    always_timed: bool,
     issued: AtomicU64,
     size: usize,
     /// Sequence numbers so far: of collectives, sends by peer, receives by peer; then the same for replays.
@@ -83,7 +93,10 @@ impl Recorder {
         clock::start();
         let size = size as usize;
         Self {
-            lines: (0..entries.min(1 << 20)).map(|_| Line::default()).collect(),
+            // A power of two, so that an entry's place needs no division; no fewer than asked for.
+            lines: (0..ring_lines(entries)).map(|_| Line::default()).collect(),
+            entries,
+            always_timed: std::env::var("FUSEWIRE_FR_TIMING").is_ok_and(|value| value == "1"),
             issued: AtomicU64::new(0),
             size,
             sequences: (0..2 * (1 + 2 * size)).map(|_| AtomicU64::new(0)).collect(),
@@ -113,22 +126,58 @@ impl Recorder {
     pub(crate) fn issue(&self, note: &Note, is_replay: bool) -> u64 {
         let id = self.issued.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(slot) = self.slot(id) {
-            let words = [
-                0,
-                note.call,
-                note.input_count,
-                note.output_count,
-                clock::ticks(),
-                0,
-                0,
-                (self.count(note, is_replay) << SEQUENCE_SHIFT) | (u64::from(is_replay) * REPLAY),
-            ];
-            for (word, value) in slot.iter().zip(words) {
-                word.store(value, Ordering::Relaxed);
-            }
-            slot[0].store(id, Ordering::Release);
+            self.write(slot, id, note, is_replay, 0);
         }
         id
+    }
+
+    /// Records an operation that is issued and started now, by a thread that has the stream for itself. A locked
+    /// instruction would wait for all stores before it: operations that other streams issue at this very moment may get
+    /// the same number, and one of the two entries is lost.
+    #[inline]
+    pub(crate) fn open(&self, note: &Note) -> Open<'_> {
+        let id = self.issued.load(Ordering::Relaxed) + 1;
+        self.issued.store(id, Ordering::Relaxed);
+        let slot = self.slot(id);
+        if let Some(slot) = slot {
+            self.write(slot, id, note, false, 1);
+        }
+        Open {
+            slot,
+            elements: note.input_count.max(note.output_count),
+        }
+    }
+
+    /// The operation has ended. When, is noted of those that take longer than the note: a reading of the counter takes
+    /// a tenth of the shortest call.
+    #[inline]
+    pub(crate) fn close(&self, open: &Open<'_>, well: bool) {
+        let Some(slot) = open.slot else { return };
+        let timed = !well || self.always_timed || open.elements >= TIMED_ELEMENTS;
+        let ended = if timed { clock::ticks() } else { UNTIMED };
+        slot[6].store(ended, Ordering::Relaxed);
+        if !well {
+            slot[7].fetch_or(FAILED, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn write(&self, slot: &Slot, id: u64, note: &Note, is_replay: bool, started: u64) {
+        let now = clock::ticks();
+        let words = [
+            0,
+            note.call,
+            note.input_count,
+            note.output_count,
+            now,
+            now * started,
+            0,
+            (self.count(note, is_replay) << SEQUENCE_SHIFT) | (u64::from(is_replay) * REPLAY),
+        ];
+        for (word, value) in slot.iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        slot[0].store(id, Ordering::Release);
     }
 
     /// The operation starts.
@@ -158,10 +207,10 @@ impl Recorder {
         }
     }
 
+    #[inline]
     fn slot(&self, id: u64) -> Option<&Slot> {
-        let entries = self.lines.len() as u64;
-        let at = id.checked_rem(entries)?;
-        self.lines.get(at as usize).map(|line| &line.0)
+        let mask = self.lines.len().wrapping_sub(1);
+        self.lines.get(id as usize & mask).map(|line| &line.0)
     }
 
     fn current(&self, id: u64) -> Option<&Slot> {
@@ -190,7 +239,22 @@ impl Recorder {
             .filter_map(|line| decode(&line.0, &dates))
             .collect();
         records.sort_by_key(|record| record.id);
+        records.drain(..records.len().saturating_sub(self.entries));
         records
+    }
+}
+
+/// An operation that is running on the thread that issued it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Open<'a> {
+    slot: Option<&'a Slot>,
+    elements: u64,
+}
+
+fn ring_lines(entries: usize) -> usize {
+    match entries.min(1 << 20) {
+        0 => 0,
+        entries => entries.next_power_of_two(),
     }
 }
 
@@ -213,7 +277,7 @@ fn decode(slot: &Slot, dates: &Dates) -> Option<FlightRecord> {
         ended,
         flags,
     ] = words;
-    let date = |ticks: u64| (ticks != 0).then(|| dates.of(ticks));
+    let date = |ticks: u64| (ticks > UNTIMED).then(|| dates.of(ticks));
     let note = Note {
         call,
         input_count,

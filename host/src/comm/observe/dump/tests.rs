@@ -42,7 +42,7 @@ fn all<R: Send>(size: u32, options: &Options, body: impl Fn(Communicator) -> Res
 #[test]
 fn an_entry_has_what_pytorch_gives() {
     all(2, &options(), |comm| {
-        let mut x = [1f32; 24];
+        let mut x = [1f32; 20_000];
         comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
         comm.barrier()?;
         let dump = dump(&comm);
@@ -69,9 +69,9 @@ fn an_entry_has_what_pytorch_gives() {
             ("p2p_seq_id", json!(0)),
             ("op_id", json!(1)),
             ("profiling_name", json!("nccl:all_reduce")),
-            ("input_sizes", json!([[24]])),
+            ("input_sizes", json!([[20_000]])),
             ("input_dtypes", json!(["Float"])),
-            ("output_sizes", json!([[24]])),
+            ("output_sizes", json!([[20_000]])),
             ("output_dtypes", json!(["Float"])),
             ("state", json!("completed")),
             ("retired", json!(true)),
@@ -89,7 +89,11 @@ fn an_entry_has_what_pytorch_gives() {
         assert!(times.is_sorted() && times[0] > 1_600_000_000_000_000_000);
         let duration = entry["duration_ms"].as_f64().expect("milliseconds");
         assert!((duration - (times[2] - times[1]) as f64 * 1e-6).abs() < 1e-3);
+        // A short one ends without a time, and is complete.
         let barrier = &entries(&dump)[1];
+        assert_eq!(barrier["state"], "completed");
+        assert_eq!(barrier["time_discovered_completed_ns"], 0);
+        assert!(barrier.get("duration_ms").is_none());
         assert_eq!(barrier["profiling_name"], "nccl:all_reduce_barrier");
         assert_eq!(barrier["input_dtypes"], json!([]));
         Ok(())
