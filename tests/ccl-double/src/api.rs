@@ -280,6 +280,9 @@ operations! {
         { recv: recv, count: count, dtype: dtype, root: peer } since 0
     ncclAlltoAll(send: From, recv: To, count: usize, dtype: i32)
         { send: send, recv: recv, count: count, dtype: dtype } since 22_800
+    // AMD's spelling, which is older.
+    ncclAllToAll(send: From, recv: To, count: usize, dtype: i32)
+        { send: send, recv: recv, count: count, dtype: dtype } since 0
     ncclScatter(send: From, recv: To, count: usize, dtype: i32, root: c_int)
         { send: send, recv: recv, count: count, dtype: dtype, root: root } since 22_800
     ncclGather(send: From, recv: To, count: usize, dtype: i32, root: c_int)

@@ -92,7 +92,7 @@ impl Op {
             "ncclReduce" => (1, root_only(1)),
             "ncclAllGather" => (1, all),
             "ncclReduceScatter" => (all, 1),
-            "ncclAlltoAll" => (all, all),
+            "ncclAlltoAll" | "ncclAllToAll" => (all, all),
             "ncclScatter" => (root_only(all), 1),
             "ncclGather" => (1, root_only(all)),
             _ => (1, 1),
@@ -103,7 +103,11 @@ impl Op {
         let (read, written) = self.rows(comm);
         let everybody = matches!(
             self.name,
-            "ncclAllReduce" | "ncclReduceScatter" | "ncclAllGather" | "ncclAlltoAll"
+            "ncclAllReduce"
+                | "ncclReduceScatter"
+                | "ncclAllGather"
+                | "ncclAlltoAll"
+                | "ncclAllToAll"
         );
         let reduces = matches!(
             self.name,
@@ -244,7 +248,9 @@ impl Posted {
                 let rows = |at: usize| parts.iter().map(move |(part, _)| &part[at..at + bytes]);
                 match name {
                     "ncclAllGather" | "ncclGather" => rows(0).collect::<Vec<_>>().concat(),
-                    "ncclAlltoAll" => rows(bytes * rank).collect::<Vec<_>>().concat(),
+                    "ncclAlltoAll" | "ncclAllToAll" => {
+                        rows(bytes * rank).collect::<Vec<_>>().concat()
+                    }
                     "ncclBroadcast" => parts[op.root as usize].0.clone(),
                     "ncclScatter" => {
                         parts[op.root as usize].0[bytes * rank..bytes * (rank + 1)].to_vec()

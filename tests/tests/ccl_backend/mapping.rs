@@ -2,7 +2,7 @@
 
 use fusewire::{Communicator, DType, ReduceOp, Result, Tensor};
 
-use crate::{Double, Record};
+use crate::{Double, Record, ranks_of};
 
 const RANKS: u32 = 3;
 const ROOT: u32 = 1;
@@ -426,4 +426,26 @@ fn an_old_version_is_asked_for_what_it_has() {
             }
         },
     );
+}
+
+/// AMD's spelling means something in AMD's libraries only, in any version.
+#[test]
+fn amds_spelling_is_amds() {
+    for (backend, version, call) in [
+        ("rccl", 22_106, "ncclAllToAll 5 of 7"),
+        ("rcclx", 22_106, "ncclAllToAll 5 of 7"),
+        ("rccl", 22_803, "ncclAllToAll 5 of 7"),
+        ("nccl", 22_803, "ncclAlltoAll 5 of 7"),
+        ("ncclx", 22_803, "ncclAlltoAll 5 of 7"),
+    ] {
+        let double = Double::of_version(version);
+        for result in ranks_of(backend, RANKS, &double.options(), |comm| {
+            comm.all_to_all_single(&floats(3 * COUNT)?, &floats(3 * COUNT)?)
+        }) {
+            result.expect("it is the library's");
+        }
+        for called in by_rank(&double.take(), RANKS) {
+            assert_eq!(called, [call], "{backend} {version}");
+        }
+    }
 }

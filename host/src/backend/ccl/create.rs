@@ -4,6 +4,7 @@ use core::ffi::{c_char, c_void};
 use core::time::Duration;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use fusewire_ccl_sys::sys::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
 use fusewire_ccl_sys::{Comm, Kind, Library};
@@ -78,9 +79,11 @@ fn agree<'a>(
         store.set(&ready(setup.rank), &word)?;
         return prepared.as_ref().map_err(Error::clone);
     }
+    let until = Instant::now() + setup.options.timeout;
     let others = prepared.as_ref().map_err(Error::clone).and_then(|library| {
         for rank in 1..setup.size {
-            let word = store.get(&ready(rank), setup.options.timeout)?;
+            let left = until.saturating_duration_since(Instant::now());
+            let word = store.get(&ready(rank), left)?;
             if word != READY {
                 let said = String::from_utf8_lossy(&word).into_owned();
                 return Err(init(format!("rank {rank} cannot: {said}")));
