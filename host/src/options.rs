@@ -245,7 +245,8 @@ pub struct Options {
 
 impl Options {
     /// The hints that a communicator knows: `algorithm`, `staging_bytes`, `packet_slot_bytes`,
-    /// `channel_slot_bytes`, `channel_depth`, `determinism` (`bitwise` or `any`), and `is_high_priority_stream`,
+    /// `channel_slot_bytes`, `channel_depth`, `determinism` (`bitwise` or `any`), `library_path` (the file
+    /// that backend `nccl`, `ncclx`, `rccl` or `rcclx` opens), and `is_high_priority_stream`,
     /// `max_event_pool_size`, which the CPU device has no use for.
     pub const HINTS: &[&str] = &[
         "algorithm",
@@ -254,6 +255,7 @@ impl Options {
         "channel_slot_bytes",
         "channel_depth",
         "determinism",
+        "library_path",
         "is_high_priority_stream",
         "max_event_pool_size",
     ];

@@ -37,8 +37,8 @@ impl RedOp {
 /// thread, also while another one is inside an operation.
 #[derive(Debug)]
 pub struct Comm {
-    library: Library,
-    raw: ncclComm_t,
+    pub(crate) library: Library,
+    pub(crate) raw: ncclComm_t,
     count: usize,
     rank: usize,
     /// Whether the handle is still live; held while it is queried or freed.
@@ -203,14 +203,14 @@ impl Comm {
         self.check(NAME, unsafe { destroy(op.0, self.raw) })
     }
 
-    fn lacks(&self, symbol: &'static str) -> Error {
+    pub(crate) fn lacks(&self, symbol: &'static str) -> Error {
         Error::Unsupported {
             symbol,
             version: self.library.version(),
         }
     }
 
-    fn alive(&self, operation: &'static str) -> Result<MutexGuard<'_, bool>> {
+    pub(crate) fn alive(&self, operation: &'static str) -> Result<MutexGuard<'_, bool>> {
         let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         if *live {
             Ok(live)
@@ -223,7 +223,7 @@ impl Comm {
     }
 
     /// The last error is asked of no communicator: an abort may have freed this one meanwhile.
-    fn check(&self, operation: &'static str, code: c_int) -> Result<()> {
+    pub(crate) fn check(&self, operation: &'static str, code: c_int) -> Result<()> {
         result::check(self.library.as_raw(), operation, code)
     }
 }

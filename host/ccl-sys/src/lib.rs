@@ -22,11 +22,13 @@ mod comm;
 mod features;
 mod library;
 mod locate;
+mod optional;
 mod version;
 
 pub use comm::{Comm, RedOp, Stream};
 pub use features::Features;
 pub use library::{Group, Library};
 pub use locate::Kind;
+pub use optional::Memory;
 pub use result::{Error, Failure, Result};
 pub use version::Version;

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use libloading::os::unix::{Library as Object, RTLD_LOCAL, RTLD_NOW};
 
-use crate::sys::{NCCL_UNIQUE_ID_BYTES, Table, ncclConfig_t, ncclUniqueId};
+use crate::sys::{NCCL_UNIQUE_ID_BYTES, Table, find, ncclConfig_t, ncclUniqueId};
 use crate::{Comm, Error, Features, Kind, Result, Version, result};
 
 #[derive(Debug)]
@@ -21,6 +21,7 @@ pub(crate) struct Inner {
     pub(crate) version: Version,
     path: String,
     features: Features,
+    host_memory: bool,
 }
 
 /// An opened library. Copies share one table. A library is never unloaded: it leaves threads, driver
@@ -31,8 +32,9 @@ pub struct Library {
     kind: Kind,
 }
 
-/// Opened libraries by the loader's handle, which is the same for one file under any name.
-static OPENED: Mutex<Vec<(usize, &'static Inner)>> = Mutex::new(Vec::new());
+/// Opened libraries by the loader's handle, which is the same for one file under any name, and by whether
+/// AMD's own names count.
+static OPENED: Mutex<Vec<(usize, bool, &'static Inner)>> = Mutex::new(Vec::new());
 
 impl Library {
     /// Opens a library: `path`, else the variable `FUSEWIRE_<KIND>_PATH`, else
@@ -47,7 +49,7 @@ impl Library {
             // SAFETY: initialisers of a library run; the caller named a communication library.
             match unsafe { Object::open(Some(&place), RTLD_LOCAL | RTLD_NOW) } {
                 Ok(object) => {
-                    let inner = adopt(object, place.display().to_string())?;
+                    let inner = adopt(object, place.display().to_string(), kind.is_rccl())?;
                     return Ok(Self { inner, kind });
                 }
                 Err(error) => tried.push(format!("{}: {error}", place.display())),
@@ -78,6 +80,16 @@ impl Library {
     /// Its optional functions.
     pub const fn features(&self) -> &'static Features {
         &self.inner.features
+    }
+
+    /// The library's text for a result code.
+    pub fn error_text(&self, code: c_int) -> String {
+        result::code_text(&self.inner.table, code)
+    }
+
+    /// Whether it works on host memory: only a double for tests says so, by `fusewireDoubleHostMemory`.
+    pub const fn uses_host_memory(&self) -> bool {
+        self.inner.host_memory
     }
 
     /// The raw functions.
@@ -183,30 +195,44 @@ pub(crate) fn int(operation: &'static str, value: usize) -> Result<c_int> {
 }
 
 /// Reads the table of a library just opened, or finds that of an earlier opening.
-fn adopt(object: Object, path: String) -> Result<&'static Inner> {
+fn adopt(object: Object, path: String, rccl: bool) -> Result<&'static Inner> {
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let handle = object.into_raw();
-    if let Some((_, inner)) = opened.iter().find(|(known, _)| *known == handle as usize) {
+    let earlier = |(known, own, _): &&(usize, bool, _)| *known == handle as usize && *own == rccl;
+    if let Some((_, _, inner)) = opened.iter().find(earlier) {
         return Ok(inner);
     }
     // SAFETY: `handle` came from `into_raw` just now.
     let object = core::mem::ManuallyDrop::new(unsafe { Object::from_raw(handle) });
-    // SAFETY: the symbols are those of nccl.h, and the object is never unloaded (ManuallyDrop).
-    let table = unsafe { Table::load(&object) }.map_err(|symbol| Error::Symbol {
+    let lacks = |symbol| Error::Symbol {
         path: path.clone(),
         symbol,
-    })?;
+    };
+    const VERSION: &str = "ncclGetVersion";
+    type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
+    // SAFETY: the signature of nccl.h.
+    let get_version: GetVersion =
+        unsafe { find(&object, VERSION) }.ok_or_else(|| lacks(VERSION))?;
     let mut code = 0;
     // SAFETY: `code` is writable.
-    let answer = unsafe { (table.get_version)(&raw mut code) };
-    result::check(&table, "ncclGetVersion", answer)?;
+    let answer = unsafe { get_version(&raw mut code) };
+    let version = Version::new(code);
+    // SAFETY: the symbols are those of nccl.h, and the object is never unloaded (ManuallyDrop).
+    let table = unsafe { Table::load(&object, version, rccl) }.map_err(lacks)?;
+    result::check(&table, VERSION, answer)?;
+    // SAFETY: the double's own function, which takes nothing.
+    let host_memory = unsafe {
+        find::<unsafe extern "C" fn() -> c_int>(&object, "fusewireDoubleHostMemory")
+            .is_some_and(|says| says() == 1)
+    };
     let features = Features::of(&table);
     let inner = Box::leak(Box::new(Inner {
         table,
-        version: Version::new(code),
+        version,
         path,
         features,
+        host_memory,
     }));
-    opened.push((handle as usize, inner));
+    opened.push((handle as usize, rccl, inner));
     Ok(inner)
 }

@@ -33,6 +33,11 @@ impl Kind {
         }
     }
 
+    /// Whether AMD's own names of functions count.
+    pub(crate) const fn is_rccl(self) -> bool {
+        matches!(self, Self::Rccl | Self::Rcclx)
+    }
+
     const fn sonames(self) -> &'static [&'static str] {
         match self {
             Self::Nccl | Self::Ncclx => &["libnccl.so.2"],

@@ -80,8 +80,7 @@ pub fn check(table: &Table, operation: &'static str, code: ncclResult_t) -> Resu
     if code == ncclSuccess {
         return Ok(());
     }
-    // SAFETY: takes any integer and returns a static string.
-    let name = text(unsafe { (table.get_error_string)(code) }).unwrap_or_default();
+    let name = code_text(table, code);
     let last = table.get_last_error.and_then(|get| {
         // SAFETY: null is taken: the last error of any communicator. An abort may have freed the one at hand.
         text(unsafe { get(core::ptr::null_mut()) })
@@ -92,6 +91,12 @@ pub fn check(table: &Table, operation: &'static str, code: ncclResult_t) -> Resu
         name,
         last,
     }))
+}
+
+/// The library's text for `code`.
+pub(crate) fn code_text(table: &Table, code: ncclResult_t) -> String {
+    // SAFETY: takes any integer and returns a static string.
+    text(unsafe { (table.get_error_string)(code) }).unwrap_or_default()
 }
 
 /// A C string of the library, `None` when null or empty.

@@ -10,6 +10,7 @@
 //! `fusewire-backend-abi` and is named by `FUSEWIRE_BACKEND_PATH_<NAME>` (or torchcomms'
 //! `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`), or by [`register_external_backend`].
 
+mod ccl;
 mod compose;
 mod external;
 #[cfg(feature = "gloo")]
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use fusewire_device::session::Operation;
 use fusewire_device::{DType, element::ReductionCode};
 
+pub use self::ccl::adopt_nccl;
 pub use self::external::register_external_backend;
 pub use self::registry::{Factory, Setup, backend_names, is_backend, register_backend};
 pub(crate) use self::registry::{check_name, create};
@@ -314,8 +316,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// A communicator of the ranks `ranks` (in that order), made by all of them together; `None` where the
-    /// library cannot, and a new one is made through the store.
+    /// A communicator of the ranks `ranks` (in that order); `None` where the library cannot, and a new one is made
+    /// through the store. All ranks of this communicator call it together, with disjoint lists: those that join
+    /// none with an empty one, and they get `None`.
     ///
     /// # Errors
     /// [`Error::Backend`].

@@ -4,7 +4,7 @@ use core::fmt;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::{Backend, external};
+use super::{Backend, ccl, external};
 use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
@@ -50,8 +50,12 @@ fn table() -> MutexGuard<'static, Table> {
 
 /// The backends of this build.
 fn built_in() -> Table {
-    #[allow(unused_mut, reason = "a build without features has none")]
     let mut table = Table::default();
+    // Their libraries are opened when a communicator is made.
+    for (name, kind) in ccl::NAMES {
+        let factory: Factory = Arc::new(move |setup| ccl::create(name, kind, setup));
+        table.0.insert(name.to_owned(), factory);
+    }
     #[cfg(feature = "gloo")]
     table
         .0

@@ -176,7 +176,19 @@ impl Communicator {
             }
         }
         self.inner.check()?;
+        let part_of_backend = |backend: &Arc<dyn Backend>| {
+            // The library takes one call at a time: this one comes after those that are enqueued.
+            self.synchronize()?;
+            let part = backend.split(ranks);
+            part.inspect_err(|error| self.inner.poison(error))
+        };
         if ranks.is_empty() {
+            // The library may need the call of every rank.
+            self.inner
+                .backend
+                .as_ref()
+                .map(part_of_backend)
+                .transpose()?;
             return Ok(None);
         }
         let Some(rank) = ranks.iter().position(|rank| *rank == self.rank()) else {
@@ -189,7 +201,7 @@ impl Communicator {
         let list: Vec<String> = ranks.iter().map(u32::to_string).collect();
         let name = format!("{}.{name}.{call}.{}", self.inner.name, list.join("-"));
         if let Some(backend) = &self.inner.backend
-            && let Some(part) = backend.split(ranks)?
+            && let Some(part) = part_of_backend(backend)?
         {
             let part = Self::over(part, self.forming(&name, rank as u32, ranks.len() as u32))?;
             return Ok(Some(part.part_of(self, ranks)));

@@ -14,32 +14,32 @@ pub(crate) const fn size(dtype: i32) -> Option<usize> {
     })
 }
 
-/// Reduces `parts` in order of rank: floats in double precision, rounded once; integers wrap. `None`
-/// for a type without arithmetic here (the 8-bit floats). `scales` multiply the parts.
-pub(crate) fn reduce(
-    dtype: i32,
-    op: i32,
-    parts: &[&[u8]],
-    scales: Option<&[&[u8]]>,
-) -> Option<Vec<u8>> {
+/// Reduces `parts` in order of rank: floats in double precision, rounded once; integers wrap. `None` for a
+/// type without arithmetic here (the 8-bit floats). A rank's part is multiplied by its scale, where that is
+/// not empty.
+pub(crate) fn reduce(dtype: i32, op: i32, parts: &[(&[u8], &[u8])]) -> Option<Vec<u8>> {
     macro_rules! typed {
-        ($ty:ty, $wide:ty, $read:expr, $write:expr) => {{
+        ($ty:ty, $read:expr, $write:expr, $add:expr, $mul:expr, $div:expr) => {{
             let step = size_of::<$ty>();
-            let read =
-                |bytes: &[u8]| -> $wide { $read(<$ty>::from_ne_bytes(bytes.try_into().unwrap())) };
-            let mut out = Vec::with_capacity(parts[0].len());
-            for at in (0..parts[0].len()).step_by(step) {
-                let mut values = parts.iter().enumerate().map(|(rank, part)| {
+            let read = |bytes: &[u8]| $read(<$ty>::from_ne_bytes(bytes.try_into().unwrap()));
+            let length = parts[0].0.len();
+            let mut out = Vec::with_capacity(length);
+            for at in (0..length).step_by(step) {
+                let mut values = parts.iter().map(|(part, scale)| {
                     let value = read(&part[at..at + step]);
-                    scales.map_or(value, |scales| value * read(&scales[rank][..step]))
+                    if scale.is_empty() {
+                        value
+                    } else {
+                        $mul(value, read(&scale[..step]))
+                    }
                 });
                 let first = values.next()?;
-                let value: $wide = match op {
-                    ncclProd => values.fold(first, |a, b| a * b),
+                let value = match op {
+                    ncclProd => values.fold(first, $mul),
                     ncclMax => values.fold(first, |a, b| if b > a { b } else { a }),
                     ncclMin => values.fold(first, |a, b| if b < a { b } else { a }),
-                    ncclAvg => values.fold(first, |a, b| a + b) / (parts.len() as $wide),
-                    _ => values.fold(first, |a, b| a + b),
+                    ncclAvg => $div(values.fold(first, $add), parts.len()),
+                    _ => values.fold(first, $add),
                 };
                 let narrow: $ty = $write(value);
                 out.extend_from_slice(&narrow.to_ne_bytes());
@@ -49,7 +49,26 @@ pub(crate) fn reduce(
     }
     macro_rules! whole {
         ($ty:ty) => {
-            typed!($ty, i128, |x| x as i128, |x| x as $ty)
+            typed!(
+                $ty,
+                |x: $ty| x,
+                |x: $ty| x,
+                <$ty>::wrapping_add,
+                <$ty>::wrapping_mul,
+                |x: $ty, ranks: usize| x.wrapping_div(ranks as $ty)
+            )
+        };
+    }
+    macro_rules! float {
+        ($ty:ty, $read:expr, $write:expr) => {
+            typed!(
+                $ty,
+                $read,
+                $write,
+                |a: f64, b: f64| a + b,
+                |a: f64, b: f64| a * b,
+                |x: f64, ranks: usize| x / ranks as f64
+            )
         };
     }
     match dtype {
@@ -59,10 +78,10 @@ pub(crate) fn reduce(
         ncclUint32 => whole!(u32),
         ncclInt64 => whole!(i64),
         ncclUint64 => whole!(u64),
-        ncclFloat16 => typed!(f16, f64, f16::to_f64, f16::from_f64),
-        ncclBfloat16 => typed!(bf16, f64, bf16::to_f64, bf16::from_f64),
-        ncclFloat32 => typed!(f32, f64, |x| x as f64, |x| x as f32),
-        ncclFloat64 => typed!(f64, f64, |x| x, |x| x),
+        ncclFloat16 => float!(f16, f16::to_f64, f16::from_f64),
+        ncclBfloat16 => float!(bf16, bf16::to_f64, bf16::from_f64),
+        ncclFloat32 => float!(f32, f64::from, |x| x as f32),
+        ncclFloat64 => float!(f64, |x: f64| x, |x: f64| x),
         _ => None,
     }
 }

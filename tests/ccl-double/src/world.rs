@@ -1,5 +1,6 @@
 //! The ranks of one communicator: their meeting places and mailboxes.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -10,10 +11,31 @@ use fusewire_ccl_sys::sys::*;
 pub(crate) struct Comm {
     pub(crate) world: Arc<World>,
     pub(crate) rank: usize,
+    /// This rank's scaled sums, by handle; destroyed ones are `None`.
+    pub(crate) scales: Mutex<Vec<Option<Scale>>>,
+}
+
+/// A scaled sum: the type and the factor's bytes.
+pub(crate) type Scale = (i32, Vec<u8>);
+
+impl Comm {
+    pub(crate) fn new(world: Arc<World>, rank: usize) -> Self {
+        Self {
+            world,
+            rank,
+            scales: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn scales(&self) -> MutexGuard<'_, Vec<Option<Scale>>> {
+        self.scales.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct World {
+    /// A number in the records.
+    pub(crate) id: u64,
     pub(crate) count: usize,
     state: Mutex<State>,
     moved: Condvar,
@@ -22,32 +44,57 @@ pub(crate) struct World {
 /// Name, count, type, operation and root: what must agree between ranks.
 pub(crate) type Shape = (&'static str, usize, i32, i32, i32);
 
+/// What a rank brings to a meeting: its data, and its factor where the sum is scaled.
+pub(crate) type Part = (Vec<u8>, Vec<u8>);
+
+/// A message on its way.
+#[derive(Debug)]
+pub(crate) struct Mail {
+    pub(crate) number: u64,
+    pub(crate) dtype: i32,
+    pub(crate) count: usize,
+    pub(crate) data: Vec<u8>,
+}
+
 #[derive(Debug, Default)]
 struct State {
     joined: Vec<bool>,
     aborted: bool,
     next: Vec<u64>,
     meetings: HashMap<u64, Meeting>,
-    #[allow(clippy::type_complexity)] // (from, to) to the queue of (type, bytes)
-    mail: HashMap<(usize, usize), VecDeque<(i32, Vec<u8>)>>,
+    mail: HashMap<(usize, usize), VecDeque<Mail>>,
+    sent: u64,
+    /// Whether a message was what its receiver asked for, by number.
+    verdicts: HashMap<u64, bool>,
 }
 
 #[derive(Debug)]
 struct Meeting {
     shape: Shape,
     mismatch: bool,
-    parts: Vec<Option<Vec<u8>>>,
+    parts: Vec<Option<Part>>,
+    left: usize,
     children: HashMap<i32, Arc<World>>,
+}
+
+fn check(state: &State) -> Result<(), ncclResult_t> {
+    if !state.aborted {
+        return Ok(());
+    }
+    crate::record::tell("the communicator was aborted by one of its ranks");
+    Err(ncclRemoteError)
 }
 
 impl World {
     pub(crate) fn new(count: usize) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let state = State {
             joined: vec![false; count],
             next: vec![0; count],
             ..State::default()
         };
         Arc::new(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
             count,
             state: Mutex::new(state),
             moved: Condvar::new(),
@@ -62,12 +109,10 @@ impl World {
     fn wait<T>(&self, mut ready: impl FnMut(&mut State) -> Option<T>) -> Result<T, ncclResult_t> {
         let mut state = self.lock();
         loop {
-            if state.aborted {
-                return Err(ncclRemoteError);
-            }
             if let Some(value) = ready(&mut state) {
                 return Ok(value);
             }
+            check(&state)?;
             state = self
                 .moved
                 .wait(state)
@@ -88,12 +133,17 @@ impl World {
         self.moved.notify_all();
     }
 
+    /// Refuses what comes after an abort.
+    pub(crate) fn check(&self) -> Result<(), ncclResult_t> {
+        check(&self.lock())
+    }
+
     pub(crate) fn aborted(&self) -> bool {
         self.lock().aborted
     }
 
     /// Brings a part to this rank's next meeting, whose number it returns.
-    pub(crate) fn post(&self, rank: usize, shape: Shape, part: Vec<u8>) -> u64 {
+    pub(crate) fn post(&self, rank: usize, shape: Shape, part: Part) -> u64 {
         let mut state = self.lock();
         let number = state.next[rank];
         state.next[rank] += 1;
@@ -102,6 +152,7 @@ impl World {
             shape,
             mismatch: false,
             parts: vec![None; count],
+            left: 0,
             children: HashMap::new(),
         });
         meeting.mismatch |= meeting.shape != shape;
@@ -111,19 +162,20 @@ impl World {
         number
     }
 
-    /// Every rank's part, once all came. Meetings are kept: this is a double for short tests.
-    pub(crate) fn meet(&self, number: u64) -> Result<Vec<Vec<u8>>, ncclResult_t> {
+    /// Every rank's part, once all came. The last rank that leaves ends the meeting, but for a split's.
+    pub(crate) fn meet(&self, number: u64) -> Result<Vec<Part>, ncclResult_t> {
         self.wait(|state| {
-            let meeting = &state.meetings[&number];
+            let meeting = state.meetings.get_mut(&number)?;
             if meeting.mismatch {
+                crate::record::tell("the ranks' calls differ");
                 return Some(Err(ncclInvalidUsage));
             }
-            meeting
-                .parts
-                .iter()
-                .cloned()
-                .collect::<Option<Vec<_>>>()
-                .map(Ok)
+            let parts = meeting.parts.iter().cloned().collect::<Option<Vec<_>>>()?;
+            meeting.left += 1;
+            if meeting.left == self.count && meeting.shape.0 != "ncclCommSplit" {
+                state.meetings.remove(&number);
+            }
+            Some(Ok(parts))
         })?
     }
 
@@ -139,16 +191,58 @@ impl World {
         )
     }
 
-    pub(crate) fn send(&self, from: usize, to: usize, dtype: i32, data: Vec<u8>) {
-        self.lock()
-            .mail
-            .entry((from, to))
-            .or_default()
-            .push_back((dtype, data));
+    /// Puts a message into the mailbox; its number.
+    pub(crate) fn send(
+        &self,
+        (from, to): (usize, usize),
+        dtype: i32,
+        count: usize,
+        data: Vec<u8>,
+    ) -> u64 {
+        let mut state = self.lock();
+        state.sent += 1;
+        let number = state.sent;
+        let mail = Mail {
+            number,
+            dtype,
+            count,
+            data,
+        };
+        state.mail.entry((from, to)).or_default().push_back(mail);
+        drop(state);
         self.moved.notify_all();
+        number
     }
 
-    pub(crate) fn recv(&self, from: usize, to: usize) -> Result<(i32, Vec<u8>), ncclResult_t> {
-        self.wait(|state| state.mail.get_mut(&(from, to))?.pop_front())
+    /// Takes the next message, and lets its sender go: with an error, where it is not what was asked for.
+    pub(crate) fn recv(
+        &self,
+        (from, to): (usize, usize),
+        dtype: i32,
+        count: usize,
+    ) -> Result<Vec<u8>, ncclResult_t> {
+        let mail = self.wait(|state| state.mail.get_mut(&(from, to))?.pop_front())?;
+        let good = mail.dtype == dtype && mail.count == count;
+        self.lock().verdicts.insert(mail.number, good);
+        self.moved.notify_all();
+        if good {
+            return Ok(mail.data);
+        }
+        crate::record::tell(&format!(
+            "rank {from} sent {} elements of type {}, rank {to} receives {count} of type {dtype}",
+            mail.count, mail.dtype
+        ));
+        Err(ncclInvalidUsage)
+    }
+
+    /// Waits until message `number` was received.
+    pub(crate) fn delivered(&self, number: u64, peer: usize) -> Result<(), ncclResult_t> {
+        if self.wait(|state| state.verdicts.remove(&number))? {
+            return Ok(());
+        }
+        crate::record::tell(&format!(
+            "rank {peer} receives other elements than it was sent"
+        ));
+        Err(ncclInvalidUsage)
     }
 }

@@ -8,6 +8,7 @@ use core::ffi::{c_char, c_int, c_void};
 
 pub use config::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
 pub use table::Table;
+pub(crate) use table::find;
 
 /// A result code. An integer, not an enum: a newer library may return a code unknown here.
 pub type ncclResult_t = c_int;

@@ -5,22 +5,25 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use libloading::os::unix::Library;
 
 use super::*;
+use crate::version::Version;
 
 macro_rules! table {
     (
         required { $($rf:ident: $rs:literal ($($ra:ty),*) -> $rr:ty;)* }
-        optional { $($of:ident: $($os:literal)|+ ($($oa:ty),*) -> $or:ty;)* }
+        optional { $($of:ident: $os:literal since $min:literal $(, rccl $own:literal)? ($($oa:ty),*) -> $or:ty;)* }
     ) => {
-        /// The functions of one library. An optional one that the library lacks is `None`.
+        /// The functions of one library. An optional one that the library lacks, or whose version is older
+        /// than the function, is `None`.
         #[derive(Clone, Copy, Debug)]
         pub struct Table {
             $(#[doc = concat!("`", $rs, "`.")] pub $rf: unsafe extern "C" fn($($ra),*) -> $rr,)*
-            $(#[doc = concat!($("`", $os, "` "),+, "(optional).")]
+            $(#[doc = concat!("`", $os, "` (optional).")]
             pub $of: Option<unsafe extern "C" fn($($oa),*) -> $or>,)*
         }
 
         impl Table {
-            /// Looks every function up.
+            /// Looks every function up, but for those that came after `version`: a symbol may be there before
+            /// the function works. `rccl` says that AMD's own names mean something.
             ///
             /// # Errors
             /// The name of the first required symbol that is absent.
@@ -28,34 +31,37 @@ macro_rules! table {
             /// # Safety
             /// The symbols of `library` must have the signatures of `nccl.h`, and `library` must stay
             /// loaded as long as the table is used.
-            pub unsafe fn load(library: &Library) -> Result<Self, &'static str> {
+            pub unsafe fn load(library: &Library, version: Version, rccl: bool) -> Result<Self, &'static str> {
                 Ok(Self {
                     // SAFETY: the caller promises the signatures of nccl.h, which these fields repeat.
-                    $($rf: unsafe { find(library, &[$rs]) }.ok_or($rs)?,)*
-                    // SAFETY: as above.
-                    $($of: unsafe { find(library, &[$($os),+]) },)*
+                    $($rf: unsafe { find(library, $rs) }.ok_or($rs)?,)*
+                    $($of: {
+                        let own: &[&str] = if rccl { &[$($own)?] } else { &[] };
+                        // SAFETY: as above.
+                        let common = || (version.code() >= $min).then(|| unsafe { find(library, $os) });
+                        // SAFETY: as above.
+                        own.iter().find_map(|name| unsafe { find(library, name) }).or_else(|| common()?)
+                    },)*
                 })
             }
 
             /// Each optional function by its (first) name, and whether it is present.
             pub fn optional(&self) -> Vec<(&'static str, bool)> {
-                vec![$(([$($os),+][0], self.$of.is_some()),)*]
+                vec![$(($os, self.$of.is_some()),)*]
             }
         }
     };
 }
 
-/// The first of `names` that the library has.
+/// A function of the library.
 ///
 /// # Safety
-/// `F` is the function pointer type of each of `names`.
-unsafe fn find<F: Copy>(library: &Library, names: &[&str]) -> Option<F> {
-    names.iter().find_map(|name| {
-        // SAFETY: the caller promises the type.
-        unsafe { library.get::<F>(name.as_bytes()) }
-            .ok()
-            .map(|symbol| *symbol)
-    })
+/// `F` is the function pointer type of `name`.
+pub(crate) unsafe fn find<F: Copy>(library: &Library, name: &str) -> Option<F> {
+    // SAFETY: the caller promises the type.
+    unsafe { library.get::<F>(name.as_bytes()) }
+        .ok()
+        .map(|symbol| *symbol)
 }
 
 table! {
@@ -80,28 +86,28 @@ table! {
         recv: "ncclRecv" (*mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
     }
     optional {
-        get_last_error: "ncclGetLastError" (ncclComm_t) -> *const c_char;
-        comm_init_rank_config: "ncclCommInitRankConfig" (*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> ncclResult_t;
-        comm_finalize: "ncclCommFinalize" (ncclComm_t) -> ncclResult_t;
-        comm_split: "ncclCommSplit" (ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> ncclResult_t;
-        comm_shrink: "ncclCommShrink" (ncclComm_t, *mut c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t, c_int) -> ncclResult_t;
-        comm_get_unique_id: "ncclCommGetUniqueId" (ncclComm_t, *mut ncclUniqueId) -> ncclResult_t;
-        comm_grow: "ncclCommGrow" (ncclComm_t, c_int, *const ncclUniqueId, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> ncclResult_t;
-        comm_revoke: "ncclCommRevoke" (ncclComm_t, c_int) -> ncclResult_t;
-        comm_register: "ncclCommRegister" (ncclComm_t, *mut c_void, usize, *mut *mut c_void) -> ncclResult_t;
-        comm_deregister: "ncclCommDeregister" (ncclComm_t, *mut c_void) -> ncclResult_t;
-        comm_window_register: "ncclCommWindowRegister" (ncclComm_t, *mut c_void, usize, *mut ncclWindow_t, c_int) -> ncclResult_t;
-        comm_window_deregister: "ncclCommWindowDeregister" (ncclComm_t, ncclWindow_t) -> ncclResult_t;
-        mem_alloc: "ncclMemAlloc" (*mut *mut c_void, usize) -> ncclResult_t;
-        mem_free: "ncclMemFree" (*mut c_void) -> ncclResult_t;
-        red_op_create_pre_mul_sum: "ncclRedOpCreatePreMulSum" (*mut ncclRedOp_t, *mut c_void, ncclDataType_t, ncclScalarResidence_t, ncclComm_t) -> ncclResult_t;
-        red_op_destroy: "ncclRedOpDestroy" (ncclRedOp_t, ncclComm_t) -> ncclResult_t;
-        // RCCL had the second spelling years before NCCL had the first; the arguments are the same.
-        all_to_all: "ncclAlltoAll" | "ncclAllToAll" (*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, ncclStream_t) -> ncclResult_t;
-        scatter: "ncclScatter" (*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
-        gather: "ncclGather" (*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
-        put_signal: "ncclPutSignal" (*const c_void, usize, ncclDataType_t, c_int, ncclWindow_t, usize, c_int, c_int, c_uint, ncclComm_t, ncclStream_t) -> ncclResult_t;
-        signal: "ncclSignal" (c_int, c_int, c_int, c_uint, ncclComm_t, ncclStream_t) -> ncclResult_t;
-        wait_signal: "ncclWaitSignal" (c_int, *mut ncclWaitSignalDesc_t, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        get_last_error: "ncclGetLastError" since 21_300 (ncclComm_t) -> *const c_char;
+        comm_init_rank_config: "ncclCommInitRankConfig" since 21_400 (*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> ncclResult_t;
+        comm_finalize: "ncclCommFinalize" since 21_400 (ncclComm_t) -> ncclResult_t;
+        comm_split: "ncclCommSplit" since 21_800 (ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> ncclResult_t;
+        comm_shrink: "ncclCommShrink" since 22_700 (ncclComm_t, *mut c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t, c_int) -> ncclResult_t;
+        comm_get_unique_id: "ncclCommGetUniqueId" since 22_800 (ncclComm_t, *mut ncclUniqueId) -> ncclResult_t;
+        comm_grow: "ncclCommGrow" since 22_800 (ncclComm_t, c_int, *const ncclUniqueId, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> ncclResult_t;
+        comm_revoke: "ncclCommRevoke" since 22_800 (ncclComm_t, c_int) -> ncclResult_t;
+        comm_register: "ncclCommRegister" since 21_900 (ncclComm_t, *mut c_void, usize, *mut *mut c_void) -> ncclResult_t;
+        comm_deregister: "ncclCommDeregister" since 21_900 (ncclComm_t, *mut c_void) -> ncclResult_t;
+        comm_window_register: "ncclCommWindowRegister" since 22_700 (ncclComm_t, *mut c_void, usize, *mut ncclWindow_t, c_int) -> ncclResult_t;
+        comm_window_deregister: "ncclCommWindowDeregister" since 22_700 (ncclComm_t, ncclWindow_t) -> ncclResult_t;
+        mem_alloc: "ncclMemAlloc" since 21_900 (*mut *mut c_void, usize) -> ncclResult_t;
+        mem_free: "ncclMemFree" since 21_900 (*mut c_void) -> ncclResult_t;
+        red_op_create_pre_mul_sum: "ncclRedOpCreatePreMulSum" since 21_100 (*mut ncclRedOp_t, *mut c_void, ncclDataType_t, ncclScalarResidence_t, ncclComm_t) -> ncclResult_t;
+        red_op_destroy: "ncclRedOpDestroy" since 21_100 (ncclRedOp_t, ncclComm_t) -> ncclResult_t;
+        // RCCL had these years before NCCL, the first in a spelling of its own; the arguments are the same.
+        all_to_all: "ncclAlltoAll" since 22_800, rccl "ncclAllToAll" (*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        scatter: "ncclScatter" since 22_800, rccl "ncclScatter" (*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        gather: "ncclGather" since 22_800, rccl "ncclGather" (*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        put_signal: "ncclPutSignal" since 22_800 (*const c_void, usize, ncclDataType_t, c_int, ncclWindow_t, usize, c_int, c_int, c_uint, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        signal: "ncclSignal" since 22_800 (c_int, c_int, c_int, c_uint, ncclComm_t, ncclStream_t) -> ncclResult_t;
+        wait_signal: "ncclWaitSignal" since 22_800 (c_int, *mut ncclWaitSignalDesc_t, ncclComm_t, ncclStream_t) -> ncclResult_t;
     }
 }

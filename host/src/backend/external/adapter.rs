@@ -308,6 +308,10 @@ impl Backend for External {
         let Some(function) = self.library.table.split else {
             return Ok(None);
         };
+        if ranks.is_empty() {
+            // The library is called by those that join.
+            return Ok(None);
+        }
         let Some(rank) = ranks.iter().position(|rank| *rank == self.rank) else {
             return Err(backend_error(
                 &self.name,

@@ -1,0 +1,116 @@
+//! What a communicator can do where its library has the function.
+
+use core::ffi::c_void;
+
+use crate::sys::ncclDataType_t;
+use crate::{Comm, Library, Result, Stream, result};
+
+impl Comm {
+    /// All-to-all of `count` elements between any two ranks.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`], [`crate::Error::Call`], [`crate::Error::Argument`].
+    ///
+    /// # Safety
+    /// As [`Comm::all_gather`]; both buffers hold `count` elements a rank.
+    pub unsafe fn all_to_all(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        count: usize,
+        dtype: ncclDataType_t,
+        stream: Stream,
+    ) -> Result<()> {
+        const NAME: &str = "ncclAlltoAll";
+        let table = self.library.as_raw();
+        let all_to_all = table.all_to_all.ok_or_else(|| self.lacks(NAME))?;
+        drop(self.alive(NAME)?);
+        // SAFETY: the caller promises buffers and stream; the library lets an abort overtake its operations.
+        self.check(NAME, unsafe {
+            all_to_all(send, recv, count, dtype, self.raw, stream)
+        })
+    }
+
+    /// Tells the library of memory that its operations will use often; gives a handle.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`], [`crate::Error::Call`], [`crate::Error::Argument`].
+    ///
+    /// # Safety
+    /// `buffer` holds `bytes` bytes in memory the library reaches, until [`Comm::deregister`].
+    pub unsafe fn register(&self, buffer: *mut c_void, bytes: usize) -> Result<*mut c_void> {
+        const NAME: &str = "ncclCommRegister";
+        let table = self.library.as_raw();
+        let register = table.comm_register.ok_or_else(|| self.lacks(NAME))?;
+        let _live = self.alive(NAME)?;
+        let mut handle = core::ptr::null_mut();
+        // SAFETY: the handle is live while `_live` is held; the caller promises the memory.
+        self.check(NAME, unsafe {
+            register(self.raw, buffer, bytes, &raw mut handle)
+        })?;
+        Ok(handle)
+    }
+
+    /// Ends a registration.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`], [`crate::Error::Call`], [`crate::Error::Argument`].
+    ///
+    /// # Safety
+    /// `handle` came from [`Comm::register`] of this communicator and was not deregistered.
+    pub unsafe fn deregister(&self, handle: *mut c_void) -> Result<()> {
+        const NAME: &str = "ncclCommDeregister";
+        let table = self.library.as_raw();
+        let deregister = table.comm_deregister.ok_or_else(|| self.lacks(NAME))?;
+        let _live = self.alive(NAME)?;
+        // SAFETY: the communicator is live while `_live` is held; the caller promises the handle.
+        self.check(NAME, unsafe { deregister(self.raw, handle) })
+    }
+}
+
+/// Memory of the current device that the library allocated; freed when it is dropped.
+#[derive(Debug)]
+pub struct Memory {
+    library: Library,
+    at: *mut c_void,
+}
+
+// SAFETY: device memory is not bound to a thread.
+unsafe impl Send for Memory {}
+// SAFETY: nothing is read or written through this type.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Allocates `bytes` bytes on the thread's current device.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unsupported`], [`crate::Error::Call`].
+    pub fn new(library: Library, bytes: usize) -> Result<Self> {
+        const NAME: &str = "ncclMemAlloc";
+        let table = library.as_raw();
+        let (Some(allocate), Some(_)) = (table.mem_alloc, table.mem_free) else {
+            return Err(crate::Error::Unsupported {
+                symbol: NAME,
+                version: library.version(),
+            });
+        };
+        let mut at = core::ptr::null_mut();
+        // SAFETY: `at` is writable.
+        result::check(table, NAME, unsafe { allocate(&raw mut at, bytes) })?;
+        Ok(Self { library, at })
+    }
+
+    /// Its address on the device.
+    pub const fn as_ptr(&self) -> *mut c_void {
+        self.at
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(free) = self.library.as_raw().mem_free {
+            // SAFETY: allocated by the same library, and freed once.
+            let _ = unsafe { free(self.at) };
+        }
+    }
+}

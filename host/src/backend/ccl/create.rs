@@ -1,0 +1,167 @@
+//! Communicators of a library: new ones, whose ranks meet in the store, and adopted ones.
+
+use core::ffi::{c_char, c_void};
+use core::time::Duration;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fusewire_ccl_sys::sys::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
+use fusewire_ccl_sys::{Comm, Kind, Library};
+
+use super::Ccl;
+use crate::backend::{Backend, Setup, backend_error};
+use crate::device::Device;
+use crate::options::Options;
+use crate::{Error, Result};
+
+/// The backends' names and their libraries.
+pub(in crate::backend) const NAMES: [(&str, Kind); 4] = [
+    ("nccl", Kind::Nccl),
+    ("ncclx", Kind::Ncclx),
+    ("rccl", Kind::Rccl),
+    ("rcclx", Kind::Rcclx),
+];
+
+const READY: &[u8] = b"+";
+
+/// Makes this rank's part of a communicator of backend `name`.
+pub(in crate::backend) fn create(
+    name: &'static str,
+    kind: Kind,
+    setup: &Setup,
+) -> Result<Arc<dyn Backend>> {
+    let init = |detail: String| backend_error(name, "init", detail);
+    let prepared = prepare(name, kind, setup);
+    let library = *agree(setup, &prepared, init)?;
+    let id = if setup.rank == 0 {
+        let id = library.unique_id().map_err(|error| init(error.to_string()));
+        announce(setup, &id)?;
+        id?
+    } else {
+        learn(setup, init)?
+    };
+    // Every rank has its library: nobody waits here for one that cannot come.
+    let comm = library
+        .init_rank(setup.size as usize, id, setup.rank as usize)
+        .map_err(|error| init(error.to_string()))?;
+    Ok(Arc::new(Ccl::new(comm, setup.options.timeout)?))
+}
+
+/// Opens the library, and refuses memory that it cannot reach.
+fn prepare(name: &str, kind: Kind, setup: &Setup) -> Result<Library> {
+    let path = setup.options.hints.get("library_path").map(Path::new);
+    let library = Library::open(kind, path)
+        .map_err(|error| backend_error(name, "open", error.to_string()))?;
+    if setup.device == Device::Cpu && !library.uses_host_memory() {
+        let detail = format!(
+            "{name} needs a GPU; this communicator's device is {}",
+            setup.device
+        );
+        return Err(backend_error(name, "init", detail));
+    }
+    Ok(library)
+}
+
+/// Rank 0 hears whether every rank is ready, the others tell it. The first that is not is rank 0's error, and
+/// through [`announce`] everybody's.
+fn agree<'a>(
+    setup: &Setup,
+    prepared: &'a Result<Library>,
+    init: impl Fn(String) -> Error,
+) -> Result<&'a Library> {
+    let store = &*setup.store;
+    if setup.rank != 0 {
+        let word = match prepared {
+            Ok(_) => READY.to_vec(),
+            Err(error) => error.to_string().into_bytes(),
+        };
+        store.set(&ready(setup.rank), &word)?;
+        return prepared.as_ref().map_err(Error::clone);
+    }
+    let until = Instant::now() + setup.options.timeout;
+    let others = prepared.as_ref().map_err(Error::clone).and_then(|library| {
+        for rank in 1..setup.size {
+            let left = until.saturating_duration_since(Instant::now());
+            let word = store.get(&ready(rank), left)?;
+            if word != READY {
+                let said = String::from_utf8_lossy(&word).into_owned();
+                return Err(init(format!("rank {rank} cannot: {said}")));
+            }
+        }
+        Ok(library)
+    });
+    if let Err(error) = &others {
+        store.set(ID, error.to_string().as_bytes())?;
+    }
+    others
+}
+
+fn ready(rank: u32) -> String {
+    format!("ready/{rank}")
+}
+
+/// Where rank 0 puts the id, behind [`READY`], or why there is none.
+const ID: &str = "id";
+
+fn announce(setup: &Setup, id: &Result<ncclUniqueId>) -> Result<()> {
+    let word = match id {
+        Ok(id) => READY
+            .iter()
+            .copied()
+            .chain(id.internal.iter().map(|byte| byte.cast_unsigned()))
+            .collect(),
+        Err(error) => error.to_string().into_bytes(),
+    };
+    setup.store.set(ID, &word)
+}
+
+fn learn(setup: &Setup, init: impl Fn(String) -> Error) -> Result<ncclUniqueId> {
+    let word = setup.store.get(ID, setup.options.timeout)?;
+    let bytes = word
+        .strip_prefix(READY)
+        .and_then(|id| <[u8; NCCL_UNIQUE_ID_BYTES]>::try_from(id).ok());
+    let Some(bytes) = bytes else {
+        let said = String::from_utf8_lossy(&word);
+        return Err(init(format!("rank 0 cannot: {said}")));
+    };
+    Ok(ncclUniqueId {
+        internal: bytes.map(|byte| byte as c_char),
+    })
+}
+
+/// Takes over a communicator that another part of the program has made with the C interface: `raw` is an
+/// `ncclComm_t` of the library that backend `name` (`nccl`, `ncclx`, `rccl` or `rcclx`) opens at `path`, or
+/// where it usually does. The result goes to [`crate::Communicator::adopt`] and destroys the communicator at
+/// its end. The library must be the very file that `raw` comes from.
+///
+/// # Safety
+/// `raw` is a live, initialised communicator of that library, that blocks, and that nobody else uses or frees
+/// from now on.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for another name, or null; [`Error::Backend`] where the library cannot be
+/// opened or refuses the communicator, which is then aborted.
+pub unsafe fn adopt_nccl(
+    name: &str,
+    path: Option<&Path>,
+    raw: *mut c_void,
+) -> Result<Arc<dyn Backend>> {
+    let refuse = |detail: String| Error::InvalidArgument {
+        operation: "adopt_nccl",
+        detail,
+    };
+    let Some((name, kind)) = NAMES.into_iter().find(|(known, _)| *known == name) else {
+        let names = NAMES.map(|(name, _)| name).join(", ");
+        return Err(refuse(format!("\"{name}\" is none of {names}")));
+    };
+    if raw.is_null() {
+        return Err(refuse("the communicator is null".to_owned()));
+    }
+    let failed = |error: fusewire_ccl_sys::Error| backend_error(name, "adopt", error.to_string());
+    let library = Library::open(kind, path).map_err(failed)?;
+    // SAFETY: the caller's promise.
+    let comm = unsafe { Comm::from_raw(library, raw) }.map_err(failed)?;
+    let timeout: Duration = Options::default().timeout;
+    Ok(Arc::new(Ccl::new(comm, timeout)?))
+}

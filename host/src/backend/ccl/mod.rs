@@ -1,0 +1,421 @@
+//! NCCL, NCCLX, RCCL and RCCLX: whichever of them is installed, opened at run time.
+//!
+//! All four have NCCL's C interface, which this adapter calls one to one; what they lack (all_gather_v,
+//! scatter, gather, all_to_all of old versions) is composed of grouped sends and receives. Where a call (on a
+//! GPU: its enqueueing) takes longer than its time-out, a thread aborts the library's communicator, which
+//! frees the call.
+
+mod create;
+mod guard;
+mod map;
+
+use core::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use fusewire_ccl_sys::sys::{ncclFloat32, ncclInProgress, ncclSuccess};
+use fusewire_ccl_sys::{Comm, Kind, Memory, RedOp, Stream};
+use fusewire_device::DType;
+use fusewire_device::element::ReductionCode;
+use fusewire_device::session::Operation;
+
+pub use self::create::adopt_nccl;
+pub(super) use self::create::{NAMES, create};
+use self::guard::Guard;
+use super::{Backend, How, backend_error, compose};
+use crate::options::ReduceOp;
+use crate::{Error, Result};
+
+/// A communicator of one of the libraries.
+#[derive(Debug)]
+struct Ccl {
+    comm: Arc<Comm>,
+    guard: Guard,
+    /// Messages of the group that is open.
+    group: Mutex<Option<Vec<Message>>>,
+    /// What a barrier reduces, where it cannot be memory of the host.
+    word: OnceLock<Memory>,
+    /// Bound of calls that have none of their own.
+    timeout: core::time::Duration,
+}
+
+/// A send or receive of a group.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    is_send: bool,
+    at: usize,
+    count: usize,
+    dtype: i32,
+    peer: u32,
+    how: How,
+}
+
+const fn stream(how: &How) -> Stream {
+    how.stream as Stream
+}
+
+impl Ccl {
+    fn new(comm: Comm, timeout: core::time::Duration) -> Result<Self> {
+        let comm = Arc::new(comm);
+        let guard = Guard::new(Arc::clone(&comm))
+            .map_err(|error| backend_error(name_of(&comm), "init", error.to_string()))?;
+        Ok(Self {
+            comm,
+            guard,
+            group: Mutex::default(),
+            word: OnceLock::new(),
+            timeout,
+        })
+    }
+
+    fn group(&self) -> MutexGuard<'_, Option<Vec<Message>>> {
+        self.group.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refused(&self, operation: &'static str, detail: impl Into<String>) -> Error {
+        backend_error(self.name(), operation, detail)
+    }
+
+    /// Runs a call of the library, bounded. After a failure of the library its communicator is aborted: its
+    /// peers shall not wait for this rank.
+    fn call<R>(
+        &self,
+        operation: &'static str,
+        timeout: core::time::Duration,
+        call: impl FnOnce(&Comm) -> fusewire_ccl_sys::Result<R>,
+    ) -> Result<R> {
+        let (result, expired) = self.guard.during(timeout, || call(&self.comm));
+        if expired {
+            let said = result
+                .err()
+                .map_or(String::new(), |error| format!(" ({error})"));
+            let detail = format!("timed out after {timeout:?}; the communicator was aborted{said}");
+            return Err(self.refused(operation, detail));
+        }
+        result.map_err(|error| {
+            if self.guard.was_aborted() {
+                let detail = format!("the communicator was aborted ({error})");
+                return self.refused(operation, detail);
+            }
+            if matches!(error, fusewire_ccl_sys::Error::Call(_)) {
+                self.guard.abort();
+            }
+            self.refused(operation, error.to_string())
+        })
+    }
+
+    /// As [`Ccl::call`], with the library's reduction for `op`.
+    fn reduction(
+        &self,
+        operation: &'static str,
+        op: ReduceOp,
+        how: &How,
+        call: impl FnOnce(&Comm, i32, RedOp) -> fusewire_ccl_sys::Result<()>,
+    ) -> Result<()> {
+        let dtype = self.data_type(operation, how)?;
+        let library = self.comm.library();
+        if !map::reduces(&library, how.dtype, op.code()) {
+            let detail = format!("no {} of {}", op.code().name(), how.dtype.name());
+            return Err(self.refused(operation, detail));
+        }
+        self.call(operation, how.timeout, |comm| {
+            if let Some(op) = map::reduction(op.code()) {
+                return call(comm, dtype, op);
+            }
+            let scalar = map::scalar(op, how.dtype);
+            // SAFETY: eight readable bytes, aligned to eight, which start with an element of the type.
+            let red = unsafe { comm.pre_mul_sum((&raw const scalar).cast(), dtype)? };
+            let called = call(comm, dtype, red);
+            // The library keeps what its enqueued calls need. After an abort nothing is there to free.
+            let freed = comm.destroy_op(red);
+            called.and(freed)
+        })
+    }
+
+    fn message(&self, operation: &'static str, message: Message) -> Result<()> {
+        if let Some(messages) = &mut *self.group() {
+            messages.push(message);
+            return Ok(());
+        }
+        self.call(operation, message.how.timeout, |comm| {
+            // SAFETY: the callers of `send` and `recv` have promised their memory.
+            unsafe { Self::issue(comm, &message) }
+        })
+    }
+
+    /// # Safety
+    /// The message's memory is there until the stream is done.
+    unsafe fn issue(comm: &Comm, message: &Message) -> fusewire_ccl_sys::Result<()> {
+        let Message {
+            at,
+            count,
+            dtype,
+            how,
+            ..
+        } = *message;
+        let (peer, stream) = (message.peer as usize, stream(&how));
+        // SAFETY: the caller's promise.
+        unsafe {
+            if message.is_send {
+                comm.send(at as *const c_void, count, dtype, peer, stream)
+            } else {
+                comm.recv(at as *mut c_void, count, dtype, peer, stream)
+            }
+        }
+    }
+
+    fn data_type(&self, operation: &'static str, how: &How) -> Result<i32> {
+        map::data_type(&self.comm.library(), how.dtype)
+            .ok_or_else(|| self.refused(operation, format!("no {}", how.dtype.name())))
+    }
+}
+
+/// The name that a communicator's library has among backends.
+fn name_of(comm: &Comm) -> &'static str {
+    match comm.library().kind() {
+        Kind::Nccl => "nccl",
+        Kind::Ncclx => "ncclx",
+        Kind::Rccl => "rccl",
+        Kind::Rcclx => "rcclx",
+    }
+}
+
+impl Backend for Ccl {
+    fn name(&self) -> &str {
+        name_of(&self.comm)
+    }
+
+    fn version(&self) -> String {
+        self.comm.library().version().to_string()
+    }
+
+    fn rank(&self) -> u32 {
+        self.comm.rank() as u32
+    }
+
+    fn size(&self) -> u32 {
+        self.comm.count() as u32
+    }
+
+    fn supports(
+        &self,
+        _operation: Operation,
+        dtype: DType,
+        reduction: Option<ReductionCode>,
+    ) -> bool {
+        reduction.is_none_or(|code| map::reduces(&self.comm.library(), dtype, code))
+    }
+
+    fn group_start(&self) -> Result<()> {
+        let mut group = self.group();
+        if group.is_some() {
+            return Err(self.refused("group_start", "a group is open already"));
+        }
+        *group = Some(Vec::new());
+        Ok(())
+    }
+
+    /// Groups of the library belong to a thread: it sees them whole, here.
+    fn group_end(&self) -> Result<()> {
+        let messages = self.group().take().unwrap_or_default();
+        let Some(timeout) = messages.iter().map(|message| message.how.timeout).max() else {
+            return Ok(());
+        };
+        self.call("group_end", timeout, |comm| {
+            let group = comm.library().group()?;
+            for message in &messages {
+                // SAFETY: the callers of `send` and `recv` have promised their memory until the group's end.
+                unsafe { Self::issue(comm, message)? };
+            }
+            group.end()
+        })
+    }
+
+    unsafe fn all_reduce(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        how: &How,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        self.reduction("all_reduce", op, how, |comm, dtype, red| unsafe {
+            comm.all_reduce(from.cast(), to.cast(), count, dtype, red, stream(how))
+        })
+    }
+
+    unsafe fn reduce(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        root: u32,
+        how: &How,
+    ) -> Result<()> {
+        let root = root as usize;
+        let to = if root == self.comm.rank() {
+            to
+        } else {
+            core::ptr::null_mut()
+        };
+        // SAFETY: the caller's promise; elsewhere than on the root the library takes null.
+        self.reduction("reduce", op, how, |comm, dtype, red| unsafe {
+            comm.reduce(from.cast(), to.cast(), count, dtype, red, root, stream(how))
+        })
+    }
+
+    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, how: &How) -> Result<()> {
+        let (dtype, root) = (self.data_type("broadcast", how)?, root as usize);
+        // SAFETY: the caller's promise.
+        self.call("broadcast", how.timeout, |comm| unsafe {
+            let from = buffer.cast_const().cast();
+            comm.broadcast(from, buffer.cast(), count, dtype, root, stream(how))
+        })
+    }
+
+    unsafe fn all_gather(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        how: &How,
+    ) -> Result<()> {
+        let dtype = self.data_type("all_gather", how)?;
+        // SAFETY: the caller's promise.
+        self.call("all_gather", how.timeout, |comm| unsafe {
+            comm.all_gather(from.cast(), to.cast(), count, dtype, stream(how))
+        })
+    }
+
+    unsafe fn reduce_scatter(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        how: &How,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        self.reduction("reduce_scatter", op, how, |comm, dtype, red| unsafe {
+            comm.reduce_scatter(from.cast(), to.cast(), count, dtype, red, stream(how))
+        })
+    }
+
+    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, how: &How) -> Result<()> {
+        let message = Message {
+            is_send: true,
+            at: from as usize,
+            count,
+            dtype: self.data_type("send", how)?,
+            peer,
+            how: *how,
+        };
+        self.message("send", message)
+    }
+
+    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, how: &How) -> Result<()> {
+        let message = Message {
+            is_send: false,
+            at: to as usize,
+            count,
+            dtype: self.data_type("recv", how)?,
+            peer,
+            how: *how,
+        };
+        self.message("recv", message)
+    }
+
+    unsafe fn all_to_all(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        how: &How,
+    ) -> Result<()> {
+        if !self.comm.library().features().has("ncclAlltoAll") {
+            // SAFETY: the caller's promise.
+            return unsafe { compose::all_to_all(self, from, to, count, how) };
+        }
+        let dtype = self.data_type("all_to_all", how)?;
+        // SAFETY: the caller's promise.
+        self.call("all_to_all", how.timeout, |comm| unsafe {
+            comm.all_to_all(from.cast(), to.cast(), count, dtype, stream(how))
+        })
+    }
+
+    fn barrier(&self, how: &How) -> Result<()> {
+        let library = self.comm.library();
+        let mut host = [0f32];
+        let word: *mut c_void = if library.uses_host_memory() {
+            host.as_mut_ptr().cast()
+        } else if let Some(memory) = self.word.get() {
+            memory.as_ptr()
+        } else {
+            // Its value means nothing.
+            let memory = Memory::new(library, size_of::<f32>())
+                .map_err(|error| self.refused("barrier", error.to_string()))?;
+            self.word.get_or_init(|| memory).as_ptr()
+        };
+        // SAFETY: one element, in place, in memory of the library's kind; on the host the call blocks.
+        self.call("barrier", how.timeout, |comm| unsafe {
+            comm.all_reduce(word, word, 1, ncclFloat32, RedOp::SUM, stream(how))
+        })
+    }
+
+    unsafe fn register(&self, at: *mut u8, bytes: usize) -> Result<u64> {
+        if !self.comm.library().features().has("ncclCommRegister") {
+            return Ok(0);
+        }
+        // SAFETY: the caller's promise.
+        self.call("register", self.timeout, |comm| unsafe {
+            comm.register(at.cast(), bytes)
+        })
+        .map(|handle| handle as u64)
+    }
+
+    fn deregister(&self, handle: u64) -> Result<()> {
+        if handle == 0 {
+            return Ok(());
+        }
+        // SAFETY: a handle of `register`, which the caller gives back once.
+        self.call("deregister", self.timeout, |comm| unsafe {
+            comm.deregister(handle as *mut c_void)
+        })
+    }
+
+    fn split(&self, ranks: &[u32]) -> Result<Option<Arc<dyn Backend>>> {
+        if !self.comm.library().features().has("ncclCommSplit") {
+            return Ok(None);
+        }
+        let key = ranks.iter().position(|rank| *rank == self.rank());
+        let colour = ranks.iter().min().map(|least| *least as usize);
+        let (Some(key), colour) = (key.or(colour.is_none().then_some(0)), colour) else {
+            return Err(self.refused("split", "the list lacks this rank"));
+        };
+        let part = self.call("split", self.timeout, |comm| {
+            comm.split(colour, key as core::ffi::c_int)
+        })?;
+        let Some(part) = part else {
+            return Ok(None);
+        };
+        Ok(Some(Arc::new(Self::new(part, self.timeout)?)))
+    }
+
+    fn abort(&self) {
+        self.guard.abort();
+    }
+
+    fn async_error(&self) -> Result<()> {
+        let error = match self.comm.async_error() {
+            Ok(code) if code == ncclSuccess || code == ncclInProgress => return Ok(()),
+            _ if self.guard.was_aborted() => "the communicator was aborted".to_owned(),
+            Ok(code) => {
+                let text = self.comm.library().error_text(code);
+                format!("the library reports {text} (code {code})")
+            }
+            Err(error) => error.to_string(),
+        };
+        Err(self.refused("async_error", error))
+    }
+}

@@ -1,0 +1,76 @@
+//! What was called, one JSON object a line, and the text of the last error.
+
+use core::cell::RefCell;
+use core::ffi::c_char;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::ffi::CString;
+use std::sync::{Mutex, PoisonError};
+
+use crate::world::Comm;
+
+static RECORDS: Mutex<String> = Mutex::new(String::new());
+
+thread_local! {
+    static THREAD: u64 = {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    };
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Notes a call. A field that the call does not have is -1.
+pub(crate) fn note(name: &str, comm: Option<&Comm>, depth: u32, fields: &[(&str, i64)]) {
+    let known = ["count", "dtype", "op", "root", "peer", "in_place"];
+    let value = |field: &str| {
+        let found = fields.iter().find(|(name, _)| *name == field);
+        found.map_or(-1, |(_, value)| *value)
+    };
+    let mut line = format!("{{\"name\":\"{name}\",\"depth\":{depth}");
+    let place = comm.map_or([-1; 3], |comm| {
+        [
+            comm.world.id as i64,
+            comm.rank as i64,
+            comm.world.count as i64,
+        ]
+    });
+    let fixed = ["comm", "rank", "ranks"].into_iter().zip(place);
+    let own = known.into_iter().map(|field| (field, value(field)));
+    let others = fields
+        .iter()
+        .copied()
+        .filter(|(field, _)| !known.contains(field));
+    let thread = THREAD.with(|thread| *thread as i64);
+    for (field, value) in fixed.chain(own).chain(others).chain([("thread", thread)]) {
+        line += &format!(",\"{field}\":{value}");
+    }
+    line += "}\n";
+    RECORDS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push_str(&line);
+}
+
+/// Copies the records into `buffer` and forgets them, when they fit; their length.
+///
+/// # Safety
+/// `buffer` is null or has `len` writable bytes.
+pub(crate) unsafe fn take(buffer: *mut c_char, len: usize) -> usize {
+    let mut records = RECORDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let need = records.len();
+    if need <= len && !buffer.is_null() {
+        // SAFETY: the caller promises `len` writable bytes.
+        unsafe { core::ptr::copy_nonoverlapping(records.as_ptr(), buffer.cast(), need) };
+        records.clear();
+    }
+    need
+}
+
+/// Keeps a text for this thread's `ncclGetLastError`.
+pub(crate) fn tell(text: &str) {
+    LAST.set(CString::new(text).unwrap_or_default());
+}
+
+/// The text, until the thread's next error.
+pub(crate) fn last() -> *const c_char {
+    LAST.with_borrow(|text| text.as_ptr())
+}

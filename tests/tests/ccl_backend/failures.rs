@@ -1,0 +1,225 @@
+//! Ranks that are late, abort, or call something else: bounded errors, and the same ones after.
+
+use core::time::Duration;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+use fusewire::{Communicator, Error, ReduceOp, Result};
+
+use crate::{Double, PATIENCE, ranks_of};
+
+fn sum(comm: &Communicator) -> Result<()> {
+    comm.all_reduce([1f32; 64].as_mut_slice(), ReduceOp::Sum)
+}
+
+/// The failure is the communicator's: every later call gives it, at once, and the library is not asked.
+fn assert_poisoned(comm: &Communicator, error: &Error) {
+    let started = Instant::now();
+    for later in [
+        sum(comm),
+        comm.barrier(),
+        comm.failure().map_or(Ok(()), Err),
+    ] {
+        let later = later.expect_err("after a failure");
+        assert_eq!(later.to_string(), error.to_string());
+    }
+    assert!(started.elapsed() < Duration::from_secs(1));
+}
+
+/// How often `name` was called by `rank`.
+fn called(double: &Double, name: &str) -> Vec<i64> {
+    let records = double.take();
+    let mut ranks: Vec<_> = records
+        .iter()
+        .filter(|record| record.name == name)
+        .map(|record| record.rank)
+        .collect();
+    ranks.sort_unstable();
+    ranks
+}
+
+#[test]
+fn a_late_rank_is_a_time_out() {
+    let double = Double::new();
+    let mut options = double.options();
+    options.timeout = Duration::from_secs(1);
+    let waited = Barrier::new(2);
+    let results = ranks_of("nccl", 2, &options, |comm| {
+        sum(&comm)?;
+        if comm.rank() == 1 {
+            waited.wait();
+            let error = sum(&comm).expect_err("rank 0 has given up");
+            assert_poisoned(&comm, &error);
+            return Ok((error.to_string(), Duration::ZERO));
+        }
+        let started = Instant::now();
+        let error = sum(&comm).expect_err("rank 1 is late");
+        let took = started.elapsed();
+        waited.wait();
+        assert!(matches!(error, Error::Backend { .. }), "{error}");
+        assert_poisoned(&comm, &error);
+        Ok((error.to_string(), took))
+    });
+    let [first, second] = &results[..] else {
+        panic!("two ranks");
+    };
+    let (message, took) = first.as_ref().expect("it joined");
+    assert!(
+        message.starts_with("backend nccl: all_reduce: timed out after 1s"),
+        "{message}"
+    );
+    assert!(*took >= Duration::from_millis(990), "{took:?}");
+    assert!(*took < Duration::from_secs(20), "{took:?}");
+    let (message, _) = second.as_ref().expect("it joined");
+    assert!(
+        message.starts_with("backend nccl: all_reduce: "),
+        "{message}"
+    );
+    // Both have aborted the library's communicator, once.
+    assert_eq!(called(&double, "ncclCommAbort"), [0, 1]);
+}
+
+/// A call's own time-out counts, also when it is shorter than that of the call before; enough time is no
+/// error.
+#[test]
+fn a_calls_own_time_out() {
+    let double = Double::new();
+    let ready = Barrier::new(2);
+    let errors = double.all(2, |comm| {
+        let patient = comm.with_timeout(PATIENCE);
+        if comm.rank() == 1 {
+            thread::sleep(Duration::from_millis(200));
+        }
+        sum(&patient)?;
+        ready.wait();
+        if comm.rank() == 1 {
+            ready.wait();
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let error = sum(&comm.with_timeout(Duration::from_millis(300)));
+        let error = error.expect_err("nobody else comes");
+        assert!(started.elapsed() < PATIENCE / 2);
+        ready.wait();
+        Ok(Some(error.to_string()))
+    });
+    let [Some(error), None] = &errors[..] else {
+        panic!("{errors:?}");
+    };
+    assert!(error.contains("timed out after 300ms"), "{error}");
+}
+
+#[test]
+fn abort_frees_who_waits() {
+    let double = Double::new();
+    let results = double.all(2, |comm| {
+        let started = Instant::now();
+        let mut aborting = None;
+        if comm.rank() == 0 {
+            let other = comm.clone();
+            aborting = Some(thread::spawn(move || {
+                thread::sleep(Duration::from_millis(300));
+                other.abort();
+            }));
+        }
+        // Both wait for the other one.
+        let waited = comm.recv([0u8; 1].as_mut_slice(), 1 - comm.rank());
+        assert!(started.elapsed() < PATIENCE / 2);
+        if let Some(aborting) = aborting {
+            aborting.join().expect("no panic");
+        }
+        let error = waited.expect_err("aborted");
+        assert!(sum(&comm).is_err());
+        Ok(error.to_string())
+    });
+    for error in results {
+        assert!(error.contains("abort"), "{error}");
+    }
+    assert_eq!(called(&double, "ncclCommAbort"), [0, 1]);
+}
+
+#[test]
+fn other_counts_are_an_error_on_both() {
+    let double = Double::new();
+    for error in double.all(2, |comm| {
+        let count = 10 + comm.rank() as usize;
+        let mut x = vec![0u8; 2 * count];
+        let error = comm.all_gather_single(&mut x, &vec![1u8; count]);
+        let error = error.expect_err("other counts");
+        assert_poisoned(&comm, &error);
+        Ok(error.to_string())
+    }) {
+        let told = error.contains("the ranks' calls differ") || error.contains("aborted by one");
+        assert!(told && error.contains("ncclAllGather"), "{error}");
+    }
+}
+
+#[test]
+fn another_length_of_a_message_is_an_error_on_both() {
+    let double = Double::new();
+    for error in double.all(2, |comm| {
+        let error = if comm.rank() == 0 {
+            comm.send([1i32; 4].as_slice(), 1)
+        } else {
+            comm.recv([0i32; 3].as_mut_slice(), 0)
+        };
+        let error = error.expect_err("four sent, three asked for");
+        assert_poisoned(&comm, &error);
+        Ok(error.to_string())
+    }) {
+        assert!(
+            error.contains("invalid usage") || error.contains("aborted by one"),
+            "{error}"
+        );
+    }
+}
+
+/// A rank whose calls end without an end of the communicator frees its peers.
+#[test]
+fn a_rank_that_leaves_frees_the_others() {
+    let double = Double::new();
+    let started = Instant::now();
+    let results = double.ranks(2, |comm| {
+        if comm.rank() == 1 {
+            return Err(Error::InvalidArgument {
+                operation: "this test",
+                detail: "leaves".to_owned(),
+            });
+        }
+        sum(&comm)
+    });
+    assert!(started.elapsed() < PATIENCE / 2);
+    let error = results[0].as_ref().expect_err("it is alone");
+    assert!(error.to_string().contains("aborted by one"), "{error}");
+}
+
+/// What one rank cannot, another hears at once.
+#[test]
+fn a_rank_without_its_library_is_named_by_the_others() {
+    let double = Double::new();
+    for lacking in [0u32, 2] {
+        let store = std::sync::Arc::new(fusewire::store::MemoryStore::new());
+        let started = Instant::now();
+        let errors: Vec<String> = thread::scope(|scope| {
+            let make = |rank: u32| {
+                let mut options = double.options();
+                options.store = Some(std::sync::Arc::clone(&store) as _);
+                options.rank_size = Some((rank, 3));
+                if rank == lacking {
+                    let path = "/nowhere/libnccl.so".to_owned();
+                    options.hints.insert("library_path".to_owned(), path);
+                }
+                let made = fusewire::new_comm("nccl", fusewire::Device::Cpu, "lacking", options);
+                made.expect_err("one lacks it").to_string()
+            };
+            let ranks: Vec<_> = (0..3).map(|rank| scope.spawn(move || make(rank))).collect();
+            let join = |rank: thread::ScopedJoinHandle<'_, String>| rank.join().expect("no panic");
+            ranks.into_iter().map(join).collect()
+        });
+        assert!(started.elapsed() < PATIENCE / 2);
+        for error in errors {
+            assert!(error.contains("/nowhere/libnccl.so"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! Which C calls, with which arguments, each operation becomes: what the double has recorded.
+
+use fusewire::{Communicator, DType, ReduceOp, Result, Tensor};
+
+use crate::{Double, Record, ranks_of};
+
+const RANKS: u32 = 3;
+const ROOT: u32 = 1;
+const COUNT: usize = 5;
+
+/// A record as one line, such as `ncclReduce 5 of 7, op 0, root 1, in place`.
+fn line(record: &Record) -> String {
+    let mut line = record.name.clone();
+    if record.count >= 0 {
+        line += &format!(" {}", record.count);
+    }
+    if record.dtype >= 0 {
+        line += &format!(" of {}", record.dtype);
+    }
+    for (name, value) in [
+        ("op", record.op),
+        ("root", record.root),
+        ("peer", record.peer),
+    ] {
+        if value >= 0 {
+            line += &format!(", {name} {value}");
+        }
+    }
+    if record.in_place == 1 {
+        line += ", in place";
+    }
+    if record.depth > 0 {
+        line += &format!(", depth {}", record.depth);
+    }
+    line
+}
+
+/// The calls of each rank, but for those that make and end communicators.
+fn by_rank(records: &[Record], ranks: u32) -> Vec<Vec<String>> {
+    let own = |rank: i64| {
+        let threads: Vec<i64> = records
+            .iter()
+            .filter(|record| record.rank == rank)
+            .map(|record| record.thread)
+            .collect();
+        let lines = records.iter().filter(|record| {
+            let frame = ["ncclCommInitRank", "ncclCommDestroy", "ncclCommAbort"];
+            let is_own = record.rank == rank || record.rank < 0 && threads.contains(&record.thread);
+            is_own && !frame.contains(&&*record.name)
+        });
+        lines.map(line).collect()
+    };
+    (0..i64::from(ranks)).map(own).collect()
+}
+
+fn calls(double: &Double, body: impl Fn(&Communicator) -> Result<()> + Sync) -> Vec<Vec<String>> {
+    double.take();
+    double.all(RANKS, |comm| body(&comm));
+    by_rank(&double.take(), RANKS)
+}
+
+/// Runs `body` on three ranks and compares what rank r called with `expected(r)`.
+fn check(
+    double: &Double,
+    body: impl Fn(&Communicator) -> Result<()> + Sync,
+    expected: impl Fn(u32) -> Vec<String>,
+) {
+    for (rank, called) in (0..).zip(calls(double, body)) {
+        assert_eq!(called, expected(rank), "rank {rank}");
+    }
+}
+
+/// Calls within a group.
+fn group(calls: Vec<String>) -> Vec<String> {
+    let calls = calls.into_iter().map(|call| format!("{call}, depth 1"));
+    ["ncclGroupStart, depth 1".to_owned()]
+        .into_iter()
+        .chain(calls)
+        .chain(["ncclGroupEnd, depth 1".to_owned()])
+        .collect()
+}
+
+fn send(count: usize, peer: u32) -> String {
+    format!("ncclSend {count} of 7, peer {peer}")
+}
+
+fn recv(count: usize, peer: u32) -> String {
+    format!("ncclRecv {count} of 7, peer {peer}")
+}
+
+fn one(call: &str) -> Vec<String> {
+    vec![call.to_owned()]
+}
+
+fn floats(count: usize) -> Result<Tensor> {
+    Tensor::new(DType::F32, count)
+}
+
+#[test]
+fn types() {
+    let double = Double::new();
+    let numbers = [
+        (DType::I8, 0),
+        (DType::U8, 1),
+        (DType::I32, 2),
+        (DType::U32, 3),
+        (DType::I64, 4),
+        (DType::U64, 5),
+        (DType::F16, 6),
+        (DType::F32, 7),
+        (DType::F64, 8),
+        (DType::Bf16, 9),
+        (DType::E4m3, 10),
+        (DType::E5m2, 11),
+    ];
+    for (dtype, number) in numbers {
+        check(
+            &double,
+            |comm| {
+                let (from, to) = (Tensor::new(dtype, COUNT)?, Tensor::new(dtype, 3 * COUNT)?);
+                comm.all_gather_single(&to, &from)
+            },
+            |_| one(&format!("ncclAllGather 5 of {number}")),
+        );
+    }
+    // Before 2.24 the 8-bit floats are bytes.
+    let old = Double::of_version(22_304);
+    for dtype in [DType::E4m3, DType::E5m2] {
+        check(
+            &old,
+            |comm| comm.broadcast(&Tensor::new(dtype, COUNT)?, ROOT),
+            |_| one("ncclBroadcast 5 of 1, root 1, in place"),
+        );
+    }
+}
+
+#[test]
+fn reductions() {
+    let double = Double::new();
+    for (op, number) in [
+        (ReduceOp::Sum, 0),
+        (ReduceOp::Product, 1),
+        (ReduceOp::Max, 2),
+        (ReduceOp::Min, 3),
+        (ReduceOp::Average, 4),
+    ] {
+        check(
+            &double,
+            |comm| comm.all_reduce(&floats(COUNT)?, op),
+            |_| vec![format!("ncclAllReduce 5 of 7, op {number}, in place")],
+        );
+    }
+    double.take();
+    // Each rank its own factor, as an element; made for the call and freed after it.
+    double.all(RANKS, |comm| {
+        let op = ReduceOp::PreMulSum(f64::from(comm.rank()) + 0.5);
+        comm.all_reduce(&floats(COUNT)?, op)?;
+        comm.reduce_scatter_single(&floats(COUNT)?, &floats(COUNT * 3)?, op)
+    });
+    let records = double.take();
+    for called in by_rank(&records, RANKS) {
+        let expected = [
+            "ncclRedOpCreatePreMulSum of 7, op 5",
+            "ncclAllReduce 5 of 7, op 5, in place",
+            "ncclRedOpDestroy, op 5",
+            "ncclRedOpCreatePreMulSum of 7, op 6",
+            "ncclReduceScatter 5 of 7, op 6",
+            "ncclRedOpDestroy, op 6",
+        ];
+        assert_eq!(called, expected);
+    }
+    for record in &records {
+        if record.name == "ncclRedOpCreatePreMulSum" {
+            let factor = record.rank as f32 + 0.5;
+            assert_eq!(record.scalar, i64::from(factor.to_bits()));
+        }
+    }
+}
+
+#[test]
+fn collectives() {
+    let double = Double::new();
+    let root = |rank: u32| rank == ROOT;
+    check(
+        &double,
+        |comm| comm.all_reduce_into(&floats(COUNT)?, &floats(COUNT)?, ReduceOp::Max),
+        |_| one("ncclAllReduce 5 of 7, op 2"),
+    );
+    check(
+        &double,
+        |comm| comm.reduce(&floats(COUNT)?, ROOT, ReduceOp::Sum),
+        |rank| {
+            let place = if root(rank) { ", in place" } else { "" };
+            vec![format!("ncclReduce 5 of 7, op 0, root 1{place}")]
+        },
+    );
+    check(
+        &double,
+        |comm| comm.reduce_into(&floats(COUNT)?, &floats(COUNT)?, ROOT, ReduceOp::Sum),
+        |_| one("ncclReduce 5 of 7, op 0, root 1"),
+    );
+    check(
+        &double,
+        |comm| comm.broadcast(&floats(COUNT)?, ROOT),
+        |_| one("ncclBroadcast 5 of 7, root 1, in place"),
+    );
+    check(
+        &double,
+        |comm| {
+            let whole = floats(3 * COUNT)?;
+            let row = whole.slice(comm.rank() as usize * COUNT, COUNT)?;
+            comm.all_gather_single(&whole, &row)?;
+            comm.reduce_scatter_single(&row, &whole, ReduceOp::Sum)
+        },
+        |_| {
+            vec![
+                "ncclAllGather 5 of 7, in place".to_owned(),
+                "ncclReduceScatter 5 of 7, op 0, in place".to_owned(),
+            ]
+        },
+    );
+    check(
+        &double,
+        |comm| comm.all_to_all_single(&floats(3 * COUNT)?, &floats(3 * COUNT)?),
+        |_| one("ncclAlltoAll 5 of 7"),
+    );
+    check(&double, Communicator::barrier, |_| {
+        one("ncclAllReduce 1 of 7, op 0, in place")
+    });
+    check(
+        &double,
+        |comm| comm.barrier_async()?.wait_blocking(),
+        |_| one("ncclAllReduce 1 of 7, op 0, in place"),
+    );
+    check(
+        &double,
+        |comm| comm.tensor_deregister(comm.tensor_register(&floats(COUNT)?)?),
+        |_| {
+            vec![
+                "ncclCommRegister 20".to_owned(),
+                "ncclCommDeregister".to_owned(),
+            ]
+        },
+    );
+}
+
+#[test]
+fn messages() {
+    let double = Double::new();
+    check(
+        &double,
+        |comm| match comm.rank() {
+            0 => comm.send(&floats(COUNT)?, 2),
+            2 => comm.recv(&floats(COUNT)?, 0),
+            _ => Ok(()),
+        },
+        |rank| match rank {
+            0 => vec![send(5, 2)],
+            2 => vec![recv(5, 0)],
+            _ => vec![],
+        },
+    );
+    check(
+        &double,
+        |comm| {
+            let (rank, x) = (comm.rank(), floats(COUNT)?);
+            let mut batch = comm.batch_op_create();
+            batch.send(&x, (rank + 1) % 3)?;
+            batch.recv(&floats(COUNT)?, (rank + 2) % 3)?;
+            batch.send(&x.slice(1, 2)?, (rank + 2) % 3)?;
+            batch.recv(&floats(2)?, (rank + 1) % 3)?;
+            batch.issue_async()?.wait_blocking()
+        },
+        |rank| {
+            let (next, before) = ((rank + 1) % 3, (rank + 2) % 3);
+            group(vec![
+                send(5, next),
+                recv(5, before),
+                send(2, before),
+                recv(2, next),
+            ])
+        },
+    );
+}
+
+/// What the libraries lack, or have for equal sizes only: grouped sends and receives.
+#[test]
+fn composed() {
+    let double = Double::new();
+    let rooted = |all: fn(usize, u32) -> String, own: fn(usize, u32) -> String| {
+        move |rank: u32| -> (Vec<String>, String) {
+            let all = if rank == ROOT {
+                (0..RANKS).map(|peer| all(5, peer)).collect()
+            } else {
+                vec![]
+            };
+            (all, own(5, ROOT))
+        }
+    };
+    check(
+        &double,
+        |comm| comm.scatter_single(&floats(COUNT)?, &floats(3 * COUNT)?, ROOT),
+        |rank| {
+            let (mut calls, own) = rooted(send, recv)(rank);
+            calls.push(own);
+            group(calls)
+        },
+    );
+    check(
+        &double,
+        |comm| comm.gather_single(&floats(3 * COUNT)?, &floats(COUNT)?, ROOT),
+        |rank| {
+            let (mut calls, own) = rooted(recv, send)(rank);
+            calls.insert(0, own);
+            group(calls)
+        },
+    );
+    let gathered = |rank: u32| {
+        let own = rank as usize + 2;
+        let sends = (0..RANKS).map(|peer| send(own, peer));
+        group(
+            sends
+                .chain((0..RANKS).map(|peer| recv(peer as usize + 2, peer)))
+                .collect(),
+        )
+    };
+    check(
+        &double,
+        |comm| {
+            let own = floats(comm.rank() as usize + 2)?;
+            comm.all_gather_v_single(&floats(9)?, &own, &[2, 3, 4])
+        },
+        gathered,
+    );
+    check(
+        &double,
+        |comm| {
+            let own = floats(comm.rank() as usize + 2)?;
+            comm.all_gather_v(&[floats(2)?, floats(3)?, floats(4)?], &own)
+        },
+        gathered,
+    );
+    check(
+        &double,
+        |comm| {
+            let own = floats(comm.rank() as usize + 2)?;
+            let inputs = [floats(2)?, floats(3)?, floats(4)?];
+            comm.reduce_scatter_v(&own, &inputs, ReduceOp::Sum)
+        },
+        |_| {
+            let reduce = |root: usize| format!("ncclReduce {} of 7, op 0, root {root}", root + 2);
+            (0..3).map(reduce).collect()
+        },
+    );
+    // No message where there is nothing to move.
+    let split = |from: u32, to: u32| ((from + 2 * to) % 3) as usize;
+    check(
+        &double,
+        |comm| {
+            let rank = comm.rank();
+            let sent: Vec<u64> = (0..3).map(|to| split(rank, to) as u64).collect();
+            let got: Vec<u64> = (0..3).map(|from| split(from, rank) as u64).collect();
+            comm.all_to_all_v_single(&floats(3)?, &floats(3)?, &got, &sent)
+        },
+        |rank| {
+            let pair = |peer: u32| {
+                let (sent, got) = (split(rank, peer), split(peer, rank));
+                let send = (sent > 0).then(|| send(sent, peer));
+                send.into_iter().chain((got > 0).then(|| recv(got, peer)))
+            };
+            group((0..RANKS).flat_map(pair).collect())
+        },
+    );
+}
+
+#[test]
+fn lists_of_equal_lengths_are_the_librarys() {
+    let double = Double::new();
+    let three = || -> Result<_> { Ok([floats(COUNT)?, floats(COUNT)?, floats(COUNT)?]) };
+    check(
+        &double,
+        |comm| comm.all_gather(&three()?, &floats(COUNT)?),
+        |_| one("ncclAllGather 5 of 7"),
+    );
+    check(
+        &double,
+        |comm| comm.reduce_scatter(&floats(COUNT)?, &three()?, ReduceOp::Min),
+        |_| one("ncclReduceScatter 5 of 7, op 3"),
+    );
+}
+
+/// Symbols are there in every version of the double: the version decides.
+#[test]
+fn an_old_version_is_asked_for_what_it_has() {
+    let double = Double::of_version(22_703);
+    check(
+        &double,
+        |comm| comm.all_to_all_single(&floats(3 * COUNT)?, &floats(3 * COUNT)?),
+        |_| {
+            group(
+                (0..RANKS)
+                    .flat_map(|peer| [send(5, peer), recv(5, peer)])
+                    .collect(),
+            )
+        },
+    );
+    let older = Double::of_version(21_405);
+    check(
+        &older,
+        |comm| {
+            comm.tensor_deregister(comm.tensor_register(&floats(COUNT)?)?)?;
+            let list: &[u32] = if comm.rank() == 1 { &[] } else { &[2, 0] };
+            if let Some(part) = comm.split(list, "part")? {
+                assert_eq!((part.size(), part.rank()), (2, u32::from(comm.rank() == 0)));
+                part.all_reduce(&floats(COUNT)?, ReduceOp::Sum)?;
+                part.finalize()?;
+            }
+            Ok(())
+        },
+        // The part is a communicator of its own, in which ranks 2 and 0 are 0 and 1.
+        |rank| {
+            if rank == 2 {
+                vec![]
+            } else {
+                one("ncclAllReduce 5 of 7, op 0, in place")
+            }
+        },
+    );
+}
+
+/// AMD's spelling means something in AMD's libraries only, in any version.
+#[test]
+fn amds_spelling_is_amds() {
+    for (backend, version, call) in [
+        ("rccl", 22_106, "ncclAllToAll 5 of 7"),
+        ("rcclx", 22_106, "ncclAllToAll 5 of 7"),
+        ("rccl", 22_803, "ncclAllToAll 5 of 7"),
+        ("nccl", 22_803, "ncclAlltoAll 5 of 7"),
+        ("ncclx", 22_803, "ncclAlltoAll 5 of 7"),
+    ] {
+        let double = Double::of_version(version);
+        for result in ranks_of(backend, RANKS, &double.options(), |comm| {
+            comm.all_to_all_single(&floats(3 * COUNT)?, &floats(3 * COUNT)?)
+        }) {
+            result.expect("it is the library's");
+        }
+        for called in by_rank(&double.take(), RANKS) {
+            assert_eq!(called, [call], "{backend} {version}");
+        }
+    }
+}
