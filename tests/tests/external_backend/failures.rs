@@ -72,7 +72,7 @@ fn a_rank_that_never_comes_is_named() {
     let mut options = options();
     options.timeout = Duration::from_millis(300);
     options.store = Some(std::sync::Arc::new(fusewire::store::MemoryStore::new()));
-    for (rank, named) in [(0, "rank 1"), (1, "address/0")] {
+    for (rank, named) in [(0, "rank 1"), (1, "rank 0")] {
         options.rank_size = Some((rank, 2));
         let started = Instant::now();
         let error = new_comm(
@@ -83,11 +83,8 @@ fn a_rank_that_never_comes_is_named() {
         );
         let error = error.expect_err("alone").to_string();
         assert!(started.elapsed() < Duration::from_secs(10));
-        assert!(
-            error.starts_with("backend sample: create: timed out"),
-            "{error}"
-        );
-        assert!(error.contains(named), "{error}");
+        // The library is not asked before all ranks are there.
+        assert!(error.contains(named) && error.contains("alone-"), "{error}");
     }
 }
 
