@@ -16,7 +16,7 @@ use super::meeting::{Meeting, Seat};
 use super::observe::{Hooks, Recorder};
 use super::windows::Windows;
 use super::{Communicator, Inner, MAX_SIZE, nanoseconds};
-use crate::backend::Backend;
+use crate::backend::{Backend, Reach};
 use crate::bootstrap::{RankSize, host_id, store_from_env};
 use crate::cpu::{Segment, Stream};
 use crate::device::{Device, isa};
@@ -27,6 +27,10 @@ use crate::{Error, Result};
 impl Communicator {
     /// Joins the communicator `name` as `rank` of `size`. All ranks together, with the same name, size and
     /// agreed options, over one store.
+    ///
+    /// Ranks on several hosts (told apart by [`host_id`]) need a build with the feature `gloo`: kernels work on each
+    /// host, Gloo between them, and [`Communicator::plan`] says which way an operation takes. With
+    /// [`crate::Determinism::Bitwise`] the bits are those of one host; there are no windows.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -63,6 +67,7 @@ impl Communicator {
             options,
             generation: 0,
             hooks: Hooks::default(),
+            reach: Reach::Host,
         })
     }
 
@@ -80,7 +85,12 @@ impl Communicator {
         let meeting = forming.meeting();
         let pad = Segment::create(layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, options, forming.generation);
-        let pads = meeting.share(&agreed, pad)?;
+        let (elsewhere, cards) = meeting.gather(&agreed, &pad.descriptor(), &host_id()?)?;
+        if let Some(elsewhere) = elsewhere {
+            let here = cards.iter().map(|(rank, _)| *rank).collect();
+            return forming.over_hosts(&agreed, here, &elsewhere);
+        }
+        let pads = meeting.open(pad, cards)?;
         let crowded = meeting.agree("crowded", size > cores())?;
         let comm = Self::assemble(forming, (rank, size), layout, crowded, pads, None);
         let mapped = format!("mapped-{}", comm.next_host_call());
@@ -123,6 +133,7 @@ impl Communicator {
             prefix,
             generation,
             hooks,
+            reach,
         } = forming;
         let (team_rank, team_size) = place;
         let windows = Windows::new();
@@ -173,6 +184,7 @@ impl Communicator {
             failure: OnceLock::new(),
             generation,
             backend,
+            reach,
             hooks,
             recorder: Recorder::new(options.flight_recorder_entries, size),
             world: OnceLock::new(),
@@ -310,6 +322,7 @@ pub(super) struct Forming {
     pub(super) prefix: String,
     pub(super) generation: u64,
     pub(super) hooks: Hooks,
+    pub(super) reach: Reach,
 }
 
 impl Forming {

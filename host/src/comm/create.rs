@@ -8,7 +8,7 @@ use super::observe::Hooks;
 use super::submit::invalid;
 use super::{Communicator, nanoseconds};
 use crate::Result;
-use crate::backend::{self, Backend, Setup};
+use crate::backend::{self, Backend, Reach, Setup};
 use crate::bootstrap::{RankSize, host_id};
 use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
@@ -81,15 +81,15 @@ pub fn new_comm(
         options,
         generation: 0,
         hooks: Hooks::default(),
+        reach: Reach::Host,
     };
-    forming
-        .met(|forming| backend::create(backend, &forming.setup()))
-        .and_then(|made| Communicator::over(made, forming))
+    let (made, reach) = forming.met(|reach| backend::create(backend, &forming.setup(reach)))?;
+    Communicator::over(made, Forming { reach, ..forming })
 }
 
 impl Forming {
     /// Meets the other ranks, whichever their hosts, and runs `make` before the meeting ends.
-    fn met<R>(&self, make: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+    fn met<R>(&self, make: impl FnOnce(Reach) -> Result<R>) -> Result<(R, Reach)> {
         let agreed = format!("pad-{:016x}", agreed_hash(self.size, &self.options));
         let (meeting, host) = (self.meeting(), host_id()?);
         // Nobody maps anything.
@@ -100,14 +100,15 @@ impl Forming {
             inode: 0,
             start_time: 0,
         };
-        meeting.gather(&agreed, &nothing, &host)?;
-        let made = make(self)?;
+        let (elsewhere, _) = meeting.gather(&agreed, &nothing, &host)?;
+        let reach = elsewhere.map_or(Reach::Host, |_| Reach::Network);
+        let made = make(reach)?;
         meeting.end("made", &agreed, &host, &[])?;
-        Ok(made)
+        Ok((made, reach))
     }
 
     /// What a backend is made from; its keys are apart.
-    pub(super) fn setup(&self) -> Setup {
+    pub(super) fn setup(&self, reach: Reach) -> Setup {
         Setup {
             rank: self.rank,
             size: self.size,
@@ -118,6 +119,7 @@ impl Forming {
             name: self.name.clone(),
             device: self.device,
             options: self.options.clone(),
+            reach,
         }
     }
 }
@@ -145,6 +147,7 @@ impl Communicator {
             options,
             generation: 0,
             hooks: Hooks::default(),
+            reach: Reach::Host,
         };
         Self::over(backend, forming)
     }
@@ -203,13 +206,14 @@ impl Communicator {
     pub(super) fn sibling(&self, name: &str, rank: u32, size: u32) -> Result<Self> {
         let forming = self.forming(name, rank, size);
         let made = match &self.inner.backend {
-            None => {
+            Some(backend) if backend.name() != "fusewire" => {
+                let made = backend::create(backend.name(), &forming.setup(forming.reach))?;
+                Self::over(made, forming)?
+            }
+            // Also a part of several hosts' ranks: it may be on one of them.
+            _ => {
                 validate(name, rank, size, &forming.options)?;
                 Self::form(forming)?
-            }
-            Some(backend) => {
-                let made = backend::create(backend.name(), &forming.setup())?;
-                Self::over(made, forming)?
             }
         };
         Ok(Self {
@@ -230,6 +234,7 @@ impl Communicator {
             options: self.inner.options.clone(),
             generation: 0,
             hooks: self.inner.hooks.clone(),
+            reach: self.inner.reach,
         }
     }
 }
