@@ -11,6 +11,7 @@ use fusewire_device::element::ReductionCode;
 use fusewire_device::packet;
 use fusewire_device::session::Operation;
 
+use crate::backend::Route;
 use crate::options::{Algorithm, Options};
 
 /// What an operation will do.
@@ -28,6 +29,8 @@ pub struct Plan {
     pub bitwise: bool,
     /// The reduction, where there is one.
     pub reduction: Option<ReductionCode>,
+    /// The way through the backend, where that has several.
+    pub route: Option<Route>,
 }
 
 impl Plan {
@@ -53,11 +56,14 @@ impl fmt::Display for Plan {
             } else {
                 "the library reduces in an order of its own: bits may differ between runs and from other routes"
             };
-            return write!(
-                f,
-                "{}: handed off to the communicator's backend, {promise}",
-                self.operation.name()
-            );
+            let name = self.operation.name();
+            return match self.route {
+                Some(Route { hosts, way }) => write!(f, "{name}: {hosts} hosts: {way}, {promise}"),
+                None => write!(
+                    f,
+                    "{name}: handed off to the communicator's backend, {promise}"
+                ),
+            };
         }
         write!(
             f,
@@ -126,6 +132,7 @@ pub(crate) fn plan(
         chunk,
         bitwise: true,
         reduction: reduction.map(|(_, code)| code),
+        route: None,
     }
 }
 
@@ -134,6 +141,7 @@ pub(crate) const fn hand_off(
     operation: Operation,
     reduction: Option<ReductionCode>,
     bitwise: bool,
+    route: Option<Route>,
 ) -> Plan {
     Plan {
         operation,
@@ -142,6 +150,7 @@ pub(crate) const fn hand_off(
         chunk: 0,
         bitwise,
         reduction,
+        route,
     }
 }
 

@@ -14,6 +14,7 @@
 
 pub mod alloc;
 pub mod cases;
+pub mod netns;
 pub mod oracle;
 pub mod process;
 pub mod rank;

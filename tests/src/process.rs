@@ -173,6 +173,20 @@ impl Ranks {
         host: Host,
         environment: &[(&str, String)],
     ) -> Self {
+        Self::start_each(test, role, size, host, |_| environment.to_vec())
+    }
+
+    /// As [`Ranks::start`], where each rank has an environment of its own.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn start_each<'a>(
+        test: &str,
+        role: &str,
+        size: u32,
+        host: Host,
+        environment: impl Fn(u32) -> Vec<(&'a str, String)>,
+    ) -> Self {
         let server = (host == Host::Parent)
             .then(|| TcpStoreServer::bind(("127.0.0.1", 0)).expect("a store in the parent"));
         let port = server.as_ref().map_or_else(free_port, TcpStoreServer::port);
@@ -188,9 +202,9 @@ impl Ranks {
                     all.push(("TORCHELASTIC_USE_AGENT_STORE".to_owned(), "True".to_owned()));
                 }
                 all.extend(
-                    environment
-                        .iter()
-                        .map(|(k, v)| ((*k).to_owned(), v.clone())),
+                    environment(rank)
+                        .into_iter()
+                        .map(|(name, value)| (name.to_owned(), value)),
                 );
                 start(test, role, &all)
             })
@@ -214,7 +228,10 @@ impl Ranks {
 }
 
 /// A port that was free just now.
-fn free_port() -> u16 {
+///
+/// # Panics
+/// When there is none.
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     listener.local_addr().expect("its address").port()
 }

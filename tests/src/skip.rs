@@ -18,3 +18,16 @@ pub fn skip(what: &str, reason: &str) {
 pub fn full() -> bool {
     std::env::var("FUSEWIRE_FULL").is_ok_and(|value| value == "1")
 }
+
+/// Whether the library has Gloo, which ranks on several hosts need; else the test is skipped.
+///
+/// # Panics
+/// As [`skip`].
+pub fn has_gloo() -> bool {
+    let names = fusewire::backend::backend_names();
+    if names.iter().any(|name| name == "gloo") {
+        return true;
+    }
+    skip("gloo", "this build is without it (--features gloo)");
+    false
+}

@@ -11,7 +11,8 @@ use fusewire_device::session::Operation;
 use fusewire_device::{Bf16, DType, Element, F16};
 use fusewire_gloo_sys as sys;
 
-use super::{Backend, How, Setup, backend_error};
+use super::interface::device;
+use super::{Backend, How, Reach, Setup, backend_error};
 use crate::Result;
 use crate::options::ReduceOp;
 use crate::store::Store;
@@ -27,12 +28,12 @@ pub(crate) struct Gloo {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Message {
-    is_send: bool,
-    at: usize,
-    bytes: usize,
-    peer: u32,
-    timeout: Duration,
+pub(super) struct Message {
+    pub(super) is_send: bool,
+    pub(super) at: usize,
+    pub(super) bytes: usize,
+    pub(super) peer: u32,
+    pub(super) timeout: Duration,
 }
 
 /// The communicator's store, as Gloo meets in it.
@@ -61,36 +62,18 @@ impl sys::Rendezvous for Rendezvous {
     }
 }
 
-/// Where to listen: `TORCHCOMM_GLOO_HOSTNAME` or `_INTERFACE`, `GLOO_SOCKET_IFNAME`, else this host's name.
-fn device() -> sys::TcpOptions {
-    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-    if let Some(name) = variable("TORCHCOMM_GLOO_HOSTNAME") {
-        return sys::TcpOptions::Hostname(name);
-    }
-    let interface = variable("TORCHCOMM_GLOO_INTERFACE").or_else(|| variable("GLOO_SOCKET_IFNAME"));
-    if let Some(name) = interface {
-        return sys::TcpOptions::Interface(name);
-    }
-    sys::TcpOptions::loopback()
-}
-
 pub(super) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
-    let timeout = setup.options.timeout;
-    let store = Box::new(Rendezvous {
-        store: Arc::clone(&setup.store),
-        timeout,
-    });
-    let (rank, size) = (setup.rank as usize, setup.size as usize);
-    let context = sys::Context::new(rank, size, timeout, &device(), store)
-        .map_err(|error| backend_error(NAME, "init", error.to_string()))?;
-    Ok(Arc::new(Gloo {
-        context,
-        group: Mutex::default(),
-    }))
+    Ok(Arc::new(Gloo::connect(
+        setup.rank,
+        setup.size,
+        Arc::clone(&setup.store),
+        setup.options.timeout,
+        setup.reach,
+    )?))
 }
 
 /// Gloo's type for a reduction of `dtype`. Sums, products and bit operations of u32 are those of i32.
-const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::DataType> {
+pub(super) const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::DataType> {
     Some(match dtype {
         DType::U32 if !matches!(code, ReductionCode::Min | ReductionCode::Max) => {
             sys::DataType::I32
@@ -125,7 +108,7 @@ const fn reduction(code: ReductionCode) -> sys::ReduceOp {
 ///
 /// # Safety
 /// Both hold `count` elements of `dtype`; they may be the same.
-unsafe fn scale(from: *const u8, to: *mut u8, count: usize, dtype: DType, by: Scale) {
+pub(super) unsafe fn scale(from: *const u8, to: *mut u8, count: usize, dtype: DType, by: Scale) {
     macro_rules! each {
         ($t:ty) => {
             for at in 0..count {
@@ -162,12 +145,32 @@ unsafe fn scale(from: *const u8, to: *mut u8, count: usize, dtype: DType, by: Sc
 }
 
 #[derive(Clone, Copy)]
-enum Scale {
+pub(super) enum Scale {
     Times(ReduceOp),
     Over(u32),
 }
 
 impl Gloo {
+    /// Connects rank `rank` of `size` to the others, which meet in `store`.
+    pub(super) fn connect(
+        rank: u32,
+        size: u32,
+        store: Arc<dyn Store>,
+        timeout: Duration,
+        reach: Reach,
+    ) -> Result<Self> {
+        let (device, store) = (device(reach), Box::new(Rendezvous { store, timeout }));
+        let context = sys::Context::new(rank as usize, size as usize, timeout, &device, store)
+            .map_err(|error| {
+                let at = format!("{error} (listening at {device:?}; TORCHCOMM_GLOO_HOSTNAME or _INTERFACE choose)");
+                backend_error(NAME, "init", at)
+            })?;
+        Ok(Self {
+            context,
+            group: Mutex::default(),
+        })
+    }
+
     fn failed(&self, operation: &'static str, error: &sys::Error) -> crate::Error {
         backend_error(NAME, operation, error.to_string())
     }
@@ -227,7 +230,8 @@ impl Gloo {
         self.exchange(&[message], operation)
     }
 
-    fn exchange(&self, messages: &[Message], operation: &'static str) -> Result<()> {
+    /// Sends and receives all of `messages` at once.
+    pub(super) fn exchange(&self, messages: &[Message], operation: &'static str) -> Result<()> {
         let Some(timeout) = messages.iter().map(|message| message.timeout).max() else {
             return Ok(());
         };

@@ -15,6 +15,10 @@ mod compose;
 mod external;
 #[cfg(feature = "gloo")]
 mod gloo;
+#[cfg(feature = "gloo")]
+mod hierarchy;
+#[cfg(feature = "gloo")]
+mod interface;
 mod registry;
 
 use core::fmt;
@@ -26,7 +30,9 @@ use fusewire_device::{DType, element::ReductionCode};
 
 pub use self::ccl::adopt_nccl;
 pub use self::external::register_external_backend;
-pub use self::registry::{Factory, Setup, backend_names, is_backend, register_backend};
+#[cfg(feature = "gloo")]
+pub(crate) use self::hierarchy::Hierarchy;
+pub use self::registry::{Factory, Reach, Setup, backend_names, is_backend, register_backend};
 pub(crate) use self::registry::{check_name, create};
 
 use crate::options::ReduceOp;
@@ -60,6 +66,22 @@ impl How {
     }
 }
 
+/// The way that an operation takes through a backend which has several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Hosts that the ranks are on.
+    pub hosts: u32,
+    /// What happens, and why so.
+    pub way: &'static str,
+}
+
+impl Route {
+    /// The way `way` between `hosts` hosts.
+    pub const fn new(hosts: u32, way: &'static str) -> Self {
+        Self { hosts, way }
+    }
+}
+
 /// A communicator of another library.
 ///
 /// Pointers are to memory of the communicator's device, aligned to the element; `count`s are elements. In
@@ -90,6 +112,18 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// [`crate::Determinism::Bitwise`] asks for.
     fn is_bitwise(&self) -> bool {
         false
+    }
+
+    /// The way that `operation` over `count` elements of `dtype` (a row's, where there are rows) takes, where
+    /// the backend has several.
+    fn route(
+        &self,
+        _operation: Operation,
+        _dtype: DType,
+        _reduction: Option<ReductionCode>,
+        _count: usize,
+    ) -> Option<Route> {
+        None
     }
 
     /// Starts a group: calls of [`Backend::send`] and [`Backend::recv`] run at its end, all at once.

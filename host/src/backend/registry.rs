@@ -26,6 +26,19 @@ pub struct Setup {
     pub device: Device,
     /// The communicator's options: time-out and hints.
     pub options: Options,
+    /// How far apart the ranks are.
+    pub reach: Reach,
+}
+
+/// How far apart the ranks of a communicator are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reach {
+    /// All on one host, as [`crate::bootstrap::host_id`] tells them apart.
+    #[default]
+    Host,
+    /// On several hosts (or, for a part of a communicator that is, perhaps).
+    Network,
 }
 
 /// Makes a backend's part of a communicator; all ranks call it together.

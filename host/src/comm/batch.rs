@@ -9,6 +9,9 @@ use super::handoff::Address;
 use super::observe::Note;
 use super::submit::{Prepared, invalid};
 use super::{Communicator, Work};
+#[cfg(feature = "gloo")]
+use fusewire_device::DType;
+
 use crate::Result;
 use crate::options::Algorithm;
 use crate::tensor::{Input, Output, Tensor};
@@ -31,6 +34,16 @@ pub struct P2pOp {
     pub tensor: Tensor,
     /// The other rank; this rank itself is allowed, where the batch both sends and receives.
     pub peer: u32,
+}
+
+/// A send or receive of raw memory.
+#[cfg(feature = "gloo")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawMessage {
+    pub(crate) kind: P2pKind,
+    pub(crate) at: usize,
+    pub(crate) bytes: usize,
+    pub(crate) peer: u32,
 }
 
 /// Sends and receives that are collected, then issued together: between different peers they have no order, so that
@@ -155,11 +168,58 @@ impl Communicator {
                 .rposition(|other| other.kind == op.kind && other.peer == op.peer);
             table[at].after = before.map_or(NONE, |before| before as u32);
         }
+        let tensors = ops.into_iter().map(|op| op.tensor).collect();
+        Ok(self.batch_of(table, tensors, call, note))
+    }
+
+    /// Sends and receives raw memory, all at once; none of it with this rank itself, and none empty.
+    ///
+    /// # Safety
+    /// The memory must be readable, or writable, for its bytes during the call.
+    #[cfg(feature = "gloo")]
+    pub(crate) unsafe fn exchange_raw(&self, messages: &[RawMessage]) -> Result<()> {
+        let mut table: Vec<BatchOp> = Vec::with_capacity(messages.len());
+        for message in messages {
+            let (kind, operation) = match message.kind {
+                P2pKind::Send => (kind::SEND, Operation::Send),
+                P2pKind::Recv => (kind::RECV, Operation::Recv),
+            };
+            let call = Call(self.point_call(operation, DType::U8, message.peer));
+            let before = table
+                .iter()
+                .rposition(|other| other.kind == kind && other.peer == message.peer);
+            table.push(BatchOp {
+                kind,
+                peer: message.peer,
+                after: before.map_or(NONE, |before| before as u32),
+                unused: 0,
+                fingerprint: call.fingerprint(),
+                bytes: message.bytes as u64,
+                at: message.at as u64,
+                to: 0,
+            });
+        }
+        let algorithm = Algorithm::Channel as u8;
+        let call = Call::new(Operation::Batch, 0, 0, algorithm, self.rank() as u16, 0).0;
+        let note = Note {
+            call,
+            ..Note::default()
+        };
+        self.run(&self.batch_of(table, Vec::new(), call, note))
+    }
+
+    fn batch_of(
+        &self,
+        table: Vec<BatchOp>,
+        tensors: Vec<Tensor>,
+        call: u64,
+        note: Note,
+    ) -> Prepared<'static> {
         let words = table.len() * self.inner.options.blocks as usize;
         let table = Arc::new(Table {
             progress: (0..words).map(|_| core::cell::UnsafeCell::new(0)).collect(),
             ops: table.into(),
-            _tensors: ops.into_iter().map(|op| op.tensor).collect(),
+            _tensors: tensors,
         });
         let params = BatchParams {
             constants: self.constants(),
@@ -169,7 +229,7 @@ impl Communicator {
             ops: table.ops.as_ptr(),
             progress: table.progress.as_ptr().cast_mut().cast(),
         };
-        Ok(Prepared::new(self, &BATCH, params, [None; 3], false, note).keeping(table))
+        Prepared::new(self, &BATCH, params, [None; 3], false, note).keeping(table)
     }
 
     /// The operations as the kernel takes them; sends of this rank to itself become copies to the receive

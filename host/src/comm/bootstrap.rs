@@ -18,7 +18,7 @@ use super::peers;
 use super::reconfigure::random;
 use super::windows::Windows;
 use super::{Communicator, Inner, MAX_SIZE, nanoseconds};
-use crate::backend::Backend;
+use crate::backend::{Backend, Reach};
 use crate::bootstrap::{RankSize, host_id, store_from_env};
 use crate::cpu::{Segment, Stream};
 use crate::device::{Device, isa};
@@ -29,6 +29,10 @@ use crate::{Error, Result};
 impl Communicator {
     /// Joins the communicator `name` as `rank` of `size`. All ranks together, with the same name, size and
     /// agreed options, over one store.
+    ///
+    /// Ranks on several hosts (told apart by [`host_id`]) need a build with the feature `gloo`: kernels work on each
+    /// host, Gloo between them, and [`Communicator::plan`] says which way an operation takes. With
+    /// [`crate::Determinism::Bitwise`] the bits are those of one host; there are no windows.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -66,6 +70,7 @@ impl Communicator {
             generation: 0,
             hooks: Hooks::default(),
             meeting_timeout: None,
+            reach: Reach::Host,
         })
     }
 
@@ -89,7 +94,12 @@ impl Communicator {
         let meeting = forming.meeting();
         let pad = Segment::create(layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, options, forming.generation);
-        let pads = meeting.share(&agreed, pad)?;
+        let (elsewhere, cards) = meeting.gather(&agreed, &pad.descriptor(), &host_id()?)?;
+        if let Some(elsewhere) = elsewhere {
+            let here = cards.iter().map(|(rank, _)| *rank).collect();
+            return forming.over_hosts(&agreed, here, &elsewhere);
+        }
+        let pads = meeting.open(pad, cards)?;
         let crowded = meeting.agree("crowded", size > cores())?;
         let comm = Self::assemble(forming, (rank, size), layout, crowded, pads, None);
         let mapped = format!("mapped-{}", comm.next_host_call());
@@ -133,6 +143,7 @@ impl Communicator {
             generation,
             hooks,
             meeting_timeout: _,
+            reach,
         } = forming;
         let (team_rank, team_size) = place;
         // Without random numbers the address and the time must do.
@@ -194,6 +205,7 @@ impl Communicator {
             failure: OnceLock::new(),
             generation,
             backend,
+            reach,
             hooks,
             recorder: Recorder::new(options.flight_recorder_entries, size),
             world: OnceLock::new(),
@@ -350,6 +362,7 @@ pub(super) struct Forming {
     pub(super) hooks: Hooks,
     /// Bound of the meeting, where it is not the communicator's.
     pub(super) meeting_timeout: Option<Duration>,
+    pub(super) reach: Reach,
 }
 
 impl Forming {

@@ -8,7 +8,7 @@ use super::observe::Hooks;
 use super::submit::invalid;
 use super::{Communicator, nanoseconds};
 use crate::Result;
-use crate::backend::{self, Backend, Setup};
+use crate::backend::{self, Backend, Reach, Setup};
 use crate::bootstrap::{RankSize, host_id};
 use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
@@ -82,13 +82,14 @@ pub fn new_comm(
         generation: 0,
         hooks: Hooks::default(),
         meeting_timeout: None,
+        reach: Reach::Host,
     };
     Communicator::form_over(backend, forming)
 }
 
 impl Forming {
     /// Meets the other ranks, whichever their hosts, and runs `make` before the meeting ends.
-    fn met<R>(&self, make: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+    fn met<R>(&self, make: impl FnOnce(Reach) -> Result<R>) -> Result<(R, Reach)> {
         let agreed = format!("pad-{:016x}", agreed_hash(self.size, &self.options));
         let (meeting, host) = (self.meeting(), host_id()?);
         // Nobody maps anything.
@@ -99,14 +100,15 @@ impl Forming {
             inode: 0,
             start_time: 0,
         };
-        meeting.gather(&agreed, &nothing, &host)?;
-        let made = make(self)?;
+        let (elsewhere, _) = meeting.gather(&agreed, &nothing, &host)?;
+        let reach = elsewhere.map_or(Reach::Host, |_| Reach::Network);
+        let made = make(reach)?;
         meeting.end("made", &agreed, &host, &[])?;
-        Ok(made)
+        Ok((made, reach))
     }
 
     /// What a backend is made from; its keys are apart.
-    pub(super) fn setup(&self) -> Setup {
+    pub(super) fn setup(&self, reach: Reach) -> Setup {
         Setup {
             rank: self.rank,
             size: self.size,
@@ -117,6 +119,7 @@ impl Forming {
             name: self.name.clone(),
             device: self.device,
             options: self.options.clone(),
+            reach,
         }
     }
 }
@@ -124,8 +127,8 @@ impl Forming {
 impl Communicator {
     /// Meets the other ranks and makes the communicator of backend `name`.
     pub(super) fn form_over(name: &str, forming: Forming) -> Result<Self> {
-        let made = forming.met(|forming| backend::create(name, &forming.setup()))?;
-        Self::over(made, forming)
+        let (made, reach) = forming.met(|reach| backend::create(name, &forming.setup(reach)))?;
+        Self::over(made, Forming { reach, ..forming })
     }
 
     /// A communicator over a backend's communicator that exists already: an adopted `ncclComm_t`, or a
@@ -151,6 +154,7 @@ impl Communicator {
             generation: 0,
             hooks: Hooks::default(),
             meeting_timeout: None,
+            reach: Reach::Host,
         };
         Self::over(backend, forming)
     }
@@ -222,13 +226,14 @@ impl Communicator {
     pub(super) fn sibling(&self, name: &str, rank: u32, size: u32) -> Result<Self> {
         let forming = self.forming(name, rank, size);
         let made = match &self.inner.backend {
-            None => {
+            Some(backend) if backend.name() != "fusewire" => {
+                let made = backend::create(backend.name(), &forming.setup(forming.reach))?;
+                Self::over(made, forming)?
+            }
+            // Also a part of several hosts' ranks: it may be on one of them.
+            _ => {
                 validate(name, rank, size, &forming.options)?;
                 Self::form(forming)?
-            }
-            Some(backend) => {
-                let made = backend::create(backend.name(), &forming.setup())?;
-                Self::over(made, forming)?
             }
         };
         Ok(Self {
@@ -250,6 +255,7 @@ impl Communicator {
             generation: 0,
             hooks: self.inner.hooks.clone(),
             meeting_timeout: None,
+            reach: self.inner.reach,
         }
     }
 }

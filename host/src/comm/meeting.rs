@@ -106,11 +106,19 @@ impl Meeting<'_> {
         let (elsewhere, cards) = self.gather(what, &own.descriptor(), &host)?;
         if let Some((rank, theirs)) = elsewhere {
             return Err(self.refuse(format!(
-                "rank {rank} is on another host ({theirs}) than rank {} ({host}): memory \
-                 cannot be shared, and there is no network transport yet",
+                "rank {rank} is on another host ({theirs}) than rank {} ({host}): memory cannot be shared",
                 self.rank
             )));
         }
+        self.open(own, cards)
+    }
+
+    /// Maps everybody's segment.
+    pub(super) fn open(
+        &self,
+        own: Arc<Segment>,
+        cards: Vec<(u32, SegmentDescriptor)>,
+    ) -> Result<Vec<Arc<Segment>>> {
         let mut all = Vec::with_capacity(self.size as usize);
         for (rank, descriptor) in cards {
             all.push(if rank == self.rank {

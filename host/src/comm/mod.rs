@@ -7,6 +7,7 @@ mod directory;
 mod failure;
 mod fused;
 mod handoff;
+mod hosts;
 mod instances;
 mod lists;
 mod meeting;
@@ -36,6 +37,8 @@ use fusewire_device::DType;
 use fusewire_device::layout::CommConst;
 use fusewire_device::native::Isa;
 
+#[cfg(feature = "gloo")]
+pub(crate) use self::batch::RawMessage;
 pub use self::batch::{Batch, P2pKind, P2pOp};
 pub use self::bootstrap::{run_threads, run_threads_with};
 pub use self::create::new_comm;
@@ -52,7 +55,7 @@ pub use self::work::{Work, WorkStatus};
 
 use self::observe::{Hooks, Recorder};
 use self::windows::Windows;
-use crate::backend::Backend;
+use crate::backend::{Backend, Reach};
 use crate::cpu::{Event, Segment, Stream};
 use crate::device::Device;
 use crate::options::{Algorithm, CallOptions, Options};
@@ -106,6 +109,7 @@ struct Inner {
     generation: u64,
     /// The library that carries the operations out, where it is not Fusewire's kernels.
     backend: Option<Arc<dyn Backend>>,
+    reach: Reach,
     hooks: Hooks,
     recorder: Recorder,
     /// The ranks of this communicator as ranks of the one that it was split or duplicated from first; empty where it

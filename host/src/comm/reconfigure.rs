@@ -210,6 +210,7 @@ impl Candidate {
             generation: 0,
             hooks: Hooks::default(),
             meeting_timeout: None,
+            reach: crate::backend::Reach::Host,
         };
         join(forming, &self.handle, options, None)
     }
@@ -256,11 +257,14 @@ impl Communicator {
             generation: 0,
             hooks: inner.hooks.clone(),
             meeting_timeout: None,
+            reach: inner.reach,
         };
+        // Kernels on several hosts find out anew who is where.
         let backend = inner
             .backend
             .as_ref()
-            .map(|backend| backend.name().to_owned());
+            .map(|backend| backend.name().to_owned())
+            .filter(|name| name != "fusewire");
         let made = join(forming, &handle, options, backend.as_deref())?;
         inner.replace(made.inner.generation);
         Ok(Self {

@@ -283,7 +283,9 @@ impl Communicator {
         let reduction = op.map(|op| (dtype, op.code()));
         if let Some(backend) = &self.inner.backend {
             let bitwise = reduction.is_none() || backend.is_bitwise();
-            return hand_off(operation, op.map(ReduceOp::code), bitwise);
+            let code = op.map(ReduceOp::code);
+            let route = backend.route(operation, dtype, code, count);
+            return hand_off(operation, code, bitwise, route);
         }
         let size = dtype.size() as u64;
         plan(

@@ -1,0 +1,345 @@
+//! Operations by levels: the ranks of each host among themselves, then the hosts. Reductions associate by hosts, and
+//! between hosts as Gloo does: what [`crate::Determinism::Any`] allows.
+
+use fusewire_device::DType;
+
+use super::ordered::fold;
+use super::{Backend, Clock, Gloo, Hierarchy, NAME, backend_error, scratch};
+use crate::Result;
+use crate::backend::gloo::{Message, Scale, scale};
+use crate::options::ReduceOp;
+use crate::tensor::{Input, Output};
+
+/// What the ranks of a host do for `op`: an average is divided at the end.
+const fn first(op: ReduceOp) -> ReduceOp {
+    match op {
+        ReduceOp::Average => ReduceOp::Sum,
+        other => other,
+    }
+}
+
+/// What the hosts do for `op`: the factors are in already.
+const fn then(op: ReduceOp) -> ReduceOp {
+    match op {
+        ReduceOp::Average | ReduceOp::PreMulSum(_) => ReduceOp::Sum,
+        other => other,
+    }
+}
+
+const fn input<'a>(at: *const u8, count: usize, dtype: DType) -> Input<'a> {
+    // SAFETY: the callers use it while the memory is theirs.
+    unsafe { Input::from_raw(at, count, dtype) }
+}
+
+const fn output<'a>(at: *mut u8, count: usize, dtype: DType) -> Output<'a> {
+    // SAFETY: as above.
+    unsafe { Output::from_raw(at, count, dtype) }
+}
+
+impl Hierarchy {
+    fn peers(&self, operation: &'static str) -> Result<&Gloo> {
+        let none = || backend_error(NAME, operation, "this rank has no peers on other hosts");
+        self.peers.as_ref().ok_or_else(none)
+    }
+
+    /// The division of an average.
+    ///
+    /// # Safety
+    /// `to` is writable for `count` elements.
+    unsafe fn finish(&self, to: *mut u8, count: usize, op: ReduceOp, clock: &Clock) {
+        if op == ReduceOp::Average {
+            // SAFETY: the caller's promise.
+            unsafe { scale(to, to, count, clock.how.dtype, Scale::Over(self.size())) };
+        }
+    }
+
+    /// Reduce_scatter on the host, all_reduce of each shard between peers, all_gather on the host. Hosts
+    /// have equally many ranks.
+    ///
+    /// # Safety
+    /// As [`Backend::all_reduce`].
+    pub(super) unsafe fn all_reduce_shards(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        clock: &Clock,
+    ) -> Result<()> {
+        let name = "all_reduce";
+        let (here, dtype) = (self.here() as usize, clock.how.dtype);
+        let each = count / here;
+        let body = each * here;
+        let shard = to.wrapping_add(clock.bytes(each * self.own().local as usize));
+        // What is left over, less than an element a rank, must not be overwritten before it is read: in place it is
+        // behind the shards.
+        self.local(clock)
+            .reduce_scatter_single(
+                output(shard, each, dtype),
+                input(from, body, dtype),
+                first(op),
+            )
+            .map_err(self.here_failed(name))?;
+        // SAFETY: the shard lies within the output, and so does the rest.
+        unsafe {
+            self.peers(name)?
+                .all_reduce(shard, shard, each, then(op), &clock.how())
+                .map_err(self.peers_failed(name))?;
+            self.finish(shard, each, op, clock);
+        }
+        self.local(clock)
+            .all_gather_single(output(to, body, dtype), input(shard, each, dtype))
+            .map_err(self.here_failed(name))?;
+        if body == count {
+            return Ok(());
+        }
+        let rest = clock.bytes(body);
+        // SAFETY: as above; Gloo divides averages itself.
+        unsafe {
+            let (from, to) = (from.add(rest), to.add(rest));
+            self.all
+                .all_reduce(from, to, count - body, op, &clock.how())
+                .map_err(self.between_failed(name))
+        }
+    }
+
+    /// Reduce to the first rank of the host, all_reduce between these, broadcast on the host.
+    ///
+    /// # Safety
+    /// As [`Backend::all_reduce`].
+    pub(super) unsafe fn all_reduce_leaders(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        clock: &Clock,
+    ) -> Result<()> {
+        let name = "all_reduce";
+        let dtype = clock.how.dtype;
+        self.local(clock)
+            .reduce_into(
+                output(to, count, dtype),
+                input(from, count, dtype),
+                0,
+                first(op),
+            )
+            .map_err(self.here_failed(name))?;
+        if self.own().local == 0 {
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.peers(name)?
+                    .all_reduce(to, to, count, then(op), &clock.how())
+                    .map_err(self.peers_failed(name))?;
+                self.finish(to, count, op, clock);
+            }
+        }
+        self.local(clock)
+            .broadcast(output(to, count, dtype), 0)
+            .map_err(self.here_failed(name))
+    }
+
+    /// The place on every host through which a call with this root goes.
+    fn gate(&self, root: u32) -> u32 {
+        if self.is_even() {
+            self.places[root as usize].local
+        } else {
+            0
+        }
+    }
+
+    /// Reduce to one rank of the host, then to the root's host, then, where that is another rank, to the root.
+    ///
+    /// # Safety
+    /// As [`Backend::reduce`].
+    pub(super) unsafe fn reduce_leaders(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        root: u32,
+        clock: &Clock,
+    ) -> Result<()> {
+        let name = "reduce";
+        let dtype = clock.how.dtype;
+        let (own, target, gate) = (self.own(), self.places[root as usize], self.gate(root));
+        let is_gate = own.local == gate;
+        let mut own_sum = scratch(if is_gate && root != self.rank {
+            clock.bytes(count)
+        } else {
+            0
+        });
+        let sum = if root == self.rank {
+            to
+        } else {
+            own_sum.as_mut_ptr().cast()
+        };
+        let kept = if is_gate { count } else { 0 };
+        self.local(clock)
+            .reduce_into(
+                output(sum, kept, dtype),
+                input(from, count, dtype),
+                gate,
+                first(op),
+            )
+            .map_err(self.here_failed(name))?;
+        if is_gate {
+            // SAFETY: the sum has as many elements.
+            unsafe {
+                self.peers(name)?
+                    .reduce(sum, sum, count, then(op), target.host, &clock.how())
+                    .map_err(self.peers_failed(name))?;
+                if own.host == target.host {
+                    self.finish(sum, count, op, clock);
+                }
+            }
+        }
+        if own.host != target.host || gate == target.local || count == 0 {
+            return Ok(());
+        }
+        let other = self.hosts[target.host as usize][gate as usize];
+        let (is_send, at, peer) = match () {
+            () if is_gate => (true, sum, root),
+            () if self.rank == root => (false, to, other),
+            () => return Ok(()),
+        };
+        let how = clock.how();
+        let message = Message {
+            is_send,
+            at: at as usize,
+            bytes: how.bytes(count),
+            peer,
+            timeout: how.timeout,
+        };
+        self.exchange(&[message], name)
+    }
+
+    /// From the root's host to one rank of each other, and on each host.
+    ///
+    /// # Safety
+    /// As [`Backend::broadcast`].
+    pub(super) unsafe fn broadcast_leaders(
+        &self,
+        buffer: *mut u8,
+        count: usize,
+        root: u32,
+        clock: &Clock,
+    ) -> Result<()> {
+        let name = "broadcast";
+        let dtype = clock.how.dtype;
+        let (own, source, gate) = (self.own(), self.places[root as usize], self.gate(root));
+        let within = |root: u32| {
+            self.local(clock)
+                .broadcast(output(buffer, count, dtype), root)
+                .map_err(self.here_failed(name))
+        };
+        let is_source = own.host == source.host;
+        // The rank that carries it on must have it first.
+        if is_source && gate != source.local {
+            within(source.local)?;
+        }
+        if own.local == gate {
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.peers(name)?
+                    .broadcast(buffer, count, source.host, &clock.how())
+                    .map_err(self.peers_failed(name))?;
+            }
+        }
+        if is_source && gate != source.local {
+            return Ok(());
+        }
+        within(gate)
+    }
+
+    /// Between peers, then on each host. Hosts have equally many ranks.
+    ///
+    /// # Safety
+    /// As [`Backend::all_gather`].
+    pub(super) unsafe fn all_gather_shards(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        clock: &Clock,
+    ) -> Result<()> {
+        let name = "all_gather";
+        let (bytes, dtype, hosts) = (clock.bytes(count), clock.how.dtype, self.hosts.len());
+        let here = self.here() as usize;
+        let mut column = scratch(bytes * hosts);
+        let column_at = column.as_mut_ptr().cast::<u8>();
+        // SAFETY: the column holds a row for each host.
+        unsafe {
+            self.peers(name)?
+                .all_gather(from, column_at, count, &clock.how())
+                .map_err(self.peers_failed(name))?;
+        }
+        let mut all = scratch(bytes * hosts * here);
+        let at = all.as_mut_ptr().cast::<u8>();
+        let (rows, row) = (hosts * here * count, hosts * count);
+        self.local(clock)
+            .all_gather_single(output(at, rows, dtype), input(column_at, row, dtype))
+            .map_err(self.here_failed(name))?;
+        for (rank, place) in self.places.iter().enumerate() {
+            let row = place.local as usize * hosts + place.host as usize;
+            // SAFETY: both hold a row for each rank.
+            unsafe {
+                core::ptr::copy_nonoverlapping(at.add(row * bytes), to.add(rank * bytes), bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Each rank reduces, on its host, the rows of its peers, which then exchange them. Hosts have equally many
+    /// ranks.
+    ///
+    /// # Safety
+    /// As [`Backend::reduce_scatter`].
+    pub(super) unsafe fn reduce_scatter_shards(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        clock: &Clock,
+    ) -> Result<()> {
+        let name = "reduce_scatter";
+        let (bytes, dtype, hosts) = (clock.bytes(count), clock.how.dtype, self.hosts.len());
+        // The rows of peers side by side.
+        let mut sorted = scratch(bytes * self.places.len());
+        let at = sorted.as_mut_ptr().cast::<u8>();
+        for (rank, place) in self.places.iter().enumerate() {
+            let row = place.local as usize * hosts + place.host as usize;
+            // SAFETY: both hold a row for each rank.
+            unsafe {
+                core::ptr::copy_nonoverlapping(from.add(rank * bytes), at.add(row * bytes), bytes);
+            }
+        }
+        let (mut partial, mut received) = (scratch(bytes * hosts), scratch(bytes * hosts));
+        let (partial_at, received_at) = (
+            partial.as_mut_ptr().cast::<u8>(),
+            received.as_mut_ptr().cast::<u8>(),
+        );
+        let rows = count * self.places.len();
+        self.local(clock)
+            .reduce_scatter_single(
+                output(partial_at, count * hosts, dtype),
+                input(at, rows, dtype),
+                first(op),
+            )
+            .map_err(self.here_failed(name))?;
+        // SAFETY: both hold a row for each host.
+        unsafe {
+            self.peers(name)?
+                .all_to_all(partial_at, received_at, count, &clock.how())
+                .map_err(self.peers_failed(name))?;
+            let rows: Vec<_> = (0..hosts)
+                .map(|host| received_at.add(host * bytes).cast_const())
+                .collect();
+            fold(&rows, &vec![0; hosts], to, count, dtype, then(op));
+            self.finish(to, count, op, clock);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,486 @@
+//! Ranks on several hosts: Fusewire's kernels on each, Gloo between them.
+//!
+//! The ranks of a host form a communicator of their own. Gloo connects all ranks; and, as *peers*, the ranks with
+//! the same place on their hosts where all hosts have equally many, else the first ranks of the hosts. Where bits are
+//! promised, reductions are [`ordered`]; else they go by [`levels`].
+//!
+//! An error of one part is one of the whole: the communicator aborts the backend, which aborts every part.
+
+mod levels;
+mod ordered;
+mod point;
+mod route;
+
+use core::fmt;
+use core::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use fusewire_device::DType;
+use fusewire_device::element::ReductionCode;
+use fusewire_device::layout::FailureKind;
+use fusewire_device::session::Operation;
+
+use self::route::Way;
+use super::gloo::{Gloo, Message};
+use super::{Backend, How, Reach, Route, Setup, backend_error};
+use crate::comm::Communicator;
+use crate::options::{Determinism, ReduceOp};
+use crate::store::{PrefixStore, Store};
+use crate::{Error, Result};
+
+const NAME: &str = "fusewire";
+
+/// How much longer than the call a rank waits for others of its host: one that waits for another host speaks first,
+/// and knows more.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Where a rank is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    host: u32,
+    /// Among the ranks of the host.
+    local: u32,
+}
+
+/// A communicator over several hosts.
+pub(crate) struct Hierarchy {
+    rank: u32,
+    /// The ranks of this host.
+    local: Communicator,
+    /// Each rank's place.
+    places: Vec<Place>,
+    /// Each host's ranks.
+    hosts: Vec<Vec<u32>>,
+    /// All ranks.
+    all: Gloo,
+    /// One rank of each host, by the host's number; on ranks that have peers.
+    peers: Option<Gloo>,
+    determinism: Determinism,
+    /// Messages of the group that is open.
+    group: Mutex<Option<Vec<Message>>>,
+}
+
+impl fmt::Debug for Hierarchy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hierarchy")
+            .field("rank", &self.rank)
+            .field("hosts", &self.hosts)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The time of one call, over its steps.
+#[derive(Clone, Copy)]
+struct Clock {
+    how: How,
+    until: Instant,
+}
+
+impl Clock {
+    fn start(how: &How) -> Self {
+        Self {
+            how: *how,
+            until: Instant::now() + how.timeout,
+        }
+    }
+
+    /// The rest of the call.
+    fn how(&self) -> How {
+        let left = self.until.saturating_duration_since(Instant::now());
+        How {
+            timeout: left.max(Duration::from_millis(1)),
+            ..self.how
+        }
+    }
+
+    fn bytes(&self, count: usize) -> usize {
+        self.how.bytes(count)
+    }
+}
+
+/// Memory for `bytes` bytes, aligned for every element.
+fn scratch(bytes: usize) -> Vec<u64> {
+    vec![0; bytes.div_ceil(8)]
+}
+
+impl Hierarchy {
+    /// Connects the hosts; `here` are the ranks of this one, which are the ranks of `local` in this order. All
+    /// ranks together.
+    pub(crate) fn new(setup: &Setup, local: Communicator, here: Vec<u32>) -> Result<Self> {
+        let timeout = setup.options.timeout;
+        let connect = |part: &str, rank: u32, size: u32| {
+            let store: Arc<dyn Store> = Arc::new(PrefixStore::new(
+                format!("between/{part}"),
+                Arc::clone(&setup.store),
+            ));
+            Gloo::connect(rank, size, store, timeout, Reach::Network)
+        };
+        let all = connect("all", setup.rank, setup.size)?;
+        // A host is named by its first rank.
+        let first = here.first().copied().unwrap_or(setup.rank);
+        let mut firsts = vec![0u32; setup.size as usize];
+        let how = How::new(DType::U32, timeout);
+        // SAFETY: one element, and as many as ranks.
+        unsafe {
+            all.all_gather(
+                (&raw const first).cast(),
+                firsts.as_mut_ptr().cast(),
+                1,
+                &how,
+            )?
+        };
+        let (places, hosts) = places(&firsts).ok_or_else(|| Error::Communicator {
+            name: setup.name.clone(),
+            detail: format!("the ranks do not agree on who is on which host: {firsts:?}"),
+        })?;
+        let own = places[setup.rank as usize];
+        let peers = (own.local == 0 || is_even(&hosts))
+            .then(|| {
+                let part = format!("peers-{}", own.local);
+                connect(&part, own.host, hosts.len() as u32)
+            })
+            .transpose()?;
+        Ok(Self {
+            rank: setup.rank,
+            local,
+            places,
+            hosts,
+            all,
+            peers,
+            determinism: setup.options.determinism,
+            group: Mutex::default(),
+        })
+    }
+
+    fn own(&self) -> Place {
+        self.places[self.rank as usize]
+    }
+
+    /// Ranks of this host.
+    fn here(&self) -> u32 {
+        self.local.size()
+    }
+
+    fn host_count(&self) -> u32 {
+        self.hosts.len() as u32
+    }
+
+    fn is_even(&self) -> bool {
+        is_even(&self.hosts)
+    }
+
+    /// The communicator of this host, for a step of a call.
+    fn local(&self, clock: &Clock) -> Communicator {
+        self.local.with_timeout(clock.how().timeout + GRACE)
+    }
+
+    /// Names the ranks that a failure of this host's communicator is about.
+    fn here_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
+        move |error| {
+            let why = match &error {
+                Error::Failed(failure) if failure.kind == FailureKind::Abort => {
+                    " (one of them has failed, perhaps in what it does with other hosts; its error says why)"
+                }
+                _ => "",
+            };
+            let detail = format!(
+                "among the ranks of this host ({:?}, which the following numbers from 0): {error}{why}",
+                self.hosts[self.own().host as usize]
+            );
+            backend_error(NAME, operation, detail)
+        }
+    }
+
+    /// Names the ranks that a failure between hosts is about.
+    fn between_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
+        move |error| {
+            let detail = format!(
+                "rank {} of {}, between hosts: {error}",
+                self.rank,
+                self.size()
+            );
+            backend_error(NAME, operation, detail)
+        }
+    }
+
+    /// As [`Hierarchy::between_failed`], where Gloo knows the ranks by the numbers of their hosts.
+    fn peers_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
+        move |error| {
+            let peers: Vec<u32> = self.hosts.iter().map(|ranks| self.peer_of(ranks)).collect();
+            let detail = format!(
+                "rank {}, between hosts, whose ranks {peers:?} the following numbers from 0: {error}",
+                self.rank
+            );
+            backend_error(NAME, operation, detail)
+        }
+    }
+
+    /// This rank's peer among the `ranks` of a host.
+    fn peer_of(&self, ranks: &[u32]) -> u32 {
+        ranks[if self.is_even() {
+            self.own().local as usize
+        } else {
+            0
+        }]
+    }
+
+    fn way(
+        &self,
+        operation: Operation,
+        dtype: DType,
+        code: Option<ReductionCode>,
+        count: usize,
+    ) -> Way {
+        route::choose(&route::Given {
+            operation,
+            reduction: code.map(|code| (dtype, code)),
+            bytes: count * dtype.size(),
+            bitwise: self.determinism == Determinism::Bitwise,
+            even: self.is_even(),
+            alone: self.hosts.iter().all(|ranks| ranks.len() == 1),
+        })
+    }
+}
+
+/// Places of ranks of which the first on the same host is given, and the hosts.
+fn places(firsts: &[u32]) -> Option<(Vec<Place>, Vec<Vec<u32>>)> {
+    let (mut places, mut hosts) = (Vec::new(), Vec::<Vec<u32>>::new());
+    for (rank, first) in (0u32..).zip(firsts) {
+        let host = match hosts.iter().position(|ranks| ranks[0] == *first) {
+            Some(host) => host,
+            None if *first == rank => {
+                hosts.push(Vec::new());
+                hosts.len() - 1
+            }
+            None => return None,
+        };
+        places.push(Place {
+            host: host as u32,
+            local: hosts[host].len() as u32,
+        });
+        hosts[host].push(rank);
+    }
+    Some((places, hosts))
+}
+
+fn is_even(hosts: &[Vec<u32>]) -> bool {
+    hosts.iter().all(|ranks| ranks.len() == hosts[0].len())
+}
+
+impl Backend for Hierarchy {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn version(&self) -> String {
+        let own = env!("CARGO_PKG_VERSION");
+        format!("{own}, kernels on each host, gloo between")
+    }
+
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    fn supports(
+        &self,
+        operation: Operation,
+        dtype: DType,
+        reduction: Option<ReductionCode>,
+    ) -> bool {
+        operation != Operation::AllReduceRmsNorm
+            && reduction.is_none_or(|code| code.supports(dtype))
+    }
+
+    fn is_bitwise(&self) -> bool {
+        self.determinism == Determinism::Bitwise
+    }
+
+    fn route(
+        &self,
+        operation: Operation,
+        dtype: DType,
+        reduction: Option<ReductionCode>,
+        count: usize,
+    ) -> Option<Route> {
+        let way = self.way(operation, dtype, reduction, count);
+        Some(Route::new(self.host_count(), way.why(operation)))
+    }
+
+    fn group_start(&self) -> Result<()> {
+        self.start_group()
+    }
+
+    fn group_end(&self) -> Result<()> {
+        self.end_group()
+    }
+
+    unsafe fn all_reduce(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        how: &How,
+    ) -> Result<()> {
+        let clock = Clock::start(how);
+        // SAFETY: the caller's promise, whichever the way.
+        unsafe {
+            match self.way(Operation::AllReduce, how.dtype, Some(op.code()), count) {
+                Way::Gathered => self.reduce_gathered(from, to, count, op, None, &clock),
+                Way::Ordered => self.all_reduce_ordered(from, to, count, op, &clock),
+                Way::Shards => self.all_reduce_shards(from, to, count, op, &clock),
+                Way::Leaders => self.all_reduce_leaders(from, to, count, op, &clock),
+                _ => self
+                    .all
+                    .all_reduce(from, to, count, op, how)
+                    .map_err(self.between_failed("all_reduce")),
+            }
+        }
+    }
+
+    unsafe fn reduce(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        root: u32,
+        how: &How,
+    ) -> Result<()> {
+        let clock = Clock::start(how);
+        // SAFETY: the caller's promise, whichever the way.
+        unsafe {
+            match self.way(Operation::Reduce, how.dtype, Some(op.code()), count) {
+                Way::Gathered => self.reduce_gathered(from, to, count, op, Some(root), &clock),
+                Way::Ordered => self.reduce_ordered(from, to, count, op, root, &clock),
+                Way::Leaders => self.reduce_leaders(from, to, count, op, root, &clock),
+                _ => self
+                    .all
+                    .reduce(from, to, count, op, root, how)
+                    .map_err(self.between_failed("reduce")),
+            }
+        }
+    }
+
+    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, how: &How) -> Result<()> {
+        let clock = Clock::start(how);
+        // SAFETY: the caller's promise, whichever the way.
+        unsafe {
+            match self.way(Operation::Broadcast, how.dtype, None, count) {
+                Way::Leaders => self.broadcast_leaders(buffer, count, root, &clock),
+                _ => self
+                    .all
+                    .broadcast(buffer, count, root, how)
+                    .map_err(self.between_failed("broadcast")),
+            }
+        }
+    }
+
+    unsafe fn all_gather(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        how: &How,
+    ) -> Result<()> {
+        let clock = Clock::start(how);
+        // SAFETY: the caller's promise, whichever the way.
+        unsafe {
+            match self.way(Operation::AllGather, how.dtype, None, count) {
+                Way::Shards => self.all_gather_shards(from, to, count, &clock),
+                _ => self
+                    .all
+                    .all_gather(from, to, count, how)
+                    .map_err(self.between_failed("all_gather")),
+            }
+        }
+    }
+
+    unsafe fn reduce_scatter(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        how: &How,
+    ) -> Result<()> {
+        let clock = Clock::start(how);
+        // SAFETY: the caller's promise, whichever the way.
+        unsafe {
+            match self.way(Operation::ReduceScatter, how.dtype, Some(op.code()), count) {
+                Way::Shards => self.reduce_scatter_shards(from, to, count, op, &clock),
+                _ => self.reduce_scatter_ordered(from, to, count, op, &clock),
+            }
+        }
+    }
+
+    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, how: &How) -> Result<()> {
+        let message = Message {
+            is_send: true,
+            at: from as usize,
+            bytes: how.bytes(count),
+            peer,
+            timeout: how.timeout,
+        };
+        self.message(message, "send")
+    }
+
+    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, how: &How) -> Result<()> {
+        let message = Message {
+            is_send: false,
+            at: to as usize,
+            bytes: how.bytes(count),
+            peer,
+            timeout: how.timeout,
+        };
+        self.message(message, "recv")
+    }
+
+    fn barrier(&self, how: &How) -> Result<()> {
+        self.all
+            .barrier(how)
+            .map_err(self.between_failed("barrier"))
+    }
+
+    fn abort(&self) {
+        self.all.abort();
+        if let Some(peers) = &self.peers {
+            peers.abort();
+        }
+        self.local.abort();
+    }
+
+    fn async_error(&self) -> Result<()> {
+        self.local
+            .failure()
+            .map_or(Ok(()), |error| Err(self.here_failed("communicator")(error)))
+    }
+}
+
+impl Drop for Hierarchy {
+    fn drop(&mut self) {
+        // Nothing waits on its stream: every call was blocking. A failure has been told of by the call.
+        let _ = self.local.finalize();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Place, is_even, places};
+
+    #[test]
+    fn places_come_from_the_first_ranks() {
+        let (found, hosts) = places(&[0, 1, 0, 1, 4]).expect("they agree");
+        let expected = [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)];
+        let expected = expected.map(|(host, local)| Place { host, local });
+        assert_eq!(found, expected);
+        assert_eq!(hosts, [vec![0, 2], vec![1, 3], vec![4]]);
+        assert!(!is_even(&hosts) && is_even(&hosts[..2]));
+        assert_eq!(places(&[0, 2, 2]), None);
+    }
+}

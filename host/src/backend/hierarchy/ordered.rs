@@ -1,0 +1,297 @@
+//! Reductions in rank order, with the library's rounding: the bits of the kernels of one host.
+
+use core::ops::Range;
+
+use fusewire_device::element::{Number, Reduction, WithReduction, dispatch};
+use fusewire_device::{DType, Element};
+
+use super::{Backend, Clock, Hierarchy, Message, scratch};
+use crate::Result;
+use crate::options::ReduceOp;
+
+/// Elements that are reduced at a time: their accumulators stay in the first cache.
+const BLOCK: usize = 512;
+
+impl Hierarchy {
+    /// Every rank gets all inputs; `root` (or everybody) reduces them.
+    ///
+    /// # Safety
+    /// As [`Backend::all_reduce`] and [`Backend::reduce`].
+    pub(super) unsafe fn reduce_gathered(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        root: Option<u32>,
+        clock: &Clock,
+    ) -> Result<()> {
+        let name = if root.is_some() {
+            "reduce"
+        } else {
+            "all_reduce"
+        };
+        let bytes = clock.bytes(count);
+        let scalars = self.scalars(op, name, clock)?;
+        let mut rows = scratch(bytes * self.size() as usize);
+        let all = rows.as_mut_ptr().cast::<u8>();
+        // SAFETY: the caller's promise; there is a row for each rank.
+        unsafe {
+            self.all
+                .all_gather(from, all, count, &clock.how())
+                .map_err(self.between_failed(name))?;
+            if root.is_none_or(|root| root == self.rank) {
+                let rows: Vec<_> = rows_of(all, bytes, scalars.len());
+                fold(&rows, &scalars, to, count, clock.how.dtype, op);
+            }
+        }
+        Ok(())
+    }
+
+    /// Each rank reduces its shard of everybody's input, then everybody gets all shards.
+    ///
+    /// # Safety
+    /// As [`Backend::all_reduce`].
+    pub(super) unsafe fn all_reduce_ordered(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        clock: &Clock,
+    ) -> Result<()> {
+        let shards = self.shards(count);
+        let own = shards[self.rank as usize].clone();
+        let target = to.wrapping_add(clock.bytes(own.start));
+        // SAFETY: the caller's promise: every shard lies within the buffers. In place, the own shard is written
+        // when all others have been sent.
+        unsafe { self.reduce_own(from, target, &shards, op, "all_reduce", clock)? };
+        let others = (0..self.size()).filter(|peer| *peer != self.rank);
+        let messages = others.flat_map(|peer| {
+            let theirs = &shards[peer as usize];
+            let place = |shard: &Range<usize>| to.wrapping_add(clock.bytes(shard.start));
+            [
+                message(true, place(&own), own.len(), peer, clock),
+                message(false, place(theirs), theirs.len(), peer, clock),
+            ]
+        });
+        let messages: Vec<_> = messages.filter(|message| message.bytes > 0).collect();
+        self.exchange(&messages, "all_reduce")
+    }
+
+    /// Each rank reduces its shard, then the root gets all.
+    ///
+    /// # Safety
+    /// As [`Backend::reduce`].
+    pub(super) unsafe fn reduce_ordered(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        root: u32,
+        clock: &Clock,
+    ) -> Result<()> {
+        let shards = self.shards(count);
+        let own = shards[self.rank as usize].clone();
+        if root == self.rank {
+            let target = to.wrapping_add(clock.bytes(own.start));
+            // SAFETY: as for all_reduce.
+            unsafe { self.reduce_own(from, target, &shards, op, "reduce", clock)? };
+            let others = (0..self.size()).filter(|peer| *peer != self.rank);
+            let messages = others.map(|peer| {
+                let shard = &shards[peer as usize];
+                let place = to.wrapping_add(clock.bytes(shard.start));
+                message(false, place, shard.len(), peer, clock)
+            });
+            let messages: Vec<_> = messages.filter(|message| message.bytes > 0).collect();
+            return self.exchange(&messages, "reduce");
+        }
+        let mut reduced = scratch(clock.bytes(own.len()));
+        let target = reduced.as_mut_ptr().cast::<u8>();
+        // SAFETY: the scratch holds the shard.
+        unsafe { self.reduce_own(from, target, &shards, op, "reduce", clock)? };
+        if own.is_empty() {
+            return Ok(());
+        }
+        self.exchange(&[message(true, target, own.len(), root, clock)], "reduce")
+    }
+
+    /// Each rank reduces its row.
+    ///
+    /// # Safety
+    /// As [`Backend::reduce_scatter`].
+    pub(super) unsafe fn reduce_scatter_ordered(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        clock: &Clock,
+    ) -> Result<()> {
+        let rows: Vec<_> = (0..self.size() as usize)
+            .map(|row| row * count..(row + 1) * count)
+            .collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce_own(from, to, &rows, op, "reduce_scatter", clock) }
+    }
+
+    /// Sends everybody its shard of `from`, and reduces this rank's shard of all inputs to `to`.
+    ///
+    /// # Safety
+    /// `from` readable for all shards, `to` writable for this rank's; it may be this rank's shard of `from`.
+    unsafe fn reduce_own(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        shards: &[Range<usize>],
+        op: ReduceOp,
+        name: &'static str,
+        clock: &Clock,
+    ) -> Result<()> {
+        let scalars = self.scalars(op, name, clock)?;
+        let own = &shards[self.rank as usize];
+        let bytes = clock.bytes(own.len());
+        let mut received = scratch(bytes * shards.len());
+        let at = received.as_mut_ptr().cast::<u8>();
+        let others = (0..self.size()).filter(|peer| *peer != self.rank);
+        let messages = others.flat_map(|peer| {
+            let theirs = &shards[peer as usize];
+            let sent = from.wrapping_add(clock.bytes(theirs.start)).cast_mut();
+            let row = at.wrapping_add(bytes * peer as usize);
+            [
+                message(true, sent, theirs.len(), peer, clock),
+                message(false, row, own.len(), peer, clock),
+            ]
+        });
+        let messages: Vec<_> = messages.filter(|message| message.bytes > 0).collect();
+        self.exchange(&messages, name)?;
+        let mut rows = rows_of(at, bytes, shards.len());
+        rows[self.rank as usize] = from.wrapping_add(clock.bytes(own.start));
+        // SAFETY: every row holds the shard; the caller's promise for this rank's.
+        unsafe { fold(&rows, &scalars, to, own.len(), clock.how.dtype, op) };
+        Ok(())
+    }
+
+    /// Each rank's factor.
+    fn scalars(&self, op: ReduceOp, name: &'static str, clock: &Clock) -> Result<Vec<u64>> {
+        let own = op.scalar(clock.how.dtype);
+        let mut scalars = vec![own; self.size() as usize];
+        if matches!(op, ReduceOp::PreMulSum(_)) {
+            let mut how = clock.how();
+            how.dtype = DType::U64;
+            let at = scalars.as_mut_ptr().cast();
+            // SAFETY: one word, and as many as ranks.
+            unsafe {
+                self.all
+                    .all_gather((&raw const own).cast(), at, 1, &how)
+                    .map_err(self.between_failed(name))?;
+            }
+        }
+        Ok(scalars)
+    }
+
+    /// What each rank reduces of `count` elements; the last ones may have less, or nothing.
+    fn shards(&self, count: usize) -> Vec<Range<usize>> {
+        let size = self.size() as usize;
+        // Lines of memory are not divided.
+        let each = count.div_ceil(size).next_multiple_of(64);
+        (0..size)
+            .map(|rank| (rank * each).min(count)..((rank + 1) * each).min(count))
+            .collect()
+    }
+}
+
+fn message(is_send: bool, at: *mut u8, count: usize, peer: u32, clock: &Clock) -> Message {
+    let how = clock.how();
+    Message {
+        is_send,
+        at: at as usize,
+        bytes: how.bytes(count),
+        peer,
+        timeout: how.timeout,
+    }
+}
+
+fn rows_of(at: *mut u8, bytes: usize, count: usize) -> Vec<*const u8> {
+    (0..count)
+        .map(|row| at.wrapping_add(row * bytes).cast_const())
+        .collect()
+}
+
+/// Reduces `rows` of `count` elements to `to`, in their order.
+///
+/// # Safety
+/// Every row is readable and `to` writable for `count` elements, aligned; `to` may be one of the rows. There are as
+/// many scalars as rows.
+pub(super) unsafe fn fold(
+    rows: &[*const u8],
+    scalars: &[u64],
+    to: *mut u8,
+    count: usize,
+    dtype: DType,
+    op: ReduceOp,
+) {
+    let fold = Fold {
+        rows,
+        scalars,
+        to,
+        count,
+    };
+    let code = op.code() as u8;
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has it; the caller's promise.
+        unsafe { fold_avx2(fold, dtype, code) };
+        return;
+    }
+    let _ = dispatch(dtype as u8, code, fold);
+}
+
+/// The same code with wider registers: the same bits, for nothing is contracted.
+///
+/// # Safety
+/// The processor has AVX2; and as [`fold`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn fold_avx2(fold: Fold<'_>, dtype: DType, code: u8) {
+    let _ = dispatch(dtype as u8, code, fold);
+}
+
+/// What [`fold`] was given, and its promises.
+struct Fold<'a> {
+    rows: &'a [*const u8],
+    scalars: &'a [u64],
+    to: *mut u8,
+    count: usize,
+}
+
+impl WithReduction for Fold<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<T: Element, O: Reduction<T>>(self) {
+        let mut totals = [T::Acc::ZERO; BLOCK];
+        let ranks = self.rows.len() as u32;
+        for start in (0..self.count).step_by(BLOCK) {
+            let totals = &mut totals[..BLOCK.min(self.count - start)];
+            for (row, (from, scalar)) in self.rows.iter().zip(self.scalars).enumerate() {
+                let from = from.cast::<T>().wrapping_add(start);
+                for (index, total) in totals.iter_mut().enumerate() {
+                    // SAFETY: promised to `fold`.
+                    let value = O::lift(unsafe { from.add(index).read() }, *scalar);
+                    *total = if row == 0 {
+                        value
+                    } else {
+                        O::combine(*total, value)
+                    };
+                }
+            }
+            let to = self.to.cast::<T>().wrapping_add(start);
+            for (index, total) in totals.iter().enumerate() {
+                // SAFETY: as above; all rows of this block have been read.
+                unsafe { to.add(index).write(O::finish(*total, ranks)) };
+            }
+        }
+    }
+}

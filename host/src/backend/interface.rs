@@ -1,0 +1,66 @@
+//! By which of its addresses other hosts reach this one.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{ToSocketAddrs, UdpSocket};
+use std::{env, fs};
+
+use fusewire_gloo_sys as sys;
+
+use super::Reach;
+
+/// Where to listen: `TORCHCOMM_GLOO_HOSTNAME` or `_INTERFACE`, `GLOO_SOCKET_IFNAME`; else the loopback where all
+/// ranks are on one host, and otherwise the address by which this host reaches `MASTER_ADDR`, or that of its name.
+pub(super) fn device(reach: Reach) -> sys::TcpOptions {
+    let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
+    if let Some(name) = variable("TORCHCOMM_GLOO_HOSTNAME") {
+        return sys::TcpOptions::Hostname(name);
+    }
+    let interface = variable("TORCHCOMM_GLOO_INTERFACE").or_else(|| variable("GLOO_SOCKET_IFNAME"));
+    if let Some(name) = interface {
+        return sys::TcpOptions::Interface(name);
+    }
+    if reach == Reach::Host {
+        return sys::TcpOptions::loopback();
+    }
+    if let Some(address) = variable("MASTER_ADDR").and_then(|to| address_towards(&to)) {
+        return sys::TcpOptions::Address(address);
+    }
+    match first_line("/proc/sys/kernel/hostname") {
+        Some(name) => sys::TcpOptions::Hostname(name),
+        None => sys::TcpOptions::loopback(),
+    }
+}
+
+fn first_line(path: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// This host's address on the way to `to`, by the system's routes: nothing is sent. None where that is the
+/// loopback, by which other hosts come nowhere.
+fn address_towards(to: &str) -> Option<IpAddr> {
+    /// Any port does: it is never spoken to.
+    const DISCARD: u16 = 9;
+    (to, DISCARD).to_socket_addrs().ok()?.find_map(|to| {
+        let any: IpAddr = match to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(to).ok()?;
+        let own = socket.local_addr().ok()?.ip();
+        (!own.is_loopback() && !own.is_unspecified()).then_some(own)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loopback_leads_to_no_other_host() {
+        assert_eq!(address_towards("127.0.0.1"), None);
+        assert_eq!(address_towards("::1"), None);
+        assert_eq!(address_towards("no.such.host.invalid"), None);
+    }
+}

@@ -1,0 +1,72 @@
+//! Ranks on several hosts: kernels within each, another library between them.
+
+use super::Communicator;
+use super::bootstrap::Forming;
+use crate::Result;
+
+#[cfg(feature = "gloo")]
+mod over_gloo {
+    use std::sync::Arc;
+
+    use super::super::observe::Hooks;
+    use super::{Communicator, Forming, Result};
+    use crate::backend::{Hierarchy, Reach};
+    use crate::bootstrap::host_id;
+
+    impl Forming {
+        /// Ends the meeting of ranks that have found themselves on several hosts, `here` on this one, and joins
+        /// them: the ranks of each host among themselves, then all of them.
+        pub(in crate::comm) fn over_hosts(
+            self,
+            agreed: &str,
+            here: Vec<u32>,
+            _elsewhere: &(u32, String),
+        ) -> Result<Communicator> {
+            let mut options = self.options.clone();
+            // One record, one watchdog: the whole communicator's.
+            options.flight_recorder_entries = 0;
+            options.abort_process_on_timeout_or_error = Some(false);
+            let local_rank = here.iter().position(|rank| *rank == self.rank);
+            let local = Self {
+                device: self.device,
+                rank: local_rank.unwrap_or_default() as u32,
+                size: here.len() as u32,
+                store: Arc::clone(&self.store),
+                name: format!("{} on the host of rank {}", self.name, here[0]),
+                // Not to end with a number: that would be a meeting's.
+                prefix: format!("{}/host-{}", self.prefix, here[0]),
+                options,
+                generation: self.generation,
+                hooks: Hooks::default(),
+                meeting_timeout: self.meeting_timeout,
+                reach: Reach::Host,
+            };
+            let local = Communicator::form(local)?;
+            let made = Hierarchy::new(&self.setup(Reach::Network), local, here)?;
+            self.meeting().end("made", agreed, &host_id()?, &[])?;
+            let reach = Reach::Network;
+            Communicator::over(Arc::new(made), Self { reach, ..self })
+        }
+    }
+}
+
+#[cfg(not(feature = "gloo"))]
+impl Forming {
+    /// Refuses: nothing in this build reaches another host.
+    pub(super) fn over_hosts(
+        self,
+        _agreed: &str,
+        _here: Vec<u32>,
+        (rank, theirs): &(u32, String),
+    ) -> Result<Communicator> {
+        let own = crate::bootstrap::host_id()?;
+        Err(crate::Error::Communicator {
+            name: self.name,
+            detail: format!(
+                "rank {rank} is on another host ({theirs}) than rank {} ({own}): memory cannot be shared, and this \
+                 build has no transport between hosts; build with --features gloo",
+                self.rank
+            ),
+        })
+    }
+}

@@ -1,0 +1,92 @@
+//! Hosts of a test: network namespaces of this machine, joined by a virtual cable.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+
+/// Two namespaces, `a` and `b`, with an address each; gone when the value is dropped.
+#[derive(Debug)]
+pub struct Cable {
+    names: [String; 2],
+    links: [String; 2],
+}
+
+/// The addresses of the two ends.
+pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
+
+fn ip(arguments: &[&str]) -> Result<(), String> {
+    let ran = Command::new("ip")
+        .args(arguments)
+        .output()
+        .map_err(|error| format!("ip: {error}"))?;
+    if ran.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&ran.stderr).trim().to_owned();
+    Err(format!("ip {}: {said}", arguments.join(" ")))
+}
+
+impl Cable {
+    /// Makes both ends, which `tag` tells from those of other tests.
+    ///
+    /// # Errors
+    /// What is missing: the program `ip`, or the right to make namespaces.
+    pub fn new(tag: &str) -> Result<Self, String> {
+        let process = std::process::id();
+        // Names of links have 15 characters at most.
+        let cable = Self {
+            names: ["a", "b"].map(|end| format!("fw-{tag}-{process}-{end}")),
+            links: ["a", "b"].map(|end| format!("fw{tag}{process}{end}")),
+        };
+        let [a, b] = &cable.names;
+        let [link_a, link_b] = &cable.links;
+        ip(&["netns", "add", a])?;
+        ip(&["netns", "add", b])?;
+        ip(&[
+            "link", "add", link_a, "netns", a, "type", "veth", "peer", "name", link_b, "netns", b,
+        ])?;
+        for ((name, link), address) in cable.names.iter().zip(&cable.links).zip(ADDRESSES) {
+            let address = format!("{address}/24");
+            ip(&["-n", name, "addr", "add", &address, "dev", link])?;
+            ip(&["-n", name, "link", "set", link, "up"])?;
+            ip(&["-n", name, "link", "set", "lo", "up"])?;
+        }
+        Ok(cable)
+    }
+
+    /// The namespace of an end, by name.
+    pub fn name(&self, end: usize) -> &str {
+        &self.names[end]
+    }
+
+    /// Cuts the cable.
+    ///
+    /// # Errors
+    /// What `ip` says.
+    pub fn cut(&self) -> Result<(), String> {
+        ip(&["-n", &self.names[0], "link", "set", &self.links[0], "down"])
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // One that was never made is no failure.
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}
+
+/// Moves this thread, and those that it starts from now on, into a namespace.
+///
+/// # Errors
+/// What the system says.
+pub fn enter(name: &str) -> io::Result<()> {
+    let namespace = File::open(format!("/run/netns/{name}"))?;
+    // SAFETY: the descriptor is open; no memory is involved.
+    if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } == 0 {
+        return Ok(());
+    }
+    Err(io::Error::last_os_error())
+}

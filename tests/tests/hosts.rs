@@ -1,0 +1,300 @@
+//! Ranks on several hosts, by name only: every operation, by both promises. See `hosts_cable.rs` for a network.
+
+use core::time::Duration;
+
+use fusewire::{Communicator, DType, Determinism, Device, Operation, Options, ReduceOp, reference};
+use fusewire_tests::cases::{self, Case, REDUCING};
+use fusewire_tests::oracle;
+use fusewire_tests::process::{Host, Ranks, report, role};
+use fusewire_tests::rank::{Mode, Rank};
+use fusewire_tests::runner::Setup;
+use fusewire_tests::skip::has_gloo;
+
+/// Bound of everything that a test awaits.
+const PATIENCE: Duration = Duration::from_secs(120);
+const ANY: &str = "FUSEWIRE_TEST_ANY";
+/// Elements of 64 MiB.
+const LARGE: usize = 16 << 20;
+
+fn options(ranks: u32) -> Options {
+    let mut options = Setup::new(ranks).options();
+    if std::env::var(ANY).is_ok() {
+        options.determinism = Determinism::Any;
+    }
+    options
+}
+
+/// Starts ranks whose hosts have the names `hosts`.
+fn on_hosts(test: &str, role: &str, hosts: &[&str], environment: &[(&str, String)]) -> Ranks {
+    let host = |rank: usize| vec![("FUSEWIRE_HOST_ID", hosts[rank].to_owned())];
+    let size = hosts.len() as u32;
+    Ranks::start_each(test, role, size, Host::Parent, |rank| {
+        let mut all = host(rank as usize);
+        all.push(("TORCHCOMM_GLOO_HOSTNAME", "127.0.0.1".to_owned()));
+        all.extend(environment.iter().cloned());
+        all
+    })
+}
+
+fn is_inexact(case: &Case) -> bool {
+    let is_float = !case.dtype.is_integer() && case.dtype.is_reducible();
+    let sums = |op| !matches!(op, ReduceOp::Min | ReduceOp::Max);
+    REDUCING.contains(&case.operation) && is_float && case.reduction.is_some_and(sums)
+}
+
+/// All cases of a communicator over hosts, for `Rank`, which compares bits with the oracle's.
+fn list(ranks: u32) -> Vec<Case> {
+    let mut list = cases::sizes(ranks);
+    list.extend(cases::types(ranks));
+    list.retain(|case| case.operation != Operation::AllReduceRmsNorm);
+    list
+}
+
+fn run_list(comm: &Communicator, mode: Mode, cases: &[Case]) -> u64 {
+    let mut rank = Rank::new(comm.clone(), mode, cases).expect("memory");
+    for case in cases {
+        if let Err(error) = rank.run(case) {
+            panic!("{case:?}: {error}");
+        }
+    }
+    let (calls, wrong) = rank.finish();
+    assert!(
+        wrong.is_empty(),
+        "{} wrong: {:#?}",
+        wrong.len(),
+        &wrong[..1]
+    );
+    calls
+}
+
+fn f32s(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    reference::widen(dtype, bytes)
+}
+
+/// Sums of floats in any order: near the oracle's, and the same bits on all ranks.
+fn sums_are_near(comm: &Communicator) {
+    let ranks = comm.size();
+    for dtype in [DType::F32, DType::F16, DType::Bf16] {
+        for (call, count) in [1usize, 129, 9001, 70_003].into_iter().enumerate() {
+            for op in [ReduceOp::Sum, ReduceOp::Average] {
+                let inputs: Vec<_> = (0..ranks)
+                    .map(|rank| reference::fill(dtype, rank, call as u64, count))
+                    .collect();
+                let sum = reference::reduce(dtype, op, &[], &inputs);
+                let own = &inputs[comm.rank() as usize];
+                let tensor = fusewire::Tensor::new(dtype, count).expect("memory");
+                // SAFETY: nobody else uses the tensor.
+                let bytes = unsafe { core::slice::from_raw_parts_mut(tensor.as_ptr(), own.len()) };
+                bytes.copy_from_slice(own);
+                comm.all_reduce(&tensor, op).expect("an all_reduce");
+                // Each input is below 2^5; as many roundings as ranks.
+                let epsilon = match dtype {
+                    DType::F32 => 2f32.powi(-23),
+                    DType::F16 => 2f32.powi(-10),
+                    _ => 2f32.powi(-7),
+                };
+                let bound = epsilon * 32.0 * ranks as f32;
+                for (must, is) in f32s(&sum, dtype).iter().zip(f32s(bytes, dtype)) {
+                    assert!(
+                        (must - is).abs() <= bound,
+                        "{dtype:?} {op:?}: {is}, not {must}"
+                    );
+                }
+                let digest = [bytes.iter().fold(7u64, |sum, byte| {
+                    sum.wrapping_mul(31).wrapping_add(u64::from(*byte))
+                })];
+                let mut all = vec![0u64; ranks as usize];
+                comm.all_gather_single(all.as_mut_slice(), digest.as_slice())
+                    .expect("an all_gather");
+                assert!(all.iter().all(|other| *other == digest[0]), "{all:?}");
+                for root in 0..ranks {
+                    bytes.copy_from_slice(own);
+                    comm.reduce(&tensor, root, op).expect("a reduce");
+                    if root == comm.rank() {
+                        for (must, is) in f32s(&sum, dtype).iter().zip(f32s(bytes, dtype)) {
+                            assert!((must - is).abs() <= bound, "reduce: {is}, not {must}");
+                        }
+                    } else {
+                        assert_eq!(bytes, &own[..], "only the root's memory changes");
+                    }
+                }
+            }
+        }
+    }
+    let rows: Vec<f32> = (0..ranks * 777).map(|i| (i + comm.rank()) as f32).collect();
+    let mut row = [0f32; 777];
+    comm.reduce_scatter_single(row.as_mut_slice(), rows.as_slice(), ReduceOp::Sum)
+        .expect("a reduce_scatter");
+    for (i, is) in row.iter().enumerate() {
+        // Whole numbers below 2^24: exact in every order.
+        let first = comm.rank() * 777 + i as u32;
+        let must: u32 = (0..ranks).map(|rank| first + rank).sum();
+        assert_eq!(*is, must as f32);
+    }
+}
+
+/// A child: the list, by both promises; parts of the communicator.
+fn conforms() -> bool {
+    if role().as_deref() != Some("conforms") {
+        return false;
+    }
+    let ranks: u32 = std::env::var("TORCHCOMM_SIZE")
+        .ok()
+        .and_then(|size| size.parse().ok())
+        .expect("set by the parent");
+    let comm = Communicator::from_env(Device::Cpu, options(ranks)).expect("a communicator");
+    assert_eq!(comm.backend(), "fusewire");
+    assert!(comm.backend_version().contains("gloo between"));
+    let any = std::env::var(ANY).is_ok();
+    let plan = comm
+        .plan(Operation::AllReduce, LARGE, DType::F32, Some(ReduceOp::Sum))
+        .expect("a plan");
+    assert_eq!(plan.bitwise, !any);
+    let said = plan.to_string();
+    assert!(said.contains(" hosts: "), "{said}");
+    assert_eq!(said.contains("may differ"), any, "{said}");
+    let mut list = list(ranks);
+    if any {
+        list.retain(|case| !is_inexact(case));
+        sums_are_near(&comm);
+    }
+    let mut calls = run_list(&comm, Mode::Blocking, &list);
+    let few: Vec<_> = cases::core(ranks)
+        .into_iter()
+        .filter(|case| case.operation != Operation::AllReduceRmsNorm)
+        .filter(|case| !(any && is_inexact(case)))
+        .collect();
+    calls += run_list(&comm, Mode::Async, &few);
+    calls += run_list(&comm, Mode::Graph, &few);
+    let dup = comm.dup().expect("a dup");
+    calls += run_list(&dup, Mode::Blocking, &few);
+    // In the other order, and without the last rank.
+    let part: Vec<u32> = (0..ranks - 1).rev().collect();
+    let mine = if part.contains(&comm.rank()) {
+        &part[..]
+    } else {
+        &[]
+    };
+    if let Some(part) = comm.split(mine, "part").expect("a split") {
+        calls += run_list(&part, Mode::Blocking, &few);
+        part.finalize().expect("an end");
+    }
+    // One host's ranks need no network.
+    let own = std::env::var("FUSEWIRE_HOST_ID").expect("set by the parent");
+    let here: Vec<u32> = (0..ranks)
+        .filter(|rank| hosts_of(ranks)[*rank as usize] == own)
+        .collect();
+    let here = comm.split(&here, "here").expect("a split").expect("a part");
+    assert!(here.backend_impl().is_none(), "kernels alone");
+    let mut x = [1f32; 5];
+    here.all_reduce(x.as_mut_slice(), ReduceOp::Sum)
+        .expect("a sum");
+    assert_eq!(x, [here.size() as f32; 5]);
+    comm.barrier().expect("a barrier");
+    report(format!("{calls} calls"));
+    for comm in [&here, &dup, &comm] {
+        comm.finalize().expect("an end");
+    }
+    true
+}
+
+/// The hosts of the lists below by number of ranks, which differ.
+fn hosts_of(ranks: u32) -> &'static [&'static str] {
+    match ranks {
+        4 if std::env::var("FUSEWIRE_TEST_UNEVEN").is_ok() => &["x", "y", "y", "z"],
+        4 => &["x", "y", "x", "y"],
+        _ => &["x", "x", "y"],
+    }
+}
+
+fn run_conformance(test: &str, hosts: &[&str], environment: &[(&str, String)]) {
+    if !has_gloo() {
+        return;
+    }
+    let mut ranks = on_hosts(test, "conforms", hosts, environment);
+    for process in &mut ranks.processes {
+        let said = process.next_report(PATIENCE).expect("a report");
+        let calls: u64 = said.trim_end_matches(" calls").parse().expect("a number");
+        assert!(calls > 300, "{said}");
+    }
+    ranks.succeed(PATIENCE).expect("all ranks");
+}
+
+#[test]
+fn two_hosts_have_the_bits_of_one() {
+    if conforms() {
+        return;
+    }
+    let test = "two_hosts_have_the_bits_of_one";
+    run_conformance(test, &["x", "y", "x", "y"], &[]);
+}
+
+#[test]
+fn uneven_hosts_have_the_bits_of_one() {
+    if conforms() {
+        return;
+    }
+    let uneven = [("FUSEWIRE_TEST_UNEVEN", "1".to_owned())];
+    let test = "uneven_hosts_have_the_bits_of_one";
+    run_conformance(test, &["x", "y", "y", "z"], &uneven);
+}
+
+#[test]
+fn two_hosts_in_any_order() {
+    if conforms() {
+        return;
+    }
+    let any = [(ANY, "1".to_owned())];
+    run_conformance("two_hosts_in_any_order", &["x", "y", "x", "y"], &any);
+}
+
+#[test]
+fn uneven_hosts_in_any_order() {
+    if conforms() {
+        return;
+    }
+    let any = [
+        (ANY, "1".to_owned()),
+        ("FUSEWIRE_TEST_UNEVEN", "1".to_owned()),
+    ];
+    run_conformance("uneven_hosts_in_any_order", &["x", "y", "y", "z"], &any);
+}
+
+#[test]
+fn without_gloo_the_error_says_what_to_build() {
+    if role().as_deref() == Some("refused") {
+        let error = Communicator::from_env(Device::Cpu, options(2)).expect_err("two hosts");
+        let said = error.to_string();
+        assert!(
+            said.contains("another host") && said.contains("--features gloo"),
+            "{said}"
+        );
+        return;
+    }
+    if fusewire::backend::backend_names()
+        .iter()
+        .any(|name| name == "gloo")
+    {
+        return;
+    }
+    let test = "without_gloo_the_error_says_what_to_build";
+    let mut ranks = on_hosts(test, "refused", &["x", "y"], &[]);
+    ranks.succeed(PATIENCE).expect("both ranks");
+}
+
+/// The oracle's tolerance would pass what changes nothing: inputs differ from sums.
+#[test]
+fn the_oracle_tells_sums_from_inputs() {
+    let inputs: Vec<_> = (0..4)
+        .map(|rank| oracle::fill(DType::F32, rank, 0, 129))
+        .collect();
+    let sum = oracle::reduce(DType::F32, ReduceOp::Sum, &[], &inputs);
+    let bound = 2f32.powi(-23) * 32.0 * 4.0;
+    let far = |input: &Vec<u8>| {
+        f32s(input, DType::F32)
+            .iter()
+            .zip(f32s(&sum, DType::F32))
+            .all(|(a, b)| (a - b).abs() > bound)
+    };
+    assert!(inputs.iter().all(far));
+}

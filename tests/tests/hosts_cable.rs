@@ -1,0 +1,223 @@
+//! Ranks on several hosts: network namespaces of this machine with a cable between them, which can be cut.
+
+use core::time::Duration;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fusewire::{Communicator, Determinism, Device, Options, ReduceOp, new_comm};
+use fusewire_tests::netns::{self, ADDRESSES, Cable};
+use fusewire_tests::process::{Process, free_port, report, role, start};
+use fusewire_tests::runner::Setup;
+use fusewire_tests::skip::{has_gloo, skip};
+
+/// Bound of everything that a test awaits.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Bound of the operations over the cable that is cut.
+const TIMEOUT: Duration = Duration::from_secs(3);
+const ANY: &str = "FUSEWIRE_TEST_ANY";
+const NAMESPACE: &str = "FUSEWIRE_TEST_NAMESPACE";
+/// Elements of 64 MiB.
+const LARGE: usize = 16 << 20;
+
+/// Two ranks at each end of the cable.
+fn at_both_ends(test: &str, role: &str, cable: &Cable, more: &[(&str, &str)]) -> Vec<Process> {
+    let port = free_port();
+    (0..4usize)
+        .map(|rank| {
+            let end = rank / 2;
+            let variables = [
+                ("TORCHCOMM_RANK", rank.to_string()),
+                ("TORCHCOMM_SIZE", "4".to_owned()),
+                ("MASTER_ADDR", ADDRESSES[0].to_owned()),
+                ("MASTER_PORT", port.to_string()),
+                ("FUSEWIRE_HOST_ID", format!("end-{end}")),
+                (NAMESPACE, cable.name(end).to_owned()),
+            ];
+            let more = more
+                .iter()
+                .map(|(name, value)| (*name, (*value).to_owned()));
+            let all: Vec<_> = variables
+                .into_iter()
+                .chain(more)
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect();
+            start(test, role, &all)
+        })
+        .collect()
+}
+
+fn cable(tag: &str) -> Option<Cable> {
+    if !has_gloo() {
+        return None;
+    }
+    match Cable::new(tag) {
+        Ok(cable) => Some(cable),
+        Err(reason) => {
+            skip("netns", &reason);
+            None
+        }
+    }
+}
+
+fn enter() {
+    let name = std::env::var(NAMESPACE).expect("set by the parent");
+    netns::enter(&name).expect("the namespace");
+}
+
+/// Seconds of the best of three.
+fn best_of_three(mut run: impl FnMut()) -> f64 {
+    let times = (0..3).map(|_| {
+        let started = Instant::now();
+        run();
+        started.elapsed().as_secs_f64()
+    });
+    times.fold(f64::INFINITY, f64::min)
+}
+
+/// A child: 64 MiB by each way.
+fn sums_of_large() -> bool {
+    if role().as_deref() != Some("large") {
+        return false;
+    }
+    enter();
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(60);
+    // Both ends share this machine's cores.
+    options.spins = Some(200);
+    let comm = Communicator::from_env(Device::Cpu, options.clone()).expect("a communicator");
+    let (store, rank) = (Arc::clone(comm.store()), comm.rank());
+    options.determinism = Determinism::Any;
+    let any = Communicator::new(
+        Device::Cpu,
+        rank,
+        4,
+        Arc::clone(&store),
+        "any",
+        options.clone(),
+    )
+    .expect("a communicator");
+    options.store = Some(store);
+    options.rank_size = Some((rank, 4));
+    let flat = new_comm("gloo", Device::Cpu, "flat", options).expect("gloo");
+    let value = |rank: u32, i: usize| (i % 1021) as f32 * 0.5 + rank as f32;
+    let mut x = vec![0f32; LARGE];
+    let mut said = Vec::new();
+    for (name, comm) in [("bitwise", &comm), ("any", &any), ("flat gloo", &flat)] {
+        x.iter_mut()
+            .enumerate()
+            .for_each(|(i, x)| *x = value(rank, i));
+        comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)
+            .expect("a sum");
+        for (i, x) in x.iter().enumerate() {
+            let must: f32 = (0..4).map(|rank| value(rank, i)).sum();
+            assert_eq!(*x, must, "element {i} by {name}");
+        }
+        let best = best_of_three(|| {
+            comm.all_reduce(x.as_mut_slice(), ReduceOp::Max)
+                .expect("a maximum");
+        });
+        said.push(format!("{name} {:.0} ms", best * 1e3));
+    }
+    report(said.join(", "));
+    for comm in [&flat, &any, &comm] {
+        comm.barrier().expect("a barrier");
+    }
+    // Rank 0 hosts the store.
+    for comm in [&flat, &any, &comm] {
+        comm.finalize().expect("an end");
+    }
+    true
+}
+
+#[test]
+fn large_sums_over_a_cable() {
+    if sums_of_large() {
+        return;
+    }
+    let Some(cable) = cable("l") else {
+        return;
+    };
+    let mut ranks = at_both_ends("large_sums_over_a_cable", "large", &cable, &[]);
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        let said = process.next_report(PATIENCE).expect("a report");
+        if rank == 0 {
+            eprintln!("all_reduce of 64 MiB between two namespaces: {said}");
+        }
+    }
+    for process in &mut ranks {
+        process.succeed(PATIENCE).expect("every rank");
+    }
+}
+
+/// A child: sums without end, until one fails.
+fn sums_without_end() -> bool {
+    if role().as_deref() != Some("cut") {
+        return false;
+    }
+    enter();
+    let mut options = Setup::new(4).options();
+    options.timeout = Duration::from_secs(30);
+    if std::env::var(ANY).is_ok() {
+        options.determinism = Determinism::Any;
+    }
+    let comm = Communicator::from_env(Device::Cpu, options).expect("a communicator");
+    let comm = comm.with_timeout(TIMEOUT);
+    let mut x = vec![1f32; 100_000];
+    for i in 0.. {
+        let started = Instant::now();
+        let ended = comm.all_reduce(x.as_mut_slice(), ReduceOp::Max);
+        if i == 20 {
+            report("started");
+        }
+        if let Err(error) = ended {
+            report(format!("{} {error}", started.elapsed().as_millis()));
+            let again = Instant::now();
+            let next = comm.barrier().expect_err("it has failed");
+            assert!(again.elapsed() < TIMEOUT, "later calls fail at once");
+            assert_eq!(next.to_string(), error.to_string());
+            break;
+        }
+    }
+    true
+}
+
+fn cut(test: &str, tag: &str, any: bool) {
+    let Some(cable) = cable(tag) else {
+        return;
+    };
+    let any: &[_] = if any { &[(ANY, "1")] } else { &[] };
+    let mut ranks = at_both_ends(test, "cut", &cable, any);
+    for process in &mut ranks {
+        assert_eq!(process.next_report(PATIENCE).as_deref(), Ok("started"));
+    }
+    cable.cut().expect("the cable is cut");
+    let cut = Instant::now();
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        let said = process.next_report(PATIENCE).expect("an error");
+        let (took, error) = said.split_once(' ').expect("a time and an error");
+        let took: u64 = took.parse().expect("milliseconds");
+        eprintln!("rank {rank}, after {took} ms: {error}");
+        assert!(u128::from(took) < 3 * TIMEOUT.as_millis(), "{said}");
+        assert!(error.contains("all_reduce"), "{said}");
+    }
+    assert!(cut.elapsed() < 5 * TIMEOUT, "{:?}", cut.elapsed());
+    for process in &mut ranks {
+        process.succeed(PATIENCE).expect("every rank ends");
+    }
+}
+
+#[test]
+fn a_cut_cable_is_an_error_on_all_ranks() {
+    if sums_without_end() {
+        return;
+    }
+    cut("a_cut_cable_is_an_error_on_all_ranks", "c", false);
+}
+
+#[test]
+fn a_cut_cable_is_an_error_in_any_order_too() {
+    if sums_without_end() {
+        return;
+    }
+    cut("a_cut_cable_is_an_error_in_any_order_too", "d", true);
+}
