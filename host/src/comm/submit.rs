@@ -277,7 +277,10 @@ impl Communicator {
             Action::HandOff(run) => {
                 let (inner, run) = (Arc::clone(&self.inner), Arc::clone(run));
                 let note = prepared.note.launch(id);
-                let keep = prepared.tensors.map(|tensor| tensor.map(Tensor::keep));
+                let keep = (
+                    prepared.tensors.map(|tensor| tensor.map(Tensor::keep)),
+                    prepared.table.clone(),
+                );
                 Node::Host(Arc::new(move || {
                     let _alive = &keep;
                     let word = inner.before(&note)?;
