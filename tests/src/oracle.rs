@@ -88,7 +88,13 @@ pub fn split(case: &Case, from: u32, to: u32) -> u64 {
         Splits::Mixed => {}
         Splits::Uniform => return count,
         Splits::Variable => return count + u64::from(2 * from + to) + 1,
-        Splits::Zeros => return if (from + to) % 2 == 0 { 0 } else { count },
+        Splits::Zeros => {
+            return if (from + to).is_multiple_of(2) {
+                0
+            } else {
+                count
+            };
+        }
         Splits::AllZero => return 0,
         Splits::Asymmetric => return count * u64::from(to),
     }

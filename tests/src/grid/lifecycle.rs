@@ -17,11 +17,11 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
 fn dropped(grid: &mut Grid) -> Result<()> {
     grid.doing = "dropped without finalize".to_owned();
     let dup = grid.comm.dup()?;
-    let mut x = [dup.rank()];
+    let mut x = [dup.rank() as i32];
     dup.all_reduce(x.as_mut_slice(), ReduceOp::Max)?;
     grid.check(
         GROUP,
-        x == [grid.comm.size() - 1],
+        x == [grid.comm.size() as i32 - 1],
         "the other communicator's sum is wrong",
     );
     // Everybody has what it needs before anybody leaves.
