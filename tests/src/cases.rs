@@ -15,6 +15,23 @@ pub enum Memory {
     Mixed,
 }
 
+/// What the pairs of ranks exchange in an [`Operation::AllToAllV`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Splits {
+    /// Other lengths for most pairs, many of them none.
+    Mixed,
+    /// The same length for all pairs.
+    Uniform,
+    /// A length for each pair, none of them zero.
+    Variable,
+    /// Every second pair exchanges nothing.
+    Zeros,
+    /// Nobody exchanges anything.
+    AllZero,
+    /// Higher ranks get more than they send; rank 0 gets nothing.
+    Asymmetric,
+}
+
 /// One case: what all ranks call, and what is local to each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
@@ -36,6 +53,10 @@ pub struct Case {
     pub memory: Memory,
     /// Elements by which buffers are moved off their alignment; another distance on each rank.
     pub offset: usize,
+    /// Whether contents are such that every order of reduction gives the same bits.
+    pub exact: bool,
+    /// Lengths of an [`Operation::AllToAllV`].
+    pub splits: Splits,
 }
 
 impl Case {
@@ -51,6 +72,8 @@ impl Case {
             in_place: false,
             memory: Memory::Registered,
             offset: 0,
+            exact: false,
+            splits: Splits::Mixed,
         }
     }
 

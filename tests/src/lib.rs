@@ -4,6 +4,9 @@
 //! | module | subject |
 //! |---|---|
 //! | [`cases`] | the conformance list: cases as data |
+//! | [`call`] | one operation, called |
+//! | [`backends`] | which backends are there |
+//! | [`grid`] | every operation in every way to call it, over any communicator |
 //! | [`oracle`] | what every rank puts in, and what must come out |
 //! | [`rank`] | one rank's part of a case, checked byte for byte |
 //! | [`runner`] | ways to start ranks: threads and processes |
@@ -13,7 +16,10 @@
 //! | [`rng`] | seeded random numbers, the same on all ranks |
 
 pub mod alloc;
+pub mod backends;
+pub mod call;
 pub mod cases;
+pub mod grid;
 pub mod netns;
 pub mod oracle;
 pub mod process;

@@ -8,7 +8,7 @@ pub use fusewire::reference::{fill, narrow, reduce, widen};
 use fusewire::{DType, Operation, ReduceOp};
 use half::{bf16, f16};
 
-use crate::cases::Case;
+use crate::cases::{Case, Splits};
 
 /// Added to the mean of squares by the fused operation.
 pub const EPSILON: f32 = 1e-5;
@@ -84,6 +84,20 @@ pub fn counts(case: &Case, ranks: u32) -> Vec<u64> {
 /// Elements that `from` sends to `to` in an all_to_all_v; many pairs exchange none.
 pub fn split(case: &Case, from: u32, to: u32) -> u64 {
     let count = case.count as u64;
+    match case.splits {
+        Splits::Mixed => {}
+        Splits::Uniform => return count,
+        Splits::Variable => return count + u64::from(2 * from + to) + 1,
+        Splits::Zeros => {
+            return if (from + to).is_multiple_of(2) {
+                0
+            } else {
+                count
+            };
+        }
+        Splits::AllZero => return 0,
+        Splits::Asymmetric => return count * u64::from(to),
+    }
     match (from * 5 + to * 3 + case.root) % 4 {
         0 => 0,
         1 => count,
@@ -109,10 +123,47 @@ pub fn factor(dtype: DType, rank: u32) -> f64 {
     }
 }
 
+/// The factor of `rank` in a scaled sum of `case`: a power of two where the sum must be exact.
+pub fn factor_of(case: &Case, rank: u32) -> f64 {
+    match (case.exact, case.dtype.is_integer()) {
+        (false, _) => factor(case.dtype, rank),
+        (true, true) => [1.0, 2.0][rank as usize % 2],
+        (true, false) => [0.5, 2.0, -1.0, 1.0][rank as usize % 4],
+    }
+}
+
+/// As [`fill`], of small whole numbers: sums and averages (over a power of two of ranks) are exact in every type
+/// and every order. For products the numbers are plus or minus one or two.
+pub fn fill_exact(case: &Case, rank: u32, call: u64, count: usize) -> Vec<u8> {
+    let mut rng = crate::rng::Rng::new(call << 8 ^ u64::from(rank) ^ 0x5eed);
+    let product = case.reduction == Some(ReduceOp::Product);
+    let numbers = (0..count).map(|_| {
+        let bits = rng.bits() >> 20;
+        if product {
+            [1i8, -1, 2, -2][bits as usize % 4]
+        } else if case.dtype.is_integer() {
+            (bits % 15) as i8
+        } else {
+            (bits % 31) as i8 - 15
+        }
+    });
+    let mut bytes = Vec::with_capacity(count * case.dtype.size());
+    for number in numbers {
+        match case.dtype {
+            DType::F64 => bytes.extend(f64::from(number).to_le_bytes()),
+            DType::F32 => bytes.extend(f32::from(number).to_le_bytes()),
+            DType::F16 => bytes.extend(f16::from_f32(f32::from(number)).to_le_bytes()),
+            DType::Bf16 => bytes.extend(bf16::from_f32(f32::from(number)).to_le_bytes()),
+            dtype => bytes.extend(&i64::from(number).to_le_bytes()[..dtype.size()]),
+        }
+    }
+    bytes
+}
+
 /// The reduction that `rank` calls `case` with; [`ReduceOp::Sum`] where it reduces nothing.
 pub fn reduction(case: &Case, rank: u32) -> ReduceOp {
     match case.reduction {
-        Some(ReduceOp::PreMulSum(_)) => ReduceOp::PreMulSum(factor(case.dtype, rank)),
+        Some(ReduceOp::PreMulSum(_)) => ReduceOp::PreMulSum(factor_of(case, rank)),
         Some(op) => op,
         None => ReduceOp::Sum,
     }
@@ -142,7 +193,11 @@ pub struct Expected {
 pub fn input(case: &Case, ranks: u32, rank: u32, call: u64) -> Given {
     let count = Shape::new(case, ranks, rank).input;
     let mut given = Given {
-        input: fill(case.dtype, rank, call, count),
+        input: if case.exact {
+            fill_exact(case, rank, call, count)
+        } else {
+            fill(case.dtype, rank, call, count)
+        },
         ..Given::default()
     };
     if case.operation == Operation::AllReduceRmsNorm {
@@ -163,7 +218,7 @@ pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<Expected>
     };
     let factors = || {
         (0..ranks)
-            .map(|rank| factor(dtype, rank))
+            .map(|rank| factor_of(case, rank))
             .collect::<Vec<_>>()
     };
     let reduced = |inputs: Vec<Vec<u8>>| reduce(dtype, reduction(case, 0), &factors(), &inputs);

@@ -6,8 +6,9 @@ use core::slice;
 use std::collections::HashMap;
 
 use fusewire::cpu::GraphExec;
-use fusewire::{Communicator, DType, Input, Operation, Output, Result, Tensor, Work};
+use fusewire::{Communicator, DType, Operation, Result, Tensor, Work};
 
+use crate::call::{self, Buffers};
 use crate::cases::{Case, Memory};
 use crate::oracle::{self, Shape};
 
@@ -306,79 +307,13 @@ impl Rank {
 
     /// Calls the blocking form. Ordinary memory is passed as slices are: by address.
     fn blocking(&self, case: &Case, places: &Places, memory: &Tensor) -> Result<()> {
-        let comm = &self.comm;
-        let (ranks, rank) = (comm.size(), comm.rank());
-        let root = case.root % ranks;
-        let slices = !core::ptr::eq(memory.as_ptr(), self.registered[&case.dtype].as_ptr());
-        let part = |range: &Range<usize>| memory.slice(range.start, range.len());
-        let tensors = [
-            part(&places.output)?,
-            part(&places.input)?,
-            part(&places.residual)?,
-            part(&places.weight)?,
-            part(&places.residual_out)?,
-        ];
-        let output = |index: usize| -> Output<'_> {
-            let tensor = &tensors[index];
-            if slices {
-                // SAFETY: a range of live memory of this rank's; nobody else uses it now.
-                unsafe { Output::from_raw(tensor.as_ptr(), tensor.len(), case.dtype) }
-            } else {
-                tensor.into()
-            }
-        };
-        let input = |index: usize| -> Input<'_> {
-            let tensor = &tensors[index];
-            if slices {
-                // SAFETY: as above.
-                unsafe { Input::from_raw(tensor.as_ptr(), tensor.len(), case.dtype) }
-            } else {
-                tensor.into()
-            }
-        };
-        let op = oracle::reduction(case, rank);
-        let (out, from) = (output(0), input(1));
-        match case.operation {
-            Operation::AllReduce if case.in_place => comm.all_reduce(out, op),
-            Operation::AllReduce => comm.all_reduce_into(out, from, op),
-            Operation::Reduce if case.in_place => comm.reduce(out, root, op),
-            Operation::Reduce => comm.reduce_into(out, from, root, op),
-            Operation::ReduceScatter => comm.reduce_scatter_single(out, from, op),
-            Operation::AllGather => comm.all_gather_single(out, from),
-            Operation::AllGatherV => {
-                comm.all_gather_v_single(out, from, &oracle::counts(case, ranks))
-            }
-            Operation::Broadcast => comm.broadcast(out, root),
-            Operation::Scatter => comm.scatter_single(out, from, root),
-            Operation::Gather => comm.gather_single(out, from, root),
-            Operation::AllToAll => comm.all_to_all_single(out, from),
-            Operation::AllToAllV => {
-                let (receive, send) = oracle::splits_of(case, ranks, rank);
-                comm.all_to_all_v_single(out, from, &receive, &send)
-            }
-            Operation::Send => {
-                let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
-                if rank.is_multiple_of(2) {
-                    comm.send(from, next)?;
-                    comm.recv(out, previous)
-                } else {
-                    comm.recv(out, previous)?;
-                    comm.send(from, next)
-                }
-            }
-            Operation::Barrier => comm.barrier(),
-            Operation::AllReduceRmsNorm => {
-                let epsilon = oracle::EPSILON;
-                let norm = fusewire::RmsNorm::new(out, from, input(2), input(3), epsilon);
-                let norm = if case.root == 0 {
-                    norm.with_residual_out(output(4))
-                } else {
-                    norm
-                };
-                comm.all_reduce_rms_norm(&norm)
-            }
-            other => panic!("{other:?} is in no list"),
-        }
+        let by_address = !core::ptr::eq(memory.as_ptr(), self.registered[&case.dtype].as_ptr());
+        call::blocking(
+            &self.comm,
+            case,
+            &Self::tensors(places, memory)?,
+            by_address,
+        )
     }
 
     /// Enqueues the asynchronous form.
@@ -386,66 +321,17 @@ impl Rank {
     /// # Errors
     /// Those of the operation.
     pub fn enqueue(&self, case: &Case, places: &Places, memory: &Tensor) -> Result<Vec<Work>> {
-        let comm = &self.comm;
-        let (ranks, rank) = (comm.size(), comm.rank());
-        let root = case.root % ranks;
+        call::enqueue(&self.comm, case, &Self::tensors(places, memory)?)
+    }
+
+    fn tensors(places: &Places, memory: &Tensor) -> Result<Buffers> {
         let part = |range: &Range<usize>| memory.slice(range.start, range.len());
-        let (out, from) = (&part(&places.output)?, &part(&places.input)?);
-        let op = oracle::reduction(case, rank);
-        let words = |words: &[u64]| {
-            let tensor = Tensor::new(DType::U64, words.len())?;
-            tensor.copy_from(words)?;
-            Ok::<_, fusewire::Error>(tensor)
-        };
-        Ok(vec![match case.operation {
-            Operation::AllReduce if case.in_place => comm.all_reduce_async(out, op)?,
-            Operation::AllReduce => comm.all_reduce_into_async(out, from, op)?,
-            Operation::Reduce if case.in_place => comm.reduce_async(out, root, op)?,
-            Operation::Reduce => comm.reduce_into_async(out, from, root, op)?,
-            Operation::ReduceScatter => comm.reduce_scatter_single_async(out, from, op)?,
-            Operation::AllGather => comm.all_gather_single_async(out, from)?,
-            Operation::AllGatherV => {
-                let counts = words(&oracle::counts(case, ranks))?;
-                comm.all_gather_v_single_async(out, from, &counts)?
-            }
-            Operation::Broadcast => comm.broadcast_async(out, root)?,
-            Operation::Scatter => comm.scatter_single_async(out, from, root)?,
-            Operation::Gather => comm.gather_single_async(out, from, root)?,
-            Operation::AllToAll => comm.all_to_all_single_async(out, from)?,
-            Operation::AllToAllV => {
-                let (receive, send) = oracle::splits_of(case, ranks, rank);
-                let splits = words(&[receive, send].concat())?;
-                comm.all_to_all_v_single_async(out, from, &splits)?
-            }
-            Operation::Send => {
-                let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
-                return Ok(if rank.is_multiple_of(2) {
-                    vec![
-                        comm.send_async(from, next)?,
-                        comm.recv_async(out, previous)?,
-                    ]
-                } else {
-                    vec![
-                        comm.recv_async(out, previous)?,
-                        comm.send_async(from, next)?,
-                    ]
-                });
-            }
-            Operation::Barrier => comm.barrier_async()?,
-            Operation::AllReduceRmsNorm => {
-                let (residual, weight) = (&part(&places.residual)?, &part(&places.weight)?);
-                let residual_out = &part(&places.residual_out)?;
-                let epsilon = oracle::EPSILON;
-                let norm = fusewire::RmsNorm::new(out, from, residual, weight, epsilon);
-                let norm = if case.root == 0 {
-                    norm.with_residual_out(residual_out)
-                } else {
-                    norm
-                };
-                // SAFETY: all buffers share the memory of `out`, which the work keeps alive.
-                unsafe { comm.all_reduce_rms_norm_async(&norm, None)? }
-            }
-            other => panic!("{other:?} is in no list"),
-        }])
+        Ok(Buffers {
+            output: part(&places.output)?,
+            input: part(&places.input)?,
+            residual: part(&places.residual)?,
+            weight: part(&places.weight)?,
+            residual_out: part(&places.residual_out)?,
+        })
     }
 }

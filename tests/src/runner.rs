@@ -2,9 +2,13 @@
 //! [`Runner`]; cases and checks stay as they are.
 
 use core::time::Duration;
+use std::sync::Arc;
+use std::thread;
 
-use fusewire::{Algorithm, Communicator, Options, run_threads};
+use fusewire::store::{MemoryStore, Store};
+use fusewire::{Algorithm, Communicator, Determinism, Device, Error, Options, new_comm};
 
+use crate::backends;
 use crate::cases::{self, Case};
 use crate::process::{self, Host, Ranks};
 use crate::rank::{Mode, Rank};
@@ -12,6 +16,8 @@ use crate::rank::{Mode, Rank};
 /// What a list of cases is run with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setup {
+    /// Backend.
+    pub backend: &'static str,
     /// Ranks.
     pub ranks: u32,
     /// Lanes of a block.
@@ -32,6 +38,7 @@ impl Setup {
     /// Production's settings for `ranks` ranks, with staging small enough for many rounds.
     pub fn new(ranks: u32) -> Self {
         Self {
+            backend: "fusewire",
             ranks,
             lanes: 1,
             blocks: 1,
@@ -56,7 +63,29 @@ impl Setup {
         options.channel_slot_bytes = 2048;
         options.channel_depth = 3;
         options.first_epoch = self.first_epoch;
+        options.abort_process_on_timeout_or_error = Some(false);
+        if !backends::is_bitwise(self.backend) {
+            options.determinism = Determinism::Any;
+        }
         options
+    }
+
+    /// A communicator with these settings: of the ranks of the environment, or, as a thread, of those that share
+    /// `store`.
+    ///
+    /// # Errors
+    /// As [`new_comm`].
+    pub fn communicator(
+        &self,
+        thread: Option<(u32, Arc<dyn Store>)>,
+    ) -> Result<Communicator, Error> {
+        let mut options = self.options();
+        if let Some((rank, store)) = thread {
+            options.store = Some(store);
+            options.rank_size = Some((rank, self.ranks));
+        }
+        backends::register(self.backend);
+        new_comm(self.backend, Device::Cpu, "conformance", options)
     }
 
     /// As text, for a child's environment.
@@ -67,17 +96,34 @@ impl Setup {
             Mode::Graph => 2,
         };
         format!(
-            "{} {} {} {} {mode} {} {}",
-            self.ranks, self.lanes, self.blocks, self.algorithm, self.staging, self.first_epoch
+            "{} {} {} {} {} {mode} {} {}",
+            self.backend,
+            self.ranks,
+            self.lanes,
+            self.blocks,
+            self.algorithm,
+            self.staging,
+            self.first_epoch
         )
     }
 
     fn decode(text: &str) -> Option<Self> {
         let words: Vec<&str> = text.split(' ').collect();
-        let [ranks, lanes, blocks, algorithm, mode, staging, first_epoch] = words[..] else {
+        let [
+            backend,
+            ranks,
+            lanes,
+            blocks,
+            algorithm,
+            mode,
+            staging,
+            first_epoch,
+        ] = words[..]
+        else {
             return None;
         };
         Some(Self {
+            backend: backends::NAMES.into_iter().find(|name| *name == backend)?,
             ranks: ranks.parse().ok()?,
             lanes: lanes.parse().ok()?,
             blocks: blocks.parse().ok()?,
@@ -114,14 +160,39 @@ impl Threads {
     /// # Errors
     /// What was wrong, on which rank.
     pub fn run_cases(&self, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
-        let results = run_threads(setup.ranks, &setup.options(), |comm| {
-            Ok(run_rank(comm, setup, cases))
-        });
+        let results = self.each(setup, |comm| run_rank(comm, setup, cases));
         let mut calls = 0;
         for result in results {
-            calls = result.map_err(|error| error.to_string())??;
+            calls = result?;
         }
         Ok(calls)
+    }
+
+    /// Runs `body` on every rank of a communicator with `setup`.
+    ///
+    /// # Panics
+    /// When a rank does.
+    pub fn each<R: Send>(
+        &self,
+        setup: &Setup,
+        body: impl Fn(Communicator) -> Result<R, String> + Sync,
+    ) -> Vec<Result<R, String>> {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        thread::scope(|scope| {
+            let ranks: Vec<_> = (0..setup.ranks)
+                .map(|rank| {
+                    let (store, body) = (Arc::clone(&store), &body);
+                    scope.spawn(move || {
+                        let comm = setup.communicator(Some((rank, store)));
+                        body(comm.map_err(|error| format!("rank {rank}, {setup:?}: {error}"))?)
+                    })
+                })
+                .collect();
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().expect("no panic"))
+                .collect()
+        })
     }
 }
 
@@ -149,7 +220,8 @@ impl Processes {
         }
         let variable = |name| std::env::var(name).expect("set by the parent");
         let setup = Setup::decode(&variable(SETUP)).expect("the parent's settings");
-        let comm = Communicator::from_env(fusewire::Device::Cpu, setup.options())
+        let comm = setup
+            .communicator(None)
             .expect("a communicator from the environment");
         match run_rank(comm, &setup, &cases::list(&variable(LIST), setup.ranks)) {
             Ok(calls) => process::report(calls),
@@ -159,34 +231,87 @@ impl Processes {
     }
 }
 
+impl Processes {
+    /// Starts the test on every rank with `argument`, for [`Processes::child_of_each`]; what the ranks say.
+    ///
+    /// # Errors
+    /// What was wrong, on which rank.
+    pub fn each(
+        &self,
+        setup: &Setup,
+        argument: &str,
+        bound: Duration,
+    ) -> Result<Vec<String>, String> {
+        self.start(setup, "each", argument, bound)
+    }
+
+    /// In a child of [`Processes::each`]: runs `body` with its communicator and argument, and reports. Returns
+    /// whether this is a child.
+    ///
+    /// # Panics
+    /// When something is wrong, which the parent sees.
+    pub fn child_of_each(body: impl FnOnce(Communicator, &str) -> Result<String, String>) -> bool {
+        if process::role().as_deref() != Some("each") {
+            return false;
+        }
+        let variable = |name| std::env::var(name).expect("set by the parent");
+        let setup = Setup::decode(&variable(SETUP)).expect("the parent's settings");
+        let comm = setup
+            .communicator(None)
+            .expect("a communicator from the environment");
+        match body(comm, &variable(LIST)) {
+            Ok(said) => process::report(said),
+            Err(wrong) => panic!("{wrong}"),
+        }
+        true
+    }
+
+    fn start(
+        &self,
+        setup: &Setup,
+        role: &str,
+        argument: &str,
+        bound: Duration,
+    ) -> Result<Vec<String>, String> {
+        let environment = [(LIST, argument.to_owned()), (SETUP, setup.encode())];
+        let mut ranks = Ranks::start(self.test, role, setup.ranks, self.host, &environment);
+        let processes = ranks.processes.iter_mut();
+        let said: Vec<String> = processes
+            .map(|process| process.next_report(bound))
+            .collect::<Result<_, _>>()?;
+        ranks.succeed(bound)?;
+        Ok(said)
+    }
+}
+
 impl Runner for Processes {
     fn run(&self, setup: &Setup, list: &str) -> Result<u64, String> {
-        let environment = [(LIST, list.to_owned()), (SETUP, setup.encode())];
-        let mut ranks = Ranks::start(
-            self.test,
-            "conformance",
-            setup.ranks,
-            self.host,
-            &environment,
-        );
-        let bound = Duration::from_secs(300);
-        let mut calls = 0;
-        for process in &mut ranks.processes {
-            let said = process.next_report(bound)?;
-            calls = said.parse().map_err(|_| said)?;
-        }
-        ranks.succeed(bound)?;
-        Ok(calls)
+        let said = self.start(setup, "conformance", list, Duration::from_secs(300))?;
+        let calls = said.last().ok_or("there are no ranks")?;
+        calls.parse().map_err(|_| calls.clone())
     }
 }
 
 /// One rank's run of cases.
 fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
     let failed = |error: fusewire::Error| format!("{setup:?}: {error}");
+    let exact = comm
+        .backend_impl()
+        .is_some_and(|backend| !backend.is_bitwise());
+    let mut unsupported = 0;
+    let me = comm.rank();
     let mut rank = Rank::new(comm, setup.mode, cases).map_err(failed)?;
     for case in cases {
+        let case = &Case { exact, ..*case };
+        if !backends::supports(rank.comm(), case) {
+            unsupported += 1;
+            continue;
+        }
         rank.run(case)
             .map_err(|error| format!("{setup:?}, {case:?}: {error}"))?;
+    }
+    if unsupported > 0 && me == 0 {
+        println!("{unsupported} cases are not supported by {}", setup.backend);
     }
     let (calls, wrong) = rank.finish();
     if wrong.is_empty() {

@@ -1,0 +1,94 @@
+//! Which backends there are, and what they can do.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Once;
+
+use fusewire::{Communicator, Operation, backend};
+
+use crate::cases::Case;
+use crate::skip::skip;
+
+/// Backends that the lists run over: the library's own, Gloo, and the example of one outside of this tree.
+pub const NAMES: [&str; 3] = ["fusewire", "gloo", "sample"];
+
+/// Whether reductions of the backend are in rank order.
+pub fn is_bitwise(name: &str) -> bool {
+    name != "gloo"
+}
+
+/// Whether the backend is in this build; prints why not.
+///
+/// # Panics
+/// When it is required: see [`crate::skip`].
+pub fn is_here(name: &str) -> bool {
+    register(name);
+    if backend::backend_names().iter().any(|known| known == name) {
+        return true;
+    }
+    skip(name, "the tests are built without this feature");
+    false
+}
+
+/// Whether the communicator's backend has the operation of `case`.
+pub fn supports(comm: &Communicator, case: &Case) -> bool {
+    let Some(backend) = comm.backend_impl() else {
+        return true;
+    };
+    case.operation != Operation::AllReduceRmsNorm
+        && backend.supports(
+            case.operation,
+            case.dtype,
+            case.reduction.map(fusewire::ReduceOp::code),
+        )
+}
+
+/// Makes the example of a backend, `sample`, one of this process when it is asked for by `name`.
+///
+/// # Panics
+/// When it cannot be built or loaded.
+pub fn register(name: &str) {
+    if name != "sample" {
+        return;
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        backend::register_external_backend("sample", sample()).expect("a new name");
+    });
+}
+
+/// The shared library of the sample backend. Cargo builds it beside this binary; if it did not, it is told to.
+fn sample() -> PathBuf {
+    let name = format!(
+        "{}fusewire_backend_sample{}",
+        std::env::consts::DLL_PREFIX,
+        std::env::consts::DLL_SUFFIX
+    );
+    let binary = std::env::current_exe().expect("the path of this binary");
+    let deps = binary.parent().expect("its folder");
+    let beside = deps.join(&name);
+    if beside.exists() {
+        return beside;
+    }
+    let folder = deps.parent().expect("the profile's folder");
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(profile) => profile,
+    };
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .args([
+            "build",
+            "-p",
+            "fusewire-backend-sample",
+            "--profile",
+            profile,
+        ])
+        .arg("--target-dir")
+        .arg(folder.parent().expect("the target folder"))
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
+        .status()
+        .expect("cargo");
+    assert!(built.success(), "the sample backend is not built");
+    folder.join(&name)
+}

@@ -1,0 +1,84 @@
+//! The end of communicators. The last subject: it ends the grid's own.
+
+use fusewire::{DType, Error, ReduceOp, Result, Tensor};
+
+use super::{Grid, warnings};
+
+const GROUP: &str = "lifecycle";
+
+pub(super) fn run(grid: &mut Grid) -> Result<()> {
+    dropped(grid)?;
+    let rest = finalized(grid)?;
+    grid.check(GROUP, rest, "a finalized communicator does not say so");
+    Ok(())
+}
+
+/// A communicator that is dropped without its end is warned of, and nothing else happens.
+fn dropped(grid: &mut Grid) -> Result<()> {
+    grid.doing = "dropped without finalize".to_owned();
+    let dup = grid.comm.dup()?;
+    let mut x = [dup.rank() as i32];
+    dup.all_reduce(x.as_mut_slice(), ReduceOp::Max)?;
+    grid.check(
+        GROUP,
+        x == [grid.comm.size() as i32 - 1],
+        "the other communicator's sum is wrong",
+    );
+    // Everybody has what it needs before anybody leaves.
+    grid.comm.barrier()?;
+    let ((), warned) = warnings::of(|| drop(dup));
+    let told = warned
+        .iter()
+        .any(|line| line.contains("without finalize()"));
+    grid.check(GROUP, told, &format!("not warned of: {warned:?}"));
+    grid.comm.barrier()?;
+    let dup = grid.comm.dup()?;
+    dup.barrier()?;
+    dup.finalize()?;
+    let ((), warned) = warnings::of(|| drop(dup));
+    grid.check(
+        GROUP,
+        warned.is_empty(),
+        &format!("warned of a proper end: {warned:?}"),
+    );
+    Ok(())
+}
+
+/// Work that is still running is waited for; later calls are errors; a second end does nothing.
+fn finalized(grid: &mut Grid) -> Result<bool> {
+    grid.doing = "finalize".to_owned();
+    let comm = grid.comm.clone();
+    comm.barrier()?;
+    let tensor = Tensor::new(DType::F32, 1024)?;
+    tensor.copy_from(&[1f32; 1024])?;
+    let work = comm.all_reduce_async(&tensor, ReduceOp::Sum)?;
+    comm.finalize()?;
+    grid.check(GROUP, work.is_completed(), "finalize does not wait");
+    let sum = comm.size() as f32;
+    grid.check(
+        GROUP,
+        tensor.to_vec::<f32>()? == [sum; 1024],
+        "the last sum is wrong",
+    );
+    comm.finalize()?;
+    let mut x = [1f32];
+    let answers = [
+        comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum),
+        comm.all_reduce_async(&tensor, ReduceOp::Sum).map(drop),
+        comm.barrier(),
+        comm.split(&[comm.rank()], "late").map(drop),
+        comm.all_gather_object(&1u8).map(drop),
+    ];
+    let told = |answer: &Result<()>| match answer {
+        Err(error @ Error::Communicator { .. }) => error.to_string().contains("finalized"),
+        _ => false,
+    };
+    for (at, answer) in answers.iter().enumerate() {
+        grid.check(
+            GROUP,
+            told(answer),
+            &format!("call {at} after finalize gives {answer:?}"),
+        );
+    }
+    Ok(!comm.is_aborted())
+}

@@ -1,0 +1,344 @@
+//! The ways to call an operation: at once, enqueued, captured; with and without holding on to what it gives.
+
+use core::slice;
+
+use fusewire::cpu::GraphExec;
+use fusewire::{Operation, Result, Tensor};
+
+use super::{Grid, REGISTERED, Sabotage};
+use crate::backends;
+use crate::call::{self, Buffers};
+use crate::cases::Case;
+use crate::oracle::{self, Shape};
+
+/// A way to call an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Blocking.
+    Sync,
+    /// Enqueued; nobody looks at the work before the next operation.
+    SyncNoWork,
+    /// Enqueued, then waited for.
+    Async,
+    /// Enqueued; the work is dropped at once.
+    AsyncDropped,
+    /// Enqueued; the input is dropped at once.
+    InputDropped,
+    /// Captured, replayed four times.
+    Graph,
+    /// Captured; the input is dropped before the first of four replays.
+    GraphInputDropped,
+    /// Three graphs, replayed in turns.
+    Graphs,
+    /// Replays of a graph between calls outside of it.
+    Mixed,
+}
+
+impl Mode {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Sync,
+        Self::SyncNoWork,
+        Self::Async,
+        Self::AsyncDropped,
+        Self::InputDropped,
+        Self::Graph,
+        Self::GraphInputDropped,
+        Self::Graphs,
+        Self::Mixed,
+    ];
+
+    const fn drops_input(self) -> bool {
+        matches!(self, Self::InputDropped | Self::GraphInputDropped)
+    }
+}
+
+/// Elements around a buffer that nobody may write.
+const GUARD: usize = 48;
+
+/// A case's memory: input and output, each with guard zones.
+#[derive(Debug)]
+pub(super) struct Place {
+    output: Tensor,
+    input: Option<Tensor>,
+    buffers: Option<Buffers>,
+}
+
+impl Place {
+    fn buffers(&self) -> &Buffers {
+        self.buffers.as_ref().expect("not dropped")
+    }
+
+    /// Drops the input; what is allocated next may be where it was, and is written to.
+    fn drop_input(&mut self) -> Result<Tensor> {
+        let input = self.input.take().expect("not dropped before");
+        let (dtype, count) = (input.dtype(), input.len());
+        self.buffers = None;
+        drop(input);
+        let next = Tensor::new(dtype, count)?;
+        write(&next, &vec![0xee; count * dtype.size()]);
+        Ok(next)
+    }
+}
+
+/// Writes `bytes`, which fill the tensor.
+pub(super) fn write(tensor: &Tensor, bytes: &[u8]) {
+    assert_eq!(tensor.len() * tensor.dtype().size(), bytes.len());
+    // SAFETY: the tensor holds as many bytes; no operation is running on it.
+    unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.as_ptr(), bytes.len()) };
+}
+
+/// The bytes of a tensor.
+pub(super) fn read(tensor: &Tensor) -> Vec<u8> {
+    let bytes = tensor.len() * tensor.dtype().size();
+    // SAFETY: the tensor holds as many bytes; no operation is running on it.
+    unsafe { slice::from_raw_parts(tensor.as_ptr(), bytes) }.to_vec()
+}
+
+/// What memory of `count` elements between guard zones holds: `data` in the midst, or poison.
+fn image(size: usize, count: usize, data: Option<&[u8]>, call: u64) -> Vec<u8> {
+    let bytes = (count + 2 * GUARD) * size;
+    let poison = |i: usize| 0xa5 ^ (i * 29) as u8 ^ (call * 7) as u8;
+    let mut image: Vec<u8> = (0..bytes).map(poison).collect();
+    if let Some(data) = data {
+        image[GUARD * size..(GUARD + count) * size].copy_from_slice(data);
+    }
+    image
+}
+
+impl Grid {
+    /// Runs `case` in the way `mode`, as one of `group`.
+    pub(super) fn run(&mut self, group: &str, case: &Case, mode: Mode) -> Result<()> {
+        let case = &Case {
+            exact: self.exact,
+            ..*case
+        };
+        if !backends::supports(&self.comm, case) {
+            self.tally.unsupported(group);
+            return Ok(());
+        }
+        if case.operation == Operation::Send && self.comm.size() == 1 {
+            return Ok(()); // Nobody to send to.
+        }
+        self.tally.ran(group);
+        self.doing = format!("{mode:?} of {case:?}");
+        self.used.clear();
+        let place = &mut self.place(case, !mode.drops_input())?;
+        match mode {
+            Mode::Sync => self.eager(case, place)?,
+            Mode::SyncNoWork => {
+                let (other, first) = (self.place(case, false)?, self.put(case, place));
+                let second = self.put(case, &other);
+                let _first = call::enqueue(&self.comm, case, place.buffers())?;
+                let _second = call::enqueue(&self.comm, case, other.buffers())?;
+                self.comm.synchronize()?;
+                self.verify(case, place, first);
+                self.verify(case, &other, second);
+            }
+            Mode::Async => self.enqueued(case, place)?,
+            Mode::AsyncDropped => {
+                let call = self.put(case, place);
+                drop(call::enqueue(&self.comm, case, place.buffers())?);
+                self.comm.synchronize()?;
+                self.verify(case, place, call);
+            }
+            Mode::InputDropped => {
+                let call = self.put(case, place);
+                let works = call::enqueue(&self.comm, case, place.buffers())?;
+                let _next = place.drop_input()?;
+                for work in works {
+                    work.wait_blocking()?;
+                }
+                self.verify(case, place, call);
+            }
+            Mode::Graph => {
+                let graph = self.capture(case, place)?;
+                for _ in 0..4 {
+                    self.replay(case, place, &graph)?;
+                }
+            }
+            Mode::GraphInputDropped => {
+                let graph = self.capture(case, place)?;
+                let call = self.put(case, place);
+                let _next = place.drop_input()?;
+                for _ in 0..4 {
+                    self.put_output(case, place, call);
+                    graph.run(self.comm.stream())?;
+                    self.verify(case, place, call);
+                }
+            }
+            Mode::Graphs => {
+                let places = [self.place(case, false)?, self.place(case, true)?];
+                let places = [&*place, &places[0], &places[1]];
+                let graphs = [
+                    self.capture(case, places[0])?,
+                    self.capture(case, places[1])?,
+                    self.capture(case, places[2])?,
+                ];
+                for at in [0, 1, 0, 2, 1, 0, 2, 2] {
+                    self.replay(case, places[at], &graphs[at])?;
+                }
+            }
+            Mode::Mixed => {
+                self.eager(case, place)?;
+                let graph = self.capture(case, place)?;
+                self.enqueued(case, place)?;
+                self.replay(case, place, &graph)?;
+                self.eager(case, place)?;
+                self.replay(case, place, &graph)?;
+                self.replay(case, place, &graph)?;
+                self.enqueued(case, place)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn eager(&mut self, case: &Case, place: &Place) -> Result<()> {
+        let call = self.put(case, place);
+        call::blocking(&self.comm, case, place.buffers(), false)?;
+        self.verify(case, place, call);
+        Ok(())
+    }
+
+    fn enqueued(&mut self, case: &Case, place: &Place) -> Result<()> {
+        let call = self.put(case, place);
+        for work in call::enqueue(&self.comm, case, place.buffers())? {
+            work.wait_blocking()?;
+        }
+        self.verify(case, place, call);
+        Ok(())
+    }
+
+    fn capture(&self, case: &Case, place: &Place) -> Result<GraphExec> {
+        let stream = self.comm.stream();
+        stream.begin_capture()?;
+        let enqueued = call::enqueue(&self.comm, case, place.buffers());
+        let graph = stream.end_capture()?;
+        enqueued?;
+        graph.instantiate()
+    }
+
+    fn replay(&mut self, case: &Case, place: &Place, graph: &GraphExec) -> Result<()> {
+        let call = self.put(case, place);
+        graph.run(self.comm.stream())?;
+        self.verify(case, place, call);
+        Ok(())
+    }
+
+    /// Memory of `count` elements and guard zones; in a window if there is one with space left.
+    fn memory(&mut self, case: &Case, count: usize, registered: bool) -> Result<Tensor> {
+        let (dtype, total) = (case.dtype, count + 2 * GUARD);
+        let start = self.used.get(&dtype).copied().unwrap_or(0);
+        if registered
+            && start + total <= REGISTERED
+            && let Some(window) = self.registered.get(&dtype)
+        {
+            self.used.insert(dtype, start + total);
+            return window.slice(start, total);
+        }
+        Tensor::new(dtype, total)
+    }
+
+    fn place(&mut self, case: &Case, registered: bool) -> Result<Place> {
+        let shape = Shape::new(case, self.comm.size(), self.comm.rank());
+        let output = self.memory(case, shape.output, registered)?;
+        let input = self.memory(case, shape.input, registered)?;
+        let nothing = Tensor::new(case.dtype, 0)?;
+        let buffers = Buffers {
+            output: output.slice(GUARD, shape.output)?,
+            input: input.slice(GUARD, shape.input)?,
+            residual: nothing.clone(),
+            weight: nothing.clone(),
+            residual_out: nothing,
+        };
+        Ok(Place {
+            output,
+            input: Some(input),
+            buffers: Some(buffers),
+        })
+    }
+
+    /// Whether the operation reads what is in its output.
+    fn is_in_place(case: &Case) -> bool {
+        case.operation == Operation::Broadcast || case.in_place
+    }
+
+    /// Fills the memory for the next call; its number.
+    fn put(&mut self, case: &Case, place: &Place) -> u64 {
+        self.calls += 1;
+        let call = self.calls;
+        let (ranks, rank) = (self.comm.size(), self.comm.rank());
+        let shown = match (self.sabotage, rank) {
+            (Sabotage::SwapRanks, 0 | 1) => 1 - rank,
+            _ => rank,
+        };
+        let mut given = oracle::input(case, ranks, shown, call).input;
+        let shape = Shape::new(case, ranks, rank);
+        given.resize(shape.input * case.dtype.size(), 0);
+        if let Some(input) = &place.input {
+            write(
+                input,
+                &image(case.dtype.size(), shape.input, Some(&given), call),
+            );
+        }
+        let data = Self::is_in_place(case).then_some(&given[..]);
+        write(
+            &place.output,
+            &image(case.dtype.size(), shape.output, data, call),
+        );
+        call
+    }
+
+    /// Fills the output as for call number `call` once more.
+    fn put_output(&self, case: &Case, place: &Place, call: u64) {
+        let (ranks, rank) = (self.comm.size(), self.comm.rank());
+        let count = place.output.len() - 2 * GUARD;
+        let given = oracle::input(case, ranks, rank, call).input;
+        let data = Self::is_in_place(case).then_some(&given[..]);
+        write(&place.output, &image(case.dtype.size(), count, data, call));
+    }
+
+    /// Compares the memory with what call number `call` must have left.
+    fn verify(&mut self, case: &Case, place: &Place, call: u64) {
+        let (ranks, rank) = (self.comm.size(), self.comm.rank());
+        let size = case.dtype.size();
+        let shape = Shape::new(case, ranks, rank);
+        let given = oracle::input(case, ranks, rank, call).input;
+        let expected = oracle::output(case, ranks, rank, call).map(|expected| expected.output);
+        let kept = Self::is_in_place(case).then_some(&given);
+        let must = image(
+            size,
+            shape.output,
+            expected.as_ref().or(kept).map(Vec::as_slice),
+            call,
+        );
+        if self.sabotage == Sabotage::FlipBit && rank == 1 && shape.output > 0 {
+            let mut bytes = read(&place.output);
+            bytes[GUARD * size] ^= 1;
+            write(&place.output, &bytes);
+        }
+        self.same("output", &must, &read(&place.output), size);
+        if let Some(input) = place
+            .input
+            .as_ref()
+            .filter(|_| self.sabotage == Sabotage::None)
+        {
+            let must = image(size, shape.input, Some(&given), call);
+            self.same("input", &must, &read(input), size);
+        }
+    }
+
+    fn same(&mut self, name: &str, must: &[u8], is: &[u8], size: usize) {
+        let Some(byte) = must.iter().zip(is).position(|(must, is)| must != is) else {
+            return;
+        };
+        let at = (byte / size) as i64 - GUARD as i64;
+        let what = format!(
+            "{name}[{at}] of {} is wrong: byte {:02x} instead of {:02x}",
+            must.len() / size - 2 * GUARD,
+            is[byte],
+            must[byte]
+        );
+        self.require(false, &what);
+    }
+}

@@ -1,0 +1,68 @@
+//! Options of calls: hints and time-outs on every operation.
+
+use core::time::Duration;
+
+use fusewire::{CallOptions, DType, Operation, ReduceOp, Result};
+
+use super::{Grid, Mode, warnings};
+use crate::cases::{Case, OPERATIONS, REDUCING};
+
+const GROUP: &str = "options of calls";
+
+pub(super) fn run(grid: &mut Grid) -> Result<()> {
+    grid.doing = "options".to_owned();
+    let long = Duration::from_secs(50);
+    let all = [
+        CallOptions::new().timeout(long),
+        CallOptions::new().timeout(Duration::ZERO),
+        CallOptions::new().hint("algorithm", "signal"),
+        CallOptions::new()
+            .timeout(long)
+            .hint("made_up", "1")
+            .hint("algorithm", "auto"),
+    ];
+    let plain = grid.comm.clone();
+    for options in &all {
+        let unknown = options.hints.contains_key("made_up");
+        let (comm, warned) = warnings::of(|| plain.with_options(options));
+        let told = warned
+            .iter()
+            .any(|line| line.contains("unknown hint \"made_up\""));
+        grid.check(
+            GROUP,
+            told == unknown,
+            &format!("{options:?} warned {warned:?}"),
+        );
+        grid.comm = comm?;
+        for operation in OPERATIONS {
+            if operation == Operation::AllReduceRmsNorm {
+                continue; // It has no asynchronous form that is safe, and no tensors of the grid's shape.
+            }
+            let reduction = REDUCING.contains(&operation).then_some(ReduceOp::Sum);
+            let case = Case {
+                count: 100,
+                ..Case::new(operation, DType::F32, reduction)
+            };
+            for mode in [Mode::Sync, Mode::Async, Mode::Graph] {
+                if !grid.is_short() || mode == Mode::Sync {
+                    grid.run(GROUP, &case, mode)?;
+                }
+            }
+        }
+        grid.comm = plain.clone();
+    }
+    let wrong = CallOptions::new().hint("algorithm", "made_up");
+    grid.check(
+        GROUP,
+        plain.with_options(&wrong).is_err(),
+        "a wrong value of a hint is taken",
+    );
+    grid.comm.set_timeout(long);
+    let case = Case {
+        count: 10,
+        ..Case::new(Operation::AllReduce, DType::F32, Some(ReduceOp::Sum))
+    };
+    grid.run(GROUP, &case, Mode::Sync)?;
+    grid.comm = plain;
+    Ok(())
+}

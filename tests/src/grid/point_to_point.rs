@@ -1,0 +1,101 @@
+//! Batches of sends and receives round a ring.
+
+use fusewire::{DType, Result, Tensor};
+
+use super::modes::read;
+use super::{Breadth, Grid};
+use crate::grid::collectives::MILLION;
+
+const GROUP: &str = "batch ring";
+
+/// How a batch is issued.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Sync,
+    Async,
+    Dropped,
+    Graph,
+}
+
+pub(super) fn run(grid: &mut Grid) -> Result<()> {
+    for dtype in [DType::F32, DType::I32, DType::I8] {
+        for count in [0, 4, 1024, MILLION] {
+            let few = grid.comm.size() == 2 && dtype == DType::F32;
+            if count == MILLION && grid.breadth != Breadth::Full && !few {
+                continue;
+            }
+            for way in [Way::Sync, Way::Async, Way::Dropped, Way::Graph] {
+                if grid.is_short() && way != Way::Sync {
+                    continue;
+                }
+                ring(grid, dtype, count, way)?;
+            }
+        }
+    }
+    both_ways(grid)
+}
+
+/// Everyone sends to the next rank and receives from the one before.
+fn ring(grid: &mut Grid, dtype: DType, count: usize, way: Way) -> Result<()> {
+    grid.doing = format!("batch ring of {count} {}, {way:?}", dtype.name());
+    grid.calls += 1;
+    let (next, before) = grid.neighbours();
+    let call = grid.calls;
+    let mine = grid.contents(dtype, grid.comm.rank(), call, count);
+    let (source, target) = (grid.tensor(dtype, &mine)?, Tensor::new(dtype, count)?);
+    let mut batch = grid.comm.batch_op_create();
+    batch.send(&source, next)?;
+    batch.recv(&target, before)?;
+    let listed = batch.ops().len();
+    match way {
+        Way::Sync => batch.issue()?,
+        Way::Async => batch.issue_async()?.wait_blocking()?,
+        Way::Dropped => {
+            drop(batch.issue_async()?);
+            drop(source);
+            grid.comm.synchronize()?;
+        }
+        Way::Graph => {
+            let stream = grid.comm.stream();
+            stream.begin_capture()?;
+            let issued = batch.issue_async();
+            let graph = stream.end_capture()?.instantiate()?;
+            issued?;
+            for _ in 0..4 {
+                graph.run(stream)?;
+            }
+        }
+    }
+    let right = read(&target) == grid.contents(dtype, before, call, count);
+    grid.check(
+        GROUP,
+        right && listed == 2 && batch.ops().is_empty(),
+        "what came is not what was sent",
+    );
+    Ok(())
+}
+
+/// Everyone exchanges with both neighbours, in one batch, the receives first.
+fn both_ways(grid: &mut Grid) -> Result<()> {
+    grid.doing = "batch with both neighbours".to_owned();
+    grid.calls += 1;
+    let ((next, before), call) = (grid.neighbours(), grid.calls);
+    let (dtype, count) = (DType::I32, 1024);
+    // Two of each, and where there are two ranks both are with the same peer: in order.
+    let a = grid.tensor(dtype, &grid.contents(dtype, grid.comm.rank(), call, count))?;
+    let b = grid.tensor(
+        dtype,
+        &grid.contents(dtype, grid.comm.rank(), call + 1000, count),
+    )?;
+    let (from_before, from_next) = (Tensor::new(dtype, count)?, Tensor::new(dtype, count)?);
+    let mut batch = grid.comm.batch_op_create();
+    batch.recv(&from_before, before)?;
+    batch.recv(&from_next, next)?;
+    batch.send(&a, next)?;
+    batch.send(&b, before)?;
+    batch.issue()?;
+    let right = read(&from_before) == grid.contents(dtype, before, call, count)
+        && read(&from_next) == grid.contents(dtype, next, call + 1000, count);
+    grid.check(GROUP, right, "an exchange with both neighbours is wrong");
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! The conformance grid over backends, numbers of ranks, and ways to start them.
+
+use core::time::Duration;
+use std::sync::{Mutex, PoisonError};
+
+use fusewire_tests::backends;
+use fusewire_tests::grid::{self, Breadth, Sabotage, Table, Tally};
+use fusewire_tests::process::{self, Host};
+use fusewire_tests::runner::{Processes, Setup, Threads};
+use fusewire_tests::skip::full;
+
+/// One run after the other: each has as many threads as ranks.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn regular() -> Breadth {
+    if full() {
+        Breadth::Full
+    } else {
+        Breadth::Regular
+    }
+}
+
+fn setup(backend: &'static str, ranks: u32) -> Setup {
+    Setup {
+        backend,
+        // Production's staging: the grid is about calls, the other lists about rounds.
+        staging: 1 << 20,
+        ..Setup::new(ranks)
+    }
+}
+
+fn threads(table: &mut Table, backend: &'static str, ranks: u32, breadth: Breadth) {
+    let setup = setup(backend, ranks);
+    let results = Threads.each(&setup, |comm| grid::run(comm, breadth));
+    let tallies: Vec<Tally> = results
+        .into_iter()
+        .map(|result| result.unwrap_or_else(|wrong| panic!("{wrong}")))
+        .collect();
+    table.add(backend, &format!("{ranks} thr"), tallies[0].clone());
+}
+
+fn processes(table: &mut Table, test: &'static str, backend: &'static str, ranks: u32) {
+    let processes = Processes {
+        test,
+        host: Host::Parent,
+    };
+    let tallies = processes.each(
+        &setup(backend, ranks),
+        &format!("{:?}", regular()),
+        Duration::from_secs(300),
+    );
+    let tallies = tallies.unwrap_or_else(|wrong| panic!("{wrong}"));
+    let tally = Tally::decode(&tallies[0]).expect("what the child has written");
+    table.add(backend, &format!("{ranks} proc"), tally);
+}
+
+/// In a child: the grid of one rank.
+fn child() -> bool {
+    Processes::child_of_each(|comm, breadth| {
+        let breadth = match breadth {
+            "Full" => Breadth::Full,
+            "Short" => Breadth::Short,
+            _ => Breadth::Regular,
+        };
+        grid::run(comm, breadth).map(|tally| tally.encode())
+    })
+}
+
+fn alone() -> impl Drop {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn fusewire() {
+    if child() {
+        return;
+    }
+    let _alone = alone();
+    let mut table = Table::default();
+    for ranks in [2, 3, 4, 8] {
+        threads(&mut table, "fusewire", ranks, regular());
+        processes(&mut table, "fusewire", "fusewire", ranks);
+    }
+    for ranks in [1, 5, 6, 7] {
+        threads(&mut table, "fusewire", ranks, Breadth::Short);
+    }
+    println!("{table}");
+}
+
+#[test]
+fn gloo() {
+    if child() {
+        return;
+    }
+    if !backends::is_here("gloo") {
+        return;
+    }
+    let _alone = alone();
+    let mut table = Table::default();
+    for ranks in [2, 4] {
+        threads(&mut table, "gloo", ranks, regular());
+        processes(&mut table, "gloo", "gloo", ranks);
+    }
+    println!("{table}");
+}
+
+#[test]
+fn sample() {
+    if child() {
+        return;
+    }
+    let _alone = alone();
+    let mut table = Table::default();
+    threads(&mut table, "sample", 2, regular());
+    processes(&mut table, "sample", "sample", 2);
+    println!("{table}");
+}
+
+#[test]
+fn what_is_wrong_is_caught() {
+    let _alone = alone();
+    for backend in backends::NAMES {
+        if !backends::is_here(backend) {
+            continue;
+        }
+        let say = |sabotage| {
+            Threads.each(&setup(backend, 2), |comm| {
+                grid::run_sabotaged(comm, sabotage)
+            })
+        };
+        for result in say(Sabotage::None) {
+            assert!(result.is_ok(), "{result:?}");
+        }
+        for (rank, result) in say(Sabotage::FlipBit).into_iter().enumerate() {
+            assert_eq!(
+                result.is_err(),
+                rank == 1,
+                "{backend}, rank {rank}: {result:?}"
+            );
+        }
+        for result in say(Sabotage::SwapRanks) {
+            let wrong = result.expect_err("ranks were swapped");
+            assert!(wrong.contains("instead of"), "{wrong}");
+        }
+    }
+    assert!(process::role().is_none());
+}
