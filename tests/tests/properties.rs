@@ -73,7 +73,7 @@ prop_compose! {
         staging in select(vec![4u64 << 10, 20 << 10, 1 << 20]),
         first_epoch in prop_oneof![Just(0), (1u64 << 32) - 4..1 << 32, (1u64 << 31) - 4..1 << 31],
     ) -> Setup {
-        Setup { ranks, lanes, blocks, algorithm, mode, staging, first_epoch }
+        Setup { ranks, lanes, blocks, algorithm, mode, staging, first_epoch, ..Setup::new(ranks) }
     }
 }
 
