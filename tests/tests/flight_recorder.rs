@@ -104,6 +104,8 @@ fn run_late(test: &str, environment: &[(&str, String)]) {
     ]
     .map(|name| (name.to_owned(), String::new()))
     .into();
+    // Also short calls end with a time.
+    all.push(("FUSEWIRE_FR_TIMING".to_owned(), "1".to_owned()));
     all.extend(
         environment
             .iter()
