@@ -236,7 +236,7 @@ pub struct Options {
     pub rank_size: Option<(u32, u32)>,
     /// Operations that the flight recorder keeps; 0 turns it off. Default `TORCHCOMM_FR_BUFFER_SIZE`, or 2000.
     pub flight_recorder_entries: usize,
-    /// Most bytes of an object that the object collectives send or receive; default 64 MiB.
+    /// Most bytes of an object that the object collectives send or receive; default 64 MiB. Agreed.
     pub max_object_bytes: u64,
     /// Hints by name, as torchcomms' programs give them: [`Options::HINTS`] are known; an unknown one is
     /// reported as a warning.

@@ -145,6 +145,30 @@ fn too_large_is_an_error_on_every_rank_and_nobody_waits() {
 }
 
 #[test]
+fn an_object_that_cannot_be_encoded_is_an_error_without_a_limit_too() {
+    let mut unlimited = options();
+    unlimited.max_object_bytes = u64::MAX;
+    for result in run_threads(2, &unlimited, |comm| {
+        // A map with a key that MessagePack can hold, and a value that refuses to be encoded.
+        #[derive(serde::Deserialize)]
+        struct Refuses;
+        impl Serialize for Refuses {
+            fn serialize<S: serde::Serializer>(
+                &self,
+                _: S,
+            ) -> core::result::Result<S::Ok, S::Error> {
+                Err(serde::ser::Error::custom("it will not"))
+            }
+        }
+        let error = comm.all_gather_object(&Refuses).err().expect("not encoded");
+        assert!(matches!(error, Error::Object { .. }), "{error}");
+        comm.barrier()
+    }) {
+        result.unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+#[test]
 fn a_root_out_of_range_is_refused() {
     all(2, |comm| {
         assert!(comm.gather_object(&1, 2).is_err());

@@ -275,6 +275,22 @@ fn refused_members_and_numbers() {
         let error = next.reconfigure(&used).expect_err("used before");
         assert!(error.to_string().contains("was used before"), "{error}");
         meet.wait();
+        // Members that do not agree.
+        let mine = if i == 0 {
+            handles.clone()
+        } else {
+            vec![
+                handles[1].clone(),
+                Candidate::new(Device::Cpu, Arc::clone(&store), "other", options())?.init_handle(),
+            ]
+        };
+        let started = Instant::now();
+        let differ = next.reconfigure(
+            &ReconfigureOptions::new(44, Members::Ordered(mine))
+                .timeout(Duration::from_millis(500)),
+        );
+        assert!(differ.is_err() && started.elapsed() < PATIENCE);
+        meet.wait();
         // A member that does not come.
         if i == 0 {
             let absent = ReconfigureOptions::new(43, Members::Ordered(handles))

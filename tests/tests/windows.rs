@@ -348,3 +348,27 @@ fn the_device_window_in_a_kernel() {
         });
     }
 }
+
+#[test]
+fn a_window_that_ends_while_its_graph_lives_is_an_error_and_no_crash() {
+    all(2, &options(), |comm| {
+        let stream = Stream::new();
+        let peer = 1 - comm.rank();
+        let window = comm.alloc_window(DType::U8, 1 << 16, WindowOptions::default())?;
+        let source = Tensor::new(DType::U8, 1 << 16)?;
+        let on_stream = window.on(&stream);
+        stream.begin_capture()?;
+        on_stream.put_async(&source, peer, 0)?;
+        // A barrier would be captured, and nothing would have ended.
+        let error = on_stream.clone().free().expect_err("while capturing");
+        assert!(error.to_string().contains("capturing"), "{error}");
+        let graph = stream.end_capture()?.instantiate()?;
+        Ok((comm, graph, stream))
+    })
+    .into_iter()
+    .for_each(|(comm, graph, stream)| {
+        drop(comm);
+        // Windows that were not ended, and memory that the graph holds.
+        graph.run(&stream).expect("the memory is still there");
+    });
+}

@@ -491,6 +491,7 @@ pub(super) fn agreed_hash(size: u32, options: &Options) -> u64 {
     size.hash(&mut hasher);
     options.algorithm.hash(&mut hasher);
     options.determinism.hash(&mut hasher);
+    options.max_object_bytes.hash(&mut hasher);
     (options.blocks, options.lanes, options.first_epoch).hash(&mut hasher);
     (options.staging_bytes, options.packet_slot_bytes).hash(&mut hasher);
     (options.channel_slot_bytes, options.channel_depth).hash(&mut hasher);

@@ -129,9 +129,9 @@ macro_rules! list_forms {
         /// As there; a failure while running is the [`Work`]'s.
         pub fn $name_async(&self, $($arg: $ty),*) -> Result<Work> {
             let work = self.$steps($($arg,)* &mut |comm, before, prepared, after| {
-                comm.step_later(before)?;
+                comm.step_later(before, None)?;
                 let work = comm.enqueue(&prepared)?;
-                Ok(Some(comm.step_later(after)?.unwrap_or(work)))
+                Ok(Some(comm.step_later(after, Some(&work))?.unwrap_or(work)))
             })?;
             work.ok_or_else(|| invalid(stringify!($name), "nothing was enqueued".to_owned()))
         }
@@ -185,6 +185,7 @@ impl Communicator {
 
     fn step_now(&self, step: Step) -> Result<()> {
         let Some(step) = step else { return Ok(()) };
+        self.chain()?;
         if self.stream().is_capturing() {
             return self.stream().push_captured(Node::Host(step));
         }
@@ -192,12 +193,15 @@ impl Communicator {
             .run_or_enqueue(|| step(), || Node::Host(Arc::clone(&step)))
     }
 
-    /// The step gives the communicator's failure, so that its work stands for the operation's.
-    fn step_later(&self, step: Step) -> Result<Option<Work>> {
+    /// The step gives the failure of the operation that it follows, so that its work stands for both.
+    fn step_later(&self, step: Step, follows: Option<&Work>) -> Result<Option<Work>> {
         let Some(step) = step else { return Ok(None) };
-        let inner = Arc::clone(&self.inner);
+        self.chain()?;
+        let (inner, follows) = (Arc::clone(&self.inner), follows.cloned());
         let checked: HostFn = Arc::new(move || {
             inner.check()?;
+            // In stream order: it has ended. (In a graph the first failure ends the replay.)
+            follows.as_ref().and_then(Work::result).unwrap_or(Ok(()))?;
             step()
         });
         let ticket = self.stream().enqueue(Item::HostFn(checked))?;

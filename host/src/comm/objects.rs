@@ -80,8 +80,8 @@ impl Communicator {
         };
         let mut size = [mine.as_ref().map_or(REFUSED, |bytes| bytes.len() as u64)];
         self.broadcast(size.as_mut_slice(), root)?;
-        self.check_size(name, root, size[0])?;
         let mut bytes = mine?;
+        self.check_size(name, root, size[0])?;
         bytes.resize(size[0] as usize, 0);
         self.broadcast(bytes.as_mut_slice(), root)?;
         if !is_root {
@@ -217,7 +217,7 @@ impl Communicator {
 
     fn check_size(&self, operation: &'static str, rank: u32, size: u64) -> Result<()> {
         let limit = self.inner.options.max_object_bytes;
-        if size <= limit {
+        if size <= limit && size != REFUSED {
             return Ok(());
         }
         let detail = if size == REFUSED {

@@ -108,8 +108,13 @@ fn notify(wake: &OwnedFd) {
 
 /// Whether a process has ended, by its entry in /proc.
 fn has_ended((pid, start_time): (u32, u64)) -> bool {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
-        return true;
+    let text = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(text) => text,
+        // Anything else says nothing of the process: no descriptor left, for one.
+        Err(error) => {
+            return error.kind() == io::ErrorKind::NotFound
+                || error.raw_os_error() == Some(libc::ESRCH);
+        }
     };
     let Some((_, rest)) = text.rsplit_once(')') else {
         return false;

@@ -10,6 +10,7 @@ use super::observe::Note;
 use super::submit::{Prepared, invalid};
 use super::{Communicator, Work};
 use crate::Result;
+use crate::cpu::{HostFn, Item};
 use crate::options::ReduceOp;
 use crate::tensor::{Input, Output, Tensor};
 
@@ -48,9 +49,17 @@ impl Communicator {
         seed: u64,
     ) -> Result<Work> {
         let [first, second, third] = self.quantized_steps(output, input, op, seed)?;
-        self.enqueue(&first)?;
-        self.enqueue(&second)?;
-        self.enqueue(&third)
+        let before = [self.enqueue(&first)?, self.enqueue(&second)?];
+        let last = self.enqueue(&third)?;
+        let all: HostFn = Arc::new(move || {
+            before
+                .iter()
+                .chain([&last])
+                .filter_map(Work::result)
+                .collect()
+        });
+        let ticket = self.stream().enqueue(Item::HostFn(all))?;
+        Ok(Work::new(self.stream().clone(), ticket))
     }
 
     fn quantized_steps(

@@ -237,7 +237,8 @@ impl Communicator {
     /// among them does not call. Name, options, hooks and backend stay.
     ///
     /// This value and its clones, splits aside, return an error from then on, and so do graphs that were
-    /// captured on them.
+    /// captured on them. Members of the old communicator that are left out and wait for this rank there find out by
+    /// their time-out, or by an abort before.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when this rank is not among the members, one is named twice, or the number was used
@@ -245,7 +246,6 @@ impl Communicator {
     pub fn reconfigure(&self, options: &ReconfigureOptions) -> Result<Self> {
         let inner = &self.inner;
         let handle = self.init_handle()?;
-        // Whoever still waits in the old communicator on this rank shall not go on there.
         let forming = Forming {
             device: inner.device,
             rank: 0,
@@ -302,6 +302,22 @@ fn join(
         .unwrap_or(0);
     forming.prefix = format!("fusewire/reconfigure/{:016x}", options.uuid);
     forming.meeting_timeout = options.timeout;
+    let list: Vec<String> = members.iter().map(ToString::to_string).collect();
+    let list = list.join(" ");
+    let agreed =
+        forming
+            .store
+            .compare_set(&format!("{}/members", forming.prefix), b"", list.as_bytes())?;
+    if agreed != list.as_bytes() {
+        return Err(invalid(
+            "reconfigure",
+            format!(
+                "number {:#x} was used before, or members differ: another rank has {}",
+                options.uuid,
+                String::from_utf8_lossy(&agreed)
+            ),
+        ));
+    }
     let taken = format!("{}/member/{rank}", forming.prefix);
     let own = format!("{:016x}", handle.identity);
     let there = forming.store.compare_set(&taken, b"", own.as_bytes())?;

@@ -99,6 +99,9 @@ struct Shared {
     device: Box<DeviceWindow>,
     inner: Arc<Inner>,
     freed: AtomicBool,
+    /// Every rank's memory of both windows: mapped as long as a launch that names it may run, also after the end of
+    /// the window.
+    _parts: [Vec<Part>; 2],
 }
 
 impl fmt::Debug for Window {
@@ -131,7 +134,7 @@ impl Communicator {
             ));
         }
         self.inner.check()?;
-        let (id, _) = self.register_parts(tensor)?;
+        let (id, parts) = self.register_parts(tensor)?;
         let size = self.size();
         let signals = options.signals.unwrap_or(size);
         let counters = options.counters.unwrap_or(size);
@@ -139,6 +142,9 @@ impl Communicator {
         let bytes = pad_bytes(size, signals, counters, barriers).max(8);
         let pad = self.alloc(DType::U8, bytes as usize)?;
         let pad_id = self.inner.windows.place(pad.as_ptr(), 1).window();
+        let pads = (0..size)
+            .filter_map(|rank| self.inner.windows.part(pad_id as usize, rank))
+            .collect();
         let device = Box::new(DeviceWindow {
             constants: self.constants() as u64,
             window: id as u32,
@@ -157,6 +163,7 @@ impl Communicator {
                 device,
                 inner: Arc::clone(&self.inner),
                 freed: AtomicBool::new(false),
+                _parts: [parts, pads],
             }),
         })
     }
@@ -256,6 +263,12 @@ impl Communicator {
 
     /// Ends windows once no rank uses them.
     fn end_windows(&self, ids: &[usize]) -> Result<()> {
+        if self.stream().is_capturing() {
+            return Err(Error::CaptureState {
+                detail: "a window cannot end while its communicator's stream is capturing"
+                    .to_owned(),
+            });
+        }
         self.barrier()?;
         for id in ids {
             self.inner.windows.remove(*id);

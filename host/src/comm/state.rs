@@ -99,6 +99,32 @@ impl Inner {
         Err(self.fail(abort))
     }
 
+    /// As [`Inner::check`], after a launch: a launch that has failed may have lost the record to another thread, which
+    /// has not told this rank yet.
+    #[inline]
+    pub(super) fn check_launch(&self) -> Result<()> {
+        // SAFETY: as in `abort_word`.
+        let claimed = unsafe {
+            mem::load_u64(
+                &raw const (*self.state()).failure.state,
+                Order::Relaxed,
+                Scope::System,
+            )
+        };
+        if claimed != 0 {
+            self.await_abort();
+        }
+        self.check()
+    }
+
+    #[cold]
+    fn await_abort(&self) {
+        let started = std::time::Instant::now();
+        while self.abort_word() == 0 && started.elapsed() < Duration::from_secs(1) {
+            thread::yield_now();
+        }
+    }
+
     #[cold]
     fn fail(&self, abort: u64) -> Error {
         if let Some(error) = self.replaced.get() {
@@ -169,10 +195,11 @@ impl Inner {
             let comm = unsafe { Comm::new(&raw const *self.constants) };
             wait::abort(&comm);
         }
+        // Before the calls that it frees report their own end.
+        let _ = self.check();
         if let Some(backend) = &self.backend {
             backend.abort();
         }
-        let _ = self.check();
     }
 
     /// A backend has failed: every later call returns that.
@@ -186,6 +213,11 @@ impl Inner {
 
     /// Stops the communicator on this rank, for a reason that the host keeps.
     pub(super) fn stop(&self, reason: Error) {
+        if self.abort_word() != 0 {
+            // The first failure stays.
+            let _ = self.check();
+            return;
+        }
         let told = self.failure.set(reason.clone()).is_ok();
         // SAFETY: as in `abort_word`.
         unsafe {
@@ -226,6 +258,9 @@ impl Inner {
                         return;
                     }
                     if let Err(error) = inner.check() {
+                        if inner.finalized.load(Ordering::Acquire) {
+                            return;
+                        }
                         eprintln!(
                             "fusewire: rank {} of \"{}\": {error}\nfusewire: ending the process \
                              (abort_process_on_timeout_or_error, TORCHCOMM_ABORT_ON_ERROR)",

@@ -136,7 +136,10 @@ impl LaunchOwner for Inner {
             input_count,
             output_count,
         };
-        self.check()?;
+        if let Err(error) = self.check() {
+            self.recorder.end(issued, false);
+            return Err(error);
+        }
         let Some(replay) = current_replay() else {
             self.recorder.start(issued);
             return Ok(issued);
@@ -151,7 +154,11 @@ impl LaunchOwner for Inner {
     }
 
     fn after(&self, word: u64, note: &LaunchNote, ran: bool) -> Result<()> {
-        let checked = self.check();
+        if !ran && self.backend.is_none() {
+            // The other ranks wait for this one's part: they shall hear of it.
+            self.abort();
+        }
+        let checked = self.check_launch();
         self.recorder.end(word & !REPLAYED, ran && checked.is_ok());
         if word & REPLAYED != 0
             && !self.hooks.is_empty()
@@ -248,7 +255,7 @@ impl Communicator {
     fn run_single(&self, prepared: &Prepared<'_>, entry: NativeEntry) -> Result<()> {
         // SAFETY: the parameters belong to the entry (`Prepared::new`); their pointers are valid during this call.
         unsafe { crate::cpu::run_single(entry, prepared.params.as_ptr().cast())? };
-        self.inner.check()
+        self.inner.check_launch()
     }
 
     fn run_numbered(&self, prepared: &Prepared<'_>, id: u64) -> Result<()> {
@@ -350,7 +357,7 @@ impl Communicator {
     }
 
     /// Makes this launch follow the communicator's last one, where that was on another stream.
-    fn chain(&self) -> Result<()> {
+    pub(super) fn chain(&self) -> Result<()> {
         let id = self.stream.id();
         if self.inner.last_stream.load(Ordering::Relaxed) == id || self.stream.is_capturing() {
             return Ok(());
@@ -363,8 +370,11 @@ impl Communicator {
             stream.record(event)?;
             self.stream.wait_event(event)?;
         }
-        *last = Some((self.stream.clone(), Event::new()));
+        let before = last.replace((self.stream.clone(), Event::new()));
         self.inner.last_stream.store(id, Ordering::Relaxed);
+        drop(last);
+        // Not under the lock: the last handle of a stream waits for its work, which may need the lock.
+        drop(before);
         Ok(())
     }
 

@@ -19,6 +19,8 @@ pub(crate) struct Windows {
     /// This rank's parts of the windows that are alive: start, end, number.
     live: Box<[(AtomicUsize, AtomicUsize, AtomicUsize)]>,
     live_count: AtomicUsize,
+    /// Odd while the list is being changed; who reads it while it changes reads it again.
+    version: AtomicUsize,
     used: AtomicUsize,
     /// Every rank's part, mapped as long as the window lives.
     parts: Mutex<Vec<Option<Vec<Part>>>>,
@@ -50,6 +52,7 @@ impl Windows {
             table: unsafe { Box::from_raw(cells) },
             live: (0..MAX_WINDOWS).map(|_| Default::default()).collect(),
             live_count: AtomicUsize::new(0),
+            version: AtomicUsize::new(0),
             used: AtomicUsize::new(0),
             parts: Mutex::default(),
         }
@@ -112,6 +115,7 @@ impl Windows {
         unsafe { (&raw mut (*self.table[id].get()).bytes).write(0) };
         let count = self.live_count.load(Ordering::Acquire);
         let words = |at: usize| [&self.live[at].0, &self.live[at].1, &self.live[at].2];
+        self.version.fetch_add(1, Ordering::AcqRel);
         if let Some(at) = (0..count).find(|at| words(*at)[2].load(Ordering::Relaxed) == id) {
             for later in at + 1..count {
                 for (to, from) in words(later - 1).into_iter().zip(words(later)) {
@@ -120,6 +124,7 @@ impl Windows {
             }
             self.live_count.store(count - 1, Ordering::Release);
         }
+        self.version.fetch_add(1, Ordering::AcqRel);
         drop(all);
         drop(parts);
     }
@@ -133,7 +138,19 @@ impl Windows {
     /// The place of `bytes` bytes at `at` in a window, or [`Place::NONE`].
     #[inline]
     pub(crate) fn place(&self, at: *const u8, bytes: usize) -> Place {
-        let at = at as usize;
+        loop {
+            let version = self.version.load(Ordering::Acquire);
+            let place = self.find(at as usize, bytes);
+            core::sync::atomic::fence(Ordering::Acquire);
+            if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
+                return place;
+            }
+            core::hint::spin_loop();
+        }
+    }
+
+    #[inline]
+    fn find(&self, at: usize, bytes: usize) -> Place {
         for live in self.live[..self.live_count.load(Ordering::Acquire)]
             .iter()
             .rev()

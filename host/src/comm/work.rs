@@ -44,6 +44,11 @@ impl Work {
         }
     }
 
+    /// The operation's result, once it has ended.
+    pub(super) fn result(&self) -> Option<Result<()>> {
+        self.stream.result(self.ticket)
+    }
+
     /// Whether the operation has ended, well or not.
     pub fn is_completed(&self) -> bool {
         self.stream.is_complete(self.ticket)

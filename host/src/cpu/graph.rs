@@ -156,6 +156,15 @@ thread_local! {
     static REPLAY: Cell<Option<Replay>> = const { Cell::new(None) };
 }
 
+/// What the thread was at before a replay; also where a node panics.
+struct Outer(Option<Replay>);
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        REPLAY.set(self.0);
+    }
+}
+
 /// The replay whose node this thread executes.
 pub(crate) fn current_replay() -> Option<Replay> {
     REPLAY.get()
@@ -194,16 +203,14 @@ impl GraphExec {
 
     pub(super) fn execute(&self) -> Result<()> {
         let replay = self.replays.fetch_add(1, Ordering::Relaxed) + 1;
-        let outer = REPLAY.get();
-        let ran = (0..).zip(&*self.nodes).try_for_each(|(index, node)| {
+        let _outer = Outer(REPLAY.get());
+        (0..).zip(&*self.nodes).try_for_each(|(index, node)| {
             REPLAY.set(Some(Replay {
                 graph: self.id,
                 replay,
                 index,
             }));
             node.execute()
-        });
-        REPLAY.set(outer);
-        ran
+        })
     }
 }

@@ -172,12 +172,12 @@ impl Launch {
 
     /// Runs the kernel to its end, on this thread or on threads that it starts.
     pub(super) fn execute(&self) -> Result<()> {
-        check_float_environment()?;
         let Some(owner) = &self.owner else {
+            check_float_environment()?;
             return self.run_blocks();
         };
         let word = owner.before(&self.note)?;
-        let ran = self.run_blocks();
+        let ran = check_float_environment().and_then(|()| self.run_blocks());
         let after = owner.after(word, &self.note, ran.is_ok());
         ran.and(after)
     }
