@@ -334,3 +334,49 @@ fn quantised_reduce_scatter() {
         comm.barrier()
     });
 }
+
+/// Sets the flag of this thread that flushes subnormal results to zero; the stream's thread inherits it.
+#[cfg(target_arch = "x86_64")]
+fn flush_to_zero(on: bool) {
+    let mut flags = 0u32;
+    // SAFETY: reads the control register into a live variable.
+    unsafe { core::arch::asm!("stmxcsr [{}]", in(reg) &raw mut flags, options(nostack)) };
+    flags = if on {
+        flags | 1 << 15
+    } else {
+        flags & !(1 << 15)
+    };
+    // SAFETY: sets a flag that only this thread's arithmetic depends on.
+    unsafe { core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const flags, options(nostack)) };
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_launch_that_fails_is_the_work_of_the_list_operation() {
+    // A stream whose thread would round otherwise refuses kernels.
+    all(1, |comm| {
+        let input = tensor(&[1, 2, 3])?;
+        let output = tensor(&[7, 7, 7])?;
+        flush_to_zero(true);
+        let stream = Stream::new();
+        let on = comm.on(&stream);
+        // One list of its own memory, so that there is a copy behind the operation.
+        let other = tensor(&[0, 0, 0])?;
+        let work =
+            on.reduce_scatter_async(&output, core::slice::from_ref(&input), ReduceOp::Sum)?;
+        let gathered = on.all_gather_async(&[other.slice(0, 3)?], &input);
+        flush_to_zero(false);
+        assert!(work.wait_blocking().is_err());
+        if let Ok(gathered) = gathered {
+            assert!(gathered.wait_blocking().is_err());
+        }
+        // Nothing was copied over what the failed operations did not write.
+        assert_eq!(output.to_vec::<i32>()?, [7, 7, 7]);
+        assert_eq!(other.to_vec::<i32>()?, [0, 0, 0]);
+        assert!(
+            comm.is_aborted(),
+            "the other ranks must not wait for this one"
+        );
+        Ok(())
+    });
+}
