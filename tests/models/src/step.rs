@@ -12,7 +12,6 @@ use fusewire_kernels::{
     GRANULE, all_reduce, barrier, batch, fused, movement, one_sided, point, reduce_scatter, vector,
 };
 
-
 use crate::broken;
 use crate::world::World;
 
