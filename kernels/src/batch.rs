@@ -174,7 +174,7 @@ pub unsafe fn batch(
                 }
             };
         // One lane's word for all: what follows is the block's.
-        let finished = block.any(block.is_leader() && moved >= message.bytes);
+        let finished = block.broadcast(u64::from(moved >= message.bytes)) == 1;
         if block.is_leader() {
             set(at, if finished { FINISHED } else { moved });
         }
