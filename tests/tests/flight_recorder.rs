@@ -9,6 +9,7 @@ use core::time::Duration;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
@@ -298,9 +299,12 @@ fn the_analyser_finds_no_fault_where_there_is_none() {
 #[test]
 fn the_analyser_names_who_called_something_else() {
     let folder = tempfile::tempdir().expect("a folder");
+    // A failure reaches a rank that is still in the operation before it.
+    let together = Barrier::new(3);
     for rank in run_threads(3, &options(PATIENCE), |comm| {
         let mut x = [1f32; 4];
         every_operation(&comm)?;
+        together.wait();
         let result = if comm.rank() == 2 {
             comm.broadcast(x.as_mut_slice(), 0)
         } else {
