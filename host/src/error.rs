@@ -93,6 +93,26 @@ pub enum Error {
         detail: String,
     },
 
+    /// A GPU's driver library refused a call.
+    #[error("{library}: {call}: {detail}")]
+    Driver {
+        /// The library: CUDA or HIP.
+        library: &'static str,
+        /// Its function.
+        call: &'static str,
+        /// What it said, and what to do.
+        detail: String,
+    },
+
+    /// A device that was asked for is not there.
+    #[error("device {device}: {detail}")]
+    NoDevice {
+        /// The device, as in `--device`.
+        device: String,
+        /// What is missing.
+        detail: String,
+    },
+
     /// An operation did not end in time.
     #[error("{}", .0)]
     Timeout(Box<crate::comm::Failure>),

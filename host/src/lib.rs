@@ -31,6 +31,7 @@ mod comm;
 pub mod cpu;
 mod device;
 mod error;
+pub mod gpu;
 mod options;
 mod plan;
 pub mod reference;

@@ -1,0 +1,3 @@
+//! GPU devices: memory, streams, events, graphs and modules over a driver library that is opened at run time.
+
+pub mod driver;
