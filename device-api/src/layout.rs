@@ -16,7 +16,7 @@ pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
 /// First word of [`CommState`].
 pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 /// Version of everything in this file; host and kernels must agree.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 /// Most ranks whose memory a kernel can reach by load and store.
 pub const MAX_RANKS: usize = 64;
 /// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is the pad.
@@ -175,6 +175,9 @@ pub struct CommConst {
     pub context_count: u64,
     /// Layout of every rank's pad.
     pub pad: PadLayout,
+    /// Address, for the device, of a word in host memory where a kernel that meets a failure leaves the abort word for
+    /// its host, which cannot look into device memory at each call; 0 where it can.
+    pub host_word: u64,
 }
 
 /// Why a launch failed.
@@ -305,12 +308,13 @@ pub struct ChannelState {
 
 const _: () = {
     assert!(size_of::<PadLayout>() == 128);
-    assert!(size_of::<CommConst>() == 224);
+    assert!(size_of::<CommConst>() == 232);
     assert!(core::mem::offset_of!(CommConst, rank) == 16);
     assert!(core::mem::offset_of!(CommConst, id) == 40);
     assert!(core::mem::offset_of!(CommConst, windows) == 64);
     assert!(core::mem::offset_of!(CommConst, state) == 72);
     assert!(core::mem::offset_of!(CommConst, pad) == 96);
+    assert!(core::mem::offset_of!(CommConst, host_word) == 224);
     assert!(size_of::<WindowConst>() == 16 + 8 * MAX_RANKS);
     assert!(size_of::<FailureRecord>() == 128);
     assert!(size_of::<CommState>() == 256);

@@ -162,7 +162,22 @@ impl Watch {
     pub fn aborted(&self) -> bool {
         let state = self.comm.own(0).cast::<CommState>();
         // SAFETY: every pad starts with a CommState; the abort word is only accessed atomically.
-        unsafe { mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System) != 0 }
+        let word =
+            unsafe { mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System) };
+        if word != 0 {
+            self.tell_host(word);
+        }
+        word != 0
+    }
+
+    /// Leaves the abort word where the host looks. Several lanes may do so; the host keeps the first that it sees.
+    #[cold]
+    fn tell_host(&self, word: u64) {
+        let at = self.comm.constants().host_word as *mut u64;
+        if !at.is_null() {
+            // SAFETY: a word that the host gave for this, which is only accessed atomically.
+            unsafe { mem::store_u64(at, word, Order::Release, Scope::System) };
+        }
     }
 
     fn progress(&self, rank: u32) -> Progress {
@@ -280,6 +295,7 @@ impl Watch {
                 }
             }
         }
+        self.tell_host(ABORT | u64::from(self.comm.rank()));
     }
 
     /// Writes this launch's progress: the operation that block 0 is in.

@@ -185,6 +185,7 @@ impl Communicator {
             contexts: 0,
             context_count: 0,
             pad: layout,
+            host_word: 0,
         });
         let inner = Arc::new(Inner {
             name,

@@ -155,6 +155,7 @@ impl World {
                 contexts: 0,
                 context_count: 0,
                 pad: layout,
+                host_word: 0,
             }));
         }
         Self {
