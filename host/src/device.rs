@@ -1,8 +1,11 @@
 //! Devices that run kernels.
 
 use core::fmt;
+use core::str::FromStr;
 
 use fusewire_device::native::Isa;
+
+use crate::{Error, Result};
 
 /// A device that runs kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -11,20 +14,52 @@ pub enum Device {
     /// The CPU: the embedded default.
     #[default]
     Cpu,
+    /// An NVIDIA GPU, by its number among those that the process sees (`CUDA_VISIBLE_DEVICES`).
+    Cuda(u32),
+    /// An AMD GPU, by its number among those that the process sees (`HIP_VISIBLE_DEVICES`).
+    Hip(u32),
 }
 
 impl Device {
-    /// Name, as in `--device`.
+    /// Kind of the device, as in `--device`: `cpu`, `cuda`, `hip`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
+            Self::Cuda(_) => "cuda",
+            Self::Hip(_) => "hip",
         }
+    }
+
+    /// Whether it is a GPU: its memory is not the host's.
+    pub const fn is_gpu(self) -> bool {
+        !matches!(self, Self::Cpu)
     }
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        match self {
+            Self::Cpu => f.write_str(self.name()),
+            Self::Cuda(ordinal) | Self::Hip(ordinal) => write!(f, "{}:{ordinal}", self.name()),
+        }
+    }
+}
+
+impl FromStr for Device {
+    type Err = Error;
+
+    /// Parses `cpu`, `cuda`, `cuda:1`, `hip`, `hip:1`.
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, ordinal) = text.split_once(':').unwrap_or((text, "0"));
+        match (name, ordinal.parse()) {
+            ("cpu", _) if text == "cpu" => Ok(Self::Cpu),
+            ("cuda", Ok(ordinal)) => Ok(Self::Cuda(ordinal)),
+            ("hip", Ok(ordinal)) => Ok(Self::Hip(ordinal)),
+            _ => Err(Error::InvalidArgument {
+                operation: "device",
+                detail: format!("\"{text}\" is none of cpu, cuda, cuda:N, hip, hip:N"),
+            }),
+        }
     }
 }
 

@@ -36,6 +36,7 @@ mod options;
 mod plan;
 pub mod reference;
 pub mod store;
+mod stream;
 mod tensor;
 pub mod transport;
 
@@ -45,12 +46,13 @@ pub use self::comm::{
     Activity, AllGatherP, Batch, Candidate, Communicator, Failure, FlightRecord, HookArguments,
     HookHandle, InitHandle, MAX_SIZE, Members, P2pKind, P2pOp, ReconfigureOptions, RecordState,
     Registration, ReplayArguments, ReplayEdge, RmsNorm, SignalUpdate, Window, WindowAccess,
-    WindowOptions, Work, WorkStatus, new_comm, run_threads, run_threads_with,
+    WindowOptions, Work, WorkStatus, new_comm, run_threads, run_threads_on, run_threads_with,
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Error, Result};
 pub use self::options::{Algorithm, CallOptions, Determinism, Options, ReduceOp};
 pub use self::plan::Plan;
+pub use self::stream::{Event, Graph, GraphExec, Stream, Ticket};
 pub use self::tensor::{Input, Output, Tensor};
 pub use fusewire_device::element::ReductionCode;
 pub use fusewire_device::layout::FailureKind;

@@ -213,10 +213,13 @@ pub struct Options {
     pub channel_slot_bytes: u64,
     /// Slots of a channel between two ranks. Agreed.
     pub channel_depth: u64,
-    /// Blocks of a launch: 1 on a CPU; more run on threads of their own (tests). Agreed.
+    /// Blocks of a launch, 64 at most; 0 for the device's default: 1 on a CPU, where more run on threads of their own
+    /// (tests), 16 on a GPU, whose other multiprocessors are left to computation. Agreed.
     pub blocks: u32,
-    /// Lanes of a block: 1 in production; 32 or 64 run every lane as a thread (tests). Agreed.
+    /// Lanes of a block on the CPU: 1 in production; 32 or 64 run every lane as a thread (tests). Agreed.
     pub lanes: u32,
+    /// Threads of a block on a GPU: a multiple of 64, 512 at most; 0 for 512. Agreed.
+    pub threads: u32,
     /// Polls of a wait before it gives the core away; default by the number of cores and ranks.
     pub spins: Option<u32>,
     /// Epochs start here (tests of wrapping); default 0. Agreed.
@@ -320,8 +323,9 @@ impl Default for Options {
             packet_slot_bytes: 32 << 10,
             channel_slot_bytes: 64 << 10,
             channel_depth: 4,
-            blocks: 1,
+            blocks: 0,
             lanes: 1,
+            threads: 0,
             spins: None,
             first_epoch: 0,
             determinism: Determinism::Bitwise,

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use fusewire_device::{DType, Element};
 
-use crate::cpu::Segment;
+use crate::device::Device;
+use crate::gpu::{self, Gpu};
+use crate::memory::Memory;
 use crate::{Error, Result};
 
 /// Memory behind tensors; freed when the last tensor, work handle and graph that hold it are gone.
 pub(crate) struct Allocation {
-    segment: Arc<Segment>,
+    memory: Memory,
     /// What else must live as long: the window's registration.
     _registration: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -19,18 +21,18 @@ pub(crate) struct Allocation {
 impl fmt::Debug for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Allocation")
-            .field("bytes", &self.segment.bytes())
+            .field("bytes", &self.memory.bytes())
             .finish_non_exhaustive()
     }
 }
 
 impl Allocation {
     pub(crate) fn new(
-        segment: Arc<Segment>,
+        memory: Memory,
         registration: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            segment,
+            memory,
             _registration: registration,
         })
     }
@@ -54,14 +56,60 @@ impl Tensor {
     /// # Errors
     /// [`Error::MemoryMap`] when the system refuses, [`Error::InvalidArgument`] when the size overflows.
     pub fn new(dtype: DType, count: usize) -> Result<Self> {
+        Self::on_device(Device::Cpu, dtype, count)
+    }
+
+    /// `count` zeroed elements of `device`'s memory, in no window.
+    ///
+    /// # Errors
+    /// As [`Tensor::new`]; [`Error::NoDevice`] when the device is not there; what its driver says.
+    pub fn on_device(device: Device, dtype: DType, count: usize) -> Result<Self> {
         let bytes = bytes_of("tensor", dtype, count)?;
-        let segment = Segment::create(bytes, "fusewire-tensor")?;
-        Ok(Self {
-            allocation: Allocation::new(segment, None),
-            offset: 0,
-            count,
+        let memory = Memory::create(device, bytes, "fusewire-tensor")?;
+        Ok(Self::from_allocation(
+            Allocation::new(memory, None),
             dtype,
-        })
+            count,
+        ))
+    }
+
+    /// `count` elements of a GPU's memory that somebody else allocated (PyTorch, candle, C++), beginning at `at`. `keep` is
+    /// dropped when nothing of this crate uses the memory any more, and may free it.
+    ///
+    /// # Safety
+    /// `at` is device memory of that GPU for as many elements, and stays so until `keep` is dropped.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for the CPU (use [`Input::from_raw`] and [`Output::from_raw`]), sizes that overflow, or an
+    /// address that is not aligned to the type; [`Error::NoDevice`].
+    pub unsafe fn adopt(
+        device: Device,
+        at: *mut u8,
+        dtype: DType,
+        count: usize,
+        keep: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<Self> {
+        let bytes = bytes_of("adopt tensor", dtype, count)?;
+        if !(at as usize).is_multiple_of(dtype.size()) {
+            return Err(Error::InvalidArgument {
+                operation: "adopt tensor",
+                detail: format!("address {at:p} is not aligned to {}", dtype.name()),
+            });
+        }
+        let memory = gpu::Memory::adopt(&Gpu::open(device)?, at as u64, bytes);
+        Ok(Self::from_allocation(
+            Allocation::new(Memory::Device(memory), keep),
+            dtype,
+            count,
+        ))
+    }
+
+    /// The device whose memory it is.
+    pub fn device(&self) -> Device {
+        self.allocation
+            .memory
+            .gpu()
+            .map_or(Device::Cpu, |gpu| gpu.device())
     }
 
     pub(crate) fn from_allocation(allocation: Arc<Allocation>, dtype: DType, count: usize) -> Self {
@@ -100,8 +148,8 @@ impl Tensor {
     }
 
     /// The shared memory behind the tensor, and where in it the tensor begins.
-    pub(crate) fn segment(&self) -> (Arc<Segment>, u64) {
-        (Arc::clone(&self.allocation.segment), self.offset)
+    pub(crate) fn memory(&self) -> (Memory, u64) {
+        (self.allocation.memory.clone(), self.offset)
     }
 
     pub(crate) fn keep(&self) -> Arc<dyn Any + Send + Sync> {
@@ -126,7 +174,7 @@ impl Tensor {
     /// Address of the first element.
     pub fn as_ptr(&self) -> *mut u8 {
         self.allocation
-            .segment
+            .memory
             .ptr()
             .wrapping_add(self.offset as usize)
     }
@@ -163,11 +211,12 @@ impl Tensor {
     /// [`Error::InvalidArgument`] when type or length differ.
     pub fn copy_from<T: Element>(&self, values: &[T]) -> Result<()> {
         self.check::<T>("copy_from", values.len())?;
+        // SAFETY: plain data.
+        let bytes = unsafe {
+            core::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values))
+        };
         // SAFETY: type and length were checked; the caller keeps operations away.
-        unsafe {
-            core::ptr::copy_nonoverlapping(values.as_ptr(), self.as_ptr().cast(), values.len());
-        }
-        Ok(())
+        unsafe { self.allocation.memory.write(self.offset, bytes) }
     }
 
     /// The elements, copied.
@@ -178,8 +227,18 @@ impl Tensor {
     /// [`Error::InvalidArgument`] when the type differs.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.check::<T>("to_vec", self.count)?;
-        // SAFETY: the type was checked; the caller keeps operations away.
-        Ok(unsafe { core::slice::from_raw_parts(self.as_ptr().cast::<T>(), self.count) }.to_vec())
+        let mut values = Vec::<T>::with_capacity(self.count);
+        // SAFETY: room for as many elements as are then read into it; any bytes are a value of plain data.
+        unsafe {
+            values.as_mut_ptr().write_bytes(0, self.count);
+            let bytes = core::slice::from_raw_parts_mut(
+                values.as_mut_ptr().cast::<u8>(),
+                self.count * size_of::<T>(),
+            );
+            self.allocation.memory.read(self.offset, bytes)?;
+            values.set_len(self.count);
+        }
+        Ok(values)
     }
 
     fn check<T: Element>(&self, operation: &'static str, count: usize) -> Result<()> {
@@ -220,6 +279,8 @@ pub struct Input<'a> {
     pub(crate) count: usize,
     pub(crate) dtype: DType,
     pub(crate) tensor: Option<&'a Tensor>,
+    /// A slice: memory of the host's, whichever the device.
+    pub(crate) is_slice: bool,
 }
 
 /// What an operation writes, or reads and writes.
@@ -229,6 +290,8 @@ pub struct Output<'a> {
     pub(crate) count: usize,
     pub(crate) dtype: DType,
     pub(crate) tensor: Option<&'a Tensor>,
+    /// A slice: memory of the host's, whichever the device.
+    pub(crate) is_slice: bool,
 }
 
 impl Input<'_> {
@@ -242,6 +305,7 @@ impl Input<'_> {
             count,
             dtype,
             tensor: None,
+            is_slice: false,
         }
     }
 }
@@ -257,6 +321,7 @@ impl<'a> Output<'a> {
             count,
             dtype,
             tensor: None,
+            is_slice: false,
         }
     }
 
@@ -266,6 +331,7 @@ impl<'a> Output<'a> {
             count: self.count,
             dtype: self.dtype,
             tensor: self.tensor,
+            is_slice: self.is_slice,
         }
     }
 }
@@ -277,6 +343,7 @@ impl<'a, T: Element> From<&'a [T]> for Input<'a> {
             count: slice.len(),
             dtype: T::DTYPE,
             tensor: None,
+            is_slice: true,
         }
     }
 }
@@ -294,6 +361,7 @@ impl<'a> From<&'a Tensor> for Input<'a> {
             count: tensor.count,
             dtype: tensor.dtype,
             tensor: Some(tensor),
+            is_slice: false,
         }
     }
 }
@@ -305,6 +373,7 @@ impl<'a, T: Element> From<&'a mut [T]> for Output<'a> {
             count: slice.len(),
             dtype: T::DTYPE,
             tensor: None,
+            is_slice: true,
         }
     }
 }
@@ -322,6 +391,7 @@ impl<'a> From<&'a Tensor> for Output<'a> {
             count: tensor.count,
             dtype: tensor.dtype,
             tensor: Some(tensor),
+            is_slice: false,
         }
     }
 }

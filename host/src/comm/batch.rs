@@ -7,12 +7,14 @@ use fusewire_kernels::batch::{BATCH, BatchOp, BatchParams, NONE, kind};
 
 use super::handoff::Address;
 use super::observe::Note;
+use super::on_gpu::OnGpu;
 use super::submit::{Prepared, invalid};
 use super::{Communicator, Work};
 #[cfg(feature = "gloo")]
 use fusewire_device::DType;
 
 use crate::Result;
+use crate::gpu::Scratch;
 use crate::options::Algorithm;
 use crate::tensor::{Input, Output, Tensor};
 
@@ -169,7 +171,7 @@ impl Communicator {
             table[at].after = before.map_or(NONE, |before| before as u32);
         }
         let tensors = ops.into_iter().map(|op| op.tensor).collect();
-        Ok(self.batch_of(table, tensors, call, note))
+        self.batch_of(table, tensors, call, note)
     }
 
     /// Sends and receives raw memory, all at once; none of it with this rank itself, and none empty.
@@ -205,7 +207,7 @@ impl Communicator {
             call,
             ..Note::default()
         };
-        self.run(&self.batch_of(table, Vec::new(), call, note))
+        self.run(&self.batch_of(table, Vec::new(), call, note)?)
     }
 
     fn batch_of(
@@ -214,8 +216,11 @@ impl Communicator {
         tensors: Vec<Tensor>,
         call: u64,
         note: Note,
-    ) -> Prepared<'static> {
+    ) -> Result<Prepared<'static>> {
         let words = table.len() * self.inner.options.blocks as usize;
+        if let Some(on_gpu) = &self.inner.on_gpu {
+            return self.batch_on_gpu(on_gpu, table, words, tensors, call, note);
+        }
         let table = Arc::new(Table {
             progress: (0..words).map(|_| core::cell::UnsafeCell::new(0)).collect(),
             ops: table.into(),
@@ -229,7 +234,41 @@ impl Communicator {
             ops: table.ops.as_ptr(),
             progress: table.progress.as_ptr().cast_mut().cast(),
         };
-        Prepared::new(self, &BATCH, params, [None; 3], false, note).keeping(table)
+        Ok(Prepared::new(self, &BATCH, params, [None; 3], false, note).keeping(table))
+    }
+
+    /// As [`Communicator::batch_of`], with the table in device memory: the operations, then the zeroed progress.
+    fn batch_on_gpu(
+        &self,
+        on_gpu: &OnGpu,
+        table: Vec<BatchOp>,
+        words: usize,
+        tensors: Vec<Tensor>,
+        call: u64,
+        note: Note,
+    ) -> Result<Prepared<'static>> {
+        let count = table.len() as u64;
+        // SAFETY: plain words without padding, by its layout.
+        let ops = unsafe {
+            core::slice::from_raw_parts(
+                table.as_ptr().cast::<u8>(),
+                size_of_val(table.as_slice()),
+            )
+        };
+        let mut bytes = ops.to_vec();
+        bytes.resize(ops.len() + 8 * words, 0);
+        let scratch = Scratch::holding(on_gpu.gpu(), &bytes)?;
+        let at = scratch.address();
+        let params = BatchParams {
+            constants: self.constants(),
+            call,
+            count,
+            timeout_ns: self.timeout_ns,
+            ops: at as *const BatchOp,
+            progress: (at + ops.len() as u64) as *mut u64,
+        };
+        let prepared = Prepared::new(self, &BATCH, params, [None; 3], false, note);
+        Ok(prepared.keeping(Arc::new((scratch, tensors))))
     }
 
     /// The operations as the kernel takes them; sends of this rank to itself become copies to the receive

@@ -14,16 +14,19 @@ use fusewire_device::layout::{
 
 use super::meeting::{Meeting, Seat};
 use super::observe::{Hooks, Recorder};
+use super::on_gpu::{BLOCKS, OnGpu};
 use super::peers;
 use super::reconfigure::random;
 use super::windows::Windows;
 use super::{Communicator, Inner, MAX_SIZE, nanoseconds};
 use crate::backend::{Backend, Reach};
 use crate::bootstrap::{RankSize, host_id, store_from_env};
-use crate::cpu::{Segment, Stream};
 use crate::device::{Device, isa};
+use crate::gpu::Gpu;
+use crate::memory::Memory;
 use crate::options::Options;
 use crate::store::Store;
+use crate::stream::Stream;
 use crate::{Error, Result};
 
 impl Communicator {
@@ -57,6 +60,7 @@ impl Communicator {
         name: &str,
         options: Options,
     ) -> Result<Self> {
+        let options = options.resolved(device);
         validate(name, rank, size, &options)?;
         let Seat { prefix } = Seat::take(&*store, name, rank, &host_id()?)?;
         Self::form(Forming {
@@ -75,7 +79,8 @@ impl Communicator {
     }
 
     /// As [`Communicator::form`], once rank, size and options are known to be possible.
-    pub(super) fn form_checked(forming: Forming) -> Result<Self> {
+    pub(super) fn form_checked(mut forming: Forming) -> Result<Self> {
+        forming.options = forming.options.resolved(forming.device);
         validate(&forming.name, forming.rank, forming.size, &forming.options)?;
         Self::form(forming)
     }
@@ -92,16 +97,30 @@ impl Communicator {
         let layout = layout(size, options);
         let agreed = format!("pad-{:016x}", agreed_hash(size, options));
         let meeting = forming.meeting();
-        let pad = Segment::create(layout.bytes, "fusewire-pad")?;
-        write_state(&pad, &layout, options, forming.generation);
-        let (elsewhere, cards) = meeting.gather(&agreed, &pad.descriptor(), &host_id()?)?;
+        if forming.device.is_gpu() {
+            // Before any kernel can wait for another: loading one may wait for the device.
+            Gpu::open(forming.device)?.load()?;
+        }
+        let pad = Memory::create(forming.device, layout.bytes, "fusewire-pad")?;
+        write_state(&pad, &layout, options, forming.generation)?;
+        let (elsewhere, cards) = meeting.gather(&agreed, &pad.descriptor()?, &host_id()?)?;
         if let Some(elsewhere) = elsewhere {
             let here = cards.iter().map(|(rank, _)| *rank).collect();
             return forming.over_hosts(&agreed, here, &elsewhere);
         }
-        let pads = meeting.open(pad, cards)?;
-        let crowded = meeting.agree("crowded", size > cores())?;
-        let comm = Self::assemble(forming, (rank, size), layout, crowded, pads, None);
+        let processes = cards.iter().map(|(_, card)| card.process()).collect();
+        forming.check_neighbours(cards.iter().map(|(_, card)| card))?;
+        let pads = meeting.open(forming.device, pad, cards)?;
+        let crowded = meeting.agree("crowded", !forming.device.is_gpu() && size > cores())?;
+        let parts = Parts {
+            place: (rank, size),
+            layout,
+            crowded,
+            pads,
+            processes,
+            backend: None,
+        };
+        let comm = Self::assemble(forming, parts)?;
         let mapped = format!("mapped-{}", comm.next_host_call());
         comm.meeting()
             .end(&mapped, &agreed, &host_id()?, &["crowded"])?;
@@ -109,29 +128,24 @@ impl Communicator {
     }
 
     /// A communicator whose operations `backend` carries out: its pad is this rank's own affair.
-    pub(super) fn over(backend: Arc<dyn Backend>, forming: Forming) -> Result<Self> {
+    pub(super) fn over(backend: Arc<dyn Backend>, mut forming: Forming) -> Result<Self> {
+        forming.options = forming.options.resolved(forming.device);
         let layout = layout(1, &forming.options);
-        let pad = Segment::create(layout.bytes, "fusewire-pad")?;
-        write_state(&pad, &layout, &forming.options, forming.generation);
-        Ok(Self::assemble(
-            forming,
-            (0, 1),
+        let pad = Memory::create(Device::Cpu, layout.bytes, "fusewire-pad")?;
+        write_state(&pad, &layout, &forming.options, forming.generation)?;
+        let parts = Parts {
+            place: (0, 1),
             layout,
-            false,
-            vec![pad],
-            Some(backend),
-        ))
+            crowded: false,
+            pads: vec![pad],
+            processes: Vec::new(),
+            backend: Some(backend),
+        };
+        Self::assemble(forming, parts)
     }
 
-    /// Puts the parts together. `place`: rank and size as kernels see them.
-    fn assemble(
-        forming: Forming,
-        place: (u32, u32),
-        layout: PadLayout,
-        crowded: bool,
-        pads: Vec<Arc<Segment>>,
-        backend: Option<Arc<dyn Backend>>,
-    ) -> Self {
+    /// Puts the parts together.
+    fn assemble(forming: Forming, parts: Parts) -> Result<Self> {
         let Forming {
             device,
             rank,
@@ -145,7 +159,16 @@ impl Communicator {
             meeting_timeout: _,
             reach,
         } = forming;
-        let (team_rank, team_size) = place;
+        let Parts {
+            place: (team_rank, team_size),
+            layout,
+            crowded,
+            pads,
+            processes,
+            backend,
+        } = parts;
+        let pad = pads[team_rank as usize].clone();
+        let gpu = pad.gpu().cloned();
         // Without random numbers the address and the time must do.
         let identity = random().unwrap_or_else(|_| {
             let mut hasher = DefaultHasher::new();
@@ -157,11 +180,14 @@ impl Communicator {
                 .hash(&mut hasher);
             hasher.finish()
         });
-        let windows = Windows::new();
-        windows.add(team_rank, pads.clone());
+        let windows = Windows::new(gpu.as_ref())?;
+        windows.add(team_rank, pads.clone())?;
+        let on_gpu = gpu
+            .map(|gpu| OnGpu::new(gpu, options.threads))
+            .transpose()?;
         let mut hasher = DefaultHasher::new();
         prefix.hash(&mut hasher);
-        let constants = Box::new(CommConst {
+        let mut constants = Box::new(CommConst {
             magic: CONST_MAGIC,
             version: LAYOUT_VERSION,
             bytes: size_of::<CommConst>() as u32,
@@ -170,23 +196,27 @@ impl Communicator {
             team_first: 0,
             team_size,
             max_blocks: options.blocks,
-            spins: options
-                .spins
-                .unwrap_or(if team_size <= cores() && options.lanes == 1 {
-                    20_000
-                } else {
-                    1
-                }),
+            spins: options.spins.unwrap_or(if on_gpu.is_some() {
+                GPU_SPINS
+            } else if team_size <= cores() && options.lanes == 1 {
+                20_000
+            } else {
+                1
+            }),
             id: hasher.finish(),
             generation,
             timeout_ns: nanoseconds(options.timeout),
             windows: windows.table(),
-            state: pads[team_rank as usize].ptr() as u64,
+            state: pad.ptr() as u64,
             contexts: 0,
             context_count: 0,
             pad: layout,
-            host_word: 0,
+            host_word: on_gpu.as_ref().map_or(0, OnGpu::host_word),
         });
+        if let Some(on_gpu) = &on_gpu {
+            on_gpu.publish(&mut constants)?;
+        }
+        let stream = Stream::on_device(device)?;
         let inner = Arc::new(Inner {
             name,
             rank,
@@ -196,8 +226,10 @@ impl Communicator {
             isa: isa(),
             constants,
             windows,
-            pad: Arc::clone(&pads[team_rank as usize]),
+            pad,
             pads,
+            processes,
+            on_gpu,
             prefix,
             store,
             host_calls: AtomicU64::new(0),
@@ -217,12 +249,12 @@ impl Communicator {
         });
         Inner::watch(&inner);
         peers::watch(&inner);
-        Self {
+        Ok(Self {
             algorithm: inner.options.algorithm,
             inner,
-            stream: Stream::new(),
+            stream,
             timeout_ns: 0,
-        }
+        })
     }
 
     /// Joins the communicator `"world"` as the rank that the environment names (`fusewire run`,
@@ -242,16 +274,13 @@ impl Communicator {
     }
 
     /// Every rank's new segment of `bytes` bytes. All ranks together.
-    pub(super) fn share(&self, what: &str, bytes: u64) -> Result<Vec<Arc<Segment>>> {
-        self.share_segment(what, Segment::create(bytes, "fusewire-window")?)
+    pub(super) fn share(&self, what: &str, bytes: u64) -> Result<Vec<Memory>> {
+        let memory = Memory::create(self.device(), bytes, "fusewire-window")?;
+        self.share_memory(what, memory)
     }
 
-    /// Every rank's segment. All ranks together.
-    pub(super) fn share_segment(
-        &self,
-        what: &str,
-        segment: Arc<Segment>,
-    ) -> Result<Vec<Arc<Segment>>> {
+    /// Every rank's piece of memory. All ranks together.
+    pub(super) fn share_memory(&self, what: &str, memory: Memory) -> Result<Vec<Memory>> {
         // Counted also where the window is refused, so that ranks go on with the same keys.
         let what = format!("{what}-{}", self.next_host_call());
         if self.inner.windows.count() == MAX_WINDOWS {
@@ -263,7 +292,7 @@ impl Communicator {
                 ),
             });
         }
-        self.meeting().share(&what, segment)
+        self.meeting().share(self.device(), &what, memory)
     }
 
     /// Waits in the store until all ranks are here.
@@ -308,6 +337,20 @@ pub fn run_threads_with<R: Send>(
     options: &Options,
     body: impl Fn(Communicator) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
+    run_threads_on(Device::Cpu, backend, size, options, body)
+}
+
+/// As [`run_threads_with`], with communicators of `device`: ranks on a GPU share it, with a stream each.
+///
+/// # Errors
+/// As there; and [`Error::NoDevice`] of every rank where the device is not there.
+pub fn run_threads_on<R: Send>(
+    device: Device,
+    backend: &str,
+    size: u32,
+    options: &Options,
+    body: impl Fn(Communicator) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
     let store: Arc<dyn Store> = Arc::new(crate::store::MemoryStore::new());
     let run = |rank: u32| {
         let mut options = options.clone();
@@ -317,7 +360,7 @@ pub fn run_threads_with<R: Send>(
         options
             .abort_process_on_timeout_or_error
             .get_or_insert(false);
-        body(super::new_comm(backend, Device::Cpu, "threads", options)?)
+        body(super::new_comm(backend, device, "threads", options)?)
     };
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..size)
@@ -347,6 +390,31 @@ pub(super) fn store_of_environment(
         store: hosted.store(),
         _hosted: hosted,
     }))
+}
+
+/// Polls of a wait on a GPU before it looks at the clock and the abort word.
+const GPU_SPINS: u32 = 1000;
+
+impl Options {
+    /// With the device's defaults in place of zeros.
+    fn resolved(mut self, device: Device) -> Self {
+        if self.blocks == 0 {
+            self.blocks = if device.is_gpu() { BLOCKS } else { 1 };
+        }
+        self
+    }
+}
+
+/// What a communicator consists of.
+struct Parts {
+    /// Rank and size as kernels see them.
+    place: (u32, u32),
+    layout: PadLayout,
+    crowded: bool,
+    pads: Vec<Memory>,
+    /// Id and start time of each rank's process.
+    processes: Vec<(u32, u64)>,
+    backend: Option<Arc<dyn Backend>>,
 }
 
 /// What a communicator is formed from.
@@ -456,6 +524,12 @@ pub(super) fn validate(name: &str, rank: u32, size: u32, options: &Options) -> R
     if !matches!(options.lanes, 1 | 32 | 64) {
         return refuse(format!("{} lanes; 1, 32 or 64 are possible", options.lanes));
     }
+    if options.threads > 512 || !options.threads.is_multiple_of(64) {
+        return refuse(format!(
+            "{} threads a block; multiples of 64 up to 512 are possible, or 0 for the default",
+            options.threads
+        ));
+    }
     if options.packet_slot_bytes < 128 || !options.packet_slot_bytes.is_multiple_of(64) {
         return refuse("a packet slot is a multiple of 64 bytes, 128 at least".to_owned());
     }
@@ -493,7 +567,8 @@ pub(super) fn agreed_hash(size: u32, options: &Options) -> u64 {
     options.algorithm.hash(&mut hasher);
     options.determinism.hash(&mut hasher);
     options.max_object_bytes.hash(&mut hasher);
-    (options.blocks, options.lanes, options.first_epoch).hash(&mut hasher);
+    (options.blocks, options.lanes, options.threads).hash(&mut hasher);
+    options.first_epoch.hash(&mut hasher);
     (options.staging_bytes, options.packet_slot_bytes).hash(&mut hasher);
     (options.channel_slot_bytes, options.channel_depth).hash(&mut hasher);
     hasher.finish()
@@ -505,30 +580,40 @@ fn cores() -> u32 {
     u32::try_from(cores).unwrap_or(1).max(1)
 }
 
-fn write_state(pad: &Segment, layout: &PadLayout, options: &Options, generation: u64) {
-    let state = pad.ptr().cast::<CommState>();
-    // SAFETY: the new pad is large enough, zeroed, and nobody else's yet.
-    unsafe {
-        (*state).magic = STATE_MAGIC;
-        (*state).version = LAYOUT_VERSION;
-        (*state).bytes = size_of::<CommState>() as u32;
-        (*state).generation = generation;
-        for block in 0..u64::from(options.blocks) {
-            let at = pad
-                .ptr()
-                .add((layout.blocks + block * LINE) as usize)
-                .cast::<BlockState>();
-            (*at).sequence = options.first_epoch;
-            (*at).rounds = options.first_epoch;
-            (*at).packet_epoch = options.first_epoch;
-            // No operation yet, but the sequence number that peers compare with.
-            let at = pad
-                .ptr()
-                .add((layout.progress + block * LINE) as usize)
-                .cast::<Progress>();
-            (*at).call = options.first_epoch << 40;
-            (*at).count = options.first_epoch << 48;
-            (*at).step = options.first_epoch << 40;
+fn write_state(
+    pad: &Memory,
+    layout: &PadLayout,
+    options: &Options,
+    generation: u64,
+) -> Result<()> {
+    let mut state: CommState = bytemuck::Zeroable::zeroed();
+    state.magic = STATE_MAGIC;
+    state.version = LAYOUT_VERSION;
+    state.bytes = size_of::<CommState>() as u32;
+    state.generation = generation;
+    // SAFETY: the new pad is nobody else's yet.
+    unsafe { pad.write(0, bytemuck::bytes_of(&state))? };
+    let mut block_state: BlockState = bytemuck::Zeroable::zeroed();
+    block_state.sequence = options.first_epoch;
+    block_state.rounds = options.first_epoch;
+    block_state.packet_epoch = options.first_epoch;
+    // No operation yet, but the sequence number that peers compare with.
+    let mut progress: Progress = bytemuck::Zeroable::zeroed();
+    progress.call = options.first_epoch << 40;
+    progress.count = options.first_epoch << 48;
+    progress.step = options.first_epoch << 40;
+    for block in 0..u64::from(options.blocks) {
+        // SAFETY: as above.
+        unsafe {
+            pad.write(
+                layout.blocks + block * LINE,
+                bytemuck::bytes_of(&block_state),
+            )?;
+            pad.write(
+                layout.progress + block * LINE,
+                bytemuck::bytes_of(&progress),
+            )?;
         }
     }
+    Ok(())
 }

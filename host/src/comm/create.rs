@@ -12,6 +12,7 @@ use crate::backend::{self, Backend, Reach, Setup};
 use crate::bootstrap::{RankSize, host_id};
 use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
+use crate::memory::MemoryDescriptor;
 use crate::options::Options;
 use crate::store::{PrefixStore, Store};
 
@@ -93,13 +94,13 @@ impl Forming {
         let agreed = format!("pad-{:016x}", agreed_hash(self.size, &self.options));
         let (meeting, host) = (self.meeting(), host_id()?);
         // Nobody maps anything.
-        let nothing = SegmentDescriptor {
+        let nothing = MemoryDescriptor::Host(SegmentDescriptor {
             pid: std::process::id(),
             fd: 0,
             bytes: 1,
             inode: 0,
             start_time: 0,
-        };
+        });
         let (elsewhere, _) = meeting.gather(&agreed, &nothing, &host)?;
         let reach = elsewhere.map_or(Reach::Host, |_| Reach::Network);
         let made = make(reach)?;

@@ -106,6 +106,13 @@ impl Communicator {
             output,
             epsilon,
         } = norm;
+        let views = [*input, *residual, *weight, output.as_input()];
+        for view in views
+            .iter()
+            .chain(residual_out.as_ref().map(Output::as_input).as_ref())
+        {
+            self.refuse_slice(name, view)?;
+        }
         let dtype = input.dtype;
         let kernel = match dtype {
             DType::F32 => ALL_REDUCE_RMS_NORM_F32,

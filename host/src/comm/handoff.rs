@@ -5,6 +5,7 @@ use std::sync::Arc;
 use fusewire_device::DType;
 
 use super::Communicator;
+use super::submit::invalid;
 use crate::backend::{Backend, How, backend_error};
 use crate::cpu::HostFn;
 use crate::options::Algorithm;
@@ -37,12 +38,24 @@ pub(super) enum Counts {
 }
 
 impl Counts {
-    pub(super) fn new(counts: &[u64], in_place: bool) -> Self {
-        if in_place {
+    /// `counts`: `None` where they are in a GPU's memory, which the host would have to wait for.
+    pub(super) fn new(
+        operation: &'static str,
+        counts: Option<&[u64]>,
+        in_place: bool,
+    ) -> Result<Self> {
+        let Some(counts) = counts else {
+            return Err(invalid(
+                operation,
+                "the library takes counts from the host: use the form with slices of counts"
+                    .to_owned(),
+            ));
+        };
+        Ok(if in_place {
             Self::InPlace(counts.as_ptr() as usize, counts.len())
         } else {
             Self::Copied(counts.to_vec())
-        }
+        })
     }
 
     pub(super) fn read(&self) -> Vec<u64> {
@@ -113,6 +126,9 @@ impl Communicator {
         } else {
             core::time::Duration::from_nanos(self.timeout_ns)
         };
-        How::new(dtype, timeout)
+        How {
+            stream: self.stream.as_raw() as u64,
+            ..How::new(dtype, timeout)
+        }
     }
 }

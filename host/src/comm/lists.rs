@@ -10,7 +10,9 @@ use fusewire_device::DType;
 use super::submit::{Prepared, invalid};
 use super::{Communicator, Work};
 use crate::Result;
-use crate::cpu::{HostFn, Item, Node};
+use crate::cpu::HostFn;
+use crate::gpu::Copy;
+use crate::stream::Task;
 use crate::options::ReduceOp;
 use crate::tensor::{Input, Output, Tensor};
 
@@ -48,42 +50,37 @@ impl Rows {
         }
         let count = list.iter().map(Tensor::len).sum();
         Ok(Self {
-            whole: Tensor::new(dtype, count)?,
+            whole: Tensor::on_device(list[0].device(), dtype, count)?,
             parts: Some(list.to_vec()),
         })
     }
 
     /// Copies the tensors into the contiguous memory, where they are not there.
-    fn pack(&self) -> Option<HostFn> {
-        self.each(|whole, part, bytes| {
-            // SAFETY: both ranges lie in tensors that the closure keeps alive, in stream order.
-            unsafe { core::ptr::copy_nonoverlapping(part, whole, bytes) };
-        })
+    fn pack(&self) -> Step {
+        self.each(|whole, part| (whole, part))
     }
 
     /// Copies the contiguous memory into the tensors.
-    fn unpack(&self) -> Option<HostFn> {
-        self.each(|whole, part, bytes| {
-            // SAFETY: as above.
-            unsafe { core::ptr::copy_nonoverlapping(whole, part, bytes) };
-        })
+    fn unpack(&self) -> Step {
+        self.each(|whole, part| (part, whole))
     }
 
-    fn each(
-        &self,
-        copy: impl Fn(*mut u8, *mut u8, usize) + Send + Sync + 'static,
-    ) -> Option<HostFn> {
-        let parts = self.parts.clone()?;
-        let whole = self.whole.clone();
-        Some(Arc::new(move || {
-            let mut at = 0;
-            for part in &parts {
-                let bytes = part.len() * part.dtype().size();
-                copy(whole.as_ptr().wrapping_add(at), part.as_ptr(), bytes);
-                at += bytes;
+    /// A copy for each part: to the first address that `order` gives, from the second.
+    fn each(&self, order: impl Fn(u64, u64) -> (u64, u64)) -> Step {
+        let parts = self.parts.as_ref()?;
+        let mut at = self.whole.as_ptr() as u64;
+        let copies = parts.iter().map(|part| {
+            let bytes = (part.len() * part.dtype().size()) as u64;
+            let (to, from) = order(at, part.as_ptr() as u64);
+            at += bytes;
+            Copy {
+                to,
+                from,
+                bytes,
+                keep: [self.whole.keep(), part.keep()],
             }
-            Ok(())
-        }))
+        });
+        Some(copies.collect())
     }
 }
 
@@ -102,7 +99,7 @@ fn rows_of(operation: &'static str, what: &str, list: &[Tensor], count: usize) -
 }
 
 /// A step before or after the operation itself.
-type Step = Option<HostFn>;
+type Step = Option<Arc<[Copy]>>;
 
 /// Defines the blocking and the asynchronous form of an operation on lists.
 macro_rules! list_forms {
@@ -186,25 +183,35 @@ impl Communicator {
     fn step_now(&self, step: Step) -> Result<()> {
         let Some(step) = step else { return Ok(()) };
         self.chain()?;
+        let task = Task::Copies(step);
         if self.stream().is_capturing() {
-            return self.stream().push_captured(Node::Host(step));
+            return self.stream().push_captured(task);
         }
         self.stream()
-            .run_or_enqueue(|| step(), || Node::Host(Arc::clone(&step)))
+            .run_or_enqueue(|| task.execute(), || Ok(task.clone()))
     }
 
     /// The step gives the failure of the operation that it follows, so that its work stands for both.
     fn step_later(&self, step: Step, follows: Option<&Work>) -> Result<Option<Work>> {
         let Some(step) = step else { return Ok(None) };
         self.chain()?;
+        if self.stream().device().is_gpu() {
+            let ticket = self.stream().enqueue(Task::Copies(step))?;
+            return Ok(Some(Work::following(
+                self.stream().clone(),
+                ticket,
+                follows.cloned(),
+            )));
+        }
         let (inner, follows) = (Arc::clone(&self.inner), follows.cloned());
+        let task = Task::Copies(step);
         let checked: HostFn = Arc::new(move || {
             inner.check()?;
             // In stream order: it has ended. (In a graph the first failure ends the replay.)
             follows.as_ref().and_then(Work::result).unwrap_or(Ok(()))?;
-            step()
+            task.execute()
         });
-        let ticket = self.stream().enqueue(Item::HostFn(checked))?;
+        let ticket = self.stream().enqueue(Task::Host(checked))?;
         Ok(Some(Work::new(self.stream().clone(), ticket)))
     }
 
@@ -238,7 +245,7 @@ impl Communicator {
             return issue(self, None, prepared, rows.unpack());
         }
         let counts: Arc<[u64]> = outputs.iter().map(|row| row.len() as u64).collect();
-        let prepared = self.prepare_all_gather_v(&output, &source, &counts, None)?;
+        let prepared = self.prepare_all_gather_v(&output, &source, Some(&counts), None)?;
         let prepared = prepared.owning(Arc::new(Arc::clone(&counts)));
         issue(self, None, prepared, rows.unpack())
     }

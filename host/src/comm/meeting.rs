@@ -16,7 +16,9 @@ use std::time::Instant;
 
 use super::directory::{Directory, Neighbours, Verdict};
 use crate::bootstrap::host_id;
-use crate::cpu::{Segment, SegmentDescriptor};
+use crate::cpu::SegmentDescriptor;
+use crate::device::Device;
+use crate::memory::{Memory, MemoryDescriptor};
 use crate::store::Store;
 use crate::{Error, Result};
 
@@ -101,30 +103,31 @@ fn is_dead(seat: &[u8], host: &str) -> bool {
 impl Meeting<'_> {
     /// Publishes this rank's segment and maps everybody's. `what` holds whatever must agree: a rank with
     /// something else is told so.
-    pub(super) fn share(&self, what: &str, own: Arc<Segment>) -> Result<Vec<Arc<Segment>>> {
+    pub(super) fn share(&self, device: Device, what: &str, own: Memory) -> Result<Vec<Memory>> {
         let host = host_id()?;
-        let (elsewhere, cards) = self.gather(what, &own.descriptor(), &host)?;
+        let (elsewhere, cards) = self.gather(what, &own.descriptor()?, &host)?;
         if let Some((rank, theirs)) = elsewhere {
             return Err(self.refuse(format!(
                 "rank {rank} is on another host ({theirs}) than rank {} ({host}): memory cannot be shared",
                 self.rank
             )));
         }
-        self.open(own, cards)
+        self.open(device, own, cards)
     }
 
     /// Maps everybody's segment.
     pub(super) fn open(
         &self,
-        own: Arc<Segment>,
-        cards: Vec<(u32, SegmentDescriptor)>,
-    ) -> Result<Vec<Arc<Segment>>> {
+        device: Device,
+        own: Memory,
+        cards: Vec<(u32, MemoryDescriptor)>,
+    ) -> Result<Vec<Memory>> {
         let mut all = Vec::with_capacity(self.size as usize);
         for (rank, descriptor) in cards {
             all.push(if rank == self.rank {
-                Arc::clone(&own)
+                own.clone()
             } else {
-                Segment::open(&descriptor, rank)?
+                Memory::open(device, &descriptor, rank)?
             });
         }
         Ok(all)
@@ -136,11 +139,13 @@ impl Meeting<'_> {
     pub(super) fn gather(
         &self,
         what: &str,
-        own: &SegmentDescriptor,
+        own: &MemoryDescriptor,
         host: &str,
-    ) -> Result<(Option<(u32, String)>, Vec<(u32, SegmentDescriptor)>)> {
+    ) -> Result<(Option<(u32, String)>, Vec<(u32, MemoryDescriptor)>)> {
         let class = class(what);
-        let mut card = own.to_bytes().to_vec();
+        let descriptor = own.to_bytes();
+        let mut card = (descriptor.len() as u32).to_le_bytes().to_vec();
+        card.extend(descriptor);
         card.extend((what.len() as u32).to_le_bytes());
         card.extend(what.as_bytes());
         card.extend(host.as_bytes());
@@ -175,7 +180,7 @@ impl Meeting<'_> {
     }
 
     /// Rank 0: reads all cards and compares them with its own.
-    fn collect(&self, class: &str, what: &str, own: &SegmentDescriptor) -> Result<Directory> {
+    fn collect(&self, class: &str, what: &str, own: &MemoryDescriptor) -> Result<Directory> {
         let mut directory = Directory::default();
         self.read_cards(class, 0, self.size, |rank, card| {
             let (descriptor, theirs, host) = parse(card).ok_or_else(|| self.unreadable(rank))?;
@@ -185,10 +190,10 @@ impl Meeting<'_> {
                      must be equal on all ranks"
                 )));
             }
-            if descriptor.bytes != own.bytes {
+            if descriptor.bytes() != own.bytes() {
                 return Err(self.refuse(format!(
                     "rank {rank} contributes {} bytes, rank 0 {}: sizes must be equal",
-                    descriptor.bytes, own.bytes
+                    descriptor.bytes(), own.bytes()
                 )));
             }
             directory.push(host);
@@ -446,13 +451,13 @@ pub fn rehearse_meeting(
         size,
         timeout,
     };
-    let own = SegmentDescriptor {
+    let own = MemoryDescriptor::Host(SegmentDescriptor {
         pid: std::process::id(),
         fd: rank,
         bytes: 1,
         inode: 1,
         start_time: 1,
-    };
+    });
     let (_, cards) = meeting.gather("pad-rehearsal", &own, host)?;
     meeting.agree("crowded", true)?;
     meeting.end("mapped", "pad-rehearsal", host, &["crowded"])?;
@@ -464,12 +469,14 @@ fn class(what: &str) -> &str {
     what.strip_prefix("pad-").map_or(what, |_| "pad")
 }
 
-fn parse(card: &[u8]) -> Option<(SegmentDescriptor, &str, &str)> {
-    let (descriptor, rest) = card.split_at_checked(SegmentDescriptor::ENCODED_BYTES)?;
+fn parse(card: &[u8]) -> Option<(MemoryDescriptor, &str, &str)> {
+    let (length, rest) = card.split_at_checked(4)?;
+    let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
+    let (descriptor, rest) = rest.split_at_checked(length)?;
     let (length, rest) = rest.split_at_checked(4)?;
     let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
     let (what, host) = rest.split_at_checked(length)?;
-    let descriptor = SegmentDescriptor::from_bytes(descriptor).ok()?;
+    let descriptor = MemoryDescriptor::from_bytes(descriptor)?;
     Some((
         descriptor,
         str::from_utf8(what).ok()?,

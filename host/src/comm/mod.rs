@@ -9,9 +9,11 @@ mod fused;
 mod handoff;
 mod hosts;
 mod instances;
+mod lend;
 mod lists;
 mod meeting;
 mod objects;
+mod on_gpu;
 mod observe;
 mod observed;
 mod operations;
@@ -40,7 +42,7 @@ use fusewire_device::native::Isa;
 #[cfg(feature = "gloo")]
 pub(crate) use self::batch::RawMessage;
 pub use self::batch::{Batch, P2pKind, P2pOp};
-pub use self::bootstrap::{run_threads, run_threads_with};
+pub use self::bootstrap::{run_threads, run_threads_on, run_threads_with};
 pub use self::create::new_comm;
 pub use self::failure::{Activity, Failure};
 pub use self::fused::RmsNorm;
@@ -54,12 +56,14 @@ pub use self::rma::{Registration, SignalUpdate, Window, WindowAccess, WindowOpti
 pub use self::work::{Work, WorkStatus};
 
 use self::observe::{Hooks, Recorder};
+use self::on_gpu::OnGpu;
 use self::windows::Windows;
 use crate::backend::{Backend, Reach};
-use crate::cpu::{Event, Segment, Stream};
 use crate::device::Device;
+use crate::memory::Memory;
 use crate::options::{Algorithm, CallOptions, Options};
 use crate::store::Store;
+use crate::stream::{Event, Stream};
 use crate::tensor::{Allocation, Tensor, bytes_of};
 use crate::{Error, Result};
 
@@ -94,8 +98,12 @@ struct Inner {
     isa: Isa,
     constants: Box<CommConst>,
     windows: Windows,
-    pad: Arc<Segment>,
-    pads: Vec<Arc<Segment>>,
+    pad: Memory,
+    pads: Vec<Memory>,
+    /// Id and start time of each rank's process; empty where a backend takes care of its own.
+    processes: Vec<(u32, u64)>,
+    /// What kernels on a GPU need; none on the CPU.
+    on_gpu: Option<OnGpu>,
     /// Keys of this communicator start with this.
     prefix: String,
     store: Arc<dyn Store>,
@@ -262,11 +270,11 @@ impl Communicator {
         let bytes = bytes_of("alloc", dtype, count)?;
         if self.inner.backend.is_some() {
             // A library registers what it wants to by itself.
-            return Tensor::new(dtype, count);
+            return self.tensor(dtype, count);
         }
         let parts = self.share("window", bytes)?;
-        let own = Arc::clone(&parts[self.rank() as usize]);
-        self.inner.windows.add(self.rank(), parts);
+        let own = parts[self.rank() as usize].clone();
+        self.inner.windows.add(self.rank(), parts)?;
         self.meet("window")?;
         let allocation = Allocation::new(own, Some(Arc::clone(&self.inner) as _));
         Ok(Tensor::from_allocation(allocation, dtype, count))
@@ -287,7 +295,18 @@ impl Communicator {
 
     /// Address of the communicator's constants in device memory: what a kernel of the user's takes.
     pub fn constants(&self) -> *const CommConst {
-        &raw const *self.inner.constants
+        match &self.inner.on_gpu {
+            Some(on_gpu) => on_gpu.constants(),
+            None => &raw const *self.inner.constants,
+        }
+    }
+
+    /// `count` zeroed elements on the communicator's device, in no window.
+    ///
+    /// # Errors
+    /// As [`Tensor::on_device`].
+    pub fn tensor(&self, dtype: DType, count: usize) -> Result<Tensor> {
+        Tensor::on_device(self.inner.device, dtype, count)
     }
 
     /// The place of `count` elements of `tensor` in a window, as kernels name memory to each other.

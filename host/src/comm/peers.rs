@@ -4,6 +4,7 @@
 //! A mark alone fails nothing: a rank that has done its part may end at any time. A wait that finds the awaited
 //! rank marked polls once more, and fails if what it waits for is still not there, because it never will be.
 
+use core::mem::offset_of;
 use core::time::Duration;
 use std::collections::HashMap;
 use std::io;
@@ -12,7 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 
 use fusewire_device::layout::CommState;
-use fusewire_device::mem::{Order, Scope, compare_exchange_u64, load_u64};
 
 use super::Inner;
 
@@ -50,14 +50,12 @@ pub(super) fn watch(inner: &Arc<Inner>) {
     let own = std::process::id();
     let mut state = state();
     let mut added = false;
-    for (rank, pad) in (0..).zip(&inner.pads) {
-        let descriptor = pad.descriptor();
-        if descriptor.pid == own {
+    for (rank, key) in (0..).zip(&inner.processes) {
+        if key.0 == own {
             continue;
         }
-        let key = (descriptor.pid, descriptor.start_time);
-        let watched = state.processes.entry(key).or_insert_with(|| Watched {
-            descriptor: open(descriptor.pid),
+        let watched = state.processes.entry(*key).or_insert_with(|| Watched {
+            descriptor: open(key.0),
             interests: Vec::new(),
         });
         watched.interests.push((Arc::downgrade(inner), rank));
@@ -192,19 +190,15 @@ fn work() {
 impl Inner {
     /// The process of `rank` has ended.
     fn mark_dead(&self, rank: u32) {
-        let state = self.pad.ptr().cast::<CommState>();
-        // SAFETY: the pad starts with a CommState; the word is only accessed atomically.
-        unsafe {
-            let word = &raw mut (*state).dead;
-            let mut seen = load_u64(word, Order::Relaxed, Scope::System);
-            loop {
-                let marked = seen | 1 << (rank & 63);
-                let before = compare_exchange_u64(word, seen, marked, Order::AcqRel, Scope::System);
-                if before == seen {
-                    return;
-                }
-                seen = before;
+        let word = offset_of!(CommState, dead) as u64;
+        let mut seen = self.pad.load(word);
+        loop {
+            let marked = seen | 1 << (rank & 63);
+            let before = self.pad.compare_exchange(word, seen, marked);
+            if before == seen {
+                return;
             }
+            seen = before;
         }
     }
 }

@@ -10,7 +10,8 @@ use super::observe::Note;
 use super::submit::{Prepared, invalid};
 use super::{Communicator, Work};
 use crate::Result;
-use crate::cpu::{HostFn, Item};
+use crate::cpu::HostFn;
+use crate::stream::Task;
 use crate::options::ReduceOp;
 use crate::tensor::{Input, Output, Tensor};
 
@@ -58,7 +59,7 @@ impl Communicator {
                 .filter_map(Work::result)
                 .collect()
         });
-        let ticket = self.stream().enqueue(Item::HostFn(all))?;
+        let ticket = self.stream().enqueue(Task::Host(all))?;
         Ok(Work::new(self.stream().clone(), ticket))
     }
 
@@ -108,8 +109,8 @@ impl Communicator {
                 format!("{} elements; {} at most", input.len(), u32::MAX),
             ));
         }
-        let sent = Tensor::new(DType::Bf16, input.len())?;
-        let received = Tensor::new(DType::Bf16, input.len())?;
+        let sent = self.tensor(DType::Bf16, input.len())?;
+        let received = self.tensor(DType::Bf16, input.len())?;
         // One stream of random numbers for each rank and seed.
         let mixed = (seed ^ u64::from(self.rank()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let keep = |tensors: [&Tensor; 2]| Arc::new(tensors.map(Tensor::clone));

@@ -5,7 +5,6 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use fusewire_device::DType;
-use fusewire_device::mem::{Order, Scope, load_u64, store_u64};
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::window::{Compare, DeviceWindow, pad_bytes};
 use fusewire_kernels::window::{
@@ -17,6 +16,7 @@ use super::observe::Note;
 use super::submit::{Prepared, invalid};
 use super::windows::Part;
 use super::{Communicator, Inner, Work};
+use crate::gpu::Scratch;
 use crate::options::Algorithm;
 use crate::tensor::{Allocation, Tensor};
 use crate::{Error, Result};
@@ -97,6 +97,8 @@ pub struct Window {
 /// What a window's launches need.
 struct Shared {
     device: Box<DeviceWindow>,
+    /// The same in a GPU's memory.
+    on_gpu: Option<Scratch>,
     inner: Arc<Inner>,
     freed: AtomicBool,
     /// Every rank's memory of both windows: mapped as long as a launch that names it may run, also after the end of
@@ -156,11 +158,16 @@ impl Communicator {
             barriers,
             size,
         });
+        let on_gpu = self.inner.on_gpu.as_ref();
+        let on_gpu = on_gpu
+            .map(|on_gpu| Scratch::holding(on_gpu.gpu(), bytemuck::bytes_of(&*device)))
+            .transpose()?;
         Ok(Window {
             comm: self.clone(),
             tensor: tensor.clone(),
             shared: Arc::new(Shared {
                 device,
+                on_gpu,
                 inner: Arc::clone(&self.inner),
                 freed: AtomicBool::new(false),
                 _parts: [parts, pads],
@@ -178,7 +185,7 @@ impl Communicator {
         count: usize,
         options: WindowOptions,
     ) -> Result<Window> {
-        self.new_window(&Tensor::new(dtype, count)?, options)
+        self.new_window(&self.tensor(dtype, count)?, options)
     }
 
     /// Registers `tensor` (the same type and length on all ranks), so that collectives work on it without a copy. All
@@ -220,9 +227,9 @@ impl Communicator {
 
     /// Shares the memory behind `tensor` with all ranks as a new window.
     fn register_parts(&self, tensor: &Tensor) -> Result<(usize, Vec<Part>)> {
-        let (segment, offset) = tensor.segment();
+        let (memory, offset) = tensor.memory();
         let bytes = (tensor.len() * tensor.dtype().size()) as u64;
-        let segments = self.share_segment("register", segment)?;
+        let pieces = self.share_memory("register", memory)?;
         // Where each rank's part begins is its own affair; how long it is, is not.
         let mine = [offset, bytes, tensor.dtype() as u64];
         let mut all = vec![0u64; 3 * self.size() as usize];
@@ -238,17 +245,17 @@ impl Communicator {
             });
         }
         let offsets = all.chunks(3).map(|theirs| theirs[0]);
-        let parts: Vec<Part> = segments.into_iter().zip(offsets).collect();
-        for (rank, (segment, offset)) in parts.iter().enumerate() {
+        let parts: Vec<Part> = pieces.into_iter().zip(offsets).collect();
+        for (rank, (memory, offset)) in parts.iter().enumerate() {
             if offset
                 .checked_add(bytes)
-                .is_none_or(|end| end > segment.bytes())
+                .is_none_or(|end| end > memory.bytes())
             {
                 return Err(Error::PeerSegment {
                     rank: rank as u32,
                     detail: format!(
                         "its part of {bytes} bytes at {offset} leaves its memory of {}",
-                        segment.bytes()
+                        memory.bytes()
                     ),
                 });
             }
@@ -256,7 +263,7 @@ impl Communicator {
         let id = self
             .inner
             .windows
-            .add_parts(self.rank(), parts.clone(), bytes);
+            .add_parts(self.rank(), parts.clone(), bytes)?;
         self.meet("window")?;
         Ok((id, parts))
     }
@@ -293,7 +300,7 @@ impl Window {
 
     /// This window with another stream: as [`Communicator::on`].
     #[must_use]
-    pub fn on(&self, stream: &crate::cpu::Stream) -> Self {
+    pub fn on(&self, stream: &crate::stream::Stream) -> Self {
         Self {
             comm: self.comm.on(stream),
             ..self.clone()
@@ -307,7 +314,10 @@ impl Window {
 
     /// The window as kernels take it: an address that is valid as long as the window or a clone of it.
     pub fn device_window(&self) -> *const DeviceWindow {
-        &raw const *self.shared.device
+        match &self.shared.on_gpu {
+            Some(on_gpu) => on_gpu.address() as *const DeviceWindow,
+            None => &raw const *self.shared.device,
+        }
     }
 
     /// How `peer`'s part is reached.
@@ -327,10 +337,10 @@ impl Window {
     pub fn map_remote(&self, peer: u32) -> Result<Tensor> {
         self.peer("map_remote", peer)?;
         let id = self.shared.device.window as usize;
-        let Some((segment, offset)) = self.comm.inner.windows.part(id, peer) else {
+        let Some((memory, offset)) = self.comm.inner.windows.part(id, peer) else {
             return Err(invalid("map_remote", "the window was freed".to_owned()));
         };
-        let allocation = Allocation::new(segment, None);
+        let allocation = Allocation::new(memory, None);
         Ok(Tensor::at(
             allocation,
             offset,
@@ -465,9 +475,8 @@ impl Window {
     pub fn reset_signal(&self, signal: u32) -> Result<()> {
         self.check_signal("reset_signal", signal)?;
         for sender in 0..self.comm.size() {
-            let word = self.word(self.shared.device.signal_at(signal, sender))?;
-            // SAFETY: a word of this rank's pad, only accessed atomically.
-            unsafe { store_u64(word, 0, Order::Release, Scope::System) };
+            let (memory, at) = self.word(self.shared.device.signal_at(signal, sender))?;
+            memory.store(at, 0)?;
         }
         Ok(())
     }
@@ -483,9 +492,8 @@ impl Window {
                 format!("counter {counter} of {}", self.shared.device.counters),
             ));
         }
-        let word = self.word(self.shared.device.counter_at(counter))?;
-        // SAFETY: a word of this rank's pad, only accessed atomically.
-        Ok(unsafe { load_u64(word, Order::Acquire, Scope::System) })
+        let (memory, at) = self.word(self.shared.device.counter_at(counter))?;
+        Ok(memory.load(at))
     }
 
     /// Ends the window; all ranks together. Waits until no operation of any rank uses it. Without it the window
@@ -501,12 +509,11 @@ impl Window {
             .end_windows(&[device.window as usize, device.pad as usize])
     }
 
-    fn word(&self, offset: u64) -> Result<*mut u64> {
+    /// Where a word of this rank's pad is, which is only accessed atomically.
+    fn word(&self, offset: u64) -> Result<Part> {
         let pad = self.shared.device.pad as usize;
         match self.shared.inner.windows.part(pad, self.comm.rank()) {
-            Some((segment, start)) => {
-                Ok(segment.ptr().wrapping_add((start + offset) as usize).cast())
-            }
+            Some((memory, start)) => Ok((memory, start + offset)),
             None => Err(invalid("window", "the window was freed".to_owned())),
         }
     }

@@ -1,12 +1,15 @@
 //! The state of a communicator: alive, failed, aborted, finalized; and the watchdog.
 
+use core::mem::offset_of;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::sync::Arc;
 use std::thread;
 
 use fusewire_device::comm::Comm;
-use fusewire_device::layout::{ABORT, CommState, FailureRecord, Progress};
+use fusewire_device::layout::{
+    ABORT, BlockState, CommState, FailureKind, FailureRecord, Progress,
+};
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::Call;
 use fusewire_device::wait;
@@ -25,6 +28,7 @@ const WATCHDOG: Duration = Duration::from_millis(100);
 impl Communicator {
     /// The failure of this communicator, if it has one.
     pub fn failure(&self) -> Option<Error> {
+        self.inner.look();
         self.inner.check().err()
     }
 
@@ -37,6 +41,7 @@ impl Communicator {
 
     /// Whether the communicator has failed or was aborted.
     pub fn is_aborted(&self) -> bool {
+        self.inner.look();
         self.inner.abort_word() != 0 && !self.inner.finalized.load(Ordering::Acquire)
     }
 
@@ -73,19 +78,35 @@ impl Communicator {
     }
 }
 
+/// Where the abort word, the failure record and its first word lie in a pad.
+const ABORT_AT: u64 = offset_of!(CommState, abort) as u64;
+const FAILURE_AT: u64 = offset_of!(CommState, failure) as u64;
+
 impl Inner {
-    fn state(&self) -> *mut CommState {
-        self.pad.ptr().cast()
+    /// The abort word, or on a GPU what its kernels have told the host of it.
+    #[inline]
+    pub(super) fn abort_word(&self) -> u64 {
+        match (&self.on_gpu, self.pad.word(ABORT_AT)) {
+            // SAFETY: the pad starts with a CommState, whose abort word is only accessed atomically.
+            (None, Some(at)) => unsafe { mem::load_u64(at, Order::Acquire, Scope::System) },
+            (Some(on_gpu), _) => on_gpu.told(),
+            (None, None) => 0,
+        }
     }
 
-    pub(super) fn abort_word(&self) -> u64 {
-        // SAFETY: the pad starts with a CommState, whose abort word is only accessed atomically.
-        unsafe {
-            mem::load_u64(
-                &raw const (*self.state()).abort,
-                Order::Acquire,
-                Scope::System,
-            )
+    /// The abort word itself, also where that takes a copy from the device.
+    pub(super) fn abort_word_on_device(&self) -> u64 {
+        let word = self.pad.load(ABORT_AT);
+        if let Some(on_gpu) = self.on_gpu.as_ref().filter(|_| word != 0) {
+            on_gpu.tell(word);
+        }
+        word
+    }
+
+    /// Looks into device memory for a failure that no kernel of this rank has met yet.
+    pub(super) fn look(&self) {
+        if self.on_gpu.is_some() && self.abort_word() == 0 {
+            self.abort_word_on_device();
         }
     }
 
@@ -103,16 +124,12 @@ impl Inner {
     /// has not told this rank yet.
     #[inline]
     pub(super) fn check_launch(&self) -> Result<()> {
-        // SAFETY: as in `abort_word`.
-        let claimed = unsafe {
-            mem::load_u64(
-                &raw const (*self.state()).failure.state,
-                Order::Relaxed,
-                Scope::System,
-            )
-        };
-        if claimed != 0 {
-            self.await_abort();
+        if let Some(at) = self.pad.word(FAILURE_AT) {
+            // SAFETY: as in `abort_word`; the record starts with its state.
+            let claimed = unsafe { mem::load_u64(at, Order::Relaxed, Scope::System) };
+            if claimed != 0 {
+                self.await_abort();
+            }
         }
         self.check()
     }
@@ -150,15 +167,20 @@ impl Inner {
     }
 
     fn read_failure(&self, reporter: u32) -> Error {
+        // On a GPU the word that kernels left for the host may not be the one that holds.
+        let holds = self.pad.load(ABORT_AT);
+        let reporter = if holds == 0 { reporter } else { holds as u32 };
         let reporter = reporter.min(self.pads.len() as u32 - 1);
-        let state = self.pads[reporter as usize].ptr().cast::<CommState>();
-        // SAFETY: every pad starts with a CommState; the record is complete once its state is 2, and
-        // the abort word was written after that.
-        let record = unsafe {
-            let record = &raw const (*state).failure;
-            let _ = mem::load_u64(&raw const (*record).state, Order::Acquire, Scope::System);
-            record.cast::<FailureRecord>().read_volatile()
+        let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
+        // The record is complete once its state is 2, and the abort word was written after that.
+        let _ = self.pads[reporter as usize].load(FAILURE_AT);
+        // SAFETY: every pad starts with a CommState; nobody writes a complete record.
+        let read = unsafe {
+            self.pads[reporter as usize].read(FAILURE_AT, bytemuck::bytes_of_mut(&mut record))
         };
+        if let Err(error) = read {
+            return error;
+        }
         let mut failure = Failure::decode(&self.name, reporter, &record);
         failure.progress = self.progress();
         failure.into_error()
@@ -166,22 +188,13 @@ impl Inner {
 
     /// What every rank is doing, by its progress words.
     pub(super) fn progress(&self) -> Vec<Activity> {
-        let words = |rank: usize| {
-            let at = self.pads[rank]
-                .ptr()
-                .wrapping_add(self.constants.pad.progress as usize)
-                .cast::<Progress>();
-            // SAFETY: every pad has a progress line for block 0, whose words are accessed atomically.
-            unsafe {
-                (
-                    mem::load_u64(&raw const (*at).call, Order::Relaxed, Scope::System),
-                    mem::load_u64(&raw const (*at).count, Order::Relaxed, Scope::System),
-                )
-            }
-        };
-        (0..self.pads.len())
-            .map(|rank| {
-                let (call, count) = words(rank);
+        // Every pad has a progress line for block 0, whose words are accessed atomically.
+        let at = self.constants.pad.progress;
+        self.pads
+            .iter()
+            .map(|pad| {
+                let call = pad.load(at + offset_of!(Progress, call) as u64);
+                let count = pad.load(at + offset_of!(Progress, count) as u64);
                 let name = Call::from_progress(call).0;
                 Activity::new(name, call >> 40, count & 0xffff_ffff_ffff)
             })
@@ -190,15 +203,60 @@ impl Inner {
 
     /// Stops the communicator on all reachable ranks.
     pub(super) fn abort(&self) {
-        if self.abort_word() == 0 {
-            // SAFETY: the constants live as long as this, and every rank's pad is mapped.
-            let comm = unsafe { Comm::new(&raw const *self.constants) };
-            wait::abort(&comm);
+        if self.abort_word_on_device() == 0 {
+            if self.on_gpu.is_some() {
+                self.abort_on_gpu();
+            } else {
+                // SAFETY: the constants live as long as this, and every rank's pad is mapped.
+                let comm = unsafe { Comm::new(&raw const *self.constants) };
+                wait::abort(&comm);
+            }
         }
         // Before the calls that it frees report their own end.
         let _ = self.check();
         if let Some(backend) = &self.backend {
             backend.abort();
+        }
+    }
+
+    /// As [`wait::abort`], by copies: this rank's record, then everybody's abort word.
+    fn abort_on_gpu(&self) {
+        let rank = self.constants.rank;
+        let mine = self.constants.pad.progress;
+        let [call, count] = [
+            self.pad.load(mine + offset_of!(Progress, call) as u64),
+            self.pad.load(mine + offset_of!(Progress, count) as u64),
+        ];
+        let finished = self
+            .pad
+            .load(self.constants.pad.blocks + offset_of!(BlockState, sequence) as u64);
+        let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
+        record.state = 2;
+        record.kind = FailureKind::Abort as u64;
+        record.sequence = finished;
+        record.call = Call::from_progress(call).0;
+        record.count = count & 0xffff_ffff_ffff;
+        record.place = wait::Place::Launch as u64;
+        record.awaited = u64::from(rank);
+        record.blamed = u64::from(rank);
+        record.blamed_sequence = finished;
+        record.blamed_call = record.call;
+        record.blamed_count = record.count;
+        record.generation = self.constants.generation;
+        // Unless a kernel has just claimed it.
+        if self.pad.load(FAILURE_AT) == 0 {
+            // SAFETY: a kernel that fails at this very moment has its record replaced by one that tells of the abort.
+            let written = unsafe { self.pad.write(FAILURE_AT, bytemuck::bytes_of(&record)) };
+            if let Err(error) = written {
+                tracing::warn!(%error, "the record of an abort could not be written");
+            }
+        }
+        let word = ABORT | u64::from(rank);
+        for pad in &self.pads {
+            pad.compare_exchange(ABORT_AT, 0, word);
+        }
+        if let Some(on_gpu) = &self.on_gpu {
+            on_gpu.tell(word);
         }
     }
 
@@ -213,21 +271,16 @@ impl Inner {
 
     /// Stops the communicator on this rank, for a reason that the host keeps.
     pub(super) fn stop(&self, reason: Error) {
-        if self.abort_word() != 0 {
+        if self.abort_word_on_device() != 0 {
             // The first failure stays.
             let _ = self.check();
             return;
         }
         let told = self.failure.set(reason.clone()).is_ok();
-        // SAFETY: as in `abort_word`.
-        unsafe {
-            mem::compare_exchange_u64(
-                &raw mut (*self.state()).abort,
-                0,
-                ABORT | BY_HOST | u64::from(self.constants.rank),
-                Order::AcqRel,
-                Scope::System,
-            );
+        let word = ABORT | BY_HOST | u64::from(self.constants.rank);
+        self.pad.compare_exchange(ABORT_AT, 0, word);
+        if let Some(on_gpu) = &self.on_gpu {
+            on_gpu.tell(word);
         }
         if told && !self.finalized.load(Ordering::Acquire) {
             tracing::error!("{reason}");
@@ -257,6 +310,7 @@ impl Inner {
                     if inner.finalized.load(Ordering::Acquire) {
                         return;
                     }
+                    inner.look();
                     if let Err(error) = inner.check() {
                         if inner.finalized.load(Ordering::Acquire) {
                             return;

@@ -12,16 +12,29 @@ use super::observe::{HookArguments, Note, ReplayArguments, ReplayEdge};
 use super::work::Work;
 use super::{Communicator, Inner};
 use crate::cpu::{
-    BlockOrder, Event, Grid, HostFn, Item, Launch, LaunchNote, LaunchOwner, MAX_PARAM_BYTES, Node,
-    Replay, Stream, current_replay,
+    BlockOrder, Grid, HostFn, Keep, Launch, LaunchNote, LaunchOwner, MAX_PARAM_BYTES, Replay,
+    current_replay,
 };
+use crate::gpu;
+use crate::stream::{Event, Stream, Task};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
+/// What a prepared operation runs.
+#[derive(Clone, Copy)]
+enum Entry {
+    /// A kernel's native entry.
+    Native(NativeEntry),
+    /// A kernel of a GPU, by its description: it is looked up at the launch.
+    Gpu(KernelInfo),
+    /// A call of a backend.
+    HandOff,
+}
+
 /// An operation with its arguments, ready to run: flat, so that it is built where it is used.
 pub(super) struct Prepared<'a> {
-    /// A kernel instance; `None` where a backend is called.
-    entry: Option<NativeEntry>,
+    /// What runs.
+    entry: Entry,
     /// The kernel's parameters.
     params: [u64; 20],
     bytes: usize,
@@ -64,11 +77,14 @@ impl<'a> Prepared<'a> {
         let mut words = [0u64; 20];
         // SAFETY: the parameters fit, by the assertion above.
         unsafe { words.as_mut_ptr().cast::<P>().write(params) };
-        let entry = kernel
-            .native
-            .entry(comm.inner.isa, comm.inner.options.lanes);
+        let entry = if comm.inner.on_gpu.is_none() {
+            let lanes = comm.inner.options.lanes;
+            Entry::Native(kernel.native.entry(comm.inner.isa, lanes))
+        } else {
+            Entry::Gpu(*kernel)
+        };
         Self {
-            entry: Some(entry),
+            entry,
             params: words,
             bytes: size_of::<P>(),
             hand_off: None,
@@ -81,7 +97,10 @@ impl<'a> Prepared<'a> {
 
     /// Keeps `table` alive as long as the launch.
     pub(super) fn keeping(mut self, table: Arc<dyn Any + Send + Sync>) -> Self {
-        self.table = Some(table);
+        self.table = Some(match self.table.take() {
+            Some(before) => Arc::new((before, table)),
+            None => table,
+        });
         self
     }
 
@@ -113,7 +132,7 @@ impl<'a> Prepared<'a> {
         note: Note,
     ) -> Self {
         Self {
-            entry: None,
+            entry: Entry::HandOff,
             params: [0; 20],
             bytes: 0,
             hand_off: Some(run),
@@ -217,7 +236,7 @@ impl Communicator {
             if prepared.borrowed {
                 return Err(capture_of_slices());
             }
-            return self.stream.push_captured(self.node(prepared, 0));
+            return self.stream.push_captured(self.task(prepared, 0)?);
         }
         let recorder = &self.inner.recorder;
         let Some(hooks) = self.inner.hooks.current() else {
@@ -229,7 +248,7 @@ impl Communicator {
                         recorder.close(&open, result.is_ok());
                         result
                     },
-                    || self.node(prepared, recorder.issue(&prepared.note, false)),
+                    || self.task(prepared, recorder.issue(&prepared.note, false)),
                 );
             }
             return self.run_numbered(prepared, recorder.issue(&prepared.note, false));
@@ -246,9 +265,14 @@ impl Communicator {
     /// The entry of a kernel that one lane of this thread runs.
     #[inline]
     fn single(&self, prepared: &Prepared<'_>) -> Option<NativeEntry> {
-        prepared
-            .entry
-            .filter(|_| self.inner.options.lanes == 1 && self.inner.options.blocks == 1)
+        match prepared.entry {
+            Entry::Native(entry)
+                if self.inner.options.lanes == 1 && self.inner.options.blocks == 1 =>
+            {
+                Some(entry)
+            }
+            _ => None,
+        }
     }
 
     #[inline]
@@ -268,11 +292,11 @@ impl Communicator {
             };
             return self
                 .stream
-                .run_or_enqueue(direct, || self.node(prepared, id));
+                .run_or_enqueue(direct, || self.task(prepared, id));
         }
-        let node = self.node(prepared, id);
+        let task = self.task(prepared, id)?;
         self.stream
-            .run_or_enqueue(|| node.execute(), || node.clone())
+            .run_or_enqueue(|| task.execute(), || Ok(task.clone()))
     }
 
     /// Enqueues a prepared operation.
@@ -289,11 +313,7 @@ impl Communicator {
         if let Some(hooks) = &hooks {
             hooks.before(&HookArguments::new(&prepared.note, id, true));
         }
-        let ticket = self.stream.enqueue(match self.node(prepared, id) {
-            Node::Launch(launch) => Item::Launch(launch),
-            Node::Host(call) => Item::HostFn(call),
-            _ => return Err(Error::launch("an operation is a launch or a call")),
-        })?;
+        let ticket = self.stream.enqueue(self.task(prepared, id)?)?;
         let work = Work::new(self.stream.clone(), ticket);
         if let Some(hooks) = &hooks {
             let mut arguments = HookArguments::new(&prepared.note, id, true);
@@ -304,20 +324,22 @@ impl Communicator {
     }
 
     /// The work of a stream that carries the operation out.
-    fn node(&self, prepared: &Prepared<'_>, id: u64) -> Node {
-        if let Some(entry) = prepared.entry {
-            return match self.launch_of(prepared, entry, id) {
-                Ok(launch) => Node::Launch(launch),
-                Err(error) => Node::Host(Arc::new(move || Err(error.clone()))),
-            };
+    fn task(&self, prepared: &Prepared<'_>, id: u64) -> Result<Task> {
+        match &prepared.entry {
+            Entry::Native(entry) => self.launch_of(prepared, *entry, id).map(Task::Launch),
+            Entry::Gpu(kernel) => self.gpu_launch_of(prepared, kernel, id).map(Task::Kernel),
+            Entry::HandOff => Ok(self.hand_off_task(prepared, id)),
         }
+    }
+
+    fn hand_off_task(&self, prepared: &Prepared<'_>, id: u64) -> Task {
         let (inner, run) = (Arc::clone(&self.inner), prepared.hand_off.clone());
         let note = prepared.note.launch(id);
         let keep = (
             prepared.tensors.map(|tensor| tensor.map(Tensor::keep)),
             prepared.table.clone(),
         );
-        Node::Host(Arc::new(move || {
+        let call: HostFn = Arc::new(move || {
             let _alive = &keep;
             let word = inner.before(&note)?;
             let ran = run.as_ref().map_or(Ok(()), |run| run());
@@ -326,7 +348,39 @@ impl Communicator {
             }
             let after = inner.after(word, &note, ran.is_ok());
             ran.and(after)
-        }))
+        });
+        if self.stream.device().is_gpu() {
+            // The library puts its own work on the stream, from this thread.
+            Task::Call(call)
+        } else {
+            Task::Host(call)
+        }
+    }
+
+    fn keep(prepared: &Prepared<'_>) -> Keep {
+        let [a, b, c] = prepared
+            .tensors
+            .map(|tensor| tensor.map(|tensor| tensor.keep() as Arc<dyn Any + Send + Sync>));
+        [a, b, c, prepared.table.clone()]
+    }
+
+    fn gpu_launch_of(
+        &self,
+        prepared: &Prepared<'_>,
+        info: &KernelInfo,
+        id: u64,
+    ) -> Result<gpu::Launch> {
+        let Some(on_gpu) = &self.inner.on_gpu else {
+            return Err(Error::launch("a kernel of a GPU on the CPU"));
+        };
+        let kernel = on_gpu.gpu().kernel(info)?;
+        let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
+        let shape = on_gpu.shape(kernel, self.inner.options.blocks);
+        // SAFETY: as in `launch_of`; that the image has the same arguments was checked when it was loaded.
+        let launch = unsafe { gpu::Launch::new(kernel, params, shape)? };
+        Ok(launch
+            .owned_by(Arc::clone(&self.inner) as _, prepared.note.launch(id))
+            .keeping(Self::keep(prepared)))
     }
 
     fn launch_of(&self, prepared: &Prepared<'_>, entry: NativeEntry, id: u64) -> Result<Launch> {
@@ -344,10 +398,7 @@ impl Communicator {
             order,
         };
         let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
-        let [a, b, c] = prepared
-            .tensors
-            .map(|tensor| tensor.map(|tensor| tensor.keep() as Arc<dyn Any + Send + Sync>));
-        let keep = [a, b, c, prepared.table.clone()];
+        let keep = Self::keep(prepared);
         // SAFETY: the parameters belong to the entry; tensors are kept alive, and for memory
         // without a tensor the caller waits, or has promised (captures).
         let launch = unsafe { Launch::new(entry, params, grid)? };

@@ -8,14 +8,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fusewire_device::comm::Place;
 use fusewire_device::layout::{MAX_WINDOWS, WindowConst};
 
-use crate::cpu::Segment;
+use crate::Result;
+use crate::gpu::{self, Gpu};
+use crate::memory::Memory;
 
 /// A rank's part of a window: memory, and the byte at which the part begins in it.
-pub(crate) type Part = (Arc<Segment>, u64);
+pub(crate) type Part = (Memory, u64);
 
 /// The device's table of windows and the host's index of this rank's parts.
 pub(crate) struct Windows {
     table: Box<[UnsafeCell<WindowConst>]>,
+    /// The same in a GPU's memory.
+    on_gpu: Option<Arc<gpu::Memory>>,
     /// This rank's parts of the windows that are alive: start, end, number.
     live: Box<[(AtomicUsize, AtomicUsize, AtomicUsize)]>,
     live_count: AtomicUsize,
@@ -39,14 +43,17 @@ impl fmt::Debug for Windows {
 }
 
 impl Windows {
-    /// A table without windows.
-    pub(crate) fn new() -> Self {
+    /// A table without windows, for kernels of `gpu` (else of the CPU).
+    pub(crate) fn new(gpu: Option<&Arc<Gpu>>) -> Result<Self> {
+        let bytes = (MAX_WINDOWS * size_of::<WindowConst>()) as u64;
+        let on_gpu = gpu.map(|gpu| gpu::Memory::create(gpu, bytes)).transpose()?;
         let mut table = bytemuck::allocation::zeroed_slice_box::<WindowConst>(MAX_WINDOWS);
         let (at, count) = (table.as_mut_ptr(), table.len());
         core::mem::forget(table);
         let cells =
             core::ptr::slice_from_raw_parts_mut(at.cast::<UnsafeCell<WindowConst>>(), count);
-        Self {
+        Ok(Self {
+            on_gpu,
             // SAFETY: the box was just given up, and a cell has the layout of what it holds. Made from zeroed memory
             // of the system's, so that entries that are never used are never touched.
             table: unsafe { Box::from_raw(cells) },
@@ -55,12 +62,14 @@ impl Windows {
             version: AtomicUsize::new(0),
             used: AtomicUsize::new(0),
             parts: Mutex::default(),
-        }
+        })
     }
 
     /// Address of the device's table.
     pub(crate) fn table(&self) -> u64 {
-        self.table.as_ptr() as u64
+        self.on_gpu
+            .as_ref()
+            .map_or(self.table.as_ptr() as u64, |table| table.address())
     }
 
     /// Number of windows so far; their numbers are never used twice.
@@ -69,7 +78,7 @@ impl Windows {
     }
 
     /// Adds a window of which rank r contributes all of `parts[r]`; gives its number. See [`Windows::add_parts`].
-    pub(crate) fn add(&self, rank: u32, parts: Vec<Arc<Segment>>) -> usize {
+    pub(crate) fn add(&self, rank: u32, parts: Vec<Memory>) -> Result<usize> {
         let bytes = parts[rank as usize].bytes();
         self.add_parts(
             rank,
@@ -80,10 +89,10 @@ impl Windows {
 
     /// Adds a window of which rank r contributes `bytes` bytes of `parts[r]`; gives its number. The caller has agreed
     /// on it with all ranks, so that the number is the same everywhere, and the table has room.
-    pub(crate) fn add_parts(&self, rank: u32, parts: Vec<Part>, bytes: u64) -> usize {
+    pub(crate) fn add_parts(&self, rank: u32, parts: Vec<Part>, bytes: u64) -> Result<usize> {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let id = self.used.load(Ordering::Acquire);
-        let address = |(segment, offset): &Part| segment.ptr() as u64 + offset;
+        let address = |(memory, offset): &Part| memory.ptr() as u64 + offset;
         let entry = self.table[id].get();
         for (peer, part) in parts.iter().enumerate() {
             // SAFETY: an entry of this table; kernels look at it only after its number was published.
@@ -91,6 +100,7 @@ impl Windows {
         }
         // SAFETY: as above.
         unsafe { (&raw mut (*entry).bytes).write(bytes) };
+        self.publish(id)?;
         let start = address(&parts[rank as usize]) as usize;
         let at = self.live_count.load(Ordering::Acquire);
         self.live[at].0.store(start, Ordering::Relaxed);
@@ -101,7 +111,18 @@ impl Windows {
         self.live_count.store(at + 1, Ordering::Release);
         self.used.store(id + 1, Ordering::Release);
         all.push(Some(parts));
-        id
+        Ok(id)
+    }
+
+    /// Copies an entry to the GPU's table. Its number has never been used by a kernel, or is used by none any more.
+    fn publish(&self, id: usize) -> Result<()> {
+        let Some(table) = &self.on_gpu else {
+            return Ok(());
+        };
+        // SAFETY: entries are only written by the caller, which holds the lock.
+        let entry = unsafe { self.table[id].get().read() };
+        let at = id * size_of::<WindowConst>();
+        table.write(at as u64, bytemuck::bytes_of(&entry))
     }
 
     /// Ends a window: no kernel resolves its number any more, and its memory may go. All ranks have agreed that nobody
@@ -113,6 +134,9 @@ impl Windows {
         };
         // SAFETY: as in `add_parts`: nobody reads the entry now.
         unsafe { (&raw mut (*self.table[id].get()).bytes).write(0) };
+        if let Err(error) = self.publish(id) {
+            tracing::warn!(%error, "a window of a GPU could not be taken out of its table");
+        }
         let count = self.live_count.load(Ordering::Acquire);
         let words = |at: usize| [&self.live[at].0, &self.live[at].1, &self.live[at].2];
         self.version.fetch_add(1, Ordering::AcqRel);

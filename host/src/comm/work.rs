@@ -1,8 +1,9 @@
 //! Handles of asynchronous operations.
 
-use crate::cpu::{Event, Stream, Ticket};
+use crate::stream::{Event, Stream, Ticket};
 use crate::{Error, Result};
 use core::time::Duration;
+use std::sync::Arc;
 
 /// State of an asynchronous operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,16 +27,27 @@ pub enum WorkStatus {
 pub struct Work {
     stream: Stream,
     ticket: Ticket,
+    /// Work before this on the stream, whose failure is this one's too.
+    follows: Option<Arc<Self>>,
 }
 
 impl Work {
     pub(super) fn new(stream: Stream, ticket: Ticket) -> Self {
-        Self { stream, ticket }
+        Self::following(stream, ticket, None)
+    }
+
+    /// As [`Work::new`]; fails as `follows`, which is before it on the stream, fails.
+    pub(super) fn following(stream: Stream, ticket: Ticket, follows: Option<Self>) -> Self {
+        Self {
+            stream,
+            ticket,
+            follows: follows.map(Arc::new),
+        }
     }
 
     /// Where the operation stands.
     pub fn status(&self) -> WorkStatus {
-        match self.stream.result(self.ticket) {
+        match self.result() {
             None if !self.stream.is_started(self.ticket) => WorkStatus::NotStarted,
             None => WorkStatus::InProgress,
             Some(Ok(())) => WorkStatus::Completed,
@@ -46,7 +58,9 @@ impl Work {
 
     /// The operation's result, once it has ended.
     pub(super) fn result(&self) -> Option<Result<()>> {
-        self.stream.result(self.ticket)
+        let result = self.stream.result(self.ticket)?;
+        let before = self.follows.as_ref().and_then(|work| work.result());
+        Some(before.unwrap_or(Ok(())).and(result))
     }
 
     /// Whether the operation has ended, well or not.
@@ -70,7 +84,7 @@ impl Work {
     /// # Errors
     /// The operation's failure.
     pub fn wait_blocking(&self) -> Result<()> {
-        self.stream.wait(self.ticket, None)
+        self.wait_for(None)
     }
 
     /// As [`Work::wait_blocking`], for at most `timeout`.
@@ -78,6 +92,14 @@ impl Work {
     /// # Errors
     /// [`Error::StreamTimeout`] when the operation has not ended by then; its failure.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
-        self.stream.wait(self.ticket, Some(timeout))
+        self.wait_for(Some(timeout))
+    }
+
+    fn wait_for(&self, timeout: Option<Duration>) -> Result<()> {
+        let waited = self.stream.wait(self.ticket, timeout);
+        if let Err(Error::StreamTimeout { .. }) = waited {
+            return waited;
+        }
+        self.result().unwrap_or(waited)
     }
 }

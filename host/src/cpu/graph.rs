@@ -124,10 +124,9 @@ impl Graph {
     /// # Errors
     /// None on the CPU; other devices refuse graphs that they cannot run.
     pub fn instantiate(&self) -> Result<GraphExec> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         Ok(GraphExec {
             nodes: Arc::clone(&self.nodes),
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            id: next_graph(),
             replays: Arc::default(),
         })
     }
@@ -163,6 +162,18 @@ impl Drop for Outer {
     fn drop(&mut self) {
         REPLAY.set(self.0);
     }
+}
+
+/// A number for a graph that no other of the process has.
+pub(crate) fn next_graph() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Runs `body` as a node of a replay.
+pub(crate) fn with_replay<R>(replay: Replay, body: impl FnOnce() -> R) -> R {
+    let _outer = Outer(REPLAY.replace(Some(replay)));
+    body()
 }
 
 /// The replay whose node this thread executes.

@@ -171,7 +171,7 @@ impl Launch {
     }
 
     /// Runs the kernel to its end, on this thread or on threads that it starts.
-    pub(super) fn execute(&self) -> Result<()> {
+    pub(crate) fn execute(&self) -> Result<()> {
         let Some(owner) = &self.owner else {
             check_float_environment()?;
             return self.run_blocks();
@@ -355,7 +355,7 @@ impl Gate {
 }
 
 /// What a panic said.
-pub(super) fn message(panic: &(dyn Any + Send)) -> &str {
+pub(crate) fn message(panic: &(dyn Any + Send)) -> &str {
     if let Some(text) = panic.downcast_ref::<&str>() {
         text
     } else if let Some(text) = panic.downcast_ref::<String>() {

@@ -23,5 +23,5 @@ pub use segment::Segment;
 pub use stream::{Item, Stream, Ticket};
 
 pub(crate) use cache::last_level_bytes;
-pub(crate) use graph::{Node, Replay, current_replay};
-pub(crate) use launch::run_single;
+pub(crate) use graph::{Node, Replay, current_replay, next_graph, with_replay};
+pub(crate) use launch::{message, run_single};

@@ -1,3 +1,20 @@
-//! GPU devices: memory, streams, events, graphs and modules over a driver library that is opened at run time.
+//! GPU devices: memory, streams, events, graphs and kernels over a driver library that is opened at run time.
+//!
+//! [`driver::Driver`] is the face of the library. What stands on it here is the same for CUDA and HIP.
 
+mod device;
 pub mod driver;
+mod event;
+mod graph;
+mod launch;
+mod memory;
+mod scratch;
+mod stream;
+
+pub use self::device::Gpu;
+pub(crate) use self::event::Event;
+pub(crate) use self::graph::{Graph, GraphExec};
+pub(crate) use self::launch::{Kernel, Launch};
+pub(crate) use self::memory::{Memory, MemoryDescriptor};
+pub(crate) use self::scratch::Scratch;
+pub(crate) use self::stream::{Copy, Stream, Task};

@@ -11,6 +11,7 @@ mod reduce;
 mod vector;
 
 use crate::Result;
+use crate::comm::lend::Lent;
 use crate::comm::submit::invalid;
 use crate::comm::{Communicator, Work};
 use crate::cpu::last_level_bytes;
@@ -46,9 +47,24 @@ macro_rules! forms {
             $($input: impl Into<Input<'a>>,)?
             $($arg: $ty,)*
         ) -> Result<()> {
-            $(let $output = $output.into();)?
-            $(let $input = $input.into();)?
-            self.run(&self.$prepare($(&$output,)? $(&$input,)? $($arg,)*)?)
+            $(
+                let $output = $output.into();
+                let lent = self.lend(&$output.as_input())?;
+                let $output = Lent::output(&lent, $output);
+            )?
+            $(
+                let $input = $input.into();
+                let lent_input = self.lend(&$input)?;
+                let $input = Lent::input(&lent_input, $input);
+            )?
+            self.run(&self.$prepare($(&$output,)? $(&$input,)? $($arg,)*)?)?;
+            $(
+                let _ = &$output;
+                if let Some(lent) = lent {
+                    lent.give_back()?;
+                }
+            )?
+            Ok(())
         }
 
         #[doc = concat!("As [`Communicator::", stringify!($name), "`], enqueued on the communicator's stream.")]
@@ -183,7 +199,11 @@ impl Communicator {
         counts: &[u64],
     ) -> Result<()> {
         let (output, input) = (output.into(), input.into());
-        self.run(&self.prepare_all_gather_v(&output, &input, counts, None)?)
+        let (lent, lent_input) = (self.lend(&output.as_input())?, self.lend(&input)?);
+        let output = Lent::output(&lent, output);
+        let input = Lent::input(&lent_input, input);
+        self.run(&self.prepare_all_gather_v(&output, &input, Some(counts), None)?)?;
+        lent.map_or(Ok(()), Lent::give_back)
     }
 
     /// As [`Communicator::all_gather_v_single`], enqueued; `counts` is a tensor of u64 in device memory.
@@ -215,14 +235,18 @@ impl Communicator {
         input_splits: &[u64],
     ) -> Result<()> {
         let (output, input) = (output.into(), input.into());
-        let prepared =
-            self.prepare_all_to_all_v(&output, &input, output_splits, input_splits, None)?;
-        self.run(&prepared)
+        let (lent, lent_input) = (self.lend(&output.as_input())?, self.lend(&input)?);
+        let output = Lent::output(&lent, output);
+        let input = Lent::input(&lent_input, input);
+        let splits = Some((output_splits, input_splits));
+        self.run(&self.prepare_all_to_all_v(&output, &input, splits, None)?)?;
+        lent.map_or(Ok(()), Lent::give_back)
     }
 
     /// As [`Communicator::all_to_all_v_single`], enqueued; the splits are one tensor of u64 in device memory,
     /// the output's first, then the input's. A replayed graph reads them anew each time; splits that add
-    /// up to more than a tensor holds fail before anything moves.
+    /// up to more than a tensor holds fail before anything moves (on a GPU, whose memory the call does not read, in the
+    /// kernel).
     ///
     /// # Errors
     /// As there.
@@ -234,18 +258,18 @@ impl Communicator {
     ) -> Result<Work> {
         let slice = device_counts("all_to_all_v_single", splits)?;
         let ranks = self.size() as usize;
-        if slice.len() != 2 * ranks {
+        if splits.len() != 2 * ranks {
             return Err(invalid(
                 "all_to_all_v_single",
                 format!(
                     "{} splits for {ranks} ranks; twice as many are needed",
-                    slice.len()
+                    splits.len()
                 ),
             ));
         }
-        let (outputs, inputs) = slice.split_at(ranks);
+        let slices = slice.map(|slice| slice.split_at(ranks));
         let (output, input) = (output.into(), input.into());
-        self.enqueue(&self.prepare_all_to_all_v(&output, &input, outputs, inputs, Some(splits))?)
+        self.enqueue(&self.prepare_all_to_all_v(&output, &input, slices, Some(splits))?)
     }
 
     /// What an operation over `count` elements of `dtype` (a row's, where there are rows) will do.

@@ -78,6 +78,12 @@ unsafe fn all_to_all(
         // SAFETY: the caller's promise.
         return unsafe { backend.all_to_all(from, to, count, how) };
     }
+    if how.stream != 0 {
+        return Err(invalid(
+            "all_to_all",
+            "in place, by a library on a GPU: use an output of its own".to_owned(),
+        ));
+    }
     let bytes = how.bytes(count) * backend.size() as usize;
     // SAFETY: the rows are readable.
     let copy = unsafe { core::slice::from_raw_parts(from, bytes) }.to_vec();

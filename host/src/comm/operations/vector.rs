@@ -2,11 +2,14 @@
 
 use super::NO_ROOT;
 use super::checks::{apart, at_most, length, same_type, within};
+use std::sync::Arc;
+
 use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::handoff::{Address, Counts, hand_off};
 use crate::comm::observe::Note;
 use crate::comm::submit::Prepared;
+use crate::gpu::Scratch;
 use crate::tensor::{Input, Output, Tensor};
 use fusewire_device::comm::Place;
 use fusewire_device::session::Operation;
@@ -17,20 +20,25 @@ impl Communicator {
         &self,
         output: &Output<'a>,
         input: &Input<'a>,
-        counts: &[u64],
+        counts: Option<&[u64]>,
         counts_tensor: Option<&'a Tensor>,
     ) -> Result<Prepared<'a>> {
         let name = "all_gather_v";
         same_type(name, output, input)?;
-        let total = self.total(name, "counts", counts)?;
-        length(name, "output", output.count, total)?;
-        let rank = self.rank() as usize;
-        length(name, "input", input.count, counts[rank] as usize)?;
-        let before: u64 = counts[..rank].iter().sum();
-        within(name, output, input, before as usize)?;
+        let mut total = output.count;
+        if let Some(counts) = counts {
+            total = self.total(name, "counts", counts)?;
+            length(name, "output", output.count, total)?;
+            let rank = self.rank() as usize;
+            length(name, "input", input.count, counts[rank] as usize)?;
+            let before: u64 = counts[..rank].iter().sum();
+            within(name, output, input, before as usize)?;
+        } else if let Some(tensor) = counts_tensor {
+            length(name, "counts", tensor.len(), self.size() as usize)?;
+        }
         let size = input.dtype.size();
         let plan = self.plan_rows(Operation::AllGatherV, total, input.dtype, 1, None);
-        let agreed = counts.iter().fold(total as u64, |hash, count| {
+        let agreed = counts.unwrap_or_default().iter().fold(total as u64, |hash, count| {
             (hash ^ count)
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15)
                 .rotate_left(23)
@@ -45,7 +53,7 @@ impl Communicator {
         let borrowed = tensors.iter().any(Option::is_none);
         if let Some(backend) = self.backend_for(&plan, input.dtype)? {
             let (from, to) = (Address::of(input), Address::of_output(output));
-            let counts = Counts::new(counts, counts_tensor.is_some());
+            let counts = Counts::new(name, counts, counts_tensor.is_some())?;
             let (sends, holds) = (input.count as u64, output.count as u64);
             let run = hand_off(backend, self.how(input.dtype), move |backend, how| {
                 let counts = counts.read();
@@ -59,6 +67,7 @@ impl Communicator {
             return Ok(Prepared::hand_off(run, tensors, borrowed, note));
         }
         let source_at = self.place_of(input.ptr, input.count * size, false);
+        let words = self.device_words(counts.unwrap_or_default(), counts_tensor)?;
         let params = AllGatherVParams {
             constants: self.constants(),
             call,
@@ -69,34 +78,29 @@ impl Communicator {
             source_count: input.count as u64,
             target: output.ptr,
             target_count: output.count as u64,
-            counts: counts.as_ptr(),
+            counts: words.at,
             chunk: plan.chunk,
             hint: self.hint(output.count * size, source_at == Place::NONE.0),
         };
-        Ok(Prepared::new(
-            self,
-            &ALL_GATHER_V,
-            params,
-            tensors,
-            borrowed,
-            note,
-        ))
+        let prepared = Prepared::new(self, &ALL_GATHER_V, params, tensors, borrowed, note);
+        Ok(words.kept_by(prepared))
     }
 
     pub(in crate::comm) fn prepare_all_to_all_v<'a>(
         &self,
         output: &Output<'a>,
         input: &Input<'a>,
-        output_splits: &[u64],
-        input_splits: &[u64],
+        splits: Option<(&[u64], &[u64])>,
         splits_tensor: Option<&'a Tensor>,
     ) -> Result<Prepared<'a>> {
         let name = "all_to_all_v";
         same_type(name, output, input)?;
-        let sent = self.total(name, "input splits", input_splits)?;
-        let received = self.total(name, "output splits", output_splits)?;
-        at_most(name, "input", sent, input.count)?;
-        at_most(name, "output", received, output.count)?;
+        if let Some((output_splits, input_splits)) = splits {
+            let sent = self.total(name, "input splits", input_splits)?;
+            let received = self.total(name, "output splits", output_splits)?;
+            at_most(name, "input", sent, input.count)?;
+            at_most(name, "output", received, output.count)?;
+        }
         apart(name, output, input, None)?;
         let size = input.dtype.size();
         let rows = u64::from(self.size());
@@ -111,8 +115,9 @@ impl Communicator {
         let borrowed = tensors.iter().any(Option::is_none);
         if let Some(backend) = self.backend_for(&plan, input.dtype)? {
             let (from, to) = (Address::of(input), Address::of_output(output));
-            let sends = Counts::new(input_splits, splits_tensor.is_some());
-            let receives = Counts::new(output_splits, splits_tensor.is_some());
+            let (outputs, inputs) = splits.unzip();
+            let sends = Counts::new(name, inputs, splits_tensor.is_some())?;
+            let receives = Counts::new(name, outputs, splits_tensor.is_some())?;
             let (has, holds) = (input.count as u64, output.count as u64);
             let run = hand_off(backend, self.how(input.dtype), move |backend, how| {
                 let (sends, receives) = (sends.read(), receives.read());
@@ -125,6 +130,18 @@ impl Communicator {
             return Ok(Prepared::hand_off(run, tensors, borrowed, note));
         }
         let source_at = self.place_of(input.ptr, input.count * size, false);
+        let (outputs, inputs) = splits.unwrap_or_default();
+        let words = match splits_tensor {
+            Some(tensor) => self.device_words(&[], Some(tensor))?,
+            None if self.inner.on_gpu.is_some() => self.device_words(&[outputs, inputs].concat(), None)?,
+            None => DeviceWords::here(outputs),
+        };
+        let receive_counts = words.at;
+        let send_counts = if splits_tensor.is_some() || self.inner.on_gpu.is_some() {
+            words.at.wrapping_add(self.size() as usize)
+        } else {
+            inputs.as_ptr()
+        };
         let params = AllToAllVParams {
             constants: self.constants(),
             call,
@@ -135,18 +152,55 @@ impl Communicator {
             source_count: input.count as u64,
             target: output.ptr,
             target_count: output.count as u64,
-            send_counts: input_splits.as_ptr(),
-            receive_counts: output_splits.as_ptr(),
+            send_counts,
+            receive_counts,
             chunk: plan.chunk,
             hint: self.hint(output.count * size, source_at == Place::NONE.0),
         };
-        Ok(Prepared::new(
-            self,
-            &ALL_TO_ALL_V,
-            params,
-            tensors,
-            borrowed,
-            note,
-        ))
+        let prepared = Prepared::new(self, &ALL_TO_ALL_V, params, tensors, borrowed, note);
+        Ok(words.kept_by(prepared))
+    }
+
+    /// Words where kernels of the communicator's device read them: those of `tensor`, else a copy of `words` where the
+    /// device does not reach the host's memory.
+    fn device_words(&self, words: &[u64], tensor: Option<&Tensor>) -> Result<DeviceWords> {
+        if let Some(tensor) = tensor {
+            return Ok(DeviceWords {
+                at: tensor.as_ptr().cast_const().cast(),
+                copy: None,
+            });
+        }
+        let Some(on_gpu) = &self.inner.on_gpu else {
+            return Ok(DeviceWords::here(words));
+        };
+        let copy = Scratch::holding(on_gpu.gpu(), bytemuck::cast_slice(words))?;
+        Ok(DeviceWords {
+            at: copy.address() as *const u64,
+            copy: Some(copy),
+        })
+    }
+}
+
+/// Words that a kernel reads.
+struct DeviceWords {
+    at: *const u64,
+    copy: Option<Scratch>,
+}
+
+impl DeviceWords {
+    /// Words that the device reads where they are.
+    fn here(words: &[u64]) -> Self {
+        Self {
+            at: words.as_ptr(),
+            copy: None,
+        }
+    }
+
+    /// Has a copy live as long as the launch.
+    fn kept_by(self, prepared: Prepared<'_>) -> Prepared<'_> {
+        match self.copy {
+            Some(copy) => prepared.keeping(Arc::new(copy)),
+            None => prepared,
+        }
     }
 }

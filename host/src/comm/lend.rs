@@ -1,0 +1,83 @@
+//! Slices on a GPU: a blocking call copies them to device memory, and its results back.
+
+use super::Communicator;
+use super::submit::invalid;
+use crate::Result;
+use crate::tensor::{Input, Output, Tensor};
+
+/// Device memory in place of a slice.
+#[derive(Debug)]
+pub(super) struct Lent {
+    tensor: Tensor,
+    home: *mut u8,
+}
+
+impl Lent {
+    /// The memory to use: the lent one, or the argument's own.
+    pub(super) fn output<'a>(lent: &'a Option<Self>, own: Output<'a>) -> Output<'a> {
+        lent.as_ref()
+            .map_or(own, |lent| Output::from(&lent.tensor))
+    }
+
+    /// As [`Lent::output`].
+    pub(super) fn input<'a>(lent: &'a Option<Self>, own: Input<'a>) -> Input<'a> {
+        lent.as_ref().map_or(own, |lent| Input::from(&lent.tensor))
+    }
+
+    /// Copies a result back to the slice.
+    pub(super) fn give_back(self) -> Result<()> {
+        let bytes = self.tensor.len() * self.tensor.dtype().size();
+        // SAFETY: the slice is the caller's argument, exclusively borrowed, of as many bytes.
+        let home = unsafe { core::slice::from_raw_parts_mut(self.home, bytes) };
+        let (memory, offset) = self.tensor.memory();
+        // SAFETY: the operation has ended, and nobody else has the tensor.
+        unsafe { memory.read(offset, home) }
+    }
+}
+
+impl Communicator {
+    /// Device memory with the elements of `slice`, where it is one and the communicator's device cannot reach it.
+    #[inline]
+    pub(super) fn lend(&self, slice: &Input<'_>) -> Result<Option<Lent>> {
+        if !self.inner.device.is_gpu() || !slice.is_slice {
+            return Ok(None);
+        }
+        self.lend_to_gpu(slice).map(Some)
+    }
+
+    #[cold]
+    fn lend_to_gpu(&self, slice: &Input<'_>) -> Result<Lent> {
+        if self.stream().is_capturing() {
+            return Err(invalid(
+                "capture",
+                "a graph outlives the call: operations on slices can't be captured: use tensors"
+                    .to_owned(),
+            ));
+        }
+        let tensor = self.tensor(slice.dtype, slice.count)?;
+        let bytes = slice.count * slice.dtype.size();
+        // SAFETY: the slice is readable for as many bytes.
+        let values = unsafe { core::slice::from_raw_parts(slice.ptr, bytes) };
+        let (memory, offset) = tensor.memory();
+        // SAFETY: nobody else has the tensor.
+        unsafe { memory.write(offset, values)? };
+        Ok(Lent {
+            tensor,
+            home: slice.ptr.cast_mut(),
+        })
+    }
+
+    /// Refuses a slice where the device cannot reach it.
+    pub(super) fn refuse_slice(&self, operation: &'static str, argument: &Input<'_>) -> Result<()> {
+        if self.inner.device.is_gpu() && argument.is_slice {
+            return Err(invalid(
+                operation,
+                format!(
+                    "a slice is memory of the host's, which {} does not reach: use tensors",
+                    self.inner.device
+                ),
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! What a communicator has on a GPU beside its pad: constants in device memory, and the word by which kernels tell the
+//! host of a failure.
+
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use fusewire_device::layout::CommConst;
+
+use super::bootstrap::Forming;
+use crate::gpu::driver::{HostMemory, LaunchShape};
+use crate::gpu::{self, Gpu, Scratch};
+use crate::memory::MemoryDescriptor;
+use crate::{Error, Result};
+
+/// Threads of a block, where the options do not say: what the kernels are compiled for.
+const THREADS: u32 = 512;
+
+/// Blocks of an operation on a GPU, where the options do not say.
+pub(super) const BLOCKS: u32 = 16;
+
+/// Time-outs below this are warned of where processes share one GPU, which runs them in turns.
+const SHARED_TIMEOUT_SECONDS: u64 = 10;
+
+/// A communicator's things on a GPU.
+pub(super) struct OnGpu {
+    gpu: Arc<Gpu>,
+    constants: Scratch,
+    word: HostMemory,
+    threads: u32,
+}
+
+// SAFETY: the word in host memory is only accessed atomically.
+unsafe impl Send for OnGpu {}
+// SAFETY: as above.
+unsafe impl Sync for OnGpu {}
+
+impl fmt::Debug for OnGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnGpu")
+            .field("threads", &self.threads)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OnGpu {
+    /// `threads`: of a block; 0 for the default.
+    pub(super) fn new(gpu: Arc<Gpu>, threads: u32) -> Result<Self> {
+        Ok(Self {
+            constants: Scratch::take(&gpu, size_of::<CommConst>())?,
+            word: gpu.driver().allocate_host(64)?,
+            threads: if threads == 0 { THREADS } else { threads },
+            gpu,
+        })
+    }
+
+    /// Writes the constants to device memory.
+    pub(super) fn publish(&self, constants: &CommConst) -> Result<()> {
+        let bytes = bytemuck::bytes_of(constants);
+        // SAFETY: the scratch is large enough, and no kernel runs yet.
+        unsafe { self.gpu.driver().write(self.constants.address(), bytes) }
+    }
+
+    pub(super) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Device address of the constants.
+    pub(super) fn constants(&self) -> *const CommConst {
+        self.constants.address() as *const CommConst
+    }
+
+    /// Device address of the word that kernels write.
+    pub(super) fn host_word(&self) -> u64 {
+        self.word.device
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        // SAFETY: page-locked memory of at least a word, aligned, which lives as long as this and is only accessed
+        // atomically.
+        unsafe { AtomicU64::from_ptr(self.word.host.cast()) }
+    }
+
+    /// The abort word, as far as the host knows it without asking the device.
+    #[inline]
+    pub(super) fn told(&self) -> u64 {
+        self.word().load(Ordering::Acquire)
+    }
+
+    /// The host itself has found the abort word.
+    pub(super) fn tell(&self, word: u64) {
+        let _ = self
+            .word()
+            .compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Shape of an operation's launch.
+    pub(super) fn shape(&self, kernel: &gpu::Kernel, blocks: u32) -> LaunchShape {
+        LaunchShape {
+            blocks,
+            threads: self.threads.min(kernel.properties.max_threads),
+            ..LaunchShape::default()
+        }
+    }
+}
+
+impl Drop for OnGpu {
+    fn drop(&mut self) {
+        // SAFETY: kernels that write the word keep the communicator alive (`LaunchOwner`).
+        if let Err(error) = unsafe { self.gpu.driver().release_host(self.word) } {
+            tracing::warn!(%error, "page-locked memory could not be freed");
+        }
+    }
+}
+
+impl Forming {
+    /// Refuses ranks whose blocks would not all be resident, and warns of processes that share a GPU.
+    pub(super) fn check_neighbours<'a>(
+        &self,
+        cards: impl Iterator<Item = &'a MemoryDescriptor>,
+    ) -> Result<()> {
+        if !self.device.is_gpu() {
+            return Ok(());
+        }
+        let gpu = Gpu::open(self.device)?;
+        let own = gpu.properties().uuid;
+        let mut here = HashMap::<u32, u32>::new();
+        for card in cards {
+            let Some(uuid) = card.uuid() else {
+                return Err(Error::Communicator {
+                    name: self.name.clone(),
+                    detail: format!(
+                        "rank {} is on {}, another rank on the CPU: all ranks use one kind of device",
+                        self.rank, self.device
+                    ),
+                });
+            };
+            if uuid == own {
+                *here.entry(card.process().0).or_default() += 1;
+            }
+        }
+        let ranks = here.get(&std::process::id()).copied().unwrap_or(1);
+        let threads = match self.options.threads {
+            0 => THREADS,
+            threads => threads,
+        };
+        gpu.check_resident(self.options.blocks, threads, ranks)?;
+        if here.len() > 1 && self.options.timeout.as_secs() < SHARED_TIMEOUT_SECONDS {
+            tracing::warn!(
+                "{} processes share {}, which runs them in turns: a time-out of {:.1} s may pass while all is well; \
+                 {SHARED_TIMEOUT_SECONDS} s or more are advised",
+                here.len(),
+                self.device,
+                self.options.timeout.as_secs_f64()
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+//! A GPU as this process uses it: its driver library, the kernels that are loaded, and what waits to be freed.
+
+use core::any::Any;
+use core::fmt;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use fusewire_device::native::KernelInfo;
+
+use super::driver::{Driver, Properties};
+use super::launch::Kernel;
+use super::scratch::Pool;
+use crate::device::Device;
+use crate::{Error, Result};
+
+/// A GPU; one value for each in a process, which lives as long as the process.
+pub struct Gpu {
+    device: Device,
+    driver: Arc<dyn Driver>,
+    kernels: RwLock<HashMap<&'static str, &'static Kernel>>,
+    loaded: Mutex<Vec<LoadedModule>>,
+    pub(super) pool: Pool,
+    /// What callbacks of the driver have let go, and may not free themselves.
+    dropped: Mutex<Vec<Box<dyn Any + Send>>>,
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gpu")
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A module that was loaded.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LoadedModule {
+    /// Name of the image.
+    pub name: String,
+    /// Kernels in it.
+    pub kernels: usize,
+    /// How long loading took; with PTX, the driver compiles it (or finds it in its cache).
+    pub time: Duration,
+}
+
+impl Gpu {
+    /// The GPU `device`.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] when there is no driver or no such GPU; [`Error::InvalidArgument`] for the CPU.
+    pub fn open(device: Device) -> Result<Arc<Self>> {
+        static OPEN: OnceLock<Mutex<HashMap<Device, Arc<Gpu>>>> = OnceLock::new();
+        let mut open = OPEN
+            .get_or_init(Mutex::default)
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = open.get(&device) {
+            return Ok(Arc::clone(gpu));
+        }
+        let driver = match device {
+            Device::Cuda(ordinal) => crate::cuda::open(ordinal)?,
+            Device::Hip(ordinal) => crate::hip::open(ordinal)?,
+            Device::Cpu => {
+                return Err(Error::InvalidArgument {
+                    operation: "open GPU",
+                    detail: "the CPU device has no driver".to_owned(),
+                });
+            }
+        };
+        let gpu = Arc::new(Self {
+            device,
+            driver,
+            kernels: RwLock::default(),
+            loaded: Mutex::default(),
+            pool: Pool::default(),
+            dropped: Mutex::default(),
+        });
+        open.insert(device, Arc::clone(&gpu));
+        Ok(gpu)
+    }
+
+    /// Which device it is.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The driver library with this device.
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    /// What is known of the GPU.
+    pub fn properties(&self) -> &Properties {
+        self.driver.properties()
+    }
+
+    /// The modules that were loaded, with the time that it took.
+    pub fn modules(&self) -> Vec<LoadedModule> {
+        self.loaded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Loads all of Fusewire's own kernels. Later calls do nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] when no image fits the GPU; what the driver says of the image; a kernel whose arguments lie
+    /// elsewhere in the image than this library puts them.
+    pub fn load(&self) -> Result<()> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if !loaded.is_empty() {
+            return Ok(());
+        }
+        let properties = self.properties();
+        for image in super::images::embedded(&properties.architecture)? {
+            self.load_image(&mut loaded, &image, fusewire_kernels::KERNELS)?;
+        }
+        for info in fusewire_kernels::KERNELS.iter().copied().flatten() {
+            if self.loaded_kernel(info.name).is_none() {
+                return Err(Error::Launch {
+                    detail: format!(
+                        "the images for {} have no kernel {}; build them anew: cargo run --release -p \
+                         fusewire-build -- images",
+                        properties.architecture, info.name
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn loaded_kernel(&self, name: &str) -> Option<&'static Kernel> {
+        self.kernels
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .copied()
+    }
+
+    /// The kernel that `info` describes: Fusewire's own, or one of an image that is found beside the binary or in
+    /// `FUSEWIRE_IMAGES`.
+    pub(crate) fn kernel(&self, info: &KernelInfo) -> Result<&'static Kernel> {
+        if let Some(kernel) = self.loaded_kernel(info.name) {
+            return Ok(kernel);
+        }
+        self.load()?;
+        if let Some(kernel) = self.loaded_kernel(info.name) {
+            return Ok(kernel);
+        }
+        let image = super::images::find_kernel(info.name, &self.properties().architecture)?;
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = self.loaded_kernel(info.name) {
+            return Ok(kernel);
+        }
+        self.load_image(&mut loaded, &image, &[&[*info]])?;
+        self.loaded_kernel(info.name).ok_or_else(|| Error::Launch {
+            detail: format!("image {} has no kernel {}", image.name, info.name),
+        })
+    }
+
+    /// Loads an image and notes those of `lists` that are in it.
+    fn load_image(
+        &self,
+        loaded: &mut Vec<LoadedModule>,
+        image: &super::images::Image,
+        lists: &[&[KernelInfo]],
+    ) -> Result<()> {
+        let start = Instant::now();
+        let kernels = super::module::load(self.driver(), image, lists)?;
+        let mut known = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        let count = kernels.len();
+        for (name, kernel) in kernels {
+            known.insert(name, Box::leak(Box::new(kernel)));
+        }
+        loaded.push(LoadedModule {
+            name: image.name.clone(),
+            kernels: count,
+            time: start.elapsed(),
+        });
+        Ok(())
+    }
+
+    /// Refuses a launch whose blocks wait for each other and would not all be resident.
+    pub(crate) fn check_resident(&self, blocks: u32, threads: u32, ranks: u32) -> Result<()> {
+        let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        let properties = self.properties();
+        for kernel in kernels.values() {
+            let threads = threads.min(kernel.properties.max_threads);
+            let each = self.driver().resident_blocks(kernel.raw, threads, 0)?;
+            let fits = u64::from(each) * u64::from(properties.multiprocessors);
+            let needed = u64::from(blocks) * u64::from(ranks);
+            if needed > fits {
+                return Err(Error::Launch {
+                    detail: format!(
+                        "{ranks} ranks of this process with {blocks} blocks of {threads} threads each wait for each \
+                         other on {} ({}), where {fits} blocks of kernel {} are resident at once: they would hang; \
+                         use fewer blocks (Options::blocks) or threads (Options::threads)",
+                        self.device, properties.name, kernel.name
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what a callback of the driver lets go; it is freed by the next [`Gpu::reap`].
+    pub(super) fn leave(&self, value: Box<dyn Any + Send>) {
+        self.dropped
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(value);
+    }
+
+    /// Frees what callbacks of the driver have let go.
+    pub(super) fn reap(&self) {
+        let dropped = {
+            let Ok(mut dropped) = self.dropped.try_lock() else {
+                return;
+            };
+            if dropped.is_empty() {
+                return;
+            }
+            core::mem::take(&mut *dropped)
+        };
+        drop(dropped);
+    }
+}

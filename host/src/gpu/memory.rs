@@ -1,0 +1,350 @@
+//! Device memory of a GPU that ranks share.
+
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use super::device::Gpu;
+use super::driver::{Export, HANDLE_BYTES, Import, MemoryKind, Origin, RawMemory};
+use super::share::{self, Published, Token};
+use crate::{Error, Result};
+
+/// How long a rank waits for another process to hand a descriptor over.
+const FETCH: Duration = Duration::from_secs(10);
+
+/// A piece of device memory; freed with the last `Arc` of it.
+pub(crate) struct Memory {
+    gpu: Arc<Gpu>,
+    raw: RawMemory,
+    bytes: u64,
+    /// Tells the pieces of this process apart.
+    id: u64,
+    /// Memory that somebody else allocated and frees.
+    foreign: bool,
+    /// The mapping that this is a part of.
+    _whole: Option<Arc<Self>>,
+    published: Mutex<Option<(Wire, Option<Published>)>>,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("address", &self.raw.address)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How another process gets the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wire {
+    Descriptor(Token),
+    Fabric([u8; HANDLE_BYTES]),
+    Ipc([u8; HANDLE_BYTES], u64),
+}
+
+/// What a peer needs to reach a piece of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryDescriptor {
+    pub(crate) pid: u32,
+    pub(crate) start_time: u64,
+    pub(crate) bytes: u64,
+    /// Of the GPU that the memory is on.
+    pub(crate) uuid: [u8; 16],
+    mapped: u64,
+    id: u64,
+    wire: Wire,
+}
+
+type Pieces = HashMap<u64, Weak<Memory>>;
+
+/// The pieces that this process made, which ranks that are its threads use as they are.
+fn pieces() -> MutexGuard<'static, Pieces> {
+    static PIECES: OnceLock<Mutex<Pieces>> = OnceLock::new();
+    PIECES
+        .get_or_init(Mutex::default)
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    /// `bytes` zeroed bytes that peers can reach.
+    pub(crate) fn create(gpu: &Arc<Gpu>, bytes: u64) -> Result<Arc<Self>> {
+        gpu.reap();
+        let raw = gpu.driver().allocate(bytes.max(1), MemoryKind::Shared)?;
+        Ok(Self::register(gpu, raw, bytes, false))
+    }
+
+    /// Memory that somebody else allocated, and keeps alive longer than this value.
+    pub(crate) fn adopt(gpu: &Arc<Gpu>, address: u64, bytes: u64) -> Arc<Self> {
+        let raw = RawMemory {
+            address,
+            bytes,
+            handle: 0,
+            origin: Origin::Whole,
+        };
+        Self::register(gpu, raw, bytes, true)
+    }
+
+    fn register(gpu: &Arc<Gpu>, raw: RawMemory, bytes: u64, foreign: bool) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let memory = Arc::new(Self {
+            gpu: Arc::clone(gpu),
+            raw,
+            bytes,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            foreign,
+            _whole: None,
+            published: Mutex::default(),
+        });
+        pieces().insert(memory.id, Arc::downgrade(&memory));
+        memory
+    }
+
+    /// Maps the memory that `rank` described.
+    pub(crate) fn open(
+        gpu: &Arc<Gpu>,
+        descriptor: &MemoryDescriptor,
+        rank: u32,
+    ) -> Result<Arc<Self>> {
+        let refused = |detail: String| Error::PeerSegment { rank, detail };
+        if descriptor.pid == process::id() {
+            return pieces()
+                .get(&descriptor.id)
+                .and_then(Weak::upgrade)
+                .ok_or_else(|| refused("this process has freed it already".to_owned()));
+        }
+        let driver = gpu.driver();
+        let explain = |error: Error| refused(error.to_string());
+        let mut offset = 0;
+        let raw = match &descriptor.wire {
+            Wire::Descriptor(token) => {
+                let fd = share::fetch(token, FETCH).map_err(|error| refused(error.to_string()))?;
+                driver
+                    .import(Import::Descriptor(fd.as_fd()), descriptor.mapped)
+                    .map_err(explain)?
+            }
+            Wire::Fabric(handle) => driver
+                .import(Import::Fabric(handle), descriptor.mapped)
+                .map_err(explain)?,
+            Wire::Ipc(handle, start) => {
+                offset = *start;
+                driver
+                    .import(Import::Ipc(handle), descriptor.mapped)
+                    .map_err(explain)?
+            }
+        };
+        let raw_start = RawMemory {
+            address: raw.address + offset,
+            ..raw
+        };
+        if offset == 0 {
+            return Ok(Self::register(gpu, raw_start, descriptor.bytes, false));
+        }
+        // The whole allocation was mapped; a piece within it keeps that mapping.
+        let whole = Self::register(gpu, raw, descriptor.mapped, false);
+        Ok(Arc::new(Self {
+            gpu: Arc::clone(gpu),
+            raw: raw_start,
+            bytes: descriptor.bytes,
+            id: 0,
+            foreign: true,
+            _whole: Some(whole),
+            published: Mutex::default(),
+        }))
+    }
+
+    /// What a peer needs to [`Memory::open`] this.
+    pub(crate) fn descriptor(&self) -> Result<MemoryDescriptor> {
+        let mut published = self
+            .published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let wire = match &*published {
+            Some((wire, _)) => *wire,
+            None => {
+                let export = if self.foreign {
+                    let (export, base, _) = self.gpu.driver().export_foreign(self.raw.address)?;
+                    match export {
+                        Export::Ipc(handle, _) => Export::Ipc(handle, self.raw.address - base),
+                        other if base == self.raw.address => other,
+                        _ => {
+                            return Err(Error::InvalidArgument {
+                                operation: "register",
+                                detail: "memory that begins within another library's virtual allocation \
+                                         cannot be shared; register the allocation from its beginning"
+                                    .to_owned(),
+                            });
+                        }
+                    }
+                } else {
+                    self.gpu.driver().export(&self.raw)?
+                };
+                let (wire, held) = match export {
+                    Export::Descriptor(fd) => {
+                        let held = share::publish(fd)?;
+                        (Wire::Descriptor(held.token()), Some(held))
+                    }
+                    Export::Fabric(handle) => (Wire::Fabric(handle), None),
+                    Export::Ipc(handle, start) => (Wire::Ipc(handle, start), None),
+                };
+                *published = Some((wire, held));
+                wire
+            }
+        };
+        Ok(MemoryDescriptor {
+            pid: process::id(),
+            start_time: share::own_start_time()?,
+            bytes: self.bytes,
+            uuid: self.gpu.driver().properties().uuid,
+            mapped: self.raw.bytes,
+            id: self.id,
+            wire,
+        })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.raw.address
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Copies `bytes` to byte `offset`, beside whatever runs.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.check(offset, bytes.len())?;
+        // SAFETY: within the mapped memory; what runs beside is the caller's affair, as for any device memory.
+        unsafe { self.gpu.driver().write(self.raw.address + offset, bytes) }
+    }
+
+    /// Copies bytes from byte `offset` on.
+    pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.check(offset, bytes.len())?;
+        // SAFETY: as above.
+        unsafe { self.gpu.driver().read(bytes, self.raw.address + offset) }
+    }
+
+    fn check(&self, offset: u64, bytes: usize) -> Result<()> {
+        if offset
+            .checked_add(bytes as u64)
+            .is_some_and(|end| end <= self.bytes.max(1))
+        {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument {
+            operation: "copy",
+            detail: format!(
+                "{bytes} bytes at {offset} of device memory of {}",
+                self.bytes
+            ),
+        })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.id != 0 {
+            pieces().remove(&self.id);
+        }
+        if self.foreign {
+            return;
+        }
+        let published = self
+            .published
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if self.raw.origin == Origin::Whole && matches!(published, Some((Wire::Ipc(..), _))) {
+            // Freeing memory that other processes may still have open is undefined; nobody tells when they are done.
+            tracing::warn!(
+                bytes = self.raw.bytes,
+                "device memory that was shared by IPC stays allocated until the process ends"
+            );
+            return;
+        }
+        // SAFETY: the last user of memory that `allocate` or `import` gave.
+        if let Err(error) = unsafe { self.gpu.driver().release(self.raw) } {
+            tracing::warn!(%error, bytes = self.raw.bytes, "device memory could not be freed");
+        }
+    }
+}
+
+impl MemoryDescriptor {
+    const MAGIC: u32 = 0x4644_4731; // "FDG1"
+
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(160);
+        bytes.extend(Self::MAGIC.to_le_bytes());
+        bytes.extend(self.pid.to_le_bytes());
+        for word in [self.start_time, self.bytes, self.mapped, self.id] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(self.uuid);
+        match self.wire {
+            Wire::Descriptor(token) => {
+                bytes.push(1);
+                bytes.extend(token.to_bytes());
+            }
+            Wire::Fabric(handle) => {
+                bytes.push(2);
+                bytes.extend(handle);
+            }
+            Wire::Ipc(handle, start) => {
+                bytes.push(3);
+                bytes.extend(handle);
+                bytes.extend(start.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (magic, rest) = bytes.split_first_chunk::<4>()?;
+        if u32::from_le_bytes(*magic) != Self::MAGIC {
+            return None;
+        }
+        let (pid, rest) = rest.split_first_chunk::<4>()?;
+        let word = |rest: &mut &[u8]| {
+            let (word, after) = rest.split_first_chunk::<8>()?;
+            *rest = after;
+            Some(u64::from_le_bytes(*word))
+        };
+        let mut rest = rest;
+        let (start_time, size) = (word(&mut rest)?, word(&mut rest)?);
+        let (mapped, id) = (word(&mut rest)?, word(&mut rest)?);
+        let (uuid, rest) = rest.split_first_chunk::<16>()?;
+        let (kind, mut rest) = rest.split_first()?;
+        let wire = match kind {
+            1 => Wire::Descriptor(Token::from_bytes(rest)?),
+            2 => Wire::Fabric(rest.try_into().ok()?),
+            3 => {
+                let (handle, after) = rest.split_first_chunk::<HANDLE_BYTES>()?;
+                rest = after;
+                let start = word(&mut rest)?;
+                if !rest.is_empty() {
+                    return None;
+                }
+                Wire::Ipc(*handle, start)
+            }
+            _ => return None,
+        };
+        Some(Self {
+            pid: u32::from_le_bytes(*pid),
+            start_time,
+            bytes: size,
+            uuid: *uuid,
+            mapped,
+            id,
+            wire,
+        })
+    }
+}
