@@ -34,6 +34,7 @@ mod error;
 pub mod gpu;
 mod options;
 mod plan;
+mod process;
 pub mod reference;
 pub mod store;
 mod tensor;
