@@ -4,21 +4,28 @@ use std::fs;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+/// `PF_EXITING` among the kernel's flags of a process (proc(5), include/linux/sched.h).
+const EXITING: u64 = 4;
+
 /// Start time of a process, in clock ticks since boot: field 22 of `/proc/<pid>/stat`. It tells a
 /// process from a later one with the same id.
 pub(crate) fn start_time(pid: u32) -> io::Result<u64> {
-    status(pid)?.1
+    Ok(status(pid)?.start_time)
 }
 
 /// Whether the process that had this id and start time has ended, by its entry in `/proc`.
-pub(crate) fn has_ended(pid: u32, start: u64) -> bool {
+pub(crate) fn has_ended(pid: u32, start_time: u64) -> bool {
     match status(pid) {
-        Ok((state, found)) => {
-            matches!(state, Some(b'Z' | b'X')) || found.is_ok_and(|found| found != start)
-        }
+        Ok(found) => matches!(found.state, b'Z' | b'X') || found.start_time != start_time,
         // Anything else says nothing of the process: no descriptor left, for one.
         Err(error) => says_gone(&error),
     }
+}
+
+/// Whether that process has ended or has begun to end. Its descriptors are closed only when that is
+/// so, and before it has ended.
+pub(crate) fn is_ending(pid: u32, start_time: u64) -> bool {
+    has_ended(pid, start_time) || status(pid).is_ok_and(|found| found.flags & EXITING != 0)
 }
 
 /// Whether an error of [`start_time`] means that there is no such process.
@@ -36,23 +43,34 @@ pub(crate) fn descriptor(pid: u32) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// State letter and start time of a process: fields 3 and 22, counted behind the command's name,
-/// which may itself hold blanks and parentheses.
-fn status(pid: u32) -> io::Result<(Option<u8>, io::Result<u64>)> {
+/// What `/proc/<pid>/stat` tells of a process.
+struct Status {
+    state: u8,
+    flags: u64,
+    start_time: u64,
+}
+
+/// Fields 3, 9 and 22, counted behind the command's name, which may itself hold blanks and
+/// parentheses.
+fn status(pid: u32) -> io::Result<Status> {
     let stat = fs::read(format!("/proc/{pid}/stat"))?;
     let name_end = stat.iter().rposition(|byte| *byte == b')');
     let rest = name_end
         .and_then(|end| stat.get(end + 1..))
         .unwrap_or_default();
     let rest = String::from_utf8_lossy(rest);
-    let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next().and_then(|field| field.bytes().next());
-    let start = fields
-        // Field 4 is the next one.
-        .nth(22 - 4)
-        .and_then(|field| field.parse().ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the process has no start time"));
-    Ok((state, start))
+    // Field 3 is the first behind the name.
+    let fields: Vec<_> = rest.split_ascii_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3).and_then(|text| text.parse().ok());
+    let state = fields.first().and_then(|text| text.bytes().next());
+    state
+        .zip(number(9).zip(number(22)))
+        .map(|(state, (flags, start_time))| Status {
+            state,
+            flags,
+            start_time,
+        })
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the process has no start time"))
 }
 
 #[cfg(test)]
@@ -63,7 +81,7 @@ mod tests {
     fn a_process_is_told_from_others_and_from_its_end() {
         let own = std::process::id();
         let start = start_time(own).unwrap();
-        assert!(!has_ended(own, start));
+        assert!(!has_ended(own, start) && !is_ending(own, start));
         assert!(has_ended(own, start + 1));
         assert!(has_ended(u32::MAX / 2, start));
         assert!(says_gone(&start_time(u32::MAX / 2).unwrap_err()));
@@ -82,7 +100,8 @@ mod tests {
             assert!(begin.elapsed().as_secs() < 10);
             std::thread::yield_now();
         }
+        assert!(is_ending(pid, start));
         child.wait().unwrap();
-        assert!(has_ended(pid, start));
+        assert!(has_ended(pid, start) && is_ending(pid, start));
     }
 }

@@ -17,7 +17,7 @@ use crate::transport::{credentials, entry, poll};
 /// Between two looks at a process that the system cannot watch, and between two attempts at a busy one.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How long a process that hung up is watched for its end: its sockets close a moment before it.
+/// How long a process that has begun to end may take for that.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// What to do where ranks cannot reach each other's sockets.
@@ -290,11 +290,8 @@ impl<'a> Owner<'a> {
 
     /// The connection ended without a reply.
     fn hung_up(&self) -> FetchError {
-        let since = Instant::now();
-        while since.elapsed() < GRACE {
-            if let Err(error) = self.pause() {
-                return error;
-            }
+        if let Err(error) = self.outlast() {
+            return error;
         }
         self.error(
             FetchFailure::Withdrawn,
@@ -302,10 +299,20 @@ impl<'a> Owner<'a> {
         )
     }
 
+    /// Fails when the process is about to end: its sockets close a moment before it does.
+    fn outlast(&self) -> Result<(), FetchError> {
+        let since = Instant::now();
+        // Not without bound: a process can go on after its first thread has ended, which looks the same.
+        while process::is_ending(self.token.pid, self.token.start_time) && since.elapsed() < GRACE {
+            self.pause()?;
+        }
+        Ok(())
+    }
+
     /// Nobody listens, though the process lives.
     fn unreachable(&self) -> FetchError {
-        if self.has_ended() {
-            return self.gone("nobody listens at its socket");
+        if let Err(error) = self.outlast() {
+            return error;
         }
         let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
         let pid = self.token.pid.to_string();

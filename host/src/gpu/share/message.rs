@@ -83,7 +83,7 @@ const fn control_bytes(count: usize) -> (usize, usize) {
     (space as usize, len as usize)
 }
 
-const _: () = assert!(control_bytes(ROOM).0 <= size_of::<Control>());
+const _: () = assert!(control_bytes(8).0 <= size_of::<Control>() && ROOM <= 8);
 const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
 
 /// Sends `bytes`, and `descriptor` with them; how many bytes went, `None` when the call has to be
@@ -97,7 +97,10 @@ pub(super) fn send(
     send_several(socket, bytes, &descriptors)
 }
 
-/// [`send`] of up to [`ROOM`] descriptors.
+/// [`send`] of several descriptors.
+///
+/// # Panics
+/// When they are more than eight.
 pub(super) fn send_several(
     socket: &impl AsRawFd,
     bytes: &[u8],
@@ -114,7 +117,7 @@ pub(super) fn send_several(
     message.msg_iovlen = 1;
     if !descriptors.is_empty() {
         let (space, len) = control_bytes(descriptors.len());
-        assert!(space <= size_of::<Control>(), "at most {ROOM} descriptors");
+        assert!(space <= size_of::<Control>(), "too many descriptors");
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = space as _;
         let header = (&raw mut control).cast::<libc::cmsghdr>();

@@ -1,6 +1,8 @@
 //! Answers of something that is no thread of ours: each is an error, and no descriptor is left.
 
+use std::fs;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc::channel;
 
@@ -50,24 +52,16 @@ fn answered(
     })
 }
 
-/// Whether a memory that only `probe` refers to otherwise has no other descriptor: its lock of the
-/// whole file goes with the last copy.
+/// Closes `descriptor`; whether no other one of this process is of the same memory.
 fn closed(descriptor: OwnedFd) -> bool {
     let file = File::from(descriptor);
-    let path = file_name(&file);
-    let inode = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
+    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    let own = identity(file.metadata().unwrap());
     drop(file);
-    let open = std::fs::read_dir("/proc/self/fd")
+    !fs::read_dir("/proc/self/fd")
         .unwrap()
-        .filter_map(|entry| std::fs::metadata(entry.ok()?.path()).ok())
-        .any(|found| std::os::unix::fs::MetadataExt::ino(&found) == inode);
-    assert!(path.contains("memfd"));
-    !open
-}
-
-fn file_name(file: &File) -> String {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    std::fs::read_link(path).unwrap().display().to_string()
+        .filter_map(|entry| fs::metadata(entry.ok()?.path()).ok())
+        .any(|found| identity(found) == own)
 }
 
 #[test]
@@ -89,9 +83,10 @@ fn wrong_answers_are_errors_and_leave_no_descriptor() {
     other_magic[2] ^= 1;
     let mut other_code = granted;
     other_code[7] = 9;
-    let cases: [(&[u8], &[BorrowedFd<'_>]); 9] = [
+    let cases: [(&[u8], &[BorrowedFd<'_>]); 10] = [
         (&granted, &[]),
         (&granted, &[fd, fd]),
+        (&granted, &[fd, fd, fd]),
         (&longer, &[fd]),
         (&granted[..7], &[fd]),
         (&other_magic, &[fd]),
@@ -114,11 +109,15 @@ fn more_descriptors_than_there_is_room_for_are_an_error() {
     let memory = memory("x");
     let (a, b) = UnixStream::pair().unwrap();
     let fd = memory.as_fd();
-    // Three in two messages of a stream come apart; two in one come together.
     message::send_several(&a, b"12", &[fd, fd]).unwrap();
     let received = message::receive(&b, &mut [0; 9]).unwrap().unwrap();
     assert_eq!((received.count, received.descriptors.len()), (2, 2));
     assert!(!received.cut);
+    drop(received);
+    message::send_several(&a, b"123", &[fd, fd, fd]).unwrap();
+    let received = message::receive(&b, &mut [0; 9]).unwrap().unwrap();
+    assert_eq!((received.count, received.descriptors.len()), (3, 2));
+    assert!(received.cut);
     drop(received);
     assert!(message::receive(&b, &mut [0; 9]).unwrap().is_none());
     assert!(closed(memory));

@@ -316,7 +316,7 @@ fn counts() -> (usize, usize) {
     (count("/proc/self/fd"), count("/proc/self/task"))
 }
 
-/// Names of our sockets that process `pid` could have left in the system are in this list.
+/// Every Unix socket of this network namespace, with its name.
 fn sockets() -> String {
     fs::read_to_string("/proc/net/unix").unwrap()
 }
@@ -345,7 +345,9 @@ fn leaks() -> String {
         assert_eq!(contents(fetched), at.to_string());
     }
     // One thread for all of them, and its listener and event.
-    assert_eq!(counts(), (before.0 + 502, before.1 + 1));
+    let expected = (before.0 + 502, before.1 + 1);
+    settle(expected);
+    assert_eq!(counts(), expected);
     drop(all);
     settle(before);
     let after = counts();
@@ -355,10 +357,11 @@ fn leaks() -> String {
     format!("{clean} {before:?} {one_by_one:?} {after:?} {left} sockets")
 }
 
-/// A thread that was joined may be listed a moment longer.
-fn settle(before: (usize, usize)) {
+/// Waits for these counts: a thread that was joined may be listed a moment longer, and a connection
+/// may be open a moment longer than its answer takes.
+fn settle(expected: (usize, usize)) {
     let start = Instant::now();
-    while counts() != before && start.elapsed() < Duration::from_secs(2) {
+    while counts() != expected && start.elapsed() < Duration::from_secs(2) {
         thread::yield_now();
     }
 }
