@@ -70,6 +70,16 @@ pub enum Error {
         detail: String,
     },
 
+    /// A descriptor could not be made available to the other processes of this host.
+    #[error("sharing a descriptor with the other ranks of this host: {operation} failed: {source}")]
+    ShareDescriptor {
+        /// What failed.
+        operation: &'static str,
+        /// The failure of the operating system.
+        #[source]
+        source: Arc<io::Error>,
+    },
+
     /// An argument is outside of what the operation takes.
     #[error("{operation}: {detail}")]
     InvalidArgument {

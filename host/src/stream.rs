@@ -156,7 +156,10 @@ impl Stream {
             });
         }
         let raw = gpu::driver::RawStream(raw as usize);
-        Ok(Self(Kind::Gpu(gpu::Stream::adopt(&Gpu::open(device)?, raw))))
+        Ok(Self(Kind::Gpu(gpu::Stream::adopt(
+            &Gpu::open(device)?,
+            raw,
+        ))))
     }
 
     /// Which device runs the work.

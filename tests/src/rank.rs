@@ -5,7 +5,7 @@ use core::ops::Range;
 use core::slice;
 use std::collections::HashMap;
 
-use fusewire::cpu::GraphExec;
+use fusewire::GraphExec;
 use fusewire::{Communicator, DType, Operation, Result, Tensor, Work};
 
 use crate::call::{self, Buffers};

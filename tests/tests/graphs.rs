@@ -2,10 +2,10 @@
 
 use core::time::Duration;
 
-use fusewire::cpu::{Event, GraphExec, Stream};
 use fusewire::{
     Communicator, DType, Error, Options, ReduceOp, Result, RmsNorm, Tensor, run_threads,
 };
+use fusewire::{Event, GraphExec, Stream};
 use fusewire_tests::rng::Rng;
 
 fn options() -> Options {

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use fusewire::cpu::Stream;
+use fusewire::Stream;
 use fusewire::{Communicator, DType, Options, ReduceOp, Result, Tensor, run_threads};
 
 fn options() -> Options {

@@ -3,8 +3,8 @@
 use core::time::Duration;
 use std::sync::Barrier;
 
-use fusewire::cpu::{GraphExec, Stream};
 use fusewire::{Communicator, DType, Error, FailureKind, Options, ReduceOp, Result, run_threads};
+use fusewire::{GraphExec, Stream};
 
 fn options() -> Options {
     let mut options = Options::default();

@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use fusewire::cpu::GraphExec;
+use fusewire::GraphExec;
 use fusewire::{Communicator, DType, Options, ReduceOp, Result, Tensor, run_threads};
 use fusewire_tests::alloc::{Counting, calls};
 use fusewire_tests::process::{role, start};

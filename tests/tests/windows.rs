@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use fusewire::cpu::Stream;
+use fusewire::Stream;
 use fusewire::{
     Communicator, Compare, DType, DeviceWindow, Error, Operation, Options, Result, SignalUpdate,
     Tensor, WindowOptions, run_threads,

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::io::IsTerminal;
 use std::time::Instant;
 
-use fusewire::cpu::GraphExec;
+use fusewire::GraphExec;
 use fusewire::{Communicator, ReduceOp, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 

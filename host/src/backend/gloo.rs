@@ -63,6 +63,16 @@ impl sys::Rendezvous for Rendezvous {
 }
 
 pub(super) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
+    if setup.device.is_gpu() {
+        return Err(backend_error(
+            "gloo",
+            "create",
+            format!(
+                "it works on the host's memory, not on {}: use nccl or rccl there, or device cpu",
+                setup.device
+            ),
+        ));
+    }
     Ok(Arc::new(Gloo::connect(
         setup.rank,
         setup.size,

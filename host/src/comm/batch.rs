@@ -248,13 +248,7 @@ impl Communicator {
         note: Note,
     ) -> Result<Prepared<'static>> {
         let count = table.len() as u64;
-        // SAFETY: plain words without padding, by its layout.
-        let ops = unsafe {
-            core::slice::from_raw_parts(
-                table.as_ptr().cast::<u8>(),
-                size_of_val(table.as_slice()),
-            )
-        };
+        let ops: &[u8] = bytemuck::cast_slice(&table);
         let mut bytes = ops.to_vec();
         bytes.resize(ops.len() + 8 * words, 0);
         let scratch = Scratch::holding(on_gpu.gpu(), &bytes)?;

@@ -580,12 +580,7 @@ fn cores() -> u32 {
     u32::try_from(cores).unwrap_or(1).max(1)
 }
 
-fn write_state(
-    pad: &Memory,
-    layout: &PadLayout,
-    options: &Options,
-    generation: u64,
-) -> Result<()> {
+fn write_state(pad: &Memory, layout: &PadLayout, options: &Options, generation: u64) -> Result<()> {
     let mut state: CommState = bytemuck::Zeroable::zeroed();
     state.magic = STATE_MAGIC;
     state.version = LAYOUT_VERSION;

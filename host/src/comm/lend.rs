@@ -15,8 +15,7 @@ pub(super) struct Lent {
 impl Lent {
     /// The memory to use: the lent one, or the argument's own.
     pub(super) fn output<'a>(lent: &'a Option<Self>, own: Output<'a>) -> Output<'a> {
-        lent.as_ref()
-            .map_or(own, |lent| Output::from(&lent.tensor))
+        lent.as_ref().map_or(own, |lent| Output::from(&lent.tensor))
     }
 
     /// As [`Lent::output`].

@@ -12,8 +12,8 @@ use super::{Communicator, Work};
 use crate::Result;
 use crate::cpu::HostFn;
 use crate::gpu::Copy;
-use crate::stream::Task;
 use crate::options::ReduceOp;
+use crate::stream::Task;
 use crate::tensor::{Input, Output, Tensor};
 
 /// A list of tensors as one row after the other.
@@ -332,7 +332,8 @@ impl Communicator {
         };
         let (sends, receives) = (counts(inputs), counts(outputs));
         let (source, target) = (Input::from(&sources.whole), Output::from(&targets.whole));
-        let prepared = self.prepare_all_to_all_v(&target, &source, &receives, &sends, None)?;
+        let prepared =
+            self.prepare_all_to_all_v(&target, &source, Some((&receives, &sends)), None)?;
         let prepared = prepared.owning(Arc::new((sends, receives)));
         issue(self, sources.pack(), prepared, targets.unpack())
     }

@@ -11,7 +11,6 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::directory::{Directory, Neighbours, Verdict};
@@ -193,7 +192,8 @@ impl Meeting<'_> {
             if descriptor.bytes() != own.bytes() {
                 return Err(self.refuse(format!(
                     "rank {rank} contributes {} bytes, rank 0 {}: sizes must be equal",
-                    descriptor.bytes(), own.bytes()
+                    descriptor.bytes(),
+                    own.bytes()
                 )));
             }
             directory.push(host);

@@ -15,6 +15,7 @@ use std::thread;
 use fusewire_device::layout::CommState;
 
 use super::Inner;
+use crate::process;
 
 /// How long the thread sleeps at most before it looks which communicators are gone.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -55,7 +56,7 @@ pub(super) fn watch(inner: &Arc<Inner>) {
             continue;
         }
         let watched = state.processes.entry(*key).or_insert_with(|| Watched {
-            descriptor: open(key.0),
+            descriptor: process::descriptor(key.0),
             interests: Vec::new(),
         });
         watched.interests.push((Arc::downgrade(inner), rank));
@@ -89,38 +90,10 @@ fn start(state: &mut State) {
     }
 }
 
-/// A descriptor that becomes readable when the process ends.
-fn open(pid: u32) -> Option<OwnedFd> {
-    // SAFETY: the call takes two integers.
-    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    let descriptor = i32::try_from(descriptor).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: a new descriptor that nobody else owns.
-    Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
-}
-
 fn notify(wake: &OwnedFd) {
     let one = 1u64.to_ne_bytes();
     // SAFETY: eight readable bytes. A full counter wakes up as well.
     unsafe { libc::write(wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-}
-
-/// Whether a process has ended, by its entry in /proc.
-fn has_ended((pid, start_time): (u32, u64)) -> bool {
-    let text = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Ok(text) => text,
-        // Anything else says nothing of the process: no descriptor left, for one.
-        Err(error) => {
-            return error.kind() == io::ErrorKind::NotFound
-                || error.raw_os_error() == Some(libc::ESRCH);
-        }
-    };
-    let Some((_, rest)) = text.rsplit_once(')') else {
-        return false;
-    };
-    let words: Vec<&str> = rest.split_ascii_whitespace().collect();
-    let zombie = matches!(words.first(), Some(&("Z" | "X")));
-    let started = words.get(19).and_then(|word| word.parse::<u64>().ok());
-    zombie || started.is_some_and(|started| started != start_time)
 }
 
 fn work() {
@@ -173,7 +146,7 @@ fn work() {
             unsafe { libc::read(polled[0].fd, drained.as_mut_ptr().cast(), drained.len()) };
         }
         for (entry, key) in polled[1..].iter().zip(keys) {
-            let ended = entry.revents != 0 || (entry.fd < 0 && has_ended(key));
+            let ended = entry.revents != 0 || (entry.fd < 0 && process::has_ended(key.0, key.1));
             if !ended {
                 continue;
             }

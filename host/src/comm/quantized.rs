@@ -11,8 +11,8 @@ use super::submit::{Prepared, invalid};
 use super::{Communicator, Work};
 use crate::Result;
 use crate::cpu::HostFn;
-use crate::stream::Task;
 use crate::options::ReduceOp;
+use crate::stream::Task;
 use crate::tensor::{Input, Output, Tensor};
 
 impl Communicator {

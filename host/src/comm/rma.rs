@@ -463,9 +463,16 @@ impl Window {
         if let Some(sender) = sender {
             self.peer("read_signal", sender)?;
         }
-        // SAFETY: the constants live as long as the communicator that `self` holds.
-        let comm = unsafe { self.shared.device.comm() };
-        Ok(self.shared.device.read_signal(&comm, signal, sender))
+        let senders = match sender {
+            Some(sender) => sender..sender + 1,
+            None => self.comm.ranks(),
+        };
+        senders
+            .map(|sender| {
+                let (memory, at) = self.word(self.shared.device.signal_at(signal, sender))?;
+                Ok(memory.load(at))
+            })
+            .try_fold(0u64, |sum, seen: Result<u64>| Ok(sum.wrapping_add(seen?)))
     }
 
     /// Sets signal `signal` of this rank to 0 for all senders; none of them may be signalling.

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::thread;
 
 use fusewire_device::comm::Comm;
-use fusewire_device::layout::{
-    ABORT, BlockState, CommState, FailureKind, FailureRecord, Progress,
-};
+use fusewire_device::layout::{ABORT, BlockState, CommState, FailureKind, FailureRecord, Progress};
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::Call;
 use fusewire_device::wait;

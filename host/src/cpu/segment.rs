@@ -10,7 +10,7 @@ use core::ffi::CStr;
 use core::ptr::{self, NonNull};
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -18,6 +18,7 @@ use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use super::descriptor::SegmentDescriptor;
+use crate::process::start_time;
 use crate::{Error, Result};
 
 /// From this size on huge pages are asked for.
@@ -280,22 +281,6 @@ fn map(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
         unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
     }
     NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))
-}
-
-/// Start time of a process: field 22 of `/proc/<pid>/stat`, counted behind the command's name, which
-/// may itself hold blanks and parentheses.
-fn start_time(pid: u32) -> io::Result<u64> {
-    let stat = fs::read(format!("/proc/{pid}/stat"))?;
-    let name_end = stat.iter().rposition(|byte| *byte == b')');
-    let rest = name_end
-        .and_then(|end| stat.get(end + 1..))
-        .unwrap_or_default();
-    String::from_utf8_lossy(rest)
-        .split_ascii_whitespace()
-        // Field 3 is the first behind the name.
-        .nth(22 - 3)
-        .and_then(|field| field.parse().ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the process has no start time"))
 }
 
 #[cfg(test)]

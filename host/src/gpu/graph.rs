@@ -214,9 +214,9 @@ impl Exec {
         let mut result = Ok(());
         for (index, (logged, word)) in self.log.iter().zip(words).enumerate() {
             let after = match logged {
-                Logged::Launch(owner, note) => with_replay(self.replay(number, index), || {
-                    owner.after(*word, note, ran)
-                }),
+                Logged::Launch(owner, note) => {
+                    with_replay(self.replay(number, index), || owner.after(*word, note, ran))
+                }
                 Logged::Host(call) => call.take_error().map_or(Ok(()), Err),
             };
             result = result.and(after);

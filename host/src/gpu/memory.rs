@@ -198,7 +198,13 @@ impl Memory {
         };
         Ok(MemoryDescriptor {
             pid: process::id(),
-            start_time: share::own_start_time()?,
+            start_time: crate::process::start_time(process::id()).map_err(|error| {
+                Error::MemoryMap {
+                    operation: "reading /proc",
+                    bytes: self.bytes,
+                    source: error.into(),
+                }
+            })?,
             bytes: self.bytes,
             uuid: self.gpu.driver().properties().uuid,
             mapped: self.raw.bytes,
@@ -324,7 +330,7 @@ impl MemoryDescriptor {
         let (uuid, rest) = rest.split_first_chunk::<16>()?;
         let (kind, mut rest) = rest.split_first()?;
         let wire = match kind {
-            1 => Wire::Descriptor(Token::from_bytes(rest)?),
+            1 => Wire::Descriptor(Token::from_bytes(rest).ok()?),
             2 => Wire::Fabric(rest.try_into().ok()?),
             3 => {
                 let (handle, after) = rest.split_first_chunk::<HANDLE_BYTES>()?;

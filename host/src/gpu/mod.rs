@@ -6,9 +6,12 @@ mod device;
 pub mod driver;
 mod event;
 mod graph;
+mod images;
 mod launch;
 mod memory;
+mod module;
 mod scratch;
+mod share;
 mod stream;
 
 pub use self::device::Gpu;

@@ -51,6 +51,7 @@ pub(crate) struct Copy {
     pub(crate) from: u64,
     pub(crate) bytes: u64,
     /// Keeps both alive.
+    #[expect(dead_code, reason = "keeps memory alive")]
     pub(crate) keep: [Arc<dyn Any + Send + Sync>; 2],
 }
 
@@ -71,12 +72,13 @@ impl HostCall {
     unsafe extern "C" fn run(data: *mut c_void) {
         // SAFETY: the value is kept alive by whatever is in flight, or by the graph.
         let this = unsafe { &*data.cast::<Self>() };
-        let result = panic::catch_unwind(AssertUnwindSafe(|| (this.call)())).unwrap_or_else(|panic| {
-            Err(Error::launch(format!(
-                "work of the stream panicked: {}",
-                message(&*panic)
-            )))
-        });
+        let result =
+            panic::catch_unwind(AssertUnwindSafe(|| (this.call)())).unwrap_or_else(|panic| {
+                Err(Error::launch(format!(
+                    "work of the stream panicked: {}",
+                    message(&*panic)
+                )))
+            });
         if let Err(error) = result {
             this.error
                 .lock()
@@ -126,7 +128,12 @@ struct Flight {
 }
 
 enum What {
-    Launch(Option<Arc<dyn LaunchOwner>>, u64, LaunchNote, #[expect(dead_code, reason = "keeps memory alive")] crate::cpu::Keep),
+    Launch(
+        Option<Arc<dyn LaunchOwner>>,
+        u64,
+        LaunchNote,
+        crate::cpu::Keep,
+    ),
     Graph(Arc<Exec>, u64, Vec<u64>),
     Host(Arc<HostCall>),
     Call(#[expect(dead_code, reason = "keeps memory alive")] HostFn),
@@ -299,7 +306,11 @@ impl Stream {
         match task {
             Task::Launch(launch) => {
                 launch.issue(driver, self.inner.raw)?;
-                graph::retain(gpu, raw_graph, Box::new((launch.keep, launch.owner.clone())))?;
+                graph::retain(
+                    gpu,
+                    raw_graph,
+                    Box::new((launch.keep, launch.owner.clone())),
+                )?;
                 if let Some(owner) = launch.owner {
                     graph::note(gpu, capture, Logged::Launch(owner, launch.note));
                 }
@@ -542,10 +553,7 @@ impl Drop for Inner {
             tracing::warn!(%error, "a stream was dropped after a failure of the device");
         }
         self.poll();
-        let state = self
-            .state
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for event in state.events.drain(..).chain(
             state
                 .flights

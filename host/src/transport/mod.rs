@@ -73,6 +73,8 @@ pub use pending::Pending;
 pub use provider::{ByteTransport, Notify, Provider, SharedMemory, Tcp};
 pub use url::{Nonce, Url};
 
+pub(crate) use socket::{WakeFd, counted, credentials, entry, poll};
+
 use crate::{Error, Result};
 
 /// One side of a connection between two processes. All calls may come from several threads; the

@@ -40,24 +40,8 @@ impl Socket {
 
     /// The process at the other end of a Unix socket, which the system vouches for.
     pub(super) fn peer_process(&self) -> Option<u32> {
-        let mut credentials = libc::ucred {
-            pid: 0,
-            uid: 0,
-            gid: 0,
-        };
-        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: the system writes at most `len` bytes to a local variable of that size.
-        let result = unsafe {
-            libc::getsockopt(
-                self.raw(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut credentials).cast(),
-                &raw mut len,
-            )
-        };
-        let process = u32::try_from(credentials.pid).ok()?;
-        (result == 0 && process != 0).then_some(process)
+        let process = u32::try_from(credentials(&self.0).ok()?.pid).ok()?;
+        (process != 0).then_some(process)
     }
 
     /// Closes so that the peer is told at once and what it has not sent yet is thrown away.
@@ -113,7 +97,33 @@ impl Socket {
     }
 }
 
-fn counted(result: isize) -> io::Result<Option<usize>> {
+/// Who is at the other end of a Unix socket: who connected, or who listens there. The system vouches
+/// for it. The process id is 0 where this process' namespace has none for it.
+pub(crate) fn credentials(socket: &impl AsRawFd) -> io::Result<libc::ucred> {
+    let mut credentials = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the system writes at most `len` bytes to a local variable of that size.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(credentials)
+}
+
+/// What a call moved; `None` when it has to be made again.
+pub(crate) fn counted(result: isize) -> io::Result<Option<usize>> {
     match usize::try_from(result) {
         Ok(count) => Ok(Some(count)),
         Err(_) => {
@@ -194,10 +204,10 @@ impl Receiver {
 
 /// Something to wake a thread that is in [`poll`].
 #[derive(Debug)]
-pub(super) struct WakeFd(OwnedFd);
+pub(crate) struct WakeFd(OwnedFd);
 
 impl WakeFd {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: the call has no preconditions.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
@@ -207,26 +217,26 @@ impl WakeFd {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    pub(super) fn raw(&self) -> RawFd {
+    pub(crate) fn raw(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
     /// Wakes; fails only when it is awake already.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         let one = 1_u64;
         // SAFETY: eight bytes of a local variable are read.
         unsafe { libc::write(self.raw(), (&raw const one).cast(), 8) };
     }
 
     /// Lets the next wait sleep again.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let mut count = 0_u64;
         // SAFETY: eight bytes of a local variable are written.
         unsafe { libc::read(self.raw(), (&raw mut count).cast(), 8) };
     }
 }
 
-pub(super) fn entry(fd: RawFd, events: i16) -> libc::pollfd {
+pub(crate) fn entry(fd: RawFd, events: i16) -> libc::pollfd {
     libc::pollfd {
         fd,
         events,
@@ -236,7 +246,7 @@ pub(super) fn entry(fd: RawFd, events: i16) -> libc::pollfd {
 
 /// Waits for any of the events, without bound when no `timeout` is given. Returns early after a
 /// signal.
-pub(super) fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
+pub(crate) fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
     let milliseconds = timeout.map_or(-1, |timeout| {
         // Rounded up, so that a deadline has passed when its sleep is over.
         let rounded = timeout.as_nanos().div_ceil(1_000_000);

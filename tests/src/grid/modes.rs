@@ -2,7 +2,7 @@
 
 use core::slice;
 
-use fusewire::cpu::GraphExec;
+use fusewire::GraphExec;
 use fusewire::{Operation, Result, Tensor};
 
 use super::{Grid, REGISTERED, Sabotage};

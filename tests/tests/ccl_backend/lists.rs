@@ -1,6 +1,6 @@
 //! List forms: blocking, enqueued and captured; joined lists and separate tensors.
 
-use fusewire::cpu::Stream;
+use fusewire::Stream;
 use fusewire::{Communicator, DType, ReduceOp, Result, Tensor, Work};
 
 use crate::Double;

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fusewire_backend_abi::{
     ABI_MINOR, CODE_ABORTED, CODE_INTERNAL, CODE_INVALID, CODE_OK, CODE_PEER, CODE_STORE,
-    CODE_TIMEOUT, CODE_UNSUPPORTED, DEVICE_CPU, FusewireBackendSetup, FusewireError,
+    CODE_TIMEOUT, CODE_UNSUPPORTED, DEVICE_CPU, DEVICE_CUDA, DEVICE_HIP, FusewireBackendSetup,
+    FusewireError,
 };
 
 use super::library::Library;
@@ -113,8 +114,13 @@ impl External {
             size: setup.size,
             device: match setup.device {
                 Device::Cpu => DEVICE_CPU,
+                Device::Cuda(_) => DEVICE_CUDA,
+                Device::Hip(_) => DEVICE_HIP,
             },
-            device_index: 0,
+            device_index: match setup.device {
+                Device::Cpu => 0,
+                Device::Cuda(ordinal) | Device::Hip(ordinal) => ordinal,
+            },
             timeout_ns: nanoseconds(setup.options.timeout),
             name: communicator.as_ptr(),
             hint_count: keys_at.len(),

@@ -38,11 +38,14 @@ impl Communicator {
         }
         let size = input.dtype.size();
         let plan = self.plan_rows(Operation::AllGatherV, total, input.dtype, 1, None);
-        let agreed = counts.unwrap_or_default().iter().fold(total as u64, |hash, count| {
-            (hash ^ count)
-                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                .rotate_left(23)
-        });
+        let agreed = counts
+            .unwrap_or_default()
+            .iter()
+            .fold(total as u64, |hash, count| {
+                (hash ^ count)
+                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    .rotate_left(23)
+            });
         let call = self.call(&plan, Some(input.dtype), None, NO_ROOT, agreed);
         let note = Note {
             call,
@@ -133,7 +136,9 @@ impl Communicator {
         let (outputs, inputs) = splits.unwrap_or_default();
         let words = match splits_tensor {
             Some(tensor) => self.device_words(&[], Some(tensor))?,
-            None if self.inner.on_gpu.is_some() => self.device_words(&[outputs, inputs].concat(), None)?,
+            None if self.inner.on_gpu.is_some() => {
+                self.device_words(&[outputs, inputs].concat(), None)?
+            }
             None => DeviceWords::here(outputs),
         };
         let receive_counts = words.at;

@@ -1,0 +1,203 @@
+//! What the two sides say to each other: a request of fixed size with the secret, a reply of fixed
+//! size, and with a granting reply one descriptor.
+
+use core::mem;
+use core::ptr;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use super::token::Random;
+use crate::transport::counted;
+
+/// Bytes of a request.
+pub(super) const REQUEST_BYTES: usize = 24;
+
+/// Bytes of a reply.
+pub(super) const REPLY_BYTES: usize = 8;
+
+const REQUEST_MAGIC: [u8; 8] = *b"FWFETCH1";
+const REPLY_MAGIC: [u8; 7] = *b"FWGIVE1";
+
+/// Descriptors that the buffer of a receiver has room for. One more than is taken, so that two are
+/// told from one; what does not fit is closed by the system, which says so.
+const ROOM: usize = 2;
+
+/// What the owner of a descriptor answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Reply {
+    /// The descriptor comes along.
+    Granted = 1,
+    /// No descriptor has this secret (any more).
+    Unknown = 2,
+    /// The caller is of another user.
+    Refused = 3,
+    /// Too much is under way; to be asked again.
+    Busy = 4,
+}
+
+impl Reply {
+    pub(super) fn to_bytes(self) -> [u8; REPLY_BYTES] {
+        let mut bytes = [self as u8; REPLY_BYTES];
+        bytes[..7].copy_from_slice(&REPLY_MAGIC);
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes = <&[u8; REPLY_BYTES]>::try_from(bytes).ok()?;
+        if !bytes.starts_with(&REPLY_MAGIC) {
+            return None;
+        }
+        [Self::Granted, Self::Unknown, Self::Refused, Self::Busy]
+            .into_iter()
+            .find(|reply| *reply as u8 == bytes[7])
+    }
+}
+
+/// The request for the descriptor with this secret.
+pub(super) fn request(secret: &Random) -> [u8; REQUEST_BYTES] {
+    let mut bytes = [0; REQUEST_BYTES];
+    bytes[..8].copy_from_slice(&REQUEST_MAGIC);
+    bytes[8..].copy_from_slice(secret);
+    bytes
+}
+
+/// The secret in a request.
+pub(super) fn secret(request: &[u8]) -> Option<Random> {
+    let request = <&[u8; REQUEST_BYTES]>::try_from(request).ok()?;
+    let secret = request.strip_prefix(&REQUEST_MAGIC)?;
+    Random::try_from(secret).ok()
+}
+
+/// Room for control messages, aligned as they must be.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+/// Bytes of a control message with `count` descriptors, with and without what pads it.
+const fn control_bytes(count: usize) -> (usize, usize) {
+    let payload = (count * size_of::<RawFd>()) as u32;
+    // SAFETY: both only compute; the payload is small.
+    let space = unsafe { libc::CMSG_SPACE(payload) };
+    // SAFETY: as above.
+    let len = unsafe { libc::CMSG_LEN(payload) };
+    (space as usize, len as usize)
+}
+
+const _: () = assert!(control_bytes(8).0 <= size_of::<Control>() && ROOM <= 8);
+const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
+
+/// Sends `bytes`, and `descriptor` with them; how many bytes went, `None` when the call has to be
+/// made again. Never blocks.
+pub(super) fn send(
+    socket: &impl AsRawFd,
+    bytes: &[u8],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<Option<usize>> {
+    let descriptors: Vec<_> = descriptor.into_iter().collect();
+    send_several(socket, bytes, &descriptors)
+}
+
+/// [`send`] of several descriptors.
+///
+/// # Panics
+/// When they are more than eight.
+pub(super) fn send_several(
+    socket: &impl AsRawFd,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<Option<usize>> {
+    let mut part = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut control = Control([0; 64]);
+    // SAFETY: all zeros are a valid message header.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    if !descriptors.is_empty() {
+        let (space, len) = control_bytes(descriptors.len());
+        assert!(space <= size_of::<Control>(), "too many descriptors");
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = space as _;
+        let header = (&raw mut control).cast::<libc::cmsghdr>();
+        // SAFETY: all zeros are a valid header of a control message.
+        let mut first: libc::cmsghdr = unsafe { mem::zeroed() };
+        first.cmsg_level = libc::SOL_SOCKET;
+        first.cmsg_type = libc::SCM_RIGHTS;
+        first.cmsg_len = len as _;
+        // SAFETY: the buffer is aligned for a header and larger than one (both asserted above).
+        unsafe { header.write(first) };
+        // SAFETY: the header is valid, and its payload lies within the buffer.
+        let mut target = unsafe { libc::CMSG_DATA(header) }.cast::<RawFd>();
+        for descriptor in descriptors {
+            // SAFETY: `space` has room for all of them, and is within the buffer.
+            unsafe { target.write_unaligned(descriptor.as_raw_fd()) };
+            // SAFETY: at most one past the payload, which ends within the buffer.
+            target = unsafe { target.add(1) };
+        }
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the message names `bytes`, which are only read, and the local buffer.
+    counted(unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) })
+}
+
+/// What one call received.
+#[derive(Debug)]
+pub(super) struct Received {
+    /// Bytes; 0 at the end of the stream.
+    pub(super) count: usize,
+    /// Every descriptor that came, each closed on execution of another program.
+    pub(super) descriptors: Vec<OwnedFd>,
+    /// Whether the system dropped descriptors.
+    pub(super) cut: bool,
+}
+
+/// Receives into `buffer`, with descriptors; `None` when there is nothing now. Never blocks.
+pub(super) fn receive(socket: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Option<Received>> {
+    let mut part = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    let mut control = Control([0; 64]);
+    // SAFETY: all zeros are a valid message header.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = (&raw mut control).cast();
+    message.msg_controllen = control_bytes(ROOM).0 as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the message names an exclusively borrowed slice and the local buffer.
+    let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    let Some(count) = counted(result)? else {
+        return Ok(None);
+    };
+
+    let mut descriptors = Vec::new();
+    // SAFETY: the system has filled in the header; the buffer that it names still lives.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+    while !header.is_null() {
+        // SAFETY: the header lies within the buffer, which is aligned for it.
+        let found = unsafe { ptr::read(header) };
+        if found.cmsg_level == libc::SOL_SOCKET && found.cmsg_type == libc::SCM_RIGHTS {
+            let payload = (found.cmsg_len as usize).saturating_sub(control_bytes(0).1);
+            // SAFETY: the header is valid.
+            let mut source = unsafe { libc::CMSG_DATA(header) }.cast::<RawFd>();
+            for _ in 0..payload / size_of::<RawFd>() {
+                // SAFETY: the system wrote `payload` bytes there, within the buffer.
+                let fd = unsafe { source.read_unaligned() };
+                // SAFETY: the system has just opened this descriptor for this process.
+                descriptors.push(unsafe { OwnedFd::from_raw_fd(fd) });
+                // SAFETY: at most one past the payload, which ends within the buffer.
+                source = unsafe { source.add(1) };
+            }
+        }
+        // SAFETY: message and header are those of this call.
+        header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
+    }
+    Ok(Some(Received {
+        count,
+        descriptors,
+        cut: message.msg_flags & libc::MSG_CTRUNC != 0,
+    }))
+}

@@ -1,0 +1,369 @@
+//! The thread that gives out this process' published descriptors.
+
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use core::time::Duration;
+use std::io::{self, Read};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use super::failed;
+use super::message::{self, REQUEST_BYTES, Reply};
+use super::token::{Random, Token, same, socket_name};
+use crate::Result;
+use crate::process::start_time;
+use crate::transport::{WakeFd, credentials, entry, poll};
+
+/// How long a caller may take to say what it wants.
+pub(super) const CALLER_TIME: Duration = Duration::from_secs(2);
+
+/// Callers that have not said yet what they want. When there are more, the oldest is asked to come again.
+pub(super) const MAX_CALLERS: usize = 64;
+
+/// Pause after the system refused a connection, for want of descriptors.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What this process has published. A forked child gets one of its own, because its copy of this
+/// one may be locked for ever, and has no thread.
+struct Process {
+    pid: u32,
+    server: Mutex<Option<Server>>,
+}
+
+/// A running thread, as long as anything is published.
+struct Server {
+    start_time: u64,
+    socket: Random,
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+struct Shared {
+    wake: WakeFd,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: Vec<(Random, Weak<OwnedFd>)>,
+    stop: bool,
+}
+
+impl Process {
+    /// That of the running process.
+    fn current() -> &'static Self {
+        static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+        let pid = process::id();
+        let mut seen = CURRENT.load(Ordering::Acquire);
+        loop {
+            // SAFETY: what was stored once is never freed.
+            let current: Option<&'static Self> = unsafe { seen.as_ref() };
+            if let Some(current) = current.filter(|current| current.pid == pid) {
+                return current;
+            }
+            let new = Box::into_raw(Box::new(Self {
+                pid,
+                server: Mutex::new(None),
+            }));
+            match CURRENT.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => seen = new,
+                Err(now) => {
+                    seen = now;
+                    // SAFETY: it came from a box, and nobody else has seen it.
+                    drop(unsafe { Box::from_raw(new) });
+                }
+            }
+        }
+    }
+
+    fn server(&self) -> MutexGuard<'_, Option<Server>> {
+        // The state is valid after every statement, so a panic elsewhere does not spoil it.
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // As above.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Server {
+    fn start() -> Result<Self> {
+        let start_time = start_time(process::id()).map_err(failed("reading /proc"))?;
+        let socket = random()?;
+        let address = SocketAddr::from_abstract_name(socket_name(&socket))
+            .map_err(failed("naming a socket"))?;
+        let listener = UnixListener::bind_addr(&address).map_err(failed("bind"))?;
+        listener
+            .set_nonblocking(true)
+            .map_err(failed("setting up a socket"))?;
+        let shared = Arc::new(Shared {
+            wake: WakeFd::new().map_err(failed("eventfd"))?,
+            table: Mutex::default(),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("fusewire-share".to_owned())
+            .spawn(move || run(&of_thread, &listener))
+            .map_err(failed("starting a thread"))?;
+        Ok(Self {
+            start_time,
+            socket,
+            shared,
+            thread,
+        })
+    }
+}
+
+/// Publishes a descriptor.
+pub(super) fn add(descriptor: Weak<OwnedFd>) -> Result<Token> {
+    let process = Process::current();
+    let secret = random()?;
+    let mut slot = process.server();
+    let server = match slot.take() {
+        Some(server) => server,
+        None => Server::start()?,
+    };
+    let server = slot.insert(server);
+    server.shared.table().entries.push((secret, descriptor));
+    Ok(Token {
+        pid: process.pid,
+        start_time: server.start_time,
+        socket: server.socket,
+        secret,
+    })
+}
+
+/// Withdraws a descriptor: when this returns, it is not given out any more. Ends the thread with the
+/// last one.
+pub(super) fn remove(token: &Token) {
+    let process = Process::current();
+    if process.pid != token.pid {
+        return;
+    }
+    let mut slot = process.server();
+    let Some(server) = slot.as_ref() else {
+        return;
+    };
+    let mut table = server.shared.table();
+    let found = table
+        .entries
+        .iter()
+        .position(|(secret, _)| same(secret, &token.secret));
+    if let Some(at) = found {
+        table.entries.swap_remove(at);
+    }
+    if !table.entries.is_empty() {
+        return;
+    }
+    table.stop = true;
+    drop(table);
+    let server = slot.take();
+    // Not under the lock: a descriptor that is published now gets a thread of its own.
+    drop(slot);
+    if let Some(server) = server {
+        server.shared.wake.wake();
+        if server.thread.join().is_err() {
+            tracing::warn!("the thread that shares descriptors panicked");
+        }
+    }
+}
+
+fn random() -> Result<Random> {
+    let mut bytes = Random::default();
+    getrandom::fill(&mut bytes)
+        .map_err(|error| io::Error::other(error.to_string()))
+        .map_err(failed("getting random numbers"))?;
+    Ok(bytes)
+}
+
+/// A connection that has not said yet what it wants.
+struct Caller {
+    socket: UnixStream,
+    since: Instant,
+    request: [u8; REQUEST_BYTES + 1],
+    count: usize,
+}
+
+fn run(shared: &Shared, listener: &UnixListener) {
+    let mut callers: Vec<Caller> = Vec::new();
+    let mut paused = false;
+    loop {
+        // A negative descriptor is passed over.
+        let listens = if paused { -1 } else { listener.as_raw_fd() };
+        let mut entries = vec![
+            entry(shared.wake.raw(), libc::POLLIN),
+            entry(listens, libc::POLLIN),
+        ];
+        entries.extend(
+            callers
+                .iter()
+                .map(|caller| entry(caller.socket.as_raw_fd(), libc::POLLIN)),
+        );
+        let oldest = callers.iter().map(|caller| caller.since).min();
+        let bound = oldest.map(|since| CALLER_TIME.saturating_sub(since.elapsed()));
+        let bound = if paused {
+            Some(bound.map_or(PAUSE, |bound| bound.min(PAUSE)))
+        } else {
+            bound
+        };
+        if let Err(error) = poll(&mut entries, bound) {
+            tracing::warn!(%error, "the thread that shares descriptors could not wait");
+            thread::sleep(PAUSE);
+            entries.iter_mut().for_each(|entry| entry.revents = 0);
+        }
+        if shared.table().stop {
+            return close(listener, callers);
+        }
+        for at in (0..callers.len()).rev() {
+            let heard = entries[2 + at].revents != 0;
+            let caller = &mut callers[at];
+            let done = (heard && caller.hear(shared)) || caller.since.elapsed() >= CALLER_TIME;
+            if done {
+                hang_up(&callers.remove(at).socket);
+            }
+        }
+        paused = false;
+        if entries[1].revents != 0 {
+            paused = !take_callers(listener, &mut callers);
+        }
+    }
+}
+
+/// Accepts everybody who waits; false when the system has no room for another connection.
+fn take_callers(listener: &UnixListener, callers: &mut Vec<Caller>) -> bool {
+    // Not more at once than there is room for, so that each is heard before it is sent away.
+    for _ in 0..MAX_CALLERS / 2 {
+        match listener.accept() {
+            Ok((socket, _)) => {
+                if !admissible(&socket) {
+                    reply(&socket, Reply::Refused);
+                    hang_up(&socket);
+                    continue;
+                }
+                if callers.len() == MAX_CALLERS {
+                    // The oldest is first.
+                    let oldest = callers.remove(0);
+                    reply(&oldest.socket, Reply::Busy);
+                    hang_up(&oldest.socket);
+                }
+                callers.push(Caller {
+                    socket,
+                    since: Instant::now(),
+                    request: [0; REQUEST_BYTES + 1],
+                    count: 0,
+                });
+            }
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return true,
+                io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                _ => {
+                    tracing::debug!(%error, "the thread that shares descriptors cannot accept");
+                    return false;
+                }
+            },
+        }
+    }
+    true
+}
+
+impl Caller {
+    /// Takes what the caller says, and answers when that is all; whether the caller is done with.
+    fn hear(&mut self, shared: &Shared) -> bool {
+        // What it sends by SCM_RIGHTS is closed by the system, because nothing here has room for it.
+        match (&self.socket).read(&mut self.request[self.count..]) {
+            Ok(0) => return true,
+            Ok(count) => self.count += count,
+            Err(error) => {
+                return !matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                );
+            }
+        }
+        if self.count < REQUEST_BYTES {
+            return false;
+        }
+        match message::secret(&self.request[..self.count]) {
+            Some(secret) => self.answer(shared, &secret),
+            None => {
+                tracing::debug!("a process sent something else than a request for a descriptor")
+            }
+        }
+        true
+    }
+
+    fn answer(&self, shared: &Shared, secret: &Random) {
+        // Held while the descriptor is sent: a descriptor that is withdrawn has been sent or is not.
+        let table = shared.table();
+        // Every one is looked at, so that the time does not tell which one it is.
+        let mut found = None;
+        for (of_entry, descriptor) in &table.entries {
+            if same(of_entry, secret) {
+                found = Some(descriptor);
+            }
+        }
+        let Some(descriptor) = found.and_then(Weak::upgrade) else {
+            return reply(&self.socket, Reply::Unknown);
+        };
+        let bytes = Reply::Granted.to_bytes();
+        let sent = message::send(&self.socket, &bytes, Some(descriptor.as_fd()));
+        drop(descriptor);
+        drop(table);
+        match sent {
+            // The bytes of a reply go together: the socket's buffer is empty.
+            Ok(Some(_)) => {}
+            // Too many descriptors are on their way.
+            Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
+                reply(&self.socket, Reply::Busy);
+            }
+            Ok(None) => reply(&self.socket, Reply::Busy),
+            Err(error) => tracing::debug!(%error, "a descriptor could not be sent"),
+        }
+    }
+}
+
+/// Whether the caller is of this user or of root.
+fn admissible(socket: &UnixStream) -> bool {
+    // SAFETY: the call has no preconditions.
+    let own = unsafe { libc::geteuid() };
+    credentials(socket).is_ok_and(|caller| caller.uid == own || caller.uid == 0)
+        && socket.set_nonblocking(true).is_ok()
+}
+
+/// Sends a reply without a descriptor. Who cannot be told finds the connection closed.
+fn reply(socket: &UnixStream, reply: Reply) {
+    if let Err(error) = message::send(socket, &reply.to_bytes(), None) {
+        tracing::debug!(%error, "a process that asked for a descriptor could not be answered");
+    }
+}
+
+/// Ends a connection, also where a forked child has a copy of the descriptor.
+fn hang_up(socket: &UnixStream) {
+    // It may have ended already.
+    let _ = socket.shutdown(Shutdown::Both);
+}
+
+/// Tells everybody who waits that nothing is published any more.
+fn close(listener: &UnixListener, callers: Vec<Caller>) {
+    // From here on nobody connects, also where a forked child has a copy of the descriptor.
+    // SAFETY: the descriptor is open; the call touches no memory.
+    unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
+    let waiting = core::iter::from_fn(|| listener.accept().ok()).map(|(socket, _)| socket);
+    for socket in callers
+        .into_iter()
+        .map(|caller| caller.socket)
+        .chain(waiting)
+    {
+        reply(&socket, Reply::Unknown);
+        hang_up(&socket);
+    }
+}

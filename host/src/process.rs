@@ -1,0 +1,107 @@
+//! Other processes of this host: which one a process id means, and whether it has ended.
+
+use std::fs;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// `PF_EXITING` among the kernel's flags of a process (proc(5), include/linux/sched.h).
+const EXITING: u64 = 4;
+
+/// Start time of a process, in clock ticks since boot: field 22 of `/proc/<pid>/stat`. It tells a
+/// process from a later one with the same id.
+pub(crate) fn start_time(pid: u32) -> io::Result<u64> {
+    Ok(status(pid)?.start_time)
+}
+
+/// Whether the process that had this id and start time has ended, by its entry in `/proc`.
+pub(crate) fn has_ended(pid: u32, start_time: u64) -> bool {
+    match status(pid) {
+        Ok(found) => matches!(found.state, b'Z' | b'X') || found.start_time != start_time,
+        // Anything else says nothing of the process: no descriptor left, for one.
+        Err(error) => says_gone(&error),
+    }
+}
+
+/// Whether that process has ended or has begun to end. Its descriptors are closed only when that is
+/// so, and before it has ended.
+pub(crate) fn is_ending(pid: u32, start_time: u64) -> bool {
+    has_ended(pid, start_time) || status(pid).is_ok_and(|found| found.flags & EXITING != 0)
+}
+
+/// Whether an error of [`start_time`] means that there is no such process.
+pub(crate) fn says_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// A descriptor that becomes readable when the process ends; `None` where there is no such process
+/// or the system has no such descriptors.
+pub(crate) fn descriptor(pid: u32) -> Option<OwnedFd> {
+    // SAFETY: the call takes two integers.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let descriptor = i32::try_from(descriptor).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: a new descriptor that nobody else owns.
+    Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// What `/proc/<pid>/stat` tells of a process.
+struct Status {
+    state: u8,
+    flags: u64,
+    start_time: u64,
+}
+
+/// Fields 3, 9 and 22, counted behind the command's name, which may itself hold blanks and
+/// parentheses.
+fn status(pid: u32) -> io::Result<Status> {
+    let stat = fs::read(format!("/proc/{pid}/stat"))?;
+    let name_end = stat.iter().rposition(|byte| *byte == b')');
+    let rest = name_end
+        .and_then(|end| stat.get(end + 1..))
+        .unwrap_or_default();
+    let rest = String::from_utf8_lossy(rest);
+    // Field 3 is the first behind the name.
+    let fields: Vec<_> = rest.split_ascii_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3).and_then(|text| text.parse().ok());
+    let state = fields.first().and_then(|text| text.bytes().next());
+    state
+        .zip(number(9).zip(number(22)))
+        .map(|(state, (flags, start_time))| Status {
+            state,
+            flags,
+            start_time,
+        })
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the process has no start time"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_told_from_others_and_from_its_end() {
+        let own = std::process::id();
+        let start = start_time(own).unwrap();
+        assert!(!has_ended(own, start) && !is_ending(own, start));
+        assert!(has_ended(own, start + 1));
+        assert!(has_ended(u32::MAX / 2, start));
+        assert!(says_gone(&start_time(u32::MAX / 2).unwrap_err()));
+
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        let start = start_time(pid).unwrap();
+        assert!(!has_ended(pid, start));
+        child.kill().unwrap();
+        let begin = std::time::Instant::now();
+        // Nobody has waited for it: it remains as a zombie.
+        while !has_ended(pid, start) {
+            assert!(begin.elapsed().as_secs() < 10);
+            std::thread::yield_now();
+        }
+        assert!(is_ending(pid, start));
+        child.wait().unwrap();
+        assert!(has_ended(pid, start) && is_ending(pid, start));
+    }
+}
