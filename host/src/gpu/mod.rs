@@ -3,6 +3,7 @@
 pub mod driver;
 #[allow(
     dead_code,
+    unused_imports,
     reason = "used by devices whose memory is exported as descriptors"
 )]
 pub(crate) mod share;
