@@ -1,12 +1,13 @@
 //! Peers that are processes: this test binary again, with commands on its standard input and
 //! replies on its standard error.
 
+use core::panic::AssertUnwindSafe;
 use core::ptr;
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, stdin};
 use std::os::unix::process::CommandExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::catch_unwind;
 use std::process::{self, Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
