@@ -2,7 +2,7 @@
 //! `/proc`, as files of memory can, so it goes over a Unix socket with `SCM_RIGHTS`.
 //!
 //! A process [`publish`]es a descriptor and tells its peers the [`Token`], over the store; whoever
-//! holds the token [`fetch`]es a descriptor of the same object, as often as it likes, as long as the
+//! holds the token [`fetch()`]es a descriptor of the same object, as often as it likes, as long as the
 //! [`Published`] lives. The owner needs no call for that: one thread of its process answers. It
 //! starts with the first published descriptor and ends with the last. Its socket has a random name
 //! in the abstract namespace, so nothing is left in a file system, however the process ends.
@@ -58,7 +58,7 @@ pub(crate) fn publish(descriptor: OwnedFd) -> Result<Published> {
 }
 
 impl Published {
-    /// What a process of this host needs to [`fetch`] the descriptor.
+    /// What a process of this host needs to [`fetch()`] the descriptor.
     pub(crate) fn token(&self) -> Token {
         self.token
     }

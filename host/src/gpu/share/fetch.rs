@@ -18,7 +18,7 @@ use crate::transport::{credentials, entry, poll};
 const LOOK: Duration = Duration::from_millis(5);
 
 /// How long a process that has begun to end may take for that.
-const GRACE: Duration = Duration::from_millis(500);
+const GRACE: Duration = Duration::from_secs(1);
 
 /// What to do where ranks cannot reach each other's sockets.
 const APART: &str = "ranks that share memory need one network namespace and one process id namespace: \

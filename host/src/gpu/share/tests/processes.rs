@@ -1,11 +1,13 @@
 //! Peers that are processes: this test binary again, with commands on its standard input and
 //! replies on its standard error.
 
+use core::panic::AssertUnwindSafe;
 use core::ptr;
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, stdin};
 use std::os::unix::process::CommandExt;
+use std::panic::catch_unwind;
 use std::process::{self, Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
@@ -153,6 +155,7 @@ fn serve() {
                 "ok".to_owned()
             }
             ["fetch", token] => outcome(&parsed(token)),
+            ["crowded", token] => crowded(&parsed(token)),
             // SAFETY: the call touches no memory; it concerns this thread alone.
             ["leave"] => match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
                 0 => "ok".to_owned(),
@@ -162,6 +165,35 @@ fn serve() {
         };
         eprintln!("@@{reply}");
     }
+}
+
+/// What a fetch gives where there is room for its own two descriptors, but not for a third.
+fn crowded(token: &Token) -> String {
+    let limit = libc::rlimit {
+        rlim_cur: 64,
+        rlim_max: 64,
+    };
+    // SAFETY: the limit is a local variable.
+    let result = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    assert_eq!(result, 0);
+    let mut all = Vec::new();
+    while let Ok(file) = File::open("/dev/null") {
+        all.push(file);
+    }
+    all.truncate(all.len() - 2);
+    outcome(token)
+}
+
+#[test]
+fn a_process_without_room_for_the_descriptor_is_told_so() {
+    let own = publish(memory("x")).unwrap();
+    let mut peer = Peer::start("serve");
+    let reply = peer.ask(&format!("crowded {}", hex(&own.token())));
+    assert!(
+        reply.starts_with("Answer: ") && reply.contains("ulimit"),
+        "{reply}"
+    );
+    assert_eq!(peer.ask(&format!("fetch {}", hex(&own.token()))), "got x");
 }
 
 #[test]
@@ -334,6 +366,8 @@ fn leaks() -> String {
             assert!(sockets().contains(&token.socket_name()));
             assert_ne!(counts(), before, "what is there is seen");
         }
+        drop(published);
+        assert_eq!(counts().0, before.0, "closed at once");
     }
     settle(before);
     let one_by_one = counts();
@@ -374,6 +408,24 @@ fn a_thousand_descriptors_leave_nothing_behind() {
     assert!(peer.child.wait().unwrap().success());
 }
 
+/// What the child of a fork checks with its copy of the parent's publication; 0, or the number of
+/// what went wrong.
+fn in_forked_child(of_parent: Published) -> i32 {
+    let token = of_parent.token();
+    let sees_parent = outcome(&token) == "got parent";
+    let own = publish(memory("child")).unwrap();
+    let is_own = own.token().pid == process::id() && own.token().socket != token.socket;
+    let sees_own = outcome(&own.token()) == "got child";
+    drop(of_parent);
+    let still = outcome(&token) == "got parent";
+    let token_of_own = own.token();
+    drop(own);
+    let withdrawn = failure(fetch(&token_of_own, LONG)) == FetchFailure::Withdrawn;
+    let good = [sees_parent, is_own, sees_own, still, withdrawn];
+    let wrong = good.iter().position(|good| !good);
+    wrong.map_or(0, |at| at as i32 + 1)
+}
+
 /// What a forked child and its parent share and what not; "ok" or what went wrong.
 fn forks() -> String {
     let of_parent = publish(memory("parent")).unwrap();
@@ -385,19 +437,10 @@ fn forks() -> String {
     };
     let first = fork();
     if first == 0 {
-        let sees_parent = outcome(&token) == "got parent";
-        let own = publish(memory("child")).unwrap();
-        let is_own = own.token().pid == process::id() && own.token().socket != token.socket;
-        let sees_own = outcome(&own.token()) == "got child";
-        drop(of_parent);
-        let still = outcome(&token) == "got parent";
-        let token_of_own = own.token();
-        drop(own);
-        let withdrawn = failure(fetch(&token_of_own, LONG)) == FetchFailure::Withdrawn;
-        let good = [sees_parent, is_own, sees_own, still, withdrawn];
-        let code = good.iter().position(|good| !good).map_or(0, |at| at + 1);
+        // A panic would end the thread, and with its only thread the process, as if all were well.
+        let code = catch_unwind(AssertUnwindSafe(|| in_forked_child(of_parent))).unwrap_or(99);
         // SAFETY: ends this process at once, without what the parent has registered for its end.
-        unsafe { libc::_exit(code as i32) };
+        unsafe { libc::_exit(code) };
     }
     let mut status = 0;
     // SAFETY: the status is a local variable.
