@@ -241,6 +241,37 @@ impl Tensor {
         Ok(values)
     }
 
+    /// Copies bytes into the tensor, as many as its elements have.
+    ///
+    /// No operation that uses the tensor may be running.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when their number differs; what a GPU's driver says.
+    pub fn copy_from_bytes(&self, bytes: &[u8]) -> Result<()> {
+        let needed = self.count * self.dtype.size();
+        if bytes.len() != needed {
+            return Err(Error::InvalidArgument {
+                operation: "copy_from_bytes",
+                detail: format!("{} bytes for a tensor of {needed}", bytes.len()),
+            });
+        }
+        // SAFETY: the tensor holds them; the caller keeps operations away.
+        unsafe { self.allocation.memory.write(self.offset, bytes) }
+    }
+
+    /// The elements' bytes, copied.
+    ///
+    /// No operation that writes the tensor may be running.
+    ///
+    /// # Errors
+    /// What a GPU's driver says.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.count * self.dtype.size()];
+        // SAFETY: the tensor holds them; the caller keeps operations away.
+        unsafe { self.allocation.memory.read(self.offset, &mut bytes)? };
+        Ok(bytes)
+    }
+
     fn check<T: Element>(&self, operation: &'static str, count: usize) -> Result<()> {
         if T::DTYPE == self.dtype && count == self.count {
             return Ok(());

@@ -1,5 +1,6 @@
 //! One operation, called: what [`crate::rank`] and [`crate::grid`] have in common.
 
+use crate::device::tensor;
 use fusewire::{Communicator, DType, Input, Operation, Output, Result, RmsNorm, Tensor, Work};
 
 use crate::cases::Case;
@@ -93,7 +94,7 @@ pub fn enqueue(comm: &Communicator, case: &Case, buffers: &Buffers) -> Result<Ve
     let (out, from) = (&buffers.output, &buffers.input);
     let op = oracle::reduction(case, rank);
     let words = |words: &[u64]| {
-        let tensor = Tensor::new(DType::U64, words.len())?;
+        let tensor = tensor(DType::U64, words.len())?;
         tensor.copy_from(words)?;
         Ok::<_, fusewire::Error>(tensor)
     };

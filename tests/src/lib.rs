@@ -6,6 +6,7 @@
 //! | [`cases`] | the conformance list: cases as data |
 //! | [`call`] | one operation, called |
 //! | [`backends`] | which backends are there |
+//! | [`device`](mod@device) | the device that the tests run on |
 //! | [`grid`] | every operation in every way to call it, over any communicator |
 //! | [`oracle`] | what every rank puts in, and what must come out |
 //! | [`rank`] | one rank's part of a case, checked byte for byte |
@@ -19,6 +20,7 @@ pub mod alloc;
 pub mod backends;
 pub mod call;
 pub mod cases;
+pub mod device;
 pub mod grid;
 pub mod netns;
 pub mod oracle;
@@ -28,3 +30,5 @@ pub mod rng;
 pub mod runner;
 pub mod skip;
 pub mod syscall;
+
+pub use self::device::device;

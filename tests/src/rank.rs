@@ -2,7 +2,6 @@
 //! compared byte for byte after it.
 
 use core::ops::Range;
-use core::slice;
 use std::collections::HashMap;
 
 use fusewire::GraphExec;
@@ -154,7 +153,7 @@ impl Rank {
                 continue;
             };
             registered.insert(dtype, comm.alloc(dtype, count)?);
-            ordinary.insert(dtype, Tensor::new(dtype, count)?);
+            ordinary.insert(dtype, comm.tensor(dtype, count)?);
         }
         debug_assert!(rank < ranks);
         Ok(Self {
@@ -212,12 +211,10 @@ impl Rank {
     ) -> Result<()> {
         self.once(case, |rank, case, places, memory| {
             rank.blocking(case, places, memory)?;
-            // SAFETY: the memory holds the places; no operation is running.
-            let bytes = unsafe {
-                slice::from_raw_parts_mut(memory.as_ptr(), places.total * case.dtype.size())
-            };
-            tamper(bytes, places);
-            Ok(())
+            let part = memory.slice(0, places.total)?;
+            let mut bytes = part.to_bytes()?;
+            tamper(&mut bytes, places);
+            part.copy_from_bytes(&bytes)
         })
     }
 
@@ -266,8 +263,7 @@ impl Rank {
         self.calls += 1;
         let size = case.dtype.size();
         let bytes = places.total * size;
-        // SAFETY: the memory holds this many bytes; no operation is running, and peers may touch it only in one.
-        let actual = unsafe { slice::from_raw_parts_mut(memory.as_ptr(), bytes) };
+        let whole = memory.slice(0, places.total)?;
         let mut image: Vec<u8> = (0..bytes)
             .map(|i| 0xa5 ^ (i * 29) as u8 ^ (iteration * 7) as u8)
             .collect();
@@ -281,7 +277,7 @@ impl Rank {
         put(&places.input, &given.input);
         put(&places.residual, &given.residual);
         put(&places.weight, &given.weight);
-        actual.copy_from_slice(&image);
+        whole.copy_from_bytes(&image)?;
         let mut put = |range: &Range<usize>, data: &[u8]| {
             if data.is_empty() {
                 return;
@@ -293,9 +289,8 @@ impl Rank {
             put(&places.output, &expected.output);
         }
         call(self, case, &places, &memory)?;
-        // SAFETY: as above.
-        let actual = unsafe { slice::from_raw_parts(memory.as_ptr(), bytes) };
-        if let Err(difference) = compare(&image, actual, &places, size)
+        let actual = whole.to_bytes()?;
+        if let Err(difference) = compare(&image, &actual, &places, size)
             && self.wrong.len() < DESCRIBED
         {
             self.wrong.push(format!(

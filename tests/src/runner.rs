@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use fusewire::store::{MemoryStore, Store};
-use fusewire::{Algorithm, Communicator, Determinism, Device, Error, Options, new_comm};
+use fusewire::{Algorithm, Communicator, Determinism, Error, Options, new_comm};
 
 use crate::backends;
 use crate::cases::{self, Case};
@@ -85,7 +85,7 @@ impl Setup {
             options.rank_size = Some((rank, self.ranks));
         }
         backends::register(self.backend);
-        new_comm(self.backend, Device::Cpu, "conformance", options)
+        new_comm(self.backend, crate::device(), "conformance", options)
     }
 
     /// As text, for a child's environment.
@@ -144,7 +144,7 @@ pub trait Runner {
     fn run(&self, setup: &Setup, list: &str) -> Result<u64, String>;
 }
 
-/// Ranks as threads of this process, on the CPU device.
+/// Ranks as threads of this process, on the device of the tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads;
 
@@ -196,7 +196,7 @@ impl Threads {
     }
 }
 
-/// Ranks as processes, on the CPU device: the test `test` started again, which must begin with
+/// Ranks as processes, on the device of the tests: the test `test` started again, which must begin with
 /// [`Processes::child`].
 #[derive(Clone, Copy, Debug)]
 pub struct Processes {

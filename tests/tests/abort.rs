@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use fusewire::{
     CallOptions, Communicator, Compare, DType, Device, Error, Operation, Options, ReduceOp, Tensor,
-    WindowOptions, new_comm, run_threads,
+    WindowOptions, new_comm,
 };
+use fusewire_tests::device::{run_threads, tensor};
 use fusewire_tests::process::{Host, Ranks, report, role};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,11 +36,11 @@ const WAITS: [(&str, Wait); 6] = [
     ("recv", |comm| comm.recv([0u8; 8].as_mut_slice(), 0)),
     ("batch", |comm| {
         let mut batch = comm.batch_op_create();
-        batch.recv(&Tensor::new(DType::U8, 8)?, 0)?;
+        batch.recv(&tensor(DType::U8, 8)?, 0)?;
         batch.issue()
     }),
     ("enqueued", |comm| {
-        let x = Tensor::new(DType::F32, 8)?;
+        let x = tensor(DType::F32, 8)?;
         comm.all_reduce_async(&x, ReduceOp::Sum)?.wait_blocking()
     }),
 ];
@@ -149,7 +150,7 @@ fn a_time_out_names_who_is_late_and_what_everybody_does() {
 #[test]
 fn finalized_is_the_end_and_a_window_wait_is_abortable() {
     let results = run_threads(2, &options(), |comm| {
-        let x = Tensor::new(DType::F32, 1000)?;
+        let x = tensor(DType::F32, 1000)?;
         let work = comm.all_reduce_async(&x, ReduceOp::Sum)?;
         comm.finalize()?;
         assert!(work.is_completed());
@@ -198,7 +199,7 @@ fn watched() -> bool {
     }
     let comm = new_comm("fusewire", Device::Cpu, "watched", options).expect("a communicator");
     if comm.rank() == 0 {
-        let x = Tensor::new(DType::F32, 8).expect("a tensor");
+        let x = tensor(DType::F32, 8).expect("a tensor");
         let work = comm.all_reduce_async(&x, ReduceOp::Sum).expect("enqueued");
         drop(work);
     }

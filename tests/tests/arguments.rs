@@ -3,6 +3,7 @@
 use core::time::Duration;
 
 use fusewire::{Communicator, DType, E4m3, Error, Options, ReduceOp, Result, RmsNorm, Tensor};
+use fusewire_tests::device::tensor;
 
 /// Calls on a communicator of two ranks, each of which must be refused.
 fn refused(comm: &Communicator) -> Vec<(&'static str, Result<()>)> {
@@ -12,9 +13,9 @@ fn refused(comm: &Communicator) -> Vec<(&'static str, Result<()>)> {
     let y = [2f32; 8];
     let mut i = [1i32; 8];
     let mut fp8 = [E4m3(0); 8];
-    let t = Tensor::new(DType::F32, 16).expect("memory");
+    let t = tensor(DType::F32, 16).expect("memory");
     let part = |start, count| t.slice(start, count).expect("a part");
-    let words = |count: usize| Tensor::new(DType::U64, count).expect("memory");
+    let words = |count: usize| tensor(DType::U64, count).expect("memory");
     let norm = |input: &Tensor, residual: &Tensor, weight: &Tensor| {
         let mut out = vec![0f32; input.len()];
         comm.all_reduce_rms_norm(&RmsNorm::new(&mut out, input, residual, weight, 1e-5))
@@ -104,7 +105,7 @@ fn refused(comm: &Communicator) -> Vec<(&'static str, Result<()>)> {
         ("norm weight", norm(&part(0, 8), &part(8, 8), &part(0, 0))),
         ("norm residual", norm(&part(0, 8), &part(8, 7), &part(0, 4))),
         ("norm type", {
-            let i = Tensor::new(DType::I32, 8).expect("memory");
+            let i = tensor(DType::I32, 8).expect("memory");
             let mut out = [0i32; 8];
             comm.all_reduce_rms_norm(&RmsNorm::new(&mut out[..], &i, &i, &i, 1e-5))
         }),

@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
-use fusewire::Stream;
-use fusewire::{Communicator, DType, Error, Options, Result, Tensor, run_threads};
+use fusewire::{Communicator, DType, Error, Options, Result, Tensor};
+use fusewire_tests::device::{run_threads, stream, tensor};
 
 fn options() -> Options {
     let mut options = Options::default();
@@ -26,7 +26,7 @@ fn all<R: Send>(
 }
 
 fn filled(count: usize, seed: u32) -> Result<Tensor> {
-    let tensor = Tensor::new(DType::U32, count)?;
+    let tensor = tensor(DType::U32, count)?;
     let values: Vec<u32> = (0..count as u32)
         .map(|i| i.wrapping_mul(2_654_435_761) ^ seed)
         .collect();
@@ -46,7 +46,7 @@ fn a_ring_of_any_size_does_not_wait_for_itself() {
             all(ranks, &options(), |comm| {
                 let (rank, size) = (comm.rank(), comm.size());
                 let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
-                let (from, to) = (filled(count, rank)?, Tensor::new(DType::U32, count)?);
+                let (from, to) = (filled(count, rank)?, tensor(DType::U32, count)?);
                 let mut batch = comm.batch_op_create();
                 batch.send(&from, next)?;
                 batch.recv(&to, before)?;
@@ -78,7 +78,7 @@ fn everybody_to_everybody_in_order() {
                 for peer in 0..size {
                     for (i, count) in counts.into_iter().enumerate() {
                         let source = filled(count, name(rank, peer, i))?;
-                        let target = Tensor::new(DType::U32, count)?;
+                        let target = tensor(DType::U32, count)?;
                         if rank % 2 == 1 {
                             batch.recv(&target, peer)?;
                             batch.send(&source, peer)?;
@@ -107,8 +107,8 @@ fn replayed_with_changing_data() {
     all(3, &options(), |comm| {
         let (rank, size) = (comm.rank(), comm.size());
         let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
-        let (from, to) = (filled(3000, 0)?, Tensor::new(DType::U32, 3000)?);
-        let stream = Stream::new();
+        let (from, to) = (filled(3000, 0)?, tensor(DType::U32, 3000)?);
+        let stream = stream();
         stream.begin_capture()?;
         let mut batch = comm.on(&stream).batch_op_create();
         batch.send(&from, next)?;
@@ -130,9 +130,9 @@ fn mismatches_and_absent_peers_are_errors() {
         let mut batch = comm.batch_op_create();
         let peer = 1 - comm.rank();
         if comm.rank() == 0 {
-            batch.send(&Tensor::new(DType::F32, 8)?, peer)?;
+            batch.send(&tensor(DType::F32, 8)?, peer)?;
         } else {
-            batch.recv(&Tensor::new(DType::F32, 9)?, peer)?;
+            batch.recv(&tensor(DType::F32, 9)?, peer)?;
         }
         batch.issue()?;
         comm.barrier()
@@ -156,10 +156,10 @@ fn mismatches_and_absent_peers_are_errors() {
             return comm.failure().map_or(Ok(()), Err);
         }
         let mut batch = comm.batch_op_create();
-        let other = Tensor::new(DType::U8, 10)?;
-        batch.send(&Tensor::new(DType::U8, 10)?, 1 - comm.rank())?;
+        let other = tensor(DType::U8, 10)?;
+        batch.send(&tensor(DType::U8, 10)?, 1 - comm.rank())?;
         batch.recv(&other, 1 - comm.rank())?;
-        batch.recv(&Tensor::new(DType::U8, 10)?, 2)?;
+        batch.recv(&tensor(DType::U8, 10)?, 2)?;
         batch.issue()
     });
     for result in results {
@@ -174,10 +174,10 @@ fn mismatches_and_absent_peers_are_errors() {
 #[test]
 fn refused_before_anything_moves() {
     all(2, &options(), |comm| {
-        let tensor = Tensor::new(DType::F32, 4)?;
+        let four = tensor(DType::F32, 4)?;
         let mut batch = comm.batch_op_create();
-        assert!(batch.send(&tensor, 2).is_err());
-        batch.send(&tensor, comm.rank())?;
+        assert!(batch.send(&four, 2).is_err());
+        batch.send(&four, comm.rank())?;
         let error = batch
             .issue()
             .expect_err("a send to oneself without a receive");
@@ -185,8 +185,8 @@ fn refused_before_anything_moves() {
             error.to_string().contains("each needs its other side"),
             "{error}"
         );
-        batch.send(&tensor, comm.rank())?;
-        batch.recv(&Tensor::new(DType::F32, 5)?, comm.rank())?;
+        batch.send(&four, comm.rank())?;
+        batch.recv(&tensor(DType::F32, 5)?, comm.rank())?;
         assert!(batch.issue().is_err());
         comm.barrier()
     });

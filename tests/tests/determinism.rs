@@ -2,9 +2,8 @@
 
 use core::time::Duration;
 
-use fusewire::{
-    Algorithm, Communicator, DType, Options, ReduceOp, Result, RmsNorm, Tensor, isa, run_threads,
-};
+use fusewire::{Algorithm, Communicator, DType, Options, ReduceOp, Result, RmsNorm, Tensor, isa};
+use fusewire_tests::device::run_threads;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{report, role, start};
 use fusewire_tests::runner::Setup;

@@ -13,7 +13,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use fusewire::{Communicator, DType, Error, Options, ReduceOp, Result, run_threads};
+use fusewire::{Communicator, DType, Error, Options, ReduceOp, Result};
+use fusewire_tests::device::run_threads;
 use fusewire_tests::process::{role, start};
 use fusewire_tests::skip::skip;
 use serde_json::{Value, json};

@@ -2,10 +2,9 @@
 
 use core::time::Duration;
 
-use fusewire::{
-    Communicator, DType, Error, Options, ReduceOp, Result, RmsNorm, Tensor, run_threads,
-};
+use fusewire::{Communicator, DType, Error, Options, ReduceOp, Result, RmsNorm, Tensor};
 use fusewire::{Event, GraphExec, Stream};
+use fusewire_tests::device::{run_threads, stream, tensor};
 use fusewire_tests::rng::Rng;
 
 fn options() -> Options {
@@ -40,9 +39,9 @@ fn ten_thousand_replays_of_every_operation_each_with_other_contents() {
         let (exchanged, sent, got, rooted) = (t(N * ranks)?, t(N)?, t(N)?, t(N)?);
         let (root_rows, back, parts, v) = (t(N * ranks)?, t(N)?, t(N * ranks)?, t(N * ranks)?);
         // In no window: through staging.
-        let counts = Tensor::new(DType::U64, ranks)?;
+        let counts = tensor(DType::U64, ranks)?;
         counts.copy_from(&vec![N as u64; ranks])?;
-        let splits = Tensor::new(DType::U64, 2 * ranks)?;
+        let splits = tensor(DType::U64, 2 * ranks)?;
         splits.copy_from(&vec![N as u64; 2 * ranks])?;
         let graph = capture(&comm, || {
             comm.all_reduce_into_async(&summed, &x, ReduceOp::Sum)?;
@@ -137,19 +136,16 @@ fn several_graphs_and_eager_calls_between_them() {
 #[test]
 fn memory_lives_as_long_as_the_graph() {
     all(2, |comm| {
-        let (x, y) = (
-            Tensor::new(DType::F32, 50_000)?,
-            Tensor::new(DType::F32, 50_000)?,
-        );
-        let between = Tensor::new(DType::F32, 50_000)?;
-        let splits = Tensor::new(DType::U64, 4)?;
+        let (x, y) = (tensor(DType::F32, 50_000)?, tensor(DType::F32, 50_000)?);
+        let between = tensor(DType::F32, 50_000)?;
+        let splits = tensor(DType::U64, 4)?;
         splits.copy_from(&[25_000u64; 4])?;
         let weight = comm.alloc(DType::F32, 100)?;
         weight.copy_from(&[1f32; 100])?;
         let graph = capture(&comm, || {
             comm.all_reduce_into_async(&between, &x, ReduceOp::Sum)?;
             comm.all_to_all_v_single_async(&y, &between, &splits)?;
-            let normed = Tensor::new(DType::F32, 50_000)?;
+            let normed = tensor(DType::F32, 50_000)?;
             let norm = RmsNorm::new(&normed, &between, &between, &weight, 1e-5);
             // SAFETY: `between` is kept as the input, the weight below.
             unsafe { comm.all_reduce_rms_norm_async(&norm, Some(&weight))? };
@@ -158,7 +154,7 @@ fn memory_lives_as_long_as_the_graph() {
         drop((between, splits, weight));
         // Whatever was freed would be given out again.
         let noise: Vec<Tensor> = (0..20)
-            .map(|_| Tensor::new(DType::F32, 50_000))
+            .map(|_| tensor(DType::F32, 50_000))
             .collect::<Result<_>>()?;
         for tensor in &noise {
             tensor.copy_from(&vec![f32::NAN; 50_000])?;
@@ -224,7 +220,7 @@ fn graphs_are_dropped_and_built_anew() {
 #[test]
 fn streams_join_a_capture_by_events() {
     all(2, |comm| {
-        let (s0, s1) = (Stream::new(), Stream::new());
+        let (s0, s1) = (stream(), stream());
         let (on0, on1) = (comm.on(&s0), comm.on(&s1));
         let x = comm.alloc(DType::F32, 3000)?;
         let y = comm.alloc(DType::F32, 6000)?;
@@ -286,7 +282,7 @@ fn splits_that_outgrow_the_tensors_fail_before_anything_moves() {
             // The tensors are the middle of a larger one, whose rest must stay as it is.
             let (inside, outside) = (comm.alloc(DType::U32, 64)?, comm.alloc(DType::U32, 64)?);
             let (input, output) = (inside.slice(16, 8)?, outside.slice(16, 8)?);
-            let splits = Tensor::new(DType::U64, 2)?;
+            let splits = tensor(DType::U64, 2)?;
             splits.copy_from(&[4u64, 4])?;
             let graph = capture(&comm, || {
                 comm.all_to_all_v_single_async(&output, &input, &splits)
@@ -319,13 +315,13 @@ fn splits_in_device_memory_are_read_anew_each_replay() {
             let n = RANKS as usize;
             let tensor = |count| {
                 if staged {
-                    Tensor::new(DType::U32, count)
+                    tensor(DType::U32, count)
                 } else {
                     comm.alloc(DType::U32, count)
                 }
             };
             let (input, output) = (tensor(n * MOST)?, tensor(n * MOST)?);
-            let splits = Tensor::new(DType::U64, 2 * n)?;
+            let splits = tensor(DType::U64, 2 * n)?;
             let graph = capture(&comm, || {
                 comm.all_to_all_v_single_async(&output, &input, &splits)
                     .map(drop)

@@ -3,7 +3,8 @@
 use core::time::Duration;
 
 use fusewire::Stream;
-use fusewire::{Communicator, DType, Options, ReduceOp, Result, Tensor, run_threads};
+use fusewire::{Communicator, DType, Options, ReduceOp, Result, Tensor};
+use fusewire_tests::device::{run_threads, stream, tensor};
 
 fn options() -> Options {
     let mut options = Options::default();
@@ -27,7 +28,7 @@ fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
 }
 
 fn tensor(values: &[i32]) -> Result<Tensor> {
-    let tensor = Tensor::new(DType::I32, values.len())?;
+    let tensor = tensor(DType::I32, values.len())?;
     tensor.copy_from(values)?;
     Ok(tensor)
 }
@@ -37,10 +38,10 @@ fn list(lengths: &[usize], joined: bool) -> Result<Vec<Tensor>> {
     if !joined {
         return lengths
             .iter()
-            .map(|length| Tensor::new(DType::I32, *length))
+            .map(|length| tensor(DType::I32, *length))
             .collect();
     }
-    let whole = Tensor::new(DType::I32, lengths.iter().sum())?;
+    let whole = tensor(DType::I32, lengths.iter().sum())?;
     let mut at = 0;
     lengths
         .iter()
@@ -73,7 +74,7 @@ fn lengths(count: usize, size: u32, variable: bool) -> Vec<usize> {
 
 fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<()> {
     let (rank, size) = (comm.rank(), comm.size());
-    let stream = Stream::new();
+    let stream = stream();
     let on = comm.on(&stream);
     // Runs both forms: the blocking one in the first mode, the other one in the others.
     let run = |blocking: &dyn Fn(&Communicator) -> Result<()>,
@@ -116,7 +117,7 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
         for (to, input) in (0..).zip(&inputs) {
             input.copy_from(&values(rank, to, input.len()))?;
         }
-        let output = Tensor::new(DType::I32, lengths[rank as usize])?;
+        let output = tensor(DType::I32, lengths[rank as usize])?;
         let op = ReduceOp::Sum;
         if variable {
             run(&|c| c.reduce_scatter_v(&output, &inputs, op), &|c| {
@@ -161,7 +162,7 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
         for (to, input) in (0..).zip(&inputs) {
             input.copy_from(&values(root, to, count))?;
         }
-        let output = Tensor::new(DType::I32, count)?;
+        let output = tensor(DType::I32, count)?;
         run(&|c| c.scatter(&output, &inputs, root), &|c| {
             c.scatter_async(&output, &inputs, root)
         })?;
@@ -194,8 +195,8 @@ fn every_list_operation() {
 #[test]
 fn wrong_lists_are_refused_before_anything_moves() {
     all(2, |comm| {
-        let (two, three) = (Tensor::new(DType::F32, 2)?, Tensor::new(DType::F32, 3)?);
-        let ints = Tensor::new(DType::I32, 2)?;
+        let (two, three) = (tensor(DType::F32, 2)?, tensor(DType::F32, 3)?);
+        let ints = tensor(DType::I32, 2)?;
         let sum = ReduceOp::Sum;
         assert!(
             comm.all_gather(core::slice::from_ref(&two), &two).is_err(),
@@ -237,7 +238,7 @@ fn persistent_all_gather() {
     all(3, |comm| {
         let output = comm.alloc(DType::I32, 30)?;
         let handle = comm.all_gather_p_init(&output)?;
-        let input = Tensor::new(DType::I32, 10)?;
+        let input = tensor(DType::I32, 10)?;
         for round in 0..20 {
             input.copy_from(&[comm.rank() as i32 + round * 10; 10])?;
             if round % 2 == 0 {
@@ -249,11 +250,8 @@ fn persistent_all_gather() {
             assert_eq!(handle.output().to_vec::<i32>()?, expected);
         }
         handle.free();
-        assert!(
-            comm.all_gather_p_init(&Tensor::new(DType::I32, 31)?)
-                .is_err()
-        );
-        let unequal = Tensor::new(DType::I32, 3 + 3 * comm.rank() as usize)?;
+        assert!(comm.all_gather_p_init(&tensor(DType::I32, 31)?).is_err());
+        let unequal = tensor(DType::I32, 3 + 3 * comm.rank() as usize)?;
         let error = comm
             .all_gather_p_init(&unequal)
             .expect_err("lengths differ");
@@ -267,11 +265,11 @@ fn quantised_reduce_scatter() {
     const COUNT: usize = 2000;
     all(4, |comm| {
         let (rank, size) = (comm.rank(), comm.size() as usize);
-        let input = Tensor::new(DType::F32, COUNT * size)?;
+        let input = tensor(DType::F32, COUNT * size)?;
         let value = |rank: u32, i: usize| (i as f32).mul_add(0.001, 1.0 + rank as f32 * 0.37);
         let mine: Vec<f32> = (0..COUNT * size).map(|i| value(rank, i)).collect();
         input.copy_from(&mine)?;
-        let output = Tensor::new(DType::F32, COUNT)?;
+        let output = tensor(DType::F32, COUNT)?;
         let exact: Vec<f64> = (0..COUNT)
             .map(|i| {
                 (0..4)
@@ -358,7 +356,7 @@ fn a_launch_that_fails_is_the_work_of_the_list_operation() {
         let input = tensor(&[1, 2, 3])?;
         let output = tensor(&[7, 7, 7])?;
         flush_to_zero(true);
-        let stream = Stream::new();
+        let stream = stream();
         let on = comm.on(&stream);
         // One list of its own memory, so that there is a copy behind the operation.
         let other = tensor(&[0, 0, 0])?;

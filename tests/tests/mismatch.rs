@@ -7,8 +7,8 @@ use std::time::Instant;
 use fusewire::store::MemoryStore;
 use fusewire::{
     Algorithm, Communicator, DType, Device, Error, FailureKind, Options, ReduceOp, Result,
-    run_threads,
 };
+use fusewire_tests::device::run_threads;
 
 /// The time-out; a mismatch must be told in much less.
 const TIMEOUT: Duration = Duration::from_secs(30);

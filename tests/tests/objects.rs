@@ -3,7 +3,8 @@
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-use fusewire::{Communicator, Error, Options, Result, run_threads};
+use fusewire::{Communicator, Error, Options, Result};
+use fusewire_tests::device::run_threads;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -2,8 +2,9 @@
 
 use core::time::Duration;
 
-use fusewire::{DType, Operation, Options, Tensor, run_threads};
+use fusewire::{DType, Operation, Options, Tensor};
 use fusewire_kernels::one_sided::{RING_PUT, RingPutParams};
+use fusewire_tests::device::{run_threads, tensor};
 
 #[test]
 fn puts_go_round_a_ring_eager_and_replayed() {
@@ -15,7 +16,7 @@ fn puts_go_round_a_ring_eager_and_replayed() {
             for (signal, count) in [(0u64, 0usize), (1, 1), (5, 333), (63, 5000)] {
                 let source = comm.alloc(DType::U64, count)?;
                 let target = comm.alloc(DType::U64, count)?;
-                let launches = Tensor::new(DType::U64, 1)?;
+                let launches = tensor(DType::U64, 1)?;
                 let params = RingPutParams {
                     constants: comm.constants(),
                     call: comm.call_word(Operation::User, count as u64),
@@ -69,7 +70,7 @@ fn a_put_outside_of_a_window_is_refused() {
     options.timeout = Duration::from_secs(20);
     for result in run_threads(2, &options, |comm| {
         let source = comm.alloc(DType::U64, 100)?;
-        let launches = Tensor::new(DType::U64, 1)?;
+        let launches = tensor(DType::U64, 1)?;
         let params = RingPutParams {
             constants: comm.constants(),
             call: comm.call_word(Operation::User, 100),

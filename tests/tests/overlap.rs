@@ -3,8 +3,9 @@
 use core::time::Duration;
 use std::sync::Barrier;
 
-use fusewire::{Communicator, DType, Error, FailureKind, Options, ReduceOp, Result, run_threads};
+use fusewire::{Communicator, DType, Error, FailureKind, Options, ReduceOp, Result};
 use fusewire::{GraphExec, Stream};
+use fusewire_tests::device::{run_threads, stream};
 
 fn options() -> Options {
     let mut options = Options::default();
@@ -42,7 +43,7 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
         let ranks = 1 + trial % 3;
         let met = Barrier::new(ranks as usize);
         let results = run_threads(ranks, &options(), |comm| {
-            let streams = [Stream::new(), Stream::new()];
+            let streams = [stream(), stream()];
             let graphs = [
                 graph(&comm, &streams[0], sizes[0])?,
                 graph(&comm, &streams[1], sizes[1])?,
@@ -102,7 +103,7 @@ fn an_overlap_is_told_by_name() {
     // A replay that waits for the other rank, and a second one beside it.
     let met = Barrier::new(2);
     let results = run_threads(2, &options(), |comm| {
-        let streams = [Stream::new(), Stream::new()];
+        let streams = [stream(), stream()];
         let (first, ..) = graph(&comm, &streams[0], 100)?;
         let (second, ..) = graph(&comm, &streams[1], 200)?;
         met.wait();
@@ -134,7 +135,7 @@ fn an_overlap_is_told_by_name() {
 fn duplicates_run_side_by_side_on_two_streams() {
     for result in run_threads(3, &options(), |comm| {
         let other = comm.dup()?;
-        let streams = [Stream::new(), Stream::new()];
+        let streams = [stream(), stream()];
         let comms = [comm.on(&streams[0]), other.on(&streams[1])];
         let graphs = [
             graph(&comms[0], &streams[0], 3000)?,
@@ -169,7 +170,7 @@ fn duplicates_run_side_by_side_on_two_streams() {
 #[test]
 fn eager_calls_on_several_streams_keep_their_order() {
     for result in run_threads(2, &options(), |comm| {
-        let streams: Vec<Stream> = (0..3).map(|_| Stream::new()).collect();
+        let streams: Vec<Stream> = (0..3).map(|_| stream()).collect();
         let x = comm.alloc(DType::F32, 5000)?;
         for i in 0..300 {
             x.copy_from(&vec![1f32; 5000])?;
@@ -205,7 +206,7 @@ fn no_launch_goes_uncounted_when_launches_overlap() {
     let mut told = 0;
     for _ in 0..2000 {
         for result in run_threads(1, &options(), |comm| {
-            let streams = [Stream::new(), Stream::new()];
+            let streams = [stream(), stream()];
             let graphs = streams.each_ref().map(|stream| {
                 stream.begin_capture().expect("idle");
                 comm.on(stream).barrier_async().expect("captured");

@@ -1,6 +1,7 @@
 //! Every operation once.
 
-use fusewire::{DType, Options, ReduceOp, run_threads};
+use fusewire::{DType, Options, ReduceOp};
+use fusewire_tests::device::run_threads;
 
 #[test]
 fn every_operation_on_slices_and_tensors() {

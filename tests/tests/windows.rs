@@ -5,11 +5,12 @@ use core::time::Duration;
 use fusewire::Stream;
 use fusewire::{
     Communicator, Compare, DType, DeviceWindow, Error, Operation, Options, Result, SignalUpdate,
-    Tensor, WindowOptions, run_threads,
+    Tensor, WindowOptions,
 };
 use fusewire_device::layout::CommConst;
 use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine, kernel, mem};
+use fusewire_tests::device::{run_threads, stream, tensor};
 
 fn options() -> Options {
     let mut options = Options::default();
@@ -35,7 +36,7 @@ fn ring_put(dtype: DType, count: usize, ranks: u32, put_async: bool, signal_asyn
         let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
         let window = comm.alloc_window(dtype, count * size as usize, WindowOptions::default())?;
         let bytes = count * dtype.size();
-        let source = Tensor::new(dtype, count)?;
+        let source = tensor(dtype, count)?;
         for round in 1..4u64 {
             let fill = |of: u32| (of as u8).wrapping_mul(31).wrapping_add(round as u8);
             // SAFETY: this rank's tensor, no operation is running on it.
@@ -82,12 +83,12 @@ fn get_map_remote_and_every_comparison() {
     all(3, &options(), |comm| {
         let (rank, size) = (comm.rank(), comm.size());
         // A slice of a larger tensor, at another place on each rank.
-        let large = Tensor::new(DType::U64, 100)?;
+        let large = tensor(DType::U64, 100)?;
         let mine = large.slice(10 * rank as usize, 20)?;
         mine.copy_from(&[u64::from(rank) + 100; 20])?;
         let window = comm.new_window(&mine, WindowOptions::default())?;
         comm.barrier()?;
-        let out = Tensor::new(DType::U64, 5)?;
+        let out = tensor(DType::U64, 5)?;
         for peer in 0..size {
             window.get(&out, peer, 15)?;
             assert_eq!(out.to_vec::<u64>()?, [u64::from(peer) + 100; 5]);
@@ -121,7 +122,7 @@ fn get_map_remote_and_every_comparison() {
 #[test]
 fn memory_of_the_users_becomes_a_window_and_stops_being_one() {
     all(2, &options(), |comm| {
-        let tensor = Tensor::new(DType::F32, 1000)?;
+        let tensor = tensor(DType::F32, 1000)?;
         assert!(comm.place(&tensor).is_err());
         for round in 0..60 {
             let registration = comm.tensor_register(&tensor)?;
@@ -143,7 +144,7 @@ fn windows_come_and_go() {
         let mut first = 0;
         for round in 0..60 {
             let window = comm.alloc_window(DType::U8, 64, WindowOptions::default())?;
-            window.put_signal(&Tensor::new(DType::U8, 64)?, 1 - comm.rank(), 0, 0)?;
+            window.put_signal(&tensor(DType::U8, 64)?, 1 - comm.rank(), 0, 0)?;
             window.wait_signal(0, None, Compare::GreaterEqual, 1)?;
             window.free()?;
             comm.barrier()?;
@@ -186,14 +187,11 @@ fn a_wait_is_bounded_and_names_the_sender() {
 fn refused_before_anything_moves() {
     all(2, &options(), |comm| {
         let window = comm.alloc_window(DType::F32, 8, WindowOptions::default())?;
-        let eight = Tensor::new(DType::F32, 8)?;
+        let eight = tensor(DType::F32, 8)?;
         assert!(window.put(&eight, 2, 0).is_err(), "rank");
         assert!(window.put(&eight, 0, 1).is_err(), "range");
         assert!(window.put(&eight, 0, usize::MAX).is_err(), "overflow");
-        assert!(
-            window.put(&Tensor::new(DType::I32, 8)?, 0, 0).is_err(),
-            "type"
-        );
+        assert!(window.put(&tensor(DType::I32, 8)?, 0, 0).is_err(), "type");
         assert!(window.put_signal(&eight, 0, 0, 2).is_err(), "signal");
         assert!(window.get(&eight, 0, 1).is_err());
         assert!(window.signal(0, 2, SignalUpdate::Add(1)).is_err());
@@ -212,13 +210,13 @@ fn refused_before_anything_moves() {
 #[test]
 fn ranks_that_register_different_sizes_are_told() {
     let results = run_threads(2, &options(), |comm| {
-        let tensor = Tensor::new(DType::U8, 4096 * (1 + comm.rank() as usize))?;
+        let tensor = tensor(DType::U8, 4096 * (1 + comm.rank() as usize))?;
         comm.new_window(&tensor, WindowOptions::default()).map(drop)
     });
     assert!(results.iter().all(Result::is_err));
     // Memory of one size, parts of two.
     let results = run_threads(2, &options(), |comm| {
-        let tensor = Tensor::new(DType::U8, 4096)?.slice(0, 100 + comm.rank() as usize)?;
+        let tensor = tensor(DType::U8, 4096)?.slice(0, 100 + comm.rank() as usize)?;
         comm.new_window(&tensor, WindowOptions::default()).map(drop)
     });
     for result in results {
@@ -230,10 +228,10 @@ fn ranks_that_register_different_sizes_are_told() {
 #[test]
 fn captured_and_replayed() {
     all(2, &options(), |comm| {
-        let stream = Stream::new();
+        let stream = stream();
         let peer = 1 - comm.rank();
         let window = comm.alloc_window(DType::U64, 4, WindowOptions::default())?;
-        let source = Tensor::new(DType::U64, 4)?;
+        let source = tensor(DType::U64, 4)?;
         // A signal that is set to the same value by each replay would be satisfied already: it is added to, and
         // what is awaited is reset by the receiver between replays.
         let on_stream = window.on(&stream);
@@ -325,7 +323,7 @@ fn the_device_window_in_a_kernel() {
         all(ranks, &options, |comm| {
             let size = comm.size() as usize;
             let window = comm.alloc_window(DType::U64, size, WindowOptions::default())?;
-            let (source, sum) = (Tensor::new(DType::U64, 1)?, Tensor::new(DType::U64, 1)?);
+            let (source, sum) = (tensor(DType::U64, 1)?, tensor(DType::U64, 1)?);
             for launch in 1..6 {
                 source.copy_from(&[u64::from(comm.rank()) + launch * 10])?;
                 let params = ExchangeParams {
@@ -352,10 +350,10 @@ fn the_device_window_in_a_kernel() {
 #[test]
 fn a_window_that_ends_while_its_graph_lives_is_an_error_and_no_crash() {
     all(2, &options(), |comm| {
-        let stream = Stream::new();
+        let stream = stream();
         let peer = 1 - comm.rank();
         let window = comm.alloc_window(DType::U8, 1 << 16, WindowOptions::default())?;
-        let source = Tensor::new(DType::U8, 1 << 16)?;
+        let source = tensor(DType::U8, 1 << 16)?;
         let on_stream = window.on(&stream);
         stream.begin_capture()?;
         on_stream.put_async(&source, peer, 0)?;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::device::tensor;
 use fusewire::store::{Store, TcpStore, TcpStoreServer};
-use fusewire::{Communicator, DType, ReduceOp, Result, Tensor, new_comm};
+use fusewire::{Communicator, DType, ReduceOp, Result, new_comm};
 
 use super::{Grid, groups, warnings};
 
@@ -81,7 +82,7 @@ fn at_once(grid: &mut Grid, comms: &[Communicator]) -> Result<()> {
     let mut issued = Vec::new();
     for round in 0..6 {
         for (at, comm) in (0..).zip(comms) {
-            let tensor = Tensor::new(DType::I32, COUNT)?;
+            let tensor = tensor(DType::I32, COUNT)?;
             let value = |rank: i32, i: i32| rank * 1000 + i + round * 7 + at * 31;
             let mine: Vec<i32> = (0..COUNT as i32)
                 .map(|i| value(comm.rank() as i32, i))

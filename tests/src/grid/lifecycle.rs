@@ -1,6 +1,7 @@
 //! The end of communicators. The last subject: it ends the grid's own.
 
-use fusewire::{DType, Error, ReduceOp, Result, Tensor};
+use crate::device::tensor;
+use fusewire::{DType, Error, ReduceOp, Result};
 
 use super::{Grid, warnings};
 
@@ -49,7 +50,7 @@ fn finalized(grid: &mut Grid) -> Result<bool> {
     grid.doing = "finalize".to_owned();
     let comm = grid.comm.clone();
     comm.barrier()?;
-    let tensor = Tensor::new(DType::F32, 1024)?;
+    let tensor = tensor(DType::F32, 1024)?;
     tensor.copy_from(&[1f32; 1024])?;
     let work = comm.all_reduce_async(&tensor, ReduceOp::Sum)?;
     comm.finalize()?;

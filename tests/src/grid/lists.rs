@@ -1,5 +1,6 @@
 //! Operations on lists of tensors, persistent all_gather, quantised reduce_scatter.
 
+use crate::device::tensor;
 use fusewire::{Communicator, DType, ReduceOp, Result, Tensor, Work};
 
 use super::Grid;
@@ -23,8 +24,8 @@ fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
     (0..count).map(value).collect()
 }
 
-fn tensor(values: &[i32]) -> Result<Tensor> {
-    let tensor = Tensor::new(DType::I32, values.len())?;
+fn filled(values: &[i32]) -> Result<Tensor> {
+    let tensor = tensor(DType::I32, values.len())?;
     tensor.copy_from(values)?;
     Ok(tensor)
 }
@@ -32,7 +33,7 @@ fn tensor(values: &[i32]) -> Result<Tensor> {
 fn empty(lengths: &[usize]) -> Result<Vec<Tensor>> {
     lengths
         .iter()
-        .map(|length| Tensor::new(DType::I32, *length))
+        .map(|length| tensor(DType::I32, *length))
         .collect()
 }
 
@@ -83,7 +84,7 @@ fn lists(grid: &mut Grid, way: Way, count: usize, variable: bool) -> Result<()> 
         }
     };
     let lengths: Vec<usize> = comm.ranks().map(length).collect();
-    let mine = tensor(&values(me, 0, length(me)))?;
+    let mine = filled(&values(me, 0, length(me)))?;
     let mut wrong = Vec::new();
     let mut same = |name: &str, tensor: &Tensor, must: &[i32]| -> Result<()> {
         if tensor.to_vec::<i32>()? != must {
@@ -112,9 +113,9 @@ fn lists(grid: &mut Grid, way: Way, count: usize, variable: bool) -> Result<()> 
 
     let rows: Vec<Tensor> = comm
         .ranks()
-        .map(|to| tensor(&values(me, to, length(to))))
+        .map(|to| filled(&values(me, to, length(to))))
         .collect::<Result<_>>()?;
-    let output = Tensor::new(DType::I32, length(me))?;
+    let output = tensor(DType::I32, length(me))?;
     let op = ReduceOp::Sum;
     if variable {
         let (sync, later) = (
@@ -146,7 +147,7 @@ fn lists(grid: &mut Grid, way: Way, count: usize, variable: bool) -> Result<()> 
     };
     let inputs: Vec<Tensor> = comm
         .ranks()
-        .map(|to| tensor(&values(me, to, pair(me, to))))
+        .map(|to| filled(&values(me, to, pair(me, to))))
         .collect::<Result<_>>()?;
     let outputs = empty(&comm.ranks().map(|from| pair(from, me)).collect::<Vec<_>>())?;
     let (sync, later) = (
@@ -164,12 +165,12 @@ fn lists(grid: &mut Grid, way: Way, count: usize, variable: bool) -> Result<()> 
         let root = 1 % size;
         let rows: Vec<Tensor> = if me == root {
             comm.ranks()
-                .map(|to| tensor(&values(me, to, count)))
+                .map(|to| filled(&values(me, to, count)))
                 .collect::<Result<_>>()?
         } else {
             Vec::new()
         };
-        let output = Tensor::new(DType::I32, count)?;
+        let output = tensor(DType::I32, count)?;
         let (sync, later) = (
             || comm.scatter(&output, &rows, root),
             || comm.scatter_async(&output, &rows, root),
@@ -198,7 +199,7 @@ fn persistent(grid: &mut Grid, way: Way) -> Result<()> {
     for dtype in [DType::F32, DType::I8] {
         grid.calls += 1;
         let (call_number, count) = (grid.calls, 333);
-        let output = Tensor::new(dtype, count * comm.size() as usize)?;
+        let output = tensor(dtype, count * comm.size() as usize)?;
         let mine = grid.tensor(
             dtype,
             &grid.contents(dtype, comm.rank(), call_number, count),
@@ -227,10 +228,10 @@ fn quantised(grid: &mut Grid, way: Way) -> Result<()> {
     let (me, size) = (comm.rank(), comm.size());
     for count in [4usize, 1024] {
         let value = |rank: u32, i: usize| (i % 16) as f32 + rank as f32 * 16.0;
-        let input = Tensor::new(DType::F32, count * size as usize)?;
+        let input = tensor(DType::F32, count * size as usize)?;
         let mine: Vec<f32> = (0..input.len()).map(|i| value(me, i)).collect();
         input.copy_from(&mine)?;
-        let output = Tensor::new(DType::F32, count)?;
+        let output = tensor(DType::F32, count)?;
         for (op, over) in [(ReduceOp::Sum, 1.0), (ReduceOp::Average, size as f32)] {
             call(
                 &comm,

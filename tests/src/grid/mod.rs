@@ -19,6 +19,7 @@ mod windows;
 
 use std::collections::HashMap;
 
+use crate::device::tensor;
 use fusewire::{Communicator, DType, Result, Tensor};
 
 pub use self::modes::Mode;
@@ -203,7 +204,7 @@ impl Grid {
 
     /// A new tensor that holds `bytes`.
     fn tensor(&self, dtype: DType, bytes: &[u8]) -> Result<Tensor> {
-        let tensor = Tensor::new(dtype, bytes.len() / dtype.size())?;
+        let tensor = tensor(dtype, bytes.len() / dtype.size())?;
         modes::write(&tensor, bytes);
         Ok(tensor)
     }

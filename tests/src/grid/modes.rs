@@ -2,6 +2,7 @@
 
 use core::slice;
 
+use crate::device::tensor;
 use fusewire::GraphExec;
 use fusewire::{Operation, Result, Tensor};
 
@@ -75,7 +76,7 @@ impl Place {
         let (dtype, count) = (input.dtype(), input.len());
         self.buffers = None;
         drop(input);
-        let next = Tensor::new(dtype, count)?;
+        let next = tensor(dtype, count)?;
         write(&next, &vec![0xee; count * dtype.size()]);
         Ok(next)
     }
@@ -236,14 +237,14 @@ impl Grid {
             self.used.insert(dtype, start + total);
             return window.slice(start, total);
         }
-        Tensor::new(dtype, total)
+        tensor(dtype, total)
     }
 
     fn place(&mut self, case: &Case, registered: bool) -> Result<Place> {
         let shape = Shape::new(case, self.comm.size(), self.comm.rank());
         let output = self.memory(case, shape.output, registered)?;
         let input = self.memory(case, shape.input, registered)?;
-        let nothing = Tensor::new(case.dtype, 0)?;
+        let nothing = tensor(case.dtype, 0)?;
         let buffers = Buffers {
             output: output.slice(GUARD, shape.output)?,
             input: input.slice(GUARD, shape.input)?,

@@ -1,6 +1,7 @@
 //! Batches of sends and receives round a ring.
 
-use fusewire::{DType, Result, Tensor};
+use crate::device::tensor;
+use fusewire::{DType, Result};
 
 use super::modes::read;
 use super::{Breadth, Grid};
@@ -42,7 +43,7 @@ fn ring(grid: &mut Grid, dtype: DType, count: usize, way: Way) -> Result<()> {
     let (next, before) = grid.neighbours();
     let call = grid.calls;
     let mine = grid.contents(dtype, grid.comm.rank(), call, count);
-    let (source, target) = (grid.tensor(dtype, &mine)?, Tensor::new(dtype, count)?);
+    let (source, target) = (grid.tensor(dtype, &mine)?, tensor(dtype, count)?);
     let mut batch = grid.comm.batch_op_create();
     batch.send(&source, next)?;
     batch.recv(&target, before)?;
@@ -87,7 +88,7 @@ fn both_ways(grid: &mut Grid) -> Result<()> {
         dtype,
         &grid.contents(dtype, grid.comm.rank(), call + 1000, count),
     )?;
-    let (from_before, from_next) = (Tensor::new(dtype, count)?, Tensor::new(dtype, count)?);
+    let (from_before, from_next) = (tensor(dtype, count)?, tensor(dtype, count)?);
     let mut batch = grid.comm.batch_op_create();
     batch.recv(&from_before, before)?;
     batch.recv(&from_next, next)?;

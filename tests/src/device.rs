@@ -1,0 +1,42 @@
+//! The device that the tests run on: the CPU, or what `FUSEWIRE_TEST_DEVICE` names (`cuda`, `cuda:1`, `hip`).
+
+use std::sync::OnceLock;
+
+use fusewire::{Communicator, DType, Device, Options, Result, Stream, Tensor, run_threads_on};
+
+/// The device of the tests.
+///
+/// # Panics
+/// When the variable names none.
+pub fn device() -> Device {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    *DEVICE.get_or_init(|| match std::env::var("FUSEWIRE_TEST_DEVICE") {
+        Ok(name) => name.parse().expect("FUSEWIRE_TEST_DEVICE"),
+        Err(_) => Device::Cpu,
+    })
+}
+
+/// As [`fusewire::run_threads`], on the device of the tests.
+pub fn run_threads<R: Send>(
+    size: u32,
+    options: &Options,
+    body: impl Fn(Communicator) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
+    run_threads_on(device(), "fusewire", size, options, body)
+}
+
+/// As [`Tensor::new`], on the device of the tests.
+///
+/// # Errors
+/// As there.
+pub fn tensor(dtype: DType, count: usize) -> Result<Tensor> {
+    Tensor::on_device(device(), dtype, count)
+}
+
+/// As [`Stream::new`], on the device of the tests.
+///
+/// # Panics
+/// When the device is not there.
+pub fn stream() -> Stream {
+    Stream::on_device(device()).expect("the device of the tests")
+}
