@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use fusewire::{
-    CallOptions, Communicator, Compare, DType, Device, Error, Operation, Options, ReduceOp, Tensor,
+    CallOptions, Communicator, Compare, DType, Device, Error, Operation, Options, ReduceOp,
     WindowOptions, new_comm,
 };
 use fusewire_tests::device::{run_threads, tensor};

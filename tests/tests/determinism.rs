@@ -58,15 +58,11 @@ fn tensor(comm: &Communicator, dtype: DType, bytes: &[u8]) -> Result<Tensor> {
 }
 
 fn write(tensor: &Tensor, bytes: &[u8]) {
-    assert_eq!(tensor.len() * tensor.dtype().size(), bytes.len());
-    // SAFETY: the tensor holds this many bytes, and no operation is running.
-    unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.as_ptr(), bytes.len()) };
+    tensor.copy_from_bytes(bytes).expect("as many bytes");
 }
 
 fn read(tensor: &Tensor) -> Vec<u8> {
-    // SAFETY: the tensor holds this many bytes, and no operation is running.
-    unsafe { core::slice::from_raw_parts(tensor.as_ptr(), tensor.len() * tensor.dtype().size()) }
-        .to_vec()
+    tensor.to_bytes().expect("bytes")
 }
 
 const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::Bf16];

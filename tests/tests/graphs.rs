@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use fusewire::{Communicator, DType, Error, Options, ReduceOp, Result, RmsNorm, Tensor};
-use fusewire::{Event, GraphExec, Stream};
+use fusewire::{Event, GraphExec};
 use fusewire_tests::device::{run_threads, stream, tensor};
 use fusewire_tests::rng::Rng;
 
@@ -313,14 +313,14 @@ fn splits_in_device_memory_are_read_anew_each_replay() {
     for staged in [false, true] {
         all(RANKS, |comm| {
             let n = RANKS as usize;
-            let tensor = |count| {
+            let numbers = |count| {
                 if staged {
                     tensor(DType::U32, count)
                 } else {
                     comm.alloc(DType::U32, count)
                 }
             };
-            let (input, output) = (tensor(n * MOST)?, tensor(n * MOST)?);
+            let (input, output) = (numbers(n * MOST)?, numbers(n * MOST)?);
             let splits = tensor(DType::U64, 2 * n)?;
             let graph = capture(&comm, || {
                 comm.all_to_all_v_single_async(&output, &input, &splits)

@@ -2,7 +2,6 @@
 
 use core::time::Duration;
 
-use fusewire::Stream;
 use fusewire::{Communicator, DType, Options, ReduceOp, Result, Tensor};
 use fusewire_tests::device::{run_threads, stream, tensor};
 
@@ -27,7 +26,7 @@ fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
         .collect()
 }
 
-fn tensor(values: &[i32]) -> Result<Tensor> {
+fn filled(values: &[i32]) -> Result<Tensor> {
     let tensor = tensor(DType::I32, values.len())?;
     tensor.copy_from(values)?;
     Ok(tensor)
@@ -94,7 +93,7 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
     };
     for variable in [false, true] {
         let lengths = lengths(count, size, variable);
-        let mine = tensor(&values(rank, 0, lengths[rank as usize]))?;
+        let mine = filled(&values(rank, 0, lengths[rank as usize]))?;
         // all_gather(_v)
         let outputs = list(&lengths, joined)?;
         if variable {
@@ -168,7 +167,7 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
         })?;
         assert_eq!(output.to_vec::<i32>()?, values(root, rank, count));
         let outputs = list(&rows, joined)?;
-        let mine = tensor(&values(rank, root, count))?;
+        let mine = filled(&values(rank, root, count))?;
         run(&|c| c.gather(&outputs, &mine, root), &|c| {
             c.gather_async(&outputs, &mine, root)
         })?;
@@ -353,13 +352,13 @@ fn flush_to_zero(on: bool) {
 fn a_launch_that_fails_is_the_work_of_the_list_operation() {
     // A stream whose thread would round otherwise refuses kernels.
     all(1, |comm| {
-        let input = tensor(&[1, 2, 3])?;
-        let output = tensor(&[7, 7, 7])?;
+        let input = filled(&[1, 2, 3])?;
+        let output = filled(&[7, 7, 7])?;
         flush_to_zero(true);
         let stream = stream();
         let on = comm.on(&stream);
         // One list of its own memory, so that there is a copy behind the operation.
-        let other = tensor(&[0, 0, 0])?;
+        let other = filled(&[0, 0, 0])?;
         let work =
             on.reduce_scatter_async(&output, core::slice::from_ref(&input), ReduceOp::Sum)?;
         let gathered = on.all_gather_async(&[other.slice(0, 3)?], &input);

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use fusewire::{DType, Operation, Options, Tensor};
+use fusewire::{DType, Operation, Options};
 use fusewire_kernels::one_sided::{RING_PUT, RingPutParams};
 use fusewire_tests::device::{run_threads, tensor};
 

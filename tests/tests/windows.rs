@@ -2,10 +2,9 @@
 
 use core::time::Duration;
 
-use fusewire::Stream;
 use fusewire::{
     Communicator, Compare, DType, DeviceWindow, Error, Operation, Options, Result, SignalUpdate,
-    Tensor, WindowOptions,
+    WindowOptions,
 };
 use fusewire_device::layout::CommConst;
 use fusewire_device::session::Session;
@@ -39,8 +38,7 @@ fn ring_put(dtype: DType, count: usize, ranks: u32, put_async: bool, signal_asyn
         let source = tensor(dtype, count)?;
         for round in 1..4u64 {
             let fill = |of: u32| (of as u8).wrapping_mul(31).wrapping_add(round as u8);
-            // SAFETY: this rank's tensor, no operation is running on it.
-            unsafe { source.as_ptr().write_bytes(fill(rank), bytes) };
+            source.copy_from_bytes(&vec![fill(rank); bytes])?;
             let at = rank as usize * count;
             if put_async {
                 window.put_async(&source, next, at)?;
@@ -54,8 +52,8 @@ fn ring_put(dtype: DType, count: usize, ranks: u32, put_async: bool, signal_asyn
             }
             window.wait_signal(0, Some(before), Compare::GreaterEqual, round)?;
             let row = window.tensor().slice(before as usize * count, count)?;
-            // SAFETY: the signal covers the put, and the sender waits for the barrier below.
-            let seen = unsafe { core::slice::from_raw_parts(row.as_ptr(), bytes) };
+            // The signal covers the put, and the sender waits for the barrier below.
+            let seen = row.to_bytes()?;
             assert!(
                 seen.iter().all(|byte| *byte == fill(before)),
                 "round {round}"
