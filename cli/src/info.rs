@@ -2,6 +2,9 @@
 
 use std::process::{Command, ExitCode};
 
+use fusewire::Device;
+use fusewire::gpu::Gpu;
+use fusewire::gpu::driver::Properties;
 use serde::Serialize;
 
 /// How to print.
@@ -61,6 +64,8 @@ fn items() -> Vec<Item> {
         gives: "every kernel",
         install: "",
     }];
+    gpus(&mut items, "cuda", fusewire::cuda::devices(), Device::Cuda);
+    gpus(&mut items, "hip", fusewire::hip::devices(), Device::Hip);
     for (name, library, gives, install) in LIBRARIES {
         let opened = [library, *name].iter().find_map(|library| {
             // SAFETY: these libraries' initialisers are meant to be run by dlopen.
@@ -144,29 +149,83 @@ fn items() -> Vec<Item> {
     items
 }
 
+/// The GPUs that a library sees, with the time that loading the kernels takes; or what is missing.
+fn gpus(
+    items: &mut Vec<Item>,
+    name: &'static str,
+    found: fusewire::Result<Vec<Properties>>,
+    device: fn(u32) -> Device,
+) {
+    let mut add = |found, detail| {
+        items.push(Item {
+            kind: "devices",
+            name,
+            found,
+            detail,
+            gives: "every kernel on that GPU",
+            install: "see the library below",
+        });
+    };
+    let all = match found {
+        Ok(all) => all,
+        Err(error) => return add(false, error.to_string()),
+    };
+    if all.is_empty() {
+        return add(false, "the driver sees no GPU".to_owned());
+    }
+    for gpu in all {
+        let here = format!(
+            "{}: {}, {}, {} multiprocessors, {} GiB, driver {}",
+            device(gpu.ordinal),
+            gpu.name,
+            gpu.architecture,
+            gpu.multiprocessors,
+            gpu.memory >> 30,
+            gpu.version
+        );
+        match Gpu::open(device(gpu.ordinal)).and_then(|gpu| gpu.load().map(|()| gpu)) {
+            Ok(gpu) => {
+                add(true, here);
+                for module in gpu.modules() {
+                    add(
+                        true,
+                        format!(
+                            "  module {}: {} kernels, loaded in {:.1} ms",
+                            module.name,
+                            module.kernels,
+                            module.time.as_secs_f64() * 1e3
+                        ),
+                    );
+                }
+            }
+            Err(error) => add(false, format!("{here}: {error}")),
+        }
+    }
+}
+
 const LIBRARIES: &[(&str, &str, &str, &str)] = &[
     (
         "libcuda.so",
         "libcuda.so.1",
-        "the CUDA device (not implemented yet)",
+        "the CUDA device",
         "install NVIDIA's driver",
     ),
     (
         "libnccl.so",
         "libnccl.so.2",
-        "hand-off to NCCL (not implemented yet)",
+        "hand-off to NCCL",
         "pip install nvidia-nccl-cu13",
     ),
     (
         "libamdhip64.so",
         "libamdhip64.so.7",
-        "the HIP device (not implemented yet)",
+        "the HIP device",
         "install ROCm",
     ),
     (
         "librccl.so",
         "librccl.so.1",
-        "hand-off to RCCL (not implemented yet)",
+        "hand-off to RCCL",
         "install ROCm",
     ),
     (
@@ -184,7 +243,7 @@ const LIBRARIES: &[(&str, &str, &str, &str)] = &[
     (
         "libgloo.so",
         "libgloo.so.0",
-        "hand-off to Gloo (not implemented yet)",
+        "hand-off to Gloo (a build with --features gloo)",
         "apt install libgloo-dev",
     ),
 ];

@@ -27,7 +27,7 @@ impl Arena {
             if settings.registered {
                 comm.alloc(settings.dtype, elements)
             } else {
-                Tensor::new(settings.dtype, elements)
+                comm.tensor(settings.dtype, elements)
             }
         };
         Ok(Self {
@@ -97,12 +97,12 @@ impl Buffers {
             }
             _ => Vec::new(),
         };
-        let counts = Tensor::new(DType::U64, host_counts.len())?;
+        let counts = comm.tensor(DType::U64, host_counts.len())?;
         counts.copy_from(&host_counts)?;
         let fused = kind == Kind::AllReduceRmsNorm;
         Ok(Self {
-            residual: Tensor::new(dtype, if fused { count } else { 0 })?,
-            weight: Tensor::new(dtype, if fused { hidden(count) } else { 0 })?,
+            residual: comm.tensor(dtype, if fused { count } else { 0 })?,
+            weight: comm.tensor(dtype, if fused { hidden(count) } else { 0 })?,
             counts,
             host_counts,
             in_place: shared || kind == Kind::Broadcast,
@@ -116,24 +116,30 @@ impl Buffers {
     }
 
     /// Poisons the output and the guards, and writes the inputs of `case`. Nobody may be using them.
-    pub(crate) fn prepare(&self, case: &Case) {
-        self.guards.iter().for_each(poison);
-        poison(&self.output);
-        write(&self.residual, &case.residual(self.residual.len()));
-        write(&self.weight, &case.weight(self.weight.len()));
+    pub(crate) fn prepare(&self, case: &Case) -> Result<()> {
+        self.guards.iter().try_for_each(poison)?;
+        poison(&self.output)?;
+        self.residual
+            .copy_from_bytes(&case.residual(self.residual.len()))?;
+        self.weight
+            .copy_from_bytes(&case.weight(self.weight.len()))?;
         if case.gives() {
-            write(&self.input, &case.input(self.input.len()));
+            self.input.copy_from_bytes(&case.input(self.input.len()))?;
         }
+        Ok(())
     }
 
     /// Where the output is not what it must be: to the bit, or within rounding, where the backend reduces in an
     /// order of its own.
-    pub(crate) fn difference(&self, case: &Case, exact: bool) -> Option<Difference> {
-        let (expected, dtype) = (case.expected()?, self.output.dtype());
+    pub(crate) fn difference(&self, case: &Case, exact: bool) -> Result<Option<Difference>> {
+        let Some(expected) = case.expected() else {
+            return Ok(None);
+        };
+        let dtype = self.output.dtype();
+        let mut got = self.output.to_bytes()?;
         if exact || dtype.is_integer() {
-            return first_difference(&expected, bytes(&self.output), dtype);
+            return Ok(first_difference(&expected, &got, dtype));
         }
-        let mut got = bytes(&self.output).to_vec();
         let near = case.rounding();
         let values = widen(dtype, &expected).into_iter().zip(widen(dtype, &got));
         let close: Vec<bool> = values
@@ -145,64 +151,45 @@ impl Buffers {
                 got[element.clone()].copy_from_slice(&expected[element]);
             }
         }
-        first_difference(&expected, &got, dtype)
+        Ok(first_difference(&expected, &got, dtype))
     }
 
     /// Bytes that have changed and must not have: guards, the input where it is not in place, the output
     /// where it is not this rank's.
-    pub(crate) fn touched(&self, case: &Case) -> u64 {
-        let mut touched: usize = self
-            .guards
-            .iter()
-            .map(|guard| bytes(guard).iter().filter(|byte| **byte != POISON).count())
-            .sum();
+    pub(crate) fn touched(&self, case: &Case) -> Result<u64> {
+        let changed = |tensor: &Tensor| -> Result<usize> {
+            let bytes = tensor.to_bytes()?;
+            Ok(bytes.iter().filter(|byte| **byte != POISON).count())
+        };
+        let mut touched = changed(&self.guards[0])? + changed(&self.guards[1])?;
         let unwritten = case.expected().is_none();
         if !self.in_place || unwritten {
             let given = case.input(self.input.len());
-            let now = bytes(&self.input);
+            let now = self.input.to_bytes()?;
             if given != now {
                 touched += given
                     .iter()
-                    .zip(now)
+                    .zip(&now)
                     .filter(|(given, now)| given != now)
                     .count();
             }
         }
         if !self.in_place && unwritten {
-            touched += bytes(&self.output)
-                .iter()
-                .filter(|byte| **byte != POISON)
-                .count();
+            touched += changed(&self.output)?;
         }
-        touched as u64
+        Ok(touched as u64)
     }
 
     /// Changes the last element of the output: a mistake that the comparison must find.
-    pub(crate) fn flip(&self) {
-        let length = bytes(&self.output).len();
-        if length > 0 {
-            // SAFETY: within the output, which no operation uses between calls.
-            unsafe { *self.output.as_ptr().add(length - 1) ^= 1 };
+    pub(crate) fn flip(&self) -> Result<()> {
+        let mut bytes = self.output.to_bytes()?;
+        if let Some(last) = bytes.last_mut() {
+            *last ^= 1;
         }
+        self.output.copy_from_bytes(&bytes)
     }
 }
 
-/// What a tensor holds. No operation may be running that writes it.
-fn bytes(tensor: &Tensor) -> &[u8] {
-    let length = tensor.len() * tensor.dtype().size();
-    // SAFETY: the tensor keeps its memory alive; between calls nobody writes it (a barrier stands before
-    // and behind), and `write` and `poison` are called when no such slice exists.
-    unsafe { core::slice::from_raw_parts(tensor.as_ptr(), length) }
-}
-
-fn write(tensor: &Tensor, from: &[u8]) {
-    assert_eq!(from.len(), bytes(tensor).len());
-    // SAFETY: as many bytes as the tensor has, from memory of this rank's own.
-    unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), tensor.as_ptr(), from.len()) };
-}
-
-fn poison(tensor: &Tensor) {
-    let length = bytes(tensor).len();
-    // SAFETY: as many bytes as the tensor has.
-    unsafe { core::ptr::write_bytes(tensor.as_ptr(), POISON, length) };
+fn poison(tensor: &Tensor) -> Result<()> {
+    tensor.copy_from_bytes(&vec![POISON; tensor.len() * tensor.dtype().size()])
 }

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use fusewire::bootstrap::RankSize;
-use fusewire::{Algorithm, DType, Device, MAX_SIZE, Options, ReduceOp, new_comm, run_threads_with};
+use fusewire::{Algorithm, DType, Device, MAX_SIZE, Options, ReduceOp, new_comm, run_threads_on};
 
 use self::operation::{Kind, Refusal};
 use self::report::Row;
@@ -30,7 +30,8 @@ pub(crate) struct Arguments {
     /// Ranks to start (default: the number of cores, 2 at least and 8 at most).
     #[arg(long)]
     ranks: Option<u32>,
-    /// Device that runs the kernels.
+    /// Device that runs the kernels: cpu, cuda (cuda:1, ..), hip. With --threads all ranks share that one GPU; as processes,
+    /// and without a number, each takes the GPU of its rank, in turn.
     #[arg(long, default_value = "cpu")]
     device: String,
     /// Backend that carries the operations out: fusewire (its own kernels), gloo, nccl, ncclx, rccl, rcclx, or one that
@@ -113,6 +114,7 @@ pub(crate) struct Settings {
     pub(crate) plot: Option<PathBuf>,
     pub(crate) corrupt: Option<u32>,
     pub(crate) options: Options,
+    pub(crate) device: Device,
     pub(crate) backend: String,
     /// What to tell above the table.
     pub(crate) notes: Vec<String>,
@@ -168,7 +170,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(place) = place {
         let comm = new_comm(
             &settings.backend,
-            Device::Cpu,
+            settings.device,
             "world",
             settings.options.clone(),
         )?;
@@ -197,7 +199,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Ranks as threads of this process.
 fn threads(settings: &Settings) -> anyhow::Result<ExitCode> {
     let (backend, ranks) = (&settings.backend, settings.ranks);
-    let results = run_threads_with(backend, ranks, &settings.options, |comm| {
+    let results = run_threads_on(settings.device, backend, ranks, &settings.options, |comm| {
         rank::run(&comm, settings)
     });
     let mut failed = false;
@@ -242,12 +244,7 @@ fn usage(text: String) -> anyhow::Error {
 }
 
 fn understand(arguments: &Arguments, place: Option<RankSize>) -> anyhow::Result<Settings> {
-    if arguments.device != "cpu" {
-        return Err(usage(format!(
-            "device \"{}\"; only cpu exists yet",
-            arguments.device
-        )));
-    }
+    let device = device(&arguments.device, place)?;
     let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get() as u32);
     let ranks = match (place, arguments.ranks) {
         (Some(place), Some(ranks)) if ranks != place.size => {
@@ -348,8 +345,38 @@ fn understand(arguments: &Arguments, place: Option<RankSize>) -> anyhow::Result<
         plot: arguments.plot.clone(),
         corrupt: arguments.corrupt,
         options,
+        device,
         backend: arguments.backend.clone(),
         notes,
+    })
+}
+
+/// The device of this rank, which must be there.
+fn device(name: &str, place: Option<RankSize>) -> anyhow::Result<Device> {
+    let device: Device = name
+        .parse()
+        .map_err(|error: fusewire::Error| usage(error.to_string()))?;
+    let found = match device {
+        Device::Cuda(_) => fusewire::cuda::devices(),
+        Device::Hip(_) => fusewire::hip::devices(),
+        _ => return Ok(device),
+    };
+    let found = found.map_err(|error| usage(error.to_string()))?;
+    let count = found.len() as u32;
+    if count == 0 {
+        return Err(usage(format!("device {name}: there is no such GPU here")));
+    }
+    let local = place.map_or(0, |place| place.rank);
+    Ok(match device {
+        Device::Cuda(_) if !name.contains(':') => Device::Cuda(local % count),
+        Device::Hip(_) if !name.contains(':') => Device::Hip(local % count),
+        Device::Cuda(ordinal) | Device::Hip(ordinal) if ordinal >= count => {
+            return Err(usage(format!(
+                "device {name}: there are {count} GPUs here, 0 to {}",
+                count - 1
+            )));
+        }
+        other => other,
     })
 }
 

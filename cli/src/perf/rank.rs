@@ -172,18 +172,18 @@ fn verified(
     );
     // Peers have finished with this rank's memory.
     comm.barrier()?;
-    buffers.prepare(&case);
+    buffers.prepare(&case)?;
     comm.barrier()?;
     once()?;
     if settings.corrupt == Some(rank) {
-        buffers.flip();
+        buffers.flip()?;
     }
     let bytes = kind.bytes(count, settings.dtype, ranks);
     let mut wrong = 0;
     let exact = comm
         .backend_impl()
         .is_none_or(|backend| backend.is_bitwise());
-    if let Some(difference) = buffers.difference(&case, exact || !kind.reduces()) {
+    if let Some(difference) = buffers.difference(&case, exact || !kind.reduces())? {
         eprintln!(
             "rank {rank}: {} of {bytes} bytes, {}: {difference}",
             kind.name(),
@@ -191,7 +191,7 @@ fn verified(
         );
         wrong += difference.wrong as u64;
     }
-    let touched = buffers.touched(&case);
+    let touched = buffers.touched(&case)?;
     if touched > 0 {
         eprintln!(
             "rank {rank}: {} of {bytes} bytes, {}: {touched} bytes changed that are no output",
