@@ -32,3 +32,37 @@
 //! | 12.3 | `cuStreamGetCaptureInfo_v3` | `cuStreamGetCaptureInfo_v2` |
 //! | 12.4 | `cuFuncLoad` `cuModuleGetFunctionCount` `cuModuleEnumerateFunctions` | a kernel is loaded when it is asked for, not with its module |
 //! | 12.4 | `cuFuncGetParamInfo` | offsets of parameters are not known |
+//!
+//! # Captures
+//!
+//! CUDA forbids many calls on a thread that captures a stream, and in global mode on all threads of the process.
+//! Whatever this room calls that might be forbidden it calls with the thread's mode exchanged for relaxed, and puts
+//! the mode back: an allocation, a module load or an event query here neither fails nor breaks a capture of
+//! somebody else's.
+//!
+//! # Hardware queues
+//!
+//! Streams share a few hardware queues (8, where nothing else is said), and kernels of two streams in one queue start one
+//! after the other. Where the first waits for the second, as ranks of one process do, both wait for ever. See
+//! [`ENVIRONMENT`].
+
+mod capture;
+mod context;
+mod device;
+mod driver;
+mod error;
+mod event;
+mod foreign;
+mod library;
+mod memory;
+mod module;
+mod multicast;
+mod open;
+mod staging;
+mod stream;
+mod virtual_memory;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::open::{ENVIRONMENT, devices, open, prepare_environment};
