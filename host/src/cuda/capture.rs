@@ -1,7 +1,7 @@
 //! Captures and graphs.
 
 use core::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys;
 

@@ -4,8 +4,8 @@ use core::ffi::c_int;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Deref;
+use core::sync::atomic::AtomicU32;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU32;
 
 use cudarc::driver::sys;
 

@@ -1,7 +1,7 @@
 //! Opening devices.
 
+use core::sync::atomic::AtomicU32;
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};

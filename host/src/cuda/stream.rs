@@ -1,7 +1,7 @@
 //! Streams, copies on them and functions of the host.
 
 use core::ffi::{c_uint, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys;
 
