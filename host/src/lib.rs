@@ -29,6 +29,7 @@ pub mod backend;
 pub mod bootstrap;
 mod comm;
 pub mod cpu;
+pub mod cuda;
 mod device;
 mod error;
 pub mod gpu;

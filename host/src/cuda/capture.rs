@@ -1,0 +1,275 @@
+//! Captures and graphs.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use cudarc::driver::sys;
+
+use super::context::Cuda;
+use super::error;
+use super::stream::raw as raw_stream;
+use crate::Result;
+use crate::gpu::driver::{Callback, CaptureStatus, RawGraph, RawGraphExec, RawStream};
+
+/// The library's graph.
+const fn raw(graph: RawGraph) -> sys::CUgraph {
+    graph.0 as sys::CUgraph
+}
+
+/// The library's instantiated graph.
+const fn raw_exec(exec: RawGraphExec) -> sys::CUgraphExec {
+    exec.0 as sys::CUgraphExec
+}
+
+/// What a graph calls when it is gone.
+struct Owned {
+    callback: Callback,
+    data: *mut c_void,
+    /// Whether the graph got it; else `callback` is not called.
+    given: AtomicBool,
+}
+
+/// Called by the library, once, with an [`Owned`].
+unsafe extern "C" fn gone(owned: *mut c_void) {
+    // SAFETY: the library calls this once, with the box that `give_to_graph` made.
+    let owned = unsafe { Box::from_raw(owned.cast::<Owned>()) };
+    if owned.given.load(Ordering::Acquire) {
+        // SAFETY: once, and on any thread, as `give_to_graph` requires.
+        unsafe { (owned.callback)(owned.data) };
+    }
+}
+
+/// The status of a capture by its number.
+fn status(number: c_int, id: u64, graph: usize) -> Result<CaptureStatus> {
+    match number {
+        0 => Ok(CaptureStatus::None),
+        1 => Ok(CaptureStatus::Active(id, RawGraph(graph))),
+        2 => Ok(CaptureStatus::Invalidated),
+        other => Err(error::driver(
+            "cuStreamGetCaptureInfo",
+            format!("the driver gives the unknown capture status {other}"),
+        )),
+    }
+}
+
+impl Cuda {
+    /// Begins to capture a stream.
+    ///
+    /// In relaxed mode: whatever this room does beside a capture is permitted then, on this thread too; a library that connects
+    /// at its first operation (NCCL) may do so inside; and any thread may end the capture. The stricter modes
+    /// protect from calls that would escape the capture unseen, which on streams that do not wait for the legacy
+    /// default stream there are none of.
+    pub(super) fn capture(&self, stream: RawStream) -> Result<()> {
+        let library = self.enter()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a live stream, by its type.
+        library.check("cuStreamBeginCapture", unsafe {
+            (library.cuStreamBeginCapture_v2)(raw_stream(stream), mode)
+        })
+    }
+
+    /// Ends a capture.
+    pub(super) fn captured(&self, stream: RawStream) -> Result<RawGraph> {
+        let library = self.enter()?;
+        let mut graph = core::ptr::null_mut();
+        // SAFETY: a live stream, by its type, and `graph` is writable.
+        library.check("cuStreamEndCapture", unsafe {
+            (library.cuStreamEndCapture)(raw_stream(stream), &raw mut graph)
+        })?;
+        if graph.is_null() {
+            return Err(error::driver(
+                "cuStreamEndCapture",
+                "the capture became invalid, and there is no graph",
+            ));
+        }
+        Ok(RawGraph(graph.addr()))
+    }
+
+    /// Whether a stream is being captured.
+    pub(super) fn status_of_capture(&self, stream: RawStream) -> Result<CaptureStatus> {
+        let library = self.enter()?;
+        let (mut number, mut id, mut graph): (c_int, u64, sys::CUgraph) =
+            (0, 0, core::ptr::null_mut());
+        let place = (&raw mut number).cast::<sys::CUstreamCaptureStatus>();
+        let stream = raw_stream(stream);
+        let none = core::ptr::null_mut();
+        let code = if let Some(ask) = library.cuStreamGetCaptureInfo_v3.find() {
+            let (nodes, edges, count) = (none, core::ptr::null_mut(), core::ptr::null_mut());
+            // SAFETY: a live stream; status, number and graph are writable, the rest is optional and null.
+            unsafe {
+                ask(
+                    stream,
+                    place,
+                    &raw mut id,
+                    &raw mut graph,
+                    nodes,
+                    edges,
+                    count,
+                )
+            }
+        } else {
+            let ask = library.cuStreamGetCaptureInfo_v2.need()?;
+            // SAFETY: as above.
+            unsafe {
+                ask(
+                    stream,
+                    place,
+                    &raw mut id,
+                    &raw mut graph,
+                    none,
+                    core::ptr::null_mut(),
+                )
+            }
+        };
+        library.check("cuStreamGetCaptureInfo", code)?;
+        status(number, id, graph.addr())
+    }
+
+    /// Gives data to a graph.
+    ///
+    /// # Safety
+    /// As [`Driver::retain`](crate::gpu::driver::Driver::retain).
+    pub(super) unsafe fn give_to_graph(
+        &self,
+        graph: RawGraph,
+        callback: Callback,
+        data: *mut c_void,
+    ) -> Result<()> {
+        let library = self.relaxed()?;
+        let owned = Box::into_raw(Box::new(Owned {
+            callback,
+            data,
+            given: AtomicBool::new(true),
+        }));
+        let mut object = core::ptr::null_mut();
+        let flags = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as c_uint;
+        // SAFETY: `object` is writable; the library calls `gone` once, with the box.
+        let code = unsafe {
+            (library.cuUserObjectCreate)(
+                &raw mut object,
+                owned.cast::<c_void>(),
+                Some(gone),
+                1,
+                flags,
+            )
+        };
+        if let Err(error) = library.check("cuUserObjectCreate", code) {
+            // SAFETY: the library did not take the box.
+            drop(unsafe { Box::from_raw(owned) });
+            return Err(error);
+        }
+        let flags = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
+        // SAFETY: a live graph, by its type; the one reference to the object is ours and moves to it.
+        let code = unsafe { (library.cuGraphRetainUserObject)(raw(graph), object, 1, flags) };
+        library
+            .check("cuGraphRetainUserObject", code)
+            .inspect_err(|_| {
+                // SAFETY: our reference keeps the box alive.
+                unsafe { (*owned).given.store(false, Ordering::Release) };
+                // SAFETY: our one reference; this calls `gone`, now or soon.
+                let _ = unsafe { (library.cuUserObjectRelease)(object, 1) };
+            })
+    }
+
+    /// Number of nodes.
+    pub(super) fn nodes_of(&self, graph: RawGraph) -> Result<usize> {
+        let library = self.enter()?;
+        let mut count = 0;
+        // SAFETY: a live graph, by its type; without room for nodes only their number is written.
+        library.check("cuGraphGetNodes", unsafe {
+            (library.cuGraphGetNodes)(raw(graph), core::ptr::null_mut(), &raw mut count)
+        })?;
+        Ok(count)
+    }
+
+    /// Makes a graph ready, and brings it to the device: its first launch would do that else, and take memory then.
+    pub(super) fn make_exec(&self, graph: RawGraph) -> Result<RawGraphExec> {
+        let library = self.relaxed()?;
+        let mut exec = core::ptr::null_mut();
+        // SAFETY: `exec` is writable, the graph is live by its type; there are no flags.
+        library.check("cuGraphInstantiate", unsafe {
+            (library.cuGraphInstantiateWithFlags)(&raw mut exec, raw(graph), 0)
+        })?;
+        let uploaded = self.on_own_stream(&library, |stream| {
+            // SAFETY: instantiated just now; the stream is the driver's own.
+            library.check("cuGraphUpload", unsafe {
+                (library.cuGraphUpload)(exec, stream)
+            })
+        });
+        if let Err(error) = uploaded {
+            // SAFETY: instantiated above; nobody has it. The error that counts is the first.
+            let _ = unsafe { (library.cuGraphExecDestroy)(exec) };
+            return Err(error);
+        }
+        Ok(RawGraphExec(exec.addr()))
+    }
+
+    /// Launches a graph.
+    ///
+    /// # Safety
+    /// As [`Driver::launch_graph`](crate::gpu::driver::Driver::launch_graph).
+    pub(super) unsafe fn launch_exec(&self, exec: RawGraphExec, stream: RawStream) -> Result<()> {
+        let library = self.enter()?;
+        // SAFETY: both are live, by their types; the rest is this function's requirement.
+        library.check("cuGraphLaunch", unsafe {
+            (library.cuGraphLaunch)(raw_exec(exec), raw_stream(stream))
+        })
+    }
+
+    /// Ends a graph.
+    ///
+    /// # Safety
+    /// As [`Driver::destroy_graph`](crate::gpu::driver::Driver::destroy_graph).
+    pub(super) unsafe fn end_graph(&self, graph: RawGraph) -> Result<()> {
+        let library = self.relaxed()?;
+        // SAFETY: it came from `captured`, and nobody uses it, by this function's requirement.
+        library.check("cuGraphDestroy", unsafe {
+            (library.cuGraphDestroy)(raw(graph))
+        })
+    }
+
+    /// Ends an instantiated graph.
+    ///
+    /// # Safety
+    /// As [`Driver::destroy_exec`](crate::gpu::driver::Driver::destroy_exec).
+    pub(super) unsafe fn end_exec(&self, exec: RawGraphExec) -> Result<()> {
+        let library = self.relaxed()?;
+        // SAFETY: it came from `make_exec`, and nobody uses it, by this function's requirement.
+        library.check("cuGraphExecDestroy", unsafe {
+            (library.cuGraphExecDestroy)(raw_exec(exec))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_has_its_number() {
+        assert_eq!(status(0, 7, 8).ok(), Some(CaptureStatus::None));
+        let active = CaptureStatus::Active(7, RawGraph(8));
+        assert_eq!(status(1, 7, 8).ok(), Some(active));
+        assert_eq!(status(2, 7, 8).ok(), Some(CaptureStatus::Invalidated));
+        assert!(status(3, 7, 8).is_err());
+    }
+
+    #[test]
+    fn what_a_graph_did_not_get_is_not_called() {
+        unsafe extern "C" fn count(data: *mut c_void) {
+            // SAFETY: the test gives a counter.
+            unsafe { *data.cast::<u32>() += 1 };
+        }
+        for (given, calls) in [(true, 1), (false, 0)] {
+            let mut counter = 0_u32;
+            let owned = Box::into_raw(Box::new(Owned {
+                callback: count,
+                data: (&raw mut counter).cast::<c_void>(),
+                given: AtomicBool::new(given),
+            }));
+            // SAFETY: a box, given away once.
+            unsafe { gone(owned.cast::<c_void>()) };
+            assert_eq!(counter, calls);
+        }
+    }
+}

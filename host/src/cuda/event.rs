@@ -1,0 +1,100 @@
+//! Events.
+
+use core::ffi::c_uint;
+
+use cudarc::driver::sys;
+
+use super::context::Cuda;
+use super::error::NOT_READY;
+use super::stream::raw as raw_stream;
+use crate::Result;
+use crate::gpu::driver::{RawEvent, RawStream};
+
+/// The library's event.
+const fn raw(event: RawEvent) -> sys::CUevent {
+    event.0 as sys::CUevent
+}
+
+/// The flags of an event.
+const fn flags(timed: bool) -> c_uint {
+    if timed {
+        sys::CUevent_flags::CU_EVENT_DEFAULT as c_uint
+    } else {
+        sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint
+    }
+}
+
+impl Cuda {
+    /// A new event.
+    pub(super) fn new_event(&self, timed: bool) -> Result<RawEvent> {
+        let library = self.relaxed()?;
+        let mut event = core::ptr::null_mut();
+        // SAFETY: `event` is writable.
+        library.check("cuEventCreate", unsafe {
+            (library.cuEventCreate)(&raw mut event, flags(timed))
+        })?;
+        Ok(RawEvent(event.addr()))
+    }
+
+    /// Ends an event.
+    ///
+    /// # Safety
+    /// As [`Driver::destroy_event`](crate::gpu::driver::Driver::destroy_event).
+    pub(super) unsafe fn end_event(&self, event: RawEvent) -> Result<()> {
+        let library = self.relaxed()?;
+        // SAFETY: it came from `new_event`, and nobody uses it, by this function's requirement.
+        library.check("cuEventDestroy", unsafe {
+            (library.cuEventDestroy_v2)(raw(event))
+        })
+    }
+
+    /// Records an event.
+    pub(super) fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        let library = self.enter()?;
+        // SAFETY: both are live, by their types.
+        library.check("cuEventRecord", unsafe {
+            (library.cuEventRecord)(raw(event), raw_stream(stream))
+        })
+    }
+
+    /// Whether an event is complete.
+    pub(super) fn event_done(&self, event: RawEvent) -> Result<bool> {
+        let library = self.relaxed()?;
+        // SAFETY: a live event, by its type.
+        let code = unsafe { (library.cuEventQuery)(raw(event)) };
+        if code == NOT_READY {
+            return Ok(false);
+        }
+        library.check("cuEventQuery", code).map(|()| true)
+    }
+
+    /// Has a stream wait for an event.
+    pub(super) fn wait_for(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        let library = self.enter()?;
+        // SAFETY: both are live, by their types; there are no flags.
+        library.check("cuStreamWaitEvent", unsafe {
+            (library.cuStreamWaitEvent)(raw_stream(stream), raw(event), 0)
+        })
+    }
+
+    /// Milliseconds between two events.
+    pub(super) fn milliseconds(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
+        let library = self.relaxed()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both are live, by their types, and `milliseconds` is writable.
+        library.check("cuEventElapsedTime", unsafe {
+            (library.cuEventElapsedTime)(&raw mut milliseconds, raw(start), raw(end))
+        })?;
+        Ok(milliseconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_timed_events_take_time() {
+        assert_eq!((flags(true), flags(false)), (0, 2));
+    }
+}

@@ -1,0 +1,408 @@
+//! The driver library: found, opened and its symbols looked up, once in a process.
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys;
+use libloading::os::unix::{Library as Object, RTLD_LOCAL, RTLD_NOW};
+
+use super::error::{self, describe};
+use crate::{Error, Result};
+
+/// The oldest driver that this room works with: CUDA 12.0, driver 525.
+pub(super) const OLDEST: c_int = 12_000;
+
+/// The name under which the driver is installed; the others are for unusual installations.
+const SONAME: &str = "libcuda.so.1";
+
+/// A function of the library that an older driver lacks.
+#[derive(Debug)]
+pub(super) struct Newer<F> {
+    function: Option<F>,
+    name: &'static str,
+    since: &'static str,
+}
+
+impl<F: Copy> Newer<F> {
+    /// The function, where the driver has it.
+    pub(super) const fn find(&self) -> Option<F> {
+        self.function
+    }
+
+    /// The function, or an error that names it and the version that has it.
+    pub(super) fn need(&self) -> Result<F> {
+        self.function.ok_or_else(|| Error::Driver {
+            library: "CUDA",
+            call: self.name,
+            detail: format!(
+                "this driver has no such function; it is there since CUDA {}: install a newer driver",
+                self.since
+            ),
+        })
+    }
+}
+
+macro_rules! symbols {
+    (
+        text { $($text:ident($($text_type:ty),*);)* }
+        required { $($name:ident($($type:ty),* $(,)?);)* }
+        newer { $($later:ident, $since:literal, ($($later_type:ty),* $(,)?);)* }
+    ) => {
+        /// The symbols, as functions that give a number where cudarc has an enumeration: a driver may
+        /// know codes that the bindings do not.
+        #[expect(non_snake_case, reason = "the names of the library")]
+        #[derive(Debug)]
+        pub(super) struct Library {
+            $(pub(super) $text: unsafe extern "C" fn($($text_type),*) -> c_int,)*
+            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> c_int,)*
+            $(pub(super) $later: Newer<unsafe extern "C" fn($($later_type),*) -> c_int>,)*
+            /// Keeps the functions mapped.
+            _object: Object,
+        }
+
+        // The signatures above are those of cudarc's bindings.
+        $(const _: unsafe fn($($type),*) -> sys::CUresult = sys::$name;)*
+        $(const _: unsafe fn($($later_type),*) -> sys::CUresult = sys::$later;)*
+
+        impl Library {
+            /// Every symbol that must be there.
+            #[cfg(test)]
+            pub(super) const REQUIRED: &[&str] = &[$(stringify!($text),)* $(stringify!($name),)*];
+            /// Every symbol that may be absent.
+            #[cfg(test)]
+            pub(super) const NEWER: &[&str] = &[$(stringify!($later),)*];
+
+            /// Looks all symbols up.
+            fn from_object(object: Object) -> Result<Self> {
+                Ok(Self {
+                    $($text: symbol(&object, stringify!($text))?,)*
+                    $($name: symbol(&object, stringify!($name))?,)*
+                    $($later: Newer {
+                        function: symbol(&object, stringify!($later)).ok(),
+                        name: stringify!($later),
+                        since: $since,
+                    },)*
+                    _object: object,
+                })
+            }
+        }
+    };
+}
+
+symbols! {
+    // Their argument is a result code, which is a number here.
+    text {
+        cuGetErrorName(c_int, *mut *const c_char);
+        cuGetErrorString(c_int, *mut *const c_char);
+    }
+    required {
+        cuInit(c_uint);
+        cuDriverGetVersion(*mut c_int);
+        cuDeviceGet(*mut sys::CUdevice, c_int);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGetName(*mut c_char, c_int, sys::CUdevice);
+        cuDeviceGetUuid_v2(*mut sys::CUuuid, sys::CUdevice);
+        cuDeviceTotalMem_v2(*mut usize, sys::CUdevice);
+        cuDeviceGetAttribute(*mut c_int, sys::CUdevice_attribute, sys::CUdevice);
+
+        cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
+        cuCtxGetCurrent(*mut sys::CUcontext);
+        cuCtxSetCurrent(sys::CUcontext);
+        cuThreadExchangeStreamCaptureMode(*mut sys::CUstreamCaptureMode);
+
+        cuMemGetAllocationGranularity(
+            *mut usize,
+            *const sys::CUmemAllocationProp,
+            sys::CUmemAllocationGranularity_flags,
+        );
+        cuMemCreate(
+            *mut sys::CUmemGenericAllocationHandle,
+            usize,
+            *const sys::CUmemAllocationProp,
+            c_ulonglong,
+        );
+        cuMemRelease(sys::CUmemGenericAllocationHandle);
+        cuMemAddressReserve(*mut sys::CUdeviceptr, usize, usize, sys::CUdeviceptr, c_ulonglong);
+        cuMemAddressFree(sys::CUdeviceptr, usize);
+        cuMemMap(
+            sys::CUdeviceptr,
+            usize,
+            usize,
+            sys::CUmemGenericAllocationHandle,
+            c_ulonglong,
+        );
+        cuMemUnmap(sys::CUdeviceptr, usize);
+        cuMemSetAccess(sys::CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
+        cuMemExportToShareableHandle(
+            *mut c_void,
+            sys::CUmemGenericAllocationHandle,
+            sys::CUmemAllocationHandleType,
+            c_ulonglong,
+        );
+        cuMemImportFromShareableHandle(
+            *mut sys::CUmemGenericAllocationHandle,
+            *mut c_void,
+            sys::CUmemAllocationHandleType,
+        );
+        cuMemRetainAllocationHandle(*mut sys::CUmemGenericAllocationHandle, *mut c_void);
+        cuMemGetAllocationPropertiesFromHandle(
+            *mut sys::CUmemAllocationProp,
+            sys::CUmemGenericAllocationHandle,
+        );
+
+        cuMemAlloc_v2(*mut sys::CUdeviceptr, usize);
+        cuMemFree_v2(sys::CUdeviceptr);
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuMemGetAddressRange_v2(*mut sys::CUdeviceptr, *mut usize, sys::CUdeviceptr);
+        cuIpcGetMemHandle(*mut sys::CUipcMemHandle, sys::CUdeviceptr);
+        cuIpcOpenMemHandle_v2(*mut sys::CUdeviceptr, sys::CUipcMemHandle, c_uint);
+        cuIpcCloseMemHandle(sys::CUdeviceptr);
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost(*mut c_void);
+        cuMemHostGetDevicePointer_v2(*mut sys::CUdeviceptr, *mut c_void, c_uint);
+
+        cuMemcpyAsync(sys::CUdeviceptr, sys::CUdeviceptr, usize, sys::CUstream);
+        cuMemcpyHtoDAsync_v2(sys::CUdeviceptr, *const c_void, usize, sys::CUstream);
+        cuMemcpyDtoHAsync_v2(*mut c_void, sys::CUdeviceptr, usize, sys::CUstream);
+        cuMemsetD8Async(sys::CUdeviceptr, u8, usize, sys::CUstream);
+
+        cuModuleLoadDataEx(
+            *mut sys::CUmodule,
+            *const c_void,
+            c_uint,
+            *mut sys::CUjit_option,
+            *mut *mut c_void,
+        );
+        cuModuleUnload(sys::CUmodule);
+        cuModuleGetFunction(*mut sys::CUfunction, sys::CUmodule, *const c_char);
+        cuFuncGetAttribute(*mut c_int, sys::CUfunction_attribute, sys::CUfunction);
+        cuFuncSetAttribute(sys::CUfunction, sys::CUfunction_attribute, c_int);
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, sys::CUfunction, c_int, usize);
+        cuLaunchKernel(
+            sys::CUfunction,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            c_uint,
+            sys::CUstream,
+            *mut *mut c_void,
+            *mut *mut c_void,
+        );
+        cuLaunchKernelEx(
+            *const sys::CUlaunchConfig,
+            sys::CUfunction,
+            *mut *mut c_void,
+            *mut *mut c_void,
+        );
+
+        cuStreamCreate(*mut sys::CUstream, c_uint);
+        cuStreamDestroy_v2(sys::CUstream);
+        cuStreamQuery(sys::CUstream);
+        cuStreamSynchronize(sys::CUstream);
+        cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
+        cuLaunchHostFunc(sys::CUstream, sys::CUhostFn, *mut c_void);
+
+        cuEventCreate(*mut sys::CUevent, c_uint);
+        cuEventDestroy_v2(sys::CUevent);
+        cuEventRecord(sys::CUevent, sys::CUstream);
+        cuEventQuery(sys::CUevent);
+        cuEventElapsedTime(*mut f32, sys::CUevent, sys::CUevent);
+
+        cuStreamBeginCapture_v2(sys::CUstream, sys::CUstreamCaptureMode);
+        cuStreamEndCapture(sys::CUstream, *mut sys::CUgraph);
+        cuUserObjectCreate(*mut sys::CUuserObject, *mut c_void, sys::CUhostFn, c_uint, c_uint);
+        cuUserObjectRelease(sys::CUuserObject, c_uint);
+        cuGraphRetainUserObject(sys::CUgraph, sys::CUuserObject, c_uint, c_uint);
+        cuGraphGetNodes(sys::CUgraph, *mut sys::CUgraphNode, *mut usize);
+        cuGraphInstantiateWithFlags(*mut sys::CUgraphExec, sys::CUgraph, c_ulonglong);
+        cuGraphUpload(sys::CUgraphExec, sys::CUstream);
+        cuGraphLaunch(sys::CUgraphExec, sys::CUstream);
+        cuGraphDestroy(sys::CUgraph);
+        cuGraphExecDestroy(sys::CUgraphExec);
+    }
+    newer {
+        cuStreamGetCaptureInfo_v2, "11.3", (
+            sys::CUstream,
+            *mut sys::CUstreamCaptureStatus,
+            *mut sys::cuuint64_t,
+            *mut sys::CUgraph,
+            *mut *const sys::CUgraphNode,
+            *mut usize,
+        );
+        cuStreamGetCaptureInfo_v3, "12.3", (
+            sys::CUstream,
+            *mut sys::CUstreamCaptureStatus,
+            *mut sys::cuuint64_t,
+            *mut sys::CUgraph,
+            *mut *const sys::CUgraphNode,
+            *mut *const sys::CUgraphEdgeData,
+            *mut usize,
+        );
+        cuMulticastCreate, "12.1", (
+            *mut sys::CUmemGenericAllocationHandle,
+            *const sys::CUmulticastObjectProp,
+        );
+        cuMulticastAddDevice, "12.1", (sys::CUmemGenericAllocationHandle, sys::CUdevice);
+        cuMulticastBindMem, "12.1", (
+            sys::CUmemGenericAllocationHandle,
+            usize,
+            sys::CUmemGenericAllocationHandle,
+            usize,
+            usize,
+            c_ulonglong,
+        );
+        cuMulticastUnbind, "12.1", (sys::CUmemGenericAllocationHandle, sys::CUdevice, usize, usize);
+        cuMulticastGetGranularity, "12.1", (
+            *mut usize,
+            *const sys::CUmulticastObjectProp,
+            sys::CUmulticastGranularity_flags,
+        );
+        cuFuncLoad, "12.4", (sys::CUfunction);
+        cuModuleGetFunctionCount, "12.4", (*mut c_uint, sys::CUmodule);
+        cuModuleEnumerateFunctions, "12.4", (*mut sys::CUfunction, c_uint, sys::CUmodule);
+        cuFuncGetParamInfo, "12.4", (sys::CUfunction, usize, *mut usize, *mut usize);
+    }
+}
+
+/// A function of an object.
+fn symbol<F: Copy>(object: &Object, name: &'static str) -> Result<F> {
+    // SAFETY: only the macro above calls this, with the signature that the function of that name has.
+    match unsafe { object.get::<F>(name.as_bytes()) } {
+        Ok(function) => Ok(*function),
+        Err(error) => Err(Error::Driver {
+            library: "CUDA",
+            call: name,
+            detail: format!(
+                "this driver has no such function ({error}); CUDA 12.0 (driver 525) or newer is needed"
+            ),
+        }),
+    }
+}
+
+impl Library {
+    /// Opens the library, the first time, and initialises it.
+    ///
+    /// # Errors
+    /// `Error::NoDevice` where there is no driver or no device, `Error::Driver` where a symbol is missing.
+    pub(super) fn open() -> Result<&'static Self> {
+        static LIBRARY: OnceLock<Library> = OnceLock::new();
+        let library = match LIBRARY.get() {
+            Some(library) => library,
+            None => {
+                let found = Self::from_object(find()?)?;
+                LIBRARY.get_or_init(|| found)
+            }
+        };
+        library.initialise()?;
+        Ok(library)
+    }
+
+    /// As [`Library::open`], for one file; it is not initialised.
+    #[cfg(test)]
+    pub(super) fn open_file(name: &str) -> Result<Self> {
+        Self::from_object(find_among(&[name.to_owned()])?)
+    }
+
+    /// Initialises it; does nothing the second time.
+    fn initialise(&self) -> Result<()> {
+        // SAFETY: no argument but flags, which are 0.
+        let code = unsafe { (self.cuInit)(0) };
+        if code != error::SUCCESS {
+            return Err(no_device(format!(
+                "the driver does not start: cuInit: {}",
+                describe(code, self.text(code))
+            )));
+        }
+        let version = self.version()?;
+        if version < OLDEST {
+            return Err(no_device(format!(
+                "the driver supports CUDA {}.{} only; install driver 525 (CUDA 12.0) or newer",
+                version / 1000,
+                version % 1000 / 10
+            )));
+        }
+        Ok(())
+    }
+
+    /// The version of CUDA that the driver supports: 12040 for 12.4.
+    pub(super) fn version(&self) -> Result<c_int> {
+        let mut version = 0;
+        // SAFETY: `version` is writable.
+        self.check("cuDriverGetVersion", unsafe {
+            (self.cuDriverGetVersion)(&raw mut version)
+        })?;
+        Ok(version)
+    }
+
+    /// Name and text of a result code, where the driver knows it.
+    pub(super) fn text(&self, code: c_int) -> Option<(String, String)> {
+        let ask = |function: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
+            let mut text = core::ptr::null();
+            // SAFETY: any number may be asked for, `text` is writable.
+            let known = unsafe { function(code, &raw mut text) } == error::SUCCESS;
+            if !known || text.is_null() {
+                return None;
+            }
+            // SAFETY: the library's text lives as long as the library and ends with a zero byte.
+            let text = unsafe { CStr::from_ptr(text) };
+            Some(text.to_string_lossy().into_owned())
+        };
+        let name = ask(self.cuGetErrorName)?;
+        Some((name, ask(self.cuGetErrorString).unwrap_or_default()))
+    }
+
+    /// Turns a result code into an error that names the function.
+    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<()> {
+        if code == error::SUCCESS {
+            Ok(())
+        } else {
+            Err(self.failed(call, code))
+        }
+    }
+
+    /// The error of a function that gave `code`.
+    #[cold]
+    pub(super) fn failed(&self, call: &'static str, code: c_int) -> Error {
+        error::driver(call, describe(code, self.text(code)))
+    }
+}
+
+/// There is no device to work with.
+pub(super) fn no_device(detail: String) -> Error {
+    Error::NoDevice {
+        device: "cuda".to_owned(),
+        detail,
+    }
+}
+
+/// Opens the driver library: by its own name, then by the names that cudarc knows.
+fn find() -> Result<Object> {
+    let mut names = vec![SONAME.to_owned()];
+    names.extend(cudarc::get_lib_name_candidates("cuda"));
+    find_among(&names)
+}
+
+/// Opens the first of these that there is.
+fn find_among(names: &[String]) -> Result<Object> {
+    let mut broken = None;
+    for name in names {
+        // SAFETY: the driver's library, which is made to be opened by any program, runs its initialisers.
+        match unsafe { Object::open(Some(name), RTLD_NOW | RTLD_LOCAL) } {
+            Ok(object) => return Ok(object),
+            Err(error) => {
+                let text = error.to_string();
+                if !text.contains("No such file") && broken.is_none() {
+                    broken = Some(format!("{name} does not open: {text}"));
+                }
+            }
+        }
+    }
+    let what = broken.unwrap_or_else(|| format!("{SONAME} not found"));
+    Err(no_device(format!(
+        "no CUDA driver ({what}); install NVIDIA's driver, or in a container start it with the \
+         NVIDIA runtime (--gpus all); LD_LIBRARY_PATH may name another folder of the library"
+    )))
+}

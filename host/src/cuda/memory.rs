@@ -1,0 +1,298 @@
+//! Allocation, export, import and release of memory.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use cudarc::driver::sys;
+
+use super::context::{Cuda, Relaxed};
+use super::error::{self, OUT_OF_MEMORY};
+use super::library::Library;
+use super::virtual_memory::{self, Physical};
+use crate::Result;
+use crate::gpu::driver::{Export, HANDLE_BYTES, HostMemory, Import, MemoryKind, Origin, RawMemory};
+
+/// Private memory is allocated in multiples of so many bytes.
+const WHOLE_PRIVATE: u64 = 512;
+
+/// Shared memory that is allocated as a whole: in multiples of so many bytes, since IPC maps whole pages of the
+/// device, and what else lies in them would be mapped too.
+pub(super) const WHOLE_SHARED: u64 = 2 << 20;
+
+/// The multiple of `granularity`, at least one, that holds `bytes`.
+pub(super) fn round_up(bytes: u64, granularity: u64) -> Result<u64> {
+    bytes
+        .max(1)
+        .checked_next_multiple_of(granularity.max(1))
+        .filter(|bytes| usize::try_from(*bytes).is_ok_and(|bytes| isize::try_from(bytes).is_ok()))
+        .ok_or_else(|| {
+            error::driver(
+                "cuMemCreate",
+                format!("{bytes} bytes are more than there can be"),
+            )
+        })
+}
+
+impl Cuda {
+    /// Allocates zeroed memory.
+    pub(super) fn allocate_memory(&self, bytes: u64, kind: MemoryKind) -> Result<RawMemory> {
+        let library = self.relaxed()?;
+        let memory = match kind {
+            MemoryKind::Private => allocate_whole(&library, round_up(bytes, WHOLE_PRIVATE)?)?,
+            MemoryKind::Shared => {
+                let bytes = round_up(bytes, self.granularity)?;
+                if self.handles == 0 {
+                    allocate_whole(&library, bytes)?
+                } else {
+                    self.allocate_virtual(&library, bytes)?
+                }
+            }
+        };
+        let zeroed = self.on_own_stream(&library, |stream| {
+            // SAFETY: allocated just now, with so many bytes.
+            library.check("cuMemsetD8Async", unsafe {
+                (library.cuMemsetD8Async)(memory.address, 0, memory.bytes as usize, stream)
+            })
+        });
+        if let Err(error) = zeroed {
+            // SAFETY: nobody else has it. The error that counts is the first.
+            let _ = unsafe { self.release_memory(memory) };
+            return Err(error);
+        }
+        Ok(memory)
+    }
+
+    /// Physical memory with handles for other processes, mapped.
+    fn allocate_virtual(&self, library: &Library, bytes: u64) -> Result<RawMemory> {
+        let properties = virtual_memory::properties(self.device, self.handles, self.rdma);
+        let physical = Physical::create(library, &properties, bytes)?;
+        let address = virtual_memory::map(
+            library,
+            self.device,
+            physical.handle(),
+            bytes,
+            self.granularity,
+        )?;
+        Ok(RawMemory {
+            address,
+            bytes,
+            handle: physical.keep(),
+            origin: Origin::Virtual,
+        })
+    }
+
+    /// Lets memory go by the way it came.
+    ///
+    /// # Safety
+    /// As [`Driver::release`](crate::gpu::driver::Driver::release).
+    pub(super) unsafe fn release_memory(&self, memory: RawMemory) -> Result<()> {
+        let library = self.relaxed()?;
+        match memory.origin {
+            Origin::Virtual | Origin::ImportedVirtual => {
+                let bytes = memory.bytes;
+                // SAFETY: mapped by `map` with so many bytes; nobody uses it, by this function's requirement.
+                let unmapped = unsafe { virtual_memory::unmap(&library, memory.address, bytes) };
+                // SAFETY: the handle is this memory's own.
+                let released = unsafe { (library.cuMemRelease)(memory.handle) };
+                unmapped.and(library.check("cuMemRelease", released))
+            }
+            // SAFETY: it came from cuMemAlloc; nobody uses it, by this function's requirement.
+            Origin::Whole => library.check("cuMemFree", unsafe {
+                (library.cuMemFree_v2)(memory.address)
+            }),
+            // SAFETY: it came from cuIpcOpenMemHandle; nobody uses it, by this function's requirement.
+            Origin::ImportedIpc => library.check("cuIpcCloseMemHandle", unsafe {
+                (library.cuIpcCloseMemHandle)(memory.address)
+            }),
+        }
+    }
+
+    /// What another process imports.
+    pub(super) fn export_memory(&self, memory: &RawMemory) -> Result<Export> {
+        let library = self.relaxed()?;
+        match memory.origin {
+            Origin::Virtual => virtual_memory::export(&library, memory.handle, self.handles),
+            Origin::Whole => {
+                let (base, _) = range(&library, memory.address)?;
+                Ok(Export::Ipc(
+                    ipc_handle(&library, base)?,
+                    memory.address - base,
+                ))
+            }
+            Origin::ImportedVirtual | Origin::ImportedIpc => Err(error::driver(
+                "export",
+                "memory that came from another process is exported by that process only",
+            )),
+        }
+    }
+
+    /// Maps a peer's memory.
+    pub(super) fn import_memory(&self, import: Import<'_>, bytes: u64) -> Result<RawMemory> {
+        let library = self.relaxed()?;
+        if bytes == 0 || round_up(bytes, 1).is_err() {
+            return Err(error::driver(
+                "import",
+                format!("the peer says that its memory has {bytes} bytes"),
+            ));
+        }
+        if let Import::Ipc(handle) = import {
+            return open_ipc(&library, handle, bytes);
+        }
+        let physical = virtual_memory::import(&library, import)?;
+        let alignment = self.granularity;
+        let address =
+            virtual_memory::map(&library, self.device, physical.handle(), bytes, alignment)?;
+        Ok(RawMemory {
+            address,
+            bytes,
+            handle: physical.keep(),
+            origin: Origin::ImportedVirtual,
+        })
+    }
+
+    /// Page-locked zeroed memory of the host.
+    pub(super) fn allocate_host_memory(&self, bytes: usize) -> Result<HostMemory> {
+        let library = self.relaxed()?;
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        let bytes = bytes.max(1);
+        let place = host(&library, bytes, flags as c_uint)?;
+        // SAFETY: allocated just now, with so many bytes.
+        unsafe { place.write_bytes(0, bytes) };
+        let mut device = 0;
+        // SAFETY: `device` is writable, `place` is page-locked memory that is mapped for devices.
+        let code = unsafe {
+            (library.cuMemHostGetDevicePointer_v2)(&raw mut device, place.cast::<c_void>(), 0)
+        };
+        if let Err(error) = library.check("cuMemHostGetDevicePointer", code) {
+            // SAFETY: allocated above; nobody has it. The error that counts is the first.
+            let _ = unsafe { (library.cuMemFreeHost)(place.cast::<c_void>()) };
+            return Err(error);
+        }
+        Ok(HostMemory {
+            host: place,
+            device,
+            bytes,
+        })
+    }
+
+    /// Frees page-locked memory.
+    ///
+    /// # Safety
+    /// As [`Driver::release_host`](crate::gpu::driver::Driver::release_host).
+    pub(super) unsafe fn release_host_memory(&self, memory: HostMemory) -> Result<()> {
+        let library = self.relaxed()?;
+        // SAFETY: it came from cuMemHostAlloc; nobody uses it, by this function's requirement.
+        library.check("cuMemFreeHost", unsafe {
+            (library.cuMemFreeHost)(memory.host.cast::<c_void>())
+        })
+    }
+}
+
+/// Memory of the library's own allocator.
+fn allocate_whole(library: &Library, bytes: u64) -> Result<RawMemory> {
+    let mut address = 0;
+    // SAFETY: `address` is writable.
+    let code = unsafe { (library.cuMemAlloc_v2)(&raw mut address, bytes as usize) };
+    check_sized(library, "cuMemAlloc", code, bytes)?;
+    Ok(RawMemory {
+        address,
+        bytes,
+        handle: 0,
+        origin: Origin::Whole,
+    })
+}
+
+/// Page-locked memory.
+pub(super) fn host(library: &Library, bytes: usize, flags: c_uint) -> Result<*mut u8> {
+    let mut place = core::ptr::null_mut();
+    // SAFETY: `place` is writable.
+    library.check("cuMemHostAlloc", unsafe {
+        (library.cuMemHostAlloc)(&raw mut place, bytes, flags)
+    })?;
+    Ok(place.cast::<u8>())
+}
+
+/// Base and bytes of the allocation that an address lies in.
+pub(super) fn range(library: &Library, address: u64) -> Result<(u64, u64)> {
+    let (mut base, mut bytes) = (0, 0_usize);
+    // SAFETY: both are writable; any address may be asked for.
+    library.check("cuMemGetAddressRange", unsafe {
+        (library.cuMemGetAddressRange_v2)(&raw mut base, &raw mut bytes, address)
+    })?;
+    Ok((base, bytes as u64))
+}
+
+/// The IPC handle of an allocation.
+pub(super) fn ipc_handle(library: &Library, base: u64) -> Result<[u8; HANDLE_BYTES]> {
+    let mut handle = sys::CUipcMemHandle {
+        reserved: [0; HANDLE_BYTES],
+    };
+    // SAFETY: `handle` is writable; an address that has none is refused.
+    library.check("cuIpcGetMemHandle", unsafe {
+        (library.cuIpcGetMemHandle)(&raw mut handle, base)
+    })?;
+    Ok(handle.reserved.map(|byte| byte as u8))
+}
+
+/// Maps the allocation behind an IPC handle, which must have at least so many bytes.
+fn open_ipc(library: &Relaxed, handle: &[u8; HANDLE_BYTES], bytes: u64) -> Result<RawMemory> {
+    let handle = sys::CUipcMemHandle {
+        reserved: handle.map(|byte| byte as core::ffi::c_char),
+    };
+    let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
+    let mut address = 0;
+    // SAFETY: `address` is writable; a handle that is none is refused.
+    let code = unsafe { (library.cuIpcOpenMemHandle_v2)(&raw mut address, handle, flags) };
+    library
+        .check("cuIpcOpenMemHandle", code)
+        .map_err(|error| error::with(error, "the peer may have freed the memory, or has ended"))?;
+    let memory = RawMemory {
+        address,
+        bytes,
+        handle: 0,
+        origin: Origin::ImportedIpc,
+    };
+    let problem = match range(library, address) {
+        Ok((base, there)) if there - (address - base) >= bytes => return Ok(memory),
+        Ok((_, there)) => error::driver(
+            "cuIpcOpenMemHandle",
+            format!("the peer's allocation has {there} bytes, not the {bytes} that it says"),
+        ),
+        Err(error) => error,
+    };
+    // SAFETY: opened above; nobody has it. The error that counts is the first.
+    let _ = unsafe { (library.cuIpcCloseMemHandle)(address) };
+    Err(problem)
+}
+
+/// Checks the code of an allocation; its error says how much was asked for, and how much there is.
+pub(super) fn check_sized(
+    library: &Library,
+    call: &'static str,
+    code: c_int,
+    bytes: u64,
+) -> Result<()> {
+    library.check(call, code).map_err(|error| {
+        let mut more = format!("asked for {bytes} bytes");
+        let (mut free, mut total) = (0_usize, 0_usize);
+        // SAFETY: both are writable.
+        let known = unsafe { (library.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        if code == OUT_OF_MEMORY && known == error::SUCCESS {
+            more.push_str(&format!(", {free} of {total} are free"));
+        }
+        error::with(error, &more)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_multiples_and_never_zero() {
+        assert_eq!(round_up(0, 512).ok(), Some(512));
+        assert_eq!(round_up(512, 512).ok(), Some(512));
+        assert_eq!(round_up(513, 512).ok(), Some(1024));
+        assert!(round_up(u64::MAX - 1, 512).is_err());
+        assert!(round_up(1 << 63, 1).is_err());
+    }
+}

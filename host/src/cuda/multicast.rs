@@ -1,0 +1,176 @@
+//! Multicast objects (NVLink SHARP): an address whose stores reach several devices.
+
+use core::ffi::c_ulonglong;
+
+use cudarc::driver::sys;
+
+use super::context::Cuda;
+use super::error;
+use super::library::Library;
+use super::memory::round_up;
+use super::virtual_memory;
+use crate::Result;
+use crate::gpu::driver::{Driver, Export, Import, Origin, RawMemory, RawMulticast};
+
+/// An object's description.
+fn properties(bytes: u64, devices: u32, handles: u32) -> sys::CUmulticastObjectProp {
+    sys::CUmulticastObjectProp {
+        numDevices: devices,
+        size: bytes as usize,
+        handleTypes: c_ulonglong::from(handles),
+        flags: 0,
+    }
+}
+
+/// What size, place and binding of an object have to be multiples of. The least that is valid: what the library
+/// recommends may be many times that, and every window would pay it.
+pub(super) fn granularity(
+    library: &Library,
+    bytes: u64,
+    devices: u32,
+    handles: u32,
+) -> Result<u64> {
+    let properties = properties(bytes, devices, handles);
+    let mut granularity = 0_usize;
+    let function = library.cuMulticastGetGranularity.need()?;
+    // SAFETY: `granularity` is writable, `properties` are complete.
+    library.check("cuMulticastGetGranularity", unsafe {
+        function(
+            &raw mut granularity,
+            &raw const properties,
+            sys::CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_MINIMUM,
+        )
+    })?;
+    Ok(granularity as u64)
+}
+
+impl Cuda {
+    /// Refuses where the device has no multicast.
+    fn has_multicast(&self) -> Result<()> {
+        if self.properties.multicast {
+            Ok(())
+        } else {
+            Err(self.no_multicast())
+        }
+    }
+
+    /// A new object.
+    pub(super) fn new_multicast(&self, bytes: u64, devices: u32) -> Result<RawMulticast> {
+        self.has_multicast()?;
+        let library = self.relaxed()?;
+        let bytes = round_up(bytes, self.granularity)?;
+        let granularity = granularity(&library, bytes, devices, self.handles)?;
+        let bytes = round_up(bytes, granularity)?;
+        let properties = properties(bytes, devices, self.handles);
+        let function = library.cuMulticastCreate.need()?;
+        let mut handle = 0;
+        // SAFETY: `handle` is writable, `properties` are complete.
+        library.check("cuMulticastCreate", unsafe {
+            function(&raw mut handle, &raw const properties)
+        })?;
+        Ok(RawMulticast { handle, bytes })
+    }
+
+    /// What another process imports.
+    pub(super) fn multicast_export(&self, multicast: &RawMulticast) -> Result<Export> {
+        self.has_multicast()?;
+        let library = self.relaxed()?;
+        virtual_memory::export(&library, multicast.handle, self.handles)
+    }
+
+    /// Another process' object.
+    pub(super) fn multicast_import(&self, import: Import<'_>, bytes: u64) -> Result<RawMulticast> {
+        self.has_multicast()?;
+        let library = self.relaxed()?;
+        let handle = virtual_memory::import(&library, import)?.keep();
+        Ok(RawMulticast { handle, bytes })
+    }
+
+    /// Adds this device.
+    pub(super) fn multicast_join(&self, multicast: &RawMulticast) -> Result<()> {
+        self.has_multicast()?;
+        let library = self.relaxed()?;
+        let function = library.cuMulticastAddDevice.need()?;
+        // SAFETY: a live object, by its type.
+        library.check("cuMulticastAddDevice", unsafe {
+            function(multicast.handle, self.device)
+        })
+    }
+
+    /// Binds memory and maps the object.
+    pub(super) fn multicast_bind(
+        &self,
+        multicast: &RawMulticast,
+        memory: &RawMemory,
+    ) -> Result<u64> {
+        self.has_multicast()?;
+        let library = self.relaxed()?;
+        if memory.origin != Origin::Virtual || memory.bytes < multicast.bytes {
+            return Err(error::driver(
+                "cuMulticastBindMem",
+                format!(
+                    "an object of {} bytes needs as much memory of this device that was allocated as shared; this \
+                     has {} bytes and is {:?}",
+                    multicast.bytes, memory.bytes, memory.origin
+                ),
+            ));
+        }
+        let size = multicast.bytes as usize;
+        let bind = library.cuMulticastBindMem.need()?;
+        // SAFETY: both handles are live, by their types, and the memory is large enough.
+        let code = unsafe { bind(multicast.handle, 0, memory.handle, 0, size, 0) };
+        library.check("cuMulticastBindMem", code).map_err(|error| {
+            error::with(
+                error,
+                "every device must have joined before any memory is bound",
+            )
+        })?;
+        let alignment = self.granularity;
+        let mapped = virtual_memory::map(
+            &library,
+            self.device,
+            multicast.handle,
+            multicast.bytes,
+            alignment,
+        );
+        if mapped.is_err() {
+            // The error that counts is the first.
+            let _ = self.unbind(&library, multicast);
+        }
+        mapped
+    }
+
+    /// Takes this device's memory out: the range is that of the bind, as the library demands.
+    fn unbind(&self, library: &Library, multicast: &RawMulticast) -> Result<()> {
+        let function = library.cuMulticastUnbind.need()?;
+        // SAFETY: bound with that range.
+        library.check("cuMulticastUnbind", unsafe {
+            function(multicast.handle, self.device, 0, multicast.bytes as usize)
+        })
+    }
+
+    /// Unmaps, unbinds and lets go: as much of it as is possible, and the first failure.
+    ///
+    /// # Safety
+    /// As [`Driver::release_multicast`].
+    pub(super) unsafe fn multicast_release(
+        &self,
+        multicast: RawMulticast,
+        address: u64,
+    ) -> Result<()> {
+        self.has_multicast()?;
+        let library = self.relaxed()?;
+        let mut result = Ok(());
+        if address != 0 {
+            // SAFETY: mapped by `multicast_bind`; nobody uses it, by this function's requirement.
+            let unmapped = unsafe { virtual_memory::unmap(&library, address, multicast.bytes) };
+            let unbound = self.unbind(&library, &multicast);
+            result = unmapped.and(unbound);
+        }
+        // SAFETY: the handle came from `new_multicast` or `multicast_import`, and goes once.
+        let released = library.check("cuMemRelease", unsafe {
+            (library.cuMemRelease)(multicast.handle)
+        });
+        result.and(released)
+    }
+}

@@ -1,0 +1,148 @@
+//! Opening devices.
+
+use core::sync::atomic::AtomicU32;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::context::{self, Cuda, Relaxed};
+use super::library::Library;
+use super::staging::Staging;
+use super::{device, multicast, virtual_memory};
+use crate::gpu::driver::{Driver, Properties};
+use crate::{Error, Result};
+
+/// Name of the variable that says how many hardware queues there are.
+const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+/// Environment variables, with values, that processes which use this room should start with; a launcher sets them
+/// where they are not set.
+///
+/// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues into which streams are put: 8 by default, at
+/// most 32. The driver reads it once, when a device's context comes up. [`open`] does not set it: changing the
+/// environment while another thread reads it (and a C library may do so at any time) is undefined behaviour,
+/// and where another library has used CUDA before it is too late. So it is the launcher's or the program's part
+/// ([`prepare_environment`]); a process with more streams than queues gets a warning.
+pub const ENVIRONMENT: &[(&str, &str)] = &[(CONNECTIONS, "32")];
+
+/// Hardware queues where the environment says nothing.
+const QUEUES: u32 = 8;
+
+/// Sets the variables of [`ENVIRONMENT`] that are not set, for this process. To be called first in `main`, before anything
+/// uses CUDA.
+///
+/// # Safety
+/// No other thread runs: another one that reads the environment at the same time, in any language, would race.
+pub unsafe fn prepare_environment() {
+    for (name, value) in ENVIRONMENT {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: no other thread runs.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+}
+
+/// How many hardware queues the process has, by the environment.
+pub(super) fn queues() -> u32 {
+    queues_of(std::env::var(CONNECTIONS).ok().as_deref())
+}
+
+/// How many hardware queues a value of the variable gives.
+pub(super) fn queues_of(value: Option<&str>) -> u32 {
+    value
+        .and_then(|value| value.trim().parse().ok())
+        .filter(|queues| (1..=32).contains(queues))
+        .unwrap_or(QUEUES)
+}
+
+/// The CUDA device of that number: one value in a process, however often it is opened. The first time it brings up the device's
+/// primary context (which PyTorch and the run time library use too) and may wait for the device.
+///
+/// # Errors
+/// `Error::NoDevice` where there is no driver or no such device, `Error::Driver` where the driver is too old or fails.
+pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
+    static OPEN: Mutex<BTreeMap<u32, Arc<Cuda>>> = Mutex::new(BTreeMap::new());
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(driver) = open.get(&ordinal) {
+        return Ok(Arc::clone(driver) as Arc<dyn Driver>);
+    }
+    let driver = Arc::new(Cuda::new(Library::open()?, ordinal)?);
+    open.insert(ordinal, Arc::clone(&driver));
+    Ok(driver)
+}
+
+/// What is known of every CUDA device that the process sees. Brings up no context, so it takes no memory of the
+/// devices; whether fabric handles really can be made is found by [`open`] only.
+///
+/// # Errors
+/// As [`open`].
+pub fn devices() -> Result<Vec<Properties>> {
+    let library = Library::open()?;
+    (0..device::count(library)?)
+        .map(|ordinal| device::properties(library, device::device(library, ordinal)?, ordinal))
+        .collect()
+}
+
+impl Cuda {
+    /// Brings a device's primary context up.
+    fn new(library: &'static Library, ordinal: u32) -> Result<Self> {
+        let count = device::count(library)?;
+        if ordinal >= count {
+            return Err(Error::NoDevice {
+                device: format!("cuda:{ordinal}"),
+                detail: format!(
+                    "this process sees {count} CUDA device(s), numbered from 0; look at CUDA_VISIBLE_DEVICES"
+                ),
+            });
+        }
+        let number = device::device(library, ordinal)?;
+        let mut properties = device::properties(library, number, ordinal)?;
+        let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        let major = device::attribute(library, number, major)?;
+        let rdma = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+        let rdma = device::attribute(library, number, rdma)? != 0;
+
+        let mut context = core::ptr::null_mut();
+        // SAFETY: `context` is writable. It is never released, so it stays valid.
+        library.check("cuDevicePrimaryCtxRetain", unsafe {
+            (library.cuDevicePrimaryCtxRetain)(&raw mut context, number)
+        })?;
+        context::enter(library, context.addr())?;
+        let relaxed = Relaxed::new(library)?;
+
+        properties.fabric =
+            properties.fabric && virtual_memory::probe_fabric(&relaxed, number, rdma);
+        let mut handles = 0;
+        if properties.descriptors {
+            handles |= virtual_memory::DESCRIPTOR;
+        }
+        if properties.fabric {
+            handles |= virtual_memory::FABRIC;
+        }
+        let granularity = if handles == 0 {
+            super::memory::WHOLE_SHARED
+        } else {
+            let memory = virtual_memory::granularity(&relaxed, number, handles, rdma)?;
+            let both = properties
+                .multicast
+                .then(|| multicast::granularity(&relaxed, memory, 2, handles))
+                .and_then(Result::ok);
+            memory.max(both.unwrap_or(0))
+        };
+        properties.multicast = properties.multicast && handles != 0;
+        let staging = Mutex::new(Staging::new(&relaxed)?);
+        Ok(Self {
+            library,
+            device: number as sys::CUdevice,
+            context: context.addr(),
+            properties,
+            major,
+            handles,
+            rdma,
+            granularity,
+            streams: AtomicU32::new(0),
+            staging,
+        })
+    }
+}

@@ -1,0 +1,122 @@
+//! Streams, copies on them and functions of the host.
+
+use core::ffi::{c_uint, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use cudarc::driver::sys;
+
+use super::context::Cuda;
+use super::error::NOT_READY;
+use super::library::Library;
+use super::open::queues;
+use crate::Result;
+use crate::gpu::driver::{Callback, RawStream};
+
+/// The library's stream.
+pub(super) const fn raw(stream: RawStream) -> sys::CUstream {
+    stream.0 as sys::CUstream
+}
+
+/// A stream that does not wait for the legacy default stream, in the current context.
+pub(super) fn create(library: &Library) -> Result<RawStream> {
+    let mut stream = core::ptr::null_mut();
+    let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+    // SAFETY: `stream` is writable.
+    library.check("cuStreamCreate", unsafe {
+        (library.cuStreamCreate)(&raw mut stream, flags)
+    })?;
+    Ok(RawStream(stream.addr()))
+}
+
+impl Cuda {
+    /// A new stream.
+    pub(super) fn new_stream(&self) -> Result<RawStream> {
+        let library = self.relaxed()?;
+        let stream = create(&library)?;
+        // The driver's own stream takes a queue too.
+        let streams = self.streams.fetch_add(1, Ordering::Relaxed) + 2;
+        static WARNED: AtomicBool = AtomicBool::new(false);
+        let queues = queues();
+        if streams > queues && !WARNED.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                streams,
+                queues,
+                "more streams than hardware queues: kernels that wait for each other may wait for ever; start the \
+                 process with CUDA_DEVICE_MAX_CONNECTIONS=32"
+            );
+        }
+        Ok(stream)
+    }
+
+    /// Ends a stream.
+    ///
+    /// # Safety
+    /// As [`Driver::destroy_stream`](crate::gpu::driver::Driver::destroy_stream).
+    pub(super) unsafe fn end_stream(&self, stream: RawStream) -> Result<()> {
+        let library = self.relaxed()?;
+        // SAFETY: it came from `new_stream`, and nobody uses it, by this function's requirement.
+        library.check("cuStreamDestroy", unsafe {
+            (library.cuStreamDestroy_v2)(raw(stream))
+        })?;
+        self.streams.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether a stream's work is done.
+    pub(super) fn stream_done(&self, stream: RawStream) -> Result<bool> {
+        let library = self.relaxed()?;
+        // SAFETY: a live stream, by its type.
+        let code = unsafe { (library.cuStreamQuery)(raw(stream)) };
+        if code == NOT_READY {
+            return Ok(false);
+        }
+        library.check("cuStreamQuery", code).map(|()| true)
+    }
+
+    /// Waits for a stream.
+    pub(super) fn wait_stream(&self, stream: RawStream) -> Result<()> {
+        let library = self.relaxed()?;
+        // SAFETY: a live stream, by its type.
+        library.check("cuStreamSynchronize", unsafe {
+            (library.cuStreamSynchronize)(raw(stream))
+        })
+    }
+
+    /// Has a stream call a function.
+    ///
+    /// # Safety
+    /// As [`Driver::host_function`](crate::gpu::driver::Driver::host_function).
+    pub(super) unsafe fn call_from_stream(
+        &self,
+        stream: RawStream,
+        callback: Callback,
+        data: *mut c_void,
+    ) -> Result<()> {
+        let library = self.enter()?;
+        // SAFETY: a live stream, by its type; callback and data fit, by this function's requirement.
+        library.check("cuLaunchHostFunc", unsafe {
+            (library.cuLaunchHostFunc)(raw(stream), Some(callback), data)
+        })
+    }
+
+    /// Copies in the order of a stream.
+    ///
+    /// # Safety
+    /// As [`Driver::copy`](crate::gpu::driver::Driver::copy).
+    pub(super) unsafe fn copy_on_stream(
+        &self,
+        to: u64,
+        from: u64,
+        bytes: u64,
+        stream: RawStream,
+    ) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let library = self.enter()?;
+        // SAFETY: both ranges are mapped until the copy is done, by this function's requirement.
+        library.check("cuMemcpyAsync", unsafe {
+            (library.cuMemcpyAsync)(to, from, bytes as usize, raw(stream))
+        })
+    }
+}
