@@ -32,6 +32,7 @@ pub mod cpu;
 mod device;
 mod error;
 pub mod gpu;
+pub mod hip;
 mod options;
 mod plan;
 pub mod reference;
