@@ -34,6 +34,7 @@ mod device;
 mod error;
 pub mod gpu;
 mod memory;
+pub mod hip;
 mod options;
 mod plan;
 mod process;

@@ -1,0 +1,156 @@
+//! Errors of the run time: its name and words for them, and what to do.
+
+use core::ffi::{CStr, c_char};
+
+use super::bindings::{self as hip, hipError_t};
+use super::library::Functions;
+use crate::{Error, Result};
+
+/// Name of the library in errors.
+pub(super) const LIBRARY: &str = "HIP";
+
+impl Functions {
+    /// `Ok` for success; else the error of `call`.
+    ///
+    /// The run time keeps the thread's latest error for `hipGetLastError`, where other code of the process (PyTorch
+    /// after each launch) would take ours for its own: it is taken out here.
+    pub(super) fn check(&self, call: &'static str, status: hipError_t) -> Result<()> {
+        if status == hip::SUCCESS {
+            return Ok(());
+        }
+        Err(self.error(call, status))
+    }
+
+    /// As [`Functions::check`], `false` where the answer is "not ready".
+    pub(super) fn ready(&self, call: &'static str, status: hipError_t) -> Result<bool> {
+        if status == hip::ERROR_NOT_READY {
+            self.forget();
+            return Ok(false);
+        }
+        self.check(call, status).map(|()| true)
+    }
+
+    /// Takes the thread's latest error out.
+    pub(super) fn forget(&self) {
+        // SAFETY: no arguments; it reads and resets a variable of the thread.
+        unsafe { (self.hipGetLastError)() };
+    }
+
+    fn error(&self, call: &'static str, status: hipError_t) -> Error {
+        self.forget();
+        // SAFETY: any value is allowed.
+        let name = unsafe { (self.hipGetErrorName)(status) };
+        // SAFETY: any value is allowed.
+        let words = unsafe { (self.hipGetErrorString)(status) };
+        driver_error(call, &describe(status, text(name), text(words)))
+    }
+}
+
+/// A constant string of the run time.
+fn text(pointer: *const c_char) -> Option<&'static str> {
+    if pointer.is_null() {
+        return None;
+    }
+    // SAFETY: the run time's strings are constants with a zero byte, and it stays loaded.
+    let text = unsafe { CStr::from_ptr(pointer) };
+    text.to_str().ok()
+}
+
+/// An error that this crate found itself.
+pub(super) fn driver_error(call: &'static str, detail: &str) -> Error {
+    Error::Driver {
+        library: LIBRARY,
+        call,
+        detail: detail.to_owned(),
+    }
+}
+
+/// Name, number, words and hint, as far as they are known.
+fn describe(status: hipError_t, name: Option<&str>, words: Option<&str>) -> String {
+    let mut out = format!("{} ({status})", name.unwrap_or("error"));
+    if let Some(words) = words.filter(|words| Some(*words) != name) {
+        out.push_str(": ");
+        out.push_str(words);
+    }
+    if let Some(hint) = hint(status) {
+        out.push_str("; ");
+        out.push_str(hint);
+    }
+    out
+}
+
+/// What to do about it.
+fn hint(status: hipError_t) -> Option<&'static str> {
+    Some(match status {
+        hip::ERROR_OUT_OF_MEMORY => {
+            "free memory of this process or of others on the GPU (rocm-smi --showpids), or ask for less"
+        }
+        hip::ERROR_NOT_INITIALIZED | hip::ERROR_NO_DEVICE | hip::ERROR_INVALID_DEVICE => {
+            "is the GPU visible (HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES), and may this user open \
+             /dev/kfd and /dev/dri/renderD* (groups render and video)?"
+        }
+        hip::ERROR_INVALID_CONFIGURATION => {
+            "the launch has more threads in a block, or more shared memory, than the GPU allows"
+        }
+        hip::ERROR_INVALID_DEVICE_POINTER => {
+            "the address is not memory that this process got from HIP, or the owner of an IPC handle \
+             has ended or freed it; IPC also needs the amdgpu kernel driver on both sides"
+        }
+        hip::ERROR_INSUFFICIENT_DRIVER => "the amdgpu kernel driver is older than ROCm needs",
+        hip::ERROR_INVALID_CONTEXT => {
+            "an IPC handle cannot be opened by the process that made it; use the address itself"
+        }
+        hip::ERROR_INVALID_IMAGE | hip::ERROR_NO_BINARY | hip::ERROR_SHARED_OBJECT => {
+            "the code object is not for this GPU; build one for its architecture \
+             (fusewire-build build --target)"
+        }
+        hip::ERROR_ILLEGAL_ADDRESS | hip::ERROR_LAUNCH_FAILURE => {
+            "a kernel failed, or was launched with more threads than it was compiled for; the \
+             process cannot use the GPU any more where memory was at fault"
+        }
+        hip::ERROR_COOPERATIVE_TOO_LARGE => {
+            "not all blocks fit on the GPU at once: launch fewer, or with less shared memory"
+        }
+        hip::ERROR_CAPTURE_UNSUPPORTED | hip::ERROR_CAPTURE_INVALIDATED => {
+            "a call that a capture forbids was made while a stream was captured (hipMemcpy, \
+             hipMemset and hipDeviceSynchronize invalidate every capture of the process); end the \
+             capture and begin again without it"
+        }
+        hip::ERROR_CAPTURE_UNJOINED => {
+            "a stream that joined the capture was not joined back: wait for its event first"
+        }
+        hip::ERROR_CAPTURE_WRONG_THREAD => "end the capture on the thread that began it",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_what_happened_and_what_to_do() {
+        let text = describe(2, Some("hipErrorOutOfMemory"), Some("out of memory"));
+        assert!(
+            text.starts_with("hipErrorOutOfMemory (2): out of memory; free memory"),
+            "{text}"
+        );
+        assert_eq!(
+            driver_error("hipMalloc", &text).to_string(),
+            format!("HIP: hipMalloc: {text}")
+        );
+    }
+
+    #[test]
+    fn unknown_errors_keep_their_number() {
+        assert_eq!(describe(4711, None, None), "error (4711)");
+        assert_eq!(describe(4711, Some("x"), Some("x")), "x (4711)");
+    }
+
+    #[test]
+    fn strings_of_the_library_may_be_missing() {
+        assert_eq!(text(core::ptr::null()), None);
+        assert_eq!(text(c"hipSuccess".as_ptr()), Some("hipSuccess"));
+        assert_eq!(text(c"\xff".as_ptr()), None);
+    }
+}

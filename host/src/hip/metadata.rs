@@ -1,0 +1,210 @@
+//! What a code object says about its kernels: an ELF file with a note of MessagePack (LLVM's AMDGPU user guide, "Code
+//! Object Metadata"). HIP does not give the offsets of arguments to the host, so they are read here.
+//!
+//! The library finds the end of an image by the image's own headers. They are checked before it sees them: all
+//! parts lie within the bytes that are there.
+
+use core::ops::Range;
+use std::collections::HashMap;
+
+use serde::Deserialize;
+
+/// What is known of an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct CodeObject {
+    /// `amdgcn-amd-amdhsa--gfx942`, with features where it was built for some.
+    pub(super) target: Option<String>,
+    /// Offset and size of each explicit argument, by the kernel's name; `None` where there is no metadata.
+    pub(super) kernels: Option<HashMap<String, Vec<(usize, usize)>>>,
+}
+
+/// Note type of the metadata, of owner `AMDGPU`.
+const NT_AMDGPU_METADATA: u32 = 32;
+const EM_AMDGPU: u16 = 224;
+const PT_NOTE: u32 = 4;
+const SHT_NOBITS: u32 = 8;
+const PROGRAM_HEADER: usize = 56;
+const SECTION_HEADER: usize = 64;
+/// Most bytes of an argument block: the hardware's packets take no more.
+const MAX_ARGUMENTS: u64 = 1 << 16;
+
+#[derive(Deserialize)]
+struct Root {
+    #[serde(rename = "amdhsa.target", default)]
+    target: Option<String>,
+    #[serde(rename = "amdhsa.kernels", default)]
+    kernels: Vec<Kernel>,
+}
+
+#[derive(Deserialize)]
+struct Kernel {
+    #[serde(rename = ".name")]
+    name: String,
+    #[serde(rename = ".args", default)]
+    arguments: Vec<Argument>,
+}
+
+#[derive(Deserialize)]
+struct Argument {
+    #[serde(rename = ".offset")]
+    offset: u64,
+    #[serde(rename = ".size")]
+    size: u64,
+    #[serde(rename = ".value_kind")]
+    kind: String,
+}
+
+/// Reads an image.
+///
+/// # Errors
+/// What is wrong with it, and what is needed.
+pub(super) fn parse(image: &[u8]) -> Result<CodeObject, String> {
+    if image.starts_with(b"__CLANG_OFFLOAD_BUNDLE__") || image.starts_with(b"CCOB") {
+        return Err(
+            "this is an offload bundle; unpack the code object of one architecture \
+                    (clang-offload-bundler --unbundle)"
+                .to_owned(),
+        );
+    }
+    if image.get(..6) != Some(b"\x7fELF\x02\x01") {
+        return Err(
+            "this is no 64-bit little-endian ELF file; HIP takes code objects (.co)".into(),
+        );
+    }
+    let machine = u16_at(image, 18)?;
+    if machine != EM_AMDGPU {
+        return Err(format!(
+            "this is an ELF file for machine {machine}, not for an AMD GPU"
+        ));
+    }
+    check_sections(image)?;
+    let table = u64_at(image, 32)?;
+    let count = usize::from(u16_at(image, 56)?);
+    if count > 0 && usize::from(u16_at(image, 54)?) != PROGRAM_HEADER {
+        return Err("its program headers have an unknown size".to_owned());
+    }
+    let headers = inside(
+        image,
+        table,
+        (count * PROGRAM_HEADER) as u64,
+        "program headers",
+    )?;
+    let mut out = CodeObject::default();
+    for header in image[headers].chunks_exact(PROGRAM_HEADER) {
+        let bytes = inside(image, u64_at(header, 8)?, u64_at(header, 32)?, "a segment")?;
+        if u32_at(header, 0)? == PT_NOTE && out.kernels.is_none() {
+            notes(&image[bytes], &mut out)?;
+        }
+    }
+    Ok(out)
+}
+
+/// All sections that have bytes lie within the image.
+fn check_sections(image: &[u8]) -> Result<(), String> {
+    let table = u64_at(image, 40)?;
+    let count = usize::from(u16_at(image, 60)?);
+    if count > 0 && usize::from(u16_at(image, 58)?) != SECTION_HEADER {
+        return Err("its section headers have an unknown size".to_owned());
+    }
+    let headers = inside(
+        image,
+        table,
+        (count * SECTION_HEADER) as u64,
+        "section headers",
+    )?;
+    for header in image[headers].chunks_exact(SECTION_HEADER) {
+        if u32_at(header, 4)? != SHT_NOBITS {
+            inside(image, u64_at(header, 24)?, u64_at(header, 32)?, "a section")?;
+        }
+    }
+    Ok(())
+}
+
+/// Finds the metadata among the notes of a segment.
+fn notes(mut bytes: &[u8], out: &mut CodeObject) -> Result<(), String> {
+    while !bytes.is_empty() {
+        let name_bytes = u64::from(u32_at(bytes, 0)?);
+        let descriptor_bytes = u64::from(u32_at(bytes, 4)?);
+        let kind = u32_at(bytes, 8)?;
+        let name = inside(bytes, 12, name_bytes, "a note's name")?;
+        let start = 12 + name_bytes.next_multiple_of(4);
+        let descriptor = inside(bytes, start, descriptor_bytes, "a note")?;
+        if kind == NT_AMDGPU_METADATA && bytes[name].starts_with(b"AMDGPU") {
+            return metadata(&bytes[descriptor], out);
+        }
+        let next = start + descriptor_bytes.next_multiple_of(4);
+        bytes = usize::try_from(next)
+            .ok()
+            .and_then(|next| bytes.get(next..))
+            .unwrap_or_default();
+    }
+    Ok(())
+}
+
+fn metadata(bytes: &[u8], out: &mut CodeObject) -> Result<(), String> {
+    let root: Root = rmp_serde::from_slice(bytes)
+        .map_err(|error| format!("its metadata note cannot be read: {error}"))?;
+    let mut kernels = HashMap::new();
+    for kernel in root.kernels {
+        let mut arguments = Vec::new();
+        for argument in kernel.arguments {
+            // Hidden arguments are the run time's own: it fills them from the launch.
+            if argument.kind.starts_with("hidden_") {
+                continue;
+            }
+            let end = argument.offset.checked_add(argument.size);
+            let (Ok(offset), Ok(size), Some(0..=MAX_ARGUMENTS)) = (
+                usize::try_from(argument.offset),
+                usize::try_from(argument.size),
+                end,
+            ) else {
+                return Err(format!(
+                    "kernel {} has an argument of {} bytes at offset {}",
+                    kernel.name, argument.size, argument.offset
+                ));
+            };
+            arguments.push((offset, size));
+        }
+        kernels.insert(kernel.name, arguments);
+    }
+    out.target = root.target;
+    out.kernels = Some(kernels);
+    Ok(())
+}
+
+/// `start..start + bytes`, where that lies within `image`.
+fn inside(image: &[u8], start: u64, bytes: u64, what: &str) -> Result<Range<usize>, String> {
+    start
+        .checked_add(bytes)
+        .filter(|end| *end <= image.len() as u64)
+        .and_then(|end| Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?))
+        .ok_or_else(|| {
+            format!(
+                "the image is cut short or damaged: {what} at {start} with {bytes} bytes, of {}",
+                image.len()
+            )
+        })
+}
+
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], String> {
+    bytes
+        .get(at..at + N)
+        .and_then(|slice| slice.try_into().ok())
+        .ok_or_else(|| "the image is cut short: a header is missing".to_owned())
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Result<u16, String> {
+    array_at(bytes, at).map(u16::from_le_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Result<u32, String> {
+    array_at(bytes, at).map(u32::from_le_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Result<u64, String> {
+    array_at(bytes, at).map(u64::from_le_bytes)
+}
+
+#[cfg(test)]
+#[path = "metadata_tests.rs"]
+mod tests;

@@ -1,0 +1,320 @@
+//! Code objects, their kernels, and launches.
+
+use core::ffi::{CStr, c_uint, c_void};
+use core::ptr;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::bindings::{self as hip, Int, hipFunction_t, hipModule_t, hipStream_t};
+use super::device::Hip;
+use super::error::driver_error;
+use super::metadata::{self, CodeObject};
+use crate::gpu::driver::{FunctionProperties, LaunchShape, RawFunction, RawModule, RawStream};
+use crate::{Error, Result};
+
+/// What was loaded. Nothing is unloaded.
+#[derive(Debug, Default)]
+pub(super) struct Modules {
+    modules: HashMap<usize, Arc<Module>>,
+    functions: HashMap<usize, Arguments>,
+}
+
+/// Offsets and sizes of a kernel's arguments, where they are known.
+type Arguments = Option<Vec<(usize, usize)>>;
+
+#[derive(Debug)]
+struct Module {
+    /// The run time reads the image in place, also after loading.
+    _image: Vec<u64>,
+    object: CodeObject,
+}
+
+impl Hip {
+    pub(super) fn load(&self, image: &[u8]) -> Result<RawModule> {
+        let call = "hipModuleLoadData";
+        let object = metadata::parse(image).map_err(|detail| driver_error(call, &detail))?;
+        let mut words = vec![0_u64; image.len().div_ceil(8)];
+        bytemuck::cast_slice_mut(&mut words)[..image.len()].copy_from_slice(image);
+        let _relaxed = self.relaxed()?;
+        let mut module: hipModule_t = ptr::null_mut();
+        // SAFETY: `module` is writable; all parts that the image's headers name lie within it, and it stays.
+        let status = unsafe {
+            (self.functions.hipModuleLoadData)(&mut module, words.as_ptr().cast::<c_void>())
+        };
+        self.functions.check(call, status).map_err(|error| {
+            let target = object.target.as_deref().unwrap_or("an unknown target");
+            with_detail(
+                error,
+                &format!(
+                    "the code object is for {target}, the GPU is {}",
+                    self.properties.architecture
+                ),
+            )
+        })?;
+        let module = RawModule(module as usize);
+        self.modules().modules.insert(
+            module.0,
+            Arc::new(Module {
+                _image: words,
+                object,
+            }),
+        );
+        Ok(module)
+    }
+
+    pub(super) fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
+        let call = "hipModuleGetFunction";
+        let loaded = self.modules().modules.get(&module.0).cloned();
+        let loaded = loaded.ok_or_else(|| {
+            driver_error(
+                call,
+                "the module was not loaded by this driver, or on another GPU",
+            )
+        })?;
+        if name.is_empty() {
+            return Ok(None);
+        }
+        let _relaxed = self.relaxed()?;
+        let mut function: hipFunction_t = ptr::null_mut();
+        // SAFETY: `function` is writable, the module was loaded, the name ends with a zero.
+        let status = unsafe {
+            (self.functions.hipModuleGetFunction)(
+                &mut function,
+                module.0 as hipModule_t,
+                name.as_ptr(),
+            )
+        };
+        if status == hip::ERROR_NOT_FOUND {
+            self.functions.forget();
+            return Ok(None);
+        }
+        self.functions.check(call, status)?;
+        let function = RawFunction(function as usize);
+        let arguments =
+            arguments(&loaded.object, name).map_err(|detail| driver_error(call, &detail))?;
+        self.modules().functions.insert(function.0, arguments);
+        Ok(Some(function))
+    }
+
+    pub(super) fn parameters(&self, function: RawFunction) -> Result<Option<Vec<(usize, usize)>>> {
+        let known = self.modules().functions.get(&function.0).cloned();
+        known.ok_or_else(|| {
+            driver_error(
+                "hipModuleGetFunction",
+                "the function was not found by this driver, or on another GPU",
+            )
+        })
+    }
+
+    pub(super) fn function_properties(&self, function: RawFunction) -> Result<FunctionProperties> {
+        self.current()?;
+        let attribute = |number: c_uint| {
+            let mut value: Int = 0;
+            // SAFETY: `value` is writable; the function's module stays loaded.
+            let status = unsafe {
+                (self.functions.hipFuncGetAttribute)(
+                    &mut value,
+                    number,
+                    function.0 as hipFunction_t,
+                )
+            };
+            self.functions.check("hipFuncGetAttribute", status)?;
+            Ok::<u32, Error>(u32::try_from(value).unwrap_or_default())
+        };
+        Ok(FunctionProperties {
+            registers: attribute(hip::FUNCTION_REGISTERS)?,
+            local_bytes: attribute(hip::FUNCTION_LOCAL_BYTES)?,
+            shared_bytes: attribute(hip::FUNCTION_SHARED_BYTES)?,
+            max_threads: attribute(hip::FUNCTION_MAX_THREADS)?,
+        })
+    }
+
+    pub(super) fn resident_blocks(
+        &self,
+        function: RawFunction,
+        threads: u32,
+        shared_bytes: u32,
+    ) -> Result<u32> {
+        self.current()?;
+        let call = "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor";
+        let threads = Int::try_from(threads)
+            .map_err(|_| driver_error(call, &format!("{threads} threads in a block")))?;
+        let mut blocks: Int = 0;
+        // SAFETY: `blocks` is writable; the function's module stays loaded.
+        let status = unsafe {
+            (self
+                .functions
+                .hipModuleOccupancyMaxActiveBlocksPerMultiprocessor)(
+                &mut blocks,
+                function.0 as hipFunction_t,
+                threads,
+                shared_bytes as usize,
+            )
+        };
+        self.functions.check(call, status)?;
+        Ok(u32::try_from(blocks).unwrap_or_default())
+    }
+
+    /// `dependent` changes nothing: HIP has no launch that begins before the kernel before it has ended, and a kernel
+    /// that waits for that kernel's memory finds it complete.
+    ///
+    /// # Safety
+    /// As `Driver::launch`.
+    pub(super) unsafe fn launch(
+        &self,
+        function: RawFunction,
+        shape: &LaunchShape,
+        parameters: &mut [*mut c_void],
+        stream: RawStream,
+    ) -> Result<()> {
+        launchable(shape).map_err(|detail| driver_error("hipModuleLaunchKernel", &detail))?;
+        self.current()?;
+        let function = function.0 as hipFunction_t;
+        let stream = stream.0 as hipStream_t;
+        let (blocks, threads, shared) = (shape.blocks, shape.threads, shape.shared_bytes);
+        let arguments = if parameters.is_empty() {
+            ptr::null_mut()
+        } else {
+            parameters.as_mut_ptr()
+        };
+        if shape.cooperative {
+            // SAFETY: the caller promises function, stream and arguments; the run time copies the arguments.
+            let status = unsafe {
+                (self.functions.hipModuleLaunchCooperativeKernel)(
+                    function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments,
+                )
+            };
+            return self
+                .functions
+                .check("hipModuleLaunchCooperativeKernel", status);
+        }
+        // SAFETY: the caller promises function, stream and arguments; the run time copies the arguments.
+        let status = unsafe {
+            (self.functions.hipModuleLaunchKernel)(
+                function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared,
+                stream,
+                arguments,
+                ptr::null_mut(),
+            )
+        };
+        self.functions.check("hipModuleLaunchKernel", status)
+    }
+}
+
+/// What HIP takes: no clusters, and less than 2^32 threads.
+fn launchable(shape: &LaunchShape) -> Result<(), String> {
+    if shape.cluster > 1 {
+        return Err(format!(
+            "clusters of {} blocks were asked for; AMD GPUs have no clusters",
+            shape.cluster
+        ));
+    }
+    let threads = u64::from(shape.blocks) * u64::from(shape.threads);
+    if threads == 0 || threads > u64::from(u32::MAX) {
+        return Err(format!(
+            "{} blocks of {} threads were asked for; HIP launches at least 1 and less than 2^32 \
+             threads",
+            shape.blocks, shape.threads
+        ));
+    }
+    Ok(())
+}
+
+/// The arguments of a kernel by its metadata. A kernel that the run time finds and the metadata does not name would be
+/// launched without its layout checked.
+fn arguments(object: &CodeObject, name: &CStr) -> Result<Arguments, String> {
+    let Some(kernels) = &object.kernels else {
+        return Ok(None);
+    };
+    name.to_str()
+        .ok()
+        .and_then(|name| kernels.get(name))
+        .map(|arguments| Some(arguments.clone()))
+        .ok_or_else(|| format!("the image's metadata does not name kernel {name:?}"))
+}
+
+/// The error with something more to say.
+fn with_detail(error: Error, more: &str) -> Error {
+    match error {
+        Error::Driver {
+            library,
+            call,
+            detail,
+        } => Error::Driver {
+            library,
+            call,
+            detail: format!("{detail}; {more}"),
+        },
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_that_hip_lacks_are_refused() {
+        let shape = LaunchShape {
+            blocks: 304,
+            threads: 512,
+            ..LaunchShape::default()
+        };
+        launchable(&shape).unwrap();
+        launchable(&LaunchShape {
+            cluster: 1,
+            ..shape
+        })
+        .unwrap();
+        let dependent = LaunchShape {
+            dependent: true,
+            cooperative: true,
+            ..shape
+        };
+        launchable(&dependent).unwrap();
+        let text = launchable(&LaunchShape {
+            cluster: 2,
+            ..shape
+        })
+        .unwrap_err();
+        assert!(text.contains("no clusters"), "{text}");
+        for (blocks, threads) in [(0, 512), (304, 0), (1 << 23, 512), (u32::MAX, u32::MAX)] {
+            let text = launchable(&LaunchShape {
+                blocks,
+                threads,
+                ..shape
+            })
+            .unwrap_err();
+            assert!(text.contains("2^32"), "{text}");
+        }
+        let most = LaunchShape {
+            blocks: (1 << 23) - 1,
+            ..shape
+        };
+        launchable(&most).unwrap();
+    }
+
+    #[test]
+    fn kernels_without_metadata_are_told_apart_from_unknown_ones() {
+        let mut object = CodeObject::default();
+        assert_eq!(arguments(&object, c"scale"), Ok(None));
+        let kernels = HashMap::from([("scale".to_owned(), vec![(0, 8), (8, 4)])]);
+        object.kernels = Some(kernels);
+        assert_eq!(arguments(&object, c"scale"), Ok(Some(vec![(0, 8), (8, 4)])));
+        let text = arguments(&object, c"other").unwrap_err();
+        assert!(text.contains("other"), "{text}");
+    }
+
+    #[test]
+    fn a_refused_image_names_both_targets() {
+        let error = with_detail(driver_error("hipModuleLoadData", "no"), "for gfx90a");
+        assert_eq!(error.to_string(), "HIP: hipModuleLoadData: no; for gfx90a");
+    }
+}

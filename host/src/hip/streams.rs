@@ -1,0 +1,124 @@
+//! Streams, events and functions of the host.
+
+use core::ffi::c_void;
+use core::ptr;
+
+use super::bindings::{self as hip, hipEvent_t, hipStream_t};
+use super::device::Hip;
+use crate::Result;
+use crate::gpu::driver::{Callback, RawEvent, RawStream};
+
+impl Hip {
+    pub(super) fn create_stream(&self) -> Result<RawStream> {
+        let _relaxed = self.relaxed()?;
+        let mut stream: hipStream_t = ptr::null_mut();
+        // SAFETY: `stream` is writable.
+        let status = unsafe {
+            (self.functions.hipStreamCreateWithFlags)(&mut stream, hip::STREAM_NON_BLOCKING)
+        };
+        self.functions.check("hipStreamCreateWithFlags", status)?;
+        Ok(RawStream(stream as usize))
+    }
+
+    /// # Safety
+    /// As `Driver::destroy_stream`.
+    pub(super) unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
+        let _relaxed = self.relaxed()?;
+        // SAFETY: the caller promises that it is a stream, and that nobody uses it any more.
+        let status = unsafe { (self.functions.hipStreamDestroy)(stream.0 as hipStream_t) };
+        self.functions.check("hipStreamDestroy", status)
+    }
+
+    pub(super) fn query_stream(&self, stream: RawStream) -> Result<bool> {
+        let _relaxed = self.relaxed()?;
+        // SAFETY: the run time checks the handle.
+        let status = unsafe { (self.functions.hipStreamQuery)(stream.0 as hipStream_t) };
+        self.functions.ready("hipStreamQuery", status)
+    }
+
+    pub(super) fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
+        let _relaxed = self.relaxed()?;
+        // SAFETY: the run time checks the handle.
+        let status = unsafe { (self.functions.hipStreamSynchronize)(stream.0 as hipStream_t) };
+        self.functions.check("hipStreamSynchronize", status)
+    }
+
+    /// # Safety
+    /// As `Driver::host_function`.
+    pub(super) unsafe fn host_function(
+        &self,
+        stream: RawStream,
+        callback: Callback,
+        data: *mut c_void,
+    ) -> Result<()> {
+        self.current()?;
+        // SAFETY: the caller promises that `callback` may be called with `data`.
+        let status = unsafe {
+            (self.functions.hipLaunchHostFunc)(stream.0 as hipStream_t, Some(callback), data)
+        };
+        self.functions.check("hipLaunchHostFunc", status)
+    }
+
+    pub(super) fn create_event(&self, timed: bool) -> Result<RawEvent> {
+        let _relaxed = self.relaxed()?;
+        let flags = if timed {
+            hip::EVENT_DEFAULT
+        } else {
+            hip::EVENT_DISABLE_TIMING
+        };
+        let mut event: hipEvent_t = ptr::null_mut();
+        // SAFETY: `event` is writable.
+        let status = unsafe { (self.functions.hipEventCreateWithFlags)(&mut event, flags) };
+        self.functions.check("hipEventCreateWithFlags", status)?;
+        Ok(RawEvent(event as usize))
+    }
+
+    /// # Safety
+    /// As `Driver::destroy_event`.
+    pub(super) unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
+        let _relaxed = self.relaxed()?;
+        // SAFETY: the caller promises that it is an event, and that nobody uses it any more.
+        let status = unsafe { (self.functions.hipEventDestroy)(event.0 as hipEvent_t) };
+        self.functions.check("hipEventDestroy", status)
+    }
+
+    pub(super) fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        self.current()?;
+        // SAFETY: both handles came from this driver.
+        let status = unsafe {
+            (self.functions.hipEventRecord)(event.0 as hipEvent_t, stream.0 as hipStream_t)
+        };
+        self.functions.check("hipEventRecord", status)
+    }
+
+    pub(super) fn query_event(&self, event: RawEvent) -> Result<bool> {
+        let _relaxed = self.relaxed()?;
+        // SAFETY: the handle came from this driver.
+        let status = unsafe { (self.functions.hipEventQuery)(event.0 as hipEvent_t) };
+        self.functions.ready("hipEventQuery", status)
+    }
+
+    pub(super) fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        self.current()?;
+        // SAFETY: both handles came from this driver; the flags must be 0.
+        let status = unsafe {
+            (self.functions.hipStreamWaitEvent)(stream.0 as hipStream_t, event.0 as hipEvent_t, 0)
+        };
+        self.functions.check("hipStreamWaitEvent", status)
+    }
+
+    pub(super) fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
+        let _relaxed = self.relaxed()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: `milliseconds` is writable; both handles came from this driver.
+        let status = unsafe {
+            (self.functions.hipEventElapsedTime)(
+                &mut milliseconds,
+                start.0 as hipEvent_t,
+                end.0 as hipEvent_t,
+            )
+        };
+        self.functions.check("hipEventElapsedTime", status)?;
+        Ok(milliseconds)
+    }
+}
