@@ -60,8 +60,8 @@ impl Gpu {
             return Ok(Arc::clone(gpu));
         }
         let driver = match device {
-            Device::Cuda(ordinal) => open_cuda(ordinal)?,
-            Device::Hip(ordinal) => open_cuda(ordinal)?,
+            Device::Cuda(ordinal) => crate::cuda::open(ordinal)?,
+            Device::Hip(ordinal) => crate::hip::open(ordinal)?,
             Device::Cpu => {
                 return Err(Error::InvalidArgument {
                     operation: "open GPU",
@@ -227,11 +227,4 @@ impl Gpu {
         };
         drop(dropped);
     }
-}
-
-fn open_cuda(ordinal: u32) -> Result<Arc<dyn Driver>> {
-    Err(Error::NoDevice {
-        device: format!("{ordinal}"),
-        detail: String::new(),
-    })
 }

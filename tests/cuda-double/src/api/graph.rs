@@ -1,0 +1,129 @@
+//! Graphs and user objects.
+
+use core::ffi::{c_uint, c_ulonglong, c_void};
+
+use super::{export, get, put, with};
+use crate::core::context::{current, ready};
+use crate::core::graph::{self, Callback, UserObject};
+use crate::core::handles::{EXECS, GRAPHS, USER_OBJECTS};
+use crate::core::stream::find;
+use crate::status::{Result, Status};
+
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which must be given.
+const NO_DESTRUCTOR_SYNC: c_uint = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`.
+const MOVE: c_uint = 1;
+
+fn instantiate(place: *mut usize, graph: usize) -> Result<()> {
+    let (_, graph) = with(&GRAPHS, graph)?;
+    if place.is_null() {
+        return Err(Status::InvalidValue);
+    }
+    put(place, graph.instantiate()?)
+}
+
+export! {
+    fn cuGraphGetNodes(graph: usize, places: *mut usize, count: *mut usize) {
+        ready()?;
+        let graph = GRAPHS.get(graph).ok_or(Status::InvalidValue)?;
+        let nodes = graph.nodes();
+        if places.is_null() {
+            return put(count, nodes.len());
+        }
+        let room = get(count)?;
+        for at in 0..room {
+            let node = nodes.get(at).copied().unwrap_or(0);
+            // SAFETY: the caller promises `count` places.
+            put(unsafe { places.add(at) }, node)?;
+        }
+        put(count, nodes.len().min(room))
+    }
+
+    fn cuGraphClone(place: *mut usize, graph: usize) {
+        ready()?;
+        let graph = GRAPHS.get(graph).ok_or(Status::InvalidValue)?;
+        put(place, graph.duplicate()?)
+    }
+
+    fn cuGraphDestroy(graph: usize) {
+        ready()?;
+        let found = GRAPHS.get(graph).ok_or(Status::InvalidValue)?;
+        if !found.is_finished() {
+            return Err(Status::InvalidValue);
+        }
+        GRAPHS.remove(graph);
+        Ok(())
+    }
+
+    fn cuGraphInstantiateWithFlags(place: *mut usize, graph: usize, flags: c_ulonglong) {
+        // Auto free (1), upload (2, not here), device launch (4), node priority (8).
+        if flags & !9 != 0 {
+            return Err(Status::NotSupported);
+        }
+        instantiate(place, graph)
+    }
+
+    fn cuGraphUpload(exec: usize, stream: usize) {
+        let (context, _) = with(&EXECS, exec)?;
+        find(&context, stream).map(drop)
+    }
+
+    fn cuGraphLaunch(exec: usize, stream: usize) {
+        let (context, exec) = with(&EXECS, exec)?;
+        let stream = find(&context, stream)?;
+        graph::launch(&exec, &stream, &context)
+    }
+
+    fn cuGraphExecDestroy(exec: usize) {
+        ready()?;
+        EXECS.remove(exec).map(drop).ok_or(Status::InvalidValue)
+    }
+
+    fn cuUserObjectCreate(
+        place: *mut usize,
+        data: *mut c_void,
+        destroy: Option<Callback>,
+        references: c_uint,
+        flags: c_uint,
+    ) {
+        ready()?;
+        let destroy = destroy.ok_or(Status::InvalidValue)?;
+        if place.is_null() || references == 0 || flags != NO_DESTRUCTOR_SYNC {
+            return Err(Status::InvalidValue);
+        }
+        put(place, UserObject::create(data, destroy, references))
+    }
+
+    fn cuUserObjectRetain(object: usize, count: c_uint) {
+        ready()?;
+        let object = USER_OBJECTS.get(object).ok_or(Status::InvalidValue)?;
+        if count == 0 {
+            return Err(Status::InvalidValue);
+        }
+        object.add(count);
+        Ok(())
+    }
+
+    fn cuUserObjectRelease(object: usize, count: c_uint) {
+        ready()?;
+        let object = USER_OBJECTS.get(object).ok_or(Status::InvalidValue)?;
+        object.release(count)
+    }
+
+    fn cuGraphRetainUserObject(graph: usize, object: usize, count: c_uint, flags: c_uint) {
+        current()?;
+        let graph = GRAPHS.get(graph).ok_or(Status::InvalidValue)?;
+        let object = USER_OBJECTS.get(object).ok_or(Status::InvalidValue)?;
+        if flags > MOVE {
+            return Err(Status::InvalidValue);
+        }
+        graph.retain(object, count, flags != MOVE)
+    }
+
+    fn cuGraphReleaseUserObject(graph: usize, object: usize, count: c_uint) {
+        current()?;
+        let graph = GRAPHS.get(graph).ok_or(Status::InvalidValue)?;
+        let object = USER_OBJECTS.get(object).ok_or(Status::InvalidValue)?;
+        graph.release(&object, count)
+    }
+}

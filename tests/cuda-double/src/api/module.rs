@@ -1,0 +1,359 @@
+//! Modules, functions and launches.
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use super::device::write_text;
+use super::{export, get, put, with};
+use crate::core::capture;
+use crate::core::context::{Context, current};
+use crate::core::handles::{FUNCTIONS, MODULES};
+use crate::core::kernel::{self, Function, REGISTERS, SHARED_MOST, Shape};
+use crate::core::record::tell;
+use crate::core::settings::settings;
+use crate::core::stream::find;
+use crate::status::{Result, Status};
+
+/// `CUlaunchConfig`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: usize,
+    attributes: *const LaunchAttribute,
+    count: c_uint,
+}
+
+/// `CUlaunchAttribute`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct LaunchAttribute {
+    id: c_uint,
+    pad: [u8; 4],
+    value: [u32; 16],
+}
+
+const _: () = assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribute>() == 72);
+
+/// What an image may begin with that is no text: ELF, fat binaries.
+const BINARIES: [[u8; 4]; 2] = [*b"\x7fELF", [0x50, 0xed, 0x55, 0xba]];
+
+/// Options of a load that concern logs, by number in `cuda.h`.
+const INFO_SIZE: c_uint = 4;
+const ERROR_BUFFER: c_uint = 5;
+const ERROR_SIZE: c_uint = 6;
+
+/// Loads an image.
+fn load(
+    place: *mut usize,
+    image: *const c_void,
+    count: c_uint,
+    options: *const c_uint,
+    values: *mut *mut c_void,
+) -> Result<()> {
+    let context = current()?;
+    capture::potentially_unsafe()?;
+    if place.is_null() || image.is_null() {
+        return Err(Status::InvalidValue);
+    }
+    // SAFETY: an image is at least four bytes: a magic number, or text with its zero byte, of which no more is read.
+    let binary = (0..4).try_fold([0u8; 4], |mut magic, at| {
+        // SAFETY: as above.
+        magic[at] = unsafe { image.cast::<u8>().add(at).read() };
+        (magic[at] != 0).then_some(magic)
+    });
+    if binary.is_some_and(|magic| BINARIES.contains(&magic)) {
+        tell("a binary image cannot be executed here; load PTX");
+        return Err(Status::NoBinaryForGpu);
+    }
+    // SAFETY: what is no binary is text with its zero byte.
+    let text = unsafe { CStr::from_ptr(image.cast::<c_char>()) };
+    let loaded = match text.to_str() {
+        Ok(text) => kernel::load(&context, text),
+        Err(_) => Err((Status::InvalidImage, "the image is no text".to_owned())),
+    };
+    let log = match &loaded {
+        Ok(_) => "",
+        Err((_, log)) => log.as_str(),
+    };
+    write_logs(log, count, options, values)?;
+    match loaded {
+        Ok(module) => put(place, module),
+        Err((status, _)) => Err(status),
+    }
+}
+
+/// Writes the error log, and how long the logs are.
+fn write_logs(
+    log: &str,
+    count: c_uint,
+    options: *const c_uint,
+    values: *mut *mut c_void,
+) -> Result<()> {
+    let (mut buffer, mut size) = (core::ptr::null_mut(), None);
+    for at in 0..count as usize {
+        // SAFETY: the caller promises `count` options.
+        let option = get(unsafe { options.add(at) })?;
+        // SAFETY: likewise for values.
+        let value = unsafe { values.add(at) };
+        match option {
+            INFO_SIZE => put(value, core::ptr::null_mut())?,
+            ERROR_BUFFER => buffer = get(value)?,
+            ERROR_SIZE => size = Some(value),
+            _ => {}
+        }
+    }
+    if let Some(place) = size {
+        let room = get(place)? as usize as u32 as usize;
+        // SAFETY: the caller promises that many bytes.
+        unsafe { write_text(buffer.cast(), room, log) };
+        let length = log.len().min(room.saturating_sub(1));
+        put(place, length as *mut c_void)?;
+    }
+    Ok(())
+}
+
+/// Launches with the addresses of the arguments.
+fn launch(
+    context: &Arc<Context>,
+    function: usize,
+    shape: &Shape,
+    stream: usize,
+    arguments: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Result<()> {
+    let function = FUNCTIONS.get(function).ok_or(Status::InvalidHandle)?;
+    let stream = find(context, stream)?;
+    if !extra.is_null() {
+        tell("launches with a buffer of arguments are not done here");
+        return Err(Status::NotSupported);
+    }
+    let mut bytes = vec![0u8; function.entry.bytes];
+    for (at, parameter) in function.entry.parameters.iter().enumerate() {
+        if arguments.is_null() {
+            return Err(Status::InvalidValue);
+        }
+        // SAFETY: the caller promises an address for each parameter.
+        let argument = get(unsafe { arguments.add(at) })?;
+        if argument.is_null() {
+            return Err(Status::InvalidValue);
+        }
+        let place = &mut bytes[parameter.offset..][..parameter.size];
+        // SAFETY: the caller promises that the argument has the parameter's size.
+        let argument = unsafe { core::slice::from_raw_parts(argument.cast(), parameter.size) };
+        place.copy_from_slice(argument);
+    }
+    function.launch(context, &stream, shape, &bytes)
+}
+
+/// The shape with what the attributes add.
+fn shape(config: &LaunchConfig) -> Result<Shape> {
+    let mut shape = Shape {
+        grid: config.grid,
+        block: config.block,
+        shared_bytes: config.shared_bytes,
+        cluster: [0; 3],
+        cooperative: false,
+    };
+    for at in 0..config.count as usize {
+        // SAFETY: the caller promises that many attributes.
+        let attribute = get(unsafe { config.attributes.add(at) })?;
+        match attribute.id {
+            2 => shape.cooperative = attribute.value[0] != 0,
+            4 => shape.cluster = [attribute.value[0], attribute.value[1], attribute.value[2]],
+            // Nothing, windows of the cache, policies, dependent launches, priorities, domains.
+            0 | 1 | 3 | 5..=14 => {}
+            _ => return Err(Status::InvalidValue),
+        }
+    }
+    Ok(shape)
+}
+
+/// An attribute of a function, by its number in `cuda.h`.
+fn attribute(function: &Function, number: c_uint) -> Result<u32> {
+    Ok(match number {
+        0 => function.max_threads(),
+        1 => function.entry.shared_bytes as u32,
+        2 | 3 | 7 | 10..=14 => 0,
+        4 => REGISTERS,
+        5 | 6 => settings().capability,
+        8 => function.max_dynamic.load(Ordering::Relaxed),
+        9 => u32::MAX,
+        _ => return Err(Status::InvalidValue),
+    })
+}
+
+fn occupancy(place: *mut c_int, function: usize, threads: c_int, dynamic: usize) -> Result<()> {
+    let (_, function) = with(&FUNCTIONS, function)?;
+    let threads = u32::try_from(threads).or(Err(Status::InvalidValue))?;
+    let dynamic = u32::try_from(dynamic).or(Err(Status::InvalidValue))?;
+    put(place, function.occupancy(threads, dynamic)? as c_int)
+}
+
+/// The function of a handle, for calls that need no context but a live function.
+fn alive(function: usize) -> Result<Arc<Function>> {
+    crate::core::context::ready()?;
+    FUNCTIONS.get(function).ok_or(Status::InvalidHandle)
+}
+
+export! {
+    fn cuModuleLoadDataEx(
+        place: *mut usize,
+        image: *const c_void,
+        count: c_uint,
+        options: *mut c_uint,
+        values: *mut *mut c_void,
+    ) {
+        load(place, image, count, options, values)
+    }
+
+    fn cuModuleLoadData(place: *mut usize, image: *const c_void) {
+        load(place, image, 0, core::ptr::null(), core::ptr::null_mut())
+    }
+
+    fn cuModuleUnload(module: usize) {
+        current()?;
+        capture::potentially_unsafe()?;
+        kernel::unload(module)
+    }
+
+    fn cuModuleGetFunction(place: *mut usize, module: usize, name: *const c_char) {
+        let (_, module) = with(&MODULES, module)?;
+        if place.is_null() || name.is_null() {
+            return Err(Status::InvalidValue);
+        }
+        // SAFETY: the caller promises a C string.
+        let name = unsafe { CStr::from_ptr(name) };
+        put(place, module.function(name.to_str().or(Err(Status::NotFound))?)?)
+    }
+
+    fn cuModuleGetFunctionCount(count: *mut c_uint, module: usize) {
+        let (_, module) = with(&MODULES, module)?;
+        put(count, module.names().count() as c_uint)
+    }
+
+    fn cuModuleEnumerateFunctions(places: *mut usize, count: c_uint, module: usize) {
+        let (_, module) = with(&MODULES, module)?;
+        for (at, name) in module.names().take(count as usize).enumerate() {
+            let function = module.function(name)?;
+            // SAFETY: the caller promises `count` places.
+            put(unsafe { places.add(at) }, function)?;
+        }
+        Ok(())
+    }
+
+    fn cuFuncLoad(function: usize) {
+        current()?;
+        alive(function).map(drop)
+    }
+
+    fn cuFuncGetModule(place: *mut usize, function: usize) {
+        put(place, alive(function)?.module)
+    }
+
+    fn cuFuncGetAttribute(place: *mut c_int, number: c_uint, function: usize) {
+        put(place, attribute(&*alive(function)?, number)? as c_int)
+    }
+
+    fn cuFuncSetAttribute(function: usize, number: c_uint, value: c_int) {
+        let function = alive(function)?;
+        match number {
+            8 => {
+                let most = SHARED_MOST.saturating_sub(function.entry.shared_bytes as u32);
+                let value = u32::try_from(value).ok().filter(|value| *value <= most);
+                function.max_dynamic.store(value.ok_or(Status::InvalidValue)?, Ordering::Relaxed);
+                Ok(())
+            }
+            9 | 14 => Ok(()),
+            _ => Err(Status::InvalidValue),
+        }
+    }
+
+    fn cuFuncGetParamInfo(function: usize, index: usize, offset: *mut usize, size: *mut usize) {
+        let function = alive(function)?;
+        let parameter = function.entry.parameters.get(index).ok_or(Status::InvalidValue)?;
+        put(offset, parameter.offset)?;
+        super::put_if(size, parameter.size);
+        Ok(())
+    }
+
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        place: *mut c_int,
+        function: usize,
+        threads: c_int,
+        dynamic: usize,
+    ) {
+        occupancy(place, function, threads, dynamic)
+    }
+
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        place: *mut c_int,
+        function: usize,
+        threads: c_int,
+        dynamic: usize,
+        _flags: c_uint,
+    ) {
+        occupancy(place, function, threads, dynamic)
+    }
+
+    fn cuLaunchKernel(
+        function: usize,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared_bytes: c_uint,
+        stream: usize,
+        arguments: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        let context = current()?;
+        let shape = Shape {
+            grid: [grid_x, grid_y, grid_z],
+            block: [block_x, block_y, block_z],
+            shared_bytes,
+            cluster: [0; 3],
+            cooperative: false,
+        };
+        launch(&context, function, &shape, stream, arguments, extra)
+    }
+
+    fn cuLaunchCooperativeKernel(
+        function: usize,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared_bytes: c_uint,
+        stream: usize,
+        arguments: *mut *mut c_void,
+    ) {
+        let context = current()?;
+        let shape = Shape {
+            grid: [grid_x, grid_y, grid_z],
+            block: [block_x, block_y, block_z],
+            shared_bytes,
+            cluster: [0; 3],
+            cooperative: true,
+        };
+        launch(&context, function, &shape, stream, arguments, core::ptr::null_mut())
+    }
+
+    fn cuLaunchKernelEx(
+        config: *const LaunchConfig,
+        function: usize,
+        arguments: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        let context = current()?;
+        let config = get(config)?;
+        launch(&context, function, &shape(&config)?, config.stream, arguments, extra)
+    }
+}

@@ -1,0 +1,425 @@
+//! Captures: which streams take part, what a call may do meanwhile, and the graph that grows.
+//!
+//! All streams of a capture put their work into one recording stream; the order of the calls respects every edge.
+//! The edges are kept beside it, to find work that was not joined.
+
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
+
+use fusewire::cpu;
+
+use super::graph::Graph;
+use super::handles::{GRAPHS, STREAMS, fresh};
+use super::lock;
+use super::stream::Stream;
+use crate::status::{Result, Status};
+
+/// Mode of a capture, or of a thread: nobody may disturb.
+const GLOBAL: u32 = 0;
+/// Mode: anything that does not conflict by itself is allowed. Between the two (1): this thread may not disturb.
+const RELAXED: u32 = 2;
+
+/// An event.
+#[derive(Debug)]
+pub(crate) struct EventRecord {
+    pub(crate) handle: usize,
+    pub(crate) context: usize,
+    pub(crate) timed: bool,
+    pub(crate) inner: cpu::Event,
+    pub(crate) recorded: AtomicBool,
+}
+
+/// A capture that goes on.
+#[derive(Debug)]
+struct Capture {
+    mode: u32,
+    thread: ThreadId,
+    origin: usize,
+    recorder: cpu::Stream,
+    graph: Arc<Graph>,
+    invalid: bool,
+    /// Nodes, and whether another one depends on them.
+    nodes: BTreeMap<usize, bool>,
+}
+
+/// A point of a capture: its number, and the nodes before it.
+#[derive(Clone, Debug)]
+struct Point {
+    capture: u64,
+    nodes: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Captures {
+    active: BTreeMap<u64, Capture>,
+    /// Where the streams that take part are.
+    streams: BTreeMap<usize, Point>,
+    /// Where events were recorded last, if that was in a capture (which may have ended).
+    events: BTreeMap<usize, Point>,
+}
+
+static CAPTURES: Mutex<Captures> = Mutex::new(Captures {
+    active: BTreeMap::new(),
+    streams: BTreeMap::new(),
+    events: BTreeMap::new(),
+});
+
+thread_local! {
+    static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
+}
+
+/// Whether a stream is captured.
+#[derive(Clone, Debug)]
+pub(crate) enum Info {
+    None,
+    Active {
+        id: u64,
+        graph: usize,
+        /// Addresses stay valid until the next call that concerns the stream.
+        nodes: (*const usize, usize),
+    },
+    Invalidated(u64),
+}
+
+impl Captures {
+    /// The capture that a stream takes part in.
+    fn of(&mut self, stream: usize) -> Option<(&mut Capture, &mut Point)> {
+        let point = self.streams.get_mut(&stream)?;
+        Some((self.active.get_mut(&point.capture)?, point))
+    }
+
+    fn invalidate(&mut self, stream: usize) {
+        if let Some((capture, _)) = self.of(stream) {
+            capture.invalid = true;
+        }
+    }
+
+    /// Removes a capture and all streams from it.
+    fn close(&mut self, id: u64) -> Option<Capture> {
+        self.streams.retain(|_, point| point.capture != id);
+        self.active.remove(&id)
+    }
+
+    /// A blocking stream of a context that is captured.
+    fn blocking(&self, context: usize) -> Option<usize> {
+        self.streams.keys().copied().find(|handle| {
+            STREAMS
+                .get(*handle)
+                .is_some_and(|stream| stream.context == context && stream.blocking)
+        })
+    }
+}
+
+/// Sets this thread's mode; gives the one before.
+pub(crate) fn exchange_mode(mode: u32) -> Result<u32> {
+    if mode > RELAXED {
+        return Err(Status::InvalidValue);
+    }
+    Ok(MODE.replace(mode))
+}
+
+/// A call that may disturb a capture: refused, and the capture is spoilt, where the modes forbid it.
+pub(crate) fn potentially_unsafe() -> Result<()> {
+    let (mode, me) = (MODE.get(), thread::current().id());
+    if mode == RELAXED {
+        return Ok(());
+    }
+    let mut refused = false;
+    for capture in lock(&CAPTURES).active.values_mut() {
+        let own = capture.thread == me && capture.mode != RELAXED;
+        if own || (mode == GLOBAL && capture.mode == GLOBAL) {
+            capture.invalid = true;
+            refused = true;
+        }
+    }
+    if refused {
+        Err(Status::CaptureUnsupported)
+    } else {
+        Ok(())
+    }
+}
+
+/// A call that waits for a stream, or asks whether it is done.
+pub(crate) fn observes_stream(stream: &Stream) -> Result<()> {
+    {
+        let mut captures = lock(&CAPTURES);
+        if stream.is_legacy()
+            && let Some(captured) = captures.blocking(stream.context)
+        {
+            captures.invalidate(captured);
+            return Err(Status::CaptureImplicit);
+        }
+        if captures.of(stream.handle).is_some() {
+            captures.invalidate(stream.handle);
+            return Err(Status::CaptureUnsupported);
+        }
+    }
+    potentially_unsafe()
+}
+
+/// A call that waits for an event, or asks whether it is complete.
+pub(crate) fn observes_event(event: &EventRecord) -> Result<()> {
+    {
+        let mut captures = lock(&CAPTURES);
+        if let Some(point) = captures.events.get(&event.handle) {
+            let id = point.capture;
+            if let Some(capture) = captures.active.get_mut(&id) {
+                capture.invalid = true;
+            }
+            return Err(Status::CapturedEvent);
+        }
+    }
+    potentially_unsafe()
+}
+
+/// A call that waits for a whole context.
+pub(crate) fn observes_context(context: usize) -> Result<()> {
+    {
+        let mut captures = lock(&CAPTURES);
+        let mine = |stream: &Stream| stream.context == context;
+        let captured: Vec<usize> = captures
+            .streams
+            .keys()
+            .copied()
+            .filter(|handle| STREAMS.get(*handle).is_some_and(|stream| mine(&stream)))
+            .collect();
+        for stream in &captured {
+            captures.invalidate(*stream);
+        }
+        if !captured.is_empty() {
+            return Err(Status::CaptureUnsupported);
+        }
+    }
+    potentially_unsafe()
+}
+
+/// Begins a capture.
+pub(crate) fn begin(stream: &Stream, mode: u32) -> Result<()> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    if mode > RELAXED {
+        return Err(Status::InvalidValue);
+    }
+    if stream.is_legacy() {
+        return Err(Status::CaptureUnsupported);
+    }
+    let mut captures = lock(&CAPTURES);
+    if captures.of(stream.handle).is_some() {
+        return Err(Status::IllegalState);
+    }
+    let recorder = cpu::Stream::new();
+    recorder.begin_capture().or(Err(Status::Unknown))?;
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    let graph = Graph::growing(stream.context);
+    GRAPHS.insert_as(graph.handle, Arc::clone(&graph));
+    let capture = Capture {
+        mode,
+        thread: thread::current().id(),
+        origin: stream.handle,
+        recorder,
+        graph,
+        invalid: false,
+        nodes: BTreeMap::new(),
+    };
+    captures.active.insert(id, capture);
+    let point = Point {
+        capture: id,
+        nodes: Vec::new(),
+    };
+    captures.streams.insert(stream.handle, point);
+    Ok(())
+}
+
+/// Ends a capture; gives the graph's handle.
+pub(crate) fn end(stream: &Stream) -> Result<usize> {
+    let mut captures = lock(&CAPTURES);
+    let Some((capture, point)) = captures.of(stream.handle) else {
+        return Err(Status::IllegalState);
+    };
+    let (id, tail) = (point.capture, point.nodes.clone());
+    if capture.origin != stream.handle {
+        capture.invalid = true;
+        return Err(Status::CaptureUnmatched);
+    }
+    if capture.mode != RELAXED && capture.thread != thread::current().id() {
+        return Err(Status::CaptureWrongThread);
+    }
+    let Some(capture) = captures.close(id) else {
+        return Err(Status::IllegalState);
+    };
+    drop(captures);
+    let unjoined = capture
+        .nodes
+        .iter()
+        .any(|(node, followed)| !followed && !tail.contains(node));
+    let refusal = if capture.invalid {
+        Some(Status::CaptureInvalidated)
+    } else if unjoined {
+        Some(Status::CaptureUnjoined)
+    } else {
+        None
+    };
+    if let Some(refusal) = refusal {
+        GRAPHS.remove(capture.graph.handle);
+        return Err(refusal);
+    }
+    let graph = capture.recorder.end_capture().or(Err(Status::Unknown))?;
+    capture
+        .graph
+        .finish(graph, capture.nodes.into_keys().collect());
+    Ok(capture.graph.handle)
+}
+
+/// Whether a stream is captured.
+pub(crate) fn info(stream: &Stream) -> Result<Info> {
+    let mut captures = lock(&CAPTURES);
+    if stream.is_legacy() {
+        return match captures.blocking(stream.context) {
+            Some(_) => Err(Status::CaptureImplicit),
+            None => Ok(Info::None),
+        };
+    }
+    Ok(match captures.of(stream.handle) {
+        None => Info::None,
+        Some((capture, point)) if capture.invalid => Info::Invalidated(point.capture),
+        Some((capture, point)) => Info::Active {
+            id: point.capture,
+            graph: capture.graph.handle,
+            nodes: (point.nodes.as_ptr(), point.nodes.len()),
+        },
+    })
+}
+
+/// Gives work to a stream, or to the graph that it is captured into; gives that graph.
+pub(crate) fn submit(stream: &Stream, item: cpu::Item) -> Result<Option<Arc<Graph>>> {
+    let mut captures = lock(&CAPTURES);
+    if stream.is_legacy()
+        && let Some(captured) = captures.blocking(stream.context)
+    {
+        captures.invalidate(captured);
+        return Err(Status::CaptureImplicit);
+    }
+    let Some((capture, point)) = captures.of(stream.handle) else {
+        drop(captures);
+        stream.order_with_legacy()?;
+        return match stream.work.enqueue(item) {
+            Ok(_) => Ok(None),
+            Err(_) => Err(Status::OperatingSystem),
+        };
+    };
+    if capture.invalid {
+        return Err(Status::CaptureInvalidated);
+    }
+    capture.recorder.enqueue(item).or(Err(Status::Unknown))?;
+    let node = fresh();
+    for before in &point.nodes {
+        capture.nodes.insert(*before, true);
+    }
+    capture.nodes.insert(node, false);
+    point.nodes = vec![node];
+    Ok(Some(Arc::clone(&capture.graph)))
+}
+
+/// Records an event. In a capture that marks a point of it, or with `external` is a node of the graph.
+pub(crate) fn record(event: &EventRecord, stream: &Stream, external: bool) -> Result<()> {
+    if event.context != stream.context {
+        return Err(Status::InvalidHandle);
+    }
+    {
+        let mut captures = lock(&CAPTURES);
+        if let Some((capture, point)) = captures.of(stream.handle) {
+            if capture.invalid {
+                return Err(Status::CaptureInvalidated);
+            }
+            if !external {
+                let point = point.clone();
+                captures.events.insert(event.handle, point);
+                return Ok(());
+            }
+        } else if external {
+            return Err(Status::InvalidValue);
+        }
+        captures.events.remove(&event.handle);
+    }
+    event.recorded.store(true, Ordering::Release);
+    submit(stream, cpu::Item::Record(event.inner.clone())).map(drop)
+}
+
+/// Has a stream wait for an event; one of a capture takes the stream into it.
+pub(crate) fn wait(stream: &Stream, event: &EventRecord, external: bool) -> Result<()> {
+    let mut captures = lock(&CAPTURES);
+    let from = captures.events.get(&event.handle).cloned();
+    let joined = captures
+        .of(stream.handle)
+        .map(|(capture, point)| (point.capture, capture.invalid));
+    match (joined, from) {
+        (Some((_, true)), _) => return Err(Status::CaptureInvalidated),
+        (Some((id, false)), Some(from)) => {
+            if !captures.active.contains_key(&from.capture) {
+                captures.invalidate(stream.handle);
+                return Err(Status::CaptureIsolation);
+            }
+            if from.capture != id {
+                captures.invalidate(stream.handle);
+                if let Some(other) = captures.active.get_mut(&from.capture) {
+                    other.invalid = true;
+                }
+                return Err(Status::CaptureMerge);
+            }
+            if let Some((_, point)) = captures.of(stream.handle) {
+                for node in from.nodes {
+                    if !point.nodes.contains(&node) {
+                        point.nodes.push(node);
+                    }
+                }
+            }
+            return Ok(());
+        }
+        (Some(_), None) if !external => {
+            if event.recorded.load(Ordering::Acquire) {
+                captures.invalidate(stream.handle);
+                return Err(Status::CaptureIsolation);
+            }
+            return Ok(());
+        }
+        (None, Some(from)) => {
+            let Some(capture) = captures.active.get_mut(&from.capture) else {
+                return Err(Status::CapturedEvent);
+            };
+            if capture.invalid {
+                return Err(Status::CaptureInvalidated);
+            }
+            if stream.is_legacy() {
+                capture.invalid = true;
+                return Err(Status::CaptureImplicit);
+            }
+            captures.streams.insert(stream.handle, from);
+            return Ok(());
+        }
+        (Some(_), None) | (None, None) => {}
+    }
+    drop(captures);
+    submit(stream, cpu::Item::Wait(event.inner.clone())).map(drop)
+}
+
+/// An event is gone.
+pub(crate) fn forget_event(event: &EventRecord) {
+    lock(&CAPTURES).events.remove(&event.handle);
+}
+
+/// A stream is gone; a capture that it began ends.
+pub(crate) fn forget_stream(stream: &Stream) {
+    let mut captures = lock(&CAPTURES);
+    let Some((capture, point)) = captures.of(stream.handle) else {
+        return;
+    };
+    let (origin, id) = (capture.origin, point.capture);
+    captures.streams.remove(&stream.handle);
+    if origin == stream.handle
+        && let Some(capture) = captures.close(id)
+    {
+        GRAPHS.remove(capture.graph.handle);
+    }
+}

@@ -1,0 +1,95 @@
+//! Handles: numbers that are given out once, so that one that was freed is never another's.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use super::capture::EventRecord;
+use super::context::Context;
+use super::graph::{Exec, Graph, UserObject};
+use super::kernel::{Function, Module};
+use super::lock;
+use super::memory::Allocation;
+use super::stream::Stream;
+
+/// Nothing is ever mapped there: a handle that somebody follows as a pointer is found out.
+const FIRST: usize = 0xf5_0000_0000_0000;
+
+static NEXT: AtomicUsize = AtomicUsize::new(1);
+
+/// A number that no other handle has.
+pub(crate) fn fresh() -> usize {
+    FIRST + (NEXT.fetch_add(1, Ordering::Relaxed) << 4)
+}
+
+/// Live objects of one kind.
+#[derive(Debug)]
+pub(crate) struct Table<T> {
+    entries: Mutex<BTreeMap<usize, Arc<T>>>,
+}
+
+impl<T> Table<T> {
+    const fn new() -> Self {
+        Self {
+            entries: Mutex::new(BTreeMap::new()),
+        }
+    }
+
+    /// Gives an object a handle.
+    pub(crate) fn insert(&self, object: Arc<T>) -> usize {
+        let handle = fresh();
+        self.insert_as(handle, object);
+        handle
+    }
+
+    /// Keeps an object that knows its handle already.
+    pub(crate) fn insert_as(&self, handle: usize, object: Arc<T>) {
+        lock(&self.entries).insert(handle, object);
+    }
+
+    pub(crate) fn get(&self, handle: usize) -> Option<Arc<T>> {
+        lock(&self.entries).get(&handle).cloned()
+    }
+
+    pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
+        lock(&self.entries).remove(&handle)
+    }
+
+    /// All that satisfy a condition.
+    pub(crate) fn select(&self, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let entries = lock(&self.entries);
+        entries
+            .values()
+            .filter(|object| wanted(object))
+            .cloned()
+            .collect()
+    }
+
+    /// Takes out all that satisfy a condition.
+    pub(crate) fn take(&self, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let mut entries = lock(&self.entries);
+        let taken: Vec<usize> = entries
+            .iter()
+            .filter(|(_, object)| wanted(object))
+            .map(|(handle, _)| *handle)
+            .collect();
+        taken
+            .iter()
+            .filter_map(|handle| entries.remove(handle))
+            .collect()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.entries).len()
+    }
+}
+
+pub(crate) static CONTEXTS: Table<Context> = Table::new();
+pub(crate) static STREAMS: Table<Stream> = Table::new();
+pub(crate) static EVENTS: Table<EventRecord> = Table::new();
+pub(crate) static MODULES: Table<Module> = Table::new();
+pub(crate) static FUNCTIONS: Table<Function> = Table::new();
+pub(crate) static GRAPHS: Table<Graph> = Table::new();
+pub(crate) static EXECS: Table<Exec> = Table::new();
+pub(crate) static USER_OBJECTS: Table<UserObject> = Table::new();
+pub(crate) static ALLOCATIONS: Table<Allocation> = Table::new();

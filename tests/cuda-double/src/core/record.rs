@@ -1,0 +1,134 @@
+//! What was called how often, what lives, and calls that are told to fail.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use serde_json::{Value, json};
+
+use super::handles::{
+    ALLOCATIONS, CONTEXTS, EVENTS, EXECS, GRAPHS, MODULES, STREAMS, USER_OBJECTS,
+};
+use super::settings::variable;
+use super::{lock, memory};
+
+static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+static FAILURES: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
+static PREPARED: AtomicBool = AtomicBool::new(false);
+
+/// A call that shall fail.
+#[derive(Debug)]
+struct Failure {
+    name: String,
+    /// Calls until then, this one included.
+    left: u64,
+    code: u32,
+}
+
+/// Tells the user of a test why the double refuses something.
+pub(crate) fn tell(text: &str) {
+    eprintln!("fusewire-cuda-double: {text}");
+}
+
+/// Counts a call; an error code where it shall fail.
+pub(crate) fn enter(name: &'static str) -> core::result::Result<(), u32> {
+    prepare();
+    *lock(&CALLS).entry(name).or_default() += 1;
+    let mut failures = lock(&FAILURES);
+    let mut code = None;
+    failures.retain_mut(|failure| {
+        if failure.name != name {
+            return true;
+        }
+        failure.left -= 1;
+        if failure.left == 0 {
+            code = Some(failure.code);
+        }
+        failure.left > 0
+    });
+    code.map_or(Ok(()), Err)
+}
+
+/// Has the `nth` call of a function from now on fail.
+pub(crate) fn fail(name: &str, nth: u64, code: u32) {
+    prepare();
+    lock(&FAILURES).push(Failure {
+        name: name.to_owned(),
+        left: nth.max(1),
+        code,
+    });
+}
+
+/// How often a function was called.
+pub(crate) fn calls(name: &str) -> u64 {
+    lock(&CALLS).get(name).copied().unwrap_or(0)
+}
+
+/// How many objects of a kind live.
+pub(crate) fn live() -> [(&'static str, u64); 14] {
+    let memory = memory::live();
+    [
+        ("context", CONTEXTS.len() as u64),
+        ("stream", STREAMS.len() as u64),
+        ("event", EVENTS.len() as u64),
+        ("module", MODULES.len() as u64),
+        ("graph", GRAPHS.len() as u64),
+        ("exec", EXECS.len() as u64),
+        ("user_object", USER_OBJECTS.len() as u64),
+        ("allocation", ALLOCATIONS.len() as u64),
+        ("reservation", memory.reservations),
+        ("mapping", memory.mappings),
+        ("block", memory.blocks),
+        ("ipc", memory.ipc),
+        ("host", memory.host),
+        ("registered", memory.registered),
+    ]
+}
+
+/// Everything as JSON: `{"pid": .., "calls": {name: count}, "live": {kind: count}}`.
+pub(crate) fn report() -> String {
+    let calls: BTreeMap<&str, u64> = lock(&CALLS).clone();
+    let live: serde_json::Map<String, Value> = live()
+        .into_iter()
+        .map(|(kind, count)| (kind.to_owned(), count.into()))
+        .collect();
+    json!({"pid": std::process::id(), "calls": calls, "live": live}).to_string()
+}
+
+/// Reads what the environment wants, once.
+fn prepare() {
+    if PREPARED.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    for part in variable("FAIL").unwrap_or_default().split(',') {
+        if part.is_empty() {
+            continue;
+        }
+        match parse(part) {
+            Some((name, nth, code)) => fail(name, nth, code),
+            None => tell(&format!(
+                "FUSEWIRE_CUDA_DOUBLE_FAIL holds {part:?}; wanted is NAME:NTH=CODE, as in cuMemCreate:3=2"
+            )),
+        }
+    }
+    if variable("REPORT").is_some() {
+        // SAFETY: the function stays loaded until the process ends: nobody unloads a driver.
+        unsafe { libc::atexit(dump) };
+    }
+}
+
+fn parse(part: &str) -> Option<(&str, u64, u32)> {
+    let (call, code) = part.trim().split_once('=')?;
+    let (name, nth) = call.split_once(':').unwrap_or((call, "1"));
+    Some((name, nth.parse().ok()?, code.parse().ok()?))
+}
+
+/// Writes the report to `FUSEWIRE_CUDA_DOUBLE_REPORT`, in which `%p` is the process' number.
+extern "C" fn dump() {
+    if let Some(path) = variable("REPORT") {
+        let path = path.replace("%p", &std::process::id().to_string());
+        if let Err(error) = std::fs::write(&path, report()) {
+            tell(&format!("the report {path} cannot be written: {error}"));
+        }
+    }
+}

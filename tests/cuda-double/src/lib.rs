@@ -1,0 +1,39 @@
+//! An executing double of the CUDA driver library, for tests without a GPU.
+//!
+//! The shared object exports the C functions of `libcuda.so.1` that Fusewire's CUDA device calls, and executes
+//! them: device memory is memory files, kernels are their native entries, each block on a thread of its own,
+//! streams and graphs are those of [`fusewire::cpu`]. Rules of the driver that a test without a GPU could break
+//! unseen are enforced: handles, contexts, access to mapped memory, captures, callbacks, shapes of launches.
+//!
+//! [`install`] places it where a child process with `LD_LIBRARY_PATH` finds it. [`stand_in`] writes images that
+//! it can load; images that `fusewire-build` made work as well, for only their declarations are read.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `FUSEWIRE_CUDA_DOUBLE_DEVICES` | number of devices (1); 0: `cuInit` says that there is none |
+//! | `FUSEWIRE_CUDA_DOUBLE_SM` | compute capability, ten times (90) |
+//! | `FUSEWIRE_CUDA_DOUBLE_MULTIPROCESSORS` | multiprocessors of a device (132) |
+//! | `FUSEWIRE_CUDA_DOUBLE_MEMORY` | bytes of a device's memory (an H200's) |
+//! | `FUSEWIRE_CUDA_DOUBLE_DRIVER` | version of the driver (12080) |
+//! | `FUSEWIRE_CUDA_DOUBLE_DESCRIPTORS=0` | memory cannot be exported as a file descriptor |
+//! | `FUSEWIRE_CUDA_DOUBLE_POISON=0` | new memory is zero; else it is filled with 0xcb |
+//! | `FUSEWIRE_CUDA_DOUBLE_GUARD=1` | the host's accesses to device memory crash while no device works |
+//! | `FUSEWIRE_CUDA_DOUBLE_FAIL=NAME:NTH=CODE,..` | the n-th call of a function fails with a code |
+//! | `FUSEWIRE_CUDA_DOUBLE_REPORT=PATH` | calls by name and live handles, as JSON, when the process ends |
+//!
+//! The exported functions `fusewireCudaDoubleCalls`, `fusewireCudaDoubleLive`, `fusewireCudaDoubleReport` and
+//! `fusewireCudaDoubleFail` do the last two while the process runs.
+//!
+//! What it does not see: what a kernel's PTX does (only the declarations are read), threads of a block (a block has
+//! one lane), kernels that follow an address which was freed (the process crashes then).
+
+#![allow(non_snake_case)] // the names of cuda.h
+
+mod api;
+mod core;
+mod install;
+mod status;
+
+pub use self::core::image::stand_in;
+pub use self::core::kernel::register;
+pub use self::install::{NAMES, install, library};
