@@ -1,11 +1,11 @@
-//! From a crate to an image: rustc, link with the shims, optimise, generate code.
+//! From a crate to its images: rustc, link with the shims, optimise, take families apart, generate code.
 
 use core::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
-
+use crate::host::Family;
 use crate::project::Project;
+use crate::sources::{self, Hash};
 use crate::text::ir;
 use crate::toolchain::Toolchain;
 use crate::{Error, Result, Target, Vendor, edit, files, process};
@@ -16,6 +16,9 @@ pub struct Options {
     /// Leaves rustc's jump threading on, which clones barriers into divergent branches: for the gate's
     /// control only.
     pub jump_threading: bool,
+    /// Families that get an image each; kernels of none of them share one more. When empty, one image holds
+    /// everything.
+    pub families: Vec<Family>,
 }
 
 /// What compiling gave, on disk.
@@ -27,19 +30,32 @@ pub struct Compiled {
     pub key: String,
     /// Whether nothing had to be compiled.
     pub cached: bool,
-    /// Optimised LLVM IR.
+    /// Optimised LLVM IR of all kernels.
     pub ir: PathBuf,
-    /// PTX, or AMD assembly.
-    pub assembly: PathBuf,
-    /// What a driver loads: PTX, or a code object. Absent for AMD without `ld.lld`.
-    pub image: Option<PathBuf>,
+    /// The images.
+    pub parts: Vec<Part>,
     /// Warnings of the compiler.
     pub warnings: String,
 }
 
+/// One image, of a family of kernels or of all.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The family; the package's name where an image holds what is in no family.
+    pub name: String,
+    /// PTX, or AMD assembly.
+    pub assembly: PathBuf,
+    /// What a driver loads: PTX, or a code object. Absent for AMD without `ld.lld`.
+    pub image: Option<PathBuf>,
+}
+
 impl Options {
-    const fn suffix(&self) -> &'static str {
-        if self.jump_threading { "-threaded" } else { "" }
+    fn suffix(&self) -> &'static str {
+        match (self.jump_threading, self.families.is_empty()) {
+            (true, _) => "-threaded",
+            (false, true) => "",
+            (false, false) => "-families",
+        }
     }
 
     const fn flags(&self) -> &'static str {
@@ -53,11 +69,17 @@ impl Options {
 
 const PASSES: &str = "internalize,default<O3>";
 
+/// Takes a family out of the optimised whole.
+const SPLIT: &str = "internalize,globaldce";
+
 /// Loops of unknown length stay as they are written: unrolled, kernels that hold dozens of them need more
 /// registers than there are. Kernels batch their loads in the source.
 const UNROLL: &str = "-unroll-runtime=false";
 
 /// Compiles `project` for `target`, or finds what an earlier call with the same content left.
+///
+/// An image depends on the sources, the tools and the flags alone: not on the folder, the machine or the number of
+/// jobs.
 ///
 /// # Errors
 /// [`Error::Command`] with what the failing tool wrote.
@@ -74,31 +96,24 @@ pub fn compile(
         .join(&name)
         .join(target.name());
     files::create_directory(&folder)?;
-    let key = key(toolchain, project, target, options)?;
-    let assembly = folder.join(if target.vendor() == Vendor::Amd {
-        "image.s"
-    } else {
-        "image.ptx"
-    });
-    let image = match (target.vendor(), &toolchain.lld) {
-        (Vendor::Nvidia, _) => Some(assembly.clone()),
-        (Vendor::Amd, Ok(_)) => Some(folder.join("image.co")),
-        (Vendor::Amd, Err(_)) => None,
-    };
     let mut compiled = Compiled {
         target,
-        key,
+        key: key(toolchain, project, target, options)?,
         cached: true,
         ir: folder.join("image.ll"),
-        assembly,
-        image,
+        parts: Vec::new(),
         warnings: String::new(),
     };
+    // The key, then the names of the parts.
     let stamp = folder.join("key");
-    if files::read(&stamp).is_ok_and(|found| found == compiled.key)
-        && compiled.image.iter().all(|image| image.exists())
+    let part = |name: &str| Part::new(toolchain, target, &folder, name);
+    if let Ok(text) = files::read(&stamp)
+        && let Some(names) = text.strip_prefix(&format!("{}\n", compiled.key))
     {
-        return Ok(compiled);
+        compiled.parts = names.lines().map(part).collect();
+        if compiled.parts.iter().all(Part::exists) {
+            return Ok(compiled);
+        }
     }
     // A failure below must not leave an old stamp beside new files.
     let _ = std::fs::remove_file(&stamp);
@@ -106,9 +121,36 @@ pub fn compile(
     let bitcode = folder.join("crate.bc");
     compiled.warnings = rustc(toolchain, project, target, options, &bitcode)?;
     let linked = link(toolchain, project, target, &folder, &bitcode)?;
-    generate(toolchain, project, &folder, &linked, &compiled)?;
-    files::write(&stamp, &compiled.key)?;
+    let families = optimise(toolchain, project, options, &folder, &linked, &compiled)?;
+    compiled.parts = families.iter().map(|family| part(&family.name)).collect();
+    for (family, part) in families.iter().zip(&compiled.parts) {
+        generate(toolchain, &folder, target, family, part)?;
+    }
+    let names: Vec<&str> = families.iter().map(|family| family.name.as_str()).collect();
+    files::write(&stamp, format!("{}\n{}\n", compiled.key, names.join("\n")))?;
     Ok(compiled)
+}
+
+impl Part {
+    fn new(toolchain: &Toolchain, target: Target, folder: &Path, name: &str) -> Self {
+        let file = |extension: &str| folder.join(format!("{name}.{extension}"));
+        match target.vendor() {
+            Vendor::Nvidia => Self {
+                name: name.to_owned(),
+                assembly: file("ptx"),
+                image: Some(file("ptx")),
+            },
+            Vendor::Amd => Self {
+                name: name.to_owned(),
+                assembly: file("s"),
+                image: toolchain.lld.is_ok().then(|| file("co")),
+            },
+        }
+    }
+
+    fn exists(&self) -> bool {
+        self.assembly.exists() && self.image.iter().all(|image| image.exists())
+    }
 }
 
 /// cargo and rustc: all of the crate and its dependencies in one bitcode file.
@@ -123,9 +165,11 @@ fn rustc(
     if !target.features().is_empty() {
         let _ = write!(flags, " -Ctarget-feature={}", target.features());
     }
-    let folder = project
-        .gpu_folder()
-        .join(format!("{target}{}", options.suffix()));
+    let folder = project.gpu_folder().join(if options.jump_threading {
+        format!("{target}{}", options.suffix())
+    } else {
+        target.to_string()
+    });
     let run = |fresh: bool| {
         let mut command = process::clean(&toolchain.cargo);
         command
@@ -140,6 +184,8 @@ fn rustc(
                 "-Zbuild-std=core",
                 "--release",
                 "--crate-type=staticlib",
+                // Locations in panics would name folders of this machine.
+                "-Ztrim-paths",
             ])
             .args(["--target", target.vendor().triple()]);
         for (name, value) in [
@@ -150,6 +196,7 @@ fn rustc(
             ("opt-level", "3"),
             ("overflow-checks", "false"),
             ("debug-assertions", "false"),
+            ("trim-paths", "\"all\""),
         ] {
             command
                 .arg("--config")
@@ -212,14 +259,15 @@ fn link(
     Ok(linked)
 }
 
-/// opt, llc and, for AMD, ld.lld.
-fn generate(
+/// opt: all kernels at once. Gives the families to take out of that.
+fn optimise(
     toolchain: &Toolchain,
     project: &Project,
+    options: &Options,
     folder: &Path,
     linked: &Path,
     compiled: &Compiled,
-) -> Result<()> {
+) -> Result<Vec<Family>> {
     let target = compiled.target;
     let kernels = ir::kernel_names(&files::read(linked)?, target.vendor());
     if kernels.is_empty() {
@@ -228,39 +276,91 @@ fn generate(
             project.name
         )));
     }
+    let bitcode = folder.join(WHOLE);
     process::run(
         &format!("opt for {target}"),
         process::clean(&toolchain.opt)
             .arg(format!("-mcpu={target}"))
-            .arg(format!(
-                "--internalize-public-api-list={}",
-                kernels.join(",")
-            ))
-            .args(["-passes", PASSES, UNROLL, "-S"])
+            .arg(public(&kernels))
+            .args(["-passes", PASSES, UNROLL])
             .arg(linked)
+            .arg("-o")
+            .arg(&bitcode),
+    )?;
+    process::run(
+        &format!("llvm-dis for {target}"),
+        process::clean(&toolchain.llvm_dis)
+            .arg(&bitcode)
             .arg("-o")
             .arg(&compiled.ir),
     )?;
+    let mut left = kernels;
+    let mut families = Vec::new();
+    for family in &options.families {
+        let (entries, rest) = left
+            .into_iter()
+            .partition(|kernel| family.entries.contains(kernel));
+        left = rest;
+        families.push(Family {
+            name: family.name.clone(),
+            entries,
+        });
+    }
+    families.push(Family {
+        name: project.name.clone(),
+        entries: left,
+    });
+    families.retain(|family| !family.entries.is_empty());
+    Ok(families)
+}
+
+/// The optimised bitcode of all kernels.
+const WHOLE: &str = "image.bc";
+
+fn public(kernels: &[String]) -> String {
+    format!("--internalize-public-api-list={}", kernels.join(","))
+}
+
+/// The image of one family: opt takes it out of the whole, llc and, for AMD, ld.lld make code of it.
+fn generate(
+    toolchain: &Toolchain,
+    folder: &Path,
+    target: Target,
+    family: &Family,
+    part: &Part,
+) -> Result<()> {
+    let name = &family.name;
+    let bitcode = folder.join(format!("{name}.part.bc"));
+    process::run(
+        &format!("opt of {name} for {target}"),
+        process::clean(&toolchain.opt)
+            .arg(public(&family.entries))
+            .args(["-passes", SPLIT])
+            .arg(folder.join(WHOLE))
+            .arg("-o")
+            .arg(&bitcode),
+    )?;
     let llc = |kind: &str, to: &Path| {
         process::run(
-            &format!("llc for {target}"),
+            &format!("llc of {name} for {target}"),
             process::clean(&toolchain.llc)
                 .args(["-O3", "-fp-contract=off"])
                 .arg(format!("-mcpu={target}"))
                 .arg(format!("-mattr={}", target.features()))
                 .arg(format!("-filetype={kind}"))
-                .arg(&compiled.ir)
+                // PTX is what drivers load: comments are a third of it.
+                .arg(format!("-asm-verbose={}", target.vendor() == Vendor::Amd))
+                .arg(&bitcode)
                 .arg("-o")
                 .arg(to),
         )
     };
-    llc("asm", &compiled.assembly)?;
-    if let (Vendor::Amd, Ok(lld), Some(image)) = (target.vendor(), &toolchain.lld, &compiled.image)
-    {
-        let object = folder.join("image.o");
+    llc("asm", &part.assembly)?;
+    if let (Vendor::Amd, Ok(lld), Some(image)) = (target.vendor(), &toolchain.lld, &part.image) {
+        let object = folder.join(format!("{name}.o"));
         llc("obj", &object)?;
         process::run(
-            &format!("ld.lld for {target}"),
+            &format!("ld.lld of {name} for {target}"),
             process::clean(lld)
                 .arg("-shared")
                 .arg(&object)
@@ -271,81 +371,36 @@ fn generate(
     Ok(())
 }
 
-/// Hash of the sources of the crate and of its path dependencies, the lock file, the shims, the tools
-/// and the flags.
+/// Hash of the sources, the manifest and the lock file of the workspace, the tools and the flags.
 fn key(
     toolchain: &Toolchain,
     project: &Project,
     target: Target,
     options: &Options,
 ) -> Result<String> {
-    let mut hash = Sha256::new();
-    let mut add = |bytes: &[u8]| {
-        hash.update((bytes.len() as u64).to_le_bytes());
-        hash.update(bytes);
-    };
+    let mut hash = Hash::default();
     for text in [
-        env!("CARGO_PKG_VERSION"),
-        edit::VERSION,
+        &sources::hash(project)?,
         options.flags(),
-        PASSES,
-        UNROLL,
         target.name(),
         target.features(),
         &toolchain.version,
         &project.max_threads().to_string(),
+        &format!("{:?}", options.families),
     ] {
-        add(text.as_bytes());
+        hash.add(text.as_bytes());
     }
     for tool in [&toolchain.opt, &toolchain.llc] {
         // A tool that is replaced changes its size or its time.
         if let Ok(about) = tool.canonicalize().and_then(|path| path.metadata()) {
-            add(format!("{}{:?}", about.len(), about.modified().ok()).as_bytes());
+            hash.add(format!("{}{:?}", about.len(), about.modified().ok()).as_bytes());
         }
     }
-    let mut all = vec![
-        project.workspace.join("Cargo.lock"),
-        project.workspace.join("Cargo.toml"),
-    ];
-    all.extend(project.shims(target.vendor()).iter().cloned());
-    for folder in &project.sources {
-        collect(folder, &mut all)?;
-    }
-    all.sort();
-    all.dedup();
-    for path in all.iter().filter(|path| path.exists()) {
-        add(path.as_os_str().as_encoded_bytes());
-        add(&files::read_bytes(path)?);
-    }
-    Ok(hash
-        .finalize()
-        .iter()
-        .fold(String::new(), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        }))
-}
-
-/// Rust and IR files and manifests under `folder`, without those that cargo writes.
-fn collect(folder: &Path, out: &mut Vec<PathBuf>) -> Result<()> {
-    let entries = std::fs::read_dir(folder).map_err(|source| Error::File {
-        action: "list",
-        path: folder.to_owned(),
-        source,
-    })?;
-    for entry in entries.flatten() {
-        let path = entry.path();
-        let name = entry.file_name();
-        if path.is_dir() {
-            if name != "target" && name != ".git" {
-                collect(&path, out)?;
-            }
-        } else if path
-            .extension()
-            .is_some_and(|e| e == "rs" || e == "ll" || e == "toml")
-        {
-            out.push(path);
+    for name in ["Cargo.lock", "Cargo.toml"] {
+        let path = project.workspace.join(name);
+        if path.exists() {
+            hash.add(&files::read_bytes(&path)?);
         }
     }
-    Ok(())
+    Ok(hash.text())
 }

@@ -100,6 +100,7 @@ pub fn device(
     out.push(clean(target, "control_threaded", &found));
     let threaded = Options {
         jump_threading: true,
+        ..Options::default()
     };
     let threaded = Image::read(&compile(toolchain, &project, target, &threaded)?, None)?;
     let cloned = gate::check(&threaded);
@@ -128,6 +129,7 @@ fn wrong_host(image: &Image) -> Vec<HostKernel> {
         .filter(|entry| entry.name != "control_panic")
         .map(|entry| HostKernel {
             name: entry.name.clone(),
+            family: "controls".to_owned(),
             params: entry
                 .parameters
                 .iter()
@@ -141,19 +143,21 @@ fn wrong_host(image: &Image) -> Vec<HostKernel> {
         .collect();
     host.push(HostKernel {
         name: "control_ghost".to_owned(),
+        family: "controls".to_owned(),
         params: Vec::new(),
     });
     host
 }
 
 fn broken(compiled: &Compiled) -> Result<Compiled> {
-    let assembly = compiled.assembly.with_file_name("broken.ptx");
-    let text = files::read(&compiled.assembly)?;
-    files::write(&assembly, text.replacen("ret;", "return.now;\n\tret;", 1))?;
-    Ok(Compiled {
-        assembly,
-        ..compiled.clone()
-    })
+    let mut broken = compiled.clone();
+    for part in &mut broken.parts {
+        let text = files::read(&part.assembly)?;
+        part.assembly = part.assembly.with_file_name("broken.ptx");
+        let text = text.replacen("ret;", "return.now;\n\tret;", 1);
+        files::write(&part.assembly, text)?;
+    }
+    Ok(broken)
 }
 
 fn caught(place: &str, kernel: &str, rule: &str, found: &[Violation]) -> Outcome {

@@ -9,9 +9,6 @@ use std::collections::HashMap;
 
 use crate::Vendor;
 
-/// Changes when this file's result does, so that caches notice.
-pub(crate) const VERSION: &str = "2";
-
 /// Whether a function belongs to a panic.
 pub(crate) fn is_panic(name: &str) -> bool {
     [

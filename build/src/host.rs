@@ -4,6 +4,7 @@
 //! prints the crate's `KERNELS` (`&[KernelInfo]` or `&[&[KernelInfo]]`) as JSON, and its
 //! machine code holds every native entry.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -16,6 +17,8 @@ use crate::{Error, Result, files, process};
 pub struct HostKernel {
     /// Exported symbol.
     pub name: String,
+    /// The family that it belongs to: the module that defines it.
+    pub family: String,
     /// Parameters in order.
     pub params: Vec<HostParameter>,
 }
@@ -31,6 +34,15 @@ pub struct HostParameter {
     pub size: usize,
 }
 
+/// Kernels that share an image: those of one module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Family {
+    /// Name of the module.
+    pub name: String,
+    /// Exported symbols.
+    pub entries: Vec<String>,
+}
+
 /// What the probe gave.
 #[derive(Debug)]
 pub struct Host {
@@ -38,6 +50,27 @@ pub struct Host {
     pub kernels: Vec<HostKernel>,
     /// The program, for its machine code.
     pub program: PathBuf,
+}
+
+impl Host {
+    /// The families of the crate's kernels, by name.
+    pub fn families(&self) -> Vec<Family> {
+        let mut families: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for kernel in &self.kernels {
+            let entries = families.entry(&kernel.family).or_default();
+            entries.push(kernel.name.clone());
+        }
+        families
+            .into_iter()
+            .map(|(name, mut entries)| {
+                entries.sort();
+                Family {
+                    name: name.to_owned(),
+                    entries,
+                }
+            })
+            .collect()
+    }
 }
 
 const MAIN: &str = r#"use fusewire_device::native::KernelInfo;
@@ -77,7 +110,12 @@ fn main() {
                 format!("{{\"name\":{:?},\"offset\":{},\"size\":{}}}", p.name, p.offset, p.size)
             })
             .collect();
-        kernels.push(format!("{{\"name\":{:?},\"params\":[{}]}}", kernel.name, params.join(",")));
+        kernels.push(format!(
+            "{{\"name\":{:?},\"family\":{:?},\"params\":[{}]}}",
+            kernel.name,
+            kernel.family(),
+            params.join(",")
+        ));
     });
     println!("[{}]", kernels.join(","));
 }

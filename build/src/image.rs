@@ -1,17 +1,18 @@
-//! An image as the gate and the manifest see it.
+//! Images as the gate and the manifest see them.
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::compile::Compiled;
+use crate::compile::{Compiled, Part};
 use crate::host::HostKernel;
 use crate::project::Allow;
 use crate::text::assembly::{Function, Resources};
 use crate::text::{amd, ir, ptx};
 use crate::{Result, Target, Vendor, files, process, toolchain};
 
-/// One kernel crate for one target: the texts, read.
+/// One kernel crate for one target, in one image or several: the texts, read.
 #[derive(Debug)]
 pub struct Image {
     /// For which GPU.
@@ -28,10 +29,21 @@ pub struct Image {
     pub host: Option<Vec<HostKernel>>,
     /// Exceptions.
     pub allow: Vec<Allow>,
-    /// What a driver loads.
-    pub file: Option<PathBuf>,
+    /// What a driver loads, by name; no path for AMD without `ld.lld`.
+    pub files: Vec<ImageFile>,
     /// Why ptxas refused it, if it did.
     pub refused: Option<String>,
+}
+
+/// A file that a driver loads.
+#[derive(Clone, Debug)]
+pub struct ImageFile {
+    /// The family of kernels, or the package.
+    pub name: String,
+    /// Where it lies, if it could be made.
+    pub path: Option<PathBuf>,
+    /// Kernels that it holds.
+    pub entries: Vec<String>,
 }
 
 /// A kernel of an image.
@@ -48,36 +60,43 @@ impl Image {
     ///
     /// # Errors
     /// Files that cannot be read, texts that cannot be understood.
-    pub fn read(compiled: &Compiled, ptxas: Option<&std::path::Path>) -> Result<Self> {
+    pub fn read(compiled: &Compiled, ptxas: Option<&Path>) -> Result<Self> {
         let target = compiled.target;
-        let assembly = files::read(&compiled.assembly)?;
         let ir = ir::parse(&files::read(&compiled.ir)?, target.vendor());
+        let mut assembly = String::new();
+        let mut functions: Vec<Function> = Vec::new();
+        let mut resources: HashMap<String, Resources> = HashMap::new();
         let mut refused = None;
-        let (functions, kernels) = match target.vendor() {
-            Vendor::Amd => {
-                let (functions, metadata) = amd::parse(&assembly)?;
-                let resources = |name: &str| metadata.get(name).map(|kernel| kernel.resources);
-                let kernels = kernels(&functions, resources);
-                (functions, kernels)
-            }
-            Vendor::Nvidia => {
-                let functions = ptx::parse(&assembly)?;
-                let said = match ptxas {
-                    Some(ptxas) => match assemble(compiled, ptxas) {
-                        Ok(said) => said,
-                        Err(crate::Error::Command { output, .. }) => {
-                            refused = Some(output);
-                            String::new()
-                        }
-                        Err(error) => return Err(error),
-                    },
-                    None => String::new(),
-                };
-                let resources = ptx::resources(&said);
-                let kernels = kernels(&functions, |name| resources.get(name).copied());
-                (functions, kernels)
-            }
-        };
+        let mut list = Vec::new();
+        for part in &compiled.parts {
+            let text = files::read(&part.assembly)?;
+            let found = match target.vendor() {
+                Vendor::Amd => {
+                    let (found, metadata) = amd::parse(&text)?;
+                    let used = metadata.into_iter();
+                    resources.extend(used.map(|(name, kernel)| (name, kernel.resources)));
+                    found
+                }
+                Vendor::Nvidia => {
+                    match ptxas.map(|ptxas| assemble(compiled, part, ptxas)) {
+                        Some(Ok(said)) => resources.extend(ptx::resources(&said)),
+                        Some(Err(crate::Error::Command { output, .. })) => refused = Some(output),
+                        Some(Err(error)) => return Err(error),
+                        None => {}
+                    }
+                    ptx::parse(&text)?
+                }
+            };
+            let kernels = found.iter().filter(|function| function.kernel);
+            list.push(ImageFile {
+                name: part.name.clone(),
+                path: part.image.clone(),
+                entries: kernels.map(|kernel| kernel.name.clone()).collect(),
+            });
+            functions.extend(found);
+            assembly.push_str(&text);
+        }
+        let kernels = kernels(&functions, |name| resources.get(name).copied());
         Ok(Self {
             target,
             functions,
@@ -86,7 +105,7 @@ impl Image {
             kernels,
             host: None,
             allow: Vec::new(),
-            file: compiled.image.clone(),
+            files: list,
             refused,
         })
     }
@@ -109,23 +128,23 @@ fn kernels(functions: &[Function], resources: impl Fn(&str) -> Option<Resources>
 }
 
 /// Runs ptxas, or finds what it said about this very content.
-fn assemble(compiled: &Compiled, ptxas: &std::path::Path) -> Result<String> {
+fn assemble(compiled: &Compiled, part: &Part, ptxas: &Path) -> Result<String> {
     let version = toolchain::ask(ptxas, &["--version"]).unwrap_or_default();
     let stamp = format!("{}\n{version}\n----\n", compiled.key);
-    let said = compiled.assembly.with_extension("ptxas");
+    let said = part.assembly.with_extension("ptxas");
     if let Ok(text) = files::read(&said)
         && let Some(rest) = text.strip_prefix(&stamp)
     {
         return Ok(rest.to_owned());
     }
     let output = process::run(
-        &format!("ptxas for {}", compiled.target),
+        &format!("ptxas of {} for {}", part.name, compiled.target),
         process::clean(ptxas)
             .arg("-v")
             .arg(format!("-arch={}", compiled.target))
-            .arg(&compiled.assembly)
+            .arg(&part.assembly)
             .arg("-o")
-            .arg(compiled.assembly.with_extension("cubin")),
+            .arg(part.assembly.with_extension("cubin")),
     )?;
     let text = output.stdout + &output.stderr;
     files::write(&said, format!("{stamp}{text}"))?;
@@ -159,10 +178,11 @@ pub struct ManifestEntry {
 }
 
 impl Image {
-    /// The manifest's entries, by name.
-    pub fn manifest_entries(&self) -> Vec<ManifestEntry> {
+    /// What a manifest says about the kernels of one of the files, by name.
+    pub fn manifest_entries(&self, file: &ImageFile) -> Vec<ManifestEntry> {
         let mut entries: Vec<_> = self
             .entries()
+            .filter(|function| file.entries.contains(&function.name))
             .map(|function| ManifestEntry {
                 name: function.name.clone(),
                 parameters: function

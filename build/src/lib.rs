@@ -25,6 +25,8 @@
 //! - [`mod@compile`]: from crate to image;
 //! - [`host`]: the crate's native side: list of kernels, machine code;
 //! - [`gate`]: the rules, each a function from an [`Image`] to violations;
+//! - [`portable`]: the images that the host library carries, and whether they are what the sources give;
+//! - [`sources`]: content hashes;
 //! - [`native`]: the rules for native code;
 //! - [`controls`]: kernels that break each rule on purpose;
 //! - [`divergence`], [`text`]: reading compilers' output.
@@ -39,8 +41,10 @@ pub mod gate;
 pub mod host;
 pub mod image;
 pub mod native;
+pub mod portable;
 mod process;
 pub mod project;
+pub mod sources;
 mod target;
 pub mod text;
 pub mod toolchain;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::command::{Command, build, check, doctor};
+use crate::command::{Command, build, check, doctor, images};
 
 /// Compiles Fusewire kernels for GPUs, and checks what came out.
 #[derive(Debug, Parser)]
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         Command::Build(arguments) => build::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Doctor => doctor::run(),
+        Command::Images(arguments) => images::run(&arguments),
     };
     match outcome {
         Ok(code) => code,

@@ -20,6 +20,8 @@ pub struct Project {
     pub target: PathBuf,
     /// Folders of this package and of every package by path that it depends on.
     pub sources: Vec<PathBuf>,
+    /// Name and version of every other package that it depends on.
+    pub dependencies: Vec<String>,
     /// Folder of `fusewire-device`, if the crate depends on it.
     pub device: Option<PathBuf>,
     /// LLVM IR files to link with an image, by vendor's name.
@@ -93,6 +95,7 @@ struct Metadata {
 struct Package {
     id: String,
     name: String,
+    version: String,
     source: Option<String>,
     manifest_path: PathBuf,
     metadata: Option<serde_json::Value>,
@@ -115,7 +118,28 @@ struct Resolve {
 #[derive(Deserialize)]
 struct Node {
     id: String,
-    dependencies: Vec<String>,
+    deps: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    pkg: String,
+    dep_kinds: Vec<DependencyKind>,
+}
+
+#[derive(Deserialize)]
+struct DependencyKind {
+    /// `dev`, `build`, or none for an ordinary dependency.
+    kind: Option<String>,
+}
+
+impl Dependency {
+    /// Whether it is more than a dependency of tests.
+    fn counts(&self) -> bool {
+        self.dep_kinds
+            .iter()
+            .any(|kind| kind.kind.as_deref() != Some("dev"))
+    }
 }
 
 impl Project {
@@ -176,10 +200,12 @@ impl Project {
             if reached.insert(id)
                 && let Some(node) = nodes.get(id)
             {
-                open.extend(node.dependencies.iter().map(String::as_str));
+                let counting = node.deps.iter().filter(|dependency| dependency.counts());
+                open.extend(counting.map(|dependency| dependency.pkg.as_str()));
             }
         }
         let mut sources = Vec::new();
+        let mut dependencies = Vec::new();
         let mut device = None;
         let mut shims: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
         for other in metadata
@@ -189,6 +215,8 @@ impl Project {
         {
             if other.source.is_none() {
                 sources.push(other.folder());
+            } else {
+                dependencies.push(format!("{} {}", other.name, other.version));
             }
             if other.name == "fusewire-device" {
                 device = Some(other.folder());
@@ -199,12 +227,14 @@ impl Project {
             }
         }
         sources.sort();
+        dependencies.sort();
         Ok(Self {
             name: package.name.clone(),
             folder: package.folder(),
             workspace: metadata.workspace_root.clone(),
             target: metadata.target_directory.clone(),
             sources,
+            dependencies,
             device,
             shims,
             settings,

@@ -115,6 +115,28 @@ impl Toolchain {
         Err(Error::Toolchain(missing))
     }
 
+    /// What decides about an image besides its sources, in one line: the compiler, and LLVM's tools.
+    pub fn identity(&self) -> String {
+        let version = |tool: &Path| {
+            let said = ask(tool, &["--version"]).unwrap_or_default();
+            let line = said
+                .lines()
+                .find(|line| line.contains("LLVM version") || line.contains("LLD"));
+            line.unwrap_or("of unknown version").trim().to_owned()
+        };
+        let lld = self.lld.as_ref().map_or_else(
+            |_| "no ld.lld".to_owned(),
+            |lld| format!("ld.lld: {}", version(lld)),
+        );
+        format!(
+            "{}, LLVM {}; opt: {}; llc: {}; {lld}",
+            self.version.lines().next().unwrap_or_default(),
+            field(&self.version, "LLVM version: ").unwrap_or_default(),
+            version(&self.opt),
+            version(&self.llc),
+        )
+    }
+
     fn at(
         origin: Origin,
         rustc: PathBuf,

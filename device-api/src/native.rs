@@ -187,10 +187,22 @@ pub enum Isa {
 pub struct KernelInfo {
     /// Exported symbol in a GPU image.
     pub name: &'static str,
+    /// Path of the module that defines it, `crate::module`: kernels of one module are one family, and share
+    /// a GPU image.
+    pub module: &'static str,
     /// Parameters, in order.
     pub params: &'static [ParamField],
     /// Native entries.
     pub native: NativeEntries,
+}
+
+impl KernelInfo {
+    /// The family that the kernel belongs to: the module of the crate that defines it, or the crate itself.
+    pub fn family(&self) -> &'static str {
+        let mut parts = self.module.split("::");
+        let krate = parts.next().unwrap_or_default();
+        parts.next().unwrap_or(krate)
+    }
 }
 
 /// A kernel instance that can be launched with parameters `P`.

@@ -114,6 +114,15 @@ pub enum Error {
         detail: String,
     },
 
+    /// A GPU image is not there, is damaged, or does not fit the program.
+    #[error("GPU image {image}: {detail}")]
+    Image {
+        /// The image: name and target, or path.
+        image: String,
+        /// What is wrong with it, and what to do.
+        detail: String,
+    },
+
     /// A device that was asked for is not there.
     #[error("device {device}: {detail}")]
     NoDevice {

@@ -1,16 +1,15 @@
 //! `fusewire-build build`.
 
-use core::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Context as _;
 use fusewire_build::image::ManifestImage;
+use fusewire_build::sources::sha256;
 use fusewire_build::{Image, Options, Target, Toolchain, compile, toolchain};
-use sha2::{Digest as _, Sha256};
 
-use super::Which;
+use super::{Which, shown};
 
 /// What to build.
 #[derive(Debug, clap::Args)]
@@ -52,57 +51,48 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let start = Instant::now();
         let compiled = compile(&toolchain, &project, target, &Options::default())?;
         let image = Image::read(&compiled, ptxas.as_deref())?;
-        let Some(from) = &image.file else {
-            anyhow::bail!(
-                "{target} needs ld.lld\n{}",
-                toolchain
-                    .lld
-                    .as_ref()
-                    .err()
-                    .map(ToString::to_string)
-                    .unwrap_or_default()
+        for part in &image.files {
+            let Some(from) = &part.path else {
+                anyhow::bail!(
+                    "{target} needs ld.lld\n{}",
+                    toolchain
+                        .lld
+                        .as_ref()
+                        .err()
+                        .map(ToString::to_string)
+                        .unwrap_or_default()
+                );
+            };
+            // The name by which the host library finds it.
+            let file = format!("{}.{target}.{}", part.name, target.extension());
+            let bytes =
+                std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+            write(&out.join(&file), &bytes)?;
+            let entries = image.manifest_entries(part);
+            println!(
+                "{target:<8} {:>4} entries {:>9} bytes  {}  {}",
+                entries.len(),
+                bytes.len(),
+                if compiled.cached {
+                    "unchanged".to_owned()
+                } else {
+                    format!("compiled in {:.0} s", start.elapsed().as_secs_f64())
+                },
+                shown(&out.join(&file)).display()
             );
-        };
-        let file = format!("{}-{target}.{}", project.name, target.extension());
-        let bytes =
-            std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
-        write(&out.join(&file), &bytes)?;
-        let entries = image.manifest_entries();
-        println!(
-            "{target:<8} {:>4} entries {:>9} bytes  {}  {}",
-            entries.len(),
-            bytes.len(),
-            if compiled.cached {
-                "unchanged".to_owned()
-            } else {
-                format!("compiled in {:.0} s", start.elapsed().as_secs_f64())
-            },
-            shown(&out.join(&file)).display()
-        );
-        let hash = Sha256::digest(&bytes);
-        manifest.images.push(ManifestImage {
-            target,
-            file,
-            sha256: hash.iter().fold(String::new(), |mut text, byte| {
-                let _ = write!(text, "{byte:02x}");
-                text
-            }),
-            max_threads: project.max_threads(),
-            entries,
-        });
+            manifest.images.push(ManifestImage {
+                target,
+                file,
+                sha256: sha256(&bytes),
+                max_threads: project.max_threads(),
+                entries,
+            });
+        }
     }
     let path = out.join(format!("{}.json", project.name));
     write(&path, serde_json::to_string_pretty(&manifest)?.as_bytes())?;
     println!("{}", shown(&path).display());
     Ok(ExitCode::SUCCESS)
-}
-
-/// `path` from the current folder on, where it lies in there.
-fn shown(path: &Path) -> &Path {
-    std::env::current_dir()
-        .ok()
-        .and_then(|here| path.strip_prefix(here).ok())
-        .unwrap_or(path)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

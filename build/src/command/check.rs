@@ -1,12 +1,8 @@
 //! `fusewire-build check`: the gate.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::BTreeSet;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-use std::thread;
 
 use fusewire_build::controls::{self, Outcome};
 use fusewire_build::gate::{self, Violation};
@@ -16,7 +12,7 @@ use fusewire_build::{
     Error, Image, Options, Target, Toolchain, Vendor, compile, native, toolchain,
 };
 
-use super::Which;
+use super::{Which, each_target};
 
 /// What to check.
 #[derive(Debug, clap::Args)]
@@ -202,7 +198,14 @@ fn check_images(
             Err(missing) => verdict.skip("ptx", &missing.to_string()),
         }
     }
-    let images = images(&toolchain, project, &targets, ptxas.as_deref());
+    let options = Options {
+        families: host.map_or_else(Vec::new, Host::families),
+        ..Options::default()
+    };
+    let images = each_target(&targets, |target| {
+        let compiled = compile(&toolchain, project, target, &options)?;
+        Image::read(&compiled, ptxas.as_deref())
+    });
     for (&target, image) in targets.iter().zip(images) {
         if let (Vendor::Amd, Err(missing)) = (target.vendor(), &toolchain.lld) {
             verdict.skip("amdgcn", &missing.to_string());
@@ -225,39 +228,6 @@ fn check_images(
         }
     }
     Ok(())
-}
-
-/// The images of all targets, compiled and read by as many threads as there are cores.
-fn images(
-    toolchain: &Toolchain,
-    project: &Project,
-    targets: &[Target],
-    ptxas: Option<&Path>,
-) -> Vec<fusewire_build::Result<Image>> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let Some((index, &target)) = {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            targets.get(index).map(|target| (index, target))
-        } {
-            let image = compile(toolchain, project, target, &Options::default())
-                .and_then(|compiled| Image::read(&compiled, ptxas));
-            done.push((index, image));
-        }
-        done
-    };
-    let mut images: Vec<_> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..thread::available_parallelism().map_or(1, usize::from))
-            .map(|_| scope.spawn(work))
-            .collect();
-        workers
-            .into_iter()
-            .flat_map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
-            .collect()
-    });
-    images.sort_by_key(|(index, _)| *index);
-    images.into_iter().map(|(_, image)| image).collect()
 }
 
 fn table(image: &Image, violations: &[Violation]) {

@@ -3,10 +3,14 @@
 pub(crate) mod build;
 pub(crate) mod check;
 pub(crate) mod doctor;
+pub(crate) mod images;
 
-use std::path::PathBuf;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::thread;
 
-use fusewire_build::{Project, Result};
+use fusewire_build::{Project, Result, Target};
 
 /// A thing to do.
 #[derive(Debug, clap::Subcommand)]
@@ -17,6 +21,8 @@ pub(crate) enum Command {
     Check(check::Arguments),
     /// Says which tools are there, and how to install what is missing.
     Doctor,
+    /// Makes the portable images that the host library carries, or checks that they are what the sources give.
+    Images(images::Arguments),
 }
 
 /// Which crate.
@@ -41,4 +47,41 @@ impl Which {
                 .or_else(|_| Project::at(std::path::Path::new("."))),
         }
     }
+}
+
+/// What `work` gives for every target, in their order, by as many threads as there are cores.
+pub(crate) fn each_target<T: Send>(
+    targets: &[Target],
+    work: impl Fn(Target) -> T + Sync,
+) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        while let Some((index, &target)) = {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            targets.get(index).map(|target| (index, target))
+        } {
+            done.push((index, work(target)));
+        }
+        done
+    };
+    let mut all: Vec<(usize, T)> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..thread::available_parallelism().map_or(1, usize::from))
+            .map(|_| scope.spawn(worker))
+            .collect();
+        workers
+            .into_iter()
+            .flat_map(|worker| worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    });
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, done)| done).collect()
+}
+
+/// `path` from the current folder on, where it lies in there.
+pub(crate) fn shown(path: &Path) -> &Path {
+    std::env::current_dir()
+        .ok()
+        .and_then(|here| path.strip_prefix(here).ok())
+        .unwrap_or(path)
 }

@@ -145,6 +145,7 @@ fn expand(options: &Options, function: &ItemFn) -> syn::Result<Tokens> {
                 unsafe {
                     ::fusewire_device::native::Kernel::new(::fusewire_device::native::KernelInfo {
                         name: #instance,
+                        module: ::core::module_path!(),
                         params: <#params>::FIELDS,
                         native: ::fusewire_device::native::NativeEntries {
                             baseline: #module::#baseline,

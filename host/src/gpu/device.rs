@@ -4,12 +4,14 @@ use core::any::Any;
 use core::fmt;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fusewire_device::native::KernelInfo;
 
 use super::driver::{Driver, Properties};
+use super::images::Images;
 use super::launch::Kernel;
+use super::module::{self, Module};
 use super::scratch::Pool;
 use crate::device::Device;
 use crate::{Error, Result};
@@ -114,20 +116,11 @@ impl Gpu {
         if !loaded.is_empty() {
             return Ok(());
         }
-        let properties = self.properties();
-        for image in super::images::embedded(&properties.architecture)? {
-            self.load_image(&mut loaded, &image, fusewire_kernels::KERNELS)?;
-        }
-        for info in fusewire_kernels::KERNELS.iter().copied().flatten() {
-            if self.loaded_kernel(info.name).is_none() {
-                return Err(Error::Launch {
-                    detail: format!(
-                        "the images for {} have no kernel {}; build them anew: cargo run --release -p \
-                         fusewire-build -- images",
-                        properties.architecture, info.name
-                    ),
-                });
-            }
+        let images = Images::new(&self.properties().architecture);
+        let modules = module::load_library(self.driver(), &images, fusewire_kernels::KERNELS)?;
+        let all = fusewire_kernels::KERNELS.iter().copied().flatten();
+        for module in modules {
+            self.note(&mut loaded, &module, all.clone());
         }
         Ok(())
     }
@@ -150,37 +143,37 @@ impl Gpu {
         if let Some(kernel) = self.loaded_kernel(info.name) {
             return Ok(kernel);
         }
-        let image = super::images::find_kernel(info.name, &self.properties().architecture)?;
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = self.loaded_kernel(info.name) {
             return Ok(kernel);
         }
-        self.load_image(&mut loaded, &image, &[&[*info]])?;
-        self.loaded_kernel(info.name).ok_or_else(|| Error::Launch {
-            detail: format!("image {} has no kernel {}", image.name, info.name),
-        })
+        let krate = info.module.split("::").next().unwrap_or_default();
+        let image = Images::new(&self.properties().architecture).find(krate)?;
+        let module = Module::load(self.driver(), &image, [info])?;
+        self.note(&mut loaded, &module, [info]);
+        self.loaded_kernel(info.name)
+            .ok_or_else(|| Error::launch(format!("image {image} has no kernel {}", info.name)))
     }
 
-    /// Loads an image and notes those of `lists` that are in it.
-    fn load_image(
+    /// Notes the kernels of a module that was loaded.
+    fn note<'a>(
         &self,
         loaded: &mut Vec<LoadedModule>,
-        image: &super::images::Image,
-        lists: &[&[KernelInfo]],
-    ) -> Result<()> {
-        let start = Instant::now();
-        let kernels = super::module::load(self.driver(), image, lists)?;
+        module: &Module,
+        infos: impl IntoIterator<Item = &'a KernelInfo>,
+    ) {
         let mut known = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        let count = kernels.len();
-        for (name, kernel) in kernels {
-            known.insert(name, Box::leak(Box::new(kernel)));
+        for info in infos {
+            if let Some(function) = module.function(info.name) {
+                let kernel = Kernel::new(function, info.params);
+                known.insert(info.name, Box::leak(Box::new(kernel)));
+            }
         }
         loaded.push(LoadedModule {
-            name: image.name.clone(),
-            kernels: count,
-            time: start.elapsed(),
+            name: module.name().to_owned(),
+            kernels: module.functions().len(),
+            time: module.load_time(),
         });
-        Ok(())
     }
 
     /// Refuses a launch whose blocks wait for each other and would not all be resident.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use fusewire_device::native::ParamField;
 
 use super::driver::{Driver, FunctionProperties, LaunchShape, RawFunction, RawStream};
+use super::module::Function;
 use crate::cpu::{Keep, LaunchNote, LaunchOwner, MAX_PARAM_BYTES};
 use crate::{Error, Result};
 
@@ -18,13 +19,25 @@ const MAX_PARAMS: usize = MAX_PARAM_BYTES / 4;
 #[derive(Debug)]
 pub(crate) struct Kernel {
     /// Symbol.
-    pub(crate) name: String,
+    pub(crate) name: &'static str,
     /// The library's handle.
     pub(crate) raw: RawFunction,
     /// Where each argument lies in the parameter struct.
     pub(crate) params: &'static [ParamField],
     /// What it needs.
     pub(crate) properties: FunctionProperties,
+}
+
+impl Kernel {
+    /// `function`, which was compared with `params`.
+    pub(super) fn new(function: &Function, params: &'static [ParamField]) -> Self {
+        Self {
+            name: function.name,
+            raw: function.raw,
+            params,
+            properties: function.properties,
+        }
+    }
 }
 
 /// A kernel with its arguments and all that a launch needs: a plain record.

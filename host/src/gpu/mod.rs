@@ -6,15 +6,15 @@ mod device;
 pub mod driver;
 mod event;
 mod graph;
-mod images;
+pub mod images;
 mod launch;
 mod memory;
-mod module;
+pub mod module;
 mod scratch;
 mod share;
 mod stream;
 
-pub use self::device::Gpu;
+pub use self::device::{Gpu, LoadedModule};
 pub(crate) use self::event::Event;
 pub(crate) use self::graph::{Graph, GraphExec};
 pub(crate) use self::launch::{Kernel, Launch};

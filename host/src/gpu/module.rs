@@ -1,9 +1,240 @@
-use super::launch::Kernel;
-use crate::Result;
-pub(crate) fn load(
-    _d: &dyn super::driver::Driver,
-    _i: &super::images::Image,
-    _l: &[&[fusewire_device::native::KernelInfo]],
-) -> Result<Vec<(&'static str, Kernel)>> {
-    Ok(vec![])
+//! Modules: images that a driver has loaded, and whose kernels read the parameters that this program passes.
+
+use core::num::NonZero;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use core::time::Duration;
+use std::ffi::CString;
+use std::panic::resume_unwind;
+use std::thread;
+use std::time::Instant;
+
+use fusewire_device::native::{KernelInfo, ParamField};
+
+use super::driver::{Driver, FunctionProperties, RawFunction, RawModule};
+use super::images::{Image, Images};
+use crate::{Error, Result};
+
+#[cfg(test)]
+mod tests;
+
+/// A kernel that can be launched on a GPU.
+#[derive(Clone, Debug)]
+pub struct Function {
+    /// Exported symbol.
+    pub name: &'static str,
+    /// The library's handle.
+    pub raw: RawFunction,
+    /// What it needs.
+    pub properties: FunctionProperties,
+    /// Offset and size of each parameter in bytes, in order: in the parameter struct and in the image alike.
+    pub params: Vec<(usize, usize)>,
+}
+
+/// An image that a driver has loaded, with all of its kernels that the program knows.
+#[derive(Clone, Debug)]
+pub struct Module {
+    name: String,
+    target: String,
+    raw: RawModule,
+    load_time: Duration,
+    /// By name.
+    functions: Vec<Function>,
+}
+
+impl Module {
+    /// Loads `image` and looks up every one of `kernels` in it. Kernels that need local memory are reported by a warning.
+    ///
+    /// May wait for the device, and takes seconds where the driver compiles PTX that it has not seen before: call it before
+    /// anything that communicates runs.
+    ///
+    /// # Errors
+    /// `Error::Image` when a kernel is missing, or reads its parameters at other places than the program puts them;
+    /// `Error::Driver` when the driver refuses the image.
+    pub fn load<'a>(
+        driver: &dyn Driver,
+        image: &Image,
+        kernels: impl IntoIterator<Item = &'a KernelInfo>,
+    ) -> Result<Self> {
+        let start = Instant::now();
+        let raw = driver.load(&image.bytes)?;
+        let load_time = start.elapsed();
+        let mut functions = kernels
+            .into_iter()
+            .map(|kernel| function(driver, image, raw, kernel))
+            .collect::<Result<Vec<_>>>()?;
+        functions.sort_by_key(|function| function.name);
+        tracing::debug!(
+            image = %image,
+            seconds = load_time.as_secs_f64(),
+            kernels = functions.len(),
+            "loaded a GPU image"
+        );
+        Ok(Self {
+            name: image.name.clone(),
+            target: image.target.clone(),
+            raw,
+            load_time,
+            functions,
+        })
+    }
+
+    /// The family of the library's kernels, or the user's crate.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Architecture that the image was made for.
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// How long the driver took, compilation of PTX included.
+    pub fn load_time(&self) -> Duration {
+        self.load_time
+    }
+
+    /// Its kernels, by name.
+    pub fn functions(&self) -> &[Function] {
+        &self.functions
+    }
+
+    /// A kernel by its symbol.
+    pub fn function(&self, name: &str) -> Option<&Function> {
+        let at = self
+            .functions
+            .binary_search_by(|function| function.name.cmp(name));
+        at.ok().and_then(|at| self.functions.get(at))
+    }
+
+    /// The library's handle.
+    pub fn as_raw(&self) -> RawModule {
+        self.raw
+    }
+}
+
+/// Loads the library's own images of all families that `kernels` belong to, several at once, as [`Module::load`]. The modules
+/// come in the order of their names.
+///
+/// # Errors
+/// As [`Module::load`]; `Error::Image` when the library has no image for the device, or of a family.
+pub fn load_library(
+    driver: &dyn Driver,
+    images: &Images,
+    kernels: &[&[KernelInfo]],
+) -> Result<Vec<Module>> {
+    let kernels: Vec<&KernelInfo> = kernels.iter().copied().flatten().collect();
+    let mut families: Vec<&str> = kernels.iter().map(|kernel| kernel.family()).collect();
+    families.sort_unstable();
+    families.dedup();
+    let load = |family: &str| {
+        let of_family = kernels.iter().copied().filter(|k| k.family() == family);
+        Module::load(driver, &images.library(family)?, of_family)
+    };
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        while let Some(family) = families.get(next.fetch_add(1, Ordering::Relaxed)) {
+            done.push(load(family)?);
+        }
+        Ok(done)
+    };
+    let workers = thread::available_parallelism().map_or(1, NonZero::get);
+    let mut modules = thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers.min(families.len()))
+            .map(|_| scope.spawn(worker))
+            .collect();
+        let mut all = Vec::new();
+        for worker in workers {
+            all.extend(worker.join().unwrap_or_else(|panic| resume_unwind(panic))?);
+        }
+        Ok::<_, Error>(all)
+    })?;
+    modules.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(modules)
+}
+
+/// Looks up one kernel, and compares its parameters.
+fn function(
+    driver: &dyn Driver,
+    image: &Image,
+    module: RawModule,
+    kernel: &KernelInfo,
+) -> Result<Function> {
+    let wrong = |detail: String| Error::Image {
+        image: image.to_string(),
+        detail,
+    };
+    let symbol = CString::new(kernel.name)
+        .map_err(|_| wrong(format!("kernel {:?} has no name for C", kernel.name)))?;
+    let Some(raw) = driver.function(module, &symbol)? else {
+        return Err(wrong(format!(
+            "it lacks kernel {}, which this program launches; {REMAKE}",
+            kernel.name
+        )));
+    };
+    let read = match driver.parameters(raw)? {
+        Some(read) => read,
+        None => match image.entry(kernel.name) {
+            Some(entry) => entry.parameters.clone(),
+            None => {
+                return Err(wrong(format!(
+                    "it says nothing about the parameters of kernel {}; {REMAKE}",
+                    kernel.name
+                )));
+            }
+        },
+    };
+    if let Some(detail) = difference(kernel.params, &read) {
+        return Err(wrong(format!("kernel {}: {detail}; {REMAKE}", kernel.name)));
+    }
+    let properties = driver.function_properties(raw)?;
+    if properties.local_bytes > 0 {
+        tracing::warn!(
+            image = %image,
+            kernel = kernel.name,
+            local_bytes = properties.local_bytes,
+            registers = properties.registers,
+            "a kernel needs local memory: it will be slow"
+        );
+    }
+    Ok(Function {
+        name: kernel.name,
+        raw,
+        properties,
+        params: read,
+    })
+}
+
+/// What to do about an image that does not fit.
+const REMAKE: &str = "image and program are of different versions: make the image anew (`fusewire-build images` for the \
+                      library's own, `fusewire-build build` for others)";
+
+/// Where the places at which a kernel reads its parameters are not those at which the program puts them.
+fn difference(put: &[ParamField], read: &[(usize, usize)]) -> Option<String> {
+    for (index, field) in put.iter().enumerate() {
+        let place = (field.offset, field.size);
+        match read.get(index) {
+            Some(&other) if other == place => {}
+            Some(&(offset, size)) => {
+                return Some(format!(
+                    "parameter {index} ({}): the program puts {} bytes at offset {}, the image reads {size} at offset {offset}",
+                    field.name, field.size, field.offset
+                ));
+            }
+            None => {
+                return Some(format!(
+                    "parameter {index} ({}): the program passes it, the image reads only {} parameters",
+                    field.name,
+                    read.len()
+                ));
+            }
+        }
+    }
+    (read.len() > put.len()).then(|| {
+        format!(
+            "the program passes {} parameters, the image reads {}",
+            put.len(),
+            read.len()
+        )
+    })
 }

@@ -1,0 +1,89 @@
+//! `fusewire-build images`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use fusewire_build::portable::{COMMAND, Made, TARGETS};
+use fusewire_build::{Image, Options, Project, Toolchain, compile, host};
+
+use super::{each_target, shown};
+
+/// What to make.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Writes nothing; fails where the images are not what the sources give.
+    #[arg(long)]
+    check: bool,
+    /// Folder of the images; by default `host/images` of this workspace.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// Makes the portable images of Fusewire's kernels, or compares them.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    let project = Project::named("fusewire-kernels")?;
+    let toolchain = Toolchain::find()?;
+    let folder = arguments
+        .out
+        .clone()
+        .unwrap_or_else(|| project.workspace.join("host/images"));
+    let options = Options {
+        families: host::probe(&project)?.families(),
+        ..Options::default()
+    };
+    let images = each_target(&TARGETS, |target| {
+        Image::read(&compile(&toolchain, &project, target, &options)?, None)
+    });
+    let images = images
+        .into_iter()
+        .collect::<fusewire_build::Result<Vec<_>>>()?;
+    let made = Made::gather(&toolchain, &project, &images)?;
+    println!("made by {}", made.manifest.toolchain);
+    if arguments.check {
+        let differences = made.compare(&folder)?;
+        for difference in &differences {
+            println!("FAIL {}: {}", difference.file, difference.reason);
+        }
+        println!(
+            "{} images in {}: {} in {:.0} s",
+            made.manifest.images.len(),
+            shown(&folder).display(),
+            match differences.len() {
+                0 => "as the sources give them".to_owned(),
+                count =>
+                    format!("{count} differences; make them anew by `{COMMAND}` and commit them"),
+            },
+            start.elapsed().as_secs_f64()
+        );
+        return Ok(if differences.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        });
+    }
+    let total = made.write(&folder)?;
+    println!(
+        "{:<8} {:<16} {:>7} {:>10} {:>10}",
+        "target", "family", "entries", "bytes", "packed"
+    );
+    for image in &made.manifest.images {
+        let packed = std::fs::metadata(folder.join(&image.file))?.len();
+        println!(
+            "{:<8} {:<16} {:>7} {:>10} {:>10}",
+            image.target,
+            image.name,
+            image.entries.len(),
+            image.bytes,
+            packed
+        );
+    }
+    println!(
+        "{} images in {}: {total} bytes, written in {:.0} s",
+        made.manifest.images.len(),
+        shown(&folder).display(),
+        start.elapsed().as_secs_f64()
+    );
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,479 @@
+//! Portable images: what the host library carries, so that its users need a driver and nothing else.
+//!
+//! One compressed file a family and target lies in `host/images`, with a manifest that names their hashes, the hash of the
+//! sources ([`crate::sources::hash`]) and the tools that made them. The same sources and tools give the same bytes, wherever
+//! they run.
+
+use std::io::{Read as _, Write as _};
+use std::path::Path;
+
+use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
+use serde::{Deserialize, Serialize};
+
+use crate::sources::{self, sha256};
+use crate::{Error, Image, Project, Result, Target, Toolchain, files};
+
+/// Targets of the images that the host library carries.
+pub const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm90, Target::Gfx90a, Target::Gfx942];
+
+/// The command that makes the images.
+pub const COMMAND: &str = "cargo run --release -p fusewire-build -- images";
+
+/// Most bytes of all compressed images.
+pub const MOST_BYTES: usize = 4 << 20;
+
+/// Name of the manifest.
+pub const MANIFEST: &str = "manifest.json";
+
+/// Name of the list that the host library includes: `&[(name, bytes)]`.
+pub const LIST: &str = "files.rs";
+
+/// What is known of the images.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Manifest {
+    /// The command that made them.
+    pub command: String,
+    /// Hash of their sources.
+    pub sources: String,
+    /// The tools that made them.
+    pub toolchain: String,
+    /// The images, by target and name.
+    pub images: Vec<Packed>,
+}
+
+/// What is known of one image.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Packed {
+    /// The family of kernels.
+    pub name: String,
+    /// The GPU's architecture.
+    pub target: String,
+    /// Compressed file, beside the manifest.
+    pub file: String,
+    /// Bytes before compression.
+    pub bytes: usize,
+    /// Hash before compression.
+    pub sha256: String,
+    /// Most threads of a block.
+    pub max_threads: u32,
+    /// Kernels, by name.
+    pub entries: Vec<PackedEntry>,
+}
+
+/// What is known of one kernel.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct PackedEntry {
+    /// Exported symbol.
+    pub name: String,
+    /// Offset and size of each parameter in bytes, in order.
+    pub parameters: Vec<(usize, usize)>,
+}
+
+/// Images in memory.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// What the manifest will say.
+    pub manifest: Manifest,
+    /// The images themselves, in the manifest's order.
+    pub contents: Vec<Vec<u8>>,
+}
+
+/// Where committed images and what the sources give differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The image's file, or the manifest.
+    pub file: String,
+    /// What differs, and why.
+    pub reason: String,
+}
+
+impl Made {
+    /// Gathers compiled images.
+    ///
+    /// # Errors
+    /// [`Error::Project`] for a target whose images could not be linked; files that cannot be read.
+    pub fn gather(toolchain: &Toolchain, project: &Project, images: &[Image]) -> Result<Self> {
+        let mut made = Self {
+            manifest: Manifest {
+                command: COMMAND.to_owned(),
+                sources: sources::hash(project)?,
+                toolchain: toolchain.identity(),
+                images: Vec::new(),
+            },
+            contents: Vec::new(),
+        };
+        for image in images {
+            for part in &image.files {
+                let Some(path) = &part.path else {
+                    return Err(Error::Project(format!(
+                        "{} for {} was not linked: ld.lld is missing",
+                        part.name, image.target
+                    )));
+                };
+                let bytes = files::read_bytes(path)?;
+                let entries = image.manifest_entries(part).into_iter();
+                made.manifest.images.push(Packed {
+                    name: part.name.clone(),
+                    target: image.target.name().to_owned(),
+                    file: format!(
+                        "{}.{}.{}.lzma",
+                        part.name,
+                        image.target,
+                        image.target.extension()
+                    ),
+                    bytes: bytes.len(),
+                    sha256: sha256(&bytes),
+                    max_threads: project.max_threads(),
+                    entries: entries
+                        .map(|entry| PackedEntry {
+                            name: entry.name,
+                            parameters: entry.parameters,
+                        })
+                        .collect(),
+                });
+                made.contents.push(bytes);
+            }
+        }
+        Ok(made)
+    }
+
+    /// Writes images, manifest and list into `folder`, and removes images that are no more. Gives the bytes of all
+    /// compressed images.
+    ///
+    /// # Errors
+    /// [`Error::Project`] when they are more than [`MOST_BYTES`]; files that cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<usize> {
+        files::create_directory(folder)?;
+        let packed = self
+            .contents
+            .iter()
+            .map(|content| pack(content))
+            .collect::<Result<Vec<_>>>()?;
+        let total = packed.iter().map(Vec::len).sum();
+        if total > MOST_BYTES {
+            return Err(Error::Project(format!(
+                "the compressed images have {total} bytes, at most {MOST_BYTES} are allowed: fewer instances, or fewer targets"
+            )));
+        }
+        if let Ok(old) = read(folder) {
+            for image in &old.images {
+                // What cannot be removed is not in the new list, so nobody sees it.
+                let _ = std::fs::remove_file(folder.join(&image.file));
+            }
+        }
+        for (image, bytes) in self.manifest.images.iter().zip(&packed) {
+            files::write(&folder.join(&image.file), bytes)?;
+        }
+        files::write(&folder.join(LIST), self.manifest.list())?;
+        files::write(&folder.join(MANIFEST), self.manifest.json()?)?;
+        Ok(total)
+    }
+
+    /// Where the images in `folder` are not these.
+    ///
+    /// # Errors
+    /// Where there is no manifest, or it cannot be read.
+    pub fn compare(&self, folder: &Path) -> Result<Vec<Difference>> {
+        let old = read(folder)?;
+        let now = &self.manifest;
+        let mut out = Vec::new();
+        let mut add = |file: &str, reason: String| {
+            out.push(Difference {
+                file: file.to_owned(),
+                reason,
+            });
+        };
+        let cause = if old.sources != now.sources {
+            add(
+                MANIFEST,
+                format!(
+                    "the sources are newer than the images: hash {} instead of {}",
+                    short(&now.sources),
+                    short(&old.sources)
+                ),
+            );
+            "the sources are newer than the image".to_owned()
+        } else if old.toolchain != now.toolchain {
+            format!(
+                "another tool chain: it was made by [{}], this is [{}]",
+                old.toolchain, now.toolchain
+            )
+        } else {
+            "not reproducible: the same sources and tool chain gave other bytes".to_owned()
+        };
+        for (image, content) in now.images.iter().zip(&self.contents) {
+            let Some(before) = old.images.iter().find(|other| other.file == image.file) else {
+                add(&image.file, "it is missing".to_owned());
+                continue;
+            };
+            match files::read_bytes(&folder.join(&image.file))
+                .and_then(|packed| unpack(&packed, before.bytes))
+            {
+                Err(error) => add(&image.file, error.to_string()),
+                Ok(bytes) if sha256(&bytes) != before.sha256 => add(
+                    &image.file,
+                    "its content is not what the manifest says".to_owned(),
+                ),
+                Ok(bytes) if bytes != *content => {
+                    add(&image.file, format!("{cause}; {}", place(&bytes, content)));
+                }
+                Ok(_) if before != image => {
+                    add(
+                        &image.file,
+                        format!("{cause}; the manifest's entry differs"),
+                    );
+                }
+                Ok(_) => {}
+            }
+        }
+        for image in &old.images {
+            if !now.images.iter().any(|other| other.file == image.file) {
+                add(
+                    &image.file,
+                    "the sources have no such image any more".to_owned(),
+                );
+            }
+        }
+        if files::read(&folder.join(LIST)).ok().as_deref() != Some(&now.list()) {
+            add(LIST, "it does not list the images".to_owned());
+        }
+        Ok(out)
+    }
+}
+
+impl Manifest {
+    /// JSON with an image a line, so that differences can be read.
+    fn json(&self) -> Result<String> {
+        let images = self
+            .images
+            .iter()
+            .map(|image| Ok(format!("    {}", to_json(image)?)))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(format!(
+            "{{\n  \"command\": {},\n  \"sources\": {},\n  \"toolchain\": {},\n  \"images\": [\n{}\n  ]\n}}\n",
+            to_json(&self.command)?,
+            to_json(&self.sources)?,
+            to_json(&self.toolchain)?,
+            images.join(",\n")
+        ))
+    }
+
+    /// The list for the host library.
+    fn list(&self) -> String {
+        let mut text = format!("// Written by `{COMMAND}`.\n&[\n");
+        for image in &self.images {
+            let file = &image.file;
+            text.push_str(&format!("    ({file:?}, include_bytes!({file:?})),\n"));
+        }
+        text.push_str("]\n");
+        text
+    }
+}
+
+fn to_json<T: Serialize>(value: &T) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| Error::Parse {
+        what: "a manifest".to_owned(),
+        detail: error.to_string(),
+    })
+}
+
+/// The manifest in `folder`.
+///
+/// # Errors
+/// Where there is none, or it cannot be understood.
+pub fn read(folder: &Path) -> Result<Manifest> {
+    let path = folder.join(MANIFEST);
+    serde_json::from_str(&files::read(&path)?).map_err(|error| Error::Parse {
+        what: path.display().to_string(),
+        detail: error.to_string(),
+    })
+}
+
+/// Compresses (LZMA, the format of `.lzma` files).
+fn pack(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut options = LzmaOptions::with_preset(9);
+    options.dict_size = 4 << 20;
+    LzmaWriter::new_use_header(Vec::new(), &options, Some(bytes.len() as u64))
+        .and_then(|mut writer| {
+            writer.write_all(bytes)?;
+            writer.finish()
+        })
+        .map_err(|error| damaged("cannot be compressed", &error))
+}
+
+/// Unpacks at most `bytes` bytes, and refuses more or less.
+fn unpack(packed: &[u8], bytes: usize) -> Result<Vec<u8>> {
+    let mut out = Vec::new();
+    LzmaReader::new_mem_limit(packed, 64 << 10, None)
+        .and_then(|reader| reader.take(bytes as u64 + 1).read_to_end(&mut out))
+        .map_err(|error| damaged("is damaged", &error))?;
+    if out.len() == bytes {
+        return Ok(out);
+    }
+    Err(Error::Parse {
+        what: "a compressed image".to_owned(),
+        detail: format!("it holds {} bytes, the manifest says {bytes}", out.len()),
+    })
+}
+
+fn damaged(what: &str, error: &std::io::Error) -> Error {
+    Error::Parse {
+        what: "a compressed image".to_owned(),
+        detail: format!("it {what}: {error}"),
+    }
+}
+
+fn short(hash: &str) -> &str {
+    hash.get(..12).unwrap_or(hash)
+}
+
+/// The first place where two images differ: a line of text, or a byte.
+fn place(before: &[u8], now: &[u8]) -> String {
+    let at = before.iter().zip(now).take_while(|(a, b)| a == b).count();
+    match (core::str::from_utf8(before), core::str::from_utf8(now)) {
+        (Ok(before), Ok(now)) => {
+            let line = before.as_bytes()[..at]
+                .iter()
+                .filter(|&&b| b == b'\n')
+                .count();
+            let show = |text: &str| {
+                let line = text.lines().nth(line).unwrap_or("the end").trim();
+                line.chars().take(100).collect::<String>()
+            };
+            format!(
+                "first in line {}: `{}` became `{}`",
+                line + 1,
+                show(before),
+                show(now)
+            )
+        }
+        _ => format!(
+            "first at byte {at} of {} (now {} bytes)",
+            before.len(),
+            now.len()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(text: &str) -> Made {
+        let content = text.as_bytes().to_vec();
+        Made {
+            manifest: Manifest {
+                command: COMMAND.to_owned(),
+                sources: "aa".to_owned(),
+                toolchain: "rustc 1".to_owned(),
+                images: vec![Packed {
+                    name: "point".to_owned(),
+                    target: "sm_80".to_owned(),
+                    file: "point.sm_80.ptx.lzma".to_owned(),
+                    bytes: content.len(),
+                    sha256: sha256(&content),
+                    max_threads: 512,
+                    entries: vec![PackedEntry {
+                        name: "send".to_owned(),
+                        parameters: vec![(0, 8), (8, 4)],
+                    }],
+                }],
+            },
+            contents: vec![content],
+        }
+    }
+
+    fn reasons(now: &Made, folder: &Path) -> String {
+        let all = now.compare(folder).unwrap();
+        let lines = all
+            .iter()
+            .map(|one| format!("{}: {}", one.file, one.reason));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn what_was_written_is_what_is_compared() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = made(".target sm_80\nret;\n");
+        first.write(folder.path()).unwrap();
+        assert_eq!(read(folder.path()).unwrap(), first.manifest);
+        assert_eq!(reasons(&first, folder.path()), "");
+    }
+
+    #[test]
+    fn every_difference_is_named_with_its_cause() {
+        let folder = tempfile::tempdir().unwrap();
+        made(".target sm_80\nret;\n").write(folder.path()).unwrap();
+        let mut now = made(".target sm_80\ntrap;\n");
+        let text = reasons(&now, folder.path());
+        assert!(
+            text.contains("point.sm_80.ptx.lzma: not reproducible"),
+            "{text}"
+        );
+        assert!(text.contains("line 2: `ret;` became `trap;`"), "{text}");
+        now.manifest.toolchain = "rustc 2".to_owned();
+        let text = reasons(&now, folder.path());
+        assert!(
+            text.contains("made by [rustc 1], this is [rustc 2]"),
+            "{text}"
+        );
+        now.manifest.sources = "bb".to_owned();
+        let text = reasons(&now, folder.path());
+        assert!(
+            text.contains("manifest.json: the sources are newer"),
+            "{text}"
+        );
+
+        // The same bytes of newer sources: the manifest is stale all the same.
+        let mut now = made(".target sm_80\nret;\n");
+        now.manifest.sources = "bb".to_owned();
+        assert_eq!(now.compare(folder.path()).unwrap().len(), 1);
+        // Another tool chain that gives the same bytes is as good.
+        now.manifest.sources = "aa".to_owned();
+        now.manifest.toolchain = "rustc 2".to_owned();
+        assert_eq!(reasons(&now, folder.path()), "");
+        now.manifest.images[0].entries[0].parameters[1] = (12, 4);
+        let text = reasons(&now, folder.path());
+        assert!(text.contains("the manifest's entry differs"), "{text}");
+    }
+
+    #[test]
+    fn damage_and_missing_files_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let now = made(&".target sm_80\nret;\n".repeat(100));
+        now.write(folder.path()).unwrap();
+        let file = folder.path().join("point.sm_80.ptx.lzma");
+        let good = std::fs::read(&file).unwrap();
+        std::fs::write(&file, &good[..good.len() / 2]).unwrap();
+        assert!(!reasons(&now, folder.path()).is_empty());
+        std::fs::write(&file, pack(b"something else").unwrap()).unwrap();
+        let text = reasons(&now, folder.path());
+        assert!(text.contains("it holds 14 bytes"), "{text}");
+        let other = ".target sm_80\nRET;\n".repeat(100);
+        std::fs::write(&file, pack(other.as_bytes()).unwrap()).unwrap();
+        let text = reasons(&now, folder.path());
+        assert!(text.contains("not what the manifest says"), "{text}");
+        std::fs::remove_file(&file).unwrap();
+        assert!(reasons(&now, folder.path()).contains("cannot read"));
+        std::fs::write(&file, good).unwrap();
+        std::fs::write(folder.path().join(LIST), "&[]").unwrap();
+        assert!(reasons(&now, folder.path()).contains("does not list"));
+    }
+
+    #[test]
+    fn images_that_are_no_more_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        made("ret;").write(folder.path()).unwrap();
+        let mut now = made("ret;");
+        now.manifest.images[0].file = "batch.sm_80.ptx.lzma".to_owned();
+        let text = reasons(&now, folder.path());
+        assert!(
+            text.contains("batch.sm_80.ptx.lzma: it is missing"),
+            "{text}"
+        );
+        assert!(text.contains("no such image any more"), "{text}");
+        now.write(folder.path()).unwrap();
+        assert!(!folder.path().join("point.sm_80.ptx.lzma").exists());
+        assert_eq!(reasons(&now, folder.path()), "");
+    }
+}

@@ -1,0 +1,144 @@
+//! The images of the library's own kernels, which `fusewire-build images` wrote.
+
+use std::io::Read as _;
+use std::sync::OnceLock;
+
+use lzma_rust2::LzmaReader;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::{Entry, Image, best};
+use crate::{Error, Result};
+
+/// Every compressed file with its name.
+pub(super) const FILES: &[(&str, &[u8])] = include!("../../../images/files.rs");
+
+const MANIFEST: &str = include_str!("../../../images/manifest.json");
+
+/// KiB that unpacking may use.
+const MEMORY: u32 = 64 << 10;
+
+/// Most bytes of an image.
+const MOST_BYTES: usize = 64 << 20;
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Manifest {
+    pub(super) images: Vec<Packed>,
+}
+
+/// What is known of an image.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Packed {
+    pub(super) name: String,
+    pub(super) target: String,
+    pub(super) file: String,
+    /// Before compression.
+    pub(super) bytes: usize,
+    /// Before compression, in hexadecimal digits.
+    pub(super) sha256: String,
+    pub(super) entries: Vec<PackedEntry>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct PackedEntry {
+    pub(super) name: String,
+    pub(super) parameters: Vec<(usize, usize)>,
+}
+
+pub(super) fn manifest() -> Result<&'static Manifest> {
+    static PARSED: OnceLock<core::result::Result<Manifest, String>> = OnceLock::new();
+    PARSED
+        .get_or_init(|| serde_json::from_str(MANIFEST).map_err(|error| error.to_string()))
+        .as_ref()
+        .map_err(|detail| Error::Image {
+            image: "of the library".to_owned(),
+            detail: format!("the manifest cannot be understood: {detail}"),
+        })
+}
+
+/// What the library has for a device.
+fn fitting(architecture: &str) -> Result<Vec<&'static Packed>> {
+    let images = &manifest()?.images;
+    let targets = || images.iter().map(|image| image.target.as_str());
+    let Some(target) = best(architecture, targets()) else {
+        let mut there: Vec<&str> = targets().collect();
+        there.sort_unstable();
+        there.dedup();
+        return Err(Error::Image {
+            image: "of the library".to_owned(),
+            detail: format!(
+                "there is none for {architecture}; there are {} (PTX also runs on later GPUs)",
+                there.join(", ")
+            ),
+        });
+    };
+    let of_target = images.iter().filter(|image| image.target == target);
+    Ok(of_target.collect())
+}
+
+pub(super) fn families(architecture: &str) -> Result<Vec<&'static str>> {
+    let images = fitting(architecture)?.into_iter();
+    Ok(images.map(|image| image.name.as_str()).collect())
+}
+
+pub(super) fn image(architecture: &str, family: &str) -> Result<Image> {
+    let images = fitting(architecture)?;
+    let Some(packed) = images.iter().find(|image| image.name == family) else {
+        let there: Vec<&str> = images.iter().map(|image| image.name.as_str()).collect();
+        return Err(Error::Image {
+            image: family.to_owned(),
+            detail: format!(
+                "the library has no such family of kernels; it has {}",
+                there.join(", ")
+            ),
+        });
+    };
+    let file = FILES.iter().find(|(name, _)| *name == packed.file);
+    open(packed, file.map_or(&[], |(_, bytes)| *bytes))
+}
+
+/// Unpacks `compressed`, which must be what `packed` says.
+pub(super) fn open(packed: &Packed, compressed: &[u8]) -> Result<Image> {
+    let wrong = |detail: String| Error::Image {
+        image: format!("{} for {}", packed.name, packed.target),
+        detail: format!("{detail}; this build of the library is damaged"),
+    };
+    if packed.bytes > MOST_BYTES {
+        return Err(wrong(format!("it is said to have {} bytes", packed.bytes)));
+    }
+    let mut bytes = Vec::with_capacity(packed.bytes + 1);
+    LzmaReader::new_mem_limit(compressed, MEMORY, None)
+        .and_then(|reader| {
+            let mut reader = reader.take(packed.bytes as u64 + 1);
+            reader.read_to_end(&mut bytes)
+        })
+        .map_err(|error| wrong(format!("it cannot be unpacked: {error}")))?;
+    if bytes.len() != packed.bytes {
+        return Err(wrong(format!(
+            "unpacked it has {} bytes instead of {}",
+            bytes.len(),
+            packed.bytes
+        )));
+    }
+    let hash = Sha256::digest(&bytes);
+    let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    if hash != packed.sha256 {
+        return Err(wrong(format!(
+            "its SHA-256 is {hash} instead of {}",
+            packed.sha256
+        )));
+    }
+    if packed.target.starts_with("sm_") {
+        bytes.push(0);
+    }
+    let entries = packed.entries.iter().map(|entry| Entry {
+        name: entry.name.clone(),
+        parameters: entry.parameters.clone(),
+    });
+    Ok(Image {
+        name: packed.name.clone(),
+        target: packed.target.clone(),
+        bytes,
+        entries: entries.collect(),
+    })
+}

@@ -1,0 +1,297 @@
+//! GPU images: the library's own, which every build carries, and those of users' kernel crates.
+//!
+//! NVIDIA GPUs get PTX, which the driver compiles: the newest that is not newer than the GPU. AMD GPUs get a code object of
+//! their very architecture.
+//!
+//! # Users' own kernels
+//! `fusewire-build build --crate FOLDER --out OUT` writes `NAME.TARGET.ptx` and `NAME.TARGET.co`, NAME being the crate's. At run
+//! time [`Images::find`] looks for them, in this order,
+//! 1. in the folders that `FUSEWIRE_IMAGES` lists, separated as in `PATH`;
+//! 2. in the program's folder, and in `images` beside the program;
+//! 3. in `fusewire-gpu/out/NAME` of cargo's target folder, where the program lies in one: what `fusewire-build build`
+//!    writes when it is told nothing.
+//!
+//! [`Images::from_path`] takes a file.
+
+mod code_object;
+mod library;
+mod ptx;
+
+#[cfg(test)]
+mod tests;
+
+use core::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// Most bytes of a file that is taken for an image.
+const MOST_BYTES: u64 = 256 << 20;
+
+/// What a driver loads: kernels for one architecture.
+#[derive(Clone)]
+pub struct Image {
+    /// The family of the library's kernels, or the user's crate.
+    pub name: String,
+    /// Architecture that it was made for: `sm_90`, `gfx942`.
+    pub target: String,
+    /// PTX with its terminating zero byte, or a code object.
+    pub bytes: Vec<u8>,
+    /// Its kernels.
+    pub entries: Vec<Entry>,
+}
+
+/// A kernel of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Exported symbol.
+    pub name: String,
+    /// Offset and size of each parameter in bytes, in order, as the image reads them.
+    pub parameters: Vec<(usize, usize)>,
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image")
+            .field("name", &self.name)
+            .field("target", &self.target)
+            .field("bytes", &self.bytes.len())
+            .field("entries", &self.entries.len())
+            .finish()
+    }
+}
+
+impl fmt::Display for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} for {}", self.name, self.target)
+    }
+}
+
+impl Image {
+    /// Understands PTX or a code object; both say themselves for which architecture they are and what they hold.
+    ///
+    /// # Errors
+    /// `Error::Image` for anything else.
+    pub fn new(name: &str, mut bytes: Vec<u8>) -> Result<Self> {
+        let wrong = |detail: String| Error::Image {
+            image: name.to_owned(),
+            detail,
+        };
+        let (target, entries) = if bytes.starts_with(b"\x7fELF") {
+            code_object::parse(&bytes).map_err(wrong)?
+        } else {
+            let end = bytes
+                .iter()
+                .rposition(|&byte| byte != 0)
+                .map_or(0, |at| at + 1);
+            bytes.truncate(end);
+            let text = core::str::from_utf8(&bytes).map_err(|_| {
+                wrong("it is neither PTX nor a code object of an AMD GPU".to_owned())
+            })?;
+            let found = ptx::parse(text).map_err(wrong)?;
+            bytes.push(0);
+            found
+        };
+        if entries.is_empty() {
+            return Err(wrong("it holds no kernel".to_owned()));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            target,
+            bytes,
+            entries,
+        })
+    }
+
+    /// A kernel by its symbol.
+    pub fn entry(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.name == name)
+    }
+}
+
+/// Where images for one device come from.
+#[derive(Clone, Debug)]
+pub struct Images {
+    architecture: String,
+    folders: Vec<PathBuf>,
+    /// Cargo's target folders around the program.
+    around: Vec<PathBuf>,
+}
+
+impl Images {
+    /// Images for a device of `architecture`, as [`Properties::architecture`](super::driver::Properties::architecture) has it.
+    pub fn new(architecture: &str) -> Self {
+        let listed = std::env::var_os("FUSEWIRE_IMAGES").unwrap_or_default();
+        let mut folders: Vec<PathBuf> = std::env::split_paths(&listed)
+            .filter(|folder| !folder.as_os_str().is_empty())
+            .collect();
+        let mut around = Vec::new();
+        if let Some(beside) = std::env::current_exe()
+            .ok()
+            .as_deref()
+            .and_then(Path::parent)
+        {
+            folders.push(beside.to_owned());
+            folders.push(beside.join("images"));
+            // target/release, target/release/examples, target/TRIPLE/release/deps.
+            let outer = beside.ancestors().skip(1).take(3);
+            around.extend(outer.map(|folder| folder.join("fusewire-gpu/out")));
+        }
+        Self {
+            architecture: architecture.to_owned(),
+            folders,
+            around,
+        }
+    }
+
+    /// Images for a device of `architecture` from these folders only.
+    pub fn in_folders(architecture: &str, folders: Vec<PathBuf>) -> Self {
+        Self {
+            architecture: architecture.to_owned(),
+            folders,
+            around: Vec::new(),
+        }
+    }
+
+    /// The device's architecture.
+    pub fn architecture(&self) -> &str {
+        &self.architecture
+    }
+
+    /// Families of the library's own kernels that [`Images::library`] gives.
+    ///
+    /// # Errors
+    /// `Error::Image` when the library has no images for the device; it names those that it has.
+    pub fn families(&self) -> Result<Vec<&'static str>> {
+        library::families(&self.architecture)
+    }
+
+    /// One family of the library's own kernels, unpacked.
+    ///
+    /// # Errors
+    /// `Error::Image` when the library has none for the device, and when what it carries is damaged.
+    pub fn library(&self, family: &str) -> Result<Image> {
+        library::image(&self.architecture, family)
+    }
+
+    /// The image of a user's kernel crate: see [the module](self) for the places where it is looked for. The crate's name may
+    /// be written with `-` or `_`.
+    ///
+    /// # Errors
+    /// `Error::Image` with the places where it was looked for, and what was found there for other devices; or what is wrong
+    /// with the file that was found.
+    pub fn find(&self, name: &str) -> Result<Image> {
+        let mut folders = self.folders.clone();
+        for outer in &self.around {
+            folders.extend([name.replace('_', "-"), name.replace('-', "_")].map(|n| outer.join(n)));
+        }
+        folders.dedup();
+        let mut others = Vec::new();
+        for folder in &folders {
+            let candidates = candidates(folder, name);
+            let targets = candidates.iter().map(|(target, _)| target.as_str());
+            if let Some(best) = best(&self.architecture, targets)
+                && let Some((_, path)) = candidates.iter().find(|(target, _)| target == best)
+            {
+                return self.from_path(path);
+            }
+            others.extend(candidates.into_iter().map(|(_, path)| path));
+        }
+        let list = |paths: &[PathBuf]| {
+            let lines = paths.iter().map(|path| format!("\n  {}", path.display()));
+            lines.collect::<String>()
+        };
+        let mut detail = format!(
+            "there is none for {}; looked in{}",
+            self.architecture,
+            list(&folders)
+        );
+        if !others.is_empty() {
+            detail.push_str(&format!("\nthere are, for other devices{}", list(&others)));
+        }
+        detail.push_str(&format!(
+            "\n`fusewire-build build --crate FOLDER --target {} --out FOLDER` makes one; FUSEWIRE_IMAGES names more folders",
+            self.architecture
+        ));
+        Err(Error::Image {
+            image: name.to_owned(),
+            detail,
+        })
+    }
+
+    /// The image in a file.
+    ///
+    /// # Errors
+    /// `Error::Image` when it cannot be read, is no image, or is for other devices.
+    pub fn from_path(&self, path: &Path) -> Result<Image> {
+        let shown = path.display().to_string();
+        let wrong = |detail: String| Error::Image {
+            image: shown.clone(),
+            detail,
+        };
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes))
+            .map_err(|error| wrong(format!("it cannot be read: {error}")))?;
+        if bytes.len() as u64 > MOST_BYTES {
+            return Err(wrong(format!("it has more than {MOST_BYTES} bytes")));
+        }
+        let mut image = Image::new(&shown, bytes)?;
+        if best(&self.architecture, [image.target.as_str()].into_iter()).is_none() {
+            return Err(wrong(format!(
+                "it is for {}, this device is {}",
+                image.target, self.architecture
+            )));
+        }
+        if let Some(name) = path.file_name().and_then(|name| name.to_str()) {
+            image.name = split(name).map_or(name, |(name, _)| name).to_owned();
+        }
+        Ok(image)
+    }
+}
+
+/// Targets and paths of the images of `name` in `folder`.
+fn candidates(folder: &Path, name: &str) -> Vec<(String, PathBuf)> {
+    let wanted = name.replace('-', "_");
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| {
+            let file = entry.file_name();
+            let (name, target) = split(file.to_str()?)?;
+            let fits = name.replace('-', "_") == wanted;
+            fits.then(|| (target.to_owned(), entry.path()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// `NAME.TARGET.ptx` and `NAME.TARGET.co` in name and target.
+fn split(file: &str) -> Option<(&str, &str)> {
+    let stem = file
+        .strip_suffix(".ptx")
+        .or_else(|| file.strip_suffix(".co"))?;
+    stem.rsplit_once('.')
+}
+
+/// The one of `targets` that runs best on a device of `architecture`.
+fn best<'a>(architecture: &str, targets: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    // gfx942:sramecc+:xnack- is a gfx942.
+    let architecture = architecture.split(':').next().unwrap_or_default();
+    let mut targets = targets;
+    let Some(device) = compute(architecture) else {
+        return targets.find(|&target| target == architecture);
+    };
+    targets
+        .filter_map(|target| Some((compute(target)?, target)))
+        .filter(|(made_for, _)| *made_for <= device)
+        .max()
+        .map(|(_, target)| target)
+}
+
+/// 90 of `sm_90`. PTX for `sm_90a` runs on nothing later, and is not taken.
+fn compute(target: &str) -> Option<u32> {
+    target.strip_prefix("sm_")?.parse().ok()
+}

@@ -1,0 +1,240 @@
+//! The images that the library carries, and how users' are found.
+
+use std::path::Path;
+
+use fusewire_device::native::KernelInfo;
+
+use super::library::{self, FILES, Packed, manifest};
+use super::*;
+
+const PTX: &str = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry argmax(\n\t.param .u64 a,\n\t.param .u32 b\n)\n{\n\tret;\n}\n";
+
+fn detail(result: Result<Image>) -> String {
+    match result {
+        Err(Error::Image { image, detail }) => format!("{image}: {detail}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Every image is whole, says itself what the manifest says, and the families of each target are the program's kernels, with
+/// their parameters where the program puts them.
+#[test]
+fn carried_images_are_whole_and_fit_the_program() {
+    let mut bytes = 0;
+    let kernels: Vec<&KernelInfo> = fusewire_kernels::KERNELS
+        .iter()
+        .copied()
+        .flatten()
+        .collect();
+    for target in ["sm_80", "sm_90", "gfx90a", "gfx942"] {
+        let images = Images::in_folders(target, Vec::new());
+        let mut found = 0;
+        for family in images.families().unwrap() {
+            let image = images.library(family).unwrap();
+            assert_eq!(image.target, target);
+            let again = Image::new(family, image.bytes.clone()).unwrap();
+            assert_eq!(again.target, target);
+            for entry in &image.entries {
+                assert_eq!(again.entry(&entry.name), Some(entry), "{image}");
+                let kernel = kernels.iter().find(|kernel| kernel.name == entry.name);
+                let kernel = kernel.unwrap_or_else(|| panic!("{} is not in KERNELS", entry.name));
+                assert_eq!(kernel.family(), family);
+                let places: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();
+                assert_eq!(entry.parameters, places, "{} of {image}", entry.name);
+                found += 1;
+            }
+            assert_eq!(again.entries.len(), image.entries.len());
+            assert_eq!(
+                image.bytes.ends_with(b"\0"),
+                target.starts_with("sm_") || image.bytes.last() == Some(&0)
+            );
+        }
+        assert_eq!(found, kernels.len(), "{target}: {}", REMAKE);
+    }
+    for (_, file) in FILES {
+        bytes += file.len();
+    }
+    assert!(bytes <= 4 << 20, "{bytes} bytes of compressed images");
+}
+
+const REMAKE: &str = "`cargo run --release -p fusewire-build -- images` makes the images anew";
+
+#[test]
+fn the_newest_ptx_that_the_gpu_runs_and_the_very_code_object() {
+    let targets = ["sm_80", "gfx90a", "sm_90", "gfx942", "sm_90a"];
+    for (device, expected) in [
+        ("sm_75", None),
+        ("sm_80", Some("sm_80")),
+        ("sm_89", Some("sm_80")),
+        ("sm_90", Some("sm_90")),
+        ("sm_103", Some("sm_90")),
+        ("sm_120", Some("sm_90")),
+        ("gfx90a", Some("gfx90a")),
+        ("gfx942:sramecc+:xnack-", Some("gfx942")),
+        ("gfx950", None),
+        ("gfx1100", None),
+    ] {
+        assert_eq!(best(device, targets.into_iter()), expected, "{device}");
+    }
+    for device in ["sm_70", "gfx950"] {
+        let said = detail(Images::in_folders(device, Vec::new()).library("all_reduce"));
+        let wanted = format!("there is none for {device}; there are gfx90a, gfx942, sm_80, sm_90");
+        assert!(said.contains(&wanted), "{said}");
+    }
+    let said = detail(Images::in_folders("sm_90", Vec::new()).library("moe"));
+    assert!(
+        said.contains("no such family") && said.contains("all_reduce"),
+        "{said}"
+    );
+}
+
+#[test]
+fn damaged_files_are_refused() {
+    let packed: &Packed = &manifest().unwrap().images[0];
+    let (_, file) = FILES.iter().find(|(name, _)| *name == packed.file).unwrap();
+    library::open(packed, file).unwrap();
+    let truncated = &file[..file.len() / 2];
+    assert!(detail(library::open(packed, truncated)).contains("is damaged"));
+    assert!(detail(library::open(packed, &[])).contains("cannot be unpacked"));
+    let mut changed = packed.clone();
+    changed.sha256 = "0".repeat(64);
+    let said = detail(library::open(&changed, file));
+    assert!(said.contains("SHA-256"), "{said}");
+    let mut changed = packed.clone();
+    changed.bytes -= 1;
+    let said = detail(library::open(&changed, file));
+    assert!(said.contains("instead of"), "{said}");
+    changed.bytes = usize::MAX;
+    assert!(detail(library::open(&changed, file)).contains("is said to have"));
+    let mut flipped = file.to_vec();
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 4;
+    assert!(detail(library::open(packed, &flipped)).contains("is damaged"));
+}
+
+fn put(folder: &Path, file: &str, content: &str) {
+    std::fs::create_dir_all(folder).unwrap();
+    std::fs::write(folder.join(file), content).unwrap();
+}
+
+#[test]
+fn users_images_are_found_in_the_order_of_the_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+    let images = Images::in_folders("sm_90", vec![first.clone(), second.clone()]);
+    let said = detail(images.find("my-argmax"));
+    assert!(
+        said.starts_with("my-argmax: there is none for sm_90; looked in"),
+        "{said}"
+    );
+    assert!(said.contains("first") && said.contains("second"), "{said}");
+    assert!(
+        said.contains("fusewire-build build --crate FOLDER --target sm_90"),
+        "{said}"
+    );
+    assert!(!said.contains("for other devices"), "{said}");
+
+    put(
+        &second,
+        "my-argmax.sm_100.ptx",
+        &PTX.replace("sm_80", "sm_100"),
+    );
+    put(&second, "my-argmax.gfx942.co", "");
+    let said = detail(images.find("my-argmax"));
+    assert!(
+        said.contains("for other devices") && said.contains("my-argmax.sm_100.ptx"),
+        "{said}"
+    );
+
+    put(&second, "my-argmax.sm_80.ptx", PTX);
+    let image = images.find("my_argmax").unwrap();
+    assert_eq!(
+        (image.name.as_str(), image.target.as_str()),
+        ("my-argmax", "sm_80")
+    );
+    assert_eq!(image.bytes.last(), Some(&0));
+    assert_eq!(image.entries.len(), 1);
+    assert_eq!(image.entry("argmax").unwrap().parameters, [(0, 8), (8, 4)]);
+
+    // A folder that comes first wins, even with an older target.
+    put(
+        &second,
+        "my-argmax.sm_90.ptx",
+        &PTX.replace("sm_80", "sm_90"),
+    );
+    assert_eq!(images.find("my-argmax").unwrap().target, "sm_90");
+    put(&first, "my-argmax.sm_80.ptx", PTX);
+    assert_eq!(images.find("my-argmax").unwrap().target, "sm_80");
+}
+
+#[test]
+fn cargos_target_folder_around_the_program_is_searched() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut images = Images::in_folders("sm_80", Vec::new());
+    images.around = vec![folder.path().join("fusewire-gpu/out")];
+    put(
+        &folder.path().join("fusewire-gpu/out/my-argmax"),
+        "my-argmax.sm_80.ptx",
+        PTX,
+    );
+    assert_eq!(images.find("my_argmax").unwrap().target, "sm_80");
+    let here = Images::new("sm_80");
+    let program = std::env::current_exe().unwrap();
+    let beside = program.parent().unwrap();
+    assert!(here.folders.contains(&beside.to_owned()));
+    assert!(here.folders.contains(&beside.join("images")));
+    let target = beside.parent().unwrap().parent().unwrap();
+    assert!(here.around.contains(&target.join("fusewire-gpu/out")));
+}
+
+#[test]
+fn what_is_no_image_or_for_another_device_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), "a.sm_80.ptx", PTX);
+    put(folder.path(), "b.sm_80.ptx", "nothing");
+    put(folder.path(), "c.sm_80.ptx", ".target sm_80\n");
+    put(folder.path(), "d.gfx942.co", "\x7fELF and no more");
+    let path = |name: &str| folder.path().join(name);
+    let images = Images::in_folders("sm_80", Vec::new());
+    assert_eq!(images.from_path(&path("a.sm_80.ptx")).unwrap().name, "a");
+    for (name, wanted) in [
+        ("b.sm_80.ptx", "neither PTX"),
+        ("c.sm_80.ptx", "holds no kernel"),
+        ("d.gfx942.co", "no code object"),
+        ("e.sm_80.ptx", "cannot be read"),
+    ] {
+        let said = detail(images.from_path(&path(name)));
+        assert!(said.contains(wanted) && said.contains(name), "{said}");
+    }
+    let older = Images::in_folders("sm_75", Vec::new());
+    let said = detail(older.from_path(&path("a.sm_80.ptx")));
+    assert!(
+        said.contains("it is for sm_80, this device is sm_75"),
+        "{said}"
+    );
+    let other = Images::in_folders("gfx942", Vec::new());
+    let said = detail(other.from_path(&path("a.sm_80.ptx")));
+    assert!(
+        said.contains("it is for sm_80, this device is gfx942"),
+        "{said}"
+    );
+}
+
+/// Reading damaged code objects ends, with an error or not, and never beyond their bytes.
+#[test]
+fn damaged_code_objects_do_no_harm() {
+    let images = Images::in_folders("gfx942", Vec::new());
+    let image = images.library("barrier").unwrap();
+    for end in (0..image.bytes.len()).step_by(7) {
+        let _ = code_object::parse(&image.bytes[..end]);
+    }
+    for at in 0..image.bytes.len().min(4096) {
+        let mut changed = image.bytes.clone();
+        changed[at] ^= 0xff;
+        let _ = code_object::parse(&changed);
+    }
+    let mut other = image.bytes;
+    other[18] = 62; // x86-64
+    let said = detail(Image::new("probe", other));
+    assert!(said.contains("no code object of an AMD GPU"), "{said}");
+}

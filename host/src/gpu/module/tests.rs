@@ -1,0 +1,323 @@
+//! Modules over a driver that knows the images by their bytes, as a driver library does.
+
+use core::ffi::{CStr, c_void};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use fusewire_kernels::KERNELS;
+
+use super::*;
+use crate::gpu::driver::{
+    Callback, CaptureStatus, Export, HostMemory, Import, LaunchShape, MemoryKind, Properties,
+    RawEvent, RawGraph, RawGraphExec, RawMemory, RawStream,
+};
+use crate::gpu::images::Entry;
+
+/// Loads images as CUDA and HIP do; everything else is not called.
+#[derive(Debug)]
+struct Fake {
+    properties: Properties,
+    /// Whether the library can tell parameters.
+    tells: bool,
+    local_bytes: u32,
+    modules: Mutex<Vec<Image>>,
+    /// What loading and looking up have given, by symbol.
+    found: Mutex<BTreeMap<String, Vec<(usize, usize)>>>,
+}
+
+impl Fake {
+    fn new(architecture: &str, tells: bool) -> Self {
+        Self {
+            properties: Properties {
+                ordinal: 0,
+                name: "fake".to_owned(),
+                architecture: architecture.to_owned(),
+                uuid: [0; 16],
+                memory: 1 << 30,
+                multiprocessors: 4,
+                warp: 32,
+                max_threads: 1024,
+                shared_bytes: 48 << 10,
+                version: 12_040,
+                descriptors: true,
+                fabric: false,
+                multicast: false,
+                cooperative: true,
+            },
+            tells,
+            local_bytes: 0,
+            modules: Mutex::default(),
+            found: Mutex::default(),
+        }
+    }
+}
+
+macro_rules! not_called {
+    ($($(#[$kind:ident])? fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {$(
+        not_called!(@ $($kind)? $name($($argument: $type),*) -> $result);
+    )*};
+    (@ $name:ident($($argument:ident: $type:ty),*) -> $result:ty) => {
+        fn $name(&self $(, $argument: $type)*) -> $result {
+            let _ = ($($argument,)*);
+            unimplemented!("modules do not need {}", stringify!($name))
+        }
+    };
+    (@ hazard $name:ident($($argument:ident: $type:ty),*) -> $result:ty) => {
+        unsafe fn $name(&self $(, $argument: $type)*) -> $result {
+            let _ = ($($argument,)*);
+            unimplemented!("modules do not need {}", stringify!($name))
+        }
+    };
+}
+
+impl Driver for Fake {
+    fn library(&self) -> &'static str {
+        "fake"
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn load(&self, image: &[u8]) -> Result<RawModule> {
+        if self.properties.architecture.starts_with("sm_") && image.last() != Some(&0) {
+            return Err(Error::Driver {
+                library: "fake",
+                call: "load",
+                detail: "PTX without its zero byte".to_owned(),
+            });
+        }
+        // The driver reads the image itself.
+        let image = Image::new("loaded", image.to_vec())?;
+        let mut modules = self.modules.lock().unwrap();
+        modules.push(image);
+        Ok(RawModule(modules.len()))
+    }
+
+    fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
+        let modules = self.modules.lock().unwrap();
+        let image = &modules[module.0 - 1];
+        let at = image
+            .entries
+            .iter()
+            .position(|e| e.name == name.to_str().unwrap());
+        if let Some(at) = at {
+            let entry = &image.entries[at];
+            let mut found = self.found.lock().unwrap();
+            found.insert(entry.name.clone(), entry.parameters.clone());
+        }
+        Ok(at.map(|at| RawFunction(module.0 << 16 | at)))
+    }
+
+    fn parameters(&self, function: RawFunction) -> Result<Option<Vec<(usize, usize)>>> {
+        let modules = self.modules.lock().unwrap();
+        let entry = &modules[(function.0 >> 16) - 1].entries[function.0 & 0xffff];
+        Ok(self.tells.then(|| entry.parameters.clone()))
+    }
+
+    fn function_properties(&self, _: RawFunction) -> Result<FunctionProperties> {
+        Ok(FunctionProperties {
+            registers: 40,
+            local_bytes: self.local_bytes,
+            shared_bytes: 0,
+            max_threads: 512,
+        })
+    }
+
+    not_called! {
+        fn allocate(&self, bytes: u64, kind: MemoryKind) -> Result<RawMemory>;
+        #[hazard] fn release(&self, memory: RawMemory) -> Result<()>;
+        fn export(&self, memory: &RawMemory) -> Result<Export>;
+        fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)>;
+        fn import(&self, import: Import<'_>, bytes: u64) -> Result<RawMemory>;
+        fn allocate_host(&self, bytes: usize) -> Result<HostMemory>;
+        #[hazard] fn release_host(&self, memory: HostMemory) -> Result<()>;
+        #[hazard] fn write(&self, to: u64, from: &[u8]) -> Result<()>;
+        #[hazard] fn read(&self, to: &mut [u8], from: u64) -> Result<()>;
+        #[hazard] fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
+        fn resident_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32>;
+        #[hazard] fn launch(&self, function: RawFunction, shape: &LaunchShape, parameters: &mut [*mut c_void], stream: RawStream) -> Result<()>;
+        fn create_stream(&self) -> Result<RawStream>;
+        #[hazard] fn destroy_stream(&self, stream: RawStream) -> Result<()>;
+        fn query_stream(&self, stream: RawStream) -> Result<bool>;
+        fn synchronize_stream(&self, stream: RawStream) -> Result<()>;
+        #[hazard] fn host_function(&self, stream: RawStream, callback: Callback, data: *mut c_void) -> Result<()>;
+        fn create_event(&self, timed: bool) -> Result<RawEvent>;
+        #[hazard] fn destroy_event(&self, event: RawEvent) -> Result<()>;
+        fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()>;
+        fn query_event(&self, event: RawEvent) -> Result<bool>;
+        fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()>;
+        fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32>;
+        fn begin_capture(&self, stream: RawStream) -> Result<()>;
+        fn end_capture(&self, stream: RawStream) -> Result<RawGraph>;
+        fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
+        #[hazard] fn retain(&self, graph: RawGraph, callback: Callback, data: *mut c_void) -> Result<()>;
+        fn graph_nodes(&self, graph: RawGraph) -> Result<usize>;
+        fn instantiate(&self, graph: RawGraph) -> Result<RawGraphExec>;
+        #[hazard] fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()>;
+        #[hazard] fn destroy_graph(&self, graph: RawGraph) -> Result<()>;
+        #[hazard] fn destroy_exec(&self, exec: RawGraphExec) -> Result<()>;
+    }
+}
+
+fn point(architecture: &str) -> (Image, Vec<&'static KernelInfo>) {
+    let image = Images::in_folders(architecture, Vec::new())
+        .library("point")
+        .unwrap();
+    let kernels = KERNELS.iter().copied().flatten();
+    (
+        image,
+        kernels
+            .filter(|kernel| kernel.family() == "point")
+            .collect(),
+    )
+}
+
+fn detail(result: Result<Module>) -> String {
+    match result {
+        Err(Error::Image { image, detail }) => format!("{image}: {detail}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// With the parameters that the driver tells, and with those of the image.
+#[test]
+fn a_library_loads_whole_on_every_architecture() {
+    for architecture in ["sm_80", "sm_90", "sm_120", "gfx90a", "gfx942"] {
+        for tells in [false, true] {
+            let driver = Fake::new(architecture, tells);
+            let images = Images::in_folders(architecture, Vec::new());
+            let modules = load_library(&driver, &images, KERNELS).unwrap();
+            let names: Vec<&str> = modules.iter().map(Module::name).collect();
+            assert!(names.is_sorted(), "{names:?}");
+            assert_eq!(names, images.families().unwrap());
+            for kernel in KERNELS.iter().copied().flatten() {
+                let module = modules
+                    .iter()
+                    .find(|m| m.name() == kernel.family())
+                    .unwrap();
+                let function = module.function(kernel.name).unwrap();
+                assert_eq!(function.name, kernel.name);
+                let places: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();
+                assert_eq!(function.params, places);
+                assert_eq!(function.properties.registers, 40);
+                assert_eq!(driver.found.lock().unwrap()[kernel.name], places);
+            }
+            assert!(
+                modules
+                    .iter()
+                    .all(|module| module.function("nothing").is_none())
+            );
+        }
+    }
+}
+
+#[test]
+fn an_older_gpu_is_told_what_there_is() {
+    let driver = Fake::new("sm_70", true);
+    let error = load_library(&driver, &Images::in_folders("sm_70", Vec::new()), KERNELS);
+    assert!(error.unwrap_err().to_string().contains("there are gfx90a"));
+}
+
+/// Where one number of the image is wrong, the message names kernel, parameter and both places.
+#[test]
+fn a_shifted_or_resized_parameter_is_refused() {
+    let driver = Fake::new("sm_90", false);
+    let (image, kernels) = point("sm_90");
+    Module::load(&driver, &image, kernels.iter().copied()).unwrap();
+    let (kernel, last) = (kernels[0], kernels[0].params.len() - 1);
+    let changed = |change: &dyn Fn(&mut Entry)| {
+        let mut image = image.clone();
+        let entry = image
+            .entries
+            .iter_mut()
+            .find(|entry| entry.name == kernel.name);
+        change(entry.unwrap());
+        detail(Module::load(&driver, &image, kernels.iter().copied()))
+    };
+    let field = kernel.params[last];
+    let said = changed(&|entry| entry.parameters[last].0 += 8);
+    let wanted = format!(
+        "kernel {}: parameter {last} ({}): the program puts {} bytes at offset {}, the image reads {} at offset {}",
+        kernel.name,
+        field.name,
+        field.size,
+        field.offset,
+        field.size,
+        field.offset + 8
+    );
+    assert!(said.contains(&wanted), "{said}");
+    assert!(
+        said.contains("point for sm_90") && said.contains("fusewire-build images"),
+        "{said}"
+    );
+    let said = changed(&|entry| entry.parameters[0].1 = 4);
+    let wanted = format!(
+        "parameter 0 ({}): the program puts 8 bytes at offset 0, the image reads 4 at offset 0",
+        kernel.params[0].name
+    );
+    assert!(said.contains(&wanted), "{said}");
+    let said = changed(&|entry| drop(entry.parameters.pop()));
+    assert!(
+        said.contains(&format!("reads only {last} parameters")),
+        "{said}"
+    );
+    let said = changed(&|entry| entry.parameters.push((4096, 8)));
+    assert!(
+        said.contains(&format!("the image reads {}", last + 2)),
+        "{said}"
+    );
+}
+
+/// What the driver says counts more than what the manifest says.
+#[test]
+fn the_images_own_metadata_counts_first() {
+    let driver = Fake::new("gfx942", true);
+    let (mut image, kernels) = point("gfx942");
+    for entry in &mut image.entries {
+        entry.parameters.clear();
+    }
+    Module::load(&driver, &image, kernels.iter().copied()).unwrap();
+    let silent = Fake::new("gfx942", false);
+    assert!(
+        detail(Module::load(&silent, &image, kernels.iter().copied())).contains("reads only 0")
+    );
+    image.entries.clear();
+    let said = detail(Module::load(&silent, &image, kernels.iter().copied()));
+    assert!(said.contains("says nothing about the parameters"), "{said}");
+}
+
+#[test]
+fn a_missing_entry_is_refused() {
+    let driver = Fake::new("sm_90", true);
+    let (mut image, kernels) = point("sm_90");
+    let text = String::from_utf8(image.bytes).unwrap();
+    image.bytes = text.replace(".entry send(", ".entry sent(").into_bytes();
+    let said = detail(Module::load(&driver, &image, kernels.iter().copied()));
+    assert!(said.contains("lacks kernel send"), "{said}");
+}
+
+#[test]
+fn ptx_without_its_zero_byte_is_the_drivers_error() {
+    let driver = Fake::new("sm_90", true);
+    let (mut image, kernels) = point("sm_90");
+    image.bytes.pop();
+    let error = Module::load(&driver, &image, kernels).unwrap_err();
+    assert!(matches!(error, Error::Driver { .. }), "{error}");
+}
+
+/// Spills do not stop anything; the numbers are there to be shown.
+#[test]
+fn local_memory_is_no_error() {
+    let mut driver = Fake::new("sm_90", true);
+    driver.local_bytes = 64;
+    let (image, kernels) = point("sm_90");
+    let module = Module::load(&driver, &image, kernels).unwrap();
+    assert!(
+        module
+            .functions()
+            .iter()
+            .all(|f| f.properties.local_bytes == 64)
+    );
+    assert_eq!(module.target(), "sm_90");
+}
