@@ -130,8 +130,7 @@ pub(super) fn map(
     if let Err(error) = library.check("cuMemMap", code) {
         // SAFETY: reserved above with that size. The error that counts is the first.
         let _ = unsafe { (library.cuMemAddressFree)(address, size) };
-        let what = format!("{bytes} bytes; a peer's memory may have another size or be gone");
-        return Err(error::with(error, &what));
+        return Err(error::with(error, &format!("{bytes} bytes")));
     }
     let access = sys::CUmemAccessDesc {
         location: location(device),
