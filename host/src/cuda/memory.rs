@@ -138,9 +138,15 @@ impl Cuda {
             return open_ipc(&library, handle, bytes);
         }
         let physical = virtual_memory::import(&library, import)?;
-        let alignment = self.granularity;
-        let address =
-            virtual_memory::map(&library, self.device, physical.handle(), bytes, alignment)?;
+        let (device, handle) = (self.device, physical.handle());
+        let address = virtual_memory::map(&library, device, handle, bytes, self.granularity)
+            .map_err(|error| {
+                error::with(
+                    error,
+                    "this is a peer's memory: it may have another size, be gone, or lie on a GPU that this one \
+                     cannot reach",
+                )
+            })?;
         Ok(RawMemory {
             address,
             bytes,
@@ -251,17 +257,23 @@ fn open_ipc(library: &Relaxed, handle: &[u8; HANDLE_BYTES], bytes: u64) -> Resul
         handle: 0,
         origin: Origin::ImportedIpc,
     };
-    let problem = match range(library, address) {
-        Ok((base, there)) if there - (address - base) >= bytes => return Ok(memory),
-        Ok((_, there)) => error::driver(
-            "cuIpcOpenMemHandle",
-            format!("the peer's allocation has {there} bytes, not the {bytes} that it says"),
-        ),
-        Err(error) => error,
+    let there = match range(library, address) {
+        Ok((base, there)) => there.saturating_sub(address - base),
+        Err(error) => {
+            // The size is checked where the driver tells it.
+            tracing::debug!(%error, "size of a peer's allocation");
+            return Ok(memory);
+        }
     };
+    if there >= bytes {
+        return Ok(memory);
+    }
     // SAFETY: opened above; nobody has it. The error that counts is the first.
     let _ = unsafe { (library.cuIpcCloseMemHandle)(address) };
-    Err(problem)
+    Err(error::driver(
+        "cuIpcOpenMemHandle",
+        format!("the peer's allocation has {there} bytes, not the {bytes} that it says"),
+    ))
 }
 
 /// Checks the code of an allocation; its error says how much was asked for, and how much there is.

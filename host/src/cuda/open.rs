@@ -4,7 +4,7 @@ use core::sync::atomic::AtomicU32;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use super::context::{self, Cuda, Relaxed};
 use super::library::Library;
@@ -111,14 +111,15 @@ impl Cuda {
         context::enter(library, context.addr())?;
         let relaxed = Relaxed::new(library)?;
 
-        properties.fabric =
-            properties.fabric && virtual_memory::probe_fabric(&relaxed, number, rdma);
         let mut handles = 0;
         if properties.descriptors {
             handles |= virtual_memory::DESCRIPTOR;
         }
+        let both = handles | virtual_memory::FABRIC;
+        properties.fabric =
+            properties.fabric && virtual_memory::probe_fabric(&relaxed, number, both, rdma);
         if properties.fabric {
-            handles |= virtual_memory::FABRIC;
+            handles = both;
         }
         let granularity = if handles == 0 {
             super::memory::WHOLE_SHARED
@@ -134,7 +135,7 @@ impl Cuda {
         let staging = Mutex::new(Staging::new(&relaxed)?);
         Ok(Self {
             library,
-            device: number as sys::CUdevice,
+            device: number,
             context: context.addr(),
             properties,
             major,

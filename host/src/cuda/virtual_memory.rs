@@ -130,8 +130,7 @@ pub(super) fn map(
     if let Err(error) = library.check("cuMemMap", code) {
         // SAFETY: reserved above with that size. The error that counts is the first.
         let _ = unsafe { (library.cuMemAddressFree)(address, size) };
-        let what = format!("{bytes} bytes; a peer's memory may have another size or be gone");
-        return Err(error::with(error, &what));
+        return Err(error::with(error, &format!("{bytes} bytes")));
     }
     let access = sys::CUmemAccessDesc {
         location: location(device),
@@ -243,13 +242,19 @@ pub(super) fn import<'a>(library: &'a Library, import: Import<'_>) -> Result<Phy
     Ok(Physical::new(library, handle))
 }
 
-/// Whether fabric handles work: the device may have them and the process no right to them (no IMEX channel).
-pub(super) fn probe_fabric(library: &Library, device: sys::CUdevice, rdma: bool) -> bool {
+/// Whether memory with these types of handles, one of them fabric handles, can be created, exported and imported: the
+/// device may have them and the process no right to them (no IMEX channel).
+pub(super) fn probe_fabric(
+    library: &Library,
+    device: sys::CUdevice,
+    handles: u32,
+    rdma: bool,
+) -> bool {
     let probe = || -> Result<()> {
-        let bytes = granularity(library, device, FABRIC, rdma)?;
-        let properties = properties(device, FABRIC, rdma);
+        let bytes = granularity(library, device, handles, rdma)?;
+        let properties = properties(device, handles, rdma);
         let physical = Physical::create(library, &properties, bytes)?;
-        if let Export::Fabric(handle) = export(library, physical.handle(), FABRIC)? {
+        if let Export::Fabric(handle) = export(library, physical.handle(), handles)? {
             import(library, Import::Fabric(&handle))?;
         }
         Ok(())
