@@ -1,5 +1,6 @@
 //! A double of the run time for tests without a GPU: its memory is the host's, streams do their work at once, and it
-//! refuses what the documentation forbids. It also counts what would be wrong in silence.
+//! refuses what the documentation forbids, where the driver could do so in silence: calls without the device or during a
+//! capture, ranges outside of allocations, the null stream, flags.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -28,13 +29,16 @@ pub(super) struct State {
     pub(super) fail: Cell<Option<(&'static str, hipError_t)>>,
     /// Whether a stream is being captured, and how many nodes the graph has.
     pub(super) capture: Cell<Option<usize>>,
-    /// A launch: cooperative, blocks, threads, shared bytes, first argument.
-    pub(super) launched: Cell<Option<(bool, u32, u32, u32, u32)>>,
+    /// The latest launch.
+    pub(super) launched: Cell<Option<Launched>>,
     /// Flags of the latest allocation of shared memory, of host memory, of a stream.
     pub(super) flags: Cell<[c_uint; 3]>,
     /// The user object that the graph has.
     object: Cell<Option<(hipHostFn_t, *mut c_void)>>,
 }
+
+/// A launch: whether it is cooperative, blocks, threads, shared bytes, first argument.
+pub(super) type Launched = (bool, u32, u32, u32, u32);
 
 thread_local! {
     static STATE: State = State {
