@@ -29,6 +29,8 @@ pub(super) struct State {
     pub(super) fail: Cell<Option<(&'static str, hipError_t)>>,
     /// Whether a stream is being captured, and how many nodes the graph has.
     pub(super) capture: Cell<Option<usize>>,
+    /// Whether cooperative launches are run also on a captured stream, as old run times do.
+    pub(super) old: Cell<bool>,
     /// The latest launch.
     pub(super) launched: Cell<Option<Launched>>,
     /// Flags of the latest allocation of shared memory, of host memory, of a stream.
@@ -335,6 +337,11 @@ double! {
         // SAFETY: the test gives the address of a u32.
         let argument = unsafe { **arguments.cast::<*mut u32>() };
         with(|state| state.launched.set(Some((true, gx, bx, shared, argument))));
+        with(|state| {
+            if !state.old.get() {
+                state.capture.set(state.capture.get().map(|nodes| nodes + 1));
+            }
+        });
         done("hipModuleLaunchCooperativeKernel", 0)
     }
     hipStreamCreateWithFlags(stream: *mut hipStream_t, flags: c_uint) -> hipError_t {
@@ -423,7 +430,7 @@ double! {
     hipGraphGetNodes(
         _graph: hipGraph_t, nodes: *mut hipGraphNode_t, count: *mut usize
     ) -> hipError_t {
-        put(count, 3);
+        put(count, with(|state| state.capture.get().unwrap_or(3)));
         done("hipGraphGetNodes", c_uint::from(!nodes.is_null()))
     }
     hipGraphInstantiateWithFlags(
