@@ -1,5 +1,6 @@
 //! A double of the run time for tests without a GPU: its memory is the host's, streams do their work at once, and it
-//! refuses what the documentation forbids. It also counts what would be wrong in silence.
+//! refuses what the documentation forbids, where the driver could do so in silence: calls without the device or during a
+//! capture, ranges outside of allocations, the null stream, flags.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -28,13 +29,18 @@ pub(super) struct State {
     pub(super) fail: Cell<Option<(&'static str, hipError_t)>>,
     /// Whether a stream is being captured, and how many nodes the graph has.
     pub(super) capture: Cell<Option<usize>>,
-    /// A launch: cooperative, blocks, threads, shared bytes, first argument.
-    pub(super) launched: Cell<Option<(bool, u32, u32, u32, u32)>>,
+    /// Whether cooperative launches are run also on a captured stream, as old run times do.
+    pub(super) old: Cell<bool>,
+    /// The latest launch.
+    pub(super) launched: Cell<Option<Launched>>,
     /// Flags of the latest allocation of shared memory, of host memory, of a stream.
     pub(super) flags: Cell<[c_uint; 3]>,
     /// The user object that the graph has.
     object: Cell<Option<(hipHostFn_t, *mut c_void)>>,
 }
+
+/// A launch: whether it is cooperative, blocks, threads, shared bytes, first argument.
+pub(super) type Launched = (bool, u32, u32, u32, u32);
 
 thread_local! {
     static STATE: State = State {
@@ -331,6 +337,11 @@ double! {
         // SAFETY: the test gives the address of a u32.
         let argument = unsafe { **arguments.cast::<*mut u32>() };
         with(|state| state.launched.set(Some((true, gx, bx, shared, argument))));
+        with(|state| {
+            if !state.old.get() {
+                state.capture.set(state.capture.get().map(|nodes| nodes + 1));
+            }
+        });
         done("hipModuleLaunchCooperativeKernel", 0)
     }
     hipStreamCreateWithFlags(stream: *mut hipStream_t, flags: c_uint) -> hipError_t {
@@ -419,7 +430,7 @@ double! {
     hipGraphGetNodes(
         _graph: hipGraph_t, nodes: *mut hipGraphNode_t, count: *mut usize
     ) -> hipError_t {
-        put(count, 3);
+        put(count, with(|state| state.capture.get().unwrap_or(3)));
         done("hipGraphGetNodes", c_uint::from(!nodes.is_null()))
     }
     hipGraphInstantiateWithFlags(

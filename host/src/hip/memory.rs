@@ -1,13 +1,13 @@
 //! Memory of the GPU and page-locked memory, sharing by IPC, and copies beside whatever runs.
 //!
 //! Memory that peers use is **uncached** (`hipDeviceMallocUncached`), not merely fine-grained: a kernel polls words that
-//! another GPU writes while it runs. RCCL allocates what its kernels poll so (its builds define
-//! `HIP_UNCACHED_MEMORY`; without it kernels on MI300 hang), vLLM's all-reduce does so for its signals on MI200 and MI300,
-//! and rocSHMEM offers it as the type of its symmetric heap. Coarse-grained memory (`hipMalloc`) is coherent at
-//! the ends of kernels only: the L2 of the owner may keep a word for as long as a kernel runs, and no fence
-//! changes that on MI200, where the L2 is not coherent with xGMI. Uncached memory is right with any
-//! fence of system scope or stronger, at the price of slower local reads; data that only this GPU uses is
-//! `MemoryKind::Private`.
+//! another GPU writes while it runs. HIP promises coherence of ordinary (coarse-grained) device memory at
+//! synchronisations only, not within a kernel: the owner's L2 may keep a word for as long. Of the two kinds that are
+//! coherent within kernels, the libraries that do the same took the stricter: RCCL allocates what its kernels
+//! poll as uncached (its builds define `HIP_UNCACHED_MEMORY` because kernels on MI300 would hang without), vLLM's all-reduce
+//! does so for its signals because of MI200, and rocSHMEM can have its symmetric heap so. It is right with any
+//! fence that is right for fine-grained memory, at the price of slower local reads; data that only this GPU uses is
+//! [`MemoryKind::Private`].
 
 use core::ffi::{c_char, c_uint, c_void};
 use core::ops::Range;

@@ -20,6 +20,7 @@
 //! | `hipModuleGetFunction` | `hipErrorNotFound` | is `None` |
 //! | `hipModuleLaunchKernel` | grid in blocks; less than 2^32 threads; block at most as compiled | checked, the last by HIP |
 //! | `hipModuleLaunchCooperativeKernel` | `hipErrorCooperativeLaunchTooLarge` where blocks would not be resident together | an error with a hint |
+//! | the same, on a captured stream | run at once by some run times | the graph must have grown, else an error |
 //! | `hipStreamQuery`, `hipEventQuery` | `hipErrorNotReady` | is `false` |
 //! | `hipStreamBeginCapture` | thread-local: ends on its thread | as the trait says; the error has a hint |
 //! | `hipStreamEndCapture` | leaves the graph undefined after an error | not looked at |

@@ -9,7 +9,9 @@ use super::bindings::{self as hip, Int, hipFunction_t, hipModule_t, hipStream_t}
 use super::device::Hip;
 use super::error::driver_error;
 use super::metadata::{self, CodeObject};
-use crate::gpu::driver::{FunctionProperties, LaunchShape, RawFunction, RawModule, RawStream};
+use crate::gpu::driver::{
+    CaptureStatus, FunctionProperties, LaunchShape, RawFunction, RawGraph, RawModule, RawStream,
+};
 use crate::{Error, Result};
 
 /// What was loaded. Nothing is unloaded.
@@ -170,7 +172,7 @@ impl Hip {
         launchable(shape).map_err(|detail| driver_error("hipModuleLaunchKernel", &detail))?;
         self.current()?;
         let function = function.0 as hipFunction_t;
-        let stream = stream.0 as hipStream_t;
+        let (raw, stream) = (stream, stream.0 as hipStream_t);
         let (blocks, threads, shared) = (shape.blocks, shape.threads, shape.shared_bytes);
         let arguments = if parameters.is_empty() {
             ptr::null_mut()
@@ -178,15 +180,26 @@ impl Hip {
             parameters.as_mut_ptr()
         };
         if shape.cooperative {
+            let capture = self.growing_graph(raw)?;
             // SAFETY: the caller promises function, stream and arguments; the run time copies the arguments.
             let status = unsafe {
                 (self.functions.hipModuleLaunchCooperativeKernel)(
                     function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments,
                 )
             };
-            return self
-                .functions
-                .check("hipModuleLaunchCooperativeKernel", status);
+            let call = "hipModuleLaunchCooperativeKernel";
+            self.functions.check(call, status)?;
+            // Run times before some ROCm 6 launch it at once, also on a stream that is captured.
+            if let Some((graph, nodes)) = capture
+                && self.graph_nodes(graph)? == nodes
+            {
+                return Err(driver_error(
+                    call,
+                    "this HIP runtime ran the kernel instead of capturing it; capture launches \
+                     that are not cooperative, or install a newer ROCm",
+                ));
+            }
+            return Ok(());
         }
         // SAFETY: the caller promises function, stream and arguments; the run time copies the arguments.
         let status = unsafe {
@@ -205,6 +218,14 @@ impl Hip {
             )
         };
         self.functions.check("hipModuleLaunchKernel", status)
+    }
+
+    /// The graph that a stream is captured into, and its nodes so far.
+    fn growing_graph(&self, stream: RawStream) -> Result<Option<(RawGraph, usize)>> {
+        match self.capture_status(stream)? {
+            CaptureStatus::Active(_, graph) => Ok(Some((graph, self.graph_nodes(graph)?))),
+            CaptureStatus::None | CaptureStatus::Invalidated => Ok(None),
+        }
     }
 }
 

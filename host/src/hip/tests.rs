@@ -309,6 +309,33 @@ fn calls_during_a_capture_are_allowed() {
 }
 
 #[test]
+fn a_cooperative_launch_that_was_not_captured_is_an_error() {
+    let driver = driver();
+    let module = driver.load(IMAGE).unwrap();
+    let function = driver.function(module, c"vocab_argmax").unwrap().unwrap();
+    let stream = driver.create_stream().unwrap();
+    let mut argument = 1_u32;
+    let mut arguments = [ptr::from_mut(&mut argument).cast::<c_void>()];
+    let shape = LaunchShape {
+        blocks: 1,
+        threads: 64,
+        cooperative: true,
+        ..LaunchShape::default()
+    };
+    for old in [false, true] {
+        double::with(|state| state.old.set(old));
+        // SAFETY: the double reads one u32.
+        unsafe { driver.launch(function, &shape, &mut arguments, stream) }.unwrap();
+        driver.begin_capture(stream).unwrap();
+        // SAFETY: as above.
+        let launched = unsafe { driver.launch(function, &shape, &mut arguments, stream) };
+        driver.end_capture(stream).unwrap();
+        assert_eq!(launched.is_err(), old);
+    }
+    check_thread();
+}
+
+#[test]
 fn graphs_call_back_when_they_took_the_data() {
     let driver = driver();
     let stream = driver.create_stream().unwrap();
