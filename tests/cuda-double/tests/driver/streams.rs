@@ -33,6 +33,7 @@ driver_test! {
         switch.open();
         ok!(cuStreamSynchronize(second));
         ok!(cuEventQuery(event));
+        ok!(cuStreamSynchronize(first));
         ok!(cuStreamQuery(first));
         assert_eq!(COUNT.load(Ordering::SeqCst), 1);
         ok!(cuEventDestroy_v2(event));
