@@ -3,8 +3,9 @@
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
 use std::ffi::CString;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fusewire_device::native::{KernelInfo, LaneContext, NativeEntries, NativeEntry, ParamField};
 

@@ -1,6 +1,6 @@
 //! Memory that goes from one process to another.
 
-use std::fmt::Write as _;
+use core::fmt::Write as _;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::process::Command;
 
