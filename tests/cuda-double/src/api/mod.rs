@@ -6,6 +6,8 @@ mod graph;
 mod memory;
 mod module;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod vmm;
 
 use core::panic::AssertUnwindSafe;

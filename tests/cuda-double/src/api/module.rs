@@ -65,15 +65,17 @@ fn load(
         magic[at] = unsafe { image.cast::<u8>().add(at).read() };
         (magic[at] != 0).then_some(magic)
     });
-    if binary.is_some_and(|magic| BINARIES.contains(&magic)) {
-        tell("a binary image cannot be executed here; load PTX");
-        return Err(Status::NoBinaryForGpu);
-    }
-    // SAFETY: what is no binary is text with its zero byte.
-    let text = unsafe { CStr::from_ptr(image.cast::<c_char>()) };
-    let loaded = match text.to_str() {
-        Ok(text) => kernel::load(&context, text),
-        Err(_) => Err((Status::InvalidImage, "the image is no text".to_owned())),
+    let loaded = if binary.is_some_and(|magic| BINARIES.contains(&magic)) {
+        let log = "a binary image cannot be executed here; load PTX";
+        tell(log);
+        Err((Status::NoBinaryForGpu, log.to_owned()))
+    } else {
+        // SAFETY: what is no binary is text with its zero byte.
+        let text = unsafe { CStr::from_ptr(image.cast::<c_char>()) };
+        match text.to_str() {
+            Ok(text) => kernel::load(&context, text),
+            Err(_) => Err((Status::InvalidImage, "the image is no text".to_owned())),
+        }
     };
     let log = match &loaded {
         Ok(_) => "",

@@ -1,0 +1,113 @@
+//! Kernels of a list that a test adds: blocks that wait for each other, and a kernel that fails.
+
+use core::ffi::c_void;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+use std::ffi::CString;
+use std::time::Instant;
+
+use fusewire_device::native::{KernelInfo, LaneContext, NativeEntries, NativeEntry, ParamField};
+
+use super::device::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain, cuInit};
+use super::memory::{cuMemHostAlloc, cuMemcpyDtoH_v2};
+use super::module::{cuLaunchKernel, cuModuleGetFunction, cuModuleLoadData};
+use super::stream::{cuStreamCreate, cuStreamSynchronize};
+use crate::status::{SUCCESS, Status};
+
+/// Waits until all blocks have come here; panics where they do not.
+unsafe fn meet(lane: *const LaneContext, params: *const u8) {
+    // SAFETY: the contract of a native entry.
+    let lane = unsafe { &*lane };
+    // SAFETY: the parameter is the address of a counter.
+    let counter = unsafe { &**params.cast::<*const AtomicU32>() };
+    counter.fetch_add(1, Ordering::SeqCst);
+    let start = Instant::now();
+    while counter.load(Ordering::SeqCst) < lane.blocks {
+        assert!(start.elapsed() < Duration::from_secs(60), "alone");
+        std::thread::yield_now();
+    }
+}
+
+unsafe fn fail(_: *const LaneContext, _: *const u8) {
+    panic!("this kernel fails");
+}
+
+const fn kernel(name: &'static str, entry: NativeEntry) -> KernelInfo {
+    KernelInfo {
+        name,
+        params: &[ParamField {
+            name: "counter",
+            offset: 0,
+            size: 8,
+        }],
+        native: NativeEntries {
+            baseline: entry,
+            avx2: entry,
+            avx512: entry,
+            lanes: entry,
+        },
+    }
+}
+
+static KERNELS: &[&[KernelInfo]] = &[&[kernel("meet", meet), kernel("fail", fail)]];
+
+fn launch(module: usize, name: &str, blocks: u32, stream: usize, counter: *mut c_void) -> u32 {
+    let (name, mut function) = (CString::new(name).unwrap(), 0);
+    // SAFETY: valid pointers.
+    let code = unsafe { cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
+    assert_eq!(code, SUCCESS);
+    let mut argument = counter;
+    let mut arguments = [(&raw mut argument).cast()];
+    // SAFETY: the kernel's one argument, which lives until the process ends.
+    unsafe {
+        cuLaunchKernel(
+            function,
+            blocks,
+            1,
+            1,
+            32,
+            1,
+            1,
+            0,
+            stream,
+            arguments.as_mut_ptr(),
+            null_mut(),
+        )
+    }
+}
+
+#[test]
+fn blocks_run_at_once_and_a_failure_stays() {
+    crate::register(KERNELS);
+    let image = CString::new(crate::stand_in(KERNELS, 90)).unwrap();
+    let (mut context, mut module, mut stream, mut counter) = (0, 0, 0, null_mut());
+    // SAFETY: valid pointers, here and below.
+    unsafe {
+        assert_eq!(cuInit(0), SUCCESS);
+        assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), SUCCESS);
+        assert_eq!(cuCtxSetCurrent(context), SUCCESS);
+        let code = cuModuleLoadData(&raw mut module, image.as_ptr().cast());
+        assert_eq!(code, SUCCESS);
+        assert_eq!(cuStreamCreate(&raw mut stream, 1), SUCCESS);
+        assert_eq!(cuMemHostAlloc(&raw mut counter, 4, 0), SUCCESS);
+        counter.cast::<u32>().write(0);
+    }
+    assert_eq!(launch(module, "meet", 24, stream, counter), SUCCESS);
+    // SAFETY: as above.
+    assert_eq!(unsafe { cuStreamSynchronize(stream) }, SUCCESS);
+    // SAFETY: the launch is done.
+    assert_eq!(unsafe { counter.cast::<u32>().read() }, 24);
+
+    assert_eq!(launch(module, "fail", 2, stream, counter), SUCCESS);
+    let failed = Status::LaunchFailed as u32;
+    // SAFETY: as above.
+    assert_eq!(unsafe { cuStreamSynchronize(stream) }, failed);
+    let mut word = 0u32;
+    let place = (&raw mut word).cast();
+    // SAFETY: as above.
+    assert_eq!(unsafe { cuMemcpyDtoH_v2(place, counter as u64, 4) }, failed);
+    // SAFETY: as above.
+    let code = unsafe { cuStreamCreate(&raw mut stream, 1) };
+    assert_eq!(code, failed);
+}

@@ -1,0 +1,12 @@
+//! The double through its C functions, opened as the driver library by cudarc's bindings.
+//!
+//! Every test runs in a process of its own, which finds the double as `libcuda.so`: rules that spoil a context,
+//! faults that crash, and what the environment says stay apart.
+
+mod captures;
+mod memory;
+mod modules;
+mod processes;
+mod start;
+mod streams;
+mod support;

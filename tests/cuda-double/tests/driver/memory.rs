@@ -1,0 +1,266 @@
+//! Memory: mappings, blocks, copies.
+
+use core::ptr::null_mut;
+use std::os::unix::process::ExitStatusExt;
+
+use cudarc::driver::sys::{self, CUmemAccess_flags, CUmemAllocationHandleType};
+
+use crate::support::*;
+
+/// Bytes to which physical memory is rounded.
+const GRANULE: usize = 2 << 20;
+
+const DESCRIPTOR: CUmemAllocationHandleType =
+    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// Properties of exportable memory of a device.
+pub(crate) fn properties(handles: CUmemAllocationHandleType) -> sys::CUmemAllocationProp {
+    // SAFETY: zero is a value of every field.
+    let mut properties: sys::CUmemAllocationProp = unsafe { core::mem::zeroed() };
+    properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = handles;
+    properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    properties
+}
+
+fn create(handles: CUmemAllocationHandleType) -> u64 {
+    let mut handle = 0;
+    ok!(cuMemCreate(
+        &raw mut handle,
+        GRANULE,
+        &properties(handles),
+        0
+    ));
+    handle
+}
+
+fn reserve(bytes: usize) -> u64 {
+    let mut address = 0;
+    ok!(cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0));
+    address
+}
+
+fn allow(address: u64, bytes: usize, flags: CUmemAccess_flags) {
+    let description = sys::CUmemAccessDesc {
+        location: properties(DESCRIPTOR).location,
+        flags,
+    };
+    ok!(cuMemSetAccess(address, bytes, &description, 1));
+}
+
+/// Maps an allocation, readable and writable.
+pub(crate) fn map(handle: u64) -> u64 {
+    let address = reserve(GRANULE);
+    ok!(cuMemMap(address, GRANULE, 0, handle, 0));
+    allow(
+        address,
+        GRANULE,
+        CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    );
+    address
+}
+
+driver_test! {
+    /// An allocation from its making to its end; a second mapping by a descriptor is the same memory.
+    life_of_a_mapping() {
+        start();
+        let mut granularity = 0;
+        let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        ok!(cuMemGetAllocationGranularity(&raw mut granularity, &properties(DESCRIPTOR), minimum));
+        assert_eq!(granularity, GRANULE);
+        let handle = create(DESCRIPTOR);
+        let mut fd = -1;
+        ok!(cuMemExportToShareableHandle((&raw mut fd).cast(), handle, DESCRIPTOR, 0));
+        let mut twin = 0;
+        ok!(cuMemImportFromShareableHandle(&raw mut twin, fd as usize as _, DESCRIPTOR));
+        let (first, second) = (map(handle), map(twin));
+        ok!(cuMemRelease(handle));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemRelease(handle));
+        write(first, &[1, 2, 3]);
+        assert_eq!(read(second, 3), [1, 2, 3]);
+        let mut retained = 0;
+        ok!(cuMemRetainAllocationHandle(&raw mut retained, second as _));
+        assert_eq!(retained, twin);
+        ok!(cuMemRelease(retained));
+        let mut found = properties(CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE);
+        ok!(cuMemGetAllocationPropertiesFromHandle(&raw mut found, twin));
+        assert_eq!(found.requestedHandleTypes, DESCRIPTOR);
+        ok!(cuMemRelease(twin));
+        for address in [first, second] {
+            fails!(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(address, GRANULE));
+            ok!(cuMemUnmap(address, GRANULE));
+            fails!(CUDA_ERROR_INVALID_VALUE, cuMemUnmap(address, GRANULE));
+            ok!(cuMemAddressFree(address, GRANULE));
+        }
+        assert_eq!(live(c"all"), 0);
+    }
+}
+
+driver_test! {
+    shapes_that_are_refused() {
+        start();
+        let mut handle = 0;
+        let prop = properties(DESCRIPTOR);
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemCreate(&raw mut handle, 4096, &prop, 0));
+        let fabric = properties(CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC);
+        fails!(CUDA_ERROR_NOT_SUPPORTED, cuMemCreate(&raw mut handle, GRANULE, &fabric, 0));
+        let mut far = prop;
+        far.location.id = 1;
+        fails!(CUDA_ERROR_INVALID_DEVICE, cuMemCreate(&raw mut handle, GRANULE, &far, 0));
+        fails!(CUDA_ERROR_OUT_OF_MEMORY, cuMemCreate(&raw mut handle, 1 << 40, &prop, 0));
+        let mut address = 0;
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemAddressReserve(&raw mut address, 4096, 0, 0, 0));
+
+        let handle = create(DESCRIPTOR);
+        let address = reserve(2 * GRANULE);
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(address + 4096, GRANULE, 0, handle, 0));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(address, 2 * GRANULE, 0, handle, 0));
+        let beyond = address + 2 * GRANULE as u64;
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(beyond, GRANULE, 0, handle, 0));
+        ok!(cuMemMap(address, GRANULE, 0, handle, 0));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(address, GRANULE, 0, handle, 0));
+        let description = sys::CUmemAccessDesc {
+            location: prop.location,
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemSetAccess(address, 2 * GRANULE, &description, 1));
+        ok!(cuMemMap(address + GRANULE as u64, GRANULE, 0, handle, 0));
+        ok!(cuMemSetAccess(address, 2 * GRANULE, &description, 1));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(address, GRANULE));
+        ok!(cuMemUnmap(address, 2 * GRANULE));
+
+        let private = create(CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE);
+        let mut fd = -1;
+        let place = (&raw mut fd).cast();
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemExportToShareableHandle(place, private, DESCRIPTOR, 0));
+        let mut twin = 0;
+        // Standard input is no memory.
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemImportFromShareableHandle(&raw mut twin, null_mut(), DESCRIPTOR));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemImportFromShareableHandle(&raw mut twin, 9999 as _, DESCRIPTOR));
+    }
+}
+
+driver_test! {
+    /// Mapped memory that was not made accessible faults, and the fault stays; with access it does not.
+    access_is_needed() {
+        start();
+        let handle = create(DESCRIPTOR);
+        let good = map(handle);
+        let address = reserve(GRANULE);
+        ok!(cuMemMap(address, GRANULE, 0, handle, 0));
+        write(good, &[5]);
+        let stream = stream();
+        let host = [7u64];
+        ok!(cuMemcpyHtoDAsync_v2(good, host.as_ptr().cast(), 8, stream));
+        ok!(cuStreamSynchronize(stream));
+        allow(address, GRANULE, CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ);
+        assert_eq!(read(address, 1), [7]);
+        ok!(cuMemcpyHtoDAsync_v2(address, host.as_ptr().cast(), 8, stream));
+        fails!(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize(stream));
+        fails!(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize(stream));
+        let mut block = 0;
+        fails!(CUDA_ERROR_ILLEGAL_ADDRESS, cuMemAlloc_v2(&raw mut block, 64));
+    }
+}
+
+driver_test! {
+    blocks("MEMORY" = "1048576") {
+        start();
+        let address = block(100);
+        let (mut base, mut bytes) = (0, 0);
+        ok!(cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address + 64));
+        assert_eq!((base, bytes), (address, 100));
+        assert_eq!(read(address, 1), [0xcbcb_cbcb_cbcb_cbcb], "new memory is not zero");
+        ok!(cuMemsetD8_v2(address, 3, 8));
+        assert_eq!(read(address, 1), [0x0303_0303_0303_0303]);
+        let host = [0u8; 104];
+        ok!(cuMemcpyHtoD_v2(address, host.as_ptr().cast(), 100));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemcpyHtoD_v2(address, host.as_ptr().cast(), 101));
+        let somewhere = host.as_ptr() as u64;
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemcpyHtoD_v2(somewhere, host.as_ptr().cast(), 8));
+        fails!(CUDA_ERROR_NOT_FOUND, cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, somewhere));
+        let mut more = 0;
+        fails!(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc_v2(&raw mut more, 1 << 20));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemFree_v2(address + 8));
+        ok!(cuMemFree_v2(address));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemFree_v2(address));
+        ok!(cuMemAlloc_v2(&raw mut more, 1 << 20));
+        ok!(cuMemFree_v2(more));
+        assert_eq!(live(c"all"), 0);
+    }
+}
+
+driver_test! {
+    host_memory() {
+        start();
+        let mut host = null_mut();
+        ok!(cuMemHostAlloc(&raw mut host, 64, 2));
+        let mut device = 0;
+        ok!(cuMemHostGetDevicePointer_v2(&raw mut device, host, 0));
+        let pageable = (&raw const device).cast_mut().cast();
+        let mut nothing = 0;
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemHostGetDevicePointer_v2(&raw mut nothing, pageable, 0));
+        write(device, &[11]);
+        // SAFETY: the first word of the host memory, which nobody else uses now.
+        assert_eq!(unsafe { host.cast::<u64>().read() }, 11);
+        let kind = |address| {
+            let mut kind = 0u32;
+            let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+            let code = code!(cuPointerGetAttribute((&raw mut kind).cast(), attribute, address));
+            (code, kind)
+        };
+        assert_eq!(kind(device), (CUDA_SUCCESS, 1));
+        assert_eq!(kind(block(64)), (CUDA_SUCCESS, 2));
+        assert_eq!(kind(pageable as u64).0, CUDA_ERROR_INVALID_VALUE);
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemFree_v2(device));
+        ok!(cuMemFreeHost(host));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemFreeHost(host));
+    }
+}
+
+driver_test! {
+    /// Ordinary memory is read before an asynchronous copy returns, page-locked memory when its turn comes.
+    when_a_copy_reads() {
+        start();
+        let (stream, target) = (stream(), block(16));
+        let mut pinned = null_mut();
+        ok!(cuMemHostAlloc(&raw mut pinned, 8, 0));
+        let pinned = pinned.cast::<u64>();
+        let mut pageable = 1u64;
+        // SAFETY: the memory is this test's.
+        unsafe { pinned.write(1) };
+        let switch = Switch::new();
+        switch.block(stream);
+        ok!(cuMemcpyHtoDAsync_v2(target, (&raw const pageable).cast(), 8, stream));
+        ok!(cuMemcpyHtoDAsync_v2(target + 8, pinned.cast(), 8, stream));
+        pageable += 1;
+        // SAFETY: as above; the copy waits for the switch.
+        unsafe { pinned.write(pageable) };
+        switch.open();
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(read(target, 2), [1, 2]);
+    }
+}
+
+/// With the guard on, the host's own accesses to device memory crash; the device's do not.
+#[test]
+fn guarded_memory() {
+    let name = concat!(module_path!(), "::guarded_memory");
+    let output = run_child(name, &[("GUARD", "1")], || {
+        start();
+        let address = block(64);
+        write(address, &[3]);
+        assert_eq!(read(address, 1), [3]);
+        println!("the device may");
+        // SAFETY: mapped memory of this process; that it cannot be read is what is tested.
+        let word = unsafe { (address as *const u64).read_volatile() };
+        println!("the host may: {word}");
+    });
+    let Some(output) = output else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("the device may") && !text.contains("the host may"),
+        "{text}"
+    );
+    assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{output:?}");
+}
