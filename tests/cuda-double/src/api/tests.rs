@@ -35,6 +35,7 @@ unsafe fn fail(_: *const LaneContext, _: *const u8) {
 
 const fn kernel(name: &'static str, entry: NativeEntry) -> KernelInfo {
     KernelInfo {
+        module: module_path!(),
         name,
         params: &[ParamField {
             name: "counter",
