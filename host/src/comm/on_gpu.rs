@@ -9,8 +9,8 @@ use std::sync::Arc;
 use fusewire_device::layout::CommConst;
 
 use super::bootstrap::Forming;
-use crate::gpu::driver::{HostMemory, LaunchShape};
-use crate::gpu::{self, Gpu, Scratch};
+use crate::gpu::driver::LaunchShape;
+use crate::gpu::{self, Gpu, HostLine, Scratch};
 use crate::memory::MemoryDescriptor;
 use crate::{Error, Result};
 
@@ -27,7 +27,7 @@ const SHARED_TIMEOUT_SECONDS: u64 = 10;
 pub(super) struct OnGpu {
     gpu: Arc<Gpu>,
     constants: Scratch,
-    word: HostMemory,
+    line: HostLine,
     threads: u32,
 }
 
@@ -49,7 +49,7 @@ impl OnGpu {
     pub(super) fn new(gpu: Arc<Gpu>, threads: u32) -> Result<Self> {
         Ok(Self {
             constants: Scratch::take(&gpu, size_of::<CommConst>())?,
-            word: gpu.driver().allocate_host(64)?,
+            line: gpu.take_line()?,
             threads: if threads == 0 { THREADS } else { threads },
             gpu,
         })
@@ -73,13 +73,13 @@ impl OnGpu {
 
     /// Device address of the word that kernels write.
     pub(super) fn host_word(&self) -> u64 {
-        self.word.device
+        self.line.0.device
     }
 
     fn word(&self) -> &AtomicU64 {
         // SAFETY: page-locked memory of at least a word, aligned, which lives as long as this and is only accessed
         // atomically.
-        unsafe { AtomicU64::from_ptr(self.word.host.cast()) }
+        unsafe { AtomicU64::from_ptr(self.line.0.host.cast()) }
     }
 
     /// The abort word, as far as the host knows it without asking the device.
@@ -107,10 +107,8 @@ impl OnGpu {
 
 impl Drop for OnGpu {
     fn drop(&mut self) {
-        // SAFETY: kernels that write the word keep the communicator alive (`LaunchOwner`).
-        if let Err(error) = unsafe { self.gpu.driver().release_host(self.word) } {
-            tracing::warn!(%error, "page-locked memory could not be freed");
-        }
+        // Kernels that write the word keep the communicator alive (`LaunchOwner`).
+        self.gpu.give_line(self.line);
     }
 }
 
@@ -141,6 +139,9 @@ impl Forming {
             }
         }
         let ranks = here.get(&std::process::id()).copied().unwrap_or(1);
+        if ranks > 1 {
+            gpu.share();
+        }
         let threads = match self.options.threads {
             0 => THREADS,
             threads => threads,

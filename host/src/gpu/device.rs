@@ -2,13 +2,14 @@
 
 use core::any::Any;
 use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use fusewire_device::native::KernelInfo;
 
-use super::driver::{Driver, Properties};
+use super::driver::{Driver, HostMemory, Properties, RawMemory};
 use super::images::Images;
 use super::launch::Kernel;
 use super::module::{self, Module};
@@ -25,7 +26,28 @@ pub struct Gpu {
     pub(super) pool: Pool,
     /// What callbacks of the driver have let go, and may not free themselves.
     dropped: Mutex<Vec<Box<dyn Any + Send>>>,
+    /// Whether several ranks of this process share the GPU.
+    shared: AtomicBool,
+    /// Pieces of work in flight.
+    flights: AtomicU64,
+    /// Held for reading while work is put on a stream, for writing while memory is freed.
+    launching: RwLock<()>,
+    /// Memory that nothing uses any more, to be freed when no work is in flight.
+    unfreed: Mutex<Vec<RawMemory>>,
+    /// Lines of page-locked host memory that are free. They are never given back: freeing one may wait for the device.
+    lines: Mutex<Vec<HostLine>>,
 }
+
+/// 64 bytes of page-locked host memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostLine(pub(crate) HostMemory);
+
+// SAFETY: an address, which its owner uses as it must.
+unsafe impl Send for HostLine {}
+
+/// Bytes of a line, and lines that are allocated at once.
+const LINE: usize = 64;
+const LINES: usize = 64;
 
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -78,6 +100,11 @@ impl Gpu {
             loaded: Mutex::default(),
             pool: Pool::default(),
             dropped: Mutex::default(),
+            shared: AtomicBool::new(false),
+            flights: AtomicU64::new(0),
+            launching: RwLock::default(),
+            unfreed: Mutex::default(),
+            lines: Mutex::default(),
         });
         open.insert(device, Arc::clone(&gpu));
         Ok(gpu)
@@ -199,6 +226,90 @@ impl Gpu {
         Ok(())
     }
 
+    /// A zeroed line of page-locked host memory, to be given back by [`Gpu::give_line`].
+    pub(crate) fn take_line(&self) -> Result<HostLine> {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.is_empty() {
+            let page = self.driver.allocate_host(LINE * LINES)?;
+            lines.extend((0..LINES).map(|at| {
+                HostLine(HostMemory {
+                    host: page.host.wrapping_add(at * LINE),
+                    device: page.device + (at * LINE) as u64,
+                    bytes: LINE,
+                })
+            }));
+        }
+        let line = lines
+            .pop()
+            .ok_or_else(|| Error::launch("no page-locked memory"))?;
+        // SAFETY: a line of a live allocation, which nobody else has.
+        unsafe { line.0.host.write_bytes(0, LINE) };
+        Ok(line)
+    }
+
+    /// Gives a line back that no kernel writes any more.
+    pub(crate) fn give_line(&self, line: HostLine) {
+        self.lines
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(line);
+    }
+
+    /// Several ranks of this process share the GPU from now on.
+    pub(crate) fn share(&self) {
+        self.shared.store(true, Ordering::Release);
+    }
+
+    /// Work is being put on a stream while the guard lives.
+    pub(super) fn launch(&self) -> RwLockReadGuard<'_, ()> {
+        self.flights.fetch_add(1, Ordering::AcqRel);
+        self.launching
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A piece of work has ended, or was not put on a stream.
+    pub(super) fn landed(&self) {
+        self.flights.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Frees memory that nothing uses any more. The driver may wait for the device then: where several ranks share it, a
+    /// kernel of another one may run that waits for a launch of the calling thread's, so memory is freed when
+    /// nothing is in flight.
+    pub(super) fn free(&self, memory: RawMemory) {
+        self.unfreed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(memory);
+        self.free_all();
+    }
+
+    fn free_all(&self) {
+        let Ok(mut unfreed) = self.unfreed.try_lock() else {
+            return;
+        };
+        if unfreed.is_empty() {
+            return;
+        }
+        let _still = if self.shared.load(Ordering::Acquire) {
+            let Ok(still) = self.launching.try_write() else {
+                return;
+            };
+            if self.flights.load(Ordering::Acquire) != 0 {
+                return;
+            }
+            Some(still)
+        } else {
+            None
+        };
+        for memory in unfreed.drain(..) {
+            // SAFETY: the last user of memory that `allocate` or `import` gave has gone.
+            if let Err(error) = unsafe { self.driver.release(memory) } {
+                tracing::warn!(%error, bytes = memory.bytes, "device memory could not be freed");
+            }
+        }
+    }
+
     /// Takes what a callback of the driver lets go; it is freed by the next [`Gpu::reap`].
     pub(super) fn leave(&self, value: Box<dyn Any + Send>) {
         self.dropped
@@ -209,6 +320,7 @@ impl Gpu {
 
     /// Frees what callbacks of the driver have let go.
     pub(super) fn reap(&self) {
+        self.free_all();
         let dropped = {
             let Ok(mut dropped) = self.dropped.try_lock() else {
                 return;

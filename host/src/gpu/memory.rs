@@ -277,10 +277,7 @@ impl Drop for Memory {
             );
             return;
         }
-        // SAFETY: the last user of memory that `allocate` or `import` gave.
-        if let Err(error) = unsafe { self.gpu.driver().release(self.raw) } {
-            tracing::warn!(%error, bytes = self.raw.bytes, "device memory could not be freed");
-        }
+        self.gpu.free(self.raw);
     }
 }
 

@@ -14,6 +14,7 @@ mod scratch;
 mod share;
 mod stream;
 
+pub(crate) use self::device::HostLine;
 pub use self::device::{Gpu, LoadedModule};
 pub(crate) use self::event::Event;
 pub(crate) use self::graph::{Graph, GraphExec};

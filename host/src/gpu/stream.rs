@@ -230,6 +230,16 @@ impl Stream {
         }
         self.inner.gpu.reap();
         self.poll();
+        let _launching = self.inner.gpu.launch();
+        let issued = self.issue(task, sticky);
+        if issued.is_err() {
+            self.inner.gpu.landed();
+        }
+        issued
+    }
+
+    /// Puts work on the stream; its number.
+    fn issue(&self, task: Task, sticky: bool) -> Result<u64> {
         let driver = self.inner.gpu.driver();
         let raw = self.inner.raw;
         let what = match task {
@@ -360,7 +370,11 @@ impl Stream {
             sticky,
             what,
         });
-        recorded?;
+        drop(state);
+        if let Err(error) = recorded {
+            // The flight is there, and ends with the next poll.
+            tracing::warn!(%error, "an event could not be recorded");
+        }
         Ok(number)
     }
 
@@ -526,6 +540,7 @@ impl Inner {
                 What::Failed(error) => Err(error),
             };
             SETTLING.set(outer);
+            self.gpu.landed();
             let result = lost.map_or(result, Err);
             let mut state = self.lock();
             state.events.push(flight.event);
