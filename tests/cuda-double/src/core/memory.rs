@@ -4,11 +4,16 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use super::backing::{self, Backing, GRANULARITY};
-use super::handles::ALLOCATIONS;
+use super::backing::{self, Backing};
 use super::lock;
 use super::settings::{POISON, settings};
 use crate::status::{Result, Status};
+
+mod virtual_memory;
+
+pub(crate) use virtual_memory::{
+    access, create, map, release, reserve, retain, set_access, unmap, unreserve,
+};
 
 /// Physical memory of virtual memory management, with its references.
 #[derive(Debug)]
@@ -350,166 +355,6 @@ pub(crate) fn unregister(start: u64) -> Result<()> {
             Ok(())
         }
         _ => Err(Status::HostMemoryNotRegistered),
-    }
-}
-
-/// Physical memory of virtual memory management; gives its handle.
-pub(crate) fn create(backing: Backing) -> usize {
-    let handle = super::handles::fresh();
-    let allocation = Arc::new(Allocation {
-        handle,
-        backing: Arc::new(backing),
-        references: Mutex::new(1),
-    });
-    ALLOCATIONS.insert_as(handle, allocation);
-    handle
-}
-
-/// Gives a reference back. Mappings keep the memory, not the handle.
-pub(crate) fn release(handle: usize) -> Result<()> {
-    let allocation = ALLOCATIONS.get(handle).ok_or(Status::InvalidValue)?;
-    let mut references = lock(&allocation.references);
-    *references -= 1;
-    if *references == 0 {
-        ALLOCATIONS.remove(handle);
-    }
-    Ok(())
-}
-
-/// Takes a reference to what is mapped at an address.
-pub(crate) fn retain(address: u64) -> Result<usize> {
-    let Some(Region {
-        kind: Kind::Mapping(allocation),
-        ..
-    }) = find(address)
-    else {
-        return Err(Status::InvalidValue);
-    };
-    *lock(&allocation.references) += 1;
-    ALLOCATIONS.insert_as(allocation.handle, Arc::clone(&allocation));
-    Ok(allocation.handle)
-}
-
-/// Reserves addresses.
-pub(crate) fn reserve(bytes: u64, alignment: u64) -> Result<u64> {
-    let valid = alignment == 0 || alignment.is_power_of_two();
-    if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || !valid {
-        return Err(Status::InvalidValue);
-    }
-    let alignment = alignment.max(GRANULARITY);
-    let wide = bytes.checked_add(alignment).ok_or(Status::OutOfMemory)?;
-    let from = backing::reserve(None, wide)?;
-    let start = from.next_multiple_of(alignment);
-    if start > from {
-        backing::unmap(from, start - from);
-    }
-    if from + wide > start + bytes {
-        backing::unmap(start + bytes, from + wide - start - bytes);
-    }
-    lock(&SPACE).reservations.insert(start, bytes);
-    Ok(start)
-}
-
-/// Gives reserved addresses back, in which nothing is mapped any more.
-pub(crate) fn unreserve(start: u64, bytes: u64) -> Result<()> {
-    let mut space = lock(&SPACE);
-    if space.reservations.get(&start) != Some(&bytes)
-        || space.regions.range(start..start + bytes).next().is_some()
-    {
-        return Err(Status::InvalidValue);
-    }
-    space.reservations.remove(&start);
-    backing::unmap(start, bytes);
-    Ok(())
-}
-
-/// Maps physical memory into a reservation; nothing may touch it yet.
-pub(crate) fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result<()> {
-    let allocation = ALLOCATIONS.get(handle).ok_or(Status::InvalidValue)?;
-    let aligned = start.is_multiple_of(GRANULARITY) && bytes.is_multiple_of(GRANULARITY);
-    let mut space = lock(&SPACE);
-    let free = space.containing(start).is_none()
-        && space
-            .regions
-            .range(start..start.saturating_add(bytes))
-            .next()
-            .is_none();
-    if bytes == 0
-        || !aligned
-        || offset != 0
-        || bytes > allocation.backing.bytes
-        || !space.reserved(start, bytes)
-        || !free
-    {
-        return Err(Status::InvalidValue);
-    }
-    allocation
-        .backing
-        .map(Some(start), bytes, libc::PROT_NONE)?;
-    let device = allocation.backing.device;
-    space
-        .add(Region {
-            backing: Some(Arc::clone(&allocation.backing)),
-            ..region(start, bytes, Kind::Mapping(allocation), device, 0)
-        })
-        .map(drop)
-}
-
-/// Whole mappings that fill a range.
-fn mappings(space: &Space, start: u64, bytes: u64) -> Result<Vec<u64>> {
-    let end = start.checked_add(bytes).ok_or(Status::InvalidValue)?;
-    let mut at = start;
-    let mut found = Vec::new();
-    while at < end {
-        match space.regions.get(&at) {
-            Some(region) if matches!(region.kind, Kind::Mapping(_)) => {
-                found.push(at);
-                at = region.end();
-            }
-            _ => return Err(Status::InvalidValue),
-        }
-    }
-    if at == end && bytes > 0 {
-        Ok(found)
-    } else {
-        Err(Status::InvalidValue)
-    }
-}
-
-/// Unmaps whole mappings.
-pub(crate) fn unmap(start: u64, bytes: u64) -> Result<()> {
-    let mut space = lock(&SPACE);
-    for at in mappings(&space, start, bytes)? {
-        if let Some(region) = space.regions.remove(&at) {
-            backing::reserve(Some(region.start), region.bytes)?;
-        }
-    }
-    Ok(())
-}
-
-/// Allows or forbids a device to touch whole mappings.
-pub(crate) fn set_access(start: u64, bytes: u64, device: u32, flags: u32) -> Result<()> {
-    if !matches!(flags, 0 | 1 | 3) || device >= settings().devices {
-        return Err(Status::InvalidValue);
-    }
-    let mut space = lock(&SPACE);
-    for at in mappings(&space, start, bytes)? {
-        if let Some(region) = space.regions.get_mut(&at) {
-            region.access.insert(device, flags);
-        }
-        if let Some(region) = space.regions.get(&at) {
-            space.protect(region)?;
-        }
-    }
-    Ok(())
-}
-
-/// What a device may do at an address.
-pub(crate) fn access(address: u64, device: u32) -> Result<u32> {
-    let region = find(address).ok_or(Status::InvalidValue)?;
-    match region.kind {
-        Kind::Mapping(_) => Ok(region.access.get(&device).copied().unwrap_or(0)),
-        _ => Err(Status::InvalidValue),
     }
 }
 

@@ -349,3 +349,55 @@ driver_test! {
         assert_eq!(read(to, 1), [9]);
     }
 }
+
+driver_test! {
+    /// A copy of a graph, and a graph within a graph, outlive what they were made from.
+    copies_and_children() {
+        start();
+        let stream = stream();
+        ok!(cuStreamBeginCapture_v2(stream, LOCAL));
+        work(stream);
+        let graph = end(stream);
+        let mut copy = null_mut();
+        ok!(cuGraphClone(&raw mut copy, graph));
+        ok!(cuGraphDestroy(graph));
+        let child = exec(copy);
+        ok!(cuGraphDestroy(copy));
+        ok!(cuStreamBeginCapture_v2(stream, LOCAL));
+        work(stream);
+        ok!(cuGraphLaunch(child, stream));
+        let parent = end(stream);
+        ok!(cuGraphExecDestroy(child));
+        assert_eq!((nodes(parent), counted()), (2, 0));
+        ok!(cuGraphLaunch(exec(parent), stream));
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(counted(), 2);
+    }
+}
+
+driver_test! {
+    /// An event that is recorded by a graph itself, and one that it waits for, are work; without the flag they are not.
+    external_events() {
+        start();
+        let stream = stream();
+        let (recorded, awaited) = (event(), event());
+        ok!(cuEventRecord(awaited, stream));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuEventRecordWithFlags(recorded, stream, 1));
+        ok!(cuStreamBeginCapture_v2(stream, LOCAL));
+        ok!(cuStreamWaitEvent(stream, awaited, 1));
+        ok!(cuEventRecordWithFlags(recorded, stream, 1));
+        let graph = end(stream);
+        assert_eq!(nodes(graph), 2);
+        let exec = exec(graph);
+        ok!(cuEventQuery(recorded));
+        let switch = Switch::new();
+        let other = crate::support::stream();
+        switch.block(other);
+        ok!(cuEventRecord(awaited, other));
+        ok!(cuGraphLaunch(exec, stream));
+        fails!(CUDA_ERROR_NOT_READY, cuStreamQuery(stream));
+        switch.open();
+        ok!(cuStreamSynchronize(stream));
+        ok!(cuEventQuery(recorded));
+    }
+}

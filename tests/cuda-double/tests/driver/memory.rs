@@ -264,3 +264,23 @@ fn guarded_memory() {
     );
     assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{output:?}");
 }
+
+driver_test! {
+    /// Ordinary memory that is page-locked, and let go again.
+    registered_memory() {
+        start();
+        let mut words = [1u64, 2];
+        let place = words.as_mut_ptr().cast();
+        let mut device = 0;
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemHostGetDevicePointer_v2(&raw mut device, place, 0));
+        ok!(cuMemHostRegister_v2(place, 16, 0));
+        fails!(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, cuMemHostRegister_v2(place, 8, 0));
+        ok!(cuMemHostGetDevicePointer_v2(&raw mut device, place, 0));
+        let target = block(16);
+        ok!(cuMemcpyDtoD_v2(target, device, 16));
+        assert_eq!(read(target, 2), [1, 2]);
+        ok!(cuMemHostUnregister(place));
+        fails!(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cuMemHostUnregister(place));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoD_v2(target, device, 16));
+    }
+}

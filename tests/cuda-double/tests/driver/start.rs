@@ -183,3 +183,27 @@ fn reports() {
             .ends_with(&report["pid"].to_string())
     );
 }
+
+driver_test! {
+    /// Contexts are stacked on a thread, and open to each other once.
+    stacks_and_peers("DEVICES" = "2") {
+        let first = start();
+        let (mut second, mut current, mut device) = (null_mut(), null_mut(), -1);
+        ok!(cuDevicePrimaryCtxRetain(&raw mut second, 1));
+        ok!(cuCtxPushCurrent_v2(second));
+        ok!(cuCtxGetDevice(&raw mut device));
+        assert_eq!(device, 1);
+        fails!(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, cuCtxDisablePeerAccess(first));
+        ok!(cuCtxEnablePeerAccess(first, 0));
+        fails!(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, cuCtxEnablePeerAccess(first, 0));
+        ok!(cuCtxDisablePeerAccess(first));
+        ok!(cuCtxPopCurrent_v2(&raw mut current));
+        assert_eq!(current, second);
+        ok!(cuCtxGetDevice(&raw mut device));
+        assert_eq!(device, 0);
+        ok!(cuCtxSetCurrent(null_mut()));
+        fails!(CUDA_ERROR_INVALID_CONTEXT, cuCtxGetDevice(&raw mut device));
+        ok!(cuCtxGetCurrent(&raw mut current));
+        assert!(current.is_null());
+    }
+}
