@@ -48,9 +48,10 @@ pub mod transport;
 pub use self::comm::rehearse_meeting;
 pub use self::comm::{
     Activity, AllGatherP, Batch, Candidate, Communicator, Failure, FlightRecord, HookArguments,
-    HookHandle, InitHandle, MAX_SIZE, Members, P2pKind, P2pOp, ReconfigureOptions, RecordState,
-    Registration, ReplayArguments, ReplayEdge, RmsNorm, SignalUpdate, Window, WindowAccess,
-    WindowOptions, Work, WorkStatus, new_comm, run_threads, run_threads_on, run_threads_with,
+    HookHandle, InitHandle, LaunchAttributes, MAX_SIZE, Members, P2pKind, P2pOp,
+    ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge, RmsNorm,
+    SignalUpdate, Window, WindowAccess, WindowOptions, Work, WorkStatus, new_comm, run_threads,
+    run_threads_on, run_threads_with,
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Error, Result};

@@ -53,6 +53,7 @@ pub use self::observe::{
 pub use self::persistent::AllGatherP;
 pub use self::reconfigure::{Candidate, InitHandle, Members, ReconfigureOptions};
 pub use self::rma::{Registration, SignalUpdate, Window, WindowAccess, WindowOptions};
+pub use self::submit::LaunchAttributes;
 pub use self::work::{Work, WorkStatus};
 
 use self::observe::{Hooks, Recorder};

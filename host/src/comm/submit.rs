@@ -46,6 +46,25 @@ pub(super) struct Prepared<'a> {
     table: Option<Arc<dyn Any + Send + Sync>>,
     /// Whether a pointer among the parameters belongs to the caller's call only.
     borrowed: bool,
+    /// The launch's own shape.
+    attributes: Option<LaunchAttributes>,
+}
+
+/// Shape of a user kernel's launch; zeros stand for the communicator's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaunchAttributes {
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads of a block (GPUs).
+    pub threads: u32,
+    /// Bytes of dynamic shared memory (GPUs).
+    pub shared_bytes: u32,
+    /// Blocks of a cluster (NVIDIA from sm_90 on).
+    pub cluster: u32,
+    /// All blocks are resident together, or the launch is refused (GPUs).
+    pub cooperative: bool,
+    /// May begin before the kernel before it on the stream has ended: programmatic dependent launch (NVIDIA).
+    pub dependent: bool,
 }
 
 impl<'a> Prepared<'a> {
@@ -92,6 +111,7 @@ impl<'a> Prepared<'a> {
             tensors,
             table: None,
             borrowed,
+            attributes: None,
         }
     }
 
@@ -121,6 +141,7 @@ impl<'a> Prepared<'a> {
             tensors: [None; 3],
             table: self.table,
             borrowed: self.borrowed,
+            attributes: self.attributes,
         }
     }
 
@@ -140,6 +161,7 @@ impl<'a> Prepared<'a> {
             tensors,
             table: None,
             borrowed,
+            attributes: None,
         }
     }
 }
@@ -375,7 +397,21 @@ impl Communicator {
         };
         let kernel = on_gpu.gpu().kernel(info)?;
         let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
-        let shape = on_gpu.shape(kernel, self.inner.options.blocks);
+        let mut shape = on_gpu.shape(kernel, self.inner.options.blocks);
+        if let Some(attributes) = &prepared.attributes {
+            for (value, own) in [
+                (attributes.blocks, &mut shape.blocks),
+                (attributes.threads, &mut shape.threads),
+            ] {
+                if value != 0 {
+                    *own = value;
+                }
+            }
+            shape.shared_bytes = attributes.shared_bytes;
+            shape.cluster = attributes.cluster;
+            shape.cooperative = attributes.cooperative;
+            shape.dependent = attributes.dependent;
+        }
         // SAFETY: as in `launch_of`; that the image has the same arguments was checked when it was loaded.
         let launch = unsafe { gpu::Launch::new(kernel, params, shape)? };
         Ok(launch
@@ -386,13 +422,17 @@ impl Communicator {
     fn launch_of(&self, prepared: &Prepared<'_>, entry: NativeEntry, id: u64) -> Result<Launch> {
         const { assert!(MAX_PARAM_BYTES >= 160) };
         let options = &self.inner.options;
-        let order = if options.blocks > 1 {
+        let own = prepared
+            .attributes
+            .map_or(0, |attributes| attributes.blocks);
+        let blocks = if own == 0 { options.blocks } else { own };
+        let order = if blocks > 1 {
             BlockOrder::Concurrent
         } else {
             BlockOrder::Sequential
         };
         let grid = Grid {
-            blocks: options.blocks,
+            blocks,
             lanes: options.lanes,
             shared_bytes: SHARED_BYTES as u32,
             order,
@@ -450,6 +490,30 @@ impl Communicator {
         tensors: [Option<&Tensor>; 3],
     ) -> Result<()> {
         self.run(&Prepared::new(self, kernel, params, tensors, false, USER))
+    }
+
+    /// As [`Communicator::launch_async`], with a shape of its own: a kernel that computes may take more blocks than the
+    /// communicator's operations, which all ranks have agreed on. Blocks that take part in communication are the first
+    /// `Options::blocks`.
+    ///
+    /// # Safety
+    /// As there; blocks beyond `Options::blocks` touch nothing of the communicator's. With
+    /// [`LaunchAttributes::dependent`], nothing of the communicator's, and no result of the kernel before, is touched before
+    /// the kernel's own dependency wait.
+    ///
+    /// # Errors
+    /// As there; [`Error::Launch`] for a shape that the device refuses, such as a cooperative one that is too large. On the
+    /// CPU, attributes other than `blocks` mean nothing.
+    pub unsafe fn launch_shaped<P: Copy>(
+        &self,
+        kernel: &Kernel<P>,
+        params: P,
+        tensors: [Option<&Tensor>; 3],
+        attributes: LaunchAttributes,
+    ) -> Result<Work> {
+        let mut prepared = Prepared::new(self, kernel, params, tensors, false, USER);
+        prepared.attributes = Some(attributes);
+        self.enqueue(&prepared)
     }
 
     /// As [`Communicator::launch`], without waiting.
