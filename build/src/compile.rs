@@ -16,6 +16,8 @@ pub struct Options {
     /// Leaves rustc's jump threading on, which clones barriers into divergent branches: for the gate's
     /// control only.
     pub jump_threading: bool,
+    /// Exports the grid form of every kernel, `NAME__grid`, in place of `NAME`: for tests in which all ranks share one grid.
+    pub one_grid: bool,
 }
 
 /// What compiling gave, on disk.
@@ -38,15 +40,22 @@ pub struct Compiled {
 }
 
 impl Options {
-    const fn suffix(&self) -> &'static str {
-        if self.jump_threading { "-threaded" } else { "" }
+    /// What stands behind the package's name in names of files and folders.
+    pub const fn suffix(&self) -> &'static str {
+        match (self.jump_threading, self.one_grid) {
+            (false, false) => "",
+            (true, false) => "-threaded",
+            (false, true) => "-one-grid",
+            (true, true) => "-threaded-one-grid",
+        }
     }
 
     const fn flags(&self) -> &'static str {
-        if self.jump_threading {
-            ""
-        } else {
-            "-Zmir-enable-passes=-JumpThreading"
+        match (self.jump_threading, self.one_grid) {
+            (false, false) => "-Zmir-enable-passes=-JumpThreading",
+            (true, false) => "",
+            (false, true) => "-Zmir-enable-passes=-JumpThreading --cfg=fusewire_one_grid",
+            (true, true) => "--cfg=fusewire_one_grid",
         }
     }
 }

@@ -23,6 +23,10 @@ pub(crate) struct Arguments {
     /// Folder for images and manifest; by default `fusewire-gpu/out` in cargo's target folder.
     #[arg(long)]
     out: Option<PathBuf>,
+    /// For tests with several ranks on one GPU: every kernel NAME is exported in its grid form, NAME__grid, which runs the
+    /// blocks of all ranks in one launch.
+    #[arg(long)]
+    one_grid: bool,
 }
 
 #[derive(serde::Serialize)]
@@ -38,6 +42,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let toolchain = Toolchain::find()?;
     let project = arguments.which.project()?;
     let ptxas = toolchain::find_ptxas().ok();
+    let options = Options {
+        one_grid: arguments.one_grid,
+        ..Options::default()
+    };
+    let name = format!("{}{}", project.name, options.suffix());
     let out = arguments
         .out
         .clone()
@@ -50,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     for target in targets {
         let start = Instant::now();
-        let compiled = compile(&toolchain, &project, target, &Options::default())?;
+        let compiled = compile(&toolchain, &project, target, &options)?;
         let image = Image::read(&compiled, ptxas.as_deref())?;
         let Some(from) = &image.file else {
             anyhow::bail!(
@@ -63,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                     .unwrap_or_default()
             );
         };
-        let file = format!("{}-{target}.{}", project.name, target.extension());
+        let file = format!("{name}-{target}.{}", target.extension());
         let bytes =
             std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
         write(&out.join(&file), &bytes)?;
@@ -91,7 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             entries,
         });
     }
-    let path = out.join(format!("{}.json", project.name));
+    let path = out.join(format!("{name}.json"));
     write(&path, serde_json::to_string_pretty(&manifest)?.as_bytes())?;
     println!("{}", shown(&path).display());
     Ok(ExitCode::SUCCESS)

@@ -29,6 +29,9 @@ pub(crate) struct Arguments {
     /// Only the native code.
     #[arg(long)]
     native: bool,
+    /// Images of grid forms (see `build --one-grid`) in place of the ordinary ones, and nothing else.
+    #[arg(long, conflicts_with = "native")]
+    one_grid: bool,
     /// Every violation, not one a kernel and rule.
     #[arg(long)]
     verbose: bool,
@@ -102,7 +105,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         Err(error) => return Err(error.into()),
     };
-    if let Some(host) = &host {
+    if let (Some(host), false) = (&host, arguments.one_grid) {
         check_native(&project, host, &mut verdict, arguments.verbose)?;
     }
     if !arguments.native {
@@ -202,18 +205,31 @@ fn check_images(
             Err(missing) => verdict.skip("ptx", &missing.to_string()),
         }
     }
-    let images = images(&toolchain, project, &targets, ptxas.as_deref());
+    let options = Options {
+        one_grid: arguments.one_grid,
+        ..Options::default()
+    };
+    let images = images(&toolchain, project, &targets, &options, ptxas.as_deref());
     for (&target, image) in targets.iter().zip(images) {
         if let (Vendor::Amd, Err(missing)) = (target.vendor(), &toolchain.lld) {
             verdict.skip("amdgcn", &missing.to_string());
         }
         let mut image = image?;
-        image.host = host.map(|host| host.kernels.clone());
+        image.host = host.map(|host| match arguments.one_grid {
+            true => host.one_grid(),
+            false => host.kernels.clone(),
+        });
         image.allow.clone_from(&project.settings.allow);
         let violations = gate::check(&image);
         table(&image, &violations);
         report(target.name(), &violations, arguments.verbose);
         verdict.violations += violations.len();
+        if let (Some(host), true) = (host, arguments.one_grid) {
+            verdict.controls(&controls::one_grid(&mut image, host));
+        }
+    }
+    if arguments.one_grid {
+        return Ok(());
     }
     // The rules see the texts of a vendor, not of a GPU: one control run a vendor.
     let mut seen: Option<Vendor> = None;
@@ -232,6 +248,7 @@ fn images(
     toolchain: &Toolchain,
     project: &Project,
     targets: &[Target],
+    options: &Options,
     ptxas: Option<&Path>,
 ) -> Vec<fusewire_build::Result<Image>> {
     let next = AtomicUsize::new(0);
@@ -241,7 +258,7 @@ fn images(
             let index = next.fetch_add(1, Ordering::Relaxed);
             targets.get(index).map(|target| (index, target))
         } {
-            let image = compile(toolchain, project, target, &Options::default())
+            let image = compile(toolchain, project, target, options)
                 .and_then(|compiled| Image::read(&compiled, ptxas));
             done.push((index, image));
         }
