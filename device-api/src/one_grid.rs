@@ -121,6 +121,37 @@ pub unsafe fn enter<P>(
     (block, unsafe { parameters.add(rank as usize) })
 }
 
+// Defined in the shim with this signature.
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+unsafe extern "unadjusted" {
+    fn fusewire_read_pointer(at: *const u8) -> *mut u8;
+}
+
+/// A pointer argument of a grid form. Read as what it is, a pointer into global memory, which the arguments of an ordinary
+/// entry are by themselves: so that the same instructions come out.
+///
+/// # Safety
+/// `at` must be valid for a read and in global memory; what it holds is null or points into global memory.
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+#[inline(always)]
+pub unsafe fn pointer<T>(at: *const *const T) -> *const T {
+    // SAFETY: the caller's promise.
+    unsafe { fusewire_read_pointer(at.cast()) }
+        .cast_const()
+        .cast()
+}
+
+/// As [`pointer`].
+///
+/// # Safety
+/// As there.
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+#[inline(always)]
+pub unsafe fn pointer_mut<T>(at: *const *mut T) -> *mut T {
+    // SAFETY: the caller's promise.
+    unsafe { fusewire_read_pointer(at.cast()) }.cast()
+}
+
 /// Picks a kernel's GPU entries: the grid form where the image is built for it, else the ordinary one. A macro of this crate,
 /// so that the configuration is read here: kernel crates need not know of it.
 #[cfg(all(

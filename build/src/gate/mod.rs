@@ -145,7 +145,8 @@ fn kernel(entry: &str) -> &str {
 pub fn without_allowed(all: Vec<Violation>, allow: &[Allow]) -> Vec<Violation> {
     let covered = |violation: &Violation, allow: &Allow| {
         allow.rule == violation.rule
-            && fits(&allow.kernel, kernel(&violation.kernel))
+            && (fits(&allow.kernel, &violation.kernel)
+                || fits(&allow.kernel, kernel(&violation.kernel)))
             && violation.detail.contains(&allow.containing)
     };
     let mut counts: BTreeMap<(usize, &str), usize> = BTreeMap::new();

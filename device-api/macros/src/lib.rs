@@ -137,7 +137,7 @@ fn expand(options: &Options, function: &ItemFn) -> syn::Result<Tokens> {
             quote!(::<#(#generics),*>)
         };
         let ordinary = gpu_entry(name, &symbol, &turbofish, &fields, &types);
-        let grid = grid_entry(name, &symbol, &turbofish, &params, &fields);
+        let grid = grid_entry(name, &symbol, &turbofish, &params, &fields, &types);
         gpu.extend(quote! {
             #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
             ::fusewire_device::gpu_entries! { { #ordinary } { #grid } }
@@ -306,9 +306,21 @@ fn grid_entry(
     turbofish: &Tokens,
     params: &Ident,
     fields: &[Ident],
+    types: &[Type],
 ) -> Tokens {
     let wrapper = format_ident!("{symbol}__grid_entry");
     let symbol_name = format!("{symbol}__grid");
+    let arguments = fields.iter().zip(types).map(|(field, ty)| match ty {
+        Type::Ptr(pointer) => {
+            let read = if pointer.mutability.is_some() {
+                quote!(pointer_mut)
+            } else {
+                quote!(pointer)
+            };
+            quote!(::fusewire_device::one_grid::#read(&raw const (*own).#field))
+        }
+        _ => quote!((*own).#field),
+    });
     quote! {
         #[unsafe(export_name = #symbol_name)]
         #[doc(hidden)]
@@ -319,7 +331,7 @@ fn grid_entry(
         ) {
             unsafe {
                 let (block, own) = ::fusewire_device::one_grid::enter(parameters, blocks_per_rank);
-                #name #turbofish(block, #((*own).#fields),*)
+                #name #turbofish(block, #(#arguments),*)
             }
         }
     }
