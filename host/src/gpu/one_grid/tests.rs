@@ -41,7 +41,7 @@ unsafe fn gang_meet(
     }
     block.sync();
     if block.is_leader() {
-        let word = u64::from(block.count()) << 32 | u64::from(mark) + u64::from(bias);
+        let word = (u64::from(block.count()) << 32) | (u64::from(mark) + u64::from(bias));
         // SAFETY: a place for every block of the rank.
         unsafe { *own.add(block.index() as usize) = word };
     }
@@ -114,7 +114,7 @@ fn meet(gang: &Gang, blocks: u32, lanes: u32, all: u32, first_mark: u8) -> Resul
             let shape = shape(blocks, lanes);
             // SAFETY: the kernel's parameters; the double has ended the grid when this returns.
             unsafe { gang.launch(rank, "gang_meet", &params, shape, stream(rank)) }?;
-            let word = u64::from(blocks) << 32 | u64::from(mark) + 1000;
+            let word = (u64::from(blocks) << 32) | (u64::from(mark) + 1000);
             Ok(own.iter().all(|found| *found == word))
         }
     });
