@@ -19,6 +19,8 @@ pub struct Options {
     /// Families that get an image each; kernels of none of them share one more. When empty, one image holds
     /// everything.
     pub families: Vec<Family>,
+    /// Exports the grid form of every kernel, `NAME__grid`, in place of `NAME`: for tests in which all ranks share one grid.
+    pub one_grid: bool,
 }
 
 /// What compiling gave, on disk.
@@ -50,19 +52,23 @@ pub struct Part {
 }
 
 impl Options {
-    fn suffix(&self) -> &'static str {
-        match (self.jump_threading, self.families.is_empty()) {
-            (true, _) => "-threaded",
-            (false, true) => "",
-            (false, false) => "-families",
+    /// What stands behind the package's name in names of files and folders.
+    pub fn suffix(&self) -> &'static str {
+        match (self.jump_threading, self.one_grid, self.families.is_empty()) {
+            (true, false, _) => "-threaded",
+            (true, true, _) => "-threaded-one-grid",
+            (false, true, _) => "-one-grid",
+            (false, false, true) => "",
+            (false, false, false) => "-families",
         }
     }
 
     const fn flags(&self) -> &'static str {
-        if self.jump_threading {
-            ""
-        } else {
-            "-Zmir-enable-passes=-JumpThreading"
+        match (self.jump_threading, self.one_grid) {
+            (false, false) => "-Zmir-enable-passes=-JumpThreading",
+            (true, false) => "",
+            (false, true) => "-Zmir-enable-passes=-JumpThreading --cfg=fusewire_one_grid",
+            (true, true) => "--cfg=fusewire_one_grid",
         }
     }
 }

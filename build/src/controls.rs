@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::gate::{self, Violation};
-use crate::host::{HostKernel, HostParameter};
+use crate::host::{Host, HostKernel, HostParameter};
 use crate::project::{Project, host_cargo};
 use crate::{
     Compiled, Error, Image, Options, Result, Target, Toolchain, Vendor, compile, files, native,
@@ -147,6 +147,49 @@ fn wrong_host(image: &Image) -> Vec<HostKernel> {
         params: Vec::new(),
     });
     host
+}
+
+/// Holds wrong lists against an image of grid forms: the ordinary entries, one entry too many, an argument elsewhere. Leaves
+/// the image without a list.
+pub fn one_grid(image: &mut Image, host: &Host) -> Vec<Outcome> {
+    let place = image.target.name();
+    let list = host.one_grid();
+    let Some(first) = list.first().map(|kernel| kernel.name.clone()) else {
+        return Vec::new();
+    };
+    let ghost = "control_ghost__grid".to_owned();
+    let (mut longer, mut moved) = (list.clone(), list.clone());
+    longer.push(HostKernel {
+        family: String::new(),
+        name: ghost.clone(),
+        params: Vec::new(),
+    });
+    if let Some(param) = moved[0].params.last_mut() {
+        param.offset += 4;
+    }
+    let controls = [
+        (host.kernels.clone(), &first, "entries", "the ordinary list"),
+        (longer, &ghost, "entries", "an entry too many"),
+        (moved, &first, "arguments", "an argument elsewhere"),
+        (list, &first, "", "grid forms"),
+    ];
+    let outcomes = controls.map(|(host, kernel, rule, control)| {
+        image.host = Some(host);
+        let found: Vec<Violation> = gate::RULES
+            .iter()
+            .filter(|rule| ["entries", "arguments"].contains(&rule.name))
+            .flat_map(|rule| (rule.check)(image))
+            .collect();
+        let mut outcome = if rule.is_empty() {
+            clean(image.target, kernel, &found)
+        } else {
+            caught(place, kernel, rule, &found)
+        };
+        outcome.control = format!("{control} on {kernel}");
+        outcome
+    });
+    image.host = None;
+    outcomes.into()
 }
 
 fn broken(compiled: &Compiled) -> Result<Compiled> {

@@ -48,11 +48,25 @@ pub struct Family {
 pub struct Host {
     /// The crate's list.
     pub kernels: Vec<HostKernel>,
+    /// The arguments of a kernel's grid form, which are the same for all.
+    pub grid: Vec<HostParameter>,
     /// The program, for its machine code.
     pub program: PathBuf,
 }
 
 impl Host {
+    /// The crate's list as an image of grid forms must have it.
+    pub fn one_grid(&self) -> Vec<HostKernel> {
+        self.kernels
+            .iter()
+            .map(|kernel| HostKernel {
+                name: format!("{}{GRID_SUFFIX}", kernel.name),
+                family: kernel.family.clone(),
+                params: self.grid.clone(),
+            })
+            .collect()
+    }
+
     /// The families of the crate's kernels, by name.
     pub fn families(&self) -> Vec<Family> {
         let mut families: BTreeMap<&str, Vec<String>> = BTreeMap::new();
@@ -73,7 +87,17 @@ impl Host {
     }
 }
 
-const MAIN: &str = r#"use fusewire_device::native::KernelInfo;
+/// What stands behind a kernel's name in the name of its grid form (`fusewire_device::one_grid::SUFFIX`).
+pub const GRID_SUFFIX: &str = "__grid";
+
+#[derive(Deserialize)]
+struct Said {
+    kernels: Vec<HostKernel>,
+    grid: Vec<HostParameter>,
+}
+
+const MAIN: &str = r#"use fusewire_device::native::{KernelInfo, ParamField};
+use fusewire_device::one_grid::GridParams;
 
 trait List {
     fn each(&self, f: &mut dyn FnMut(&KernelInfo));
@@ -99,25 +123,27 @@ impl<T: List> List for [T] {
     }
 }
 
+fn parameters(fields: &[ParamField]) -> String {
+    let fields: Vec<String> = fields
+        .iter()
+        .map(|p| format!("{{\"name\":{:?},\"offset\":{},\"size\":{}}}", p.name, p.offset, p.size))
+        .collect();
+    format!("[{}]", fields.join(","))
+}
+
 fn main() {
     let mut kernels = Vec::new();
     probed::KERNELS.each(&mut |kernel| {
         std::hint::black_box(kernel.native);
-        let params: Vec<String> = kernel
-            .params
-            .iter()
-            .map(|p| {
-                format!("{{\"name\":{:?},\"offset\":{},\"size\":{}}}", p.name, p.offset, p.size)
-            })
-            .collect();
+        let params = parameters(kernel.params);
         kernels.push(format!(
-            "{{\"name\":{:?},\"family\":{:?},\"params\":[{}]}}",
+            "{{\"name\":{:?},\"family\":{:?},\"params\":{params}}}",
             kernel.name,
             kernel.family(),
-            params.join(",")
         ));
     });
-    println!("[{}]", kernels.join(","));
+    let (kernels, grid) = (kernels.join(","), parameters(GridParams::FIELDS));
+    println!("{{\"kernels\":[{kernels}],\"grid\":{grid}}}");
 }
 "#;
 
@@ -163,9 +189,14 @@ pub fn probe(project: &Project) -> Result<Host> {
         source,
     })?;
     let output = process::run("listing the host's kernels", &mut process::clean(&program))?;
-    let kernels = serde_json::from_str(&output.stdout).map_err(|error| Error::Parse {
-        what: "the host's list of kernels".to_owned(),
-        detail: error.to_string(),
-    })?;
-    Ok(Host { kernels, program })
+    let Said { kernels, grid } =
+        serde_json::from_str(&output.stdout).map_err(|error| Error::Parse {
+            what: "the host's list of kernels".to_owned(),
+            detail: error.to_string(),
+        })?;
+    Ok(Host {
+        kernels,
+        grid,
+        program,
+    })
 }

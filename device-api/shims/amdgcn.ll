@@ -169,6 +169,14 @@ define float @fusewire_sqrt_f32(float %value) #0 {
 
 ; ---- payload: global memory, plain
 
+; A pointer into global memory that lies in global memory: the optimiser is told of both.
+define ptr @fusewire_read_pointer(ptr %at) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = load ptr addrspace(1), ptr addrspace(1) %g, align 8
+  %r = addrspacecast ptr addrspace(1) %p to ptr
+  ret ptr %r
+}
+
 define i8 @fusewire_read_8(ptr %at) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = load i8, ptr addrspace(1) %g, align 1

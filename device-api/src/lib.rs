@@ -33,6 +33,7 @@
 //! - [`window`]: a window with signals, counters and barriers of the user's.
 //! - [`element`]: number formats and reductions.
 //! - [`bulk`]: copies and reductions over ranges.
+//! - [`one_grid`]: for tests, all ranks in one grid on one GPU.
 //!
 //! # Memory model
 //! Data reaches a peer by one of three idioms only: a signal (write the data, then
@@ -62,6 +63,7 @@ pub mod mem;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub mod native;
 pub mod net;
+pub mod one_grid;
 pub mod packet;
 pub mod session;
 pub mod wait;

@@ -225,6 +225,23 @@ impl<P> fmt::Debug for Kernel<P> {
     }
 }
 
+impl KernelInfo {
+    /// Bytes of the parameter struct, with the padding behind its last field: the distance of two of them in a table.
+    pub const fn param_bytes(&self) -> usize {
+        // Scalars of natural alignment; `#[kernel]` refuses anything else.
+        let (mut end, mut align, mut index) = (0usize, 1, 0);
+        while index < self.params.len() {
+            let ParamField { offset, size, .. } = self.params[index];
+            end = offset + size;
+            if size > align {
+                align = size;
+            }
+            index += 1;
+        }
+        end.next_multiple_of(align)
+    }
+}
+
 impl<P> Kernel<P> {
     /// Binds an instance to its parameter type. Called by `#[kernel]`.
     ///

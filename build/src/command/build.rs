@@ -22,6 +22,10 @@ pub(crate) struct Arguments {
     /// Folder for images and manifest; by default `fusewire-gpu/out` in cargo's target folder.
     #[arg(long)]
     out: Option<PathBuf>,
+    /// For tests with several ranks on one GPU: every kernel NAME is exported in its grid form, NAME__grid, which runs the
+    /// blocks of all ranks in one launch.
+    #[arg(long)]
+    one_grid: bool,
 }
 
 #[derive(serde::Serialize)]
@@ -37,6 +41,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let toolchain = Toolchain::find()?;
     let project = arguments.which.project()?;
     let ptxas = toolchain::find_ptxas().ok();
+    let options = Options {
+        one_grid: arguments.one_grid,
+        ..Options::default()
+    };
+    let name = format!("{}{}", project.name, options.suffix());
     let out = arguments
         .out
         .clone()
@@ -49,7 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     for target in targets {
         let start = Instant::now();
-        let compiled = compile(&toolchain, &project, target, &Options::default())?;
+        let compiled = compile(&toolchain, &project, target, &options)?;
         let image = Image::read(&compiled, ptxas.as_deref())?;
         for part in &image.files {
             let Some(from) = &part.path else {
@@ -64,7 +73,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 );
             };
             // The name by which the host library finds it.
-            let file = format!("{}.{target}.{}", part.name, target.extension());
+            let suffix = options.suffix();
+            let file = format!("{}{suffix}.{target}.{}", part.name, target.extension());
             let bytes =
                 std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
             write(&out.join(&file), &bytes)?;
@@ -89,7 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             });
         }
     }
-    let path = out.join(format!("{}.json", project.name));
+    let path = out.join(format!("{name}.json"));
     write(&path, serde_json::to_string_pretty(&manifest)?.as_bytes())?;
     println!("{}", shown(&path).display());
     Ok(ExitCode::SUCCESS)

@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// Only the native code.
     #[arg(long)]
     native: bool,
+    /// Images of grid forms (see `build --one-grid`) in place of the ordinary ones, and nothing else.
+    #[arg(long, conflicts_with = "native")]
+    one_grid: bool,
     /// Every violation, not one a kernel and rule.
     #[arg(long)]
     verbose: bool,
@@ -98,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         Err(error) => return Err(error.into()),
     };
-    if let Some(host) = &host {
+    if let (Some(host), false) = (&host, arguments.one_grid) {
         check_native(&project, host, &mut verdict, arguments.verbose)?;
     }
     if !arguments.native {
@@ -199,7 +202,11 @@ fn check_images(
         }
     }
     let options = Options {
-        families: host.map_or_else(Vec::new, Host::families),
+        one_grid: arguments.one_grid,
+        families: match arguments.one_grid {
+            true => Vec::new(),
+            false => host.map_or_else(Vec::new, Host::families),
+        },
         ..Options::default()
     };
     let images = each_target(&targets, |target| {
@@ -211,12 +218,21 @@ fn check_images(
             verdict.skip("amdgcn", &missing.to_string());
         }
         let mut image = image?;
-        image.host = host.map(|host| host.kernels.clone());
+        image.host = host.map(|host| match arguments.one_grid {
+            true => host.one_grid(),
+            false => host.kernels.clone(),
+        });
         image.allow.clone_from(&project.settings.allow);
         let violations = gate::check(&image);
         table(&image, &violations);
         report(target.name(), &violations, arguments.verbose);
         verdict.violations += violations.len();
+        if let (Some(host), true) = (host, arguments.one_grid) {
+            verdict.controls(&controls::one_grid(&mut image, host));
+        }
+    }
+    if arguments.one_grid {
+        return Ok(());
     }
     // The rules see the texts of a vendor, not of a GPU: one control run a vendor.
     let mut seen: Option<Vendor> = None;

@@ -16,6 +16,7 @@ use core::fmt;
 use std::collections::BTreeMap;
 
 use crate::Image;
+use crate::host::GRID_SUFFIX;
 use crate::project::{Allow, fits};
 
 /// A rule that a kernel breaks.
@@ -135,11 +136,17 @@ pub fn check(image: &Image) -> Vec<Violation> {
     without_allowed(all, &image.allow)
 }
 
+/// The kernel behind an entry: an exception for a kernel is one for its grid form.
+fn kernel(entry: &str) -> &str {
+    entry.strip_suffix(GRID_SUFFIX).unwrap_or(entry)
+}
+
 /// Drops what the exceptions cover: all violations of a rule by a kernel, or as many as the limit.
 pub fn without_allowed(all: Vec<Violation>, allow: &[Allow]) -> Vec<Violation> {
     let covered = |violation: &Violation, allow: &Allow| {
         allow.rule == violation.rule
-            && fits(&allow.kernel, &violation.kernel)
+            && (fits(&allow.kernel, &violation.kernel)
+                || fits(&allow.kernel, kernel(&violation.kernel)))
             && violation.detail.contains(&allow.containing)
     };
     let mut counts: BTreeMap<(usize, &str), usize> = BTreeMap::new();
@@ -204,5 +211,25 @@ mod tests {
         let left = without_allowed(all, &[allow]);
         assert_eq!(left.len(), 2);
         assert!(left.iter().all(|violation| violation.kernel == "b"));
+    }
+
+    #[test]
+    fn an_exception_covers_the_grid_form() {
+        let violation = |kernel: &str| Violation {
+            rule: "scope",
+            kernel: kernel.to_owned(),
+            detail: String::new(),
+        };
+        let allow = Allow {
+            rule: "scope".to_owned(),
+            kernel: "a".to_owned(),
+            containing: String::new(),
+            limit: None,
+            reason: String::new(),
+        };
+        let all = ["a", "a__grid", "b__grid", "a__grid_else"].map(violation);
+        let left = without_allowed(all.into(), &[allow]);
+        let left: Vec<&str> = left.iter().map(|left| left.kernel.as_str()).collect();
+        assert_eq!(left, ["b__grid", "a__grid_else"]);
     }
 }

@@ -58,7 +58,13 @@ impl Parse for Options {
 /// - `ScaleParams { x, factor }`, `#[repr(C)]`;
 /// - on a GPU the exported entry `scale(x, factor)`, with the arguments flattened;
 /// - on the CPU native entries for several instruction sets and for several lanes a block, the
-///   launchable value `SCALE: Kernel<ScaleParams>`, and `SCALE_INSTANCES: &[KernelInfo]`.
+///   launchable value `SCALE: Kernel<ScaleParams>`, and `SCALE_INSTANCES: &[KernelInfo]`;
+/// - in an image built with `fusewire-build build --one-grid`, in place of the GPU entry, its grid form
+///   `scale__grid(parameters, blocks_per_rank)`, which runs the blocks of all ranks in one launch: block `b` is block
+///   `b % blocks_per_rank` of rank `b / blocks_per_rank` and reads `parameters[rank]`, a `ScaleParams` in device memory. With
+///   it tests run many ranks on one GPU (their blocks are resident together) and under sanitizers. The body is the same;
+///   it must only ask its `block` who it is, and how many there are, which is the one way there is. See
+///   `fusewire_device::one_grid`.
 ///
 /// `#[kernel(each(T: f32 = f32, bf16 = Bf16), each(O: sum = Sum))]` compiles a generic function once for each
 /// combination, as `scale_f32_sum`, `scale_bf16_sum` and so on.
@@ -130,7 +136,12 @@ fn expand(options: &Options, function: &ItemFn) -> syn::Result<Tokens> {
         } else {
             quote!(::<#(#generics),*>)
         };
-        gpu.extend(gpu_entry(name, &symbol, &turbofish, &fields, &types));
+        let ordinary = gpu_entry(name, &symbol, &turbofish, &fields, &types);
+        let grid = grid_entry(name, &symbol, &turbofish, &params, &fields, &types);
+        gpu.extend(quote! {
+            #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+            ::fusewire_device::gpu_entries! { { #ordinary } { #grid } }
+        });
         native.extend(native_entries(name, instance, &turbofish, &params, &fields));
         let value = format_ident!("{}", instance.to_uppercase());
         let doc = format!("The kernel [`{name}`], launchable, exported as `{instance}`.");
@@ -181,6 +192,19 @@ fn expand(options: &Options, function: &ItemFn) -> syn::Result<Tokens> {
                 },)*
             ];
         }
+
+        // A table of these is written by the host and read by a GPU.
+        #[cfg(target_pointer_width = "64")]
+        const _: () = assert!(
+            ::fusewire_device::one_grid::is_natural(
+                &[#((
+                    ::core::mem::offset_of!(#params, #fields),
+                    ::core::mem::size_of::<#types>(),
+                ),)*],
+                ::core::mem::size_of::<#params>(),
+            ),
+            "the parameter struct does not lie as scalars of natural alignment do",
+        );
 
         #gpu
 
@@ -262,7 +286,6 @@ fn gpu_entry(
     let wrapper = format_ident!("{symbol}__entry");
     let symbol_name = symbol.to_string();
     quote! {
-        #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
         #[unsafe(export_name = #symbol_name)]
         #[doc(hidden)]
         #[allow(missing_docs, non_snake_case, clippy::missing_safety_doc)]
@@ -272,6 +295,44 @@ fn gpu_entry(
                     ::fusewire_device::Block::new(::fusewire_device::group::Gpu),
                     #(#fields),*
                 )
+            }
+        }
+    }
+}
+
+/// The entry for all ranks in one grid.
+fn grid_entry(
+    name: &Ident,
+    symbol: &Ident,
+    turbofish: &Tokens,
+    params: &Ident,
+    fields: &[Ident],
+    types: &[Type],
+) -> Tokens {
+    let wrapper = format_ident!("{symbol}__grid_entry");
+    let symbol_name = format!("{symbol}__grid");
+    let arguments = fields.iter().zip(types).map(|(field, ty)| match ty {
+        Type::Ptr(pointer) => {
+            let read = if pointer.mutability.is_some() {
+                quote!(pointer_mut)
+            } else {
+                quote!(pointer)
+            };
+            quote!(::fusewire_device::one_grid::#read(&raw const (*own).#field))
+        }
+        _ => quote!((*own).#field),
+    });
+    quote! {
+        #[unsafe(export_name = #symbol_name)]
+        #[doc(hidden)]
+        #[allow(missing_docs, non_snake_case, private_interfaces, clippy::missing_safety_doc)]
+        pub unsafe extern "gpu-kernel" fn #wrapper(
+            parameters: *const #params,
+            blocks_per_rank: u32,
+        ) {
+            unsafe {
+                let (block, own) = ::fusewire_device::one_grid::enter(parameters, blocks_per_rank);
+                #name #turbofish(block, #(#arguments),*)
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Threads and groups: who runs a kernel together, and what a group can do together.
 //!
-//! A [`Machine`] is how a lane knows itself. On a GPU it is a zero-sized value over registers; on
+//! A [`Machine`] is how a lane knows itself. On a GPU it is a zero-sized value over registers (where all ranks share one
+//! grid, for tests, a value that says which blocks are this rank's: [`crate::one_grid`]); on
 //! the CPU it is [`Single`] (a block of one lane, what production runs) or [`Lanes`] (32 or 64 lanes,
 //! each a thread, what tests run). Kernels are generic over it and never name one.
 
@@ -12,7 +13,7 @@ mod gpu;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub use self::cpu::{Lanes, Single};
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
-pub use self::gpu::Gpu;
+pub use self::gpu::{Gpu, PartOfGrid};
 
 /// One lane's view of the machine that runs it.
 ///

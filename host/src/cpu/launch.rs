@@ -214,52 +214,67 @@ impl Launch {
 
     fn run_on_threads(&self) -> Result<()> {
         let Grid { blocks, lanes, .. } = self.grid;
-        let shared: Vec<OwnedBlock> = (0..blocks).map(|_| OwnedBlock::new(lanes)).collect();
-        let gate = Gate::default();
-        let first_panic = Mutex::new(None);
-        let lane_thread = |block: u32, lane: u32| {
-            let shared = &shared[block as usize].shared;
-            if !gate.pass() {
-                return;
-            }
-            let ran = panic::catch_unwind(AssertUnwindSafe(|| self.run_lane(block, lane, shared)));
-            if let Err(panic) = ran {
-                let text = format!(
-                    "the kernel panicked in lane {lane} of block {block}: {}",
-                    message(&*panic)
-                );
-                let mut first = first_panic.lock().unwrap_or_else(PoisonError::into_inner);
-                first.get_or_insert(text);
-            }
-            // Behind the note above: lanes that stand at a barrier panic because of this.
-            shared.leave();
-        };
-        thread::scope(|scope| {
-            for block in 0..blocks {
-                for lane in 0..lanes {
-                    let lane_thread = &lane_thread;
-                    let spawned = thread::Builder::new()
-                        .name(format!("lane-{block}-{lane}"))
-                        .spawn_scoped(scope, move || lane_thread(block, lane));
-                    if let Err(error) = spawned {
-                        gate.open(Passage::Refused);
-                        return Err(Error::launch(format!(
-                            "lane {lane} of block {block} got no thread ({error}); use fewer \
-                             blocks or lanes"
-                        )));
-                    }
+        on_threads(blocks, lanes, &|block, lane, shared| {
+            self.run_lane(block, lane, shared);
+        })
+    }
+}
+
+/// Calls `run` with the index of a block, the index of a lane and what the block shares, for all lanes of all blocks at
+/// once, each on a thread of its own.
+///
+/// # Errors
+/// [`Error::Launch`] when a thread cannot be started (then nothing ran), or with the first panic.
+pub(super) fn on_threads(
+    blocks: u32,
+    lanes: u32,
+    run: &(dyn Fn(u32, u32, &BlockShared) + Sync),
+) -> Result<()> {
+    let shared: Vec<OwnedBlock> = (0..blocks).map(|_| OwnedBlock::new(lanes)).collect();
+    let gate = Gate::default();
+    let first_panic = Mutex::new(None);
+    let lane_thread = |block: u32, lane: u32| {
+        let shared = &shared[block as usize].shared;
+        if !gate.pass() {
+            return;
+        }
+        let ran = panic::catch_unwind(AssertUnwindSafe(|| run(block, lane, shared)));
+        if let Err(panic) = ran {
+            let text = format!(
+                "the kernel panicked in lane {lane} of block {block}: {}",
+                message(&*panic)
+            );
+            let mut first = first_panic.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert(text);
+        }
+        // Behind the note above: lanes that stand at a barrier panic because of this.
+        shared.leave();
+    };
+    thread::scope(|scope| {
+        for block in 0..blocks {
+            for lane in 0..lanes {
+                let lane_thread = &lane_thread;
+                let spawned = thread::Builder::new()
+                    .name(format!("lane-{block}-{lane}"))
+                    .spawn_scoped(scope, move || lane_thread(block, lane));
+                if let Err(error) = spawned {
+                    gate.open(Passage::Refused);
+                    return Err(Error::launch(format!(
+                        "lane {lane} of block {block} got no thread ({error}); use fewer \
+                         blocks or lanes"
+                    )));
                 }
             }
-            gate.open(Passage::Granted);
-            Ok(())
-        })?;
-        match first_panic
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
-        {
-            None => Ok(()),
-            Some(text) => Err(Error::launch(text)),
         }
+        gate.open(Passage::Granted);
+        Ok(())
+    })?;
+    match first_panic
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+    {
+        None => Ok(()),
+        Some(text) => Err(Error::launch(text)),
     }
 }
 
@@ -368,7 +383,7 @@ pub(crate) fn message(panic: &(dyn Any + Send)) -> &str {
 /// Refuses threads whose floating-point arithmetic would give other bits: another rounding than to
 /// nearest, or subnormal numbers flushed to zero.
 #[cfg(target_arch = "x86_64")]
-fn check_float_environment() -> Result<()> {
+pub(super) fn check_float_environment() -> Result<()> {
     const DENORMALS_ARE_ZERO: u32 = 1 << 6;
     const ROUNDING: u32 = 3 << 13;
     const FLUSH_TO_ZERO: u32 = 1 << 15;
@@ -388,6 +403,6 @@ fn check_float_environment() -> Result<()> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn check_float_environment() -> Result<()> {
+pub(super) fn check_float_environment() -> Result<()> {
     Ok(())
 }

@@ -10,6 +10,7 @@ pub mod images;
 mod launch;
 mod memory;
 pub mod module;
+pub mod one_grid;
 mod scratch;
 mod share;
 mod stream;
