@@ -8,11 +8,12 @@ use core::fmt;
 
 use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
+use fusewire_device::multimem;
 use fusewire_device::packet;
 use fusewire_device::session::Operation;
 
 use crate::backend::Route;
-use crate::options::{Algorithm, Options};
+use crate::options::{Algorithm, Determinism, Options};
 
 /// What an operation will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,7 @@ impl Plan {
             Algorithm::Pull => "moves bytes: each rank takes what it needs",
             Algorithm::Channel => "two ranks: chunks through a credited ring",
             Algorithm::HandOff => "the communicator was made with this backend",
+            Algorithm::Nvls => "by multicast: the switch adds and copies",
             Algorithm::Auto => "not planned yet",
         }
     }
@@ -76,7 +78,7 @@ impl fmt::Display for Plan {
             if self.bitwise {
                 "same bits on every rank"
             } else {
-                "bits may differ"
+                "bits may differ between runs and from other algorithms"
             }
         )
     }
@@ -107,13 +109,21 @@ pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool
         )
 }
 
-/// Plans an operation over rows of `count` elements of `size` bytes, `rows` of them staged. `crowded`: there are
-/// more ranks than cores.
+/// What all ranks know of the machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    /// There are more ranks than cores.
+    pub(crate) crowded: bool,
+    /// Multicast reaches every window.
+    pub(crate) multicast: bool,
+}
+
+/// Plans an operation over rows of `count` elements of `size` bytes, `rows` of them staged.
 #[expect(clippy::too_many_arguments, reason = "what a plan depends on")]
 pub(crate) fn plan(
     options: &Options,
     wanted: Algorithm,
-    crowded: bool,
+    machine: Machine,
     operation: Operation,
     count: u64,
     size: u64,
@@ -125,15 +135,73 @@ pub(crate) fn plan(
         .staging_bytes
         .min(ROUND_BYTES.max(rows * size * granule));
     let chunk = (room / (rows * size).max(1) / granule * granule).max(granule);
+    let algorithm = if by_multicast(options, wanted, machine, operation, count, size, reduction) {
+        Algorithm::Nvls
+    } else {
+        algorithm(
+            options,
+            wanted,
+            machine.crowded,
+            operation,
+            count,
+            size,
+            reduction,
+        )
+    };
     Plan {
         operation,
-        algorithm: algorithm(options, wanted, crowded, operation, count, size, reduction),
+        algorithm,
         blocks: options.blocks,
         chunk,
-        bitwise: true,
+        bitwise: algorithm != Algorithm::Nvls || reduction.is_none(),
         reduction: reduction.map(|(_, code)| code),
         route: None,
     }
+}
+
+/// Whether an operation goes by multicast. Never under [`Determinism::Bitwise`] (see [`Determinism::refuses`]). Where the
+/// caller leaves the choice, only all_reduce by sum or average, and only where it would else take two shots: reduce_scatter
+/// and all_gather move as many bytes out of or into each rank as without multicast, and minimum and maximum would lose
+/// what they promise of NaN.
+fn by_multicast(
+    options: &Options,
+    wanted: Algorithm,
+    machine: Machine,
+    operation: Operation,
+    count: u64,
+    size: u64,
+    reduction: Option<(DType, ReductionCode)>,
+) -> bool {
+    let known =
+        reduction.is_some_and(|(dtype, code)| multimem::combine(dtype, code as u8).is_some());
+    let possible = match operation {
+        Operation::AllReduce | Operation::ReduceScatter => known,
+        Operation::AllGather => true,
+        _ => false,
+    };
+    if !possible || options.determinism != Determinism::Any {
+        return false;
+    }
+    if wanted != Algorithm::Auto {
+        return wanted == Algorithm::Nvls;
+    }
+    let adds = reduction
+        .is_some_and(|(_, code)| matches!(code, ReductionCode::Sum | ReductionCode::Average));
+    let otherwise = || {
+        algorithm(
+            options,
+            wanted,
+            machine.crowded,
+            operation,
+            count,
+            size,
+            reduction,
+        )
+    };
+    machine.multicast
+        && operation == Operation::AllReduce
+        && adds
+        && otherwise() == Algorithm::TwoShot
 }
 
 /// The plan of an operation that a backend carries out.

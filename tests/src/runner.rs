@@ -64,7 +64,7 @@ impl Setup {
         options.channel_depth = 3;
         options.first_epoch = self.first_epoch;
         options.abort_process_on_timeout_or_error = Some(false);
-        if !backends::is_bitwise(self.backend) {
+        if !backends::is_bitwise(self.backend) || self.algorithm == Algorithm::Nvls {
             options.determinism = Determinism::Any;
         }
         options
