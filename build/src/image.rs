@@ -28,6 +28,8 @@ pub struct Image {
     pub host: Option<Vec<HostKernel>>,
     /// Exceptions.
     pub allow: Vec<Allow>,
+    /// Kernels that go by multicast: patterns.
+    pub multicast: Vec<String>,
     /// What a driver loads.
     pub file: Option<PathBuf>,
     /// Why ptxas refused it, if it did.
@@ -86,6 +88,7 @@ impl Image {
             kernels,
             host: None,
             allow: Vec::new(),
+            multicast: Vec::new(),
             file: compiled.image.clone(),
             refused,
         })

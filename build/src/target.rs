@@ -110,6 +110,11 @@ impl Target {
         }
     }
 
+    /// Whether it has instructions for multicast addresses (NVLink SHARP).
+    pub const fn has_multicast(self) -> bool {
+        matches!(self, Self::Sm90 | Self::Sm100)
+    }
+
     /// Ending of an image's file name.
     pub const fn extension(self) -> &'static str {
         match self.vendor() {

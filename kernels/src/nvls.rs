@@ -25,7 +25,7 @@
 
 use core::marker::PhantomData;
 
-use fusewire_device::bulk::{self, Range, Tables, pack, unpack};
+use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::comm::Place;
 use fusewire_device::element::{Average, Max, Min, Reduction, ReductionCode, Sum};
 use fusewire_device::layout::CommConst;
@@ -201,22 +201,43 @@ impl<T: Element> Sink for Local<T> {
             unsafe { mem::write_16(to, value, self.policy) };
             return;
         }
-        for i in 0..BYTES / size_of::<T>() {
+        let half = 8 / size_of::<T>();
+        for i in 0..half {
             // SAFETY: the caller's promise; aligned to an element.
-            unsafe { mem::write(to.cast::<T>().add(i), unpack::<T>(value, i)) };
+            unsafe {
+                let to = to.cast::<T>().add(i);
+                mem::write(to, element::<T>(value[0], i));
+                mem::write(to.add(half), element::<T>(value[1], i));
+            }
         }
     }
 }
 
-/// 16 bytes of sums, each divided by `ranks`.
+/// Element `index` of 8 bytes. Shifts, not an array: an index that is no constant would put it into local memory.
 #[inline(always)]
-fn divide<T: Element>(sums: [u64; 2], ranks: u32) -> [u64; 2] {
-    let mut out = [0; 2];
-    for i in 0..BYTES / size_of::<T>() {
-        let sum = unpack::<T>(sums, i).widen();
-        pack(&mut out, i, <Average as Reduction<T>>::finish(sum, ranks));
+fn element<T: Element>(word: u64, index: usize) -> T {
+    let bits = 8 * size_of::<T>();
+    T::from_bits(word >> (index * bits) & ((1 << bits) - 1))
+}
+
+/// 8 bytes of sums, each divided by `divisor`, or as they are if that is 0.
+#[inline(always)]
+fn finish<T: Element>(sums: u64, divisor: u32) -> u64 {
+    if divisor == 0 {
+        return sums;
+    }
+    let mut out = 0;
+    for i in 0..8 / size_of::<T>() {
+        let average = <Average as Reduction<T>>::finish(element::<T>(sums, i).widen(), divisor);
+        out |= average.to_bits() << (8 * i * size_of::<T>());
     }
     out
+}
+
+/// As [`finish`], of 16 bytes.
+#[inline(always)]
+fn finish_pair<T: Element>(sums: [u64; 2], divisor: u32) -> [u64; 2] {
+    [finish::<T>(sums[0], divisor), finish::<T>(sums[1], divisor)]
 }
 
 /// Reduces `vectors` times 16 bytes from byte `from_byte` of `from` on, to byte `to_byte` of `to` on; sums are divided
@@ -236,39 +257,27 @@ unsafe fn reduce_vectors<M: Machine, T: Element, S: Sink>(
     combine: Combine,
     divisor: u32,
 ) {
-    let lanes = block.size() as usize;
-    let mut vector = block.rank() as usize;
-    while vector + (BATCH - 1) * lanes < vectors {
-        let mut values = [[0u64; 2]; BATCH];
-        for (i, value) in values.iter_mut().enumerate() {
-            let byte = (vector + i * lanes) * BYTES;
-            // SAFETY: the caller's promise.
-            *value = unsafe { from.load_reduce::<T>(from_byte + byte, combine) };
+    let step = block.size() as usize * BYTES;
+    let end = vectors * BYTES;
+    let mut at = block.rank() as usize * BYTES;
+    // SAFETY: the caller's promise. Four times the same: an array over which a loop runs lies in local memory.
+    unsafe {
+        while at + (BATCH - 1) * step < end {
+            let a = from.load_reduce::<T>(from_byte + at, combine);
+            let b = from.load_reduce::<T>(from_byte + at + step, combine);
+            let c = from.load_reduce::<T>(from_byte + at + 2 * step, combine);
+            let d = from.load_reduce::<T>(from_byte + at + 3 * step, combine);
+            to.put(to_byte + at, finish_pair::<T>(a, divisor));
+            to.put(to_byte + at + step, finish_pair::<T>(b, divisor));
+            to.put(to_byte + at + 2 * step, finish_pair::<T>(c, divisor));
+            to.put(to_byte + at + 3 * step, finish_pair::<T>(d, divisor));
+            at += BATCH * step;
         }
-        for (i, value) in values.into_iter().enumerate() {
-            let value = if divisor == 0 {
-                value
-            } else {
-                divide::<T>(value, divisor)
-            };
-            let byte = (vector + i * lanes) * BYTES;
-            // SAFETY: the caller's promise.
-            unsafe { to.put(to_byte + byte, value) };
+        while at < end {
+            let value = from.load_reduce::<T>(from_byte + at, combine);
+            to.put(to_byte + at, finish_pair::<T>(value, divisor));
+            at += step;
         }
-        vector += BATCH * lanes;
-    }
-    while vector < vectors {
-        let byte = vector * BYTES;
-        // SAFETY: the caller's promise.
-        let value = unsafe { from.load_reduce::<T>(from_byte + byte, combine) };
-        let value = if divisor == 0 {
-            value
-        } else {
-            divide::<T>(value, divisor)
-        };
-        // SAFETY: the caller's promise.
-        unsafe { to.put(to_byte + byte, value) };
-        vector += lanes;
     }
 }
 
@@ -546,30 +555,28 @@ impl<M: Machine> Body<M> for AllGather {
             .wrapping_add((round.start + first + split.head) * memory.size);
         let to_byte = (row + split.head) * memory.size;
         multimem::fence();
-        let lanes = block.size() as usize;
-        let mut vector = block.rank() as usize;
-        while vector + (BATCH - 1) * lanes < split.vectors {
-            let mut values = [[0u64; 2]; BATCH];
-            for (i, value) in values.iter_mut().enumerate() {
-                let byte = (vector + i * lanes) * BYTES;
-                // SAFETY: within the caller's input; aligned, as this rank has said.
-                *value = unsafe { mem::read_16(from.add(byte), self.ordinary.policy) };
+        let step = block.size() as usize * BYTES;
+        let end = split.vectors * BYTES;
+        let policy = self.ordinary.policy;
+        let mut at = block.rank() as usize * BYTES;
+        // SAFETY: within the caller's input, which is aligned, as this rank has said; every rank's part was checked
+        // against its window, and its ready signal acquired; the row is this rank's.
+        unsafe {
+            while at + (BATCH - 1) * step < end {
+                let a = mem::read_16(from.add(at), policy);
+                let b = mem::read_16(from.add(at + step), policy);
+                let c = mem::read_16(from.add(at + 2 * step), policy);
+                let d = mem::read_16(from.add(at + 3 * step), policy);
+                to.store(to_byte + at, a);
+                to.store(to_byte + at + step, b);
+                to.store(to_byte + at + 2 * step, c);
+                to.store(to_byte + at + 3 * step, d);
+                at += BATCH * step;
             }
-            for (i, value) in values.into_iter().enumerate() {
-                let byte = (vector + i * lanes) * BYTES;
-                // SAFETY: every rank's part was checked against its window, and its ready signal acquired; the row
-                // is this rank's.
-                unsafe { to.store(to_byte + byte, value) };
+            while at < end {
+                to.store(to_byte + at, mem::read_16(from.add(at), policy));
+                at += step;
             }
-            vector += BATCH * lanes;
-        }
-        while vector < split.vectors {
-            let byte = vector * BYTES;
-            // SAFETY: within the caller's input; aligned, as this rank has said.
-            let value = unsafe { mem::read_16(from.add(byte), self.ordinary.policy) };
-            // SAFETY: as above.
-            unsafe { to.store(to_byte + byte, value) };
-            vector += lanes;
         }
         multimem::fence();
         let mut piece = 0;
