@@ -256,3 +256,105 @@ fn algorithm(
         _ => Algorithm::TwoShot,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LARGE: u64 = 1 << 20;
+
+    fn chosen(
+        determinism: Determinism,
+        wanted: Algorithm,
+        multicast: bool,
+        operation: Operation,
+        count: u64,
+        op: Option<ReductionCode>,
+    ) -> Algorithm {
+        let options = Options {
+            determinism,
+            ..Options::default()
+        };
+        let machine = Machine {
+            crowded: false,
+            multicast,
+        };
+        let reduction = op.map(|op| (DType::Bf16, op));
+        plan(&options, wanted, machine, operation, count, 2, 1, reduction).algorithm
+    }
+
+    #[test]
+    fn multicast_is_taken_where_it_exists_and_bits_may_differ() {
+        let auto = |determinism, multicast, operation, count, op| {
+            chosen(
+                determinism,
+                Algorithm::Auto,
+                multicast,
+                operation,
+                count,
+                op,
+            )
+        };
+        let sum = Some(ReductionCode::Sum);
+        let all = Operation::AllReduce;
+        assert_eq!(
+            auto(Determinism::Any, true, all, LARGE, sum),
+            Algorithm::Nvls
+        );
+        let average = Some(ReductionCode::Average);
+        assert_eq!(
+            auto(Determinism::Any, true, all, LARGE, average),
+            Algorithm::Nvls
+        );
+        // No promise may be broken, no window be out of reach.
+        assert_eq!(
+            auto(Determinism::Bitwise, true, all, LARGE, sum),
+            Algorithm::TwoShot
+        );
+        assert_eq!(
+            auto(Determinism::Any, false, all, LARGE, sum),
+            Algorithm::TwoShot
+        );
+        // Small messages, NaN in a maximum, and what gains nothing.
+        assert_eq!(
+            auto(Determinism::Any, true, all, 64, sum),
+            Algorithm::Packet
+        );
+        let max = Some(ReductionCode::Max);
+        assert_eq!(
+            auto(Determinism::Any, true, all, LARGE, max),
+            Algorithm::TwoShot
+        );
+        let scatter = Operation::ReduceScatter;
+        assert_eq!(
+            auto(Determinism::Any, true, scatter, LARGE, sum),
+            Algorithm::Signal
+        );
+        let gather = Operation::AllGather;
+        assert_eq!(
+            auto(Determinism::Any, true, gather, LARGE, None),
+            Algorithm::Pull
+        );
+    }
+
+    #[test]
+    fn multicast_that_is_asked_for() {
+        for multicast in [false, true] {
+            let asked = |determinism, operation, op| {
+                let wanted = Algorithm::Nvls;
+                chosen(determinism, wanted, multicast, operation, 64, op)
+            };
+            let max = Some(ReductionCode::Max);
+            for operation in [Operation::AllReduce, Operation::ReduceScatter] {
+                assert_eq!(asked(Determinism::Any, operation, max), Algorithm::Nvls);
+                assert_ne!(asked(Determinism::Bitwise, operation, max), Algorithm::Nvls);
+                let product = Some(ReductionCode::Product);
+                assert_ne!(asked(Determinism::Any, operation, product), Algorithm::Nvls);
+            }
+            let gather = Operation::AllGather;
+            assert_eq!(asked(Determinism::Any, gather, None), Algorithm::Nvls);
+            let other = Operation::AllToAll;
+            assert_eq!(asked(Determinism::Any, other, None), Algorithm::Pull);
+        }
+    }
+}

@@ -199,3 +199,28 @@ impl Windows {
         Place::NONE
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn multicast_must_reach_every_window_but_the_pad() {
+        let windows = Windows::new();
+        let add = |multicast| {
+            let segment = Segment::create(4096, "window").expect("memory");
+            windows.add_parts(0, vec![(segment, 0)], 4096, multicast)
+        };
+        assert!(!windows.have_multicast());
+        add(0); // the pad
+        assert!(!windows.have_multicast(), "there is no window yet");
+        let first = add(1 << 40);
+        assert!(windows.have_multicast());
+        let second = add(0);
+        assert!(!windows.have_multicast());
+        windows.remove(second);
+        assert!(windows.have_multicast());
+        windows.remove(first);
+        assert!(!windows.have_multicast());
+    }
+}
