@@ -45,8 +45,6 @@ use crate::reducer::{Reducer, memory};
 const SOURCE: u64 = 1;
 /// The same of its output.
 const TARGET: u64 = 2;
-/// Its input can be read by 16 bytes where its row of the output can be written so.
-const FITS: u64 = 4;
 
 /// Accesses that a lane has under way at once.
 const BATCH: usize = 4;
@@ -482,9 +480,10 @@ impl<M: Machine, T: Element> Body<M> for ReduceScatter<T> {
     }
 }
 
-/// This rank writes its input to its row of all outputs.
+/// This rank writes its input to its row of all outputs. It sends the place of its output only where multicast reaches
+/// that, and where its input can be read by 16 bytes as the row can be written.
 struct AllGather {
-    ordinary: Pulls,
+    policy: Policy,
 }
 
 impl AllGather {
@@ -529,11 +528,19 @@ impl<M: Machine> Body<M> for AllGather {
         let block = session.block();
         let (me, ranks) = (session.comm().rank(), session.comm().size());
         let bytes = (memory.count * memory.size * ranks as usize) as u64;
-        let agreed = common(session, word::TARGET, TARGET | FITS)
+        let agreed = common(session, word::TARGET, 0)
+            .filter(|target| target.is_some())
             .and_then(|target| Some((Multicast::of(session.comm(), target, bytes)?, target)));
         let Some((to, target)) = agreed else {
+            let pulls = Pulls {
+                first: me,
+                ranks,
+                row: 0,
+                by_rank: true,
+                policy: self.policy,
+            };
             // SAFETY: the caller's promise.
-            return unsafe { self.ordinary.round(session, memory, round) };
+            return unsafe { pulls.round(session, memory, round) };
         };
         let (first, last) = memory.part(block, round, 0);
         let length = last - first;
@@ -550,7 +557,7 @@ impl<M: Machine> Body<M> for AllGather {
         multimem::fence();
         let step = block.size() as usize * BYTES;
         let end = split.vectors * BYTES;
-        let policy = self.ordinary.policy;
+        let policy = self.policy;
         let mut at = block.rank() as usize * BYTES;
         // SAFETY: within the caller's input, which is aligned, as this rank has said; every rank's part was checked
         // against its window, and its ready signal acquired; the row is this rank's.
@@ -721,12 +728,9 @@ pub unsafe fn all_gather_nvls(
     let (rank, ranks) = (session.comm().rank(), session.comm().size());
     let (count, size) = (count as usize, size as usize);
     let row = Place(target_at).offset() as usize + rank as usize * count * size;
-    let fits = if (source as usize ^ row).is_multiple_of(BYTES) && BYTES.is_multiple_of(size) {
-        FITS
-    } else {
-        0
-    };
+    let fits = (source as usize ^ row).is_multiple_of(BYTES) && BYTES.is_multiple_of(size);
     let bytes = count * size * ranks as usize;
+    let reached = reached(&session, Place(target_at), bytes, size, TARGET) != 0;
     let memory = Memory {
         size,
         count,
@@ -735,22 +739,18 @@ pub unsafe fn all_gather_nvls(
         source_at: Place(source_at),
         source_rows: 1,
         target,
-        target_at: Place(target_at),
+        target_at: if fits && reached {
+            Place(target_at)
+        } else {
+            Place::NONE
+        },
         target_shared: false,
         shards: 1,
         granule: crate::GRANULE,
-        scalar: fits | reached(&session, Place(target_at), bytes, size, TARGET),
+        scalar: 0,
     };
     let policy = policy(hint);
-    let body = AllGather {
-        ordinary: Pulls {
-            first: rank,
-            ranks,
-            row: 0,
-            by_rank: true,
-            policy,
-        },
-    };
+    let body = AllGather { policy };
     // SAFETY: the caller's promise.
     if unsafe { memory.run(&mut session, policy, &body) } {
         session.end();
