@@ -46,7 +46,7 @@ const SOURCE: u64 = 1;
 /// The same of its output.
 const TARGET: u64 = 2;
 
-/// Accesses that a lane has under way at once.
+/// Loads by multicast that a lane has under way at once.
 const BATCH: usize = 4;
 
 const AVERAGE: u8 = ReductionCode::Average as u8;
@@ -562,16 +562,13 @@ impl<M: Machine> Body<M> for AllGather {
         // SAFETY: within the caller's input, which is aligned, as this rank has said; every rank's part was checked
         // against its window, and its ready signal acquired; the row is this rank's.
         unsafe {
-            while at + (BATCH - 1) * step < end {
+            // Two at a time: four would spill a register of the ordinary way.
+            while at + step < end {
                 let a = mem::read_16(from.add(at), policy);
                 let b = mem::read_16(from.add(at + step), policy);
-                let c = mem::read_16(from.add(at + 2 * step), policy);
-                let d = mem::read_16(from.add(at + 3 * step), policy);
                 to.store(to_byte + at, a);
                 to.store(to_byte + at + step, b);
-                to.store(to_byte + at + 2 * step, c);
-                to.store(to_byte + at + 3 * step, d);
-                at += BATCH * step;
+                at += 2 * step;
             }
             while at < end {
                 to.store(to_byte + at, mem::read_16(from.add(at), policy));
