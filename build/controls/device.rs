@@ -137,6 +137,53 @@ pub unsafe extern "gpu-kernel" fn control_reference(flag: &u32, out: *mut u32) {
     unsafe { *out = *flag };
 }
 
+/// 16 bytes at once between alias fences.
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+#[unsafe(no_mangle)]
+pub unsafe extern "gpu-kernel" fn control_multicast_clean(from: u64, to: u64) {
+    unsafe {
+        core::arch::asm!(
+            "fence.proxy.alias;",
+            "{{ .reg .b32 a, b, c, d;",
+            "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {{a, b, c, d}}, [{from}];",
+            "multimem.st.relaxed.sys.global.v4.f32 [{to}], {{a, b, c, d}}; }}",
+            "fence.proxy.alias;",
+            from = in(reg64) from,
+            to = in(reg64) to,
+        );
+    }
+}
+
+/// 4 bytes at once.
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+#[unsafe(no_mangle)]
+pub unsafe extern "gpu-kernel" fn control_multicast_scalar(from: u64, to: u64) {
+    unsafe {
+        core::arch::asm!(
+            "fence.proxy.alias;",
+            "{{ .reg .f32 a;",
+            "multimem.ld_reduce.relaxed.sys.global.add.f32 a, [{from}];",
+            "multimem.st.relaxed.sys.global.f32 [{to}], a; }}",
+            "fence.proxy.alias;",
+            from = in(reg64) from,
+            to = in(reg64) to,
+        );
+    }
+}
+
+/// Nothing orders it with accesses by the ordinary address.
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+#[unsafe(no_mangle)]
+pub unsafe extern "gpu-kernel" fn control_multicast_unfenced(to: u64) {
+    unsafe {
+        core::arch::asm!(
+            "{{ .reg .b32 a; mov.b32 a, 0;",
+            "multimem.st.relaxed.sys.global.v4.f32 [{to}], {{a, a, a, a}}; }}",
+            to = in(reg64) to,
+        );
+    }
+}
+
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     fusewire_panic()

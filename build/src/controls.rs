@@ -90,12 +90,30 @@ pub fn device(
     let project = write_device(around)?;
     let compiled = compile(toolchain, &project, target, &Options::default())?;
     let mut image = Image::read(&compiled, ptxas)?;
+    image.multicast.clone_from(&project.settings.multicast);
     let found = gate::check(&image);
     let mut out = vec![clean(target, "control_clean", &found)];
     for (kernel, rule, vendors) in CONTROLS {
         if vendors.contains(&target.vendor()) {
             out.push(caught(target.name(), kernel, rule, &found));
         }
+    }
+    if target.has_multicast() {
+        out.push(clean(target, "control_multicast_clean", &found));
+        for kernel in ["control_multicast_scalar", "control_multicast_unfenced"] {
+            out.push(caught(target.name(), kernel, "multicast", &found));
+        }
+        let listed = core::mem::replace(&mut image.multicast, vec!["control_clean".to_owned()]);
+        let other = gate::check(&image);
+        for (kernel, how) in [
+            ("control_multicast_clean", "not listed"),
+            ("control_clean", "listed"),
+        ] {
+            let mut outcome = caught(target.name(), kernel, "multicast", &other);
+            outcome.control = format!("{kernel}, {how}");
+            out.push(outcome);
+        }
+        image.multicast = listed;
     }
     out.push(clean(target, "control_threaded", &found));
     let threaded = Options {
@@ -238,6 +256,7 @@ fn write_device(around: &Project) -> Result<Project> {
         &folder.join("Cargo.toml"),
         "[package]\nname = \"gate-controls\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\
          publish = false\n\n[lib]\npath = \"device.rs\"\n\n\
+         [package.metadata.fusewire]\nmulticast = [\"control_multicast_*\"]\n\n\
          [package.metadata.fusewire.shims]\nnvptx = [\"nvptx.ll\"]\namdgcn = [\"amdgcn.ll\"]\n\n\
          [workspace]\n",
     )?;

@@ -29,6 +29,8 @@ pub struct Image {
     pub host: Option<Vec<HostKernel>>,
     /// Exceptions.
     pub allow: Vec<Allow>,
+    /// Kernels that go by multicast: patterns.
+    pub multicast: Vec<String>,
     /// What a driver loads, by name; no path for AMD without `ld.lld`.
     pub files: Vec<ImageFile>,
     /// Why ptxas refused it, if it did.
@@ -105,6 +107,7 @@ impl Image {
             kernels,
             host: None,
             allow: Vec::new(),
+            multicast: Vec::new(),
             files: list,
             refused,
         })

@@ -36,6 +36,7 @@ pub struct Project {
 /// [package.metadata.fusewire]
 /// max-threads = 512
 /// reductions = ["all_reduce*"]
+/// multicast = ["*_nvls_*"]
 ///
 /// [package.metadata.fusewire.shims]
 /// nvptx = ["shims/nvptx.ll"]
@@ -54,6 +55,9 @@ pub struct Settings {
     /// Kernels whose hot loop reduces: patterns with `*`.
     #[serde(default)]
     pub reductions: Vec<String>,
+    /// Kernels that go by multicast on GPUs that have it: patterns with `*`. No others may.
+    #[serde(default)]
+    pub multicast: Vec<String>,
     /// IR files that every image of a crate which depends on this one is linked with.
     #[serde(default)]
     pub shims: BTreeMap<String, Vec<PathBuf>>,

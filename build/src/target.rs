@@ -102,10 +102,17 @@ impl Target {
     /// PTX version, as a feature: the oldest that has the instructions, for old drivers' sake.
     pub const fn features(self) -> &'static str {
         match self {
-            Self::Sm80 | Self::Sm90 => "+ptx80",
+            Self::Sm80 => "+ptx80",
+            // Multicast sums of small floats in f32.
+            Self::Sm90 => "+ptx82",
             Self::Sm100 => "+ptx86",
             Self::Gfx90a | Self::Gfx942 => "",
         }
+    }
+
+    /// Whether it has instructions for multicast addresses (NVLink SHARP).
+    pub const fn has_multicast(self) -> bool {
+        matches!(self, Self::Sm90 | Self::Sm100)
     }
 
     /// Ending of an image's file name.

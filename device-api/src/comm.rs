@@ -145,7 +145,7 @@ impl Comm {
     }
 
     #[inline(always)]
-    fn window(&self, window: u32) -> *const WindowConst {
+    pub(crate) fn window(&self, window: u32) -> *const WindowConst {
         // The bound is the caller's: every path from a peer's data checks first.
         (self.constants().windows as *const WindowConst).wrapping_add(window as usize)
     }

@@ -131,7 +131,7 @@ impl PadLayout {
 pub struct WindowConst {
     /// Size of every rank's part; 0 if the window does not exist.
     pub bytes: u64,
-    /// Address of the multicast mapping, or 0.
+    /// Address of the multicast mapping of all ranks' parts, or 0; on all ranks or on none. A CPU needs none.
     pub multicast: u64,
     /// Address of each rank's part, or 0 where the rank is not reachable by load and store.
     pub peers: [u64; MAX_RANKS],

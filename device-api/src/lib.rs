@@ -24,6 +24,7 @@
 //! - [`group`]: who runs: [`Block`], [`Warp`], [`Thread`], and what a group can do together.
 //! - [`mem`]: the only place that touches memory which another rank can write.
 //! - [`layout`]: the communicator's metadata, as plain data in device memory.
+//! - [`multimem`]: one address for the same bytes of every rank.
 //! - [`comm`]: a communicator as a kernel sees it: ranks, windows, [`comm::PeerPtr`].
 //! - [`wait`]: bounded, abortable waits and the failure record.
 //! - [`session`]: one launch on a communicator: epochs, busy word, progress; signals and barriers.
@@ -60,6 +61,7 @@ pub mod element;
 pub mod group;
 pub mod layout;
 pub mod mem;
+pub mod multimem;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub mod native;
 pub mod net;

@@ -111,6 +111,10 @@ pub enum Algorithm {
     Channel = 5,
     /// Another library's, which the communicator's backend is.
     HandOff = 6,
+    /// By multicast (NVLink SHARP): the switch adds and copies. Of all_reduce, reduce_scatter and all_gather; needs
+    /// [`Determinism::Any`]. Memory of which a rank has some at another offset, or in no window, goes the ordinary way
+    /// in the same launch. The CPU emulates it, one rank after the other.
+    Nvls = 7,
 }
 
 impl Algorithm {
@@ -124,6 +128,7 @@ impl Algorithm {
             Self::Pull => "pull",
             Self::Channel => "channel",
             Self::HandOff => "handed off",
+            Self::Nvls => "nvls",
         }
     }
 }
@@ -138,13 +143,19 @@ impl FromStr for Algorithm {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        [Self::Auto, Self::Packet, Self::Signal, Self::TwoShot]
-            .into_iter()
-            .find(|algorithm| algorithm.name() == name)
-            .ok_or_else(|| Error::InvalidArgument {
-                operation: "algorithm",
-                detail: format!("\"{name}\" is none of auto, packet, signal, two_shot"),
-            })
+        [
+            Self::Auto,
+            Self::Packet,
+            Self::Signal,
+            Self::TwoShot,
+            Self::Nvls,
+        ]
+        .into_iter()
+        .find(|algorithm| algorithm.name() == name)
+        .ok_or_else(|| Error::InvalidArgument {
+            operation: "algorithm",
+            detail: format!("\"{name}\" is none of auto, packet, signal, two_shot, nvls"),
+        })
     }
 }
 
@@ -160,6 +171,21 @@ pub enum Determinism {
     Any,
 }
 
+impl Determinism {
+    /// Why `algorithm` cannot be had, if it cannot: NVLS adds in the switch, in an order that is the switch's own and
+    /// may change from call to call; it hands sums of f16 and bf16 back rounded, so that an average is rounded twice;
+    /// and what it makes of NaN in a minimum or maximum is not promised.
+    pub(crate) const fn refuses(self, algorithm: Algorithm) -> Option<&'static str> {
+        match (self, algorithm) {
+            (Self::Bitwise, Algorithm::Nvls) => Some(
+                "algorithm nvls lets the NVLink switch add, in an order of its own, so bits may differ between runs \
+                 and from other algorithms: make the communicator with determinism \"any\", or choose another algorithm",
+            ),
+            _ => None,
+        }
+    }
+}
+
 /// Options of one call: see [`crate::Communicator::with_options`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -171,8 +197,8 @@ pub struct CallOptions {
 }
 
 impl CallOptions {
-    /// The hints that a call knows: `algorithm` (`auto`, `packet`, `signal` or `two_shot`; the same on
-    /// all ranks).
+    /// The hints that a call knows: `algorithm` (`auto`, `packet`, `signal`, `two_shot` or `nvls`; the same
+    /// on all ranks).
     pub const HINTS: &[&str] = &["algorithm"];
 
     /// No time-out of its own, no hints.
@@ -203,7 +229,8 @@ pub struct Options {
     /// Bound of every wait, and of bootstrap. Default 600 s, or `FUSEWIRE_TIMEOUT_SECONDS`, or
     /// `TORCHCOMM_TIMEOUT_SECONDS`.
     pub timeout: Duration,
-    /// All_reduce by this algorithm where it can; default [`Algorithm::Auto`]. Agreed.
+    /// All_reduce (with [`Algorithm::Nvls`] reduce_scatter and all_gather, too) by this algorithm where it can;
+    /// default [`Algorithm::Auto`]. Agreed.
     pub algorithm: Algorithm,
     /// Bytes of staging, for input and output each: what goes through it in one round. Agreed.
     pub staging_bytes: u64,

@@ -8,11 +8,12 @@ use core::fmt;
 
 use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
+use fusewire_device::multimem;
 use fusewire_device::packet;
 use fusewire_device::session::Operation;
 
 use crate::backend::Route;
-use crate::options::{Algorithm, Options};
+use crate::options::{Algorithm, Determinism, Options};
 
 /// What an operation will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,7 @@ impl Plan {
             Algorithm::Pull => "moves bytes: each rank takes what it needs",
             Algorithm::Channel => "two ranks: chunks through a credited ring",
             Algorithm::HandOff => "the communicator was made with this backend",
+            Algorithm::Nvls => "by multicast: the switch adds and copies",
             Algorithm::Auto => "not planned yet",
         }
     }
@@ -76,7 +78,7 @@ impl fmt::Display for Plan {
             if self.bitwise {
                 "same bits on every rank"
             } else {
-                "bits may differ"
+                "bits may differ between runs and from other algorithms"
             }
         )
     }
@@ -107,13 +109,21 @@ pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool
         )
 }
 
-/// Plans an operation over rows of `count` elements of `size` bytes, `rows` of them staged. `crowded`: there are
-/// more ranks than cores.
+/// What all ranks know of the machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    /// There are more ranks than cores.
+    pub(crate) crowded: bool,
+    /// Multicast reaches every window.
+    pub(crate) multicast: bool,
+}
+
+/// Plans an operation over rows of `count` elements of `size` bytes, `rows` of them staged.
 #[expect(clippy::too_many_arguments, reason = "what a plan depends on")]
 pub(crate) fn plan(
     options: &Options,
     wanted: Algorithm,
-    crowded: bool,
+    machine: Machine,
     operation: Operation,
     count: u64,
     size: u64,
@@ -125,15 +135,73 @@ pub(crate) fn plan(
         .staging_bytes
         .min(ROUND_BYTES.max(rows * size * granule));
     let chunk = (room / (rows * size).max(1) / granule * granule).max(granule);
+    let algorithm = if by_multicast(options, wanted, machine, operation, count, size, reduction) {
+        Algorithm::Nvls
+    } else {
+        algorithm(
+            options,
+            wanted,
+            machine.crowded,
+            operation,
+            count,
+            size,
+            reduction,
+        )
+    };
     Plan {
         operation,
-        algorithm: algorithm(options, wanted, crowded, operation, count, size, reduction),
+        algorithm,
         blocks: options.blocks,
         chunk,
-        bitwise: true,
+        bitwise: algorithm != Algorithm::Nvls || reduction.is_none(),
         reduction: reduction.map(|(_, code)| code),
         route: None,
     }
+}
+
+/// Whether an operation goes by multicast. Never under [`Determinism::Bitwise`] (see [`Determinism::refuses`]). Where the
+/// caller leaves the choice, only all_reduce by sum or average, and only where it would else take two shots: reduce_scatter
+/// and all_gather move as many bytes out of or into each rank as without multicast, and minimum and maximum would lose
+/// what they promise of NaN.
+fn by_multicast(
+    options: &Options,
+    wanted: Algorithm,
+    machine: Machine,
+    operation: Operation,
+    count: u64,
+    size: u64,
+    reduction: Option<(DType, ReductionCode)>,
+) -> bool {
+    let known =
+        reduction.is_some_and(|(dtype, code)| multimem::combine(dtype, code as u8).is_some());
+    let possible = match operation {
+        Operation::AllReduce | Operation::ReduceScatter => known,
+        Operation::AllGather => true,
+        _ => false,
+    };
+    if !possible || options.determinism != Determinism::Any {
+        return false;
+    }
+    if wanted != Algorithm::Auto {
+        return wanted == Algorithm::Nvls;
+    }
+    let adds = reduction
+        .is_some_and(|(_, code)| matches!(code, ReductionCode::Sum | ReductionCode::Average));
+    let otherwise = || {
+        algorithm(
+            options,
+            wanted,
+            machine.crowded,
+            operation,
+            count,
+            size,
+            reduction,
+        )
+    };
+    machine.multicast
+        && operation == Operation::AllReduce
+        && adds
+        && otherwise() == Algorithm::TwoShot
 }
 
 /// The plan of an operation that a backend carries out.
@@ -186,5 +254,107 @@ fn algorithm(
         _ if packets && count * size <= packet_bytes => Algorithm::Packet,
         _ if count * size <= ONE_SHOT_BYTES => Algorithm::Signal,
         _ => Algorithm::TwoShot,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LARGE: u64 = 1 << 20;
+
+    fn chosen(
+        determinism: Determinism,
+        wanted: Algorithm,
+        multicast: bool,
+        operation: Operation,
+        count: u64,
+        op: Option<ReductionCode>,
+    ) -> Algorithm {
+        let options = Options {
+            determinism,
+            ..Options::default()
+        };
+        let machine = Machine {
+            crowded: false,
+            multicast,
+        };
+        let reduction = op.map(|op| (DType::Bf16, op));
+        plan(&options, wanted, machine, operation, count, 2, 1, reduction).algorithm
+    }
+
+    #[test]
+    fn multicast_is_taken_where_it_exists_and_bits_may_differ() {
+        let auto = |determinism, multicast, operation, count, op| {
+            chosen(
+                determinism,
+                Algorithm::Auto,
+                multicast,
+                operation,
+                count,
+                op,
+            )
+        };
+        let sum = Some(ReductionCode::Sum);
+        let all = Operation::AllReduce;
+        assert_eq!(
+            auto(Determinism::Any, true, all, LARGE, sum),
+            Algorithm::Nvls
+        );
+        let average = Some(ReductionCode::Average);
+        assert_eq!(
+            auto(Determinism::Any, true, all, LARGE, average),
+            Algorithm::Nvls
+        );
+        // No promise may be broken, no window be out of reach.
+        assert_eq!(
+            auto(Determinism::Bitwise, true, all, LARGE, sum),
+            Algorithm::TwoShot
+        );
+        assert_eq!(
+            auto(Determinism::Any, false, all, LARGE, sum),
+            Algorithm::TwoShot
+        );
+        // Small messages, NaN in a maximum, and what gains nothing.
+        assert_eq!(
+            auto(Determinism::Any, true, all, 64, sum),
+            Algorithm::Packet
+        );
+        let max = Some(ReductionCode::Max);
+        assert_eq!(
+            auto(Determinism::Any, true, all, LARGE, max),
+            Algorithm::TwoShot
+        );
+        let scatter = Operation::ReduceScatter;
+        assert_eq!(
+            auto(Determinism::Any, true, scatter, LARGE, sum),
+            Algorithm::Signal
+        );
+        let gather = Operation::AllGather;
+        assert_eq!(
+            auto(Determinism::Any, true, gather, LARGE, None),
+            Algorithm::Pull
+        );
+    }
+
+    #[test]
+    fn multicast_that_is_asked_for() {
+        for multicast in [false, true] {
+            let asked = |determinism, operation, op| {
+                let wanted = Algorithm::Nvls;
+                chosen(determinism, wanted, multicast, operation, 64, op)
+            };
+            let max = Some(ReductionCode::Max);
+            for operation in [Operation::AllReduce, Operation::ReduceScatter] {
+                assert_eq!(asked(Determinism::Any, operation, max), Algorithm::Nvls);
+                assert_ne!(asked(Determinism::Bitwise, operation, max), Algorithm::Nvls);
+                let product = Some(ReductionCode::Product);
+                assert_ne!(asked(Determinism::Any, operation, product), Algorithm::Nvls);
+            }
+            let gather = Operation::AllGather;
+            assert_eq!(asked(Determinism::Any, gather, None), Algorithm::Nvls);
+            let other = Operation::AllToAll;
+            assert_eq!(asked(Determinism::Any, other, None), Algorithm::Pull);
+        }
     }
 }

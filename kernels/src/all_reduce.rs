@@ -200,23 +200,42 @@ unsafe fn one_shot<M: Machine, R: Reducer>(
 }
 
 /// The root that means every rank.
-const ALL: u32 = 0xffff;
+pub(crate) const ALL: u32 = 0xffff;
 
 /// This rank reduces its shard and writes it to all outputs, or to the root's.
-struct TwoShot<R> {
-    reducer: R,
-    policy: Policy,
-    root: u32,
+pub(crate) struct TwoShot<R> {
+    pub(crate) reducer: R,
+    pub(crate) policy: Policy,
+    pub(crate) root: u32,
 }
 
 impl<M: Machine, R: Reducer> Body<M> for TwoShot<R> {
     #[inline(always)]
     unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
-        let (me, ranks) = (session.comm().rank(), session.comm().size());
+        let (first, last) = memory.part(session.block(), round, session.comm().rank());
+        // SAFETY: the caller's promise.
+        unsafe { self.range(session, memory, round, first, last - first) }
+    }
+}
+
+impl<R: Reducer> TwoShot<R> {
+    /// Reduces elements `[first, first + length)` of the round. False after a failure. All lanes together; the block
+    /// must synchronise before the next range.
+    ///
+    /// # Safety
+    /// As [`Body::round`]; the elements are this rank's to reduce.
+    #[inline(always)]
+    pub(crate) unsafe fn range<M: Machine>(
+        &self,
+        session: &Session<M>,
+        memory: &Memory,
+        round: Round,
+        first: usize,
+        length: usize,
+    ) -> bool {
+        let ranks = session.comm().size();
         let block = session.block();
         let tables = Tables::new(block);
-        let (first, last) = memory.part(block, round, me);
-        let length = last - first;
         if !memory.fill_sources(session, tables, round, 0, first, length) {
             return false;
         }

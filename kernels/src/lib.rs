@@ -9,6 +9,7 @@
 //! | [`all_reduce`] | one-shot by packets, one-shot by signal, two-shot and reduce |
 //! | [`reduce_scatter`] | reduce_scatter |
 //! | [`movement`] | all_gather, broadcast, scatter, gather, all_to_all |
+//! | [`nvls`] | all_reduce, reduce_scatter, all_gather by multicast |
 //! | [`vector`] | all_gather_v, all_to_all_v with counts in device memory |
 //! | [`point`] | send, recv |
 //! | [`batch`] | sends and receives of several peers at once |
@@ -30,6 +31,7 @@ pub mod batch;
 mod exchange;
 pub mod fused;
 pub mod movement;
+pub mod nvls;
 pub mod one_sided;
 pub mod point;
 pub mod quantize;
@@ -54,6 +56,9 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     movement::BROADCAST_INSTANCES,
     movement::GATHER_INSTANCES,
     movement::SCATTER_INSTANCES,
+    nvls::ALL_GATHER_NVLS_INSTANCES,
+    nvls::ALL_REDUCE_NVLS_INSTANCES,
+    nvls::REDUCE_SCATTER_NVLS_INSTANCES,
     one_sided::RING_PUT_INSTANCES,
     point::RECV_INSTANCES,
     point::SEND_INSTANCES,

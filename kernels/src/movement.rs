@@ -19,15 +19,15 @@ use crate::policy;
 
 /// Which rows a rank pulls from whom.
 #[derive(Clone, Copy)]
-struct Pulls {
+pub(crate) struct Pulls {
     /// First rank to pull from, and how many (from there on, wrapping round).
-    first: u32,
-    ranks: u32,
+    pub(crate) first: u32,
+    pub(crate) ranks: u32,
     /// Row of the peer's input.
-    row: usize,
+    pub(crate) row: usize,
     /// Whether the data of rank p goes to row p of the output, else to row 0.
-    by_rank: bool,
-    policy: Policy,
+    pub(crate) by_rank: bool,
+    pub(crate) policy: Policy,
 }
 
 impl<M: Machine> Body<M> for Pulls {

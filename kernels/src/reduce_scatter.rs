@@ -13,19 +13,38 @@ use crate::exchange::{Body, Memory, Round};
 use crate::reducer::{Reducer, reduction_kernel};
 
 /// This rank reduces its own row of every rank's input.
-struct OwnRow<R> {
-    reducer: R,
-    policy: Policy,
+pub(crate) struct OwnRow<R> {
+    pub(crate) reducer: R,
+    pub(crate) policy: Policy,
 }
 
 impl<M: Machine, R: Reducer> Body<M> for OwnRow<R> {
     #[inline(always)]
     unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
+        let (first, last) = memory.part(session.block(), round, 0);
+        // SAFETY: the caller's promise.
+        unsafe { self.range(session, memory, round, first, last - first) }
+    }
+}
+
+impl<R: Reducer> OwnRow<R> {
+    /// Reduces elements `[first, first + length)` of the round. False after a failure. All lanes together; the block
+    /// must synchronise before the next range.
+    ///
+    /// # Safety
+    /// As [`Body::round`].
+    #[inline(always)]
+    pub(crate) unsafe fn range<M: Machine>(
+        &self,
+        session: &Session<M>,
+        memory: &Memory,
+        round: Round,
+        first: usize,
+        length: usize,
+    ) -> bool {
         let (me, ranks) = (session.comm().rank(), session.comm().size());
         let block = session.block();
         let tables = Tables::new(block);
-        let (first, last) = memory.part(block, round, 0);
-        let length = last - first;
         if !memory.fill_sources(session, tables, round, me as usize, first, length) {
             return false;
         }

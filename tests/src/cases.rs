@@ -259,6 +259,50 @@ pub fn types(ranks: u32) -> Vec<Case> {
     cases
 }
 
+/// What goes by multicast: its types, reductions and sizes, everywhere; elements that cannot be taken by 16 bytes, and
+/// memory that one rank has elsewhere, are among them. Contents are exact where f16 and bf16 are rounded twice.
+pub fn nvls(_ranks: u32) -> Vec<Case> {
+    let mut cases = Vec::new();
+    let operations = [
+        Operation::AllReduce,
+        Operation::ReduceScatter,
+        Operation::AllGather,
+    ];
+    let ops = [
+        ReduceOp::Sum,
+        ReduceOp::Average,
+        ReduceOp::Min,
+        ReduceOp::Max,
+    ];
+    let mut next = 0;
+    for operation in operations {
+        for dtype in [DType::F32, DType::F16, DType::Bf16, DType::U8, DType::F64] {
+            let gathers = operation == Operation::AllGather;
+            for op in ops {
+                if gathers && op != ReduceOp::Sum {
+                    continue;
+                }
+                for count in [0, 1, 63, 64, 1000, 1793, 4104] {
+                    for in_place in [false, true] {
+                        next += 1;
+                        let case = Case::new(operation, dtype, (!gathers).then_some(op));
+                        cases.push(Case {
+                            count,
+                            in_place,
+                            // Mostly where multicast reaches.
+                            memory: MEMORIES[[0, 0, 0, 0, 0, 0, 1, 2][next % 8]],
+                            offset: [0, 0, 0, 0, 1, 0, 0, 0, 8][next % 9],
+                            exact: op == ReduceOp::Average && dtype != DType::F32,
+                            ..case
+                        });
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
 /// The fused operation: types, shapes, memory, with and without the residual written, in place.
 pub fn norms(_ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -304,6 +348,7 @@ pub fn list(name: &str, ranks: u32) -> Vec<Case> {
         "core" => core(ranks),
         "types" => types(ranks),
         "norms" => norms(ranks),
+        "nvls" => nvls(ranks),
         "all" => [sizes(ranks), types(ranks), norms(ranks)].concat(),
         _ => panic!("no list of cases is named {name}"),
     }

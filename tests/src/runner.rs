@@ -64,7 +64,7 @@ impl Setup {
         options.channel_depth = 3;
         options.first_epoch = self.first_epoch;
         options.abort_process_on_timeout_or_error = Some(false);
-        if !backends::is_bitwise(self.backend) {
+        if !backends::is_bitwise(self.backend) || self.algorithm == Algorithm::Nvls {
             options.determinism = Determinism::Any;
         }
         options
@@ -295,13 +295,15 @@ impl Runner for Processes {
 /// One rank's run of cases.
 fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
     let failed = |error: fusewire::Error| format!("{setup:?}: {error}");
-    let exact = comm
+    // Some cases need exact contents, some backends do for all cases.
+    let all_exact = comm
         .backend_impl()
         .is_some_and(|backend| !backend.is_bitwise());
     let mut unsupported = 0;
     let me = comm.rank();
     let mut rank = Rank::new(comm, setup.mode, cases).map_err(failed)?;
     for case in cases {
+        let exact = all_exact || case.exact;
         let case = &Case { exact, ..*case };
         if !backends::supports(rank.comm(), case) {
             unsupported += 1;

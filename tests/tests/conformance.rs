@@ -77,6 +77,30 @@ fn every_algorithm() {
 }
 
 #[test]
+fn multicast() {
+    let base = |ranks| Setup {
+        algorithm: Algorithm::Nvls,
+        ..Setup::new(ranks)
+    };
+    for ranks in 1..=8 {
+        run(&Threads, base(ranks), "nvls");
+    }
+    for (ranks, lanes, blocks) in [(2, 32, 1), (3, 64, 1), (2, 1, 3), (3, 32, 2)] {
+        let setup = Setup {
+            lanes,
+            blocks,
+            ..base(ranks)
+        };
+        run(&Threads, setup, "nvls");
+    }
+    for mode in [Mode::Async, Mode::Graph] {
+        run(&Threads, Setup { mode, ..base(3) }, "nvls");
+    }
+    // Everything else is as it was.
+    run(&Threads, base(2), "core");
+}
+
+#[test]
 fn enqueued_and_replayed() {
     for mode in [Mode::Async, Mode::Graph] {
         for ranks in [1, 2, 3] {

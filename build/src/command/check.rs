@@ -223,6 +223,7 @@ fn check_images(
             false => host.kernels.clone(),
         });
         image.allow.clone_from(&project.settings.allow);
+        image.multicast.clone_from(&project.settings.multicast);
         let violations = gate::check(&image);
         table(&image, &violations);
         report(target.name(), &violations, arguments.verbose);
@@ -234,11 +235,14 @@ fn check_images(
     if arguments.one_grid {
         return Ok(());
     }
-    // The rules see the texts of a vendor, not of a GPU: one control run a vendor.
-    let mut seen: Option<Vendor> = None;
-    for &target in &targets {
-        if seen != Some(target.vendor()) {
-            seen = Some(target.vendor());
+    // The rules see the texts of a vendor, not of a GPU: one control run a vendor, for the newest GPU, which has
+    // whatever older ones have.
+    for vendor in [Vendor::Nvidia, Vendor::Amd] {
+        let newest = targets
+            .iter()
+            .rev()
+            .find(|target| target.vendor() == vendor);
+        if let Some(&target) = newest {
             let ptxas: Option<&Path> = ptxas.as_deref();
             verdict.controls(&controls::device(&toolchain, project, target, ptxas)?);
         }

@@ -8,6 +8,7 @@ mod atomics;
 mod barriers;
 mod floats;
 mod local;
+mod multicast;
 mod panics;
 mod reads;
 mod vectors;
@@ -93,6 +94,11 @@ pub const RULES: &[Rule] = &[
         name: reads::NONCOHERENT,
         demand: "no non-coherent load of anything but constants",
         check: reads::noncoherent,
+    },
+    Rule {
+        name: multicast::MULTICAST,
+        demand: "multicast by 16 bytes and between alias fences, in the kernels that the crate lists and on GPUs that have it",
+        check: multicast::multicast,
     },
     Rule {
         name: arguments::ARGUMENTS,

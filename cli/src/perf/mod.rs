@@ -15,7 +15,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use fusewire::bootstrap::RankSize;
-use fusewire::{Algorithm, DType, Device, MAX_SIZE, Options, ReduceOp, new_comm, run_threads_on};
+use fusewire::{
+    Algorithm, DType, Determinism, Device, MAX_SIZE, Options, ReduceOp, new_comm, run_threads_on,
+};
 
 use self::operation::{Kind, Refusal};
 use self::report::Row;
@@ -56,7 +58,7 @@ pub(crate) struct Arguments {
     /// Reduction: sum, product, min, max, average, premul_sum, band, bor, bxor.
     #[arg(long, default_value = "sum")]
     op: String,
-    /// Algorithm of all_reduce: auto, packet, signal, two_shot.
+    /// Algorithm of all_reduce: auto, packet, signal, two_shot, nvls (by multicast, whose bits may differ).
     #[arg(long, default_value = "auto")]
     algorithm: String,
     /// Timed calls per size (default: by size).
@@ -303,6 +305,9 @@ fn understand(arguments: &Arguments, place: Option<RankSize>) -> anyhow::Result<
     let mut options = Options::default();
     options.timeout = Duration::from_secs_f64(arguments.timeout);
     options.algorithm = algorithm;
+    if algorithm == Algorithm::Nvls {
+        options.determinism = Determinism::Any;
+    }
     options.abort_process_on_timeout_or_error = Some(false);
     let backends = fusewire::backend::backend_names();
     if !fusewire::backend::is_backend(&arguments.backend) {

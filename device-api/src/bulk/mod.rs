@@ -223,6 +223,13 @@ pub fn unpack<T: Element>(pair: [u64; 2], index: usize) -> T {
     T::from_bits(pair[byte / 8] >> (byte % 8 * 8) & mask(size_of::<T>()))
 }
 
+/// Puts `value` at element `index` of 16 bytes, which are zero there.
+#[inline(always)]
+pub fn pack<T: Element>(pair: &mut [u64; 2], index: usize, value: T) {
+    let byte = index * size_of::<T>();
+    pair[byte / 8] |= (value.to_bits() & mask(size_of::<T>())) << (byte % 8 * 8);
+}
+
 /// Resolves `bytes` bytes that `rank` named, or records the failure. See [`Comm::resolve`].
 #[inline(always)]
 pub fn resolve(

@@ -521,6 +521,9 @@ pub(super) fn validate(name: &str, rank: u32, size: u32, options: &Options) -> R
     if options.blocks == 0 || options.blocks > 64 {
         return refuse(format!("{} blocks; 1 to 64 are possible", options.blocks));
     }
+    if let Some(reason) = options.determinism.refuses(options.algorithm) {
+        return refuse(reason.to_owned());
+    }
     if !matches!(options.lanes, 1 | 32 | 64) {
         return refuse(format!("{} lanes; 1, 32 or 64 are possible", options.lanes));
     }

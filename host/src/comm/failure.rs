@@ -59,9 +59,14 @@ impl fmt::Display for Activity {
         if let Some(reduction) = self.reduction {
             write!(f, ", {}", reduction.name())?;
         }
-        let algorithm = [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot]
-            .into_iter()
-            .find(|algorithm| *algorithm as u8 == self.algorithm);
+        let algorithm = [
+            Algorithm::Packet,
+            Algorithm::Signal,
+            Algorithm::TwoShot,
+            Algorithm::Nvls,
+        ]
+        .into_iter()
+        .find(|algorithm| *algorithm as u8 == self.algorithm);
         if let Some(algorithm) = algorithm {
             write!(f, ", {algorithm}")?;
         }

@@ -4,6 +4,7 @@ use fusewire_device::DType;
 use fusewire_device::layout::CommConst;
 use fusewire_device::native::{Kernel, KernelInfo};
 use fusewire_kernels::all_reduce as ar;
+use fusewire_kernels::nvls;
 use fusewire_kernels::reduce_scatter as rs;
 
 use crate::options::ReduceOp;
@@ -35,6 +36,8 @@ const _: () = {
     assert!(size_of::<Reduction>() == size_of::<ar::ReduceShardsAnyParams>());
     assert!(size_of::<Reduction>() == size_of::<rs::ReduceScatterParams>());
     assert!(size_of::<Reduction>() == size_of::<rs::ReduceScatterAnyParams>());
+    assert!(size_of::<Reduction>() == size_of::<nvls::AllReduceNvlsParams>());
+    assert!(size_of::<Reduction>() == size_of::<nvls::ReduceScatterNvlsParams>());
 };
 
 /// Instances of the kernels whose names start with this function's.
@@ -96,6 +99,36 @@ pub(super) fn reduce_scatter(
         (DType::Bf16, ReduceOp::Average) => const { rs::REDUCE_SCATTER_BF16_AVERAGE.info() },
         (DType::Bf16, ReduceOp::Max) => const { rs::REDUCE_SCATTER_BF16_MAX.info() },
         _ => const { rs::REDUCE_SCATTER_ANY.info() },
+    };
+    (info, arguments)
+}
+
+/// The kernels by multicast, one a type: the plan takes them for f32, f16 and bf16 only.
+pub(super) fn all_reduce_nvls(
+    dtype: DType,
+    op: ReduceOp,
+    arguments: Reduction,
+) -> (&'static KernelInfo, Reduction) {
+    let info: &'static KernelInfo = match dtype {
+        DType::F32 => const { nvls::ALL_REDUCE_NVLS_F32.info() },
+        DType::F16 => const { nvls::ALL_REDUCE_NVLS_F16.info() },
+        DType::Bf16 => const { nvls::ALL_REDUCE_NVLS_BF16.info() },
+        _ => return reduce_shards(dtype, op, arguments),
+    };
+    (info, arguments)
+}
+
+/// As [`all_reduce_nvls`].
+pub(super) fn reduce_scatter_nvls(
+    dtype: DType,
+    op: ReduceOp,
+    arguments: Reduction,
+) -> (&'static KernelInfo, Reduction) {
+    let info: &'static KernelInfo = match dtype {
+        DType::F32 => const { nvls::REDUCE_SCATTER_NVLS_F32.info() },
+        DType::F16 => const { nvls::REDUCE_SCATTER_NVLS_F16.info() },
+        DType::Bf16 => const { nvls::REDUCE_SCATTER_NVLS_BF16.info() },
+        _ => return reduce_scatter(dtype, op, arguments),
     };
     (info, arguments)
 }

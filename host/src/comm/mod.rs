@@ -232,7 +232,8 @@ impl Communicator {
     /// value. Unknown hints are warned of.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when a known hint has an unknown value.
+    /// [`Error::InvalidArgument`] when a known hint has an unknown value, or one that the communicator's
+    /// [`crate::Determinism`] excludes.
     pub fn with_options(&self, options: &CallOptions) -> Result<Self> {
         let mut comm = self.clone();
         if let Some(timeout) = options.timeout.filter(|timeout| !timeout.is_zero()) {
@@ -240,7 +241,15 @@ impl Communicator {
         }
         for (name, value) in &options.hints {
             match name.as_str() {
-                "algorithm" => comm.algorithm = value.parse()?,
+                "algorithm" => {
+                    comm.algorithm = value.parse()?;
+                    if let Some(reason) = self.options().determinism.refuses(comm.algorithm) {
+                        return Err(Error::InvalidArgument {
+                            operation: "with_options",
+                            detail: reason.to_owned(),
+                        });
+                    }
+                }
                 _ => crate::options::warn_unknown_hint(name, CallOptions::HINTS),
             }
         }

@@ -263,7 +263,7 @@ impl Communicator {
         let id = self
             .inner
             .windows
-            .add_parts(self.rank(), parts.clone(), bytes)?;
+            .add_parts(self.rank(), parts.clone(), bytes, 0)?;
         self.meet("window")?;
         Ok((id, parts))
     }

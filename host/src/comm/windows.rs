@@ -26,6 +26,9 @@ pub(crate) struct Windows {
     /// Odd while the list is being changed; who reads it while it changes reads it again.
     version: AtomicUsize,
     used: AtomicUsize,
+    /// Windows but the pad: those that are alive, and those of them that multicast does not reach.
+    windows: AtomicUsize,
+    unicast: AtomicUsize,
     /// Every rank's part, mapped as long as the window lives.
     parts: Mutex<Vec<Option<Vec<Part>>>>,
 }
@@ -61,6 +64,8 @@ impl Windows {
             live_count: AtomicUsize::new(0),
             version: AtomicUsize::new(0),
             used: AtomicUsize::new(0),
+            windows: AtomicUsize::new(0),
+            unicast: AtomicUsize::new(0),
             parts: Mutex::default(),
         })
     }
@@ -84,12 +89,20 @@ impl Windows {
             rank,
             parts.into_iter().map(|part| (part, 0)).collect(),
             bytes,
+            0,
         )
     }
 
     /// Adds a window of which rank r contributes `bytes` bytes of `parts[r]`; gives its number. The caller has agreed
-    /// on it with all ranks, so that the number is the same everywhere, and the table has room.
-    pub(crate) fn add_parts(&self, rank: u32, parts: Vec<Part>, bytes: u64) -> Result<usize> {
+    /// on it with all ranks, so that the number is the same everywhere, and the table has room. `multicast` is the
+    /// address that reaches all parts, or 0 where there is none (a CPU); ranks have agreed on which.
+    pub(crate) fn add_parts(
+        &self,
+        rank: u32,
+        parts: Vec<Part>,
+        bytes: u64,
+        multicast: u64,
+    ) -> Result<usize> {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let id = self.used.load(Ordering::Acquire);
         let address = |(memory, offset): &Part| memory.ptr() as u64 + offset;
@@ -99,8 +112,15 @@ impl Windows {
             unsafe { (&raw mut (*entry).peers[peer]).write(address(part)) };
         }
         // SAFETY: as above.
+        unsafe { (&raw mut (*entry).multicast).write(multicast) };
+        // SAFETY: as above.
         unsafe { (&raw mut (*entry).bytes).write(bytes) };
         self.publish(id)?;
+        if id > 0 {
+            self.windows.fetch_add(1, Ordering::AcqRel);
+            self.unicast
+                .fetch_add(usize::from(multicast == 0), Ordering::AcqRel);
+        }
         let start = address(&parts[rank as usize]) as usize;
         let at = self.live_count.load(Ordering::Acquire);
         self.live[at].0.store(start, Ordering::Relaxed);
@@ -132,10 +152,18 @@ impl Windows {
         let Some(parts) = all.get_mut(id).and_then(Option::take) else {
             return;
         };
+        let entry = self.table[id].get();
         // SAFETY: as in `add_parts`: nobody reads the entry now.
-        unsafe { (&raw mut (*self.table[id].get()).bytes).write(0) };
+        unsafe { (&raw mut (*entry).bytes).write(0) };
+        // SAFETY: as above.
+        let multicast = unsafe { (&raw mut (*entry).multicast).replace(0) };
         if let Err(error) = self.publish(id) {
             tracing::warn!(%error, "a window of a GPU could not be taken out of its table");
+        }
+        if id > 0 {
+            self.windows.fetch_sub(1, Ordering::AcqRel);
+            self.unicast
+                .fetch_sub(usize::from(multicast == 0), Ordering::AcqRel);
         }
         let count = self.live_count.load(Ordering::Acquire);
         let words = |at: usize| [&self.live[at].0, &self.live[at].1, &self.live[at].2];
@@ -151,6 +179,12 @@ impl Windows {
         self.version.fetch_add(1, Ordering::AcqRel);
         drop(all);
         drop(parts);
+    }
+
+    /// Whether there are windows, and multicast reaches them all (the pad apart). The same on all ranks between the
+    /// same operations, because windows are made and ended by all ranks together.
+    pub(crate) fn have_multicast(&self) -> bool {
+        self.windows.load(Ordering::Acquire) > 0 && self.unicast.load(Ordering::Acquire) == 0
     }
 
     /// Every rank's part of window `id`, while it lives.
@@ -187,5 +221,30 @@ impl Windows {
             }
         }
         Place::NONE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn multicast_must_reach_every_window_but_the_pad() {
+        let windows = Windows::new();
+        let add = |multicast| {
+            let segment = Segment::create(4096, "window").expect("memory");
+            windows.add_parts(0, vec![(segment, 0)], 4096, multicast)
+        };
+        assert!(!windows.have_multicast());
+        add(0); // the pad
+        assert!(!windows.have_multicast(), "there is no window yet");
+        let first = add(1 << 40);
+        assert!(windows.have_multicast());
+        let second = add(0);
+        assert!(!windows.have_multicast());
+        windows.remove(second);
+        assert!(windows.have_multicast());
+        windows.remove(first);
+        assert!(!windows.have_multicast());
     }
 }

@@ -16,7 +16,7 @@ use crate::comm::submit::invalid;
 use crate::comm::{Communicator, Work};
 use crate::cpu::last_level_bytes;
 use crate::options::ReduceOp;
-use crate::plan::{Plan, hand_off, plan};
+use crate::plan::{Machine, Plan, hand_off, plan};
 use crate::tensor::{Input, Output, Tensor};
 use checks::{device_counts, reducible};
 use fusewire_device::DType;
@@ -315,7 +315,10 @@ impl Communicator {
         plan(
             self.options(),
             self.algorithm,
-            self.inner.crowded,
+            Machine {
+                crowded: self.inner.crowded,
+                multicast: self.inner.windows.have_multicast(),
+            },
             operation,
             count as u64,
             size,

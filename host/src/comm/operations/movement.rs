@@ -8,6 +8,8 @@ use crate::comm::Communicator;
 use crate::comm::handoff::{Address, hand_off};
 use crate::comm::observe::Note;
 use crate::comm::submit::{Prepared, invalid};
+use crate::options::Algorithm;
+use crate::plan::Plan;
 use crate::tensor::{Input, Output};
 use fusewire_device::comm::Place;
 use fusewire_device::session::Operation;
@@ -15,6 +17,7 @@ use fusewire_kernels::movement::{
     ALL_GATHER, ALL_TO_ALL, AllGatherParams, AllToAllParams, BROADCAST, BroadcastParams, GATHER,
     GatherParams, SCATTER, ScatterParams,
 };
+use fusewire_kernels::nvls::{ALL_GATHER_NVLS, AllGatherNvlsParams};
 
 /// Binds a kernel that only moves bytes.
 macro_rules! movement {
@@ -101,9 +104,49 @@ impl Communicator {
         same_type(name, output, input)?;
         self.rows(name, "output", output.count, input.count)?;
         within(name, output, input, self.rank() as usize * input.count)?;
+        let plan = self.plan_rows(Operation::AllGather, input.count, input.dtype, 1, None);
+        if plan.algorithm == Algorithm::Nvls {
+            return Ok(self.all_gather_by_multicast(output, input, &plan));
+        }
         movement!(self, Operation::AllGather, ALL_GATHER, AllGatherParams, output, input, {
             count: input.count, rows: 1, root: NO_ROOT, staged: false, written: output.count
         }, backend(from, to, count, how) => backend.all_gather(from, to, count, how))
+    }
+
+    fn all_gather_by_multicast<'a>(
+        &self,
+        output: &Output<'a>,
+        input: &Input<'a>,
+        plan: &Plan,
+    ) -> Prepared<'a> {
+        let size = input.dtype.size();
+        let call = self.call(plan, Some(input.dtype), None, NO_ROOT, input.count as u64);
+        let source_at = self.place_of(input.ptr, input.count * size, false);
+        let params = AllGatherNvlsParams {
+            constants: self.constants(),
+            call,
+            count: input.count as u64,
+            size: size as u64,
+            timeout_ns: self.timeout_ns,
+            source: input.ptr,
+            source_at,
+            target: output.ptr,
+            target_at: self.place_of(output.ptr, output.count * size, false),
+            chunk: plan.chunk,
+            hint: self.hint(output.count * size, source_at == Place::NONE.0),
+        };
+        Prepared::new(
+            self,
+            &ALL_GATHER_NVLS,
+            params,
+            [output.tensor, input.tensor, None],
+            output.tensor.is_none() || input.tensor.is_none(),
+            Note {
+                call,
+                input_count: input.count as u64,
+                output_count: output.count as u64,
+            },
+        )
     }
 
     pub(in crate::comm) fn prepare_broadcast<'a>(

@@ -95,10 +95,10 @@ impl Communicator {
             op,
             count: input.count,
         };
-        Ok(if plan.algorithm == Algorithm::Signal {
-            self.reduction(arguments, instances::all_reduce_signal)
-        } else {
-            self.reduction(arguments, instances::reduce_shards)
+        Ok(match plan.algorithm {
+            Algorithm::Nvls => self.reduction(arguments, instances::all_reduce_nvls),
+            Algorithm::Signal => self.reduction(arguments, instances::all_reduce_signal),
+            _ => self.reduction(arguments, instances::reduce_shards),
         })
     }
 
@@ -210,7 +210,11 @@ impl Communicator {
             op,
             count,
         };
-        Ok(self.reduction(arguments, instances::reduce_scatter))
+        Ok(if plan.algorithm == Algorithm::Nvls {
+            self.reduction(arguments, instances::reduce_scatter_nvls)
+        } else {
+            self.reduction(arguments, instances::reduce_scatter)
+        })
     }
 
     /// Binds a kernel of the rounds family that reduces.

@@ -1,0 +1,39 @@
+//! Machines without multicast.
+
+use super::Combine;
+use crate::comm::{Comm, Place};
+use crate::element::Element;
+
+/// A multicast address; there is none on this machine.
+#[derive(Clone, Copy, Debug)]
+pub enum Multicast {}
+
+impl Multicast {
+    /// `None`.
+    #[inline(always)]
+    pub fn of(_comm: &Comm, _place: Place, _bytes: u64) -> Option<Self> {
+        None
+    }
+
+    /// Cannot be called: there is no such value.
+    ///
+    /// # Safety
+    /// None.
+    #[inline(always)]
+    pub unsafe fn load_reduce<T: Element>(self, _byte: usize, _combine: Combine) -> [u64; 2] {
+        match self {}
+    }
+
+    /// Cannot be called: there is no such value.
+    ///
+    /// # Safety
+    /// None.
+    #[inline(always)]
+    pub unsafe fn store(self, _byte: usize, _value: [u64; 2]) {
+        match self {}
+    }
+}
+
+/// Nothing: every access is by the ordinary address.
+#[inline(always)]
+pub fn fence() {}

@@ -1,0 +1,91 @@
+//! The CPU: every rank's part is mapped, so a load visits all of them, in rank order.
+
+use super::Combine;
+use crate::bulk::{pack, unpack};
+use crate::comm::{Comm, Place};
+use crate::element::{Element, Number};
+use crate::layout::{MAX_RANKS, WindowConst};
+use crate::mem::{self, Policy};
+
+/// The same bytes of every rank's part of a window. See [`crate::multimem`].
+#[derive(Clone, Copy, Debug)]
+pub struct Multicast {
+    window: *const WindowConst,
+    offset: usize,
+    ranks: u32,
+}
+
+impl Multicast {
+    /// The `bytes` bytes of every rank at `place`, or `None` where the window does not exist, the range leaves it,
+    /// or a rank's part is not mapped.
+    #[inline(always)]
+    pub fn of(comm: &Comm, place: Place, bytes: u64) -> Option<Self> {
+        let mut rank = 0;
+        while rank < comm.size() {
+            comm.resolve(place, rank, bytes)?;
+            rank += 1;
+        }
+        Some(Self {
+            window: comm.window(place.window()),
+            offset: place.offset() as usize,
+            ranks: comm.size(),
+        })
+    }
+
+    #[inline(always)]
+    fn part(self, rank: u32, byte: usize) -> *mut u8 {
+        // SAFETY: `of` has found the window; its table has room for every rank.
+        let base = unsafe { (&raw const (*self.window).peers[rank as usize % MAX_RANKS]).read() };
+        (base as *mut u8).wrapping_add(self.offset + byte)
+    }
+
+    /// The reduction of all ranks' 16 bytes at byte `byte`: elements of type `T`.
+    ///
+    /// # Safety
+    /// `byte + 16` must be within what [`Multicast::of`] was asked for, the place and `byte` together a multiple of
+    /// 16; `T` and `combine` must be what [`super::combine`] gave. Nobody may write the bytes meanwhile: every
+    /// rank's ready signal has been acquired, and [`fence()`] called since.
+    #[inline(always)]
+    pub unsafe fn load_reduce<T: Element>(self, byte: usize, combine: Combine) -> [u64; 2] {
+        let mut acc = [T::Acc::ZERO; 16];
+        let mut rank = 0;
+        while rank < self.ranks {
+            // SAFETY: within the rank's part, by the caller's promise.
+            let pair = unsafe { mem::read_16(self.part(rank, byte), Policy::Cached) };
+            for i in 0..16 / size_of::<T>() {
+                let next = unpack::<T>(pair, i).widen();
+                acc[i] = match combine {
+                    _ if rank == 0 => next,
+                    Combine::Add => acc[i].add(next),
+                    Combine::Min => acc[i].min(next),
+                    Combine::Max => acc[i].max(next),
+                };
+            }
+            rank += 1;
+        }
+        let mut out = [0; 2];
+        for i in 0..16 / size_of::<T>() {
+            pack(&mut out, i, T::narrow(acc[i]));
+        }
+        out
+    }
+
+    /// Stores 16 bytes at byte `byte` of every rank.
+    ///
+    /// # Safety
+    /// As [`Multicast::load_reduce`]; nobody may access the bytes until a done signal of this rank that follows a
+    /// [`fence()`].
+    #[inline(always)]
+    pub unsafe fn store(self, byte: usize, value: [u64; 2]) {
+        let mut rank = 0;
+        while rank < self.ranks {
+            // SAFETY: within the rank's part, by the caller's promise.
+            unsafe { mem::write_16(self.part(rank, byte), value, Policy::Cached) };
+            rank += 1;
+        }
+    }
+}
+
+/// Nothing: here every access is by the ordinary address.
+#[inline(always)]
+pub fn fence() {}

@@ -1,0 +1,102 @@
+//! Multicast: one address for the same bytes of every rank's part of a window (NVLink SHARP).
+//!
+//! A load through it gives the reduction of all ranks' bytes, computed by the switch; a store through it reaches
+//! all ranks. [`Multicast`] is such an address, for any machine:
+//!
+//! | machine | what it is |
+//! |---|---|
+//! | NVIDIA from sm_90 on | `multimem.ld_reduce` and `multimem.st`, 16 bytes at once, where the host has bound the window to a multicast object |
+//! | CPU | an emulation through the table of the peers' addresses: ranks in order, small floats in f32 |
+//! | others | none: [`Multicast::of`] gives `None`, and a kernel takes its ordinary way |
+//!
+//! # Order
+//! Both instructions are relaxed with system scope: they neither publish nor acquire. What orders them are the
+//! signals of a round ([`crate::session`]), with one addition. A multicast address is a second *virtual* address of
+//! memory that everybody else reaches by its ordinary one, and PTX orders accesses of one location by
+//! different addresses only where a proxy fence of kind *alias* lies on the path of causality between them. So
+//! every lane calls [`fence()`] after the ready signals and before its first access by multicast, and again after
+//! its last one and before the done signals:
+//!
+//! ```text
+//! a peer's plain store -> its ready -> this rank's acquire -> fence -> ld_reduce
+//! st -> fence -> this rank's done -> the peer's acquire -> its plain load
+//! ```
+//!
+//! # Bits
+//! The order in which a switch adds is its own, and a sum of f16 or bf16 is handed back rounded to that type. How
+//! `min` and `max` treat NaN is not promised either. See the host's `Determinism`.
+
+#[cfg(any(
+    target_arch = "amdgpu",
+    all(target_arch = "nvptx64", not(target_feature = "sm_90"))
+))]
+mod absent;
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+mod emulated;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+mod nvptx;
+
+#[cfg(any(
+    target_arch = "amdgpu",
+    all(target_arch = "nvptx64", not(target_feature = "sm_90"))
+))]
+pub use self::absent::{Multicast, fence};
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+pub use self::emulated::{Multicast, fence};
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+pub use self::nvptx::{Multicast, fence};
+
+use crate::element::{DType, ReductionCode};
+
+/// Bytes of one access.
+pub const BYTES: usize = 16;
+
+/// How a load through a multicast address combines the ranks' elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Combine {
+    /// Sum; of f16 and bf16 accumulated in f32 and rounded once.
+    Add,
+    /// Minimum; f16 and bf16 only.
+    Min,
+    /// Maximum; f16 and bf16 only.
+    Max,
+}
+
+/// How elements of `dtype` are combined for the reduction with code `reduction`, or `None` where the instruction
+/// does not exist (minimum and maximum of f32 among them). An average is a sum that the kernel divides.
+#[inline(always)]
+pub const fn combine(dtype: DType, reduction: u8) -> Option<Combine> {
+    const SUM: u8 = ReductionCode::Sum as u8;
+    const AVERAGE: u8 = ReductionCode::Average as u8;
+    const MIN: u8 = ReductionCode::Min as u8;
+    const MAX: u8 = ReductionCode::Max as u8;
+    match (dtype, reduction) {
+        (DType::F32 | DType::F16 | DType::Bf16, SUM | AVERAGE) => Some(Combine::Add),
+        (DType::F16 | DType::Bf16, MIN) => Some(Combine::Min),
+        (DType::F16 | DType::Bf16, MAX) => Some(Combine::Max),
+        _ => None,
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_instruction_set_has() {
+        for dtype in DType::ALL {
+            for reduction in ReductionCode::ALL {
+                let small = matches!(dtype, DType::F16 | DType::Bf16);
+                let expected = match reduction {
+                    ReductionCode::Sum | ReductionCode::Average if small || dtype == DType::F32 => {
+                        Some(Combine::Add)
+                    }
+                    ReductionCode::Min if small => Some(Combine::Min),
+                    ReductionCode::Max if small => Some(Combine::Max),
+                    _ => None,
+                };
+                assert_eq!(combine(dtype, reduction as u8), expected);
+            }
+        }
+    }
+}

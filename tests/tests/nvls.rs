@@ -1,0 +1,263 @@
+//! By multicast: when it is taken, when it is refused, and which elements it really carries.
+//!
+//! The switch hands sums of bf16 back rounded, so an average is rounded twice; the ordinary way rounds once. With
+//! contents for which the two differ, a result tells of every element by which way it came.
+
+use fusewire::{
+    Algorithm, CallOptions, Communicator, DType, Determinism, Error, Operation, Options, ReduceOp,
+    Result, Tensor, run_threads,
+};
+use half::bf16;
+
+const RANKS: u32 = 3;
+/// Elements in 16 bytes.
+const VECTOR: usize = 8;
+/// Elements to multiples of which a rank's shard starts.
+const GRANULE: usize = 64;
+
+fn options(algorithm: Algorithm) -> Options {
+    let mut options = Options::default();
+    options.algorithm = algorithm;
+    options.determinism = Determinism::Any;
+    options.spins = Some(200);
+    options.abort_process_on_timeout_or_error = Some(false);
+    options
+}
+
+/// One number a rank, and their average rounded once and twice, which differ.
+fn telling() -> ([bf16; 3], bf16, bf16) {
+    for i in 0..128u16 {
+        for j in 0..128u16 {
+            let numbers = [
+                bf16::from_bits(0x3f80 + i),
+                bf16::from_bits(0x3c80 + j),
+                bf16::from_bits(0x3b81),
+            ];
+            let sum = numbers.iter().map(|x| x.to_f32()).sum::<f32>();
+            let once = bf16::from_f32(sum / 3.0);
+            let twice = bf16::from_f32(bf16::from_f32(sum).to_f32() / 3.0);
+            if once != twice {
+                return (numbers, once, twice);
+            }
+        }
+    }
+    panic!("no sum is rounded so that its third differs");
+}
+
+fn fill(tensor: &Tensor, value: bf16) {
+    for i in 0..tensor.len() {
+        // SAFETY: within the tensor; no operation is running.
+        unsafe { tensor.as_ptr().cast::<bf16>().add(i).write(value) };
+    }
+}
+
+fn read(tensor: &Tensor) -> Vec<bf16> {
+    (0..tensor.len())
+        // SAFETY: within the tensor; no operation is running.
+        .map(|i| unsafe { tensor.as_ptr().cast::<bf16>().add(i).read() })
+        .collect()
+}
+
+/// Which of `length` elements, the first at element `offset` of a window, multicast carries: whole vectors.
+fn carried(offset: usize, length: usize) -> Vec<bool> {
+    let head = ((VECTOR - offset % VECTOR) % VECTOR).min(length);
+    let end = head + (length - head) / VECTOR * VECTOR;
+    (0..length).map(|i| i >= head && i < end).collect()
+}
+
+/// Averages `count` elements from `input` on to `output` on (elements of one window, by rank) and checks which way
+/// every element came.
+fn all_reduce(
+    comm: &Communicator,
+    memory: &Tensor,
+    input: usize,
+    output: usize,
+    count: usize,
+    multicast: bool,
+) -> Result<()> {
+    let (numbers, once, twice) = telling();
+    fill(memory, bf16::ZERO);
+    let (from, to) = (memory.slice(input, count)?, memory.slice(output, count)?);
+    fill(&from, numbers[comm.rank() as usize]);
+    comm.all_reduce_into(&to, &from, ReduceOp::Average)?;
+    let shard = count.div_ceil(RANKS as usize).div_ceil(GRANULE) * GRANULE;
+    let result = read(&to);
+    let mut start = 0;
+    while start < count {
+        let length = shard.min(count - start);
+        for (i, carried) in carried(input + start, length).into_iter().enumerate() {
+            let expected = if carried && multicast { twice } else { once };
+            assert!(
+                result[start + i] == expected,
+                "element {} of {count} from {input} to {output}: {} instead of {expected}",
+                start + i,
+                result[start + i]
+            );
+        }
+        start += length;
+    }
+    Ok(())
+}
+
+#[test]
+fn all_reduce_carries_whole_vectors_where_places_agree() {
+    for result in run_threads(RANKS, &options(Algorithm::Nvls), |comm| {
+        let memory = comm.alloc(DType::Bf16, 4096)?;
+        let me = comm.rank() as usize;
+        for count in [0, 1, 7, 8, 9, 64, 200, 1001] {
+            for offset in [0, 1, 5, 8, 15] {
+                // In place, and apart by a multiple of 16 bytes: by multicast.
+                all_reduce(&comm, &memory, offset, offset, count, true)?;
+                all_reduce(&comm, &memory, offset, offset + 2048, count, true)?;
+                // Apart by something else.
+                all_reduce(&comm, &memory, offset, offset + 2049, count, false)?;
+                // Elsewhere on each rank, on one rank only, and only the output.
+                let moved = offset + 8 * me;
+                all_reduce(&comm, &memory, moved, moved, count, false)?;
+                let moved = offset + 8 * usize::from(me == 1);
+                all_reduce(&comm, &memory, moved, moved, count, false)?;
+                all_reduce(&comm, &memory, offset, moved + 2048, count, false)?;
+            }
+        }
+        // In no window, on all ranks or on one.
+        let ordinary = Tensor::new(DType::Bf16, 4096)?;
+        all_reduce(&comm, &ordinary, 0, 2048, 1001, false)?;
+        let one = if me == 2 { &ordinary } else { &memory };
+        all_reduce(&comm, one, 0, 2048, 1001, false)?;
+        all_reduce(&comm, &memory, 0, 2048, 1001, true)
+    }) {
+        result.expect("all ranks");
+    }
+}
+
+#[test]
+fn the_ordinary_algorithms_round_once() {
+    // The control of the test above: what it tells apart is not an artefact of the contents.
+    for algorithm in [Algorithm::Auto, Algorithm::Signal, Algorithm::TwoShot] {
+        for result in run_threads(RANKS, &options(algorithm), |comm| {
+            let memory = comm.alloc(DType::Bf16, 4096)?;
+            all_reduce(&comm, &memory, 0, 0, 1001, false)?;
+            all_reduce(&comm, &memory, 0, 2048, 1001, false)
+        }) {
+            result.expect("all ranks");
+        }
+    }
+}
+
+#[test]
+fn reduce_scatter_carries_whole_vectors_of_a_row() {
+    for result in run_threads(RANKS, &options(Algorithm::Nvls), |comm| {
+        let (numbers, once, twice) = telling();
+        let me = comm.rank() as usize;
+        let memory = comm.alloc(DType::Bf16, 8192)?;
+        for (input, output, multicast) in [
+            (0, 3200, true),
+            (3, 3201, true),
+            // The output is this rank's own affair.
+            (8, 3200 + me, true),
+            (8 * me, 3200, false),
+        ] {
+            for count in [0, 1, 9, 64, 333, 1000] {
+                let from = memory.slice(input, count * RANKS as usize)?;
+                let to = memory.slice(output, count)?;
+                fill(&memory, bf16::ZERO);
+                fill(&from, numbers[me]);
+                comm.reduce_scatter_single(&to, &from, ReduceOp::Average)?;
+                let carried = carried(input + me * count, count);
+                for (i, result) in read(&to).into_iter().enumerate() {
+                    let expected = if carried[i] && multicast { twice } else { once };
+                    assert!(
+                        result == expected,
+                        "element {i} of {count} from {input} to {output} on rank {me}: {result}, not {expected}"
+                    );
+                }
+            }
+        }
+        Ok(())
+    }) {
+        result.expect("all ranks");
+    }
+}
+
+#[test]
+fn multicast_is_refused_where_bits_are_promised() {
+    let refused = |error: &Error| {
+        let text = error.to_string();
+        text.contains("nvls") && text.contains("order of its own") && text.contains("\"any\"")
+    };
+    let mut bitwise = options(Algorithm::Nvls);
+    bitwise.determinism = Determinism::Bitwise;
+    for result in run_threads(2, &bitwise, |_| Ok(())) {
+        let error = result.expect_err("bits are promised");
+        assert!(refused(&error), "{error}");
+    }
+    bitwise.algorithm = Algorithm::Auto;
+    let hint = CallOptions::new().hint("algorithm", "nvls");
+    for result in run_threads(2, &bitwise, |comm| {
+        let error = comm.with_options(&hint).expect_err("bits are promised");
+        assert!(refused(&error), "{error}");
+        // And the communicator still works.
+        comm.barrier()
+    }) {
+        result.expect("both ranks");
+    }
+    for result in run_threads(2, &options(Algorithm::Auto), |comm| {
+        let comm = comm.with_options(&hint)?;
+        let plan = comm.plan(Operation::AllReduce, 1000, DType::F32, Some(ReduceOp::Sum))?;
+        assert_eq!(plan.algorithm, Algorithm::Nvls);
+        comm.all_reduce(&comm.alloc(DType::F32, 1000)?, ReduceOp::Sum)
+    }) {
+        result.expect("both ranks");
+    }
+}
+
+#[test]
+fn the_plan_says_what_goes_by_multicast() {
+    for result in run_threads(1, &options(Algorithm::Nvls), |comm| {
+        let algorithm = |operation, dtype, op| {
+            comm.plan(operation, 1 << 20, dtype, op)
+                .map(|plan| (plan.algorithm == Algorithm::Nvls, plan.bitwise))
+        };
+        let (reduce, scatter) = (Operation::AllReduce, Operation::ReduceScatter);
+        for operation in [reduce, scatter] {
+            for dtype in [DType::F32, DType::F16, DType::Bf16] {
+                assert_eq!(
+                    algorithm(operation, dtype, Some(ReduceOp::Sum))?,
+                    (true, false)
+                );
+                assert_eq!(
+                    algorithm(operation, dtype, Some(ReduceOp::Average))?,
+                    (true, false)
+                );
+                let small = dtype != DType::F32;
+                assert_eq!(
+                    algorithm(operation, dtype, Some(ReduceOp::Max))?,
+                    (small, !small)
+                );
+                let none = (false, true);
+                assert_eq!(algorithm(operation, dtype, Some(ReduceOp::Product))?, none);
+            }
+            for dtype in [DType::F64, DType::I32] {
+                let none = (false, true);
+                assert_eq!(algorithm(operation, dtype, Some(ReduceOp::Sum))?, none);
+            }
+        }
+        assert_eq!(
+            algorithm(Operation::AllGather, DType::I64, None)?,
+            (true, true)
+        );
+        assert_eq!(
+            algorithm(Operation::Reduce, DType::F32, Some(ReduceOp::Sum))?,
+            (false, true)
+        );
+        // A CPU has no multicast of its own: only who asks gets the emulation.
+        let auto = comm.with_options(&CallOptions::new().hint("algorithm", "auto"))?;
+        let memory = comm.alloc(DType::F32, 16)?;
+        let plan = auto.plan(reduce, 1 << 20, DType::F32, Some(ReduceOp::Sum))?;
+        assert_eq!(plan.algorithm, Algorithm::TwoShot);
+        drop(memory);
+        Ok(())
+    }) {
+        result.expect("the rank");
+    }
+}
