@@ -20,6 +20,10 @@ fn committed_images_are_of_these_sources() {
     let targets: Vec<&str> = portable::TARGETS.iter().map(|t| t.name()).collect();
     for image in &manifest.images {
         assert!(targets.contains(&image.target.as_str()), "{}", image.file);
-        assert!(root.join("host/images").join(&image.file).is_file(), "{}", image.file);
+        assert!(
+            root.join("host/images").join(&image.file).is_file(),
+            "{}",
+            image.file
+        );
     }
 }
