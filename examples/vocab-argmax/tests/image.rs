@@ -1,0 +1,31 @@
+//! The crate's images, as `fusewire-build build` leaves them, are found and fit the program.
+//!
+//! Skipped where they were not built; `FUSEWIRE_REQUIRE=images` makes that a failure.
+
+use fusewire::gpu::images::Images;
+
+#[test]
+fn images_are_found_and_read_what_the_program_passes() {
+    let kernels: Vec<_> = vocab_argmax::KERNELS.iter().copied().flatten().collect();
+    for architecture in ["sm_90", "sm_100", "gfx942"] {
+        let image = match Images::new(architecture).find("vocab_argmax") {
+            Ok(image) => image,
+            Err(error) => {
+                let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
+                assert!(!required.split(',').any(|word| word == "images"), "{error}");
+                println!("skipped: images: {error}");
+                continue;
+            }
+        };
+        assert_eq!(image.name, "vocab-argmax");
+        assert_eq!(image.entries.len(), kernels.len());
+        for kernel in &kernels {
+            assert_eq!(kernel.family(), "vocab_argmax");
+            let entry = image
+                .entry(kernel.name)
+                .expect("every kernel has its entry");
+            let places: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();
+            assert_eq!(entry.parameters, places, "{} of {image}", kernel.name);
+        }
+    }
+}
