@@ -227,13 +227,16 @@ impl Windows {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Device;
 
     #[test]
     fn multicast_must_reach_every_window_but_the_pad() {
-        let windows = Windows::new();
+        let windows = Windows::new(None).expect("a table");
         let add = |multicast| {
-            let segment = Segment::create(4096, "window").expect("memory");
-            windows.add_parts(0, vec![(segment, 0)], 4096, multicast)
+            let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
+            windows
+                .add_parts(0, vec![(memory, 0)], 4096, multicast)
+                .expect("a window")
         };
         assert!(!windows.have_multicast());
         add(0); // the pad
