@@ -45,6 +45,8 @@ use crate::reducer::{Reducer, memory};
 const SOURCE: u64 = 1;
 /// The same of its output.
 const TARGET: u64 = 2;
+/// Its input can be read by 16 bytes where its row of the output can be written so.
+const FITS: u64 = 4;
 
 /// Loads by multicast that a lane has under way at once.
 const BATCH: usize = 4;
@@ -480,10 +482,9 @@ impl<M: Machine, T: Element> Body<M> for ReduceScatter<T> {
     }
 }
 
-/// This rank writes its input to its row of all outputs. It sends the place of its output only where multicast reaches
-/// that, and where its input can be read by 16 bytes as the row can be written.
+/// This rank writes its input to its row of all outputs.
 struct AllGather {
-    policy: Policy,
+    ordinary: Pulls,
 }
 
 impl AllGather {
@@ -528,19 +529,11 @@ impl<M: Machine> Body<M> for AllGather {
         let block = session.block();
         let (me, ranks) = (session.comm().rank(), session.comm().size());
         let bytes = (memory.count * memory.size * ranks as usize) as u64;
-        let agreed = common(session, word::TARGET, 0)
-            .filter(|target| target.is_some())
+        let agreed = common(session, word::TARGET, TARGET | FITS)
             .and_then(|target| Some((Multicast::of(session.comm(), target, bytes)?, target)));
         let Some((to, target)) = agreed else {
-            let pulls = Pulls {
-                first: me,
-                ranks,
-                row: 0,
-                by_rank: true,
-                policy: self.policy,
-            };
             // SAFETY: the caller's promise.
-            return unsafe { pulls.round(session, memory, round) };
+            return unsafe { self.ordinary.round(session, memory, round) };
         };
         let (first, last) = memory.part(block, round, 0);
         let length = last - first;
@@ -557,7 +550,7 @@ impl<M: Machine> Body<M> for AllGather {
         multimem::fence();
         let step = block.size() as usize * BYTES;
         let end = split.vectors * BYTES;
-        let policy = self.policy;
+        let policy = self.ordinary.policy;
         let mut at = block.rank() as usize * BYTES;
         // SAFETY: within the caller's input, which is aligned, as this rank has said; every rank's part was checked
         // against its window, and its ready signal acquired; the row is this rank's.
@@ -725,9 +718,12 @@ pub unsafe fn all_gather_nvls(
     let (rank, ranks) = (session.comm().rank(), session.comm().size());
     let (count, size) = (count as usize, size as usize);
     let row = Place(target_at).offset() as usize + rank as usize * count * size;
-    let fits = (source as usize ^ row).is_multiple_of(BYTES) && BYTES.is_multiple_of(size);
+    let fits = if (source as usize ^ row).is_multiple_of(BYTES) && BYTES.is_multiple_of(size) {
+        FITS
+    } else {
+        0
+    };
     let bytes = count * size * ranks as usize;
-    let reached = reached(&session, Place(target_at), bytes, size, TARGET) != 0;
     let memory = Memory {
         size,
         count,
@@ -736,18 +732,22 @@ pub unsafe fn all_gather_nvls(
         source_at: Place(source_at),
         source_rows: 1,
         target,
-        target_at: if fits && reached {
-            Place(target_at)
-        } else {
-            Place::NONE
-        },
+        target_at: Place(target_at),
         target_shared: false,
         shards: 1,
         granule: crate::GRANULE,
-        scalar: 0,
+        scalar: fits | reached(&session, Place(target_at), bytes, size, TARGET),
     };
     let policy = policy(hint);
-    let body = AllGather { policy };
+    let body = AllGather {
+        ordinary: Pulls {
+            first: rank,
+            ranks,
+            row: 0,
+            by_rank: true,
+            policy,
+        },
+    };
     // SAFETY: the caller's promise.
     if unsafe { memory.run(&mut session, policy, &body) } {
         session.end();
