@@ -10,6 +10,7 @@ use fusewire_device::mem::{self, Order, Scope};
 
 use crate::cpu::{Segment, SegmentDescriptor};
 use crate::device::Device;
+use crate::gpu::driver::RawMemory;
 use crate::gpu::{self, Gpu};
 use crate::{Error, Result};
 
@@ -76,6 +77,14 @@ impl Memory {
             Self::Host(segment) => MemoryDescriptor::Host(segment.descriptor()),
             Self::Device(memory) => MemoryDescriptor::Device(Box::new(memory.descriptor()?)),
         })
+    }
+
+    /// The allocation, where it is one of this process' own on a GPU, as a whole.
+    pub(crate) fn whole(&self) -> Option<RawMemory> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device(memory) => memory.whole(),
+        }
     }
 
     /// The GPU that it is on.

@@ -517,6 +517,8 @@ impl AllGather {
                 // SAFETY: the target was checked against its window; the source is the caller's.
                 unsafe { mem::write(to.add(byte), mem::read(from.add(byte))) };
             }
+            // All lanes together again: the way on must not be cut up by where a lane's loop ended.
+            session.block().sync();
             step += 1;
         }
         true

@@ -301,6 +301,12 @@ impl Communicator {
             .barrier(&format!("{what}-{}", self.next_host_call()))
     }
 
+    /// Every rank's bytes. All ranks together.
+    pub(super) fn exchange(&self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let what = format!("{what}-{}", self.next_host_call());
+        self.meeting().exchange(&what, own)
+    }
+
     fn meeting(&self) -> Meeting<'_> {
         let inner = &*self.inner;
         Meeting {

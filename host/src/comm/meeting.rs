@@ -325,6 +325,24 @@ impl Meeting<'_> {
         format!("{}/{class}/all", self.prefix)
     }
 
+    /// Every rank's bytes.
+    pub(super) fn exchange(&self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let key = |rank: u32| format!("{}/{what}/{rank}", self.prefix);
+        // Not nothing: some stores know no empty value.
+        let mut value = vec![0];
+        value.extend(own);
+        self.store.set(&key(self.rank), &value)?;
+        let keys: Vec<_> = (0..self.size).map(key).collect();
+        let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+        let mut all = self.store.multi_get(&keys, self.timeout)?;
+        for value in &mut all {
+            if !value.is_empty() {
+                value.remove(0);
+            }
+        }
+        Ok(all)
+    }
+
     /// What rank 0 says, for decisions that must be the same on all ranks.
     pub(super) fn agree(&self, what: &str, own: bool) -> Result<bool> {
         let key = format!("{}/{what}", self.prefix);

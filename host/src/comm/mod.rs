@@ -12,6 +12,7 @@ mod instances;
 mod lend;
 mod lists;
 mod meeting;
+mod multicast;
 mod objects;
 mod observe;
 mod observed;
@@ -284,10 +285,24 @@ impl Communicator {
         }
         let parts = self.share("window", bytes)?;
         let own = parts[self.rank() as usize].clone();
-        self.inner.windows.add(self.rank(), parts)?;
+        let parts: Vec<_> = parts.into_iter().map(|part| (part, 0)).collect();
+        self.add_window(parts, bytes)?;
         self.meet("window")?;
         let allocation = Allocation::new(own, Some(Arc::clone(&self.inner) as _));
         Ok(Tensor::from_allocation(allocation, dtype, count))
+    }
+
+    /// Adds a window of every rank's part, with its multicast address where it has one; its number. All ranks together.
+    fn add_window(&self, parts: Vec<windows::Part>, bytes: u64) -> Result<usize> {
+        let (own, offset) = &parts[self.rank() as usize];
+        let multicast = self.multicast(own, *offset)?;
+        let address = multicast.as_ref().map_or(0, multicast::Multicast::address);
+        let windows = &self.inner.windows;
+        let id = windows.add_parts(self.rank(), parts, bytes, address)?;
+        if let Some(multicast) = multicast {
+            windows.hold(id, multicast);
+        }
+        Ok(id)
     }
 
     /// Waits for all work on the stream, then returns its first error.

@@ -260,10 +260,7 @@ impl Communicator {
                 });
             }
         }
-        let id = self
-            .inner
-            .windows
-            .add_parts(self.rank(), parts.clone(), bytes, 0)?;
+        let id = self.add_window(parts.clone(), bytes)?;
         self.meet("window")?;
         Ok((id, parts))
     }

@@ -3,11 +3,13 @@
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fusewire_device::comm::Place;
 use fusewire_device::layout::{MAX_WINDOWS, WindowConst};
 
+use super::multicast::Multicast;
 use crate::Result;
 use crate::gpu::{self, Gpu};
 use crate::memory::Memory;
@@ -29,6 +31,8 @@ pub(crate) struct Windows {
     /// Windows but the pad: those that are alive, and those of them that multicast does not reach.
     windows: AtomicUsize,
     unicast: AtomicUsize,
+    /// Multicast objects, by the window's number.
+    multicasts: Mutex<HashMap<usize, Multicast>>,
     /// Every rank's part, mapped as long as the window lives.
     parts: Mutex<Vec<Option<Vec<Part>>>>,
 }
@@ -66,6 +70,7 @@ impl Windows {
             used: AtomicUsize::new(0),
             windows: AtomicUsize::new(0),
             unicast: AtomicUsize::new(0),
+            multicasts: Mutex::default(),
             parts: Mutex::default(),
         })
     }
@@ -178,6 +183,13 @@ impl Windows {
         }
         self.version.fetch_add(1, Ordering::AcqRel);
         drop(all);
+        let multicast = self
+            .multicasts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&id);
+        // Unbound before the memory goes.
+        drop(multicast);
         drop(parts);
     }
 
@@ -185,6 +197,15 @@ impl Windows {
     /// same operations, because windows are made and ended by all ranks together.
     pub(crate) fn have_multicast(&self) -> bool {
         self.windows.load(Ordering::Acquire) > 0 && self.unicast.load(Ordering::Acquire) == 0
+    }
+
+    /// Keeps the multicast object of window `id` as long as the window.
+    pub(super) fn hold(&self, id: usize, multicast: Multicast) {
+        let mut held = self
+            .multicasts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        held.insert(id, multicast);
     }
 
     /// Every rank's part of window `id`, while it lives.

@@ -9,7 +9,9 @@ use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use super::device::Gpu;
-use super::driver::{Export, HANDLE_BYTES, Import, MemoryKind, Origin, RawMemory};
+use super::driver::{
+    Driver, Export, HANDLE_BYTES, Import, MemoryKind, Origin, RawMemory, RawMulticast,
+};
 use super::share::{self, Published, Token};
 use crate::{Error, Result};
 
@@ -39,7 +41,7 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// How another process gets the memory.
+/// How another process gets a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wire {
     Descriptor(Token),
@@ -119,24 +121,12 @@ impl Memory {
                 .ok_or_else(|| refused("this process has freed it already".to_owned()));
         }
         let driver = gpu.driver();
-        let explain = |error: Error| refused(error.to_string());
-        let mut offset = 0;
-        let raw = match &descriptor.wire {
-            Wire::Descriptor(token) => {
-                let fd = share::fetch(token, FETCH).map_err(|error| refused(error.to_string()))?;
-                driver
-                    .import(Import::Descriptor(fd.as_fd()), descriptor.mapped)
-                    .map_err(explain)?
-            }
-            Wire::Fabric(handle) => driver
-                .import(Import::Fabric(handle), descriptor.mapped)
-                .map_err(explain)?,
-            Wire::Ipc(handle, start) => {
-                offset = *start;
-                driver
-                    .import(Import::Ipc(handle), descriptor.mapped)
-                    .map_err(explain)?
-            }
+        let raw = descriptor
+            .wire
+            .import(rank, |import| driver.import(import, descriptor.mapped))?;
+        let offset = match descriptor.wire {
+            Wire::Ipc(_, start) => start,
+            _ => 0,
         };
         let raw_start = RawMemory {
             address: raw.address + offset,
@@ -184,14 +174,7 @@ impl Memory {
                 } else {
                     self.gpu.driver().export(&self.raw)?
                 };
-                let (wire, held) = match export {
-                    Export::Descriptor(fd) => {
-                        let held = share::publish(fd)?;
-                        (Wire::Descriptor(held.token()), Some(held))
-                    }
-                    Export::Fabric(handle) => (Wire::Fabric(handle), None),
-                    Export::Ipc(handle, start) => (Wire::Ipc(handle, start), None),
-                };
+                let (wire, held) = Wire::offer(export)?;
                 *published = Some((wire, held));
                 wire
             }
@@ -215,6 +198,11 @@ impl Memory {
 
     pub(crate) fn address(&self) -> u64 {
         self.raw.address
+    }
+
+    /// The allocation, where this process made it and it can be bound to a multicast object.
+    pub(crate) fn whole(&self) -> Option<RawMemory> {
+        (self.raw.origin == Origin::Virtual && !self.foreign).then_some(self.raw)
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -292,21 +280,7 @@ impl MemoryDescriptor {
             bytes.extend(word.to_le_bytes());
         }
         bytes.extend(self.uuid);
-        match self.wire {
-            Wire::Descriptor(token) => {
-                bytes.push(1);
-                bytes.extend(token.to_bytes());
-            }
-            Wire::Fabric(handle) => {
-                bytes.push(2);
-                bytes.extend(handle);
-            }
-            Wire::Ipc(handle, start) => {
-                bytes.push(3);
-                bytes.extend(handle);
-                bytes.extend(start.to_le_bytes());
-            }
-        }
+        bytes.extend(self.wire.to_bytes());
         bytes
     }
 
@@ -325,21 +299,7 @@ impl MemoryDescriptor {
         let (start_time, size) = (word(&mut rest)?, word(&mut rest)?);
         let (mapped, id) = (word(&mut rest)?, word(&mut rest)?);
         let (uuid, rest) = rest.split_first_chunk::<16>()?;
-        let (kind, mut rest) = rest.split_first()?;
-        let wire = match kind {
-            1 => Wire::Descriptor(Token::from_bytes(rest).ok()?),
-            2 => Wire::Fabric(rest.try_into().ok()?),
-            3 => {
-                let (handle, after) = rest.split_first_chunk::<HANDLE_BYTES>()?;
-                rest = after;
-                let start = word(&mut rest)?;
-                if !rest.is_empty() {
-                    return None;
-                }
-                Wire::Ipc(*handle, start)
-            }
-            _ => return None,
-        };
+        let wire = Wire::from_bytes(rest)?;
         Some(Self {
             pid: u32::from_le_bytes(*pid),
             start_time,
@@ -349,5 +309,137 @@ impl MemoryDescriptor {
             id,
             wire,
         })
+    }
+}
+
+impl Wire {
+    /// Makes an exported handle fetchable; what is fetched lives as long as the second value.
+    fn offer(export: Export) -> Result<(Self, Option<Published>)> {
+        Ok(match export {
+            Export::Descriptor(fd) => {
+                let held = share::publish(fd)?;
+                (Self::Descriptor(held.token()), Some(held))
+            }
+            Export::Fabric(handle) => (Self::Fabric(handle), None),
+            Export::Ipc(handle, start) => (Self::Ipc(handle, start), None),
+        })
+    }
+
+    /// Fetches what `rank` has offered.
+    fn import<R>(&self, rank: u32, import: impl FnOnce(Import<'_>) -> Result<R>) -> Result<R> {
+        let refused = |detail: String| Error::PeerSegment { rank, detail };
+        let imported = match self {
+            Self::Descriptor(token) => {
+                let fd = share::fetch(token, FETCH).map_err(|error| refused(error.to_string()))?;
+                import(Import::Descriptor(fd.as_fd()))
+            }
+            Self::Fabric(handle) => import(Import::Fabric(handle)),
+            Self::Ipc(handle, _) => import(Import::Ipc(handle)),
+        };
+        imported.map_err(|error| refused(error.to_string()))
+    }
+
+    fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(80);
+        match self {
+            Self::Descriptor(token) => {
+                bytes.push(1);
+                bytes.extend(token.to_bytes());
+            }
+            Self::Fabric(handle) => {
+                bytes.push(2);
+                bytes.extend(handle);
+            }
+            Self::Ipc(handle, start) => {
+                bytes.push(3);
+                bytes.extend(handle);
+                bytes.extend(start.to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (kind, rest) = bytes.split_first()?;
+        match kind {
+            1 => Token::from_bytes(rest).ok().map(Self::Descriptor),
+            2 => rest.try_into().ok().map(Self::Fabric),
+            3 => {
+                let (handle, start) = rest.split_first_chunk::<HANDLE_BYTES>()?;
+                let start = u64::from_le_bytes(start.try_into().ok()?);
+                Some(Self::Ipc(*handle, start))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A multicast object that is offered to the other ranks, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    wire: Wire,
+    _held: Option<Published>,
+}
+
+impl Offer {
+    pub(crate) fn new(export: Export) -> Result<Self> {
+        let (wire, held) = Wire::offer(export)?;
+        Ok(Self { wire, _held: held })
+    }
+
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        self.wire.to_bytes()
+    }
+
+    /// Takes what `rank` has offered: an object of `size` bytes.
+    pub(crate) fn take(
+        driver: &dyn Driver,
+        bytes: &[u8],
+        size: u64,
+        rank: u32,
+    ) -> Result<RawMulticast> {
+        let wire = Wire::from_bytes(bytes).ok_or_else(|| Error::PeerSegment {
+            rank,
+            detail: "it offers no multicast object".to_owned(),
+        })?;
+        wire.import(rank, |import| driver.import_multicast(import, size))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_survive_their_bytes_and_others_are_none() {
+        let mut token = vec![0u8; Token::ENCODED_BYTES];
+        token[..4].copy_from_slice(b"FDT1");
+        token[4] = 1;
+        let token = Token::from_bytes(&token).expect("a token");
+        for wire in [
+            Wire::Descriptor(token),
+            Wire::Fabric([7; HANDLE_BYTES]),
+            Wire::Ipc([9; HANDLE_BYTES], 4096),
+        ] {
+            let descriptor = MemoryDescriptor {
+                pid: 1,
+                start_time: 2,
+                bytes: 3,
+                uuid: [4; 16],
+                mapped: 5,
+                id: 6,
+                wire,
+            };
+            let bytes = descriptor.to_bytes();
+            assert_eq!(MemoryDescriptor::from_bytes(&bytes), Some(descriptor));
+            for length in 0..bytes.len() {
+                assert_eq!(MemoryDescriptor::from_bytes(&bytes[..length]), None);
+            }
+            let longer = [bytes.as_slice(), &[0]].concat();
+            assert_eq!(MemoryDescriptor::from_bytes(&longer), None);
+            let mut other = bytes;
+            other[0] ^= 1;
+            assert_eq!(MemoryDescriptor::from_bytes(&other), None);
+        }
     }
 }
