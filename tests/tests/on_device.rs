@@ -154,7 +154,10 @@ fn a_rank_that_never_launches_is_named_and_the_device_goes_on() {
                 panic!("not a time-out: {text}");
             };
             assert_eq!(failure.rank, 1, "{text}");
-            assert!(text.contains("rank 1 never entered all_reduce #2"), "{text}");
+            assert!(
+                text.contains("rank 1 never entered all_reduce #2"),
+                "{text}"
+            );
             println!("graph {graph}: {text}");
         }
         // In the same process, with the same context of the GPU.
@@ -317,7 +320,13 @@ fn driver_memory(ordinal: u32, bytes: usize) -> core::result::Result<u64, String
     let (mut ordinal_of, mut context) = (0i32, core::ptr::null_mut::<c_void>());
     let mut address = 0u64;
     call!(library, "cuInit", (u32), 0);
-    call!(library, "cuDeviceGet", (*mut i32, i32), &raw mut ordinal_of, ordinal as i32);
+    call!(
+        library,
+        "cuDeviceGet",
+        (*mut i32, i32),
+        &raw mut ordinal_of,
+        ordinal as i32
+    );
     call!(
         library,
         "cuDevicePrimaryCtxRetain",
@@ -350,9 +359,8 @@ fn planted_write_beyond_memory() {
         source.copy_from(&vec![1.5f32; COUNT + 1])?;
         let address = driver_memory(ordinal, COUNT * 2).expect("memory of the driver");
         // SAFETY: the memory was allocated just now, and is never freed.
-        let target = unsafe {
-            Tensor::adopt(device(), address as *mut u8, DType::Bf16, COUNT, None)?
-        };
+        let target =
+            unsafe { Tensor::adopt(device(), address as *mut u8, DType::Bf16, COUNT, None)? };
         let params = QuantizeParams {
             source: source.as_ptr().cast(),
             target: target.as_ptr().cast(),
@@ -367,7 +375,11 @@ fn planted_write_beyond_memory() {
         target.to_bytes()
     }) {
         let bytes = result.expect("the launch");
-        assert!(bytes.chunks(2).all(|value| value == 0x3fc0u16.to_le_bytes()));
+        assert!(
+            bytes
+                .chunks(2)
+                .all(|value| value == 0x3fc0u16.to_le_bytes())
+        );
         println!("planted: {COUNT} elements, {} written", COUNT + 1);
     }
 }

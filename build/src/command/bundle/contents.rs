@@ -284,7 +284,10 @@ mod tests {
         }
         assert!(manifest.check_size(4).is_ok());
         let error = manifest.check_size(2).expect_err("too large").to_string();
-        assert!(error.contains("files are tests/large (3072 KiB), tests/small"), "{error}");
+        assert!(
+            error.contains("files are tests/large (3072 KiB), tests/small"),
+            "{error}"
+        );
         assert!(error.contains("--max-mib 2"), "{error}");
     }
 
@@ -294,7 +297,10 @@ mod tests {
         let at = folder.path();
         write(&at.join("mine"), b"1").expect("written");
         let error = prepare(at).expect_err("not a bundle").to_string();
-        assert!(error.contains("neither empty nor a former bundle"), "{error}");
+        assert!(
+            error.contains("neither empty nor a former bundle"),
+            "{error}"
+        );
         write(&at.join("tests/old"), b"1").expect("written");
         let mut manifest = Manifest::new(None, &[]);
         manifest.add(at, "tests/old").expect("it is there");

@@ -69,7 +69,10 @@ const LEFT_OUT: [(&str, &str); 19] = [
     ("reconfigure", "ranks on the CPU"),
     ("smoke", "conformance has more of it"),
     ("steady", "counts the CPU's system calls and allocations"),
-    ("stress", "takes minutes on the CPU; conformance has its operations"),
+    (
+        "stress",
+        "takes minutes on the CPU; conformance has its operations",
+    ),
     ("torch_store", "needs PyTorch and the checkout"),
 ];
 

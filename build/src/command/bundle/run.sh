@@ -201,7 +201,8 @@ run_files() {
     (cd "$here" && sha256sum -c SHA256SUMS) >>"$log" 2>&1
     code=$?
     if [ "$code" -ne 0 ]; then
-        fail "not as bundled: $(grep -E ': FAILED' "$log" | sed 's/: FAILED.*//' | tr '\n' ' ')"
+        differ=$(grep -E ': FAILED' "$log" | sed 's/: FAILED.*//' | tr '\n' ' ')
+        fail "not as bundled: ${differ% }"
     else
         note "$(grep -c ': OK$' "$log") files as bundled"
     fi
