@@ -45,15 +45,11 @@ impl Bundle {
         bundle.program("bin/fusewire-benches", "exit 0");
         for name in [
             "abort",
-            "batch",
             "conformance",
             "determinism",
             "graphs",
-            "lists",
-            "mismatch",
             "on_device",
-            "one_sided",
-            "windows",
+            "operations",
         ] {
             bundle.program(&format!("tests/{name}"), PASSES);
         }

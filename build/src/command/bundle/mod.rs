@@ -25,17 +25,13 @@ pub(crate) struct Arguments {
 
 /// The test binaries of `tests/` that a bundle has: they run on the device that `FUSEWIRE_TEST_DEVICE` names, and need no file
 /// but themselves.
-const TESTS: [&str; 10] = [
+const TESTS: [&str; 6] = [
     "abort",
-    "batch",
     "conformance",
     "determinism",
     "graphs",
-    "lists",
-    "mismatch",
     "on_device",
-    "one_sided",
-    "windows",
+    "operations",
 ];
 
 /// The test binaries that it does not have.

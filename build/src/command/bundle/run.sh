@@ -229,14 +229,11 @@ run_conformance() {
             # Lanes as threads are the CPU's; sixteen ranks are more than one GPU's queues carry side by side.
             tests conformance 6 --skip lanes_as_threads --skip every_number_of_ranks --skip ranks_as_processes
         fi
-        tests lists 1
-        tests batch 1
-        tests one_sided 2
         if [ "$kind" = cpu ]; then
-            tests windows 5
+            tests operations 25
         else
             # Its own kernel has no image.
-            tests windows 5 --skip the_device_window_in_a_kernel
+            tests operations 20 --skip the_device_window_in_a_kernel
         fi
     fi
     note "$passed tests passed"
@@ -254,7 +251,7 @@ run_failures() {
     exactly abort abort_frees_whoever_waits
     exactly graphs a_replay_that_fails_says_so_from_then_on
     if [ $quick = no ]; then
-        exactly mismatch different_calls_are_told_at_once
+        exactly operations mismatch::different_calls_are_told_at_once
     fi
     note "$passed tests passed"
 }
