@@ -229,12 +229,7 @@ run_conformance() {
             # Lanes as threads are the CPU's; sixteen ranks are more than one GPU's queues carry side by side.
             tests conformance 6 --skip lanes_as_threads --skip every_number_of_ranks --skip ranks_as_processes
         fi
-        if [ "$kind" = cpu ]; then
-            tests operations 25
-        else
-            # Its own kernel has no image.
-            tests operations 20 --skip the_device_window_in_a_kernel
-        fi
+        tests operations 25
     fi
     note "$passed tests passed"
 }
