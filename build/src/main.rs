@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::command::{Command, build, check, doctor, images};
+use crate::command::{Command, build, bundle, check, doctor, images};
 
 /// Compiles Fusewire kernels for GPUs, and checks what came out.
 #[derive(Debug, Parser)]
@@ -19,6 +19,7 @@ struct Arguments {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Build(arguments) => build::run(&arguments),
+        Command::Bundle(arguments) => bundle::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
         Command::Doctor => doctor::run(),
         Command::Images(arguments) => images::run(&arguments),

@@ -1,6 +1,7 @@
 //! What the command can do.
 
 pub(crate) mod build;
+pub(crate) mod bundle;
 pub(crate) mod check;
 pub(crate) mod doctor;
 pub(crate) mod images;
@@ -17,6 +18,8 @@ use fusewire_build::{Project, Result, Target};
 pub(crate) enum Command {
     /// Compiles a kernel crate for GPUs.
     Build(build::Arguments),
+    /// Puts tests, benches and one script into a folder, for a machine with a GPU's driver and nothing else.
+    Bundle(bundle::Arguments),
     /// Compiles, and checks every rule that an image must keep.
     Check(check::Arguments),
     /// Says which tools are there, and how to install what is missing.

@@ -45,6 +45,11 @@ impl Work {
         }
     }
 
+    /// This work, failing as `before` fails, which is before it on the stream.
+    pub(super) fn behind(self, before: Self) -> Self {
+        Self::following(self.stream, self.ticket, Some(before))
+    }
+
     /// Where the operation stands.
     pub fn status(&self) -> WorkStatus {
         match self.result() {

@@ -12,6 +12,8 @@ fn puts_go_round_a_ring_eager_and_replayed() {
         let mut options = Options::default();
         options.timeout = Duration::from_secs(20);
         options.lanes = lanes;
+        // What the kernel is for.
+        options.blocks = 1;
         for result in run_threads(ranks, &options, |comm| {
             for (signal, count) in [(0u64, 0usize), (1, 1), (5, 333), (63, 5000)] {
                 let source = comm.alloc(DType::U64, count)?;

@@ -9,6 +9,7 @@ use fusewire::{
 use fusewire_device::layout::CommConst;
 use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine, kernel, mem};
+use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, stream, tensor};
 
 fn options() -> Options {
@@ -315,6 +316,12 @@ unsafe fn exchange(
 
 #[test]
 fn the_device_window_in_a_kernel() {
+    if device().is_gpu() {
+        return fusewire_tests::skip::skip(
+            "image",
+            "this test's own kernel has no image for a GPU",
+        );
+    }
     for (ranks, lanes) in [(1, 1), (3, 1), (8, 1), (2, 32), (2, 64)] {
         let mut options = options();
         options.lanes = lanes;

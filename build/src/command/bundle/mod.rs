@@ -1,0 +1,203 @@
+//! `fusewire-build bundle`: tests, benches and one script in a folder, for a machine that has a GPU's driver and nothing else.
+
+mod cargo;
+mod contents;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+
+use self::contents::{Manifest, Stripper};
+
+/// What to bundle.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The folder: a new one, an empty one, or a former bundle.
+    dir: PathBuf,
+    /// Takes all symbols out of the programs, not only debug information: smaller, but backtraces have no names.
+    #[arg(long)]
+    strip: bool,
+    /// Most that the bundle may have, in MiB.
+    #[arg(long, default_value_t = 64)]
+    max_mib: u64,
+}
+
+/// The test binaries of `tests/` that a bundle has: they run on the device that `FUSEWIRE_TEST_DEVICE` names, and need no file
+/// but themselves.
+const TESTS: [&str; 6] = [
+    "abort",
+    "conformance",
+    "determinism",
+    "graphs",
+    "on_device",
+    "operations",
+];
+
+/// The test binaries that it does not have.
+const LEFT_OUT: [(&str, &str); 19] = [
+    ("arguments", "refused arguments: nothing reaches a device"),
+    ("ccl_backend", "needs a library that cargo builds beside it"),
+    ("controls", "checks the checkers, and the CPU's lanes"),
+    (
+        "external_backend",
+        "needs a library that cargo builds beside it",
+    ),
+    (
+        "failures",
+        "ranks on the CPU; on_device has those of a device",
+    ),
+    ("file_store", "no device"),
+    ("flight_recorder", "the host's records"),
+    (
+        "grid",
+        "backends that cargo builds beside it; conformance has ours",
+    ),
+    ("hosts", "needs a build with Gloo"),
+    ("hosts_cable", "needs network namespaces and Gloo"),
+    ("launchers", "needs mpirun and torchrun"),
+    ("objects", "no device"),
+    (
+        "overlap",
+        "reads a communicator's state where it lies, which only the CPU's memory allows",
+    ),
+    ("properties", "random cases of what conformance has"),
+    ("reconfigure", "ranks on the CPU"),
+    ("smoke", "conformance has more of it"),
+    ("steady", "counts the CPU's system calls and allocations"),
+    (
+        "stress",
+        "takes minutes on the CPU; conformance has its operations",
+    ),
+    ("torch_store", "needs PyTorch and the checkout"),
+];
+
+/// The programs that it has.
+const PROGRAMS: [&str; 2] = ["fusewire", "fusewire-benches"];
+
+/// The example of a user's kernel crate, whose images are taken where they have been made.
+const EXAMPLE: &str = "vocab-argmax";
+
+const SCRIPT: &str = include_str!("run.sh");
+const README: &str = include_str!("README.txt");
+
+/// Builds, gathers, and says what there is.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let folder = std::path::absolute(&arguments.dir)
+        .with_context(|| format!("cannot tell where {} is", arguments.dir.display()))?;
+    // Refused before minutes of building.
+    contents::prepare(&folder)?;
+    let workspace = cargo::workspace()?;
+    let programs = cargo::build(&workspace, &TESTS, &PROGRAMS)?;
+    let mut manifest = Manifest::new(cargo::commit(&workspace), &LEFT_OUT);
+    let stripper = Stripper::find(arguments.strip);
+    match stripper.program {
+        Some(program) => println!("debug information is taken out by {program}"),
+        None => println!("debug information stays in: there is no llvm-strip, strip or objcopy"),
+    }
+    let wanted = TESTS.iter().map(|name| ("test", "tests", *name));
+    let wanted = wanted.chain(PROGRAMS.iter().map(|name| ("bin", "bin", *name)));
+    let mut target = None;
+    for (kind, place, name) in wanted {
+        let from = programs
+            .get(&(kind.to_owned(), name.to_owned()))
+            .with_context(|| format!("cargo has built no {kind} named {name}"))?;
+        let path = format!("{place}/{name}");
+        stripper.copy(from, &folder.join(&path))?;
+        manifest.add(&folder, &path)?;
+        if kind == "bin" {
+            // target/release/fusewire.
+            target = from.ancestors().nth(2).map(Path::to_owned);
+        }
+    }
+    add_images(&mut manifest, &folder, &target.unwrap_or_default())?;
+    add_texts(&mut manifest, &folder)?;
+    // Also where it is too large: a former bundle can be made anew.
+    manifest.write(&folder)?;
+    summary(&manifest, &folder);
+    manifest.check_size(arguments.max_mib)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::Result<()> {
+    let images = contents::images(target, EXAMPLE);
+    if images.is_empty() {
+        println!(
+            "left out: images of {EXAMPLE}: not made; `fusewire-build build --crate examples/{EXAMPLE}` makes them"
+        );
+    }
+    for from in images {
+        let name = from.file_name().unwrap_or_default().to_string_lossy();
+        let path = format!("images/{name}");
+        let bytes =
+            std::fs::read(&from).with_context(|| format!("cannot read {}", from.display()))?;
+        contents::write(&folder.join(&path), &bytes)?;
+        manifest.add(folder, &path)?;
+    }
+    Ok(())
+}
+
+fn add_texts(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+
+    let script = folder.join("run.sh");
+    contents::write(&script, SCRIPT.as_bytes())?;
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("cannot make {} executable", script.display()))?;
+    manifest.add(folder, "run.sh")?;
+    let left_out: Vec<String> = LEFT_OUT
+        .iter()
+        .map(|(name, why)| format!("  {name:<18} {why}"))
+        .collect();
+    let readme = README
+        .replace("@VERSION@", &manifest.version)
+        .replace("@COMMIT@", manifest.commit.as_deref().unwrap_or("unknown"))
+        .replace("@MACHINE@", &manifest.machine)
+        .replace("@GLIBC@", manifest.glibc.as_deref().unwrap_or("any"))
+        .replace("@LEFT_OUT@", &left_out.join("\n"));
+    contents::write(&folder.join("README.txt"), readme.as_bytes())?;
+    manifest.add(folder, "README.txt")
+}
+
+fn summary(manifest: &Manifest, folder: &Path) {
+    for (name, why) in &manifest.left_out {
+        println!("left out: test {name}: {why}");
+    }
+    for file in &manifest.files {
+        println!("{:>9} KiB  {}", file.bytes.div_ceil(1024), file.path);
+    }
+    println!(
+        "{}: {} files, {} KiB, Fusewire {}, commit {}; needs {} and glibc {} or newer",
+        folder.display(),
+        manifest.files.len(),
+        manifest.bytes().div_ceil(1024),
+        manifest.version,
+        manifest.commit.as_deref().unwrap_or("unknown"),
+        manifest.machine,
+        manifest.glibc.as_deref().unwrap_or("of any version")
+    );
+    println!("copy it to the GPU machine; there: ./run.sh --device cuda --out results");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_test_binary_is_in_a_list() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tests");
+        let mut there: Vec<String> = std::fs::read_dir(folder)
+            .expect("the tests")
+            .flatten()
+            .filter_map(|entry| Some(entry.path().file_stem()?.to_str()?.to_owned()))
+            .collect();
+        there.sort();
+        let mut listed: Vec<&str> = TESTS.to_vec();
+        listed.extend(LEFT_OUT.iter().map(|(name, _)| *name));
+        listed.sort_unstable();
+        assert_eq!(
+            there, listed,
+            "a test binary is to be in TESTS, or in LEFT_OUT with the reason"
+        );
+    }
+}

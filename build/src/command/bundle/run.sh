@@ -1,0 +1,420 @@
+#!/bin/sh
+# Runs Fusewire's tests and benches on a device, from a folder that `fusewire-build bundle` made. Needs a shell, coreutils,
+# and, for a GPU, its driver. Status: 0 if all is well, 1 if a section failed, 2 for wrong usage or a missing device,
+# 130 if it was interrupted.
+set -u
+
+usage() {
+    cat <<'TEXT'
+usage: run.sh [--device cpu|cuda|cuda:N|hip|hip:N] [--out DIR] [--quick] [--strict] [--only SECTION[,SECTION..]]
+  --device  what the ranks run on; cpu by default. With one number all ranks share that GPU.
+  --out     folder for the results; fusewire-results by default
+  --quick   a few minutes at most, instead of everything
+  --strict  a skipped section is a failure
+  --only    only these of: files info conformance graphs failures bitwise sanitizers benches
+TEXT
+}
+
+wrong() {
+    echo "run.sh: $1" >&2
+    exit 2
+}
+
+SECTIONS='files info conformance graphs failures bitwise sanitizers benches'
+device=cpu out=fusewire-results quick=no strict=no only=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --device | --out | --only)
+            [ $# -gt 1 ] || wrong "$1 needs a value (see --help)"
+            case $1 in
+                --device) device=$2 ;;
+                --out) out=$2 ;;
+                --only) only="$only $(echo "$2" | tr ',' ' ')" ;;
+            esac
+            shift
+            ;;
+        --quick) quick=yes ;;
+        --strict) strict=yes ;;
+        -h | --help) usage; exit 0 ;;
+        *) wrong "unknown argument $1 (see --help)" ;;
+    esac
+    shift
+done
+case $device in
+    cpu | cuda | hip) ;;
+    cuda:* | hip:*)
+        case ${device#*:} in
+            '' | *[!0-9]*) wrong "--device $device: a number is to follow the colon" ;;
+        esac
+        ;;
+    *) wrong "--device $device: none of cpu, cuda, cuda:N, hip, hip:N" ;;
+esac
+kind=${device%%:*}
+[ -n "$out" ] || wrong '--out needs a folder'
+for word in $only; do
+    case " $SECTIONS " in
+        *" $word "*) ;;
+        *) wrong "--only $word: none of $SECTIONS" ;;
+    esac
+done
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 2
+for tool in timeout awk grep sed tr date cat; do
+    command -v "$tool" >/dev/null 2>&1 || wrong "$tool is not in the path; it belongs to coreutils, gawk, grep, sed"
+done
+
+# A launcher around this one would make its ranks of ours.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHCOMM_RANK TORCHCOMM_SIZE \
+    TORCHELASTIC_USE_AGENT_STORE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS \
+    FUSEWIRE_REQUIRE FUSEWIRE_FULL FUSEWIRE_TEST_ROLE FUSEWIRE_HOST_ID
+export FUSEWIRE_TEST_DEVICE="$device"
+export FUSEWIRE_IMAGES="$here/images${FUSEWIRE_IMAGES:+:$FUSEWIRE_IMAGES}"
+export RUST_BACKTRACE="${RUST_BACKTRACE:-1}"
+# Ranks that are threads wait for each other in kernels: every stream needs a hardware queue of its own.
+[ "$kind" != cuda ] || export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}"
+
+# What runs, and ending it. `timeout` makes a process group of what it starts and hands signals on to it.
+child=
+interrupted() {
+    trap '' INT TERM HUP
+    if [ -n "$child" ]; then
+        kill -TERM "$child" 2>/dev/null
+        wait "$child" 2>/dev/null
+    fi
+    echo "run.sh: interrupted in section ${section:-none}; its log is in $out" >&2
+    exit 130
+}
+trap interrupted INT TERM HUP
+
+# bounded SECONDS LOG COMMAND..: runs it, its output behind the log.
+bounded() {
+    seconds=$1 to=$2
+    shift 2
+    printf '\n$ %s\n' "$*" >>"$to"
+    timeout -k 10 "$seconds" "$@" >>"$to" 2>&1 </dev/null &
+    child=$!
+    wait "$child"
+    code=$?
+    child=
+    return "$code"
+}
+
+mkdir -p "$out" 2>/dev/null || wrong "--out $out cannot be created"
+out=$(CDPATH='' cd -- "$out" && pwd) || wrong "--out cannot be entered"
+rows=$out/.rows
+{ : >"$rows"; } 2>/dev/null || wrong "--out $out cannot be written"
+
+# The device has to be there. One line says so otherwise.
+section=info
+: >"$out/devices.txt"
+bounded 60 "$out/devices.txt" "$here/bin/fusewire" info
+code=$?
+[ $code -eq 0 ] || wrong "$here/bin/fusewire does not run here (status $code): $(tail -n 1 "$out/devices.txt"); README.txt says what it needs"
+line=$(grep -E "^  (found  |missing)  $kind " "$out/devices.txt" |
+    if [ "$device" = "$kind" ]; then cat; else grep -E " $device: |missing"; fi | head -n 1)
+name=$(echo "$line" | sed -E "s/^  (found|missing) +$kind +//")
+case $line in
+    '  found'*) ;;
+    '') wrong "--device $device: there is no such device; bin/fusewire info lists those that there are" ;;
+    *) wrong "--device $device: $name" ;;
+esac
+
+# ---- sections ----------------------------------------------------------------------------------------------------
+
+# What a section has come to: `fail` and `skip` set it, with the reason.
+result= what=
+fail() {
+    result=FAIL
+    what="${what:+$what; }$1"
+}
+skip() {
+    [ "$result" = FAIL ] || result=skip
+    what="${what:+$what; }$1"
+}
+note() {
+    what="${what:+$what; }$1"
+}
+
+# left: seconds of the section's limit that are left.
+left() {
+    seconds_left=$((limit - ($(date +%s) - began)))
+    [ "$seconds_left" -ge 1 ] || seconds_left=1
+}
+
+# explain CODE NAME: why a command failed.
+explain() {
+    case $1 in
+        124 | 137) fail "$2: not done within the section's $limit s" ;;
+        126 | 127) fail "$2: cannot be started: $(tail -n 1 "$part" | tr -d '\n')" ;;
+        *) fail "$2: status $1" ;;
+    esac
+}
+
+passed=0
+# tests BINARY WANTED ARGUMENTS..: runs tests; WANTED: how many must pass at least.
+tests() {
+    binary=$1 wanted=$2
+    shift 2
+    part=$out/.part
+    : >"$part"
+    left
+    bounded "$seconds_left" "$part" ${sanitizer-} "$here/tests/$binary" --test-threads=1 --nocapture "$@"
+    code=$?
+    cat "$part" >>"$log"
+    good=$(awk '/^test result: / { for (i = 2; i <= NF; i++) if ($i ~ /^passed/) sum += $(i - 1) } END { print sum + 0 }' "$part")
+    passed=$((passed + good))
+    if [ "$code" -ne 0 ]; then
+        failed=$(awk '/^failures:$/ { on = 1; next } /^test result/ { on = 0 } on && NF == 1 { print $1 }' "$part" | sort -u | tr '\n' ' ')
+        [ -n "$failed" ] || failed=$(awk '/^test .* \.\.\. / { name = $2 } END { if (name) print "in " name }' "$part")
+        explain "$code" "tests/$binary${failed:+ (${failed% })}"
+    elif [ "$good" -lt "$wanted" ]; then
+        fail "tests/$binary: $good tests have run, of $wanted"
+    fi
+    rm -f "$part"
+}
+
+# exactly BINARY TEST..: these tests, each of which must be there.
+exactly() {
+    binary=$1
+    shift
+    tests "$binary" $# --exact "$@"
+}
+
+# command NAME ARGUMENTS..: one program of bin/.
+command_of() {
+    program=$1
+    shift
+    part=$out/.part
+    : >"$part"
+    left
+    bounded "$seconds_left" "$part" "$here/bin/$program" "$@"
+    code=$?
+    cat "$part" >>"$log"
+    [ "$code" -eq 0 ] || explain "$code" "bin/$program $1 $2"
+    rm -f "$part"
+}
+
+run_files() {
+    if ! command -v sha256sum >/dev/null 2>&1; then
+        skip 'sha256sum is not in the path'
+        return
+    fi
+    (cd "$here" && sha256sum -c SHA256SUMS) >>"$log" 2>&1
+    code=$?
+    if [ "$code" -ne 0 ]; then
+        differ=$(grep -E ': FAILED' "$log" | sed 's/: FAILED.*//' | tr '\n' ' ')
+        fail "not as bundled: ${differ% }"
+    else
+        note "$(grep -c ': OK$' "$log") files as bundled"
+    fi
+}
+
+run_info() {
+    cat "$out/devices.txt" >>"$log"
+    note "$name"
+    if [ "$kind" = cuda ] && command -v nvidia-smi >/dev/null 2>&1; then
+        left
+        bounded "$seconds_left" "$log" nvidia-smi
+        left
+        bounded "$seconds_left" "$log" nvidia-smi topo -m
+    fi
+}
+
+run_conformance() {
+    exactly on_device short_form_of_1_rank short_form_of_2_ranks three_to_eight_ranks_as_threads \
+        types_reductions_and_the_fused_norm enqueued_and_replayed two_ranks_as_processes
+    if [ $quick = no ]; then
+        if [ "$kind" = cpu ]; then
+            tests conformance 10
+        else
+            # Lanes as threads are the CPU's; sixteen ranks are more than one GPU's queues carry side by side.
+            tests conformance 6 --skip lanes_as_threads --skip every_number_of_ranks --skip ranks_as_processes
+        fi
+        tests operations 25
+    fi
+    note "$passed tests passed"
+}
+
+run_graphs() {
+    exactly graphs several_graphs_and_eager_calls_between_them graphs_are_dropped_and_built_anew \
+        streams_join_a_capture_by_events zero_elements_are_replayed_in_step memory_lives_as_long_as_the_graph
+    [ $quick = yes ] || tests graphs 9
+    note "$passed tests passed"
+}
+
+run_failures() {
+    exactly on_device a_rank_that_never_launches_is_named_and_the_device_goes_on a_process_that_ends_is_named
+    exactly abort abort_frees_whoever_waits
+    exactly graphs a_replay_that_fails_says_so_from_then_on
+    if [ $quick = no ]; then
+        exactly operations mismatch::different_calls_are_told_at_once
+    fi
+    note "$passed tests passed"
+}
+
+# The oracle of every conformance case is the CPU's arithmetic, bit for bit; here results are compared with those of the CPU
+# device itself.
+run_bitwise() {
+    exactly on_device the_bits_are_those_of_the_cpu
+    if [ $quick = no ]; then
+        exactly determinism special_numbers_equal_the_reference a_row_does_not_depend_on_its_batch \
+            the_fused_norm_equals_its_steps every_way_gives_the_same_bits_on_every_rank
+    fi
+    note "$passed tests passed"
+}
+
+ERRORS_FOUND=86
+# sanitize TOOL TEST..: tests under a tool of compute-sanitizer.
+sanitize() {
+    tool=$1
+    shift
+    sanitizer="compute-sanitizer --tool $tool --target-processes all --error-exitcode $ERRORS_FOUND --print-limit 20"
+    before=$what
+    was=$result
+    exactly on_device "$@"
+    sanitizer=
+    if [ "$code" -eq $ERRORS_FOUND ]; then
+        what=$before
+        fail "$tool found errors in $*"
+    elif [ "$code" -ne 0 ]; then
+        what=$before
+        result=$was
+        explain "$code" "$tool, $*"
+    else
+        note "$tool: none found"
+    fi
+}
+
+# planted: the tool must find an error that is there.
+planted() {
+    mark=$(grep -c 'ERROR SUMMARY: [1-9]' "$log")
+    part=$out/.part
+    : >"$part"
+    left
+    bounded "$seconds_left" "$part" compute-sanitizer --tool memcheck --error-exitcode $ERRORS_FOUND \
+        "$here/tests/on_device" --test-threads=1 --nocapture --exact --ignored planted_write_beyond_memory
+    code=$?
+    cat "$part" >>"$log"
+    ran=$(grep -c '^planted: ' "$part")
+    errors=$(grep -c 'Invalid __global__ write' "$part")
+    rm -f "$part"
+    if [ "$code" -eq $ERRORS_FOUND ] && [ "$errors" -gt 0 ]; then
+        note 'memcheck finds the planted write'
+    else
+        fail "memcheck does not find the planted write (status $code, $ran launches, $errors reports)"
+    fi
+}
+
+run_sanitizers() {
+    if [ "$kind" != cuda ]; then
+        skip "compute-sanitizer is for CUDA, the device is $device"
+        return
+    fi
+    if ! command -v compute-sanitizer >/dev/null 2>&1; then
+        skip 'compute-sanitizer is not in the path (it comes with the CUDA toolkit)'
+        return
+    fi
+    left
+    bounded "$seconds_left" "$log" compute-sanitizer --version
+    planted
+    # One rank: kernels that wait for each other may not run side by side under a tool.
+    for tool in memcheck racecheck synccheck; do
+        sanitize "$tool" short_form_of_1_rank
+    done
+    if [ $quick = no ]; then
+        for tool in memcheck synccheck; do
+            sanitize "$tool" short_form_of_2_ranks
+        done
+    fi
+    if [ $strict = yes ]; then
+        fail 'no planted error kernel for racecheck and synccheck'
+    fi
+}
+
+run_benches() {
+    most=64M sizes=4 ranks='2 4 8'
+    [ $quick = no ] || { most=64K sizes=8 ranks=2; }
+    [ "$kind" != cpu ] || [ $quick = yes ] || { most=4M ranks='2 4'; }
+    tables=0
+    for count in $ranks; do
+        for graph in '' --graph; do
+            file=perf-$count${graph:+-graph}
+            command_of fusewire perf all --device "$device" --threads --ranks "$count" --max-bytes $most --factor $sizes \
+                $graph --json "$out/$file.json"
+            [ "$code" -ne 0 ] || tables=$((tables + 1))
+        done
+    done
+    if [ "$device" = cpu ]; then
+        command_of fusewire-benches bootstrap --ranks 64
+    fi
+    note "$tables tables, in perf-*.json and benches.log"
+}
+
+# limit_of SECTION: its seconds.
+limit_of() {
+    if [ $quick = yes ]; then
+        case $1 in
+            files | info) echo 60 ;;
+            sanitizers) echo 900 ;;
+            *) echo 180 ;;
+        esac
+    else
+        case $1 in
+            files | info) echo 60 ;;
+            sanitizers) echo 2400 ;;
+            failures) echo 300 ;;
+            *) echo 1200 ;;
+        esac
+    fi
+}
+
+failures=0
+for section in $SECTIONS; do
+    log=$out/$section.log
+    rm -f "$log"
+    [ -z "$only" ] || case " $only " in *" $section "*) ;; *) continue ;; esac
+    : >"$log"
+    result=pass what= passed=0 sanitizer=
+    limit=$(limit_of "$section")
+    began=$(date +%s)
+    "run_$section"
+    took=$(($(date +%s) - began))
+    if [ $result = skip ] && [ $strict = yes ]; then
+        result=FAIL
+    fi
+    [ $result != FAIL ] || failures=$((failures + 1))
+    # A tab, a quote or a backslash would end a field of what is written below.
+    what=$(printf '%s' "$what" | tr '\t\n"\\' "  ''")
+    printf '%s\t%s\t%s\t%s\n' "$section" "$result" "$took" "$what" >>"$rows"
+    printf '%-12s %-6s %5s s  %s\n' "$section" "$result" "$took" "$what"
+done
+
+# ---- one page ----------------------------------------------------------------------------------------------------
+
+version=$("$here/bin/fusewire" --version)
+commit=$(sed -n 's/^  "commit": "\(.*\)",$/\1/p' "$here/manifest.json" 2>/dev/null)
+when=$(date -u +%Y-%m-%dT%H:%M:%SZ)
+host=$(uname -srm)
+plain=$(printf '%s' "$name" | tr '\t\n"\\' "  ''")
+{
+    echo "$version, commit ${commit:-unknown}, device $device ($plain)"
+    echo "$when, $host$([ $quick = no ] || echo ', --quick')$([ $strict = no ] || echo ', --strict')"
+    echo
+    printf '%-12s| %-7s| %-8s| %s\n' section result seconds what
+    awk -F '\t' '{ printf "%-12s| %-7s| %-8s| %s\n", $1, $2, $3, $4 }' "$rows"
+    echo
+    if [ $failures -eq 0 ]; then
+        echo 'no section failed'
+    else
+        echo "$failures sections failed:$(awk -F '\t' '$2 == "FAIL" { printf " %s (%s.log)", $1, $1 }' "$rows")"
+    fi
+} >"$out/results.txt"
+{
+    printf '{"version": "%s", "commit": "%s", "device": "%s", "name": "%s", "when": "%s", "host": "%s", "quick": "%s", "failed": %s, "sections": [' \
+        "$version" "${commit:-unknown}" "$device" "$plain" "$when" "$host" "$quick" "$failures"
+    awk -F '\t' '{ printf "%s\n  {\"section\": \"%s\", \"result\": \"%s\", \"seconds\": %s, \"what\": \"%s\"}", (NR > 1 ? "," : ""), $1, $2, $3, $4 }' "$rows"
+    printf '\n]}\n'
+} >"$out/results.json"
+rm -f "$rows"
+echo
+cat "$out/results.txt"
+[ $failures -eq 0 ] || exit 1

@@ -1,0 +1,99 @@
+//! A bundle of the real programs, run away from the checkout.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::stand_in::{rows, stderr};
+
+fn bundle(folder: &Path, more: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_fusewire-build"))
+        .arg("bundle")
+        .arg(folder)
+        .args(more)
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
+        .output()
+        .expect("fusewire-build")
+}
+
+/// The script with an empty environment.
+fn run(folder: &Path, arguments: &[&str], results: &Path) -> Output {
+    Command::new(folder.join("run.sh"))
+        .args(arguments)
+        .arg("--out")
+        .arg(results)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .current_dir("/")
+        .output()
+        .expect("a shell")
+}
+
+#[test]
+#[ignore = "builds for release and runs the tests of a bundle, for a minute or more; CI asks for it"]
+fn a_bundle_runs_elsewhere_on_the_cpu() {
+    let here = tempfile::tempdir().expect("a folder");
+    let made = here.path().join("bundle");
+    let output = bundle(&made, &[]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", stderr(&output));
+    assert!(said.contains("glibc 2."), "{said}");
+    assert!(
+        said.contains("left out: test launchers: needs mpirun"),
+        "{said}"
+    );
+
+    let elsewhere = here.path().join("elsewhere");
+    fs::rename(&made, &elsewhere).expect("another place");
+    let results = here.path().join("results");
+    let output = run(&elsewhere, &["--device", "cpu", "--quick"], &results);
+    let page = String::from_utf8_lossy(&output.stdout).into_owned();
+    println!("{page}");
+    assert_eq!(output.status.code(), Some(0), "{page}{}", stderr(&output));
+    for (section, result, what) in rows(&results) {
+        let expected = if section == "sanitizers" {
+            "skip"
+        } else {
+            "pass"
+        };
+        assert_eq!(result, expected, "{section}: {what}");
+    }
+    assert!(
+        results
+            .join("perf-2-graph.json")
+            .metadata()
+            .expect("a table")
+            .len()
+            > 1000
+    );
+
+    // Without a driver: one line. With one it would run.
+    if fs::read_to_string(results.join("devices.txt"))
+        .expect("the devices")
+        .contains("missing  cuda ")
+    {
+        let output = run(&elsewhere, &["--device", "cuda"], &here.path().join("none"));
+        assert_eq!(output.status.code(), Some(2));
+        let said = stderr(&output);
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains("--device cuda: "), "{said}");
+    }
+
+    // A former bundle is made anew, what was changed in it too; too small a limit names the largest.
+    fs::copy("/bin/false", elsewhere.join("tests/on_device")).expect("a program that fails");
+    let output = run(&elsewhere, &["--only", "bitwise,files"], &results);
+    assert_eq!(output.status.code(), Some(1));
+    for (section, result, what) in rows(&results) {
+        assert_eq!(result, "FAIL", "{section}");
+        assert!(what.contains("tests/on_device"), "{section}: {what}");
+    }
+    let output = bundle(&elsewhere, &["--strip", "--max-mib", "1"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    assert!(
+        said.contains("--max-mib 1 allows; the largest files are ") && said.contains("KiB"),
+        "{said}"
+    );
+    let output = run(&elsewhere, &["--only", "files"], &results);
+    assert_eq!(output.status.code(), Some(0), "made anew");
+}

@@ -1,0 +1,240 @@
+//! The script over stand-ins.
+
+use core::time::Duration;
+use std::process::Stdio;
+use std::time::Instant;
+
+use crate::stand_in::{Bundle, stderr};
+
+const CUDA: &[(&str, &str)] = &[("FAKE_CUDA", "found  "), ("FAKE_DETAIL", "cuda:0: a GPU")];
+
+/// A stand-in for NVIDIA's tool that reports what a real one would of the planted write, and runs the rest.
+const SANITIZER: &str = r#"
+case " $* " in
+    *' --version '*) echo 'a version'; exit 0 ;;
+    *planted_write*) printf '========= Invalid __global__ write of size 2 bytes\n========= ERROR SUMMARY: 1 error\n'; exit 86 ;;
+esac
+while [ "${1#/}" = "$1" ]; do shift; done
+"$@"
+"#;
+
+#[test]
+fn all_is_well() {
+    let bundle = Bundle::new();
+    let output = bundle.run(&[], &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let rows = bundle.rows();
+    let names: Vec<&str> = rows.iter().map(|row| row.0.as_str()).collect();
+    let all = "files info conformance graphs failures bitwise sanitizers benches";
+    assert_eq!(names, all.split(' ').collect::<Vec<_>>());
+    for (section, result, what) in &rows {
+        let expected = if section == "sanitizers" {
+            "skip"
+        } else {
+            "pass"
+        };
+        assert_eq!(result, expected, "{section}: {what}");
+        assert!(bundle.results().join(format!("{section}.log")).is_file());
+    }
+    // What is skipped is not enough where all was asked for.
+    let output = bundle.run(&["--strict", "--only", "sanitizers"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_binary_that_fails_is_named() {
+    let bundle = Bundle::new();
+    bundle.program(
+        "tests/graphs",
+        "printf 'failures:\\n\\n---- a stdout ----\\n\\nfailures:\\n    the_culprit\\n\\n'
+         echo 'test result: FAILED. 1 passed; 1 failed; 0 ignored'
+         exit 101",
+    );
+    let output = bundle.run(&["--quick"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let (result, what) = bundle.row("graphs");
+    assert_eq!(result, "FAIL");
+    assert!(
+        what.contains("tests/graphs (the_culprit): status 101"),
+        "{what}"
+    );
+    // It is also not the one that was bundled; and nothing else has failed but what uses it.
+    let (result, what) = bundle.row("files");
+    assert_eq!(
+        (result.as_str(), what.as_str()),
+        ("FAIL", "not as bundled: tests/graphs")
+    );
+    assert_eq!(bundle.row("conformance").0, "pass");
+    let page = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        page.contains("3 sections failed: files (files.log) graphs (graphs.log)"),
+        "{page}"
+    );
+}
+
+#[test]
+fn tests_that_do_not_run_are_a_failure() {
+    let bundle = Bundle::new();
+    bundle.program(
+        "tests/on_device",
+        "echo 'test result: ok. 1 passed; 0 failed'",
+    );
+    bundle.run(&["--only", "bitwise,conformance", "--quick"], &[]);
+    assert_eq!(bundle.row("bitwise").0, "pass");
+    let (result, what) = bundle.row("conformance");
+    assert_eq!(result, "FAIL");
+    assert!(what.contains("1 tests have run, of 6"), "{what}");
+    std::fs::remove_file(bundle.path().join("tests/on_device")).expect("it was there");
+    let output = bundle.run(&["--only", "bitwise"], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let (_, what) = bundle.row("bitwise");
+    assert!(
+        what.contains("tests/on_device: cannot be started"),
+        "{what}"
+    );
+}
+
+#[test]
+fn wrong_usage_and_missing_devices_are_one_line() {
+    let bundle = Bundle::new();
+    for (arguments, says) in [
+        (&["--device", "tpu"][..], "--device tpu: none of cpu"),
+        (&["--device", "cuda:x"], "a number is to follow"),
+        (&["--only", "bitwise,luck"], "--only luck: none of files"),
+        (&["--fast"], "unknown argument --fast"),
+        (
+            &["--device", "cuda"],
+            "--device cuda: no driver: libcuda.so.1 was not found",
+        ),
+        (&["--device", "hip"], "there is no such device"),
+    ] {
+        let output = bundle.run(arguments, &[]);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(says), "{arguments:?}: {said}");
+        assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+        assert!(output.stdout.is_empty());
+    }
+    // The second GPU, where there is one.
+    let output = bundle.run(&["--device", "cuda:1", "--quick"], CUDA);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("no such device"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn ranks_of_a_launcher_around_it_are_not_ours() {
+    let bundle = Bundle::new();
+    bundle.program(
+        "tests/on_device",
+        "echo RANK=$RANK QUEUES=$CUDA_DEVICE_MAX_CONNECTIONS ON=$FUSEWIRE_TEST_DEVICE\nfalse",
+    );
+    let mut environment = CUDA.to_vec();
+    environment.push(("RANK", "3"));
+    bundle.run(&["--device", "cuda:0", "--only", "bitwise"], &environment);
+    let log = std::fs::read_to_string(bundle.results().join("bitwise.log")).expect("a log");
+    assert!(log.contains("RANK= QUEUES=32 ON=cuda:0"), "{log}");
+}
+
+#[test]
+fn sanitizers_must_find_what_is_planted_and_nothing_else() {
+    let bundle = Bundle::new();
+    let only = ["--device", "cuda", "--only", "sanitizers"];
+    let (result, what) = {
+        bundle.run(&only, CUDA);
+        bundle.row("sanitizers")
+    };
+    assert_eq!(result, "skip", "{what}");
+    assert!(what.contains("not in the path"), "{what}");
+
+    bundle.program("path/compute-sanitizer", SANITIZER);
+    let output = bundle.run(&only, CUDA);
+    let (result, what) = bundle.row("sanitizers");
+    assert_eq!(result, "pass", "{what}");
+    assert_eq!(output.status.code(), Some(0));
+    for says in [
+        "finds the planted write",
+        "racecheck: none",
+        "synccheck: none",
+    ] {
+        assert!(what.contains(says), "{what}");
+    }
+    let output = bundle.run(&[&only[..], &["--strict"]].concat(), CUDA);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        bundle
+            .row("sanitizers")
+            .1
+            .contains("no planted error kernel for racecheck")
+    );
+
+    // A tool that sees nothing.
+    bundle.program(
+        "path/compute-sanitizer",
+        "echo '========= ERROR SUMMARY: 0 errors'",
+    );
+    bundle.run(&only, CUDA);
+    let (result, what) = bundle.row("sanitizers");
+    assert_eq!(result, "FAIL");
+    assert!(what.contains("does not find the planted write"), "{what}");
+
+    // A tool that finds something everywhere.
+    bundle.program(
+        "path/compute-sanitizer",
+        "echo 'Invalid __global__ write'; exit 86",
+    );
+    bundle.run(&only, CUDA);
+    let (result, what) = bundle.row("sanitizers");
+    assert_eq!(result, "FAIL");
+    assert!(
+        what.contains("racecheck found errors in short_form_of_1_rank"),
+        "{what}"
+    );
+}
+
+#[test]
+fn an_interrupt_ends_the_children() {
+    let bundle = Bundle::new();
+    // With a child of its own, as tests have whose ranks are processes.
+    bundle.program(
+        "tests/on_device",
+        "sleep 300 &\necho $$ $! > \"$PWD/ids\"\nwait",
+    );
+    let mut script = bundle
+        .command(&["--only", "bitwise"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a shell");
+    let started = Instant::now();
+    let ids = loop {
+        let text = std::fs::read_to_string(bundle.path().join("ids")).unwrap_or_default();
+        if text.ends_with('\n') {
+            break text;
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "no child");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let id = script.id().to_string();
+    let sent = std::process::Command::new("sh")
+        .args(["-c", &format!("kill -INT {id}")])
+        .status();
+    assert!(sent.expect("a shell").success());
+    let status = script.wait().expect("its end");
+    assert_eq!(status.code(), Some(130));
+    for id in ids.split_whitespace() {
+        let started = Instant::now();
+        // A zombie has ended; who would take it away is not there in every container.
+        let alive = || {
+            std::fs::read_to_string(format!("/proc/{id}/stat"))
+                .is_ok_and(|stat| !stat.contains(") Z "))
+        };
+        while alive() {
+            assert!(started.elapsed() < Duration::from_secs(20), "{id} lives on");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! A bundle of shell scripts in the place of programs.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Says of each device whether it is there, and is measured at once.
+const FUSEWIRE: &str = r#"
+case $1 in
+    info)
+        echo devices
+        echo '  found    cpu                      a model, 2 cores'
+        echo "  ${FAKE_CUDA:-missing}  cuda                     ${FAKE_DETAIL:-no driver: libcuda.so.1 was not found}"
+        ;;
+    --version) echo 'fusewire 9.9.9' ;;
+    perf) echo "$@" ;;
+esac
+"#;
+
+/// Passes what it is asked for by name, or ten tests.
+const PASSES: &str = r#"
+count=10
+case " $* " in *' --exact '*)
+    count=0
+    for word in "$@"; do case $word in --*) ;; *) count=$((count + 1)) ;; esac; done ;;
+esac
+echo "test result: ok. $count passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s"
+"#;
+
+/// A folder that looks like a bundle.
+pub(crate) struct Bundle {
+    folder: tempfile::TempDir,
+}
+
+impl Bundle {
+    pub(crate) fn new() -> Self {
+        let bundle = Self {
+            folder: tempfile::tempdir().expect("a folder"),
+        };
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/command/bundle/run.sh");
+        fs::create_dir_all(bundle.path().join("path")).expect("a folder");
+        fs::copy(script, bundle.path().join("run.sh")).expect("the script");
+        bundle.program("bin/fusewire", FUSEWIRE);
+        bundle.program("bin/fusewire-benches", "exit 0");
+        for name in [
+            "abort",
+            "conformance",
+            "determinism",
+            "graphs",
+            "on_device",
+            "operations",
+        ] {
+            bundle.program(&format!("tests/{name}"), PASSES);
+        }
+        bundle.sums();
+        bundle
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The folder of results.
+    pub(crate) fn results(&self) -> PathBuf {
+        self.path().join("results")
+    }
+
+    /// Writes a script.
+    pub(crate) fn program(&self, name: &str, body: &str) {
+        let path = self.path().join(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("a script");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
+    }
+
+    /// Writes the sums of what is there now.
+    pub(crate) fn sums(&self) {
+        let made = Command::new("sh")
+            .args(["-c", "sha256sum bin/* tests/* > SHA256SUMS"])
+            .current_dir(self.path())
+            .status();
+        assert!(made.expect("sh").success());
+    }
+
+    /// The script with an empty environment; programs in `path/` come first.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command
+            .arg(self.path().join("run.sh"))
+            .args(arguments)
+            .arg("--out")
+            .arg(self.results())
+            .env_clear()
+            .env(
+                "PATH",
+                format!("{}:/usr/bin:/bin", self.path().join("path").display()),
+            )
+            .current_dir(self.path());
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+        self.command(arguments)
+            .envs(environment.iter().copied())
+            .output()
+            .expect("a shell")
+    }
+
+    /// The rows of the results: section, result, what.
+    pub(crate) fn rows(&self) -> Vec<(String, String, String)> {
+        rows(&self.results())
+    }
+
+    /// Result and text of a section.
+    pub(crate) fn row(&self, section: &str) -> (String, String) {
+        let rows = self.rows();
+        let row = rows.into_iter().find(|row| row.0 == section);
+        row.map(|(_, result, what)| (result, what))
+            .unwrap_or_else(|| panic!("there is no {section}"))
+    }
+}
+
+/// The rows of `results.json`, which must be JSON, and those of `results.txt`, which must be the same.
+pub(crate) fn rows(folder: &Path) -> Vec<(String, String, String)> {
+    let read = |name| fs::read_to_string(folder.join(name)).expect("the results");
+    let json: serde_json::Value = serde_json::from_str(&read("results.json")).expect("JSON");
+    let text = |row: &serde_json::Value, name: &str| row[name].as_str().expect(name).to_owned();
+    let rows: Vec<(String, String, String)> = json["sections"]
+        .as_array()
+        .expect("sections")
+        .iter()
+        .map(|row| (text(row, "section"), text(row, "result"), text(row, "what")))
+        .collect();
+    let page = read("results.txt");
+    for (section, result, what) in &rows {
+        let there = page.lines().any(|line| {
+            let cells: Vec<&str> = line.splitn(4, '|').map(str::trim).collect();
+            cells.len() == 4 && [cells[0], cells[1], cells[3]] == [section, result, what]
+        });
+        assert!(there, "{section}, {result}, {what} is not in\n{page}");
+    }
+    rows
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}

@@ -1,0 +1,7 @@
+//! Operations beyond the conformance list, on the device of the tests, and what is said of calls that differ.
+
+mod batch;
+mod lists;
+mod mismatch;
+mod one_sided;
+mod windows;
