@@ -414,14 +414,17 @@ impl Communicator {
             return Ok(());
         }
         let mut last = self.inner.lock_order();
-        if let Some((stream, event)) = &*last
+        let mut event = Event::new();
+        if let Some((stream, last)) = &*last
             && stream.id() != id
             && !stream.is_capturing()
         {
-            stream.record(event)?;
-            self.stream.wait_event(event)?;
+            stream.record(last)?;
+            self.stream.wait_event(last)?;
+            // A wait is for the record before it, so the next record may use the event again.
+            event = last.clone();
         }
-        let before = last.replace((self.stream.clone(), Event::new()));
+        let before = last.replace((self.stream.clone(), event));
         self.inner.last_stream.store(id, Ordering::Relaxed);
         drop(last);
         // Not under the lock: the last handle of a stream waits for its work, which may need the lock.

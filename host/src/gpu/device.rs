@@ -3,16 +3,18 @@
 use core::any::Any;
 use core::fmt;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use fusewire_device::native::KernelInfo;
 
 use super::driver::{Driver, Properties};
+use super::flight::Leftover;
 use super::images::Images;
 use super::launch::Kernel;
 use super::module::{self, Module};
 use super::scratch::Pool;
+use super::stream;
 use crate::device::Device;
 use crate::{Error, Result};
 
@@ -25,6 +27,10 @@ pub struct Gpu {
     pub(super) pool: Pool,
     /// What callbacks of the driver have let go, and may not free themselves.
     dropped: Mutex<Vec<Box<dyn Any + Send>>>,
+    /// The streams that live.
+    streams: Mutex<Vec<Weak<stream::Inner>>>,
+    /// What is in flight on streams that live no more.
+    leftovers: Mutex<Vec<Leftover>>,
 }
 
 impl fmt::Debug for Gpu {
@@ -78,6 +84,8 @@ impl Gpu {
             loaded: Mutex::default(),
             pool: Pool::default(),
             dropped: Mutex::default(),
+            streams: Mutex::default(),
+            leftovers: Mutex::default(),
         });
         open.insert(device, Arc::clone(&gpu));
         Ok(gpu)
@@ -219,5 +227,51 @@ impl Gpu {
             core::mem::take(&mut *dropped)
         };
         drop(dropped);
+    }
+
+    /// Takes notice of a stream.
+    pub(super) fn know(&self, stream: Weak<stream::Inner>) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(stream);
+    }
+
+    /// Takes what is in flight on a stream that ends; it is looked after by [`Gpu::sweep`].
+    pub(super) fn linger(&self, leftover: Leftover) {
+        self.leftovers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(leftover);
+    }
+
+    /// Frees what work has let go that has ended since, on any stream: for those who make or free things, not for those who
+    /// launch. Waits for nothing.
+    pub(crate) fn sweep(&self) {
+        self.reap();
+        let streams: Vec<_> = {
+            let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+            streams.iter().filter_map(Weak::upgrade).collect()
+        };
+        for stream in &streams {
+            stream.poll();
+        }
+        // A stream whose last handle this is ends here.
+        drop(streams);
+        // Owners that are told may make and end streams: not under the lock.
+        let mut leftovers = {
+            let mut leftovers = self
+                .leftovers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            core::mem::take(&mut *leftovers)
+        };
+        leftovers.retain_mut(|leftover| !leftover.poll(self.driver()));
+        if !leftovers.is_empty() {
+            self.leftovers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .append(&mut leftovers);
+        }
+        self.reap();
     }
 }

@@ -74,7 +74,7 @@ fn pieces() -> MutexGuard<'static, Pieces> {
 impl Memory {
     /// `bytes` zeroed bytes that peers can reach.
     pub(crate) fn create(gpu: &Arc<Gpu>, bytes: u64) -> Result<Arc<Self>> {
-        gpu.reap();
+        gpu.sweep();
         let raw = gpu.driver().allocate(bytes.max(1), MemoryKind::Shared)?;
         Ok(Self::register(gpu, raw, bytes, false))
     }

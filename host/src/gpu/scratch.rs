@@ -28,6 +28,22 @@ impl fmt::Debug for Scratch {
     }
 }
 
+impl Gpu {
+    /// Makes sure that the pool has `pieces` free pieces of each size up to `greatest` bytes.
+    pub(crate) fn fill_pool(self: &Arc<Self>, greatest: usize, pieces: usize) -> Result<()> {
+        let mut bytes = 1 << LEAST;
+        while bytes <= greatest {
+            // All are taken before the first goes back.
+            let taken: Vec<_> = (0..pieces)
+                .map(|_| Scratch::take(self, bytes))
+                .collect::<Result<_>>()?;
+            drop(taken);
+            bytes *= 2;
+        }
+        Ok(())
+    }
+}
+
 /// The least piece: 256 bytes.
 const LEAST: u32 = 8;
 
