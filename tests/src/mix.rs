@@ -183,7 +183,7 @@ impl Mix {
         let argmax = match argmax {
             Ok(()) => true,
             // No image: the other user's kernel is the library's own.
-            Err(Error::NoDevice { .. }) => false,
+            Err(Error::Image { .. }) => false,
             Err(error) => return Err(error),
         };
         let words = tensor(DType::U64, Words::new(n).all)?;

@@ -108,9 +108,7 @@ impl OnGpu {
 impl Drop for OnGpu {
     fn drop(&mut self) {
         // SAFETY: kernels that write the word keep the communicator alive (`LaunchOwner`).
-        if let Err(error) = unsafe { self.gpu.driver().release_host(self.word) } {
-            tracing::warn!(%error, "page-locked memory could not be freed");
-        }
+        unsafe { self.gpu.free_host(self.word) };
     }
 }
 

@@ -15,7 +15,7 @@ use crate::cpu::{
     BlockOrder, Grid, HostFn, Keep, Launch, LaunchNote, LaunchOwner, MAX_PARAM_BYTES, Replay,
     current_replay,
 };
-use crate::gpu;
+use crate::gpu::{self, Gpu, Scratch, Upload};
 use crate::stream::{Event, Stream, Task};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -46,6 +46,8 @@ pub(super) struct Prepared<'a> {
     table: Option<Arc<dyn Any + Send + Sync>>,
     /// Whether a pointer among the parameters belongs to the caller's call only.
     borrowed: bool,
+    /// A table that the stream copies to a GPU first.
+    upload: Option<Upload>,
 }
 
 impl<'a> Prepared<'a> {
@@ -92,6 +94,7 @@ impl<'a> Prepared<'a> {
             tensors,
             table: None,
             borrowed,
+            upload: None,
         }
     }
 
@@ -101,6 +104,12 @@ impl<'a> Prepared<'a> {
             Some(before) => Arc::new((before, table)),
             None => table,
         });
+        self
+    }
+
+    /// Has the stream make a copy before the launch.
+    pub(super) fn uploading(mut self, upload: Option<Upload>) -> Self {
+        self.upload = upload;
         self
     }
 
@@ -121,6 +130,7 @@ impl<'a> Prepared<'a> {
             tensors: [None; 3],
             table: self.table,
             borrowed: self.borrowed,
+            upload: self.upload,
         }
     }
 
@@ -140,6 +150,7 @@ impl<'a> Prepared<'a> {
             tensors,
             table: None,
             borrowed,
+            upload: None,
         }
     }
 }
@@ -380,7 +391,22 @@ impl Communicator {
         let launch = unsafe { gpu::Launch::new(kernel, params, shape)? };
         Ok(launch
             .owned_by(Arc::clone(&self.inner) as _, prepared.note.launch(id))
-            .keeping(Self::keep(prepared)))
+            .keeping(Self::keep(prepared))
+            .uploading(prepared.upload))
+    }
+
+    /// Device memory that holds a table for the next launch, and the copy that the launch begins with: a capture takes the
+    /// table as it is now, once, and waits for that; a stream copies it on its way.
+    pub(super) fn table_on_gpu(
+        &self,
+        gpu: &Arc<Gpu>,
+        bytes: &[u8],
+    ) -> Result<(Scratch, Option<Upload>)> {
+        if self.stream.is_capturing() {
+            return Ok((Scratch::holding(gpu, bytes)?, None));
+        }
+        let (scratch, upload) = Scratch::filled_by_stream(gpu, bytes)?;
+        Ok((scratch, Some(upload)))
     }
 
     fn launch_of(&self, prepared: &Prepared<'_>, entry: NativeEntry, id: u64) -> Result<Launch> {

@@ -46,7 +46,7 @@ impl Communicator {
     /// nothing happens on the CPU.
     ///
     /// # Errors
-    /// [`crate::Error::NoDevice`] when no image of its crate is found; what a GPU's driver says.
+    /// [`crate::Error::Image`] when no image of its crate is found; what a GPU's driver says.
     pub fn warm_up_kernel<P: Copy>(&self, kernel: &Kernel<P>) -> Result<()> {
         match &self.inner.on_gpu {
             Some(on_gpu) => on_gpu.gpu().kernel(kernel.info()).map(drop),

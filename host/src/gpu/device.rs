@@ -25,7 +25,7 @@ pub struct Gpu {
     kernels: RwLock<HashMap<&'static str, &'static Kernel>>,
     loaded: Mutex<Vec<LoadedModule>>,
     pub(super) pool: Pool,
-    /// What callbacks of the driver have let go, and may not free themselves.
+    /// What callbacks of the driver and ends of work have let go, and may not free themselves.
     dropped: Mutex<Vec<Box<dyn Any + Send>>>,
     /// The streams that live.
     streams: Mutex<Vec<Weak<stream::Inner>>>,
@@ -207,7 +207,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Takes what a callback of the driver lets go; it is freed by the next [`Gpu::reap`].
+    /// Takes what a callback of the driver or the end of work lets go; it is freed by the next [`Gpu::reap`].
     pub(super) fn leave(&self, value: Box<dyn Any + Send>) {
         self.dropped
             .lock()
@@ -215,7 +215,7 @@ impl Gpu {
             .push(value);
     }
 
-    /// Frees what callbacks of the driver have let go.
+    /// Frees what was left.
     pub(super) fn reap(&self) {
         let dropped = {
             let Ok(mut dropped) = self.dropped.try_lock() else {
@@ -265,7 +265,7 @@ impl Gpu {
                 .unwrap_or_else(PoisonError::into_inner);
             core::mem::take(&mut *leftovers)
         };
-        leftovers.retain_mut(|leftover| !leftover.poll(self.driver()));
+        leftovers.retain_mut(|leftover| !leftover.poll(self));
         if !leftovers.is_empty() {
             self.leftovers
                 .lock()

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::device::Gpu;
 use super::driver::{Driver, RawEvent, RawStream};
 use super::graph::Exec;
 use crate::cpu::{HostFn, Keep, LaunchNote, LaunchOwner, message};
@@ -64,15 +65,10 @@ pub(super) enum What {
     ),
     Graph(Arc<Exec>, u64, Vec<u64>),
     Host(Arc<HostCall>),
-    Call(
-        #[expect(dead_code, reason = "keeps memory alive")] HostFn,
-        Option<Error>,
-    ),
-    Copies(
-        #[expect(dead_code, reason = "keeps memory alive")] Arc<[Copy]>,
-        Option<Error>,
-    ),
-    Failed(Error),
+    Call(HostFn, Option<Error>),
+    Copies(Arc<[Copy]>, Option<Error>),
+    /// What was put on the stream before the failure may still use what is kept.
+    Failed(Error, Keep),
 }
 
 /// Work in flight.
@@ -104,8 +100,18 @@ impl Flight {
                 after
             }
             What::Host(call) => call.take_error().map_or(Ok(()), Err),
-            What::Call(_, failed) | What::Copies(_, failed) => failed.map_or(Ok(()), Err),
-            What::Failed(error) => Err(error),
+            What::Call(call, failed) => {
+                drop(call);
+                failed.map_or(Ok(()), Err)
+            }
+            What::Copies(copies, failed) => {
+                drop(copies);
+                failed.map_or(Ok(()), Err)
+            }
+            What::Failed(error, keep) => {
+                drop(keep);
+                Err(error)
+            }
         }));
         let result = told.unwrap_or_else(|panic| {
             Err(Error::launch(format!(
@@ -125,7 +131,8 @@ pub(super) struct Leftover {
 
 impl Leftover {
     /// Finds out what has ended; whether that is all.
-    pub(super) fn poll(&mut self, driver: &dyn Driver) -> bool {
+    pub(super) fn poll(&mut self, gpu: &Gpu) -> bool {
+        let driver = gpu.driver();
         while !self.flights.is_empty() {
             // Work without an event has ended when work behind it has; where there is none, nobody knows when, and its
             // memory is given up rather than freed too early.

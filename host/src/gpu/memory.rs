@@ -9,8 +9,9 @@ use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use super::device::Gpu;
-use super::driver::{Export, HANDLE_BYTES, Import, MemoryKind, Origin, RawMemory};
+use super::driver::{Export, HANDLE_BYTES, HostMemory, Import, MemoryKind, Origin, RawMemory};
 use super::share::{self, Published, Token};
+use super::stream;
 use crate::{Error, Result};
 
 /// How long a rank waits for another process to hand a descriptor over.
@@ -277,9 +278,61 @@ impl Drop for Memory {
             );
             return;
         }
+        let last = Freed {
+            gpu: Arc::clone(&self.gpu),
+            raw: self.raw,
+        };
+        if stream::is_settling() {
+            self.gpu.leave(Box::new(last));
+        }
+    }
+}
+
+/// Memory that nobody uses any more; freed when this is dropped.
+struct Freed {
+    gpu: Arc<Gpu>,
+    raw: RawMemory,
+}
+
+impl Drop for Freed {
+    fn drop(&mut self) {
         // SAFETY: the last user of memory that `allocate` or `import` gave.
         if let Err(error) = unsafe { self.gpu.driver().release(self.raw) } {
             tracing::warn!(%error, bytes = self.raw.bytes, "device memory could not be freed");
+        }
+    }
+}
+
+/// Page-locked memory that nobody uses any more; freed when this is dropped.
+struct FreedHost {
+    gpu: Arc<Gpu>,
+    memory: HostMemory,
+}
+
+// SAFETY: page-locked memory belongs to no thread.
+unsafe impl Send for FreedHost {}
+
+impl Drop for FreedHost {
+    fn drop(&mut self) {
+        // SAFETY: the promise of `free_host`.
+        if let Err(error) = unsafe { self.gpu.driver().release_host(self.memory) } {
+            tracing::warn!(%error, "page-locked memory could not be freed");
+        }
+    }
+}
+
+impl Gpu {
+    /// Frees page-locked memory, as soon as this thread may wait.
+    ///
+    /// # Safety
+    /// As [`Driver::release_host`](super::driver::Driver::release_host).
+    pub(crate) unsafe fn free_host(self: &Arc<Self>, memory: HostMemory) {
+        let last = FreedHost {
+            gpu: Arc::clone(self),
+            memory,
+        };
+        if stream::is_settling() {
+            self.leave(Box::new(last));
         }
     }
 }

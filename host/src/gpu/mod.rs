@@ -20,5 +20,5 @@ pub(crate) use self::event::Event;
 pub(crate) use self::graph::{Graph, GraphExec};
 pub(crate) use self::launch::{Kernel, Launch};
 pub(crate) use self::memory::{Memory, MemoryDescriptor};
-pub(crate) use self::scratch::Scratch;
+pub(crate) use self::scratch::{Scratch, Upload};
 pub(crate) use self::stream::{Copy, Stream, Task};

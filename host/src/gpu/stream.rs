@@ -81,6 +81,12 @@ thread_local! {
     static SETTLING: Cell<usize> = const { Cell::new(0) };
 }
 
+/// Whether this thread has come by the end of work on its way to something else, and must not wait: to free memory may
+/// take long, and wait for work that waits for this very thread.
+pub(super) fn is_settling() -> bool {
+    SETTLING.get() != 0
+}
+
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state();
@@ -164,7 +170,6 @@ impl Stream {
             self.capture_task(task, capture, graph)?;
             return Ok(0);
         }
-        self.inner.gpu.reap();
         self.poll();
         // Before the work: what is in flight must be known to be.
         let spare = self.state().events.pop();
@@ -190,7 +195,7 @@ impl Stream {
                 let word = match &launch.owner {
                     Some(owner) => match owner.before(&launch.note) {
                         Ok(word) => word,
-                        Err(error) => return Ok(What::Failed(error)),
+                        Err(error) => return Ok(What::Failed(error, launch.keep)),
                     },
                     None => 0,
                 };
@@ -198,7 +203,7 @@ impl Stream {
                     if let Some(owner) = &launch.owner {
                         let _ = owner.after(word, &launch.note, false);
                     }
-                    return Ok(What::Failed(error));
+                    return Ok(What::Failed(error, launch.keep));
                 }
                 What::Launch(launch.owner, word, launch.note, launch.keep)
             }
@@ -236,7 +241,7 @@ impl Stream {
                 });
                 if let Err(error) = launched {
                     self.state().words.push(words);
-                    return Ok(What::Failed(error));
+                    return Ok(What::Failed(error, Default::default()));
                 }
                 What::Graph(exec.inner, number, words)
             }
@@ -389,7 +394,6 @@ impl Stream {
         let _ = self.wait(last, None);
         // What others have enqueued too.
         self.inner.gpu.driver().synchronize_stream(self.inner.raw)?;
-        self.inner.gpu.reap();
         self.state().sticky.take().map_or(Ok(()), Err)
     }
 
