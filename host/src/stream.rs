@@ -141,7 +141,8 @@ impl Stream {
     ///
     /// # Safety
     /// `raw` is a stream of that device's primary context, and outlives this value, its clones and everything that was
-    /// enqueued by them.
+    /// enqueued by them. A communicator keeps a clone of the stream that it was used on last, until it is used on
+    /// another one or ends.
     ///
     /// # Errors
     /// [`Error::NoDevice`] when the device is not there; [`Error::InvalidArgument`] for the CPU, and for the legacy default
@@ -220,6 +221,14 @@ impl Stream {
                 let number = stream.enqueue(task()?.gpu_task()?, false)?;
                 stream.wait(number, None)
             }
+        }
+    }
+
+    /// Makes what `flights` pieces of work in flight take on a GPU.
+    pub(crate) fn prime(&self, flights: usize) -> Result<()> {
+        match &self.0 {
+            Kind::Cpu(_) => Ok(()),
+            Kind::Gpu(stream) => stream.prime(flights),
         }
     }
 

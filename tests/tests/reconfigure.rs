@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use fusewire::store::{MemoryStore, Store};
 use fusewire::{
-    Candidate, Communicator, DType, Device, InitHandle, Members, Options, ReconfigureOptions,
-    ReduceOp, Result, Tensor,
+    Candidate, Communicator, DType, InitHandle, Members, Options, ReconfigureOptions, ReduceOp,
+    Result, Tensor,
 };
+use fusewire_tests::device;
 use fusewire_tests::process::{Host, Ranks, report, role};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -76,7 +77,7 @@ fn threads<R: Send>(
 
 fn first(i: usize, count: usize, name: &str, store: &Arc<dyn Store>) -> Result<Communicator> {
     let store = Arc::clone(store);
-    Communicator::new(Device::Cpu, i as u32, count as u32, store, name, options())
+    Communicator::new(device(), i as u32, count as u32, store, name, options())
 }
 
 #[test]
@@ -118,7 +119,7 @@ fn identity_shrink_grow_and_back() {
         }
         meet.wait();
         // All of the first communicator again, as candidates: whatever they are in.
-        let candidate = Candidate::new(Device::Cpu, Arc::clone(&store), "world", options())?;
+        let candidate = Candidate::new(device(), Arc::clone(&store), "world", options())?;
         let handles = exchange(&*store, "d", i, 4, &candidate.init_handle())?;
         let reversed: Vec<_> = handles.into_iter().rev().collect();
         let again =
@@ -140,7 +141,7 @@ fn a_late_joiner_and_one_rank_that_becomes_many() {
         } else {
             None
         };
-        let candidate = Candidate::new(Device::Cpu, Arc::clone(&store), "pair", options())?;
+        let candidate = Candidate::new(device(), Arc::clone(&store), "pair", options())?;
         let handle = match &old {
             Some(comm) => comm.init_handle()?,
             None => candidate.init_handle(),
@@ -281,7 +282,7 @@ fn refused_members_and_numbers() {
         } else {
             vec![
                 handles[1].clone(),
-                Candidate::new(Device::Cpu, Arc::clone(&store), "other", options())?.init_handle(),
+                Candidate::new(device(), Arc::clone(&store), "other", options())?.init_handle(),
             ]
         };
         let started = Instant::now();
@@ -310,7 +311,7 @@ fn survivor() -> bool {
     }
     let mut options = options();
     options.timeout = Duration::from_secs(5);
-    let comm = Communicator::from_env(Device::Cpu, options).expect("a communicator");
+    let comm = Communicator::from_env(device(), options).expect("a communicator");
     let (rank, size) = (comm.rank() as usize, comm.size() as usize);
     let handle = comm.init_handle().expect("a handle");
     let handles = exchange(&**comm.store(), "before", rank, size, &handle).expect("all handles");

@@ -14,7 +14,6 @@ use super::{Communicator, Work};
 use fusewire_device::DType;
 
 use crate::Result;
-use crate::gpu::Scratch;
 use crate::options::Algorithm;
 use crate::tensor::{Input, Output, Tensor};
 
@@ -251,7 +250,7 @@ impl Communicator {
         let ops: &[u8] = bytemuck::cast_slice(&table);
         let mut bytes = ops.to_vec();
         bytes.resize(ops.len() + 8 * words, 0);
-        let scratch = Scratch::holding(on_gpu.gpu(), &bytes)?;
+        let (scratch, upload) = self.table_on_gpu(on_gpu.gpu(), &bytes)?;
         let at = scratch.address();
         let params = BatchParams {
             constants: self.constants(),
@@ -262,7 +261,9 @@ impl Communicator {
             progress: (at + ops.len() as u64) as *mut u64,
         };
         let prepared = Prepared::new(self, &BATCH, params, [None; 3], false, note);
-        Ok(prepared.keeping(Arc::new((scratch, tensors))))
+        Ok(prepared
+            .keeping(Arc::new((scratch, tensors)))
+            .uploading(upload))
     }
 
     /// The operations as the kernel takes them; sends of this rank to itself become copies to the receive

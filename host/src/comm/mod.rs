@@ -25,6 +25,7 @@ mod reconfigure;
 mod rma;
 mod state;
 mod submit;
+mod warm_up;
 mod windows;
 mod work;
 

@@ -15,7 +15,7 @@ use crate::cpu::{
     BlockOrder, Grid, HostFn, Keep, Launch, LaunchNote, LaunchOwner, MAX_PARAM_BYTES, Replay,
     current_replay,
 };
-use crate::gpu;
+use crate::gpu::{self, Gpu, Scratch, Upload};
 use crate::stream::{Event, Stream, Task};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
@@ -48,6 +48,8 @@ pub(super) struct Prepared<'a> {
     borrowed: bool,
     /// The launch's own shape.
     attributes: Option<LaunchAttributes>,
+    /// A table that the stream copies to a GPU first.
+    upload: Option<Upload>,
 }
 
 /// Shape of a user kernel's launch; zeros stand for the communicator's own.
@@ -112,6 +114,7 @@ impl<'a> Prepared<'a> {
             table: None,
             borrowed,
             attributes: None,
+            upload: None,
         }
     }
 
@@ -121,6 +124,12 @@ impl<'a> Prepared<'a> {
             Some(before) => Arc::new((before, table)),
             None => table,
         });
+        self
+    }
+
+    /// Has the stream make a copy before the launch.
+    pub(super) fn uploading(mut self, upload: Option<Upload>) -> Self {
+        self.upload = upload;
         self
     }
 
@@ -142,6 +151,7 @@ impl<'a> Prepared<'a> {
             table: self.table,
             borrowed: self.borrowed,
             attributes: self.attributes,
+            upload: self.upload,
         }
     }
 
@@ -162,6 +172,7 @@ impl<'a> Prepared<'a> {
             table: None,
             borrowed,
             attributes: None,
+            upload: None,
         }
     }
 }
@@ -416,7 +427,22 @@ impl Communicator {
         let launch = unsafe { gpu::Launch::new(kernel, params, shape)? };
         Ok(launch
             .owned_by(Arc::clone(&self.inner) as _, prepared.note.launch(id))
-            .keeping(Self::keep(prepared)))
+            .keeping(Self::keep(prepared))
+            .uploading(prepared.upload))
+    }
+
+    /// Device memory that holds a table for the next launch, and the copy that the launch begins with: a capture takes the
+    /// table as it is now, once, and waits for that; a stream copies it on its way.
+    pub(super) fn table_on_gpu(
+        &self,
+        gpu: &Arc<Gpu>,
+        bytes: &[u8],
+    ) -> Result<(Scratch, Option<Upload>)> {
+        if self.stream.is_capturing() {
+            return Ok((Scratch::holding(gpu, bytes)?, None));
+        }
+        let (scratch, upload) = Scratch::filled_by_stream(gpu, bytes)?;
+        Ok((scratch, Some(upload)))
     }
 
     fn launch_of(&self, prepared: &Prepared<'_>, entry: NativeEntry, id: u64) -> Result<Launch> {
@@ -454,14 +480,17 @@ impl Communicator {
             return Ok(());
         }
         let mut last = self.inner.lock_order();
-        if let Some((stream, event)) = &*last
+        let mut event = Event::new();
+        if let Some((stream, last)) = &*last
             && stream.id() != id
             && !stream.is_capturing()
         {
-            stream.record(event)?;
-            self.stream.wait_event(event)?;
+            stream.record(last)?;
+            self.stream.wait_event(last)?;
+            // A wait is for the record before it, so the next record may use the event again.
+            event = last.clone();
         }
-        let before = last.replace((self.stream.clone(), Event::new()));
+        let before = last.replace((self.stream.clone(), event));
         self.inner.last_stream.store(id, Ordering::Relaxed);
         drop(last);
         // Not under the lock: the last handle of a stream waits for its work, which may need the lock.

@@ -5,15 +5,17 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 
 use fusewire_device::native::KernelInfo;
 
 use super::driver::{Driver, HostMemory, Properties, RawMemory};
+use super::flight::Leftover;
 use super::images::Images;
 use super::launch::Kernel;
 use super::module::{self, Module};
 use super::scratch::Pool;
+use super::stream;
 use crate::device::Device;
 use crate::{Error, Result};
 
@@ -24,7 +26,7 @@ pub struct Gpu {
     kernels: RwLock<HashMap<&'static str, &'static Kernel>>,
     loaded: Mutex<Vec<LoadedModule>>,
     pub(super) pool: Pool,
-    /// What callbacks of the driver have let go, and may not free themselves.
+    /// What callbacks of the driver and ends of work have let go, and may not free themselves.
     dropped: Mutex<Vec<Box<dyn Any + Send>>>,
     /// Whether several ranks of this process share the GPU.
     shared: AtomicBool,
@@ -36,6 +38,19 @@ pub struct Gpu {
     unfreed: Mutex<Vec<RawMemory>>,
     /// Lines of page-locked host memory that are free. They are never given back: freeing one may wait for the device.
     lines: Mutex<Vec<HostLine>>,
+    /// The streams that live.
+    streams: Mutex<Vec<Weak<stream::Inner>>>,
+    /// What is in flight on streams that live no more.
+    leftovers: Mutex<Vec<Leftover>>,
+}
+
+/// Work is in flight as long as this lives.
+pub(super) struct Airborne(Arc<Gpu>);
+
+impl Drop for Airborne {
+    fn drop(&mut self) {
+        self.0.flights.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// 64 bytes of page-locked host memory.
@@ -105,6 +120,8 @@ impl Gpu {
             launching: RwLock::default(),
             unfreed: Mutex::default(),
             lines: Mutex::default(),
+            streams: Mutex::default(),
+            leftovers: Mutex::default(),
         });
         open.insert(device, Arc::clone(&gpu));
         Ok(gpu)
@@ -260,17 +277,14 @@ impl Gpu {
         self.shared.store(true, Ordering::Release);
     }
 
-    /// Work is being put on a stream while the guard lives.
-    pub(super) fn launch(&self) -> RwLockReadGuard<'_, ()> {
+    /// Work is being put on a stream while the guard lives, and is in flight as long as the other value.
+    pub(super) fn launch(self: &Arc<Self>) -> (Airborne, RwLockReadGuard<'_, ()>) {
         self.flights.fetch_add(1, Ordering::AcqRel);
-        self.launching
+        let guard = self
+            .launching
             .read()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A piece of work has ended, or was not put on a stream.
-    pub(super) fn landed(&self) {
-        self.flights.fetch_sub(1, Ordering::AcqRel);
+            .unwrap_or_else(PoisonError::into_inner);
+        (Airborne(Arc::clone(self)), guard)
     }
 
     /// Frees memory that nothing uses any more. The driver may wait for the device then: where several ranks share it, a
@@ -310,7 +324,7 @@ impl Gpu {
         }
     }
 
-    /// Takes what a callback of the driver lets go; it is freed by the next [`Gpu::reap`].
+    /// Takes what a callback of the driver or the end of work lets go; it is freed by the next [`Gpu::reap`].
     pub(super) fn leave(&self, value: Box<dyn Any + Send>) {
         self.dropped
             .lock()
@@ -318,7 +332,7 @@ impl Gpu {
             .push(value);
     }
 
-    /// Frees what callbacks of the driver have let go.
+    /// Frees what was left.
     pub(super) fn reap(&self) {
         self.free_all();
         let dropped = {
@@ -331,5 +345,51 @@ impl Gpu {
             core::mem::take(&mut *dropped)
         };
         drop(dropped);
+    }
+
+    /// Takes notice of a stream.
+    pub(super) fn know(&self, stream: Weak<stream::Inner>) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(stream);
+    }
+
+    /// Takes what is in flight on a stream that ends; it is looked after by [`Gpu::sweep`].
+    pub(super) fn linger(&self, leftover: Leftover) {
+        self.leftovers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(leftover);
+    }
+
+    /// Frees what work has let go that has ended since, on any stream: for those who make or free things, not for those who
+    /// launch. Waits for nothing.
+    pub(crate) fn sweep(&self) {
+        self.reap();
+        let streams: Vec<_> = {
+            let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+            streams.iter().filter_map(Weak::upgrade).collect()
+        };
+        for stream in &streams {
+            stream.poll();
+        }
+        // A stream whose last handle this is ends here.
+        drop(streams);
+        // Owners that are told may make and end streams: not under the lock.
+        let mut leftovers = {
+            let mut leftovers = self
+                .leftovers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            core::mem::take(&mut *leftovers)
+        };
+        leftovers.retain_mut(|leftover| !leftover.poll(self));
+        if !leftovers.is_empty() {
+            self.leftovers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .append(&mut leftovers);
+        }
+        self.reap();
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::device::Gpu;
 use super::driver::{RawGraph, RawGraphExec};
-use super::stream::HostCall;
+use super::flight::HostCall;
 use crate::cpu::{LaunchNote, LaunchOwner, Replay, with_replay};
 use crate::{Error, Result};
 
@@ -128,7 +128,7 @@ impl Graph {
 
     pub(crate) fn instantiate(&self) -> Result<GraphExec> {
         let gpu = &self.inner.gpu;
-        gpu.reap();
+        gpu.sweep();
         Ok(GraphExec {
             inner: Arc::new(Exec {
                 raw: gpu.driver().instantiate(self.inner.raw)?,

@@ -9,6 +9,7 @@ use fusewire_device::native::ParamField;
 
 use super::driver::{Driver, FunctionProperties, LaunchShape, RawFunction, RawStream};
 use super::module::Function;
+use super::scratch::Upload;
 use crate::cpu::{Keep, LaunchNote, LaunchOwner, MAX_PARAM_BYTES};
 use crate::{Error, Result};
 
@@ -49,6 +50,7 @@ pub(crate) struct Launch {
     pub(super) owner: Option<Arc<dyn LaunchOwner>>,
     pub(super) note: LaunchNote,
     pub(super) keep: Keep,
+    upload: Option<Upload>,
 }
 
 impl fmt::Debug for Launch {
@@ -102,6 +104,7 @@ impl Launch {
             owner: None,
             note: [0; 4],
             keep: [const { None }; 4],
+            upload: None,
         })
     }
 
@@ -120,8 +123,21 @@ impl Launch {
         self
     }
 
+    /// Has a table be copied to the device before the kernel, from page-locked memory that is kept alive
+    /// ([`Launch::keeping`]), and that nobody writes meanwhile.
+    #[must_use]
+    pub(crate) fn uploading(mut self, upload: Option<Upload>) -> Self {
+        self.upload = upload;
+        self
+    }
+
     /// Puts the kernel on a stream.
     pub(super) fn issue(&self, driver: &dyn Driver, stream: RawStream) -> Result<()> {
+        if let Some(upload) = self.upload {
+            // SAFETY: both are kept alive as long as the launch, by the contract of `uploading`; also where the launch below
+            // fails, until the stream has come past it.
+            unsafe { driver.copy(upload.to, upload.from, upload.bytes, stream)? };
+        }
         let base = self.params.as_ptr().cast::<u8>();
         let mut parameters = [core::ptr::null_mut::<c_void>(); MAX_PARAMS];
         for (at, field) in parameters.iter_mut().zip(self.kernel.params) {

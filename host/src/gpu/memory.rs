@@ -13,6 +13,7 @@ use super::driver::{
     Driver, Export, HANDLE_BYTES, Import, MemoryKind, Origin, RawMemory, RawMulticast,
 };
 use super::share::{self, Published, Token};
+use super::stream;
 use crate::{Error, Result};
 
 /// How long a rank waits for another process to hand a descriptor over.
@@ -76,7 +77,7 @@ fn pieces() -> MutexGuard<'static, Pieces> {
 impl Memory {
     /// `bytes` zeroed bytes that peers can reach.
     pub(crate) fn create(gpu: &Arc<Gpu>, bytes: u64) -> Result<Arc<Self>> {
-        gpu.reap();
+        gpu.sweep();
         let raw = gpu.driver().allocate(bytes.max(1), MemoryKind::Shared)?;
         Ok(Self::register(gpu, raw, bytes, false))
     }
@@ -265,6 +266,24 @@ impl Drop for Memory {
             );
             return;
         }
+        let last = Freed {
+            gpu: Arc::clone(&self.gpu),
+            raw: self.raw,
+        };
+        if stream::is_settling() {
+            self.gpu.leave(Box::new(last));
+        }
+    }
+}
+
+/// Memory that nobody uses any more; freed when this is dropped, or later.
+struct Freed {
+    gpu: Arc<Gpu>,
+    raw: RawMemory,
+}
+
+impl Drop for Freed {
+    fn drop(&mut self) {
         self.gpu.free(self.raw);
     }
 }

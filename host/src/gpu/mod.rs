@@ -5,6 +5,7 @@
 mod device;
 pub mod driver;
 mod event;
+mod flight;
 mod graph;
 pub mod images;
 mod launch;
@@ -21,5 +22,5 @@ pub(crate) use self::event::Event;
 pub(crate) use self::graph::{Graph, GraphExec};
 pub(crate) use self::launch::{Kernel, Launch};
 pub(crate) use self::memory::{Memory, MemoryDescriptor, Offer};
-pub(crate) use self::scratch::Scratch;
+pub(crate) use self::scratch::{Scratch, Upload};
 pub(crate) use self::stream::{Copy, Stream, Task};

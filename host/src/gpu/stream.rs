@@ -1,27 +1,27 @@
 //! Streams of a GPU: the driver's, with what is in flight on them beside, so that memory stays alive and owners hear
 //! of ends and failures.
 //!
-//! Nothing here waits for the device but [`Stream::wait`] and [`Stream::synchronize`]. Whoever asks finds out what has
-//! ended since: there is no thread.
+//! Nothing here waits for the device but [`Stream::wait`] and [`Stream::synchronize`], not even the end of a stream:
+//! what is in flight then is left to the [`Gpu`]. Whoever asks finds out what has ended since: there is no thread.
 
-use core::any::Any;
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::VecDeque;
-use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::Instant;
 
-use super::device::Gpu;
+use super::device::{Airborne, Gpu};
 use super::driver::{CaptureStatus, RawEvent, RawGraph, RawStream};
 use super::event::Event;
-use super::graph::{self, Exec, Graph, GraphExec, Logged};
+pub(crate) use super::flight::Copy;
+use super::flight::{Flight, HostCall, Leftover, What, end_stream};
+use super::graph::{self, Graph, GraphExec, Logged};
 use super::launch::Launch;
-use crate::cpu::{HostFn, LaunchNote, LaunchOwner, message};
+use crate::cpu::HostFn;
 use crate::{Error, Result};
 
 /// Failures whose work can still be asked for.
@@ -45,56 +45,13 @@ pub(crate) enum Task {
     Graph(GraphExec),
 }
 
-/// A copy from device memory to device memory.
-pub(crate) struct Copy {
-    pub(crate) to: u64,
-    pub(crate) from: u64,
-    pub(crate) bytes: u64,
-    /// Keeps both alive.
-    #[expect(dead_code, reason = "keeps memory alive")]
-    pub(crate) keep: [Arc<dyn Any + Send + Sync>; 2],
-}
-
-/// A closure that the driver calls, and what it gave last.
-pub(super) struct HostCall {
-    call: HostFn,
-    error: Mutex<Option<Error>>,
-}
-
-impl HostCall {
-    pub(super) fn take_error(&self) -> Option<Error> {
-        self.error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-    }
-
-    unsafe extern "C" fn run(data: *mut c_void) {
-        // SAFETY: the value is kept alive by whatever is in flight, or by the graph.
-        let this = unsafe { &*data.cast::<Self>() };
-        let result =
-            panic::catch_unwind(AssertUnwindSafe(|| (this.call)())).unwrap_or_else(|panic| {
-                Err(Error::launch(format!(
-                    "work of the stream panicked: {}",
-                    message(&*panic)
-                )))
-            });
-        if let Err(error) = result {
-            this.error
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get_or_insert(error);
-        }
-    }
-}
-
 /// A stream. Clones are the same stream.
 #[derive(Clone)]
 pub(crate) struct Stream {
     inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(super) struct Inner {
     gpu: Arc<Gpu>,
     raw: RawStream,
     /// Made here; else it belongs to somebody else.
@@ -119,31 +76,15 @@ struct State {
     capture: Option<u64>,
 }
 
-/// Work in flight.
-struct Flight {
-    number: u64,
-    event: RawEvent,
-    sticky: bool,
-    what: What,
-}
-
-enum What {
-    Launch(
-        Option<Arc<dyn LaunchOwner>>,
-        u64,
-        LaunchNote,
-        crate::cpu::Keep,
-    ),
-    Graph(Arc<Exec>, u64, Vec<u64>),
-    Host(Arc<HostCall>),
-    Call(#[expect(dead_code, reason = "keeps memory alive")] HostFn),
-    Copies(#[expect(dead_code, reason = "keeps memory alive")] Arc<[Copy]>),
-    Failed(Error),
-}
-
 thread_local! {
     /// This thread tells an owner of an end: waiting for the same stream would not end.
     static SETTLING: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether this thread has come by the end of work on its way to something else, and must not wait: to free memory may
+/// take long, and wait for work that waits for this very thread.
+pub(super) fn is_settling() -> bool {
+    SETTLING.get() != 0
 }
 
 impl fmt::Debug for Stream {
@@ -169,16 +110,17 @@ impl Stream {
     }
 
     fn over(gpu: &Arc<Gpu>, raw: RawStream, owned: bool) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                gpu: Arc::clone(gpu),
-                raw,
-                owned,
-                state: Mutex::default(),
-                poller: Mutex::default(),
-                completed: AtomicU64::new(0),
-            }),
-        }
+        gpu.sweep();
+        let inner = Arc::new(Inner {
+            gpu: Arc::clone(gpu),
+            raw,
+            owned,
+            state: Mutex::default(),
+            poller: Mutex::default(),
+            completed: AtomicU64::new(0),
+        });
+        gpu.know(Arc::downgrade(&inner));
+        Self { inner }
     }
 
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
@@ -228,26 +170,33 @@ impl Stream {
             self.capture_task(task, capture, graph)?;
             return Ok(0);
         }
-        self.inner.gpu.reap();
         self.poll();
-        let _launching = self.inner.gpu.launch();
-        let issued = self.issue(task, sticky);
-        if issued.is_err() {
-            self.inner.gpu.landed();
+        // Before the work: what is in flight must be known to be.
+        let spare = self.state().events.pop();
+        let event = match spare {
+            Some(event) => event,
+            None => self.inner.gpu.driver().create_event(false)?,
+        };
+        let (airborne, _launching) = self.inner.gpu.launch();
+        match self.issue(task) {
+            Ok(what) => Ok(self.fly(event, what, sticky, airborne)),
+            Err(error) => {
+                self.state().events.push(event);
+                Err(error)
+            }
         }
-        issued
     }
 
-    /// Puts work on the stream; its number.
-    fn issue(&self, task: Task, sticky: bool) -> Result<u64> {
+    /// Puts work on the stream. What fails without being refused ([`What::Failed`]) has its place in the order.
+    fn issue(&self, task: Task) -> Result<What> {
         let driver = self.inner.gpu.driver();
         let raw = self.inner.raw;
-        let what = match task {
+        Ok(match task {
             Task::Launch(launch) => {
                 let word = match &launch.owner {
                     Some(owner) => match owner.before(&launch.note) {
                         Ok(word) => word,
-                        Err(error) => return self.fly(What::Failed(error), sticky),
+                        Err(error) => return Ok(What::Failed(error, launch.keep)),
                     },
                     None => 0,
                 };
@@ -255,7 +204,7 @@ impl Stream {
                     if let Some(owner) = &launch.owner {
                         let _ = owner.after(word, &launch.note, false);
                     }
-                    return self.fly(What::Failed(error), sticky);
+                    return Ok(What::Failed(error, launch.keep));
                 }
                 What::Launch(launch.owner, word, launch.note, launch.keep)
             }
@@ -269,13 +218,14 @@ impl Stream {
                 unsafe { driver.host_function(raw, HostCall::run, data)? };
                 What::Host(call)
             }
-            Task::Call(call) => match call() {
-                Ok(()) => What::Call(call),
-                Err(error) => What::Failed(error),
-            },
+            // What fails half-way may have put work on the stream all the same.
+            Task::Call(call) => {
+                let failed = call().err();
+                What::Call(call, failed)
+            }
             Task::Copies(copies) => {
-                self.copy_all(&copies)?;
-                What::Copies(copies)
+                let failed = self.copy_all(&copies).err();
+                What::Copies(copies, failed)
             }
             Task::Graph(exec) => {
                 if !Arc::ptr_eq(&exec.inner.gpu, &self.inner.gpu) {
@@ -283,18 +233,20 @@ impl Stream {
                 }
                 let mut words = self.state().words.pop().unwrap_or_default();
                 let (number, admitted) = exec.inner.admit(&mut words);
-                if let Err(error) = admitted {
-                    return self.fly(What::Failed(error), sticky);
-                }
-                // SAFETY: what the graph holds was checked as it was captured, and it keeps alive what it needs.
-                if let Err(error) = unsafe { driver.launch_graph(exec.inner.raw, raw) } {
-                    let _ = exec.inner.settle(number, &words, false);
-                    return self.fly(What::Failed(error), sticky);
+                let launched = admitted.and_then(|()| {
+                    // SAFETY: what the graph holds was checked as it was captured, and it keeps alive what it needs.
+                    let launched = unsafe { driver.launch_graph(exec.inner.raw, raw) };
+                    launched.inspect_err(|_| {
+                        let _ = exec.inner.settle(number, &words, false);
+                    })
+                });
+                if let Err(error) = launched {
+                    self.state().words.push(words);
+                    return Ok(What::Failed(error, Default::default()));
                 }
                 What::Graph(exec.inner, number, words)
             }
-        };
-        self.fly(what, sticky)
+        })
     }
 
     fn copy_all(&self, copies: &[Copy]) -> Result<()> {
@@ -315,12 +267,10 @@ impl Stream {
         let driver = gpu.driver();
         match task {
             Task::Launch(launch) => {
+                // First: a graph must not hold what nothing keeps alive.
+                let keep = Box::new((launch.keep.clone(), launch.owner.clone()));
+                graph::retain(gpu, raw_graph, keep)?;
                 launch.issue(driver, self.inner.raw)?;
-                graph::retain(
-                    gpu,
-                    raw_graph,
-                    Box::new((launch.keep, launch.owner.clone())),
-                )?;
                 if let Some(owner) = launch.owner {
                     graph::note(gpu, capture, Logged::Launch(owner, launch.note));
                 }
@@ -337,8 +287,8 @@ impl Stream {
                 graph::note(gpu, capture, Logged::Host(call));
             }
             Task::Call(call) => {
+                graph::retain(gpu, raw_graph, Box::new(Arc::clone(&call)))?;
                 call()?;
-                graph::retain(gpu, raw_graph, Box::new(call))?;
             }
             Task::Copies(copies) => {
                 graph::retain(gpu, raw_graph, Box::new(Arc::clone(&copies)))?;
@@ -354,28 +304,35 @@ impl Stream {
     }
 
     /// Notes work that was just put on the stream; its number.
-    fn fly(&self, what: What, sticky: bool) -> Result<u64> {
-        let driver = self.inner.gpu.driver();
+    fn fly(&self, event: RawEvent, what: What, sticky: bool, airborne: Airborne) -> u64 {
         let mut state = self.state();
-        let event = match state.events.pop() {
-            Some(event) => event,
-            None => driver.create_event(false)?,
-        };
-        let recorded = driver.record_event(event, self.inner.raw);
+        let recorded = self.inner.gpu.driver().record_event(event, self.inner.raw);
         state.issued += 1;
         let number = state.issued;
         state.flights.push_back(Flight {
             number,
             event,
+            unrecorded: recorded.err(),
             sticky,
             what,
+            _airborne: airborne,
         });
-        drop(state);
-        if let Err(error) = recorded {
-            // The flight is there, and ends with the next poll.
-            tracing::warn!(%error, "an event could not be recorded");
+        number
+    }
+
+    /// Makes the events of `flights` pieces of work in flight.
+    pub(crate) fn prime(&self, flights: usize) -> Result<()> {
+        self.poll();
+        let missing = {
+            let mut state = self.state();
+            state.flights.reserve(flights);
+            flights.saturating_sub(state.events.len() + state.flights.len())
+        };
+        for _ in 0..missing {
+            let event = self.inner.gpu.driver().create_event(false)?;
+            self.state().events.push(event);
         }
-        Ok(number)
+        Ok(())
     }
 
     /// Finds out what has ended, and tells its owners.
@@ -439,19 +396,17 @@ impl Stream {
         let _ = self.wait(last, None);
         // What others have enqueued too.
         self.inner.gpu.driver().synchronize_stream(self.inner.raw)?;
-        self.inner.gpu.reap();
         self.state().sticky.take().map_or(Ok(()), Err)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
         self.poll();
-        self.state().flights.is_empty()
-            && self
-                .inner
-                .gpu
-                .driver()
-                .query_stream(self.inner.raw)
-                .unwrap_or(false)
+        if !self.state().flights.is_empty() {
+            return false;
+        }
+        // To ask for the stream would end a capture.
+        let driver = self.inner.gpu.driver();
+        self.is_capturing() || driver.query_stream(self.inner.raw).unwrap_or(false)
     }
 
     pub(crate) fn record(&self, event: &Event) -> Result<()> {
@@ -473,6 +428,10 @@ impl Stream {
         if self.is_capturing() {
             return Err(Error::capture("begin: this stream is capturing already"));
         }
+        if let Some(ended) = self.state().capture.take() {
+            // Somebody else has ended the capture that began here.
+            let _ = graph::end(gpu, ended);
+        }
         gpu.driver().begin_capture(self.inner.raw)?;
         let capture = self.capture()?.map(|(capture, _)| capture);
         if let Some(capture) = capture {
@@ -486,7 +445,8 @@ impl Stream {
         let gpu = &self.inner.gpu;
         let Some(capture) = self.state().capture.take() else {
             let detail = if self.is_capturing() {
-                "end: this stream joined a capture that another stream began; end it there"
+                "end: this stream joined a capture that another stream began, or its own was begun by somebody else; \
+                 end it there"
             } else {
                 "end: this stream is not capturing"
             };
@@ -503,17 +463,28 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn poll(&self) {
+    pub(super) fn poll(&self) {
         // Whoever polls already does it for all.
-        let Ok(_poller) = self.poller.try_lock() else {
-            return;
+        let _poller = match self.poller.try_lock() {
+            Ok(poller) => poller,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
         };
         let driver = self.gpu.driver();
         loop {
-            let Some(event) = self.lock().flights.front().map(|flight| flight.event) else {
+            let front = self.lock().flights.front().map(|flight| {
+                let recorded = flight.unrecorded.is_none();
+                (flight.event, recorded)
+            });
+            let Some((event, recorded)) = front else {
                 return;
             };
-            let lost = match driver.query_event(event) {
+            let ended = if recorded {
+                driver.query_event(event)
+            } else {
+                self.is_past_unrecorded()
+            };
+            let mut lost = match ended {
                 Ok(false) => return,
                 Ok(true) => None,
                 Err(error) => Some(error),
@@ -522,26 +493,11 @@ impl Inner {
                 return;
             };
             let outer = SETTLING.replace(core::ptr::from_ref(self) as usize);
-            let mut words = None;
-            let ran = lost.is_none();
-            let result = match flight.what {
-                What::Launch(owner, word, note, keep) => {
-                    let after = owner.map_or(Ok(()), |owner| owner.after(word, &note, ran));
-                    drop(keep);
-                    after
-                }
-                What::Graph(exec, number, list) => {
-                    let after = exec.settle(number, &list, ran);
-                    words = Some(list);
-                    after
-                }
-                What::Host(call) => call.take_error().map_or(Ok(()), Err),
-                What::Call(_) | What::Copies(_) => Ok(()),
-                What::Failed(error) => Err(error),
-            };
+            let (mut result, words) = Flight::settle(flight.what, lost.take());
             SETTLING.set(outer);
-            self.gpu.landed();
-            let result = lost.map_or(result, Err);
+            if let Some(error) = flight.unrecorded {
+                result = result.and(Err(error));
+            }
             let mut state = self.lock();
             state.events.push(flight.event);
             state.words.extend(words);
@@ -557,40 +513,45 @@ impl Inner {
             self.completed.store(flight.number, Ordering::Release);
         }
     }
+
+    /// Whether work has ended that has no event: when all of the stream's has.
+    fn is_past_unrecorded(&self) -> Result<bool> {
+        let driver = self.gpu.driver();
+        match driver.capture_status(self.raw)? {
+            CaptureStatus::None => driver.query_stream(self.raw),
+            // To ask would end the capture.
+            _ => Ok(false),
+        }
+    }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         let driver = self.gpu.driver();
-        // What is queued runs to its end; its memory must live until then.
-        let flying = !self.lock().flights.is_empty();
-        if flying && let Err(error) = driver.synchronize_stream(self.raw) {
-            tracing::warn!(%error, "a stream was dropped after a failure of the device");
-        }
-        self.poll();
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for event in state.events.drain(..).chain(
-            state
-                .flights
-                .iter()
-                .map(|flight| flight.event)
-                .collect::<Vec<_>>(),
-        ) {
-            // SAFETY: events of this stream, which nobody else has.
-            let _ = unsafe { driver.destroy_event(event) };
-        }
-        if let Some(capture) = state.capture.take() {
+        let capture = self.lock().capture.take();
+        if let Some(capture) = capture {
             let _ = graph::end(&self.gpu, capture);
             if let Ok(raw) = driver.end_capture(self.raw) {
                 // SAFETY: nobody else has the graph.
                 let _ = unsafe { driver.destroy_graph(raw) };
             }
         }
-        if self.owned {
-            // SAFETY: the last handle of a stream that `create_stream` gave.
-            if let Err(error) = unsafe { driver.destroy_stream(self.raw) } {
-                tracing::warn!(%error, "a stream could not be destroyed");
+        self.poll();
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for event in state.events.drain(..) {
+            // SAFETY: an event of this stream, which nobody else has.
+            let _ = unsafe { driver.destroy_event(event) };
+        }
+        // What is queued runs to its end, and its memory lives until then. Nobody waits for that here: the thread
+        // may be the one whose next call the work waits for, and the stream may be somebody else's.
+        let flights = core::mem::take(&mut state.flights);
+        let stream = self.owned.then_some(self.raw);
+        if flights.is_empty() {
+            if let Some(stream) = stream {
+                end_stream(driver, stream);
             }
+        } else {
+            self.gpu.linger(Leftover { flights, stream });
         }
         self.gpu.reap();
     }

@@ -9,7 +9,7 @@ use crate::comm::Communicator;
 use crate::comm::handoff::{Address, Counts, hand_off};
 use crate::comm::observe::Note;
 use crate::comm::submit::Prepared;
-use crate::gpu::Scratch;
+use crate::gpu::{Scratch, Upload};
 use crate::tensor::{Input, Output, Tensor};
 use fusewire_device::comm::Place;
 use fusewire_device::session::Operation;
@@ -178,10 +178,11 @@ impl Communicator {
         let Some(on_gpu) = &self.inner.on_gpu else {
             return Ok(DeviceWords::here(words));
         };
-        let copy = Scratch::holding(on_gpu.gpu(), bytemuck::cast_slice(words))?;
+        let bytes = bytemuck::cast_slice(words);
+        let (copy, upload) = self.table_on_gpu(on_gpu.gpu(), bytes)?;
         Ok(DeviceWords {
             at: copy.address() as *const u64,
-            copy: Some(copy),
+            copy: Some((copy, upload)),
         })
     }
 }
@@ -189,7 +190,7 @@ impl Communicator {
 /// Words that a kernel reads.
 struct DeviceWords {
     at: *const u64,
-    copy: Option<Scratch>,
+    copy: Option<(Scratch, Option<Upload>)>,
 }
 
 impl DeviceWords {
@@ -204,7 +205,7 @@ impl DeviceWords {
     /// Has a copy live as long as the launch.
     fn kept_by(self, prepared: Prepared<'_>) -> Prepared<'_> {
         match self.copy {
-            Some(copy) => prepared.keeping(Arc::new(copy)),
+            Some((copy, upload)) => prepared.keeping(Arc::new(copy)).uploading(upload),
             None => prepared,
         }
     }

@@ -1,0 +1,164 @@
+//! Work in flight: what it keeps alive, and whom its end concerns.
+
+use core::any::Any;
+use core::ffi::c_void;
+use std::collections::VecDeque;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::device::{Airborne, Gpu};
+use super::driver::{Driver, RawEvent, RawStream};
+use super::graph::Exec;
+use crate::cpu::{HostFn, Keep, LaunchNote, LaunchOwner, message};
+use crate::{Error, Result};
+
+/// A copy from device memory to device memory.
+pub(crate) struct Copy {
+    pub(crate) to: u64,
+    pub(crate) from: u64,
+    pub(crate) bytes: u64,
+    /// Keeps both alive.
+    #[expect(dead_code, reason = "keeps memory alive")]
+    pub(crate) keep: [Arc<dyn Any + Send + Sync>; 2],
+}
+
+/// A closure that the driver calls, and what it gave last.
+pub(super) struct HostCall {
+    pub(super) call: HostFn,
+    pub(super) error: Mutex<Option<Error>>,
+}
+
+impl HostCall {
+    pub(super) fn take_error(&self) -> Option<Error> {
+        self.error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    pub(super) unsafe extern "C" fn run(data: *mut c_void) {
+        // SAFETY: the value is kept alive by whatever is in flight, or by the graph.
+        let this = unsafe { &*data.cast::<Self>() };
+        let result =
+            panic::catch_unwind(AssertUnwindSafe(|| (this.call)())).unwrap_or_else(|panic| {
+                Err(Error::launch(format!(
+                    "work of the stream panicked: {}",
+                    message(&*panic)
+                )))
+            });
+        if let Err(error) = result {
+            this.error
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(error);
+        }
+    }
+}
+
+/// What is in flight.
+pub(super) enum What {
+    Launch(Option<Arc<dyn LaunchOwner>>, u64, LaunchNote, Keep),
+    Graph(Arc<Exec>, u64, Vec<u64>),
+    Host(Arc<HostCall>),
+    Call(HostFn, Option<Error>),
+    Copies(Arc<[Copy]>, Option<Error>),
+    /// What was put on the stream before the failure may still use what is kept.
+    Failed(Error, Keep),
+}
+
+/// Work in flight.
+pub(super) struct Flight {
+    pub(super) number: u64,
+    /// Recorded behind the work, unless that failed for the reason beside.
+    pub(super) event: RawEvent,
+    pub(super) unrecorded: Option<Error>,
+    pub(super) sticky: bool,
+    pub(super) what: What,
+    pub(super) _airborne: Airborne,
+}
+
+impl Flight {
+    /// Tells the owners that the work has ended, or was `lost` with the device. Gives the result, and a list to be used
+    /// again.
+    pub(super) fn settle(what: What, lost: Option<Error>) -> (Result<()>, Option<Vec<u64>>) {
+        let ran = lost.is_none();
+        let mut words = None;
+        // Owners call hooks of the user's.
+        let told = panic::catch_unwind(AssertUnwindSafe(|| match what {
+            What::Launch(owner, word, note, keep) => {
+                let after = owner.map_or(Ok(()), |owner| owner.after(word, &note, ran));
+                drop(keep);
+                after
+            }
+            What::Graph(exec, number, list) => {
+                let after = exec.settle(number, &list, ran);
+                words = Some(list);
+                after
+            }
+            What::Host(call) => call.take_error().map_or(Ok(()), Err),
+            What::Call(call, failed) => {
+                drop(call);
+                failed.map_or(Ok(()), Err)
+            }
+            What::Copies(copies, failed) => {
+                drop(copies);
+                failed.map_or(Ok(()), Err)
+            }
+            What::Failed(error, keep) => {
+                drop(keep);
+                Err(error)
+            }
+        }));
+        let result = told.unwrap_or_else(|panic| {
+            Err(Error::launch(format!(
+                "whoever was told of the end of the stream's work panicked: {}",
+                message(&*panic)
+            )))
+        });
+        (lost.map_or(result, Err), words)
+    }
+}
+
+/// What was in flight when its stream came to its end, and the stream itself where it is to be destroyed then.
+pub(super) struct Leftover {
+    pub(super) flights: VecDeque<Flight>,
+    pub(super) stream: Option<RawStream>,
+}
+
+impl Leftover {
+    /// Finds out what has ended; whether that is all.
+    pub(super) fn poll(&mut self, gpu: &Gpu) -> bool {
+        let driver = gpu.driver();
+        while !self.flights.is_empty() {
+            // Work without an event has ended when work behind it has; where there is none, nobody knows when, and its
+            // memory is given up rather than freed too early.
+            let behind = self.flights.iter().find(|it| it.unrecorded.is_none());
+            let lost = match behind.map(|flight| driver.query_event(flight.event)) {
+                None | Some(Ok(false)) => return false,
+                Some(Ok(true)) => None,
+                Some(Err(error)) => Some(error),
+            };
+            let Some(flight) = self.flights.pop_front() else {
+                break;
+            };
+            let (result, _) = Flight::settle(flight.what, lost);
+            if let Err(error) = result {
+                tracing::warn!(%error, "work of a stream that was dropped has failed");
+            }
+            // SAFETY: an event of that stream, which nobody else has.
+            let _ = unsafe { driver.destroy_event(flight.event) };
+        }
+        if let Some(stream) = self.stream.take() {
+            end_stream(driver, stream);
+        }
+        true
+    }
+}
+
+/// Destroys a stream that this crate has made, and nobody uses any more.
+pub(super) fn end_stream(driver: &dyn Driver, stream: RawStream) {
+    // SAFETY: the last handle of a stream that `create_stream` gave.
+    if let Err(error) = unsafe { driver.destroy_stream(stream) } {
+        tracing::warn!(%error, "a stream could not be destroyed");
+    }
+}

@@ -1,0 +1,134 @@
+//! The executing double of the CUDA driver, asked and told by tests, and the driver's calls as another library of the
+//! process would make them.
+
+use core::ffi::{CStr, c_char, c_void};
+use core::ptr::null_mut;
+
+use libloading::Library;
+
+use crate::skip::skip;
+
+/// The driver library that this process uses, which is the double.
+#[derive(Debug)]
+pub struct Double(Library);
+
+/// A number of the driver's that is not 0.
+///
+/// # Panics
+/// For such a number: the driver refuses.
+#[track_caller]
+fn ok(what: &str, code: u32) {
+    assert_eq!(code, 0, "{what}");
+}
+
+impl Double {
+    /// The double, where the tests run on it; else the test is skipped.
+    ///
+    /// # Panics
+    /// When `FUSEWIRE_REQUIRE` names `cuda-double`, and it is not there.
+    pub fn open() -> Option<Self> {
+        if crate::device().is_gpu() {
+            // SAFETY: the double's initialisers do nothing but what the driver's do.
+            let library = unsafe { Library::new("libcuda.so.1") };
+            if let Ok(library) = library {
+                // SAFETY: only looked for.
+                let own = unsafe { library.get::<*const c_void>(b"fusewireCudaDoubleCalls\0") };
+                if own.is_ok() {
+                    return Some(Self(library));
+                }
+            }
+        }
+        skip(
+            "cuda-double",
+            "the tests do not run on the double of the CUDA driver",
+        );
+        None
+    }
+
+    /// A function of the library, as its address.
+    fn find<T: Copy>(&self, name: &str) -> T {
+        // SAFETY: the callers give the types of `cuda.h` and of the double.
+        let found = unsafe { self.0.get::<T>(name.as_bytes()) };
+        *found.unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// How often a function was called so far.
+    pub fn calls(&self, name: &CStr) -> u64 {
+        let ask: unsafe extern "C" fn(*const c_char) -> u64 = self.find("fusewireCudaDoubleCalls");
+        // SAFETY: a live C string.
+        unsafe { ask(name.as_ptr()) }
+    }
+
+    /// How many objects of a kind live.
+    pub fn live(&self, kind: &CStr) -> u64 {
+        let ask: unsafe extern "C" fn(*const c_char) -> u64 = self.find("fusewireCudaDoubleLive");
+        // SAFETY: a live C string.
+        unsafe { ask(kind.as_ptr()) }
+    }
+
+    /// Has the `nth` call of a function from now on fail.
+    pub fn fail(&self, name: &CStr, nth: u64, code: u32) {
+        let tell: unsafe extern "C" fn(*const c_char, u64, u32) =
+            self.find("fusewireCudaDoubleFail");
+        // SAFETY: a live C string.
+        unsafe { tell(name.as_ptr(), nth, code) }
+    }
+
+    /// A stream that does not wait for the legacy default stream.
+    pub fn stream(&self) -> *mut c_void {
+        let create: unsafe extern "C" fn(*mut *mut c_void, u32) -> u32 =
+            self.find("cuStreamCreate");
+        let mut stream = null_mut();
+        // SAFETY: `stream` is writable.
+        ok("cuStreamCreate", unsafe { create(&raw mut stream, 1) });
+        stream
+    }
+
+    /// Begins a capture in `mode` (0 global, 1 of this thread, 2 relaxed).
+    pub fn begin_capture(&self, stream: *mut c_void, mode: u32) {
+        let begin: unsafe extern "C" fn(*mut c_void, u32) -> u32 =
+            self.find("cuStreamBeginCapture_v2");
+        // SAFETY: a live stream.
+        ok("cuStreamBeginCapture", unsafe { begin(stream, mode) });
+    }
+
+    /// Ends it and makes the graph ready; gives graph and executable.
+    pub fn end_capture(&self, stream: *mut c_void) -> (*mut c_void, *mut c_void) {
+        let end: unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> u32 =
+            self.find("cuStreamEndCapture");
+        let make: unsafe extern "C" fn(*mut *mut c_void, *mut c_void, u64) -> u32 =
+            self.find("cuGraphInstantiateWithFlags");
+        let (mut graph, mut exec) = (null_mut(), null_mut());
+        // SAFETY: a live stream, and `graph` is writable.
+        ok("cuStreamEndCapture", unsafe { end(stream, &raw mut graph) });
+        // SAFETY: a live graph, and `exec` is writable.
+        ok("cuGraphInstantiate", unsafe {
+            make(&raw mut exec, graph, 0)
+        });
+        (graph, exec)
+    }
+
+    /// Calls a function of one handle: a synchronisation, or what ends the handle.
+    pub fn call(&self, name: &str, handle: *mut c_void) {
+        let call: unsafe extern "C" fn(*mut c_void) -> u32 = self.find(name);
+        // SAFETY: the test gives a live handle of the right kind.
+        ok(name, unsafe { call(handle) });
+    }
+
+    /// Launches a graph.
+    pub fn launch(&self, exec: *mut c_void, stream: *mut c_void) {
+        let launch: unsafe extern "C" fn(*mut c_void, *mut c_void) -> u32 =
+            self.find("cuGraphLaunch");
+        // SAFETY: both are live.
+        ok("cuGraphLaunch", unsafe { launch(exec, stream) });
+    }
+
+    /// Device memory.
+    pub fn allocate(&self, bytes: usize) -> *mut u8 {
+        let allocate: unsafe extern "C" fn(*mut u64, usize) -> u32 = self.find("cuMemAlloc_v2");
+        let mut at = 0u64;
+        // SAFETY: `at` is writable.
+        ok("cuMemAlloc", unsafe { allocate(&raw mut at, bytes) });
+        at as *mut u8
+    }
+}

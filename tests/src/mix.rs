@@ -1,0 +1,426 @@
+//! One of everything: operations of all kinds and kernels of users, issued in one order, with contents that change each
+//! round and are checked to the last element.
+
+use fusewire::{
+    CallOptions, Communicator, Compare, DType, Error, Operation, ReduceOp, Result, RmsNorm,
+    SignalUpdate, Tensor, Window, WindowOptions, reference,
+};
+use fusewire_kernels::one_sided::{RING_PUT, RingPutParams};
+use vocab_argmax::{VOCAB_ARGMAX, VocabArgmaxParams};
+
+use crate::device::tensor;
+use crate::rng::Rng;
+
+/// Elements of a part.
+const N: usize = 12;
+/// Shape of the fused norm and of the logits.
+const ROWS: usize = 2;
+const HIDDEN: usize = 8;
+const COLUMNS: usize = 5;
+/// What outputs hold before each round.
+const POISON: i64 = -0x5bad_5bad_5bad_5bad;
+const EPSILON: f32 = 1e-5;
+
+/// Where a part of a tensor lies: first element and number.
+type Part = (usize, usize);
+
+/// Gives out the parts of a tensor, one behind the other.
+#[derive(Default)]
+struct Parts(usize);
+
+impl Parts {
+    fn next(&mut self, count: usize) -> Part {
+        let at = self.0;
+        self.0 += count;
+        (at, count)
+    }
+}
+
+/// One rank's buffers. Integers, floats and words lie in one tensor each, so that a round costs three copies each way.
+#[derive(Debug)]
+pub struct Mix {
+    comm: Communicator,
+    integers: Tensor,
+    floats: Tensor,
+    words: Tensor,
+    window: Window,
+    /// Whether the kernel of another crate is there.
+    argmax: bool,
+}
+
+/// The parts of the tensor of integers, for `n` ranks.
+struct Integers {
+    x: Part,
+    sent: Part,
+    one_hop: Part,
+    packets: Part,
+    two_hops: Part,
+    gathered: Part,
+    scattered: Part,
+    exchanged: Part,
+    v: Part,
+    pair: Part,
+    ring: Part,
+    pushed: Part,
+    got: Part,
+    all: usize,
+}
+
+impl Integers {
+    fn new(n: usize) -> Self {
+        let mut parts = Parts::default();
+        let mut one = |rows: usize| parts.next(rows * N);
+        let mut this = Self {
+            x: one(1),
+            sent: one(1),
+            one_hop: one(1),
+            packets: one(1),
+            two_hops: one(1),
+            gathered: one(n),
+            scattered: one(1),
+            exchanged: one(n),
+            v: one(n),
+            pair: one(1),
+            ring: one(1),
+            pushed: one(1),
+            got: one(1),
+            all: 0,
+        };
+        this.all = parts.0;
+        this
+    }
+}
+
+/// The parts of the tensor of floats.
+struct Floats {
+    input: Part,
+    residual: Part,
+    weight: Part,
+    logits: Part,
+    output: Part,
+    all: usize,
+}
+
+impl Floats {
+    fn new() -> Self {
+        let mut parts = Parts::default();
+        let mut this = Self {
+            input: parts.next(ROWS * HIDDEN),
+            residual: parts.next(ROWS * HIDDEN),
+            weight: parts.next(HIDDEN),
+            logits: parts.next(ROWS * COLUMNS),
+            output: parts.next(ROWS * HIDDEN),
+            all: 0,
+        };
+        this.all = parts.0;
+        this
+    }
+}
+
+/// The parts of the tensor of words.
+struct Words {
+    splits: Part,
+    keys: Part,
+    winners: Part,
+    launches: Part,
+    all: usize,
+}
+
+impl Words {
+    fn new(n: usize) -> Self {
+        let mut parts = Parts::default();
+        let mut this = Self {
+            splits: parts.next(2 * n),
+            keys: parts.next(ROWS),
+            winners: parts.next(ROWS),
+            launches: parts.next(1),
+            all: 0,
+        };
+        this.all = parts.0;
+        this
+    }
+}
+
+/// What all ranks put in, in a round.
+struct Round {
+    x: Vec<Vec<i64>>,
+    floats: Vec<Vec<f32>>,
+    /// Elements that rank a sends to rank b.
+    splits: Vec<Vec<usize>>,
+}
+
+impl Round {
+    fn new(n: usize, round: u64) -> Self {
+        let mut rng = Rng::new(round);
+        let numbers = |rng: &mut Rng| (0..N).map(|_| rng.bits() as i64 >> 8).collect();
+        let floats = |rng: &mut Rng| {
+            let small = |rng: &mut Rng| rng.below(64) as f32 - 31.5;
+            (0..Floats::new().all).map(|_| small(rng)).collect()
+        };
+        Self {
+            x: (0..n).map(|_| numbers(&mut rng)).collect(),
+            floats: (0..n).map(|_| floats(&mut rng)).collect(),
+            splits: (0..n)
+                .map(|_| (0..n).map(|_| rng.pick(&[0, 0, 1, 5, N])).collect())
+                .collect(),
+        }
+    }
+}
+
+/// A part of a tensor's contents.
+fn part<T>(values: &[T], (at, count): Part) -> &[T] {
+    &values[at..at + count]
+}
+
+impl Mix {
+    /// Buffers for every operation. All ranks together, two at least, one block.
+    ///
+    /// # Errors
+    /// As [`Communicator::alloc`].
+    pub fn new(comm: &Communicator) -> Result<Self> {
+        let n = comm.size() as usize;
+        let argmax = comm.warm_up_kernel(&VOCAB_ARGMAX);
+        let argmax = match argmax {
+            Ok(()) => true,
+            // No image: the other user's kernel is the library's own.
+            Err(Error::Image { .. }) => false,
+            Err(error) => return Err(error),
+        };
+        let words = tensor(DType::U64, Words::new(n).all)?;
+        Ok(Self {
+            integers: comm.alloc(DType::I64, Integers::new(n).all)?,
+            floats: comm.alloc(DType::F32, Floats::new().all)?,
+            words,
+            window: comm.alloc_window(DType::I64, N, WindowOptions::default())?,
+            comm: comm.clone(),
+            argmax,
+        })
+    }
+
+    /// Whether the kernel of another crate takes part, for which a GPU needs its image.
+    pub fn has_argmax(&self) -> bool {
+        self.argmax
+    }
+
+    fn integers(&self, (at, count): Part) -> Result<Tensor> {
+        self.integers.slice(at, count)
+    }
+
+    fn floats(&self, (at, count): Part) -> Result<Tensor> {
+        self.floats.slice(at, count)
+    }
+
+    fn words(&self, (at, count): Part) -> Result<Tensor> {
+        self.words.slice(at, count)
+    }
+
+    /// Enqueues one of everything on `comm`, which is the communicator of [`Mix::new`] on any stream.
+    ///
+    /// # Errors
+    /// As the operations.
+    pub fn issue(&self, comm: &Communicator) -> Result<()> {
+        let n = comm.size() as usize;
+        let at = Integers::new(n);
+        let (me, last) = (comm.rank(), comm.size() - 1);
+        let (next, before) = ((me + 1) % comm.size(), (me + last) % comm.size());
+        let by = |name| comm.with_options(&CallOptions::new().hint("algorithm", name));
+        let x = self.integers(at.x)?;
+        let gathered = self.integers(at.gathered)?;
+        by("signal")?.all_reduce_into_async(&self.integers(at.one_hop)?, &x, ReduceOp::Sum)?;
+        by("packet")?.all_reduce_into_async(&self.integers(at.packets)?, &x, ReduceOp::Sum)?;
+        by("two_shot")?.all_reduce_into_async(&self.integers(at.two_hops)?, &x, ReduceOp::Max)?;
+        comm.all_gather_single_async(&gathered, &x)?;
+        comm.reduce_scatter_single_async(
+            &self.integers(at.scattered)?,
+            &gathered,
+            ReduceOp::BitXor,
+        )?;
+        comm.broadcast_async(&self.integers(at.sent)?, last)?;
+        comm.all_to_all_single_async(&self.integers(at.exchanged)?, &gathered)?;
+        let splits = self.words(Words::new(n).splits)?;
+        comm.all_to_all_v_single_async(&self.integers(at.v)?, &gathered, &splits)?;
+        let pair = self.integers(at.pair)?;
+        match me {
+            0 => {
+                comm.send_async(&x, 1)?;
+                comm.recv_async(&pair, 1)?;
+            }
+            1 => {
+                comm.recv_async(&pair, 0)?;
+                comm.send_async(&x, 0)?;
+            }
+            _ => {}
+        }
+        let mut batch = comm.batch_op_create();
+        batch.send(&x, next)?;
+        batch.recv(&self.integers(at.ring)?, before)?;
+        batch.issue_async()?;
+
+        // One-sided, with signals that are back at nought at the end, so that a replay does the same.
+        let window = self.window.on(comm.stream());
+        window.put_async(&x, next, 0)?;
+        window.signal_async(next, 0, SignalUpdate::Set(1))?;
+        window.wait_signal_async(0, Some(before), Compare::Equal, 1)?;
+        window.get_async(&self.integers(at.got)?, me, 0)?;
+        comm.barrier_async()?;
+        window.signal_async(next, 0, SignalUpdate::Set(0))?;
+        window.wait_signal_async(0, Some(before), Compare::Equal, 0)?;
+
+        self.issue_kernels(comm)
+    }
+
+    /// The fused norm, and kernels as users launch them.
+    fn issue_kernels(&self, comm: &Communicator) -> Result<()> {
+        let n = comm.size() as usize;
+        let (at, floats, words) = (Integers::new(n), Floats::new(), Words::new(n));
+        let (input, output) = (self.floats(floats.input)?, self.floats(floats.output)?);
+        let (residual, weight) = (self.floats(floats.residual)?, self.floats(floats.weight)?);
+        let norm = RmsNorm::new(&output, &input, &residual, &weight, EPSILON);
+        // SAFETY: all of it is one tensor, which the launch keeps as the output.
+        unsafe { comm.all_reduce_rms_norm_async(&norm, None)? };
+
+        let (x, pushed) = (self.integers(at.x)?, self.integers(at.pushed)?);
+        let launches = self.words(words.launches)?;
+        let params = RingPutParams {
+            constants: comm.constants(),
+            call: comm.call_word(Operation::User, N as u64),
+            count: N as u64,
+            timeout_ns: 0,
+            source: x.as_ptr().cast(),
+            target_at: comm.place(&pushed)?.0,
+            signal: 3,
+            launches: launches.as_ptr().cast(),
+        };
+        let tensors = [Some(&x), Some(&pushed), Some(&launches)];
+        // SAFETY: the tensors hold what the kernel names; the target is the same window on all ranks; one block.
+        unsafe { comm.launch_async(&RING_PUT, params, tensors)? };
+        if !self.argmax {
+            return Ok(());
+        }
+        let logits = self.floats(floats.logits)?;
+        let (keys, winners) = (self.words(words.keys)?, self.words(words.winners)?);
+        let params = VocabArgmaxParams {
+            constants: comm.constants(),
+            call: comm.call_word(Operation::User, (ROWS * COLUMNS) as u64),
+            rows: ROWS as u64,
+            columns: COLUMNS as u64,
+            timeout_ns: 0,
+            logits: logits.as_ptr().cast(),
+            keys: keys.as_ptr().cast(),
+            winners: winners.as_ptr().cast(),
+        };
+        let tensors = [Some(&logits), Some(&keys), Some(&winners)];
+        // SAFETY: the buffers have the kernel's sizes; one block.
+        unsafe { comm.launch_async(&VOCAB_ARGMAX, params, tensors).map(drop) }
+    }
+
+    /// Writes the contents of `round`; what was issued before must have ended.
+    ///
+    /// # Errors
+    /// As [`Tensor::copy_from`].
+    pub fn fill(&self, round: u64) -> Result<()> {
+        let (n, me) = (self.comm.size() as usize, self.comm.rank() as usize);
+        let all = Round::new(n, round);
+        let at = Integers::new(n);
+        let mut integers = vec![POISON; at.all];
+        integers[at.x.0..][..N].copy_from_slice(&all.x[me]);
+        integers[at.sent.0..][..N].copy_from_slice(&all.x[me]);
+        self.integers.copy_from(&integers)?;
+        let mut floats = all.floats[me].clone();
+        floats[Floats::new().output.0..].fill(f32::NAN);
+        self.floats.copy_from(&floats)?;
+        let receive = (0..n).map(|from| all.splits[from][me] as u64);
+        let send = all.splits[me].iter().map(|count| *count as u64);
+        let words: Vec<u64> = receive.chain(send).collect();
+        self.words(Words::new(n).splits)?.copy_from(&words)
+    }
+
+    /// Checks what [`Mix::issue`] has left of `round`.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_vec`].
+    ///
+    /// # Panics
+    /// When something is wrong.
+    pub fn check(&self, round: u64) -> Result<()> {
+        let (n, me) = (self.comm.size() as usize, self.comm.rank() as usize);
+        let all = Round::new(n, round);
+        let at = Integers::new(n);
+        let seen = self.integers.to_vec::<i64>()?;
+        let reduced = |op: fn(i64, i64) -> i64| -> Vec<i64> {
+            let rows = all.x.iter().cloned();
+            let both =
+                |a: Vec<i64>, b: Vec<i64>| a.iter().zip(&b).map(|(a, b)| op(*a, *b)).collect();
+            rows.reduce(both).expect("a rank")
+        };
+        let is = |what: &str, at: Part, expected: &[i64]| {
+            assert_eq!(
+                part(&seen, at),
+                expected,
+                "{what} of rank {me}, round {round}"
+            );
+        };
+        let (sum, whole) = (reduced(|a, b| a + b), all.x.concat());
+        let before = (me + n - 1) % n;
+        is("the input", at.x, &all.x[me]);
+        is("all_reduce in one hop", at.one_hop, &sum);
+        is("all_reduce by packets", at.packets, &sum);
+        is("all_reduce in two hops", at.two_hops, &reduced(i64::max));
+        is("all_gather", at.gathered, &whole);
+        // All ranks bring the same rows.
+        let odd = i64::from(n % 2 == 1);
+        let xor: Vec<i64> = all.x[me].iter().map(|x| x * odd).collect();
+        is("reduce_scatter", at.scattered, &xor);
+        is("broadcast", at.sent, &all.x[n - 1]);
+        let exchanged = all.x[me].repeat(n);
+        is("all_to_all", at.exchanged, &exchanged);
+        let mut v = Vec::new();
+        for from in &all.splits {
+            let start: usize = from[..me].iter().sum();
+            v.extend_from_slice(&whole[start..start + from[me]]);
+        }
+        v.resize(n * N, POISON);
+        is("all_to_all_v", at.v, &v);
+        if me < 2 {
+            is("recv", at.pair, &all.x[1 - me]);
+        }
+        is("batch", at.ring, &all.x[before]);
+        is("get of what was put", at.got, &all.x[before]);
+        is("the user's put", at.pushed, &all.x[before]);
+        self.check_floats(&all, round)
+    }
+
+    fn check_floats(&self, all: &Round, round: u64) -> Result<()> {
+        let (n, me) = (self.comm.size() as usize, self.comm.rank() as usize);
+        let (floats, words) = (Floats::new(), Words::new(n));
+        let bytes = |values: &[f32]| reference::narrow(DType::F32, values);
+        let inputs: Vec<Vec<u8>> = all
+            .floats
+            .iter()
+            .map(|values| bytes(part(values, floats.input)))
+            .collect();
+        let sum = reference::reduce(DType::F32, ReduceOp::Sum, &[], &inputs);
+        let residual = bytes(part(&all.floats[me], floats.residual));
+        let weight = bytes(part(&all.floats[me], floats.weight));
+        let (normed, _) = reference::rms_norm(DType::F32, &sum, &residual, &weight, EPSILON);
+        let seen = self.floats.to_vec::<f32>()?;
+        let got = bytes(part(&seen, floats.output));
+        let difference = reference::first_difference(&normed, &got, DType::F32);
+        assert_eq!(difference, None, "fused norm of rank {me}, round {round}");
+        if !self.argmax {
+            return Ok(());
+        }
+        let winners = self.words(words.winners)?.to_vec::<u64>()?;
+        for (row, winner) in winners.into_iter().enumerate() {
+            let logit = |column: usize| {
+                let values = part(&all.floats[column / COLUMNS], floats.logits);
+                values[row * COLUMNS + column % COLUMNS]
+            };
+            let best = (0..n * COLUMNS)
+                .reduce(|a, b| if logit(b) > logit(a) { b } else { a })
+                .expect("a column");
+            assert_eq!(winner, best as u64, "argmax of rank {me}, round {round}");
+        }
+        Ok(())
+    }
+}

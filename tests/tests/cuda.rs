@@ -1,0 +1,261 @@
+//! The CUDA device on a machine without a GPU: each test starts itself again as a process in which the executing double
+//! of the driver library takes the place of `libcuda.so.1`.
+
+use core::time::Duration;
+use std::time::Instant;
+
+use fusewire::{Algorithm, CallOptions, DType, Device, Error, Options, ReduceOp, run_threads_on};
+use fusewire_tests::device::run_threads;
+use fusewire_tests::mix::Mix;
+use fusewire_tests::oracle;
+use fusewire_tests::process::{Host, report, role, start};
+use fusewire_tests::rank::Mode;
+use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
+
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Runs `body` in a child process on the double, with `environment`; it is test `test` of this binary.
+fn on_double(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
+    if role().as_deref() == Some("double") {
+        assert!(fusewire_tests::device().is_gpu());
+        body();
+        report("done");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    fusewire_cuda_double::install(folder.path()).expect("the double, built beside this test");
+    // What stands for the image that `fusewire-build` makes of a user's crate.
+    let image = fusewire_cuda_double::stand_in(vocab_argmax::KERNELS, 90);
+    let place = folder.path().join("vocab_argmax.sm_90.ptx");
+    std::fs::write(place, image).expect("an image");
+    let path = folder.path().display().to_string();
+    let mut all = vec![
+        ("LD_LIBRARY_PATH".to_owned(), path.clone()),
+        ("FUSEWIRE_IMAGES".to_owned(), path),
+        ("FUSEWIRE_TEST_DEVICE".to_owned(), "cuda".to_owned()),
+    ];
+    for (name, value) in environment {
+        all.push(((*name).to_owned(), (*value).to_owned()));
+    }
+    let started = Instant::now();
+    let mut child = start(test, "double", &all);
+    let said = child.next_report(PATIENCE);
+    assert_eq!(said.as_deref(), Ok("done"), "{test}");
+    child.succeed(PATIENCE).expect("success behind its report");
+    println!("{test}: {:.1} s", started.elapsed().as_secs_f64());
+}
+
+fn run(runner: &dyn Runner, setup: Setup, list: &str) {
+    match runner.run(&setup, list) {
+        Ok(calls) => println!("{list}: {calls} calls a rank, {setup:?}"),
+        Err(wrong) => panic!("{wrong}"),
+    }
+}
+
+#[test]
+fn ranks_as_threads() {
+    on_double("ranks_as_threads", &[], || {
+        for ranks in [1, 2, 3, 4, 8] {
+            run(&Threads, Setup::new(ranks), "core");
+        }
+    });
+}
+
+#[test]
+fn blocks_norms_and_replays() {
+    on_double("blocks_norms_and_replays", &[], || {
+        let setup = Setup {
+            blocks: 3,
+            ..Setup::new(2)
+        };
+        run(&Threads, setup, "core");
+        let setup = Setup {
+            mode: Mode::Graph,
+            staging: 32 << 10,
+            ..Setup::new(2)
+        };
+        run(&Threads, setup, "core");
+        run(&Threads, setup, "norms");
+    });
+}
+
+#[test]
+fn ranks_as_processes() {
+    if Processes::child() {
+        return;
+    }
+    on_double("ranks_as_processes", &[], || {
+        let runner = Processes {
+            test: "ranks_as_processes",
+            host: Host::Parent,
+        };
+        run(&runner, Setup::new(2), "core");
+    });
+}
+
+/// One block, as kernels of users want it.
+fn options() -> Options {
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(20);
+    options.blocks = 1;
+    options
+}
+
+#[test]
+fn one_of_everything_eager_and_replayed() {
+    on_double("one_of_everything_eager_and_replayed", &[], || {
+        for result in run_threads(3, &options(), |comm| {
+            comm.warm_up()?;
+            let mix = Mix::new(&comm)?;
+            assert!(mix.has_argmax(), "the image of a user's crate is found");
+            comm.stream().begin_capture()?;
+            mix.issue(&comm)?;
+            let graph = comm.stream().end_capture()?.instantiate()?;
+            for round in 0..30 {
+                mix.fill(round)?;
+                if round % 2 == 0 {
+                    graph.run(comm.stream())?;
+                } else {
+                    mix.issue(&comm)?;
+                    comm.synchronize()?;
+                }
+                mix.check(round)?;
+            }
+            Ok(())
+        }) {
+            result.expect("all ranks");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_never_launches_is_named() {
+    on_double("a_rank_that_never_launches_is_named", &[], || {
+        let mut options = options();
+        options.timeout = Duration::from_millis(500);
+        let met = std::sync::Barrier::new(3);
+        let results = run_threads(3, &options, |comm| {
+            let x = comm.alloc(DType::F32, 10)?;
+            comm.all_reduce(&x, ReduceOp::Sum)?;
+            met.wait();
+            if comm.rank() == 1 {
+                // Until the others have heard.
+                met.wait();
+                return Ok((comm.all_reduce(&x, ReduceOp::Sum), Duration::ZERO));
+            }
+            let began = Instant::now();
+            let failed = comm.all_reduce(&x, ReduceOp::Sum);
+            let took = began.elapsed();
+            met.wait();
+            Ok((failed, took))
+        });
+        for result in results {
+            let (failed, took) = result.expect("joined");
+            let error = failed.expect_err("rank 1 does not come");
+            let Error::Timeout(failure) = &error else {
+                panic!("{error}");
+            };
+            assert_eq!(failure.rank, 1, "{error}");
+            assert!(error.to_string().contains("all_reduce"), "{error}");
+            assert!(took < Duration::from_secs(10), "{took:?}");
+        }
+        for result in run_threads(3, &self::options(), |comm| {
+            let x = comm.alloc(DType::F32, 10)?;
+            x.copy_from(&[1f32; 10])?;
+            comm.all_reduce(&x, ReduceOp::Sum)?;
+            x.to_vec::<f32>()
+        }) {
+            assert_eq!(result.expect("the next communicator"), [3.0; 10]);
+        }
+    });
+}
+
+/// The bits of sums over three ranks on `device`, by each algorithm.
+fn sums(device: Device, dtype: DType) -> Vec<Vec<u8>> {
+    const COUNT: usize = 331;
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(20);
+    let ranks = run_threads_on(device, "fusewire", 3, &options, |comm| {
+        let (x, y) = (comm.alloc(dtype, COUNT)?, comm.alloc(dtype, COUNT)?);
+        x.copy_from_bytes(&oracle::fill(dtype, comm.rank(), 9, COUNT))?;
+        let mut all = Vec::new();
+        for algorithm in [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot] {
+            let by = comm.with_options(&CallOptions::new().hint("algorithm", algorithm.name()))?;
+            by.all_reduce_into(&y, &x, ReduceOp::Sum)?;
+            all.push(y.to_bytes()?);
+        }
+        Ok(all)
+    });
+    let ranks = ranks.into_iter().map(|rank| rank.expect("all ranks"));
+    ranks.flatten().collect()
+}
+
+#[test]
+fn sums_have_the_bits_of_the_cpu() {
+    on_double("sums_have_the_bits_of_the_cpu", &[], || {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            let gpu = sums(fusewire_tests::device(), dtype);
+            let cpu = sums(Device::Cpu, dtype);
+            assert_eq!(gpu.len(), 9);
+            assert!(gpu.iter().all(|bits| *bits == gpu[0]), "{dtype:?}");
+            assert_eq!(gpu, cpu, "{dtype:?}");
+            assert!(gpu[0].iter().any(|byte| *byte != 0));
+        }
+    });
+}
+
+#[test]
+fn a_driver_with_a_fault_is_noticed_and_named() {
+    for (call, code, name) in [
+        ("cuLaunchKernel:9", 719, "CUDA_ERROR_LAUNCH_FAILED"),
+        ("cuMemcpyHtoDAsync_v2:12", 700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("cuMemCreate:2", 2, "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuEventRecord:4", 719, "CUDA_ERROR_LAUNCH_FAILED"),
+    ] {
+        let fault = format!("{call}={code}");
+        let environment = [
+            ("FUSEWIRE_CUDA_DOUBLE_FAIL", fault.as_str()),
+            ("NAME", name),
+        ];
+        on_double(
+            "a_driver_with_a_fault_is_noticed_and_named",
+            &environment,
+            faulty,
+        );
+        if role().is_some() {
+            return;
+        }
+    }
+}
+
+/// In the child: some rank tells of the fault by the driver's call and name, all end, and what follows works.
+fn faulty() {
+    let fault = std::env::var("FUSEWIRE_CUDA_DOUBLE_FAIL").expect("set by the parent");
+    let name = std::env::var("NAME").expect("set by the parent");
+    let call = fault.split(['_', ':']).next().unwrap_or_default();
+    let work = |options: &Options| {
+        run_threads(2, options, |comm| {
+            let x = comm.alloc(DType::F32, 100)?;
+            x.copy_from(&[2f32; 100])?;
+            for _ in 0..12 {
+                comm.all_reduce(&x, ReduceOp::Average)?;
+            }
+            x.to_vec::<f32>()
+        })
+    };
+    let mut options = options();
+    options.timeout = Duration::from_secs(3);
+    let results = work(&options);
+    let errors: Vec<String> = results
+        .iter()
+        .filter_map(|result| Some(result.as_ref().err()?.to_string()))
+        .collect();
+    let named = |error: &&String| error.contains(call) && error.contains(&name);
+    assert!(
+        errors.iter().any(|error| named(&error)),
+        "{fault}: {errors:?}"
+    );
+    for result in work(&options) {
+        assert_eq!(result.expect("only one call fails"), [2f32; 100]);
+    }
+}

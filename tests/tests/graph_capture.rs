@@ -1,0 +1,614 @@
+//! Captures: what they take up and keep alive, what they must not do, and captures that somebody else has begun.
+
+use core::ffi::{CStr, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use fusewire::{
+    Communicator, DType, Device, Error, Event, GraphExec, Options, ReduceOp, ReplayEdge, Result,
+    Stream, Tensor,
+};
+use fusewire_tests::device;
+use fusewire_tests::device::{run_threads, stream, tensor};
+use fusewire_tests::double::Double;
+use fusewire_tests::mix::Mix;
+
+/// One block, as kernels of users want it.
+fn options() -> Options {
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(20);
+    options.blocks = 1;
+    options
+}
+
+fn all<R: Send>(ranks: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> Vec<R> {
+    let results = run_threads(ranks, &options(), body).into_iter();
+    results.map(|result| result.expect("all ranks")).collect()
+}
+
+/// What `calls` put on the communicator's stream, as a graph.
+fn capture(comm: &Communicator, calls: impl FnOnce() -> Result<()>) -> Result<GraphExec> {
+    comm.stream().begin_capture()?;
+    let called = calls();
+    let graph = comm.stream().end_capture()?;
+    called?;
+    graph.instantiate()
+}
+
+/// Work that waits until the sender is used or dropped.
+fn gate(stream: &Stream) -> Result<Sender<()>> {
+    let (open, wait) = channel();
+    let wait: Mutex<Receiver<()>> = Mutex::new(wait);
+    stream.host_fn(Arc::new(move || {
+        let _ = wait.lock().expect("no panic").recv();
+        Ok(())
+    }))?;
+    Ok(open)
+}
+
+/// Waits until `done`, with calls between by which the library takes notice.
+fn soon(comm: &Communicator, what: &str, done: impl Fn() -> bool) -> Result<()> {
+    for _ in 0..500 {
+        drop(comm.tensor(DType::U8, 1)?);
+        if done() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("{what} did not happen");
+}
+
+/// Rounds of a test, fewer where a launch takes longer.
+fn rounds(usual: u32) -> u32 {
+    if device().is_gpu() { usual / 20 } else { usual }
+}
+
+#[test]
+fn buffers_are_registered_after_the_capture_that_uses_them() {
+    const N: usize = 3000;
+    all(2, |comm| {
+        let (x, y, rows) = (
+            tensor(DType::F32, N)?,
+            tensor(DType::F32, N)?,
+            tensor(DType::F32, 2 * N)?,
+        );
+        let of = |rank: u32, round: u32| vec![(round * 2 + rank) as f32; N];
+        let replay = |graph: &GraphExec, from: u32| -> Result<()> {
+            for round in from..from + rounds(200) {
+                x.copy_from(&of(comm.rank(), round))?;
+                y.copy_from(&[f32::NAN; N])?;
+                graph.run(comm.stream())?;
+                let sum = (round * 4 + 1) as f32;
+                assert_eq!(y.to_vec::<f32>()?, vec![sum; N]);
+                assert_eq!(rows.to_vec::<f32>()?, [of(0, round), of(1, round)].concat());
+            }
+            Ok(())
+        };
+        let work = || {
+            comm.all_reduce_into_async(&y, &x, ReduceOp::Sum)?;
+            comm.all_gather_single_async(&rows, &x).map(drop)
+        };
+        let staged = capture(&comm, work)?;
+        replay(&staged, 0)?;
+        let registrations = [
+            comm.tensor_register(&x)?,
+            comm.tensor_register(&y)?,
+            comm.tensor_register(&rows)?,
+        ];
+        replay(&staged, 1000)?;
+        let direct = capture(&comm, work)?;
+        replay(&direct, 2000)?;
+        replay(&staged, 3000)?;
+        for registration in registrations {
+            comm.tensor_deregister(registration)?;
+        }
+        replay(&staged, 4000)
+    });
+}
+
+#[test]
+fn a_graph_over_windows_that_have_ended_fails_and_does_no_harm() {
+    let errors = all(2, |comm| {
+        let x = tensor(DType::F32, 3000)?;
+        let registration = comm.tensor_register(&x)?;
+        let y = comm.alloc(DType::F32, 6000)?;
+        let graph = capture(&comm, || comm.all_gather_single_async(&y, &x).map(drop))?;
+        graph.run(comm.stream())?;
+        comm.tensor_deregister(registration)?;
+        Ok(graph.run(comm.stream()).expect_err("a window that is gone"))
+    });
+    for error in errors {
+        assert!(matches!(error, Error::Failed(_)), "{error}");
+    }
+}
+
+#[test]
+fn warm_up_comes_before_a_capture_and_may_come_twice() {
+    all(2, |comm| {
+        comm.warm_up()?;
+        comm.warm_up()?;
+        comm.stream().begin_capture()?;
+        let refused = comm.warm_up().expect_err("within a capture");
+        assert!(matches!(refused, Error::CaptureState { .. }), "{refused}");
+        // That has not spoilt it.
+        comm.barrier_async()?;
+        comm.stream()
+            .end_capture()?
+            .instantiate()?
+            .run(comm.stream())
+    });
+}
+
+/// Calls that load, allocate, free or wait.
+const DISTURBING: [&CStr; 16] = [
+    c"cuMemAlloc_v2",
+    c"cuMemCreate",
+    c"cuMemMap",
+    c"cuMemAddressReserve",
+    c"cuMemHostAlloc",
+    c"cuMemFree_v2",
+    c"cuMemFreeHost",
+    c"cuMemUnmap",
+    c"cuModuleLoadDataEx",
+    c"cuLibraryLoadData",
+    c"cuEventCreate",
+    c"cuEventDestroy_v2",
+    c"cuEventSynchronize",
+    c"cuStreamCreate",
+    c"cuStreamSynchronize",
+    c"cuCtxSynchronize",
+];
+
+fn disturbed(double: &Double) -> Vec<(&'static CStr, u64)> {
+    DISTURBING
+        .into_iter()
+        .map(|name| (name, double.calls(name)))
+        .collect()
+}
+
+#[test]
+fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
+    let Some(double) = Double::open() else {
+        return;
+    };
+    // Both ranks do the same at the same time, for the counters are the process'.
+    let met = std::sync::Barrier::new(2);
+    all(2, |comm| {
+        let mix = Mix::new(&comm)?;
+        let stream = stream();
+        let on = comm.on(&stream);
+        on.warm_up()?;
+        mix.fill(1)?;
+        met.wait();
+        let before = disturbed(&double);
+        stream.begin_capture()?;
+        mix.issue(&on)?;
+        let graph = stream.end_capture()?;
+        // The batch's table is written once, here.
+        let after = disturbed(&double);
+        met.wait();
+        for ((name, before), (_, after)) in before.iter().zip(&after) {
+            if *name != c"cuStreamSynchronize" {
+                assert_eq!(before, after, "{name:?} in a capture");
+            }
+        }
+        let graph = graph.instantiate()?;
+        // Once each, for what is sized by its first use.
+        graph.run(&stream)?;
+        mix.issue(&on)?;
+        on.barrier()?;
+        met.wait();
+        let before = disturbed(&double);
+        for _ in 0..5 {
+            graph.run(&stream)?;
+            graph.launch(&stream)?;
+            mix.issue(&on)?;
+            on.barrier()?;
+        }
+        let after = disturbed(&double);
+        assert_eq!(before, after, "steady launches and replays");
+        met.wait();
+        mix.check(1)?;
+        // A negative control: the counters count.
+        let event = Event::new();
+        stream.record(&event)?;
+        stream.synchronize()?;
+        assert_ne!(disturbed(&double), after);
+        Ok(())
+    });
+}
+
+/// What lives in the double that a program could leak.
+fn live(double: &Double) -> Vec<(&'static CStr, u64)> {
+    [
+        c"stream",
+        c"event",
+        c"graph",
+        c"exec",
+        c"user_object",
+        c"allocation",
+        c"mapping",
+        c"reservation",
+        c"block",
+        c"host",
+    ]
+    .into_iter()
+    .map(|kind| (kind, double.live(kind)))
+    .collect()
+}
+
+#[test]
+fn graphs_streams_events_and_memory_are_given_back() {
+    let Some(double) = Double::open() else {
+        return;
+    };
+    let life = || {
+        all(2, |comm| {
+            let streams = [stream(), stream()];
+            for round in 0..3 {
+                let on = comm.on(&streams[round % 2]);
+                // An eager call comes behind what the other stream has; a replay by itself does not.
+                on.barrier()?;
+                let x = comm.tensor(DType::F32, 70_000)?;
+                let graph = capture(&on, || on.all_reduce_async(&x, ReduceOp::Sum).map(drop))?;
+                graph.run(on.stream())?;
+                on.all_reduce(&x, ReduceOp::Sum)?;
+                let mix = Mix::new(&comm)?;
+                mix.issue(&on)?;
+                // Queued when the stream is dropped.
+                graph.launch(on.stream())?;
+            }
+            comm.barrier()
+        });
+    };
+    // The first leaves what pools keep.
+    let settled = || {
+        let mut last = live(&double);
+        for _ in 0..200 {
+            drop(tensor(DType::U8, 1).expect("memory"));
+            std::thread::sleep(Duration::from_millis(5));
+            let now = live(&double);
+            if now == last {
+                break;
+            }
+            last = now;
+        }
+        live(&double)
+    };
+    life();
+    let before = settled();
+    for _ in 0..3 {
+        life();
+    }
+    assert_eq!(settled(), before);
+    // A negative control.
+    core::mem::forget(stream());
+    assert_ne!(settled(), before);
+}
+
+/// A graph that the driver's own calls capture, in every mode.
+#[test]
+fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
+    const N: usize = 40_000;
+    let Some(double) = Double::open() else {
+        return;
+    };
+    for mode in 0..3 {
+        let met = std::sync::Barrier::new(2);
+        all(2, |comm| {
+            let raw = double.stream();
+            // SAFETY: destroyed below, behind everything.
+            let stream = unsafe { Stream::adopt(device(), raw)? };
+            let on = comm.on(&stream);
+            let (x, y) = (tensor(DType::F32, N)?, tensor(DType::F32, N)?);
+            let between = tensor(DType::F32, N)?;
+            let mix = Mix::new(&comm)?;
+            mix.fill(5)?;
+            met.wait();
+            double.begin_capture(raw, mode);
+            assert!(stream.is_capturing());
+            let captured = on
+                .all_reduce_into_async(&between, &x, ReduceOp::Sum)
+                .and_then(|_| on.all_reduce_into_async(&y, &between, ReduceOp::Average))
+                .and_then(|_| mix.issue(&on));
+            let refused = stream.end_capture().expect_err("somebody else's capture");
+            assert!(matches!(refused, Error::CaptureState { .. }), "{refused}");
+            // In the strictest mode no thread may disturb another one's capture.
+            met.wait();
+            let (graph, exec) = double.end_capture(raw);
+            captured?;
+            met.wait();
+            let held = Tensor::clone(&between);
+            drop((between, held));
+            let noise: Vec<Tensor> = (0..8)
+                .map(|_| tensor(DType::F32, N))
+                .collect::<Result<_>>()?;
+            for tensor in &noise {
+                tensor.copy_from(&[f32::NAN; N])?;
+            }
+            for round in 0..10 {
+                x.copy_from(&[(round + comm.rank()) as f32; N])?;
+                mix.fill(u64::from(round))?;
+                double.launch(exec, raw);
+                double.call("cuStreamSynchronize", raw);
+                assert_eq!(y.to_vec::<f32>()?, [(2 * round + 1) as f32; N]);
+                mix.check(u64::from(round))?;
+            }
+            met.wait();
+            let before = double.live(c"user_object");
+            met.wait();
+            drop((on, stream, mix));
+            double.call("cuGraphExecDestroy", exec);
+            double.call("cuGraphDestroy", graph);
+            soon(&comm, "the end of what the graph kept", || {
+                double.live(c"user_object") < before
+            })?;
+            met.wait();
+            // The communicator was used on that stream last.
+            comm.barrier()?;
+            double.call("cuStreamDestroy_v2", raw);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn somebody_elses_replay_that_fails_is_known_to_the_next_call() {
+    let Some(double) = Double::open() else {
+        return;
+    };
+    let mut options = options();
+    options.timeout = Duration::from_millis(500);
+    for result in run_threads(2, &options, |comm| {
+        let raw = double.stream();
+        // SAFETY: never destroyed.
+        let stream = unsafe { Stream::adopt(device(), raw)? };
+        let x = comm.alloc(DType::F32, 10)?;
+        double.begin_capture(raw, 1);
+        comm.on(&stream).all_reduce_async(&x, ReduceOp::Sum)?;
+        let (_, exec) = double.end_capture(raw);
+        if comm.rank() == 0 {
+            double.launch(exec, raw);
+            double.call("cuStreamSynchronize", raw);
+        } else {
+            while comm.failure().is_none() {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        Ok(comm.barrier().expect_err("rank 1 did not come"))
+    }) {
+        let error = result.expect("joined");
+        assert!(error.to_string().contains("all_reduce"), "{error}");
+        assert!(matches!(error, Error::Timeout(_)), "{error}");
+    }
+}
+
+/// Tells when it is dropped.
+struct Told(Arc<AtomicU32>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
+}
+
+#[test]
+fn adopted_streams_and_memory_stay_their_owners() {
+    const N: usize = 1000;
+    let Some(double) = Double::open() else {
+        return;
+    };
+    all(1, |comm| {
+        comm.warm_up()?;
+        let raw = double.stream();
+        let at = double.allocate(4 * N);
+        let dropped = Arc::new(AtomicU32::new(0));
+        let calls = || {
+            [
+                c"cuStreamDestroy_v2",
+                c"cuMemFree_v2",
+                c"cuMemUnmap",
+                c"cuStreamSynchronize",
+                c"cuCtxSynchronize",
+            ]
+            .map(|name| double.calls(name))
+        };
+        let open = {
+            // SAFETY: destroyed below, behind everything.
+            let stream = unsafe { Stream::adopt(device(), raw)? };
+            let keep = Arc::new(Told(Arc::clone(&dropped)));
+            // SAFETY: freed below, behind everything.
+            let x = unsafe { Tensor::adopt(device(), at, DType::F32, N, Some(keep))? };
+            x.copy_from(&[3f32; N])?;
+            let before = calls();
+            let open = gate(&stream)?;
+            let on = comm.on(&stream);
+            on.all_reduce_async(&x, ReduceOp::Sum)?;
+            assert_eq!(stream.as_raw(), raw);
+            // The communicator lets go of the stream when it goes on elsewhere, which waits for this one's work.
+            let elsewhere = self::stream();
+            comm.on(&elsewhere).barrier_async()?;
+            drop((on, stream, x, elsewhere));
+            assert_eq!(calls(), before);
+            open
+        };
+        assert_eq!(dropped.load(Ordering::Acquire), 0, "the work has not run");
+        drop(open);
+        soon(&comm, "the end of the memory's keeper", || {
+            dropped.load(Ordering::Acquire) == 1
+        })?;
+        // Both are still there, and their owner's to end.
+        double.call("cuStreamSynchronize", raw);
+        double.call("cuStreamDestroy_v2", raw);
+        double.call("cuMemFree_v2", at.cast::<c_void>());
+        Ok(())
+    });
+}
+
+#[test]
+fn launches_free_nothing_and_allocations_do() {
+    let Some(double) = Double::open() else {
+        return;
+    };
+    all(1, |comm| {
+        comm.warm_up()?;
+        let y = comm.tensor(DType::F32, 100)?;
+        let x = comm.tensor(DType::F32, 100)?;
+        let open = gate(comm.stream())?;
+        comm.all_reduce_async(&x, ReduceOp::Sum)?;
+        drop(x);
+        let before = double.live(c"mapping") + double.live(c"block");
+        let calls = || double.calls(c"cuMemFree_v2") + double.calls(c"cuMemUnmap");
+        let freed = calls();
+        drop(open);
+        for _ in 0..10 {
+            comm.all_reduce_async(&y, ReduceOp::Sum)?;
+            comm.all_reduce(&y, ReduceOp::Sum)?;
+            comm.synchronize()?;
+        }
+        assert_eq!(calls(), freed, "on the path of launches");
+        soon(&comm, "the end of the memory", || {
+            double.live(c"mapping") + double.live(c"block") < before
+        })
+    });
+}
+
+#[test]
+fn what_is_not_the_devices_is_not_adopted() {
+    // SAFETY: refused.
+    let refused = unsafe { Stream::adopt(device(), core::ptr::null_mut()) };
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
+    // SAFETY: refused.
+    let refused = unsafe { Stream::adopt(Device::Cpu, 8 as *mut c_void) };
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
+    // SAFETY: refused.
+    let refused = unsafe { Tensor::adopt(device(), 2 as *mut u8, DType::F32, 1, None) };
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
+}
+
+#[test]
+fn a_question_does_not_spoil_a_capture() {
+    all(1, |comm| {
+        let x = comm.alloc(DType::F32, 4)?;
+        x.copy_from(&[2f32; 4])?;
+        let graph = capture(&comm, || {
+            comm.all_reduce_async(&x, ReduceOp::Average)?;
+            let stream = comm.stream();
+            let _ = stream.is_idle();
+            assert!(stream.is_capturing());
+            assert!(stream.synchronize().is_err());
+            assert!(stream.begin_capture().is_err());
+            assert!(comm.failure().is_none());
+            x.to_vec::<f32>().map(drop)
+        })?;
+        graph.run(comm.stream())?;
+        assert_eq!(x.to_vec::<f32>()?, [2.0; 4]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_stream_may_end_within_a_capture_with_work_before_it() {
+    all(1, |comm| {
+        let stream = stream();
+        let x = comm.tensor(DType::F32, 100)?;
+        let open = gate(&stream)?;
+        let on = comm.on(&stream);
+        on.all_reduce_async(&x, ReduceOp::Sum)?;
+        stream.begin_capture()?;
+        on.all_reduce_async(&x, ReduceOp::Sum)?;
+        drop(open);
+        drop((on, stream, x));
+        comm.barrier()
+    });
+}
+
+#[test]
+fn a_hook_that_panics_is_an_error_and_no_hang() {
+    let results = run_threads(1, &options(), |comm| {
+        let x = comm.alloc(DType::F32, 4)?;
+        let graph = capture(&comm, || comm.all_reduce_async(&x, ReduceOp::Sum).map(drop))?;
+        let _hook = comm.register_graph_replay_hook(|replay| {
+            assert!(
+                replay.edge == ReplayEdge::Start || replay.replay_id != 2,
+                "the hook's own"
+            );
+        });
+        graph.run(comm.stream())?;
+        let ticket = graph.launch(comm.stream())?;
+        let error = comm.stream().wait(ticket, None).expect_err("a panic");
+        assert!(error.to_string().contains("the hook's own"), "{error}");
+        graph.run(comm.stream())
+    });
+    for result in results {
+        result.expect("only that replay");
+    }
+}
+
+#[test]
+fn a_driver_that_fails_leaves_nothing_unknown() {
+    const N: usize = 100;
+    let Some(double) = Double::open() else {
+        return;
+    };
+    all(1, |comm| {
+        let dropped = Arc::new(AtomicU32::new(0));
+        let at = double.allocate(4 * N);
+        let adopted = || {
+            let keep = Arc::new(Told(Arc::clone(&dropped)));
+            // SAFETY: freed below, behind everything.
+            unsafe { Tensor::adopt(device(), at, DType::F32, N, Some(keep)) }
+        };
+        // An event that cannot be made: nothing has run.
+        let stream = stream();
+        let on = comm.on(&stream);
+        let x = adopted()?;
+        x.copy_from(&[5f32; N])?;
+        let sequence = comm.flight_records().len();
+        double.fail(c"cuEventCreate", 1, 2);
+        let refused = on.all_reduce_async(&x, ReduceOp::Sum).map(drop);
+        assert!(matches!(refused, Err(Error::Driver { .. })), "{refused:?}");
+        assert!(comm.flight_records().len() <= sequence + 1);
+        drop(x);
+        assert_eq!(dropped.swap(0, Ordering::AcqRel), 1);
+
+        // An event that cannot be recorded: the work goes on, and so long its memory stays.
+        let open = gate(&stream)?;
+        let x = adopted()?;
+        double.fail(c"cuEventRecord", 1, 700);
+        let work = on.all_reduce_async(&x, ReduceOp::Sum)?;
+        drop(x);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!work.is_completed());
+        assert_eq!(dropped.load(Ordering::Acquire), 0);
+        drop(open);
+        let failed = work.wait_blocking();
+        assert!(matches!(failed, Err(Error::Driver { .. })), "{failed:?}");
+        soon(&comm, "the end of the memory's keeper", || {
+            dropped.swap(0, Ordering::AcqRel) == 1
+        })?;
+
+        // A graph that keeps nothing alive gets no work.
+        let x = adopted()?;
+        stream.begin_capture()?;
+        double.fail(c"cuGraphRetainUserObject", 1, 2);
+        let refused = on.all_reduce_async(&x, ReduceOp::Sum).map(drop);
+        assert!(matches!(refused, Err(Error::Driver { .. })), "{refused:?}");
+        let graph = stream.end_capture()?;
+        assert!(graph.is_empty(), "{graph:?}");
+
+        // A graph that cannot be launched.
+        let graph = capture(&on, || on.all_reduce_async(&x, ReduceOp::Sum).map(drop))?;
+        double.fail(c"cuGraphLaunch", 1, 719);
+        let failed = graph.run(&stream);
+        assert!(matches!(failed, Err(Error::Driver { .. })), "{failed:?}");
+        drop((x, graph, stream, on));
+        soon(&comm, "the end of the memory's keeper", || {
+            dropped.load(Ordering::Acquire) == 1
+        })?;
+        double.call("cuMemFree_v2", at.cast::<c_void>());
+        Ok(())
+    });
+}
