@@ -121,7 +121,7 @@ esac
 # ---- sections ----------------------------------------------------------------------------------------------------
 
 # What a section has come to: `fail` and `skip` set it, with the reason.
-result= what=
+result='' what=''
 fail() {
     result=FAIL
     what="${what:+$what; }$1"
@@ -157,6 +157,7 @@ tests() {
     part=$out/.part
     : >"$part"
     left
+    # shellcheck disable=SC2086 # words
     bounded "$seconds_left" "$part" ${sanitizer-} "$here/tests/$binary" --test-threads=1 --nocapture "$@"
     code=$?
     cat "$part" >>"$log"
@@ -378,7 +379,7 @@ for section in $SECTIONS; do
     log=$out/$section.log
     [ -z "$only" ] || case " $only " in *" $section "*) ;; *) continue ;; esac
     : >"$log"
-    result=pass what= passed=0 sanitizer=
+    result=pass what='' passed=0 sanitizer=''
     limit=$(limit_of "$section")
     began=$(date +%s)
     "run_$section"
