@@ -196,6 +196,26 @@ fn sanitizers_must_find_what_is_planted_and_nothing_else() {
 }
 
 #[test]
+fn two_ranks_that_do_not_meet_under_a_tool_are_told_apart_from_errors() {
+    let bundle = Bundle::new();
+    let only = ["--device", "cuda", "--only", "sanitizers"];
+    for (says, expected) in [("rank 1 timed out", "pass"), ("all is lost", "FAIL")] {
+        let body = format!(
+            "case \" $* \" in *short_form_of_2*) echo '{says}'; exit 101 ;; esac{SANITIZER}"
+        );
+        bundle.program("path/compute-sanitizer", &body);
+        bundle.run(&only, CUDA);
+        let (result, what) = bundle.row("sanitizers");
+        assert_eq!(result, expected, "{what}");
+        let part = match expected {
+            "pass" => "memcheck: two ranks do not run side by side",
+            _ => "synccheck, short_form_of_2_ranks: status 101",
+        };
+        assert!(what.contains(part), "{what}");
+    }
+}
+
+#[test]
 fn an_interrupt_ends_the_children() {
     let bundle = Bundle::new();
     // With a child of its own, as tests have whose ranks are processes.

@@ -121,7 +121,7 @@ esac
 # ---- sections ----------------------------------------------------------------------------------------------------
 
 # What a section has come to: `fail` and `skip` set it, with the reason.
-result= what=
+result='' what=''
 fail() {
     result=FAIL
     what="${what:+$what; }$1"
@@ -157,6 +157,7 @@ tests() {
     part=$out/.part
     : >"$part"
     left
+    # shellcheck disable=SC2086 # words
     bounded "$seconds_left" "$part" ${sanitizer-} "$here/tests/$binary" --test-threads=1 --nocapture "$@"
     code=$?
     cat "$part" >>"$log"
@@ -263,34 +264,40 @@ run_bitwise() {
 }
 
 ERRORS_FOUND=86
+# tool_options TOOL: memcheck also reports calls of the driver that fail, as the library's questions what a GPU can do may.
+tool_options() {
+    echo "--tool $1 --error-exitcode $ERRORS_FOUND --target-processes all --print-limit 20"
+    [ "$1" != memcheck ] || echo '--report-api-errors no'
+}
+
 # sanitize TOOL TEST..: tests under a tool of compute-sanitizer.
 sanitize() {
     tool=$1
     shift
-    sanitizer="compute-sanitizer --tool $tool --target-processes all --error-exitcode $ERRORS_FOUND --print-limit 20"
-    before=$what
-    was=$result
+    sanitizer="compute-sanitizer $(tool_options "$tool" | tr '\n' ' ')"
+    before=$what was=$result
+    lines=$(wc -l <"$log")
     exactly on_device "$@"
     sanitizer=
+    [ "$code" -ne 0 ] || [ "$what" != "$before" ] || note "$tool: none found in $*"
+    [ "$code" -ne 0 ] || return
+    what=$before result=$was
     if [ "$code" -eq $ERRORS_FOUND ]; then
-        what=$before
         fail "$tool found errors in $*"
-    elif [ "$code" -ne 0 ]; then
-        what=$before
-        result=$was
-        explain "$code" "$tool, $*"
+    elif [ "$*" = short_form_of_2_ranks ] && tail -n "+$((lines + 1))" "$log" | grep -q 'timed out'; then
+        note "$tool: two ranks do not run side by side under it"
     else
-        note "$tool: none found"
+        explain "$code" "$tool, $*"
     fi
 }
 
 # planted: the tool must find an error that is there.
 planted() {
-    mark=$(grep -c 'ERROR SUMMARY: [1-9]' "$log")
     part=$out/.part
     : >"$part"
     left
-    bounded "$seconds_left" "$part" compute-sanitizer --tool memcheck --error-exitcode $ERRORS_FOUND \
+    # shellcheck disable=SC2046 # words
+    bounded "$seconds_left" "$part" compute-sanitizer $(tool_options memcheck) \
         "$here/tests/on_device" --test-threads=1 --nocapture --exact --ignored planted_write_beyond_memory
     code=$?
     cat "$part" >>"$log"
@@ -370,10 +377,9 @@ limit_of() {
 failures=0
 for section in $SECTIONS; do
     log=$out/$section.log
-    rm -f "$log"
     [ -z "$only" ] || case " $only " in *" $section "*) ;; *) continue ;; esac
     : >"$log"
-    result=pass what= passed=0 sanitizer=
+    result=pass what='' passed=0 sanitizer=''
     limit=$(limit_of "$section")
     began=$(date +%s)
     "run_$section"
