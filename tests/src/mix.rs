@@ -349,11 +349,16 @@ impl Mix {
         let seen = self.integers.to_vec::<i64>()?;
         let reduced = |op: fn(i64, i64) -> i64| -> Vec<i64> {
             let rows = all.x.iter().cloned();
-            let both = |a: Vec<i64>, b: Vec<i64>| a.iter().zip(&b).map(|(a, b)| op(*a, *b)).collect();
+            let both =
+                |a: Vec<i64>, b: Vec<i64>| a.iter().zip(&b).map(|(a, b)| op(*a, *b)).collect();
             rows.reduce(both).expect("a rank")
         };
         let is = |what: &str, at: Part, expected: &[i64]| {
-            assert_eq!(part(&seen, at), expected, "{what} of rank {me}, round {round}");
+            assert_eq!(
+                part(&seen, at),
+                expected,
+                "{what} of rank {me}, round {round}"
+            );
         };
         let (sum, whole) = (reduced(|a, b| a + b), all.x.concat());
         let before = (me + n - 1) % n;

@@ -213,7 +213,10 @@ fn a_driver_with_a_fault_is_noticed_and_named() {
         ("cuEventRecord:4", 719, "CUDA_ERROR_LAUNCH_FAILED"),
     ] {
         let fault = format!("{call}={code}");
-        let environment = [("FUSEWIRE_CUDA_DOUBLE_FAIL", fault.as_str()), ("NAME", name)];
+        let environment = [
+            ("FUSEWIRE_CUDA_DOUBLE_FAIL", fault.as_str()),
+            ("NAME", name),
+        ];
         on_double(
             "a_driver_with_a_fault_is_noticed_and_named",
             &environment,
@@ -248,7 +251,10 @@ fn faulty() {
         .filter_map(|result| Some(result.as_ref().err()?.to_string()))
         .collect();
     let named = |error: &&String| error.contains(call) && error.contains(&name);
-    assert!(errors.iter().any(|error| named(&error)), "{fault}: {errors:?}");
+    assert!(
+        errors.iter().any(|error| named(&error)),
+        "{fault}: {errors:?}"
+    );
     for result in work(&options) {
         assert_eq!(result.expect("only one call fails"), [2f32; 100]);
     }

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use fusewire::store::{MemoryStore, Store};
 use fusewire::{
-    Candidate, Communicator, DType, InitHandle, Members, Options, ReconfigureOptions,
-    ReduceOp, Result, Tensor,
+    Candidate, Communicator, DType, InitHandle, Members, Options, ReconfigureOptions, ReduceOp,
+    Result, Tensor,
 };
 use fusewire_tests::device;
 use fusewire_tests::process::{Host, Ranks, report, role};

@@ -1,7 +1,7 @@
 //! Slices on a GPU: a blocking call copies them to device memory, and its results back.
 
 use super::Communicator;
-use super::submit::invalid;
+use super::submit::{capture_of_slices, invalid};
 use crate::Result;
 use crate::tensor::{Input, Output, Tensor};
 
@@ -47,11 +47,7 @@ impl Communicator {
     #[cold]
     fn lend_to_gpu(&self, slice: &Input<'_>) -> Result<Lent> {
         if self.stream().is_capturing() {
-            return Err(invalid(
-                "capture",
-                "a graph outlives the call: operations on slices can't be captured: use tensors"
-                    .to_owned(),
-            ));
+            return Err(capture_of_slices());
         }
         let tensor = self.tensor(slice.dtype, slice.count)?;
         let bytes = slice.count * slice.dtype.size();

@@ -57,12 +57,7 @@ impl HostCall {
 
 /// What is in flight.
 pub(super) enum What {
-    Launch(
-        Option<Arc<dyn LaunchOwner>>,
-        u64,
-        LaunchNote,
-        Keep,
-    ),
+    Launch(Option<Arc<dyn LaunchOwner>>, u64, LaunchNote, Keep),
     Graph(Arc<Exec>, u64, Vec<u64>),
     Host(Arc<HostCall>),
     Call(HostFn, Option<Error>),
