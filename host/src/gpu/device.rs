@@ -2,9 +2,9 @@
 
 use core::any::Any;
 use core::fmt;
+use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
-use std::time::Duration;
 
 use fusewire_device::native::KernelInfo;
 
