@@ -57,10 +57,6 @@ enum TicketKind {
 
 /// Work of the communicator's, for any stream.
 #[derive(Clone)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a boxed launch would allocate at each call"
-)]
 pub(crate) enum Task {
     /// A kernel's native entry.
     Launch(cpu::Launch),

@@ -2,13 +2,13 @@
 //! process would make them.
 
 use core::ffi::{CStr, c_char, c_void};
-use core::ptr::null_mut;
 
 use libloading::Library;
 
 use crate::skip::skip;
 
-/// The driver library that this process uses, which is the double.
+/// The driver library that this process uses, which is the double. Handles are numbers: it knows those that live, and
+/// refuses others.
 #[derive(Debug)]
 pub struct Double(Library);
 
@@ -75,30 +75,27 @@ impl Double {
     }
 
     /// A stream that does not wait for the legacy default stream.
-    pub fn stream(&self) -> *mut c_void {
-        let create: unsafe extern "C" fn(*mut *mut c_void, u32) -> u32 =
-            self.find("cuStreamCreate");
-        let mut stream = null_mut();
+    pub fn stream(&self) -> usize {
+        let create: unsafe extern "C" fn(*mut usize, u32) -> u32 = self.find("cuStreamCreate");
+        let mut stream = 0usize;
         // SAFETY: `stream` is writable.
         ok("cuStreamCreate", unsafe { create(&raw mut stream, 1) });
         stream
     }
 
     /// Begins a capture in `mode` (0 global, 1 of this thread, 2 relaxed).
-    pub fn begin_capture(&self, stream: *mut c_void, mode: u32) {
-        let begin: unsafe extern "C" fn(*mut c_void, u32) -> u32 =
-            self.find("cuStreamBeginCapture_v2");
+    pub fn begin_capture(&self, stream: usize, mode: u32) {
+        let begin: unsafe extern "C" fn(usize, u32) -> u32 = self.find("cuStreamBeginCapture_v2");
         // SAFETY: a live stream.
         ok("cuStreamBeginCapture", unsafe { begin(stream, mode) });
     }
 
     /// Ends it and makes the graph ready; gives graph and executable.
-    pub fn end_capture(&self, stream: *mut c_void) -> (*mut c_void, *mut c_void) {
-        let end: unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> u32 =
-            self.find("cuStreamEndCapture");
-        let make: unsafe extern "C" fn(*mut *mut c_void, *mut c_void, u64) -> u32 =
+    pub fn end_capture(&self, stream: usize) -> (usize, usize) {
+        let end: unsafe extern "C" fn(usize, *mut usize) -> u32 = self.find("cuStreamEndCapture");
+        let make: unsafe extern "C" fn(*mut usize, usize, u64) -> u32 =
             self.find("cuGraphInstantiateWithFlags");
-        let (mut graph, mut exec) = (null_mut(), null_mut());
+        let (mut graph, mut exec) = (0usize, 0usize);
         // SAFETY: a live stream, and `graph` is writable.
         ok("cuStreamEndCapture", unsafe { end(stream, &raw mut graph) });
         // SAFETY: a live graph, and `exec` is writable.
@@ -109,16 +106,15 @@ impl Double {
     }
 
     /// Calls a function of one handle: a synchronisation, or what ends the handle.
-    pub fn call(&self, name: &str, handle: *mut c_void) {
-        let call: unsafe extern "C" fn(*mut c_void) -> u32 = self.find(name);
+    pub fn call(&self, name: &str, handle: usize) {
+        let call: unsafe extern "C" fn(usize) -> u32 = self.find(name);
         // SAFETY: the test gives a live handle of the right kind.
         ok(name, unsafe { call(handle) });
     }
 
     /// Launches a graph.
-    pub fn launch(&self, exec: *mut c_void, stream: *mut c_void) {
-        let launch: unsafe extern "C" fn(*mut c_void, *mut c_void) -> u32 =
-            self.find("cuGraphLaunch");
+    pub fn launch(&self, exec: usize, stream: usize) {
+        let launch: unsafe extern "C" fn(usize, usize) -> u32 = self.find("cuGraphLaunch");
         // SAFETY: both are live.
         ok("cuGraphLaunch", unsafe { launch(exec, stream) });
     }

@@ -187,7 +187,7 @@ impl Communicator {
             .transpose()?;
         let mut hasher = DefaultHasher::new();
         prefix.hash(&mut hasher);
-        let mut constants = Box::new(CommConst {
+        let constants = Box::new(CommConst {
             magic: CONST_MAGIC,
             version: LAYOUT_VERSION,
             bytes: size_of::<CommConst>() as u32,
@@ -214,7 +214,7 @@ impl Communicator {
             host_word: on_gpu.as_ref().map_or(0, OnGpu::host_word),
         });
         if let Some(on_gpu) = &on_gpu {
-            on_gpu.publish(&mut constants)?;
+            on_gpu.publish(&constants)?;
         }
         let stream = Stream::on_device(device)?;
         let inner = Arc::new(Inner {

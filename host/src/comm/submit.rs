@@ -580,6 +580,7 @@ pub(super) fn invalid(operation: &'static str, detail: String) -> Error {
     Error::InvalidArgument { operation, detail }
 }
 
+/// The error for a slice in a capture.
 pub(super) fn capture_of_slices() -> Error {
     Error::CaptureState {
         detail: "a graph outlives the call: operations on slices can't be captured: use tensors, and for \

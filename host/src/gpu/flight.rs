@@ -2,8 +2,9 @@
 
 use core::any::Any;
 use core::ffi::c_void;
+use core::panic::AssertUnwindSafe;
 use std::collections::VecDeque;
-use std::panic::{self, AssertUnwindSafe};
+use std::panic;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::device::{Airborne, Gpu};

@@ -58,7 +58,7 @@ impl Gpu {
             // All are taken before the first goes back.
             let mut taken = Vec::with_capacity(pieces);
             for _ in 0..pieces {
-                let mut scratch = Scratch::take(self, bytes)?;
+                let mut scratch = Scratch::take_like(self, bytes, true)?;
                 scratch.mirror()?;
                 taken.push(scratch);
             }
@@ -75,10 +75,19 @@ const LEAST: u32 = 8;
 impl Scratch {
     /// `bytes` bytes at least, aligned to 256.
     pub(crate) fn take(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
+        Self::take_like(gpu, bytes, false)
+    }
+
+    /// As [`Scratch::take`]; of the free pieces rather one with a mirror, or without.
+    fn take_like(gpu: &Arc<Gpu>, bytes: usize, mirrored: bool) -> Result<Self> {
         let class = (bytes.max(1).next_power_of_two().trailing_zeros()).max(LEAST);
         let found = {
             let mut free = gpu.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
-            let at = free.iter().rposition(|piece| piece.class == class);
+            let fits = |piece: &Piece| piece.class == class;
+            let at = free
+                .iter()
+                .rposition(|piece| fits(piece) && piece.mirror.is_some() == mirrored)
+                .or_else(|| free.iter().rposition(fits));
             at.map(|at| free.swap_remove(at))
         };
         let piece = match found {
@@ -106,7 +115,7 @@ impl Scratch {
     /// As [`Scratch::take`], holding `bytes` once the stream has made the copy. The value must live until whatever is on
     /// the stream behind the copy has ended.
     pub(crate) fn filled_by_stream(gpu: &Arc<Gpu>, bytes: &[u8]) -> Result<(Self, Upload)> {
-        let mut scratch = Self::take(gpu, bytes.len())?;
+        let mut scratch = Self::take_like(gpu, bytes.len(), true)?;
         let mirror = scratch.mirror()?;
         // SAFETY: page-locked memory of this value's, as large as the piece; no copy from it is under way, or the piece
         // would not have come back to the pool.
