@@ -76,7 +76,7 @@ impl Work {
     /// Makes what is enqueued on `stream` from now on wait for the operation. The host does not wait.
     ///
     /// # Errors
-    /// As [`Stream::enqueue`].
+    /// As [`Stream::record`].
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         let event = Event::new();
         self.stream.record(&event)?;
