@@ -5,7 +5,7 @@
 //! - **reduce_scatter:** rank r loads the reduction of row r of all inputs.
 //! - **all_gather:** rank r stores its input to row r of all outputs.
 //!
-//! Protocol: rounds. In the terms of [`crate::exchange`]:
+//! Protocol: rounds. In the terms of `exchange`:
 //!
 //! - **Who may overwrite what:** rank r reads shard (row) r of every rank's input and writes shard (row) r of every
 //!   rank's output, and no other rank does either; the owner overwrites its input, and reads its output, after
