@@ -1,4 +1,6 @@
 //! Captures: what they take up and keep alive, what they must not do, and captures that somebody else has begun.
+//!
+//! On the double of the CUDA driver the tests want `--test-threads=1`: its counters are the process'.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};

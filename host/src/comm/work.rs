@@ -76,7 +76,7 @@ impl Work {
     /// Makes what is enqueued on `stream` from now on wait for the operation. The host does not wait.
     ///
     /// # Errors
-    /// As [`Stream::record`].
+    /// As [`Stream::record`] and [`Stream::wait_event`].
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         let event = Event::new();
         self.stream.record(&event)?;
