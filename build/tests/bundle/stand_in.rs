@@ -47,6 +47,7 @@ impl Bundle {
             "abort",
             "conformance",
             "determinism",
+            "graph_replays",
             "graphs",
             "on_device",
             "operations",

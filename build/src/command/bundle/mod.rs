@@ -25,20 +25,22 @@ pub(crate) struct Arguments {
 
 /// The test binaries of `tests/` that a bundle has: they run on the device that `FUSEWIRE_TEST_DEVICE` names, and need no file
 /// but themselves.
-const TESTS: [&str; 6] = [
+const TESTS: [&str; 7] = [
     "abort",
     "conformance",
     "determinism",
+    "graph_replays",
     "graphs",
     "on_device",
     "operations",
 ];
 
 /// The test binaries that it does not have.
-const LEFT_OUT: [(&str, &str); 20] = [
+const LEFT_OUT: [(&str, &str); 22] = [
     ("arguments", "refused arguments: nothing reaches a device"),
     ("ccl_backend", "needs a library that cargo builds beside it"),
     ("controls", "checks the checkers, and the CPU's lanes"),
+    ("cuda", "runs on a double of the driver"),
     (
         "external_backend",
         "needs a library that cargo builds beside it",
@@ -49,6 +51,7 @@ const LEFT_OUT: [(&str, &str); 20] = [
     ),
     ("file_store", "no device"),
     ("flight_recorder", "the host's records"),
+    ("graph_capture", "counts the calls of a double of the driver"),
     (
         "grid",
         "backends that cargo builds beside it; conformance has ours",
