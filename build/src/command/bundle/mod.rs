@@ -51,7 +51,10 @@ const LEFT_OUT: [(&str, &str); 22] = [
     ),
     ("file_store", "no device"),
     ("flight_recorder", "the host's records"),
-    ("graph_capture", "counts the calls of a double of the driver"),
+    (
+        "graph_capture",
+        "counts the calls of a double of the driver",
+    ),
     (
         "grid",
         "backends that cargo builds beside it; conformance has ours",
