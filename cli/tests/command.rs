@@ -126,7 +126,15 @@ fn bad_arguments_are_one_line_and_status_2() {
             &["perf", "all_reduce", "--algorithm", "ring"],
             "\"ring\" is none of",
         ),
-        (&["perf", "all_reduce", "--device", "cuda"], "only cpu"),
+        (
+            &["perf", "all_reduce", "--device", "tpu"],
+            "\"tpu\" is none of cpu, cuda",
+        ),
+        // Neither a driver nor so many GPUs.
+        (
+            &["perf", "all_reduce", "--device", "cuda:99"],
+            "device cuda",
+        ),
         (&["frobnicate"], "unrecognized subcommand"),
     ];
     for (arguments, message) in cases {
