@@ -89,7 +89,7 @@ fn all_gone(ids: &[u32]) {
 
 #[test]
 fn bad_arguments_are_one_line_and_status_2() {
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 11] = [
         (
             &["perf", "all_reduced"],
             "operation \"all_reduced\" is none of",
