@@ -21,7 +21,7 @@ pub(super) fn multicast(image: &Image) -> Vec<Violation> {
             let listed = image
                 .multicast
                 .iter()
-                .any(|pattern| fits(pattern, &function.name));
+                .any(|pattern| fits(pattern, super::kernel(&function.name)));
             wrong(function, listed, image.target.has_multicast())
                 .into_iter()
                 .map(|detail| Violation {
