@@ -44,9 +44,7 @@ impl Bundle {
         bundle.program("bin/fusewire", FUSEWIRE);
         bundle.program("bin/fusewire-benches", "exit 0");
         for name in [
-            "abort",
             "conformance",
-            "determinism",
             "graph_replays",
             "graphs",
             "on_device",

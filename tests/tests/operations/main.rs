@@ -1,6 +1,8 @@
 //! Operations beyond the conformance list, on the device of the tests, and what is said of calls that differ.
 
+mod abort;
 mod batch;
+mod determinism;
 mod lists;
 mod mismatch;
 mod one_sided;

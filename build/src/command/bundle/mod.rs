@@ -25,10 +25,8 @@ pub(crate) struct Arguments {
 
 /// The test binaries of `tests/` that a bundle has: they run on the device that `FUSEWIRE_TEST_DEVICE` names, and need no file
 /// but themselves.
-const TESTS: [&str; 7] = [
-    "abort",
+const TESTS: [&str; 5] = [
     "conformance",
-    "determinism",
     "graph_replays",
     "graphs",
     "on_device",

@@ -230,7 +230,7 @@ run_conformance() {
             # Lanes as threads are the CPU's; sixteen ranks are more than one GPU's queues carry side by side.
             tests conformance 6 --skip lanes_as_threads --skip every_number_of_ranks --skip ranks_as_processes
         fi
-        tests operations 25
+        tests operations 25 --skip abort:: --skip determinism::
     fi
     note "$passed tests passed"
 }
@@ -252,7 +252,7 @@ run_graphs() {
 
 run_failures() {
     exactly on_device a_rank_that_never_launches_is_named_and_the_device_goes_on a_process_that_ends_is_named
-    exactly abort abort_frees_whoever_waits
+    exactly operations abort::abort_frees_whoever_waits
     exactly graphs a_replay_that_fails_says_so_from_then_on
     if [ $quick = no ]; then
         exactly operations mismatch::different_calls_are_told_at_once
@@ -265,8 +265,9 @@ run_failures() {
 run_bitwise() {
     exactly on_device the_bits_are_those_of_the_cpu
     if [ $quick = no ]; then
-        exactly determinism special_numbers_equal_the_reference a_row_does_not_depend_on_its_batch \
-            the_fused_norm_equals_its_steps every_way_gives_the_same_bits_on_every_rank
+        exactly operations determinism::special_numbers_equal_the_reference \
+            determinism::a_row_does_not_depend_on_its_batch determinism::the_fused_norm_equals_its_steps \
+            determinism::every_way_gives_the_same_bits_on_every_rank
     fi
     note "$passed tests passed"
 }

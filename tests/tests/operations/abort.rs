@@ -214,7 +214,7 @@ fn the_watchdog_ends_the_process_only_where_it_is_asked_to() {
     if watched() {
         return;
     }
-    let test = "the_watchdog_ends_the_process_only_where_it_is_asked_to";
+    let test = "abort::the_watchdog_ends_the_process_only_where_it_is_asked_to";
     for (kind, dies) in [
         ("default", true),
         ("asked", true),

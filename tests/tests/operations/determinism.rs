@@ -225,7 +225,7 @@ fn is_nan(dtype: DType, bytes: &[u8]) -> bool {
 
 #[test]
 fn every_instruction_set_gives_the_same_bits() {
-    let test = "every_instruction_set_gives_the_same_bits";
+    let test = "determinism::every_instruction_set_gives_the_same_bits";
     let bits = || {
         let base = Setup::new(2);
         let mut all = Vec::new();
