@@ -11,6 +11,9 @@ use std::sync::Arc;
 use crate::store::{FileStore, Store};
 use crate::{Error, Result};
 
+/// How often a directory is made anew that others remove.
+const TRIES: u32 = 1000;
+
 /// How many ranks are done with a store.
 const LEFT: &str = "fusewire/left";
 
@@ -55,9 +58,20 @@ impl LocalStore {
         // SAFETY: geteuid has no preconditions.
         let user = unsafe { libc::geteuid() };
         let directory = parent.join(format!("fusewire-{user}-{job}"));
-        make_private(&directory, user)?;
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let store = FileStore::open(directory.join(format!("store-{number}")))?;
+        let path = directory.join(format!("store-{number}"));
+        let mut tries = 0;
+        let store = loop {
+            make_private(&directory, user)?;
+            match FileStore::open(&path) {
+                // The end of the store before has removed the directory meanwhile.
+                Err(Error::Store {
+                    source: Some(source),
+                    ..
+                }) if source.kind() == ErrorKind::NotFound && tries < TRIES => tries += 1,
+                opened => break opened?,
+            }
+        };
         Ok(Some(Self {
             store: Arc::new(store),
             size,
@@ -114,6 +128,8 @@ fn make_private(directory: &Path, user: u32) -> Result<()> {
             refuse("is open to other users".to_owned())
         }
         Ok(_) => Ok(()),
+        // Removed meanwhile: who opens a file in it finds out.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => refuse(format!("cannot be looked at ({error})")),
     }
 }
@@ -123,6 +139,37 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_store_is_opened_while_the_end_of_another_removes_the_directory() {
+        let base = std::env::temp_dir().join(format!("fusewire-removed-{}", std::process::id()));
+        fs::create_dir(&base).unwrap();
+        let runtime = base.display().to_string();
+        let variable = |name: &str| match name {
+            "XDG_RUNTIME_DIR" => Some(runtime.clone()),
+            "PMIX_NAMESPACE" => Some("again".to_owned()),
+            _ => None,
+        };
+        let first = LocalStore::open(&variable, 1).unwrap().unwrap();
+        let directory = first.store.path().parent().unwrap().to_owned();
+        drop(first);
+        let done = core::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let _ = fs::remove_dir(&directory);
+                    std::thread::sleep(core::time::Duration::from_micros(5));
+                }
+            });
+            for _ in 0..2000 {
+                let opened = LocalStore::open(&variable, 1);
+                done.store(opened.is_err(), Ordering::Relaxed);
+                opened.unwrap().unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        fs::remove_dir_all(&base).unwrap();
+    }
 
     #[test]
     fn the_last_rank_removes_the_store_of_a_job() {
