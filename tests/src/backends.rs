@@ -58,7 +58,10 @@ pub fn register(name: &str) {
 }
 
 /// The shared library of the sample backend. Cargo builds it beside this binary; if it did not, it is told to.
-fn sample() -> PathBuf {
+///
+/// # Panics
+/// When it cannot be built.
+pub fn sample() -> PathBuf {
     let name = format!(
         "{}fusewire_backend_sample{}",
         std::env::consts::DLL_PREFIX,

@@ -59,13 +59,13 @@ macro_rules! not_called {
     (@ $name:ident($($argument:ident: $type:ty),*) -> $result:ty) => {
         fn $name(&self $(, $argument: $type)*) -> $result {
             let _ = ($($argument,)*);
-            unimplemented!("modules do not need {}", stringify!($name))
+            panic!("loading a module has called {}", stringify!($name))
         }
     };
     (@ hazard $name:ident($($argument:ident: $type:ty),*) -> $result:ty) => {
         unsafe fn $name(&self $(, $argument: $type)*) -> $result {
             let _ = ($($argument,)*);
-            unimplemented!("modules do not need {}", stringify!($name))
+            panic!("loading a module has called {}", stringify!($name))
         }
     };
 }
