@@ -6,7 +6,7 @@ target triple = "nvptx64-nvidia-cuda"
 
 ; Block-shared scratch memory: SHARED_BYTES of src/arch/mod.rs. Present in an image only where a
 ; kernel uses it.
-@fusewire_shared_memory = internal addrspace(3) global [16384 x i8] undef, align 128
+@fusewire_shared_memory = internal addrspace(3) global [38912 x i8] undef, align 128
 
 define ptr @fusewire_shared() #0 {
   ret ptr addrspacecast (ptr addrspace(3) @fusewire_shared_memory to ptr)

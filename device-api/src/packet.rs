@@ -209,6 +209,46 @@ impl Slots {
         Some(data)
     }
 
+    /// One look at the two-packet units `unit .. unit + N` of `source`'s stream, all loads under way at once: their bytes, and
+    /// whether all are there. Says nothing where `source` is this rank.
+    #[inline(always)]
+    pub fn peek_pairs<M: Machine, const N: usize>(
+        &self,
+        session: &Session<M>,
+        source: u32,
+        unit: usize,
+    ) -> ([u64; N], bool) {
+        let at = self
+            .at(session, session.comm().rank(), source)
+            .wrapping_add(unit * 16)
+            .cast::<u64>();
+        let mut data = [0; N];
+        let mut there = true;
+        for i in 0..N {
+            // SAFETY: units of this rank's own slots.
+            let [low, high] = unsafe { mem::load_packets(at.wrapping_add(2 * i)) };
+            there &= low >> 32 == self.flag && high >> 32 == self.flag;
+            data[i] = low & 0xffff_ffff | high << 32;
+        }
+        (data, there)
+    }
+
+    /// Awaits the two-packet units `unit .. unit + N` of `source`'s stream: their bytes. For units that carry data; the
+    /// header is [`Slots::receive_header`]'s. `source` is another rank.
+    #[inline(always)]
+    pub fn receive_pairs<M: Machine, const N: usize>(
+        &self,
+        session: &Session<M>,
+        source: u32,
+        unit: usize,
+    ) -> Option<[u64; N]> {
+        session.watch().until(Place::Packet, source, self.flag, || {
+            let (data, there) = self.peek_pairs::<M, N>(session, source, unit);
+            // What the record shows is the epoch that was awaited, not which unit lacked.
+            if there { Ok(data) } else { Err(0) }
+        })
+    }
+
     /// Awaits the first unit of `source`'s stream, which is there even if the stream is empty. A kernel
     /// must have received every unit of every rank's stream, this one at least, before it ends.
     #[inline(always)]

@@ -51,10 +51,12 @@ pub enum Operation {
     AllToAllV = 10,
     /// All ranks have arrived.
     Barrier = 11,
-    /// all_reduce, residual add and RMSNorm in one launch.
-    AllReduceRmsNorm = 12,
+    /// all_reduce, residual add and norm in one launch.
+    AllReduceNorm = 12,
     /// A kernel of the user's.
     User = 13,
+    /// reduce_scatter, residual add and norm in one launch.
+    ReduceScatterNorm = 14,
     /// To one peer.
     Send = 32,
     /// From one peer.
@@ -87,8 +89,9 @@ impl Operation {
             Self::AllToAll => "all_to_all",
             Self::AllToAllV => "all_to_all_v",
             Self::Barrier => "barrier",
-            Self::AllReduceRmsNorm => "all_reduce_rms_norm",
+            Self::AllReduceNorm => "all_reduce_norm",
             Self::User => "user kernel",
+            Self::ReduceScatterNorm => "reduce_scatter_norm",
             Self::Send => "send",
             Self::Recv => "recv",
             Self::Batch => "batch",
@@ -113,8 +116,9 @@ impl Operation {
             9 => Self::AllToAll,
             10 => Self::AllToAllV,
             11 => Self::Barrier,
-            12 => Self::AllReduceRmsNorm,
+            12 => Self::AllReduceNorm,
             13 => Self::User,
+            14 => Self::ReduceScatterNorm,
             32 => Self::Send,
             33 => Self::Recv,
             34 => Self::Batch,

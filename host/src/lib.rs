@@ -48,8 +48,8 @@ pub mod transport;
 pub use self::comm::rehearse_meeting;
 pub use self::comm::{
     Activity, AllGatherP, Batch, Candidate, Communicator, Failure, FlightRecord, HookArguments,
-    HookHandle, InitHandle, LaunchAttributes, MAX_SIZE, Members, P2pKind, P2pOp,
-    ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge, RmsNorm,
+    HookHandle, InitHandle, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind, P2pOp,
+    ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge, ScaleLayout,
     SignalUpdate, Window, WindowAccess, WindowOptions, Work, WorkStatus, new_comm, run_threads,
     run_threads_on, run_threads_with,
 };

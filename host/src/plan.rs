@@ -97,6 +97,12 @@ const CROWDED_PACKET_BYTES: u64 = 4 << 10;
 /// which needs no staging to work in place.
 const ONE_SHOT_BYTES: u64 = 4 << 10;
 
+/// All_reduce by packets on GPUs up to this many bytes. Not measured: MSCCL++ and NCCL leave packets at 16 to 64 KiB on Hopper.
+const GPU_PACKET_BYTES: u64 = 32 << 10;
+
+/// One-shot all_reduce on 8 GPUs up to this many bytes; twice as many on 4, always on 2. Not measured: vLLM's thresholds.
+const GPU_ONE_SHOT_BYTES: u64 = 256 << 10;
+
 /// Bytes of staging that one round uses, rows and all: what stays in a core's cache.
 const ROUND_BYTES: u64 = 512 << 10;
 
@@ -116,6 +122,29 @@ pub(crate) struct Machine {
     pub(crate) crowded: bool,
     /// Multicast reaches every window.
     pub(crate) multicast: bool,
+    /// Kernels run on GPUs.
+    pub(crate) gpu: bool,
+}
+
+impl Machine {
+    /// All_reduce by packets up to this many bytes.
+    const fn packet_bytes(self) -> u64 {
+        match self {
+            Self { gpu: true, .. } => GPU_PACKET_BYTES,
+            Self { crowded: true, .. } => CROWDED_PACKET_BYTES,
+            Self { .. } => PACKET_BYTES,
+        }
+    }
+
+    /// All_reduce in one shot up to this many bytes.
+    const fn one_shot_bytes(self, ranks: u32) -> u64 {
+        match self.gpu {
+            true if ranks <= 2 => u64::MAX,
+            true if ranks <= 4 => 2 * GPU_ONE_SHOT_BYTES,
+            true => GPU_ONE_SHOT_BYTES,
+            false => ONE_SHOT_BYTES,
+        }
+    }
 }
 
 /// Plans an operation over rows of `count` elements of `size` bytes, `rows` of them staged.
@@ -124,6 +153,7 @@ pub(crate) fn plan(
     options: &Options,
     wanted: Algorithm,
     machine: Machine,
+    ranks: u32,
     operation: Operation,
     count: u64,
     size: u64,
@@ -135,17 +165,13 @@ pub(crate) fn plan(
         .staging_bytes
         .min(ROUND_BYTES.max(rows * size * granule));
     let chunk = (room / (rows * size).max(1) / granule * granule).max(granule);
-    let algorithm = if by_multicast(options, wanted, machine, operation, count, size, reduction) {
+    let algorithm = if by_multicast(
+        options, wanted, machine, ranks, operation, count, size, reduction,
+    ) {
         Algorithm::Nvls
     } else {
         algorithm(
-            options,
-            wanted,
-            machine.crowded,
-            operation,
-            count,
-            size,
-            reduction,
+            options, wanted, machine, ranks, operation, count, size, reduction,
         )
     };
     Plan {
@@ -163,10 +189,12 @@ pub(crate) fn plan(
 /// caller leaves the choice, only all_reduce by sum or average, and only where it would else take two shots: reduce_scatter
 /// and all_gather move as many bytes out of or into each rank as without multicast, and minimum and maximum would lose
 /// what they promise of NaN.
+#[expect(clippy::too_many_arguments, reason = "what a plan depends on")]
 fn by_multicast(
     options: &Options,
     wanted: Algorithm,
     machine: Machine,
+    ranks: u32,
     operation: Operation,
     count: u64,
     size: u64,
@@ -189,13 +217,7 @@ fn by_multicast(
         .is_some_and(|(_, code)| matches!(code, ReductionCode::Sum | ReductionCode::Average));
     let otherwise = || {
         algorithm(
-            options,
-            wanted,
-            machine.crowded,
-            operation,
-            count,
-            size,
-            reduction,
+            options, wanted, machine, ranks, operation, count, size, reduction,
         )
     };
     machine.multicast
@@ -222,10 +244,12 @@ pub(crate) const fn hand_off(
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "what a plan depends on")]
 fn algorithm(
     options: &Options,
     wanted: Algorithm,
-    crowded: bool,
+    machine: Machine,
+    ranks: u32,
     operation: Operation,
     count: u64,
     size: u64,
@@ -234,25 +258,45 @@ fn algorithm(
     match operation {
         Operation::AllReduce => {}
         Operation::Reduce => return Algorithm::TwoShot,
-        Operation::ReduceScatter | Operation::AllReduceRmsNorm | Operation::Barrier => {
-            return Algorithm::Signal;
-        }
+        Operation::ReduceScatter
+        | Operation::AllReduceNorm
+        | Operation::ReduceScatterNorm
+        | Operation::Barrier => return Algorithm::Signal,
         Operation::Send | Operation::Recv => return Algorithm::Channel,
         _ => return Algorithm::Pull,
     }
     let packets = reduction.is_some_and(|(dtype, code)| has_instance(dtype, code))
         && count * size <= packet::capacity(options.packet_slot_bytes);
-    let packet_bytes = if crowded {
-        CROWDED_PACKET_BYTES
-    } else {
-        PACKET_BYTES
-    };
     match wanted {
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot => Algorithm::TwoShot,
-        _ if packets && count * size <= packet_bytes => Algorithm::Packet,
-        _ if count * size <= ONE_SHOT_BYTES => Algorithm::Signal,
+        _ if packets && count * size <= machine.packet_bytes() => Algorithm::Packet,
+        _ if count * size <= machine.one_shot_bytes(ranks) => Algorithm::Signal,
+        _ => Algorithm::TwoShot,
+    }
+}
+
+/// How a fused norm of `rows` rows of `row` bytes reduces: by packets where each block's rows fit the slots, else one shot of few
+/// rows, else two, which takes each rank's part of the arithmetic from the others.
+pub(crate) fn norm(
+    options: &Options,
+    wanted: Algorithm,
+    machine: Machine,
+    ranks: u32,
+    rows: u64,
+    row: u64,
+) -> Algorithm {
+    let block = rows.div_ceil(u64::from(options.blocks.max(1)));
+    let packets = block * row <= packet::capacity(options.packet_slot_bytes);
+    match wanted {
+        Algorithm::Packet if packets => Algorithm::Packet,
+        Algorithm::Signal => Algorithm::Signal,
+        Algorithm::TwoShot => Algorithm::TwoShot,
+        _ if packets && rows * row <= machine.packet_bytes() => Algorithm::Packet,
+        _ if rows < u64::from(ranks) || rows * row <= machine.one_shot_bytes(ranks) => {
+            Algorithm::Signal
+        }
         _ => Algorithm::TwoShot,
     }
 }
@@ -278,9 +322,13 @@ mod tests {
         let machine = Machine {
             crowded: false,
             multicast,
+            gpu: false,
         };
         let reduction = op.map(|op| (DType::Bf16, op));
-        plan(&options, wanted, machine, operation, count, 2, 1, reduction).algorithm
+        plan(
+            &options, wanted, machine, 2, operation, count, 2, 1, reduction,
+        )
+        .algorithm
     }
 
     #[test]

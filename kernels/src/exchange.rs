@@ -38,6 +38,8 @@ pub(crate) mod word {
     pub(crate) const COUNT: usize = 4;
     /// Elements of the longest part (vector operations).
     pub(crate) const LONGEST: usize = 5;
+    /// Three words of the body's own ([`super::Words`]).
+    pub(crate) const EXTRA: usize = 4;
 }
 
 pub(crate) const SOURCE_STAGED: u64 = 1;
@@ -91,6 +93,15 @@ impl Round {
     }
 }
 
+/// What a body adds to the words that travel with a ready signal.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words {
+    /// Words from [`word::EXTRA`] on.
+    pub(crate) extra: [u64; 3],
+    /// Added to this rank's flags.
+    pub(crate) flags: u64,
+}
+
 /// What an operation does in a round. A trait and not a closure: its method can be forced inline, so
 /// that it is compiled for the instruction set of the entry that it is part of.
 pub(crate) trait Body<M: Machine> {
@@ -99,6 +110,25 @@ pub(crate) trait Body<M: Machine> {
     /// # Safety
     /// Every rank's words of the round have been acquired; the memory is valid as for [`Memory::run`].
     unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool;
+
+    /// What this rank says besides, the same in every round.
+    #[inline(always)]
+    fn words(&self, session: &Session<M>) -> Words {
+        let _ = session;
+        Words {
+            extra: [0; 3],
+            flags: 0,
+        }
+    }
+
+    /// After a round: every peer's done signal has been acquired. All lanes together.
+    ///
+    /// # Safety
+    /// As [`Body::round`].
+    #[inline(always)]
+    unsafe fn finish(&self, session: &Session<M>, memory: &Memory, round: Round) {
+        let _ = (session, memory, round);
+    }
 }
 
 impl Memory {
@@ -164,7 +194,8 @@ impl Memory {
     ) -> bool {
         let pad = *session.comm().pad();
         let flags = self.flags();
-        let mut chunked = flags != 0;
+        let own = body.words(session);
+        let mut chunked = flags | own.flags != 0;
         let mut first = true;
         let mut start = 0;
         loop {
@@ -184,7 +215,8 @@ impl Memory {
             } else {
                 self.target_at
             };
-            let words = [source.0, target.0, flags, self.scalar, 0, 0, 0];
+            let [a, b, c] = own.extra;
+            let words = [source.0, target.0, flags | own.flags, self.scalar, a, b, c];
             if !session.ready(|_| words) {
                 return false;
             }
@@ -207,6 +239,8 @@ impl Memory {
                 // SAFETY: every peer's writes into staging have been acquired by done.
                 unsafe { self.unstage(session, round, pad.staging_out, policy) };
             }
+            // SAFETY: as above.
+            unsafe { body.finish(session, self, round) };
             start = round.end;
             if start >= self.count {
                 return true;

@@ -16,7 +16,7 @@
 //! | [`quantize`] | stochastic rounding to bf16, sum of bf16 rows in f32 |
 //! | [`window`] | put, get, signal and wait on a window |
 //! | [`barrier`] | barrier |
-//! | [`fused`] | all_reduce + residual add + RMSNorm |
+//! | [`fused`] | reduction over the ranks + residual add + norm, perhaps to fp8 |
 //! | [`one_sided`] | put with signal round a ring |
 #![no_std]
 #![cfg_attr(
@@ -50,7 +50,8 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     all_reduce::REDUCE_SHARDS_ANY_INSTANCES,
     barrier::BARRIER_INSTANCES,
     batch::BATCH_INSTANCES,
-    fused::ALL_REDUCE_RMS_NORM_INSTANCES,
+    fused::REDUCE_NORM_INSTANCES,
+    fused::REDUCE_NORM_PACKET_INSTANCES,
     movement::ALL_GATHER_INSTANCES,
     movement::ALL_TO_ALL_INSTANCES,
     movement::BROADCAST_INSTANCES,

@@ -35,7 +35,7 @@ pub fn supports(comm: &Communicator, case: &Case) -> bool {
     let Some(backend) = comm.backend_impl() else {
         return true;
     };
-    case.operation != Operation::AllReduceRmsNorm
+    case.operation != Operation::AllReduceNorm
         && backend.supports(
             case.operation,
             case.dtype,

@@ -1,7 +1,7 @@
 //! One operation, called: what [`crate::rank`] and [`crate::grid`] have in common.
 
 use crate::device::tensor;
-use fusewire::{Communicator, DType, Input, Operation, Output, Result, RmsNorm, Tensor, Work};
+use fusewire::{Communicator, DType, Input, Norm, Operation, Output, Result, Tensor, Work};
 
 use crate::cases::Case;
 use crate::oracle;
@@ -64,21 +64,16 @@ pub fn blocking(
             }
         }
         Operation::Barrier => comm.barrier(),
-        Operation::AllReduceRmsNorm => {
+        Operation::AllReduceNorm => {
             let epsilon = oracle::EPSILON;
-            let norm = RmsNorm::new(
-                out,
-                from,
-                input(&buffers.residual),
-                input(&buffers.weight),
-                epsilon,
-            );
+            let norm = Norm::rms(out, from, input(&buffers.weight), epsilon)
+                .with_residual(input(&buffers.residual));
             let norm = if case.root == 0 {
                 norm.with_residual_out(output(&buffers.residual_out))
             } else {
                 norm
             };
-            comm.all_reduce_rms_norm(&norm)
+            comm.all_reduce_norm(&norm)
         }
         other => panic!("{other:?} is in no list"),
     }
@@ -133,18 +128,17 @@ pub fn enqueue(comm: &Communicator, case: &Case, buffers: &Buffers) -> Result<Ve
             });
         }
         Operation::Barrier => comm.barrier_async()?,
-        Operation::AllReduceRmsNorm => {
+        Operation::AllReduceNorm => {
             let (residual, weight) = (&buffers.residual, &buffers.weight);
             let residual_out = &buffers.residual_out;
             let epsilon = oracle::EPSILON;
-            let norm = RmsNorm::new(out, from, residual, weight, epsilon);
+            let norm = Norm::rms(out, from, weight, epsilon).with_residual(residual);
             let norm = if case.root == 0 {
                 norm.with_residual_out(residual_out)
             } else {
                 norm
             };
-            // SAFETY: all buffers share the memory of `out`, which the work keeps alive: see the caller.
-            unsafe { comm.all_reduce_rms_norm_async(&norm, None)? }
+            comm.all_reduce_norm_async(&norm)?
         }
         other => panic!("{other:?} is in no list"),
     }])

@@ -41,9 +41,9 @@ pub struct Case {
     pub dtype: DType,
     /// Reduction, where the operation reduces. Ranks have different factors where it has one.
     pub reduction: Option<ReduceOp>,
-    /// Elements of a row; rows of an [`Operation::AllReduceRmsNorm`].
+    /// Elements of a row; rows of an [`Operation::AllReduceNorm`].
     pub count: usize,
-    /// Elements of a row of an [`Operation::AllReduceRmsNorm`].
+    /// Elements of a row of an [`Operation::AllReduceNorm`].
     pub hidden: usize,
     /// Root, modulo the number of ranks.
     pub root: u32,
@@ -120,7 +120,7 @@ pub const OPERATIONS: [Operation; 13] = [
     Operation::AllToAllV,
     Operation::Send,
     Operation::Barrier,
-    Operation::AllReduceRmsNorm,
+    Operation::AllReduceNorm,
 ];
 
 /// The operations that reduce element by element.
@@ -152,7 +152,7 @@ pub const COUNTS: [usize; 10] = [0, 1, 7, 63, 129, 1000, 1793, 4097, 9001, 70_00
 fn base(operation: Operation) -> Case {
     let reduction = REDUCING.contains(&operation).then_some(ReduceOp::Sum);
     let case = Case::new(operation, DType::F32, reduction);
-    if operation == Operation::AllReduceRmsNorm {
+    if operation == Operation::AllReduceNorm {
         return Case {
             count: 3,
             hidden: 200,
@@ -166,7 +166,7 @@ fn base(operation: Operation) -> Case {
 pub fn sizes(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for operation in OPERATIONS {
-        if operation == Operation::AllReduceRmsNorm || operation == Operation::Barrier {
+        if operation == Operation::AllReduceNorm || operation == Operation::Barrier {
             cases.push(base(operation));
             continue;
         }
@@ -200,7 +200,7 @@ pub fn core(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for operation in OPERATIONS {
         for (i, count) in [0, 1, 129, 4097].into_iter().enumerate() {
-            if matches!(operation, Operation::Barrier | Operation::AllReduceRmsNorm) && i > 0 {
+            if matches!(operation, Operation::Barrier | Operation::AllReduceNorm) && i > 0 {
                 continue;
             }
             let case = base(operation);
@@ -232,7 +232,7 @@ pub fn types(ranks: u32) -> Vec<Case> {
     for (t, dtype) in DType::ALL.into_iter().enumerate() {
         for (o, operation) in OPERATIONS.into_iter().enumerate() {
             let reducing = REDUCING.contains(&operation);
-            if matches!(operation, Operation::Barrier | Operation::AllReduceRmsNorm) {
+            if matches!(operation, Operation::Barrier | Operation::AllReduceNorm) {
                 continue;
             }
             if !reducing {
@@ -312,10 +312,10 @@ pub fn norms(_ranks: u32) -> Vec<Case> {
     {
         let shapes = [
             (0, 64),
-            (1, 1),
+            (1, 8),
             (1, 128),
-            (2, 7),
-            (5, 129),
+            (2, 24),
+            (5, 136),
             (3, 1000),
             (17, 256),
             (4, 4096),
@@ -325,7 +325,7 @@ pub fn norms(_ranks: u32) -> Vec<Case> {
                 // `root` says whether the residual is written.
                 cases.push(Case {
                     hidden,
-                    ..Case::new(Operation::AllReduceRmsNorm, dtype, None)
+                    ..Case::new(Operation::AllReduceNorm, dtype, None)
                         .count(rows)
                         .root(root)
                         .memory(MEMORIES[(i + t) % 3])

@@ -2,7 +2,7 @@
 //! round and are checked to the last element.
 
 use fusewire::{
-    CallOptions, Communicator, Compare, DType, Error, Operation, ReduceOp, Result, RmsNorm,
+    CallOptions, Communicator, Compare, DType, Error, Norm, Operation, ReduceOp, Result,
     SignalUpdate, Tensor, Window, WindowOptions, reference,
 };
 use fusewire_kernels::one_sided::{RING_PUT, RingPutParams};
@@ -275,9 +275,8 @@ impl Mix {
         let (at, floats, words) = (Integers::new(n), Floats::new(), Words::new(n));
         let (input, output) = (self.floats(floats.input)?, self.floats(floats.output)?);
         let (residual, weight) = (self.floats(floats.residual)?, self.floats(floats.weight)?);
-        let norm = RmsNorm::new(&output, &input, &residual, &weight, EPSILON);
-        // SAFETY: all of it is one tensor, which the launch keeps as the output.
-        unsafe { comm.all_reduce_rms_norm_async(&norm, None)? };
+        let norm = Norm::rms(&output, &input, &weight, EPSILON).with_residual(&residual);
+        comm.all_reduce_norm_async(&norm)?;
 
         let (x, pushed) = (self.integers(at.x)?, self.integers(at.pushed)?);
         let launches = self.words(words.launches)?;

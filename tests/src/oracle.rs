@@ -59,7 +59,7 @@ impl Shape {
                 shape(sum(&send), sum(&receive), None)
             }
             Operation::Send => shape(count, count, None),
-            Operation::AllReduceRmsNorm => {
+            Operation::AllReduceNorm => {
                 let elements = count * case.hidden;
                 shape(elements, elements, Some(0))
             }
@@ -200,7 +200,7 @@ pub fn input(case: &Case, ranks: u32, rank: u32, call: u64) -> Given {
         },
         ..Given::default()
     };
-    if case.operation == Operation::AllReduceRmsNorm {
+    if case.operation == Operation::AllReduceNorm {
         given.residual = fill(case.dtype, rank, call ^ 1 << 40, count);
         given.weight = fill(case.dtype, 0, call ^ 1 << 41, case.hidden);
     }
@@ -242,7 +242,7 @@ pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<Expected>
             })
             .collect(),
         Operation::Send => input_of((rank + ranks - 1) % ranks),
-        Operation::AllReduceRmsNorm => return Some(rms_norm(case, ranks, rank, call)),
+        Operation::AllReduceNorm => return Some(rms_norm(case, ranks, rank, call)),
         _ => return None,
     };
     Some(Expected {

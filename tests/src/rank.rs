@@ -71,7 +71,7 @@ impl Places {
         };
         let mut places = Self::default();
         let in_place = case.in_place || case.operation == Operation::Broadcast;
-        if case.operation == Operation::AllReduceRmsNorm {
+        if case.operation == Operation::AllReduceNorm {
             places.input = next(shape.input);
             places.residual = next(shape.input);
             places.weight = next(case.hidden);

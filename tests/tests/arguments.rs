@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use fusewire::{Communicator, DType, E4m3, Error, Options, ReduceOp, Result, RmsNorm, Tensor};
+use fusewire::{Communicator, DType, E4m3, Error, Norm, Options, ReduceOp, Result, Tensor};
 use fusewire_tests::device::tensor;
 
 /// Calls on a communicator of two ranks, each of which must be refused.
@@ -18,7 +18,7 @@ fn refused(comm: &Communicator) -> Vec<(&'static str, Result<()>)> {
     let words = |count: usize| tensor(DType::U64, count).expect("memory");
     let norm = |input: &Tensor, residual: &Tensor, weight: &Tensor| {
         let mut out = vec![0f32; input.len()];
-        comm.all_reduce_rms_norm(&RmsNorm::new(&mut out, input, residual, weight, 1e-5))
+        comm.all_reduce_norm(&Norm::rms(&mut out, input, weight, 1e-5).with_residual(residual))
     };
     vec![
         ("length", comm.all_reduce_into(&mut x[..7], &y[..], sum)),
@@ -103,21 +103,23 @@ fn refused(comm: &Communicator) -> Vec<(&'static str, Result<()>)> {
         }),
         ("norm rows", norm(&part(0, 8), &part(8, 8), &part(0, 3))),
         ("norm weight", norm(&part(0, 8), &part(8, 8), &part(0, 0))),
-        ("norm residual", norm(&part(0, 8), &part(8, 7), &part(0, 4))),
+        ("norm residual", norm(&part(0, 8), &part(8, 7), &part(0, 8))),
         ("norm type", {
             let i = tensor(DType::I32, 8).expect("memory");
             let mut out = [0i32; 8];
-            comm.all_reduce_rms_norm(&RmsNorm::new(&mut out[..], &i, &i, &i, 1e-5))
+            comm.all_reduce_norm(&Norm::rms(&mut out[..], &i, &i, 1e-5).with_residual(&i))
         }),
         ("norm overlap", {
             let (a, b) = (part(1, 8), part(0, 8));
-            let norm = RmsNorm::new(&a, &b, &y[..], &y[..4], 1e-5);
-            comm.all_reduce_rms_norm(&norm)
+            let norm = Norm::rms(&a, &b, &y[..], 1e-5).with_residual(&y[..]);
+            comm.all_reduce_norm(&norm)
         }),
         ("norm outputs overlap", {
             let (a, b) = (part(0, 8), part(4, 8));
-            let norm = RmsNorm::new(&a, &x[..], &y[..], &y[..4], 1e-5).with_residual_out(&b);
-            comm.all_reduce_rms_norm(&norm)
+            let norm = Norm::rms(&a, &x[..], &y[..], 1e-5)
+                .with_residual(&y[..])
+                .with_residual_out(&b);
+            comm.all_reduce_norm(&norm)
         }),
         (
             "alloc overflow",

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use fusewire::{Communicator, DType, Error, Options, ReduceOp, Result, RmsNorm, Tensor};
+use fusewire::{Communicator, DType, Error, Norm, Options, ReduceOp, Result, Tensor};
 use fusewire::{Event, GraphExec};
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, stream, tensor};
@@ -146,15 +146,14 @@ fn memory_lives_as_long_as_the_graph() {
         let between = tensor(DType::F32, 50_000)?;
         let splits = tensor(DType::U64, 4)?;
         splits.copy_from(&[25_000u64; 4])?;
-        let weight = comm.alloc(DType::F32, 100)?;
-        weight.copy_from(&[1f32; 100])?;
+        let weight = comm.alloc(DType::F32, 80)?;
+        weight.copy_from(&[1f32; 80])?;
         let graph = capture(&comm, || {
             comm.all_reduce_into_async(&between, &x, ReduceOp::Sum)?;
             comm.all_to_all_v_single_async(&y, &between, &splits)?;
             let normed = tensor(DType::F32, 50_000)?;
-            let norm = RmsNorm::new(&normed, &between, &between, &weight, 1e-5);
-            // SAFETY: `between` is kept as the input, the weight below.
-            unsafe { comm.all_reduce_rms_norm_async(&norm, Some(&weight))? };
+            let norm = Norm::rms(&normed, &between, &weight, 1e-5).with_residual(&between);
+            comm.all_reduce_norm_async(&norm)?;
             Ok(())
         })?;
         drop((between, splits, weight));

@@ -46,7 +46,7 @@ fn is_inexact(case: &Case) -> bool {
 fn list(ranks: u32) -> Vec<Case> {
     let mut list = cases::sizes(ranks);
     list.extend(cases::types(ranks));
-    list.retain(|case| case.operation != Operation::AllReduceRmsNorm);
+    list.retain(|case| case.operation != Operation::AllReduceNorm);
     list
 }
 
@@ -161,7 +161,7 @@ fn conforms() -> bool {
     let mut calls = run_list(&comm, Mode::Blocking, &list);
     let few: Vec<_> = cases::core(ranks)
         .into_iter()
-        .filter(|case| case.operation != Operation::AllReduceRmsNorm)
+        .filter(|case| case.operation != Operation::AllReduceNorm)
         .filter(|case| !(any && is_inexact(case)))
         .collect();
     calls += run_list(&comm, Mode::Async, &few);

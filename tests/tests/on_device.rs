@@ -5,7 +5,7 @@
 use core::ffi::c_void;
 use core::time::Duration;
 
-use fusewire::{Communicator, DType, Device, Error, Options, ReduceOp, Result, RmsNorm, Tensor};
+use fusewire::{Communicator, DType, Device, Error, Norm, Options, ReduceOp, Result, Tensor};
 use fusewire::{new_comm, run_threads_on};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
 use fusewire_tests::device::{run_threads, tensor};
@@ -210,7 +210,7 @@ const REDUCTIONS: [ReduceOp; 6] = [
 ];
 /// For packets, for staging and for both shots.
 const COUNTS: [usize; 3] = [331, 9001, 70_001];
-const HIDDEN: usize = 777;
+const HIDDEN: usize = 776;
 
 fn filled(comm: &Communicator, dtype: DType, bytes: &[u8]) -> Result<Tensor> {
     let tensor = comm.alloc(dtype, bytes.len() / dtype.size())?;
@@ -240,8 +240,10 @@ fn bits(device: Device, setup: &Setup) -> Vec<Vec<(String, Vec<u8>)>> {
             let residual = filled(&comm, dtype, &oracle::fill(dtype, 0, 7, count))?;
             let weight = filled(&comm, dtype, &oracle::fill(dtype, 0, 6, HIDDEN))?;
             let (y, kept) = (comm.alloc(dtype, count)?, comm.alloc(dtype, count)?);
-            let norm = RmsNorm::new(&y, &x, &residual, &weight, 1e-6).with_residual_out(&kept);
-            comm.all_reduce_rms_norm(&norm)?;
+            let norm = Norm::rms(&y, &x, &weight, 1e-6)
+                .with_residual(&residual)
+                .with_residual_out(&kept);
+            comm.all_reduce_norm(&norm)?;
             out.push((format!("norm of {dtype:?}"), y.to_bytes()?));
             out.push((format!("residual of {dtype:?}"), kept.to_bytes()?));
         }

@@ -38,7 +38,7 @@ fn random_case(rng: &mut Rng, ranks: u32, large: usize) -> Case {
         };
         (dtype, reduction) = (d, Some(op));
     }
-    if operation == Operation::AllReduceRmsNorm {
+    if operation == Operation::AllReduceNorm {
         dtype = rng.pick(&[DType::F32, DType::F16, DType::Bf16]);
     }
     let count = match rng.below(20) {
@@ -47,10 +47,10 @@ fn random_case(rng: &mut Rng, ranks: u32, large: usize) -> Case {
         13..=18 => rng.below(500),
         _ => rng.below(large),
     };
-    let norm = operation == Operation::AllReduceRmsNorm;
+    let norm = operation == Operation::AllReduceNorm;
     Case {
         count: if norm { rng.below(4) } else { count },
-        hidden: if norm { 1 + rng.below(200) } else { 0 },
+        hidden: if norm { 8 + 8 * rng.below(25) } else { 0 },
         root: rng.below(ranks as usize) as u32,
         in_place: rng.one_in(2) && Case::has_in_place(operation),
         memory: rng.pick(&MEMORIES),

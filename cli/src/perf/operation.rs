@@ -1,6 +1,6 @@
 //! The operations that `perf` knows: sizes, bandwidth factors, and the call itself.
 
-use fusewire::{Communicator, DType, Operation, ReduceOp, Result, RmsNorm};
+use fusewire::{Communicator, DType, Norm, Operation, ReduceOp, Result};
 
 use super::buffers::Buffers;
 
@@ -77,7 +77,7 @@ impl Kind {
             Self::AllToAllV => Operation::AllToAllV,
             Self::SendRecv => Operation::Send,
             Self::Barrier => Operation::Barrier,
-            Self::AllReduceRmsNorm => Operation::AllReduceRmsNorm,
+            Self::AllReduceRmsNorm => Operation::AllReduceNorm,
         }
     }
 
@@ -209,7 +209,7 @@ pub(crate) const ROOT: u32 = 0;
 
 /// Length of a row of the fused norm with this many elements in all.
 pub(crate) fn hidden(elements: usize) -> usize {
-    elements.clamp(1, HIDDEN)
+    (elements / 8 * 8).clamp(8, HIDDEN)
 }
 
 /// Counts of all_gather_v: they differ by rank and add up to about `count` each.
@@ -315,11 +315,11 @@ pub(crate) fn call(
         }
         Kind::Barrier => either!(comm.barrier(), comm.barrier_async()),
         Kind::AllReduceRmsNorm => {
-            let norm = RmsNorm::new(output, input, residual, weight, EPSILON);
-            // SAFETY: residual and weight live in `buffers`, longer than the graph or the call.
-            either!(comm.all_reduce_rms_norm(&norm), unsafe {
-                comm.all_reduce_rms_norm_async(&norm, Some(residual))
-            })
+            let norm = Norm::rms(output, input, weight, EPSILON).with_residual(residual);
+            either!(
+                comm.all_reduce_norm(&norm),
+                comm.all_reduce_norm_async(&norm)
+            )
         }
     }
 }

@@ -1,211 +1,132 @@
 //! Fused operations: communication and the arithmetic around it in one launch.
 
+use std::sync::Arc;
+
 use fusewire_device::DType;
+use fusewire_device::comm::Place;
+use fusewire_device::native::Kernel;
 use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::fused::{
-    ALL_REDUCE_RMS_NORM_BF16, ALL_REDUCE_RMS_NORM_F16, ALL_REDUCE_RMS_NORM_F32,
-    AllReduceRmsNormParams,
+    NormSpec, REDUCE_NORM_BF16, REDUCE_NORM_F16, REDUCE_NORM_F32, REDUCE_NORM_PACKET_BF16,
+    REDUCE_NORM_PACKET_F16, REDUCE_NORM_PACKET_F32, ReduceNormPacketParams, ReduceNormParams,
+    Route, SHARED_ROW,
 };
 
+use super::norm::{Checked, Norm};
 use super::observe::Note;
 use super::submit::{Prepared, invalid};
-use super::{Communicator, Work};
+use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
 use crate::options::Algorithm;
-use crate::tensor::{Input, Output, Tensor};
+use crate::plan;
+use crate::tensor::{Input, Output};
 
-/// The buffers of [`Communicator::all_reduce_rms_norm`]: `rows` rows of `hidden` elements, where `hidden` is
-/// the length of `weight`.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct RmsNorm<'a> {
-    /// What is summed over the ranks.
-    pub input: Input<'a>,
-    /// What is added to the sum; may be the same memory as `residual_out`.
-    pub residual: Input<'a>,
-    /// Weight of each column.
-    pub weight: Input<'a>,
-    /// Where the sum with the residual goes, if it is wanted.
-    pub residual_out: Option<Output<'a>>,
-    /// Where the normalised rows go; may be the same memory as `input`.
-    pub output: Output<'a>,
-    /// Added to the mean of squares.
-    pub epsilon: f32,
+/// The kernels for one type.
+struct Kernels {
+    rounds: Kernel<ReduceNormParams>,
+    packet: Kernel<ReduceNormPacketParams>,
 }
 
-impl<'a> RmsNorm<'a> {
-    /// `output = rms_norm(sum of input + residual) * weight`, with the residual not written.
-    pub fn new(
-        output: impl Into<Output<'a>>,
-        input: impl Into<Input<'a>>,
-        residual: impl Into<Input<'a>>,
-        weight: impl Into<Input<'a>>,
-        epsilon: f32,
-    ) -> Self {
-        Self {
-            input: input.into(),
-            residual: residual.into(),
-            weight: weight.into(),
-            residual_out: None,
-            output: output.into(),
-            epsilon,
+impl Kernels {
+    /// `dtype` is one of the three that norms exist for.
+    const fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => Self {
+                rounds: REDUCE_NORM_F16,
+                packet: REDUCE_NORM_PACKET_F16,
+            },
+            DType::Bf16 => Self {
+                rounds: REDUCE_NORM_BF16,
+                packet: REDUCE_NORM_PACKET_BF16,
+            },
+            _ => Self {
+                rounds: REDUCE_NORM_F32,
+                packet: REDUCE_NORM_PACKET_F32,
+            },
         }
-    }
-
-    /// Also writes the sum with the residual.
-    #[must_use]
-    pub fn with_residual_out(mut self, residual_out: impl Into<Output<'a>>) -> Self {
-        self.residual_out = Some(residual_out.into());
-        self
     }
 }
 
 impl Communicator {
-    /// Sums `input` over all ranks, adds `residual`, and normalises each row by its root mean square,
-    /// in one launch; for f32, f16 and bf16. Rounding points: the sum is rounded to the type, the sum
-    /// with the residual is rounded (that is `residual_out`), the norm is taken of the rounded values.
+    /// Sums `norm`'s input over all ranks, adds the residual, and normalises each row, in one launch; for f32, f16 and bf16,
+    /// and with fp8 output. Every rank gets all rows.
+    ///
+    /// The sum is rounded to the input's type; the sum with the residual to the residual's (that is `residual_out`); the
+    /// norm is taken of these values and rounded to the input's type; fp8 is of the rounded norm. So the bits are those of
+    /// an all_reduce and separate steps after it, whatever the algorithm and however many rows there are.
     ///
     /// Zero rows are legal.
     ///
     /// # Errors
     /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
-    pub fn all_reduce_rms_norm(&self, norm: &RmsNorm<'_>) -> Result<()> {
-        self.run(&self.prepare_rms_norm(norm, [None; 3], true)?)
+    pub fn all_reduce_norm(&self, norm: &Norm<'_>) -> Result<()> {
+        self.run(&self.prepare_norm(Operation::AllReduceNorm, norm, true)?)
     }
 
-    /// As [`Communicator::all_reduce_rms_norm`], enqueued. All buffers must be tensors; those of
-    /// `residual`, `weight` and `residual_out` must be kept alive by the caller until the work (and every graph that captured
-    /// it) is done, which `keep` does for one of them.
+    /// As [`Communicator::all_reduce_norm`], enqueued. All buffers must be tensors: they are kept alive as long as the
+    /// launch, and any graph that holds it.
     ///
-    /// # Safety
-    /// As said: memory that is not kept alive must live long enough.
+    /// # Errors
+    /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.
+    pub fn all_reduce_norm_async(&self, norm: &Norm<'_>) -> Result<Work> {
+        self.enqueue(&self.prepare_norm(Operation::AllReduceNorm, norm, false)?)
+    }
+
+    /// As [`Communicator::all_reduce_norm`], of which rank r gets its part of the rows only, as in a reduce_scatter: the input has
+    /// as many times the output's rows as there are ranks, residual and residual_out have the output's.
     ///
     /// # Errors
     /// As there.
-    pub unsafe fn all_reduce_rms_norm_async(
-        &self,
-        norm: &RmsNorm<'_>,
-        keep: Option<&Tensor>,
-    ) -> Result<Work> {
-        let tensors = [norm.output.tensor, norm.input.tensor, keep];
-        self.enqueue(&self.prepare_rms_norm(norm, tensors, false)?)
+    pub fn reduce_scatter_norm(&self, norm: &Norm<'_>) -> Result<()> {
+        self.run(&self.prepare_norm(Operation::ReduceScatterNorm, norm, true)?)
     }
 
-    fn prepare_rms_norm<'a>(
+    /// As [`Communicator::reduce_scatter_norm`], enqueued. All buffers must be tensors: they are kept alive as long as the
+    /// launch, and any graph that holds it.
+    ///
+    /// # Errors
+    /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.
+    pub fn reduce_scatter_norm_async(&self, norm: &Norm<'_>) -> Result<Work> {
+        self.enqueue(&self.prepare_norm(Operation::ReduceScatterNorm, norm, false)?)
+    }
+
+    /// How [`Communicator::all_reduce_norm`] will reduce: the same on all ranks.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn plan_norm(&self, norm: &Norm<'_>) -> Result<Algorithm> {
+        let checked = Checked::new(Operation::AllReduceNorm.name(), norm, 1)?;
+        Ok(self.norm_algorithm(Operation::AllReduceNorm, &checked))
+    }
+
+    fn norm_algorithm(&self, operation: Operation, norm: &Checked<'_, '_>) -> Algorithm {
+        let options = self.options();
+        let wanted = match norm.algorithm() {
+            Algorithm::Auto => options.algorithm,
+            wanted => wanted,
+        };
+        let row = (norm.hidden * norm.size()) as u64;
+        let rows = norm.rows as u64;
+        if operation == Operation::ReduceScatterNorm {
+            return Algorithm::Signal;
+        }
+        plan::norm(options, wanted, self.machine(), self.size(), rows, row)
+    }
+
+    fn prepare_norm<'a>(
         &self,
-        norm: &RmsNorm<'_>,
-        tensors: [Option<&'a Tensor>; 3],
+        operation: Operation,
+        norm: &Norm<'a>,
         borrowed: bool,
     ) -> Result<Prepared<'a>> {
-        let name = "all_reduce_rms_norm";
-        let RmsNorm {
-            input,
-            residual,
-            weight,
-            residual_out,
-            output,
-            epsilon,
-        } = norm;
-        let views = [*input, *residual, *weight, output.as_input()];
-        for view in views
-            .iter()
-            .chain(residual_out.as_ref().map(Output::as_input).as_ref())
-        {
-            self.refuse_slice(name, view)?;
-        }
-        let dtype = input.dtype;
-        let kernel = match dtype {
-            DType::F32 => ALL_REDUCE_RMS_NORM_F32,
-            DType::F16 => ALL_REDUCE_RMS_NORM_F16,
-            DType::Bf16 => ALL_REDUCE_RMS_NORM_BF16,
-            other => {
-                return Err(invalid(
-                    name,
-                    format!("{}; f32, f16 and bf16 are possible", other.name()),
-                ));
-            }
-        };
-        let hidden = weight.count;
-        if hidden == 0 || !input.count.is_multiple_of(hidden) {
-            return Err(invalid(
-                name,
-                format!(
-                    "{} elements are no rows of {hidden} (the weight's length)",
-                    input.count
-                ),
-            ));
-        }
-        let residual_out_view = residual_out.as_ref().map(Output::as_input);
-        let others = [
-            ("residual", Some(*residual)),
-            ("residual_out", residual_out_view),
-        ];
-        for (what, view) in others
-            .into_iter()
-            .chain([("output", Some(output.as_input()))])
-        {
+        let name = operation.name();
+        let scatters = operation == Operation::ReduceScatterNorm;
+        let shards = if scatters { self.size() as usize } else { 1 };
+        let norm = Checked::new(name, norm, shards)?;
+        for (what, view) in norm.views() {
             let Some(view) = view else { continue };
-            if view.count != input.count || view.dtype != dtype {
-                return Err(invalid(
-                    name,
-                    format!(
-                        "{what} has {} elements of {}; {} of {} are needed",
-                        view.count,
-                        view.dtype.name(),
-                        input.count,
-                        dtype.name()
-                    ),
-                ));
-            }
+            self.check_view(name, what, &view, borrowed)?;
         }
-        if weight.dtype != dtype {
-            return Err(invalid(
-                name,
-                format!("weight is {}, input {}", weight.dtype.name(), dtype.name()),
-            ));
-        }
-        let bytes = input.count * dtype.size();
-        let overlaps = |a: *const u8, b: *const u8| {
-            let (a, b) = (a as usize, b as usize);
-            a < b + bytes && b < a + bytes
-        };
-        let written = [Some(output.ptr), residual_out.as_ref().map(|out| out.ptr)];
-        // Rows are written while peers still read the input: then it is staged.
-        let staged = written.iter().flatten().any(|at| overlaps(*at, input.ptr));
-        if let Some(out) = residual_out
-            && overlaps(out.ptr, output.ptr)
-        {
-            return Err(invalid(name, "output and residual_out overlap".to_owned()));
-        }
-        let partly = |a: *const u8, b: *const u8| a != b && overlaps(a, b);
-        if written
-            .iter()
-            .flatten()
-            .any(|at| partly(*at, input.ptr) || partly(*at, residual.ptr))
-        {
-            return Err(invalid(
-                name,
-                "outputs may be the inputs' memory, but not overlap them partly".to_owned(),
-            ));
-        }
-        if residual_out.is_none()
-            && overlaps(output.ptr, residual.ptr)
-            && output.ptr.cast_const() != residual.ptr
-        {
-            return Err(invalid(name, "output and residual overlap".to_owned()));
-        }
-        let rows = (input.count / hidden) as u64;
-        let room = (self.options().staging_bytes as usize / (hidden * dtype.size())) as u64;
-        if room == 0 {
-            return Err(invalid(
-                name,
-                format!("a row of {hidden} does not fit staging; raise Options::staging_bytes"),
-            ));
-        }
-        let algorithm = Algorithm::Signal as u8;
-        let agreed = rows << 32 ^ hidden as u64 ^ u64::from(epsilon.to_bits()) << 16;
-        let operation = Operation::AllReduceRmsNorm;
-        let call = Call::new(operation, dtype as u8, 0, algorithm, 0xffff, agreed).0;
         if let Some(backend) = &self.inner.backend {
             return Err(crate::backend::backend_error(
                 backend.name(),
@@ -213,34 +134,221 @@ impl Communicator {
                 "fused operations are kernels of Fusewire's; use all_reduce and normalise apart",
             ));
         }
+        let algorithm = self.norm_algorithm(operation, &norm);
+        let route = match (scatters, algorithm) {
+            (true, _) => Route::ReduceScatter,
+            (false, Algorithm::TwoShot) => Route::TwoShot,
+            (false, _) => Route::OneShot,
+        };
+        let spec = norm.spec(route);
+        let keeps = norm.residual_out().is_some();
+        let agreed = (norm.rows as u64) << 32
+            ^ norm.hidden as u64
+            ^ u64::from(norm.epsilon().to_bits()) << 20
+            ^ u64::from(spec.0) << 52
+            ^ u64::from(keeps) << 62
+            ^ norm.stride() << 8;
+        let call = Call::new(
+            operation,
+            norm.dtype as u8,
+            0,
+            algorithm as u8,
+            0xffff,
+            agreed,
+        )
+        .0;
         let note = Note {
             call,
-            input_count: input.count as u64,
-            output_count: output.count as u64,
+            input_count: norm.input().count as u64,
+            output_count: norm.output().count as u64,
         };
-        let params = AllReduceRmsNormParams {
+        let kernels = Kernels::of(norm.dtype);
+        let prepared = if algorithm == Algorithm::Packet {
+            let params = self.packet_norm(&norm, spec, call)?;
+            Prepared::new(self, &kernels.packet, params, [None; 3], borrowed, note)
+        } else {
+            let params = self.rounds_norm(name, &norm, spec, call)?;
+            Prepared::new(self, &kernels.rounds, params, [None; 3], borrowed, note)
+        };
+        let prepared = if norm.is_dependent() {
+            prepared.shaped(LaunchAttributes {
+                dependent: true,
+                ..LaunchAttributes::default()
+            })
+        } else {
+            prepared
+        };
+        if borrowed {
+            return Ok(prepared);
+        }
+        Ok(prepared.owning(Arc::new(norm.tensors())))
+    }
+
+    /// What holds for each buffer.
+    fn check_view(
+        &self,
+        name: &'static str,
+        what: &str,
+        view: &Input<'_>,
+        borrowed: bool,
+    ) -> Result<()> {
+        self.refuse_slice(name, view)?;
+        if !borrowed && view.tensor.is_none() {
+            return Err(invalid(
+                name,
+                format!(
+                    "{what} is no tensor; an enqueued operation keeps its memory alive, which takes tensors"
+                ),
+            ));
+        }
+        if self.inner.device.is_gpu() && view.count > 0 && !(view.ptr as usize).is_multiple_of(16) {
+            return Err(invalid(
+                name,
+                format!("{what} is at {:p}; a GPU needs 16-byte alignment", view.ptr),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Where rows that are too long for shared memory are kept, from where on staging for output is left.
+    fn scratch(&self, hidden: usize) -> u64 {
+        if hidden > SHARED_ROW {
+            u64::from(self.options().blocks) * hidden as u64 * 4
+        } else {
+            0
+        }
+    }
+
+    fn packet_norm(
+        &self,
+        norm: &Checked<'_, '_>,
+        spec: NormSpec,
+        call: u64,
+    ) -> Result<ReduceNormPacketParams> {
+        let scratch = self.scratch(norm.hidden);
+        self.check_scratch(Operation::AllReduceNorm.name(), norm, scratch, 0)?;
+        Ok(ReduceNormPacketParams {
             constants: self.constants(),
             call,
-            rows,
+            rows: norm.rows as u64,
+            hidden: norm.hidden as u64,
+            timeout_ns: self.timeout_ns,
+            source: norm.input().ptr,
+            residual: norm.residual(),
+            weight: norm.weight(),
+            bias: norm.bias(),
+            kept: pointer(norm.residual_out()),
+            out: norm.output().ptr,
+            scales: norm
+                .scales()
+                .map_or(core::ptr::null_mut(), |scales| scales.ptr.cast_mut()),
+            stride: norm.stride(),
+            scratch: 0,
+            epsilon: norm.epsilon(),
+            spec: spec.0,
+        })
+    }
+
+    fn rounds_norm(
+        &self,
+        name: &'static str,
+        norm: &Checked<'_, '_>,
+        spec: NormSpec,
+        call: u64,
+    ) -> Result<ReduceNormParams> {
+        let place = |ptr: *const u8, bytes: usize| self.inner.windows.place(ptr, bytes).0;
+        let spans = |view: &Input<'_>| place(view.ptr, view.count * view.dtype.size());
+        let (size, hidden) = (norm.size(), norm.hidden);
+        let two_shot = spec.route() == Route::TwoShot;
+        // Rows are written while peers still read the input, but where the rank that writes them is the one that has read them.
+        let staged = norm.is_in_place() && !two_shot;
+        let shards = if spec.route() == Route::ReduceScatter {
+            self.size() as usize
+        } else {
+            1
+        };
+        let scratch = self.scratch(hidden);
+        let outputs = if two_shot {
+            let kept = if norm.residual_out().is_some() {
+                spec.residual_bytes(hidden, size)
+            } else {
+                0
+            };
+            spec.out_bytes(hidden, size) + kept + spec.scales(hidden) * spec.scale_bytes()
+        } else {
+            0
+        };
+        // Parts begin on 16 bytes.
+        let room = self.check_scratch(name, norm, scratch, 32)?;
+        let input = self.options().staging_bytes as usize / (hidden * size * shards);
+        let output = room.checked_div(outputs).unwrap_or(usize::MAX);
+        let chunk = input.min(output);
+        if chunk == 0 {
+            return Err(invalid(
+                name,
+                format!(
+                    "a row of {hidden} does not fit {} bytes of staging; raise Options::staging_bytes",
+                    self.options().staging_bytes
+                ),
+            ));
+        }
+        let null = Place::NONE.0;
+        let scales = norm.scales();
+        let kept = norm.residual_out().map(Output::as_input);
+        Ok(ReduceNormParams {
+            constants: self.constants(),
+            call,
+            rows: norm.rows as u64,
             hidden: hidden as u64,
             timeout_ns: self.timeout_ns,
-            source: input.ptr,
-            source_at: if staged {
-                fusewire_device::comm::Place::NONE.0
+            source: norm.input().ptr,
+            source_at: if staged { null } else { spans(&norm.input()) },
+            residual: norm.residual(),
+            weight: norm.weight(),
+            bias: norm.bias(),
+            kept: pointer(norm.residual_out()),
+            kept_at: kept.as_ref().map_or(null, spans),
+            out: norm.output().ptr,
+            out_at: spans(&norm.output().as_input()),
+            scales: scales.map_or(core::ptr::null_mut(), |scales| scales.ptr.cast_mut()),
+            scales_at: scales.as_ref().map_or(null, spans),
+            stride: norm.stride(),
+            // Behind what peers write.
+            scratch: if scratch == 0 {
+                0
             } else {
-                self.inner.windows.place(input.ptr, bytes).0
+                self.options().staging_bytes - scratch
             },
-            residual: residual.ptr,
-            weight: weight.ptr,
-            residual_out: residual_out
-                .as_ref()
-                .map_or(core::ptr::null_mut(), |out| out.ptr),
-            out: output.ptr,
-            chunk: room,
-            epsilon: *epsilon,
-        };
-        Ok(Prepared::new(
-            self, &kernel, params, tensors, borrowed, note,
-        ))
+            chunk: chunk as u64,
+            epsilon: norm.epsilon(),
+            spec: spec.0,
+        })
     }
+
+    /// Bytes of staging for output beside `scratch` and `more`.
+    fn check_scratch(
+        &self,
+        name: &'static str,
+        norm: &Checked<'_, '_>,
+        scratch: u64,
+        more: u64,
+    ) -> Result<usize> {
+        let staging = self.options().staging_bytes;
+        match staging.checked_sub(scratch + more) {
+            Some(room) => Ok(room as usize),
+            None => Err(invalid(
+                name,
+                format!(
+                    "rows of {} elements: {} blocks keep {scratch} bytes of them in staging, which has \
+                     {staging}; raise Options::staging_bytes or use fewer blocks",
+                    norm.hidden,
+                    self.options().blocks
+                ),
+            )),
+        }
+    }
+}
+
+fn pointer(output: Option<&Output<'_>>) -> *mut u8 {
+    output.map_or(core::ptr::null_mut(), |output| output.ptr)
 }

@@ -13,6 +13,7 @@ mod lend;
 mod lists;
 mod meeting;
 mod multicast;
+mod norm;
 mod objects;
 mod observe;
 mod observed;
@@ -47,8 +48,8 @@ pub use self::batch::{Batch, P2pKind, P2pOp};
 pub use self::bootstrap::{run_threads, run_threads_on, run_threads_with};
 pub use self::create::new_comm;
 pub use self::failure::{Activity, Failure};
-pub use self::fused::RmsNorm;
 pub use self::meeting::rehearse_meeting;
+pub use self::norm::{Norm, ScaleLayout};
 pub use self::observe::{
     FlightRecord, HookArguments, HookHandle, RecordState, ReplayArguments, ReplayEdge,
 };

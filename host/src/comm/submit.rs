@@ -127,6 +127,12 @@ impl<'a> Prepared<'a> {
         self
     }
 
+    /// Gives the launch a shape of its own.
+    pub(super) fn shaped(mut self, attributes: LaunchAttributes) -> Self {
+        self.attributes = Some(attributes);
+        self
+    }
+
     /// Has the stream make a copy before the launch.
     pub(super) fn uploading(mut self, upload: Option<Upload>) -> Self {
         self.upload = upload;

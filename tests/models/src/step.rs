@@ -333,7 +333,7 @@ impl Step {
             Op::AllToAll => (Operation::AllToAll, byte, 0, 0),
             Op::AllGatherV => (Operation::AllGatherV, byte, 0, 0),
             Op::AllToAllV => (Operation::AllToAllV, byte, 0, 0),
-            Op::RmsNorm => (Operation::AllReduceRmsNorm, DType::F32 as u8, 0, 0),
+            Op::RmsNorm => (Operation::AllReduceNorm, DType::F32 as u8, 0, 0),
             Op::RingPut => (Operation::User, 0, 0, 0),
             Op::Barrier => (Operation::Barrier, 0, 0, 0),
             Op::Ring => (Operation::Batch, byte, 0, rank as u16),

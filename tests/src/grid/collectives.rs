@@ -175,7 +175,7 @@ fn norm(grid: &mut Grid) -> Result<()> {
             cases.push(Case {
                 count: rows,
                 hidden: 1024,
-                ..Case::new(Operation::AllReduceRmsNorm, dtype, None)
+                ..Case::new(Operation::AllReduceNorm, dtype, None)
             });
         }
     }

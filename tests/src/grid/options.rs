@@ -35,7 +35,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
         );
         grid.comm = comm?;
         for operation in OPERATIONS {
-            if operation == Operation::AllReduceRmsNorm {
+            if operation == Operation::AllReduceNorm {
                 continue; // It has no asynchronous form that is safe, and no tensors of the grid's shape.
             }
             let reduction = REDUCING.contains(&operation).then_some(ReduceOp::Sum);

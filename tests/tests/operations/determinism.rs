@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use fusewire::{Algorithm, Communicator, DType, Options, ReduceOp, Result, RmsNorm, Tensor, isa};
+use fusewire::{Algorithm, Communicator, DType, Norm, Options, ReduceOp, Result, Tensor, isa};
 use fusewire_tests::device::run_threads;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{report, role, start};
@@ -96,14 +96,16 @@ fn everything(setup: &Setup) -> Vec<Vec<u8>> {
             }
         }
         for dtype in [DType::F32, DType::F16, DType::Bf16] {
-            let x = oracle::fill(dtype, comm.rank(), 5, 3 * 777);
+            let x = oracle::fill(dtype, comm.rank(), 5, 3 * 776);
             let (x, residual) = (tensor(&comm, dtype, &x)?, tensor(&comm, dtype, &x)?);
-            let weight = oracle::fill(dtype, 0, 6, 777);
+            let weight = oracle::fill(dtype, 0, 6, 776);
             let weight = tensor(&comm, dtype, &weight)?;
-            let (y, kept) = (comm.alloc(dtype, 3 * 777)?, comm.alloc(dtype, 3 * 777)?);
-            write(&residual, &oracle::fill(dtype, 0, 7, 3 * 777));
-            let norm = RmsNorm::new(&y, &x, &residual, &weight, 1e-6).with_residual_out(&kept);
-            comm.all_reduce_rms_norm(&norm)?;
+            let (y, kept) = (comm.alloc(dtype, 3 * 776)?, comm.alloc(dtype, 3 * 776)?);
+            write(&residual, &oracle::fill(dtype, 0, 7, 3 * 776));
+            let norm = Norm::rms(&y, &x, &weight, 1e-6)
+                .with_residual(&residual)
+                .with_residual_out(&kept);
+            comm.all_reduce_norm(&norm)?;
             out.extend(read(&y));
             out.extend(read(&kept));
         }
@@ -295,13 +297,15 @@ fn a_row_does_not_depend_on_its_batch() {
                 let residual = tensor(&comm, dtype, &oracle::fill(dtype, 0, 2, rows * HIDDEN))?;
                 let weight = tensor(&comm, dtype, &oracle::fill(dtype, 0, 3, HIDDEN))?;
                 let y = comm.alloc(dtype, rows * HIDDEN)?;
-                comm.all_reduce_rms_norm(&RmsNorm::new(&y, &x, &residual, &weight, 1e-6))?;
+                comm.all_reduce_norm(&Norm::rms(&y, &x, &weight, 1e-6).with_residual(&residual))?;
                 let together = read(&y);
                 for row in 0..rows {
                     let part = |t: &Tensor| t.slice(row * HIDDEN, HIDDEN);
                     let alone = comm.alloc(dtype, HIDDEN)?;
                     let (x, residual) = (part(&x)?, part(&residual)?);
-                    comm.all_reduce_rms_norm(&RmsNorm::new(&alone, &x, &residual, &weight, 1e-6))?;
+                    comm.all_reduce_norm(
+                        &Norm::rms(&alone, &x, &weight, 1e-6).with_residual(&residual),
+                    )?;
                     let bytes = row * HIDDEN * size..(row + 1) * HIDDEN * size;
                     assert!(read(&alone) == together[bytes], "row {row} of {dtype:?}");
                 }
@@ -328,8 +332,10 @@ fn the_fused_norm_equals_its_steps() {
                 comm.alloc(dtype, count)?,
                 comm.alloc(dtype, count)?,
             );
-            let norm = RmsNorm::new(&y, &x, &residual, &weight, 1e-6).with_residual_out(&kept);
-            comm.all_reduce_rms_norm(&norm)?;
+            let norm = Norm::rms(&y, &x, &weight, 1e-6)
+                .with_residual(&residual)
+                .with_residual_out(&kept);
+            comm.all_reduce_norm(&norm)?;
             // One by one: the sum by all_reduce, the residual here.
             comm.all_reduce_into(&summed, &x, ReduceOp::Sum)?;
             let added: Vec<f32> = oracle::widen(dtype, &read(&summed))

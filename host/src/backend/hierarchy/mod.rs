@@ -292,8 +292,7 @@ impl Backend for Hierarchy {
         dtype: DType,
         reduction: Option<ReductionCode>,
     ) -> bool {
-        operation != Operation::AllReduceRmsNorm
-            && reduction.is_none_or(|code| code.supports(dtype))
+        operation != Operation::AllReduceNorm && reduction.is_none_or(|code| code.supports(dtype))
     }
 
     fn is_bitwise(&self) -> bool {

@@ -227,7 +227,8 @@ impl Part {
             Operation::AllToAll | Operation::AllToAllV => "all_to_all",
             Operation::Barrier => "all_reduce_barrier",
             // It knows no fused operation, and no kernel of a user's: these match only themselves.
-            Operation::AllReduceRmsNorm => "allreduce_coalesced",
+            Operation::AllReduceNorm => "allreduce_coalesced",
+            Operation::ReduceScatterNorm => "reduce_scatter_tensor_coalesced",
             // A batch's transfers are one entry of theirs, and it knows no one-sided operations.
             Operation::Batch
             | Operation::Put

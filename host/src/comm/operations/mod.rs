@@ -296,6 +296,15 @@ impl Communicator {
         Ok(self.plan_rows(operation, count, dtype, u64::from(rows), op))
     }
 
+    /// What all ranks know of the machine.
+    pub(super) fn machine(&self) -> Machine {
+        Machine {
+            crowded: self.inner.crowded,
+            multicast: self.inner.windows.have_multicast(),
+            gpu: self.inner.device.is_gpu(),
+        }
+    }
+
     fn plan_rows(
         &self,
         operation: Operation,
@@ -315,10 +324,8 @@ impl Communicator {
         plan(
             self.options(),
             self.algorithm,
-            Machine {
-                crowded: self.inner.crowded,
-                multicast: self.inner.windows.have_multicast(),
-            },
+            self.machine(),
+            self.size(),
             operation,
             count as u64,
             size,

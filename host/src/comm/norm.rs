@@ -1,0 +1,482 @@
+//! What a fused norm reads and writes.
+
+use fusewire_device::DType;
+use fusewire_kernels::fused::{GROUP, NormSpec, Route, Statistics, Written};
+
+use super::submit::invalid;
+use crate::Result;
+use crate::options::Algorithm;
+use crate::tensor::{Input, Output, Tensor};
+
+/// How the scales of groups lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleLayout {
+    /// A row's scales side by side: scale of row r and group g at `r * groups + g`.
+    RowMajor,
+    /// A group's scales side by side: at `g * stride + r`. What matrix multiplications of several vendors read.
+    ColumnMajor {
+        /// Scales from one group's first to the next one's: at least the rows.
+        stride: usize,
+    },
+}
+
+/// Where fp8's scales come from or go.
+#[derive(Debug)]
+enum Scales<'a> {
+    Given(Input<'a>),
+    OfRows(Output<'a>),
+    OfGroups(Output<'a>, ScaleLayout),
+}
+
+/// The buffers and the kind of a norm that is fused with the reduction before it: rows of `hidden` elements, where `hidden`
+/// is the length of `weight`, a multiple of 8. See [`super::Communicator::all_reduce_norm`].
+///
+/// ```no_run
+/// # use fusewire::{Communicator, DType, Norm, Result};
+/// # fn layer(comm: &Communicator) -> Result<()> {
+/// let (tokens, hidden) = (16, 7168);
+/// let partial = comm.alloc(DType::Bf16, tokens * hidden)?; // this rank's part of a matrix product
+/// let residual = comm.alloc(DType::Bf16, tokens * hidden)?;
+/// let weight = comm.alloc(DType::Bf16, hidden)?;
+/// let out = comm.alloc(DType::E4m3, tokens * hidden)?;
+/// let scales = comm.alloc(DType::F32, tokens)?;
+/// let norm = Norm::rms(&out, &partial, &weight, 1e-6)
+///     .with_residual(&residual)
+///     .with_residual_out(&residual)
+///     .with_row_scales(&scales);
+/// comm.all_reduce_norm(&norm)
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Norm<'a> {
+    statistics: Statistics,
+    input: Input<'a>,
+    weight: Input<'a>,
+    bias: Option<Input<'a>>,
+    unit_offset: bool,
+    residual: Option<Input<'a>>,
+    residual_out: Option<Output<'a>>,
+    output: Output<'a>,
+    scales: Option<Scales<'a>>,
+    epsilon: f32,
+    algorithm: Algorithm,
+    dependent: bool,
+}
+
+impl<'a> Norm<'a> {
+    /// `output = v * (1 / sqrt(mean(v * v) + epsilon)) * weight`, of the sum `v` of `input` over the ranks.
+    pub fn rms(
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+        weight: impl Into<Input<'a>>,
+        epsilon: f32,
+    ) -> Self {
+        Self {
+            statistics: Statistics::Rms,
+            input: input.into(),
+            weight: weight.into(),
+            bias: None,
+            unit_offset: false,
+            residual: None,
+            residual_out: None,
+            output: output.into(),
+            scales: None,
+            epsilon,
+            algorithm: Algorithm::Auto,
+            dependent: false,
+        }
+    }
+
+    /// `output = (v - m) * (1 / sqrt(mean((v - m)^2) + epsilon)) * weight`, where `m` is the mean of `v`.
+    pub fn layer(
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+        weight: impl Into<Input<'a>>,
+        epsilon: f32,
+    ) -> Self {
+        Self {
+            statistics: Statistics::Layer,
+            ..Self::rms(output, input, weight, epsilon)
+        }
+    }
+
+    /// Adds `bias` to each normalised row: as long as `weight`.
+    #[must_use]
+    pub fn with_bias(mut self, bias: impl Into<Input<'a>>) -> Self {
+        self.bias = Some(bias.into());
+        self
+    }
+
+    /// Multiplies by `1 + weight` instead of `weight`.
+    #[must_use]
+    pub fn with_unit_offset(mut self) -> Self {
+        self.unit_offset = true;
+        self
+    }
+
+    /// Adds `residual` to the sum before the norm: of the input's type, or f32.
+    #[must_use]
+    pub fn with_residual(mut self, residual: impl Into<Input<'a>>) -> Self {
+        self.residual = Some(residual.into());
+        self
+    }
+
+    /// Also writes the sum with the residual, in the residual's type; may be the residual's memory.
+    #[must_use]
+    pub fn with_residual_out(mut self, residual_out: impl Into<Output<'a>>) -> Self {
+        self.residual_out = Some(residual_out.into());
+        self
+    }
+
+    /// The output is fp8 (E4M3) by one given scale, an f32: `out = e4m3(y * (1 / scale))`.
+    #[must_use]
+    pub fn with_scale(mut self, scale: impl Into<Input<'a>>) -> Self {
+        self.scales = Some(Scales::Given(scale.into()));
+        self
+    }
+
+    /// The output is fp8 (E4M3) by a scale of each row, which is written to `scales`: f32, or `u8` for a power of two (UE8M0).
+    /// The scale is the greatest magnitude of the row, at least 1e-10, over 448.
+    #[must_use]
+    pub fn with_row_scales(mut self, scales: impl Into<Output<'a>>) -> Self {
+        self.scales = Some(Scales::OfRows(scales.into()));
+        self
+    }
+
+    /// As [`Norm::with_row_scales`], with a scale of each 128 elements of a row.
+    #[must_use]
+    pub fn with_group_scales(mut self, scales: impl Into<Output<'a>>, layout: ScaleLayout) -> Self {
+        self.scales = Some(Scales::OfGroups(scales.into(), layout));
+        self
+    }
+
+    /// How ranks reduce: [`Algorithm::Packet`], [`Algorithm::Signal`] (one shot) or [`Algorithm::TwoShot`]; equal on all ranks.
+    /// The bits are the same.
+    #[must_use]
+    pub fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = algorithm;
+        self
+    }
+
+    /// The launch may begin before the kernel before it on the stream has ended, and waits inside for its results
+    /// ("programmatic dependent launch", NVIDIA from sm_90 on; elsewhere it means nothing).
+    #[must_use]
+    pub fn as_dependent(mut self) -> Self {
+        self.dependent = true;
+        self
+    }
+}
+
+/// A norm whose arguments fit each other: what a launch needs.
+#[derive(Debug)]
+pub(super) struct Checked<'n, 'a> {
+    norm: &'n Norm<'a>,
+    /// Rows of the result.
+    pub(super) rows: usize,
+    pub(super) hidden: usize,
+    pub(super) dtype: DType,
+    written: Written,
+    wide: bool,
+}
+
+impl<'n, 'a> Checked<'n, 'a> {
+    /// Checks what can be checked without a communicator; `shards` is how many times the result's rows there are at the input.
+    pub(super) fn new(name: &'static str, norm: &'n Norm<'a>, shards: usize) -> Result<Self> {
+        let refuse = |detail: String| Err(invalid(name, detail));
+        let dtype = norm.input.dtype;
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::Bf16) {
+            return refuse(format!("{}; f32, f16 and bf16 are possible", dtype.name()));
+        }
+        let hidden = norm.weight.count;
+        if hidden == 0 || !hidden.is_multiple_of(8) {
+            return refuse(format!(
+                "rows of {hidden} elements (the weight's length); a multiple of 8 is needed"
+            ));
+        }
+        if !norm.input.count.is_multiple_of(hidden * shards) {
+            return refuse(format!(
+                "{} elements are no {}rows of {hidden} (the weight's length)",
+                norm.input.count,
+                if shards > 1 {
+                    format!("{shards} times as many ")
+                } else {
+                    String::new()
+                }
+            ));
+        }
+        let rows = norm.input.count / hidden / shards;
+        let residual = norm.residual.as_ref().map(|residual| residual.dtype);
+        let residual_out = norm.residual_out.as_ref().map(|out| out.dtype);
+        let wide = residual.or(residual_out) == Some(DType::F32) && dtype != DType::F32;
+        let kept = if wide { DType::F32 } else { dtype };
+        let (written, out) = match &norm.scales {
+            None => (Written::Same, dtype),
+            Some(Scales::Given(_)) => (Written::StaticFp8, DType::E4m3),
+            Some(Scales::OfRows(_)) => (Written::TokenFp8, DType::E4m3),
+            Some(Scales::OfGroups(..)) => (Written::GroupFp8, DType::E4m3),
+        };
+        let checked = Self {
+            norm,
+            rows,
+            hidden,
+            dtype,
+            written,
+            wide,
+        };
+        let elements = rows * hidden;
+        let residual_out_view = norm.residual_out.as_ref().map(Output::as_input);
+        for (what, view, count, wanted) in [
+            ("weight", Some(norm.weight), hidden, dtype),
+            ("bias", norm.bias, hidden, dtype),
+            ("residual", norm.residual, elements, kept),
+            ("residual_out", residual_out_view, elements, kept),
+            ("output", Some(norm.output.as_input()), elements, out),
+        ] {
+            let Some(view) = view else { continue };
+            if view.count != count || view.dtype != wanted {
+                return refuse(format!(
+                    "{what} has {} elements of {}; {count} of {} are needed",
+                    view.count,
+                    view.dtype.name(),
+                    wanted.name()
+                ));
+            }
+        }
+        checked.check_scales(name)?;
+        checked.check_overlaps(name, shards)?;
+        Ok(checked)
+    }
+
+    fn check_scales(&self, name: &'static str) -> Result<()> {
+        let groups = self.hidden.div_ceil(GROUP);
+        let (view, needed, byte) = match &self.norm.scales {
+            None => return Ok(()),
+            Some(Scales::Given(scale)) => (*scale, 1, false),
+            Some(Scales::OfRows(scales)) => (scales.as_input(), self.rows, true),
+            Some(Scales::OfGroups(scales, ScaleLayout::RowMajor)) => {
+                (scales.as_input(), self.rows * groups, true)
+            }
+            Some(Scales::OfGroups(scales, ScaleLayout::ColumnMajor { stride })) => {
+                if *stride < self.rows || *stride > u32::MAX as usize {
+                    return Err(invalid(
+                        name,
+                        format!(
+                            "a stride of {stride} scales from group to group; {} rows need at least \
+                             as many, and it is less than 2^32",
+                            self.rows
+                        ),
+                    ));
+                }
+                let needed = if self.rows == 0 {
+                    0
+                } else {
+                    (groups - 1) * stride + self.rows
+                };
+                (scales.as_input(), needed, true)
+            }
+        };
+        let typed = view.dtype == DType::F32 || byte && view.dtype == DType::U8;
+        if !typed || view.count < needed {
+            return Err(invalid(
+                name,
+                format!(
+                    "{} scales of {}; at least {needed} of f32{} are needed",
+                    view.count,
+                    view.dtype.name(),
+                    if byte { " or u8" } else { "" }
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Outputs may be the residual's or the input's memory, row for row, and overlap nothing else.
+    fn check_overlaps(&self, name: &'static str, shards: usize) -> Result<()> {
+        let norm = self.norm;
+        let scales = norm.scales.as_ref();
+        let written = [
+            ("output", Some(span(&norm.output.as_input()))),
+            (
+                "residual_out",
+                norm.residual_out.as_ref().map(|out| span(&out.as_input())),
+            ),
+            (
+                "scales",
+                scales.and_then(|scales| match scales {
+                    Scales::Given(_) => None,
+                    Scales::OfRows(out) | Scales::OfGroups(out, _) => Some(span(&out.as_input())),
+                }),
+            ),
+        ];
+        let read = [
+            ("weight", Some(span(&norm.weight))),
+            ("bias", norm.bias.as_ref().map(span)),
+            (
+                "scale",
+                scales.and_then(|scales| match scales {
+                    Scales::Given(scale) => Some(span(scale)),
+                    Scales::OfRows(_) | Scales::OfGroups(..) => None,
+                }),
+            ),
+            ("residual", norm.residual.as_ref().map(span)),
+            ("input", Some(span(&norm.input))),
+        ];
+        let refuse = |a: &str, b: &str| {
+            Err(invalid(
+                name,
+                format!(
+                    "{a} and {b} overlap; output and residual_out may be the memory of input or \
+                     residual, row for row, and nothing else"
+                ),
+            ))
+        };
+        for (index, (what, span)) in written.iter().enumerate() {
+            let Some(span) = *span else { continue };
+            for (other, theirs) in &written[..index] {
+                if theirs.is_some_and(|theirs| overlap(span, theirs)) {
+                    return refuse(what, other);
+                }
+            }
+            for (other, theirs) in &read {
+                let Some(theirs) = *theirs else { continue };
+                let same = match *other {
+                    "residual" => span == theirs,
+                    // A rank's own rows of what it gave to a reduce_scatter lie anywhere among the others'.
+                    "input" => {
+                        span.1 == theirs.1 / shards
+                            && span.0 >= theirs.0
+                            && (span.0 - theirs.0).is_multiple_of(span.1.max(1))
+                    }
+                    _ => false,
+                };
+                if overlap(span, theirs) && !(same && *what != "scales") {
+                    return refuse(what, other);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether rows are written where input lies.
+    pub(super) fn is_in_place(&self) -> bool {
+        let input = span(&self.norm.input);
+        let kept = self.norm.residual_out.as_ref().map(Output::as_input);
+        [Some(self.norm.output.as_input()), kept]
+            .iter()
+            .flatten()
+            .any(|view| overlap(span(view), input))
+    }
+
+    /// What is computed, on `route`.
+    pub(super) fn spec(&self, route: Route) -> NormSpec {
+        let mut spec = NormSpec::new(self.norm.statistics, self.written, route);
+        if self.norm.unit_offset {
+            spec = spec.with_unit_offset();
+        }
+        if self.wide {
+            spec = spec.with_wide_residual();
+        }
+        if let Some(Scales::OfRows(out) | Scales::OfGroups(out, _)) = &self.norm.scales
+            && out.dtype == DType::U8
+        {
+            spec = spec.with_ue8m0();
+        }
+        if let Some(Scales::OfGroups(_, ScaleLayout::ColumnMajor { .. })) = &self.norm.scales {
+            spec = spec.with_column_major();
+        }
+        spec
+    }
+
+    /// Scales from one group's first to the next one's; 0 where they are not column-major.
+    pub(super) fn stride(&self) -> u64 {
+        match &self.norm.scales {
+            Some(Scales::OfGroups(_, ScaleLayout::ColumnMajor { stride })) => *stride as u64,
+            _ => 0,
+        }
+    }
+
+    /// Bytes of an element of the input.
+    pub(super) fn size(&self) -> usize {
+        self.dtype.size()
+    }
+
+    pub(super) fn input(&self) -> Input<'a> {
+        self.norm.input
+    }
+
+    pub(super) fn weight(&self) -> *const u8 {
+        self.norm.weight.ptr
+    }
+
+    pub(super) fn bias(&self) -> *const u8 {
+        self.norm.bias.map_or(core::ptr::null(), |bias| bias.ptr)
+    }
+
+    pub(super) fn residual(&self) -> *const u8 {
+        self.norm
+            .residual
+            .map_or(core::ptr::null(), |residual| residual.ptr)
+    }
+
+    pub(super) fn output(&self) -> &Output<'a> {
+        &self.norm.output
+    }
+
+    pub(super) fn residual_out(&self) -> Option<&Output<'a>> {
+        self.norm.residual_out.as_ref()
+    }
+
+    /// The scales: given, or where they go.
+    pub(super) fn scales(&self) -> Option<Input<'_>> {
+        self.norm.scales.as_ref().map(|scales| match scales {
+            Scales::Given(scale) => *scale,
+            Scales::OfRows(out) | Scales::OfGroups(out, _) => out.as_input(),
+        })
+    }
+
+    pub(super) fn epsilon(&self) -> f32 {
+        self.norm.epsilon
+    }
+
+    pub(super) fn algorithm(&self) -> Algorithm {
+        self.norm.algorithm
+    }
+
+    pub(super) fn is_dependent(&self) -> bool {
+        self.norm.dependent
+    }
+
+    /// All memory that takes part, with its name.
+    pub(super) fn views(&self) -> [(&'static str, Option<Input<'_>>); 7] {
+        let norm = self.norm;
+        [
+            ("output", Some(norm.output.as_input())),
+            ("input", Some(norm.input)),
+            ("weight", Some(norm.weight)),
+            ("bias", norm.bias),
+            ("residual", norm.residual),
+            (
+                "residual_out",
+                norm.residual_out.as_ref().map(Output::as_input),
+            ),
+            ("scales", self.scales()),
+        ]
+    }
+
+    /// The tensors among it.
+    pub(super) fn tensors(&self) -> Vec<Tensor> {
+        self.views()
+            .into_iter()
+            .filter_map(|(_, view)| view?.tensor.cloned())
+            .collect()
+    }
+}
+
+/// Address and bytes.
+fn span(view: &Input<'_>) -> (usize, usize) {
+    (view.ptr as usize, view.count * view.dtype.size())
+}
+
+fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
+    a.1 > 0 && b.1 > 0 && a.0 < b.0 + b.1 && b.0 < a.0 + a.1
+}

@@ -1,0 +1,354 @@
+//! Reduction over the ranks, residual add and norm in one launch; perhaps with fp8 output.
+//!
+//! For a row x of each rank, with T the element type, R that of the residual (T or f32) and rounding where it says so:
+//!
+//! | value | |
+//! |---|---|
+//! | `s` | `T(sum of x over ranks)`, in rank order, in f32 |
+//! | `v` | `R(s + residual)`; written as it is where that is wanted |
+//! | RMSNorm | `T(v * (1 / sqrt(mean(v * v) + epsilon)) * w)` |
+//! | LayerNorm | `T((v - m) * (1 / sqrt(mean((v - m)^2) + epsilon)) * w + bias)`, `m = mean(v)` |
+//!
+//! where `w` is the weight or `1 + weight`. All is f32 but for the roundings; sums over a row have one shape on every machine
+//! (partial j sums the elements with index = j mod 128 in order, then a fixed binary tree). So a row's bits depend on
+//! nothing but the row: not on the route, the number of rows, the lanes or the machine.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `spec` | what is computed, in one word |
+//! | `sum` | a row's sum over the ranks, from memory or from packets |
+//! | `row` | a row's values and statistics |
+//! | `output` | normalising, fp8 and its scales |
+//! | `rounds` | whose rows a rank reduces, and where they go |
+
+mod chunk;
+mod output;
+mod rounds;
+mod row;
+mod spec;
+mod sum;
+
+use core::marker::PhantomData;
+
+use fusewire_device::bulk::Tables;
+use fusewire_device::comm::Place;
+use fusewire_device::layout::CommConst;
+use fusewire_device::mem::Policy;
+use fusewire_device::packet::Slots;
+use fusewire_device::session::Session;
+use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
+
+use self::rounds::{Outputs, Rounds};
+use self::row::{Norm, Targets};
+use self::sum::{Arriving, Pulled, Sums};
+use crate::exchange::Memory;
+
+pub use self::row::SHARED_ROW;
+pub use self::spec::{GROUP, NormSpec, Route, Statistics, Written};
+
+/// Reduction, residual add and norm of `rows` rows of `hidden` elements, by the signal protocol ([`crate::exchange`]): every rank
+/// reads the ranks' rows where they are. The route of `spec` says whose; `rows` are those of the result, so in
+/// [`Route::ReduceScatter`] each rank has `rows` times the number of ranks at `source`.
+///
+/// `residual` (f32 or the element type) and `bias` may be null. `kept`, where sums with the residual go, may be null, or be
+/// `residual`. `scales` is where computed scales go, of which a group's begin `stride` apart where they are column-major; for
+/// [`Written::StaticFp8`] it is the one that is given, in f32.
+///
+/// # Safety
+/// `constants` as for [`Session::begin`]; all buffers valid for their rows, `weight` and `bias` for one; `hidden` a multiple of 8;
+/// elsewhere than on a CPU all of them 16-byte aligned. Outputs overlap nothing but where it says so. `chunk` rows must fit
+/// staging: the ranks' input, and all outputs. Rows of more than [`SHARED_ROW`] elements are kept at byte `scratch` of
+/// staging for output, 4 bytes an element and a row a block.
+#[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
+pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    rows: u64,
+    hidden: u64,
+    timeout_ns: u64,
+    source: *const u8,
+    source_at: u64,
+    residual: *const u8,
+    weight: *const u8,
+    bias: *const u8,
+    kept: *mut u8,
+    kept_at: u64,
+    out: *mut u8,
+    out_at: u64,
+    scales: *mut u8,
+    scales_at: u64,
+    stride: u64,
+    scratch: u64,
+    chunk: u64,
+    epsilon: f32,
+    spec: u32,
+) {
+    fusewire_device::arch::await_dependency();
+    // SAFETY: the caller's promise.
+    let Some(mut session) =
+        (unsafe { Session::begin(block, constants, call, rows * hidden, timeout_ns) })
+    else {
+        return;
+    };
+    fusewire_device::arch::allow_dependents();
+    let spec = NormSpec(spec);
+    let ranks = session.comm().size();
+    let body = Rounds::<T> {
+        norm: Norm {
+            residual,
+            weight: weight.cast(),
+            bias: bias.cast(),
+            scale: scales.cast_const().cast(),
+            keeps: !kept.is_null(),
+            hidden: hidden as usize,
+            epsilon,
+            spec,
+            scratch: scratch_of(&session, scratch, hidden),
+        },
+        outputs: Outputs {
+            out,
+            out_at: Place(out_at),
+            kept,
+            kept_at: Place(kept_at),
+            scales,
+            scales_at: Place(scales_at),
+            stride: stride as usize,
+        },
+        chunk: chunk as usize,
+    };
+    // A row is the element of this exchange.
+    let memory = Memory {
+        size: hidden as usize * size_of::<T>(),
+        count: rows as usize,
+        chunk: chunk as usize,
+        source,
+        source_at: Place(source_at),
+        source_rows: if spec.route() == Route::ReduceScatter {
+            ranks
+        } else {
+            1
+        },
+        target: out,
+        target_at: Place::NONE,
+        target_shared: false,
+        shards: if spec.route() == Route::TwoShot {
+            ranks
+        } else {
+            1
+        },
+        granule: 1,
+        scalar: 0,
+    };
+    // SAFETY: the caller's promise.
+    if unsafe { memory.run(&mut session, Policy::Cached, &body) } {
+        session.end();
+    }
+}
+
+/// Where this block keeps a row that is too long for shared memory.
+#[inline(always)]
+fn scratch_of<M: Machine>(session: &Session<M>, scratch: u64, hidden: u64) -> *mut f32 {
+    let at = session.comm().pad().staging_out
+        + scratch
+        + u64::from(session.block().index()) * hidden * 4;
+    session.comm().own(at).cast()
+}
+
+/// As [`reduce_norm`] in [`Route::OneShot`], by packets ([`fusewire_device::packet`]): every rank sends its rows to every rank.
+/// One hop, no barrier, two alternating sets of slots.
+///
+/// # Safety
+/// As [`reduce_norm`]; each block's part of the rows must fit [`fusewire_device::packet::capacity`].
+#[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
+pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    rows: u64,
+    hidden: u64,
+    timeout_ns: u64,
+    source: *const u8,
+    residual: *const u8,
+    weight: *const u8,
+    bias: *const u8,
+    kept: *mut u8,
+    out: *mut u8,
+    scales: *mut u8,
+    stride: u64,
+    scratch: u64,
+    epsilon: f32,
+    spec: u32,
+) {
+    fusewire_device::arch::await_dependency();
+    // SAFETY: the caller's promise.
+    let Some(mut session) =
+        (unsafe { Session::begin(block, constants, call, rows * hidden, timeout_ns) })
+    else {
+        return;
+    };
+    fusewire_device::arch::allow_dependents();
+    let spec = NormSpec(spec);
+    let norm = Norm::<T> {
+        residual,
+        weight: weight.cast(),
+        bias: bias.cast(),
+        scale: scales.cast_const().cast(),
+        keeps: !kept.is_null(),
+        hidden: hidden as usize,
+        epsilon,
+        spec,
+        scratch: scratch_of(&session, scratch, hidden),
+    };
+    let size = size_of::<T>();
+    let hidden = hidden as usize;
+    let (first, last) = block.slice(rows as usize, 1);
+    let from = source.wrapping_add(first * hidden * size);
+    let slots = Slots::open(&mut session, (last - first) * hidden * size);
+    // SAFETY: this block's part of the caller's rows.
+    unsafe { slots.send_to_all(&mut session, from) };
+    let targets = Targets::new(block, 1);
+    if block.is_leader() {
+        let strides = if spec.is_column_major() {
+            (1, stride as u32)
+        } else {
+            (spec.scales(hidden) as u32, 1)
+        };
+        let at = first * strides.0 as usize * spec.scale_bytes();
+        targets.set(
+            0,
+            out.wrapping_add(first * spec.out_bytes(hidden, size)),
+            kept.wrapping_add(first * spec.residual_bytes(hidden, size)),
+            scales.wrapping_add(at),
+            strides,
+        );
+    }
+    // SAFETY: the caller's promise.
+    let received = unsafe { all_rows(&session, &slots, &norm, targets, from, first, last) };
+    if received {
+        slots.close(&session);
+        session.end();
+    }
+}
+
+/// This block's rows. False after a failure.
+///
+/// # Safety
+/// As the kernel promises.
+#[inline(always)]
+unsafe fn all_rows<M: Machine, T: Element<Acc = f32>>(
+    session: &Session<M>,
+    slots: &Slots,
+    norm: &Norm<T>,
+    targets: Targets,
+    from: *const u8,
+    first: usize,
+    last: usize,
+) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if M::LANES == 1 {
+            single_rows(session, slots, norm, targets, from, first, last)
+        } else {
+            rows_of_lanes(session, slots, norm, targets, from, first, last)
+        }
+    }
+}
+
+/// The rows of a block of one lane: whole streams. False after a failure.
+///
+/// # Safety
+/// As the kernel promises.
+#[inline(always)]
+unsafe fn single_rows<M: Machine, T: Element<Acc = f32>>(
+    session: &Session<M>,
+    slots: &Slots,
+    norm: &Norm<T>,
+    targets: Targets,
+    from: *const u8,
+    first: usize,
+    last: usize,
+) -> bool {
+    let tables = Tables::new(session.block());
+    let (me, ranks) = (session.comm().rank(), session.comm().size());
+    let mut rank = 0;
+    while rank < ranks {
+        let at = if rank == me {
+            Some(from)
+        } else {
+            slots.receive_stream(session, rank)
+        };
+        let Some(at) = at else { return false };
+        tables.set_source(rank, at, 0);
+        rank += 1;
+    }
+    let sums = Pulled::<T> {
+        tables,
+        ranks,
+        element: PhantomData,
+    };
+    // SAFETY: every stream has been acquired; the rest is the caller's promise.
+    unsafe { each_row(session, &sums, norm, targets, first, last) }
+}
+
+/// The rows of a block of several lanes: units as they come. False after a failure.
+///
+/// # Safety
+/// As the kernel promises.
+#[inline(always)]
+unsafe fn rows_of_lanes<M: Machine, T: Element<Acc = f32>>(
+    session: &Session<M>,
+    slots: &Slots,
+    norm: &Norm<T>,
+    targets: Targets,
+    from: *const u8,
+    first: usize,
+    last: usize,
+) -> bool {
+    let block = session.block();
+    // The header must have come before a block without rows goes on: it is what keeps ranks within one epoch of
+    // each other.
+    let mut failed = false;
+    for rank in block.elements_of_block(session.comm().size() as usize) {
+        let rank = rank as u32;
+        failed |= rank != session.comm().rank() && slots.receive_header(session, rank).is_none();
+    }
+    if block.any(failed) {
+        return false;
+    }
+    let sums = Arriving {
+        session,
+        slots,
+        own: from.cast::<T>(),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { each_row(session, &sums, norm, targets, first, last) }
+}
+
+/// # Safety
+/// As the kernel promises.
+#[inline(always)]
+unsafe fn each_row<M: Machine, T: Element<Acc = f32>, S: Sums<M>>(
+    session: &Session<M>,
+    sums: &S,
+    norm: &Norm<T>,
+    targets: Targets,
+    first: usize,
+    last: usize,
+) -> bool {
+    let block = session.block();
+    block.sync();
+    let mut row = 0;
+    while row < last - first {
+        // SAFETY: rows of the caller's buffers.
+        unsafe {
+            let Some(reduced) = norm.reduce(block, targets, sums, row, first + row) else {
+                return false;
+            };
+            norm.write(block, targets, &reduced, row);
+        }
+        row += 1;
+    }
+    block.sync();
+    true
+}

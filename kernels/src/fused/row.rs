@@ -1,0 +1,447 @@
+//! One row: its values, its statistics. Written twice, for a block of one lane and for several; both give the same
+//! bits, because partial j of a statistic is that of the elements with index = j mod 128, in order, and the partials are
+//! added by a fixed binary tree.
+
+use core::marker::PhantomData;
+
+use fusewire_device::arch;
+use fusewire_device::layout::MAX_RANKS;
+use fusewire_device::{Block, Element, Group, Machine};
+
+use super::chunk;
+use super::spec::NormSpec;
+use super::sum::Sums;
+
+/// Partial sums of a row.
+pub(super) const PARTIALS: usize = 128;
+/// Elements that a lane moves at once.
+pub(super) const CHUNK: usize = 8;
+/// Elements of a row that shared memory holds, in f32.
+pub const SHARED_ROW: usize = 8192;
+
+/// Offsets in shared memory, behind the tables of sources.
+const TARGETS_AT: usize = 1536;
+const SUMS_AT: usize = TARGETS_AT + 4 * 8 * MAX_RANKS;
+const SQUARES_AT: usize = SUMS_AT + 4 * PARTIALS;
+const MAXIMA_AT: usize = SQUARES_AT + 4 * PARTIALS;
+const ROW_AT: usize = (MAXIMA_AT + 4 * MAX_WARPS).next_multiple_of(128);
+/// Warps of the largest block.
+const MAX_WARPS: usize = 64;
+
+const _: () = assert!(ROW_AT + 4 * SHARED_ROW + 16 <= arch::SHARED_BYTES);
+
+/// The arguments of a fused norm that are the same for all rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Norm<T> {
+    /// Rows of this rank's residual, f32 or `T`; null: none.
+    pub(super) residual: *const u8,
+    pub(super) weight: *const T,
+    /// Null: none.
+    pub(super) bias: *const T,
+    /// The given scale of [`super::Written::StaticFp8`].
+    pub(super) scale: *const f32,
+    /// Whether the sum with the residual is written.
+    pub(super) keeps: bool,
+    pub(super) hidden: usize,
+    pub(super) epsilon: f32,
+    pub(super) spec: NormSpec,
+    /// Where this block keeps a row that is too long for shared memory.
+    pub(super) scratch: *mut f32,
+}
+
+/// Where rows are written: tables in shared memory, one entry a target.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Targets {
+    table: *mut u64,
+    /// Entries in use.
+    pub(super) count: u32,
+}
+
+impl Targets {
+    #[inline(always)]
+    pub(super) fn new<M: Machine>(block: Block<M>, count: u32) -> Self {
+        Self {
+            table: block.shared().wrapping_add(TARGETS_AT).cast(),
+            count,
+        }
+    }
+
+    /// Sets target `index`; scales of row r and group g go to `scales[r * stride + g * step]`. One lane an entry; the
+    /// block must synchronise before use.
+    #[inline(always)]
+    pub(super) fn set(
+        &self,
+        index: u32,
+        out: *mut u8,
+        kept: *mut u8,
+        scales: *mut u8,
+        strides: (u32, u32),
+    ) {
+        let index = index as usize % MAX_RANKS;
+        let words = [
+            out as u64,
+            kept as u64,
+            scales as u64,
+            u64::from(strides.0) | u64::from(strides.1) << 32,
+        ];
+        for which in 0..4 {
+            let at = self.table.wrapping_add(which * MAX_RANKS + index);
+            // SAFETY: within the tables; one lane writes an entry.
+            unsafe { at.write(words[which]) };
+        }
+    }
+
+    #[inline(always)]
+    fn word(&self, which: usize, index: u32) -> u64 {
+        let at = self
+            .table
+            .wrapping_add(which * MAX_RANKS + index as usize % MAX_RANKS);
+        // SAFETY: within the tables, which the block has filled.
+        unsafe { at.read() }
+    }
+
+    /// Normalised rows of target `index`.
+    #[inline(always)]
+    pub(super) fn out(&self, index: u32) -> *mut u8 {
+        self.word(0, index) as *mut u8
+    }
+
+    /// Rows of the sum with the residual of target `index`.
+    #[inline(always)]
+    pub(super) fn kept(&self, index: u32) -> *mut u8 {
+        self.word(1, index) as *mut u8
+    }
+
+    /// Scale of row `row` and group `group` of target `index`.
+    #[inline(always)]
+    pub(super) fn scale(&self, index: u32, row: usize, group: usize, bytes: usize) -> *mut u8 {
+        let strides = self.word(3, index);
+        let at = row * (strides as u32) as usize + group * (strides >> 32) as usize;
+        (self.word(2, index) as *mut u8).wrapping_add(at * bytes)
+    }
+}
+
+/// A row whose values are known: where they are, and what it is normalised by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    /// The values, in f32.
+    pub(super) values: *mut f32,
+    /// 0 for the root mean square.
+    pub(super) mean: f32,
+    /// One over the root.
+    pub(super) scale: f32,
+}
+
+/// Maxima of a block's warps, in shared memory.
+#[inline(always)]
+pub(super) fn maxima<M: Machine>(block: Block<M>) -> *mut u32 {
+    block.shared().wrapping_add(MAXIMA_AT).cast()
+}
+
+impl<T: Element<Acc = f32>> Norm<T> {
+    /// Sums row `row` (counted from the first row of `sums` and of the targets; row `residual` of this rank's residual), adds the
+    /// residual, writes the sum to the targets if it is wanted, and takes the statistics. `None` after a failure. All lanes
+    /// together.
+    ///
+    /// # Safety
+    /// As the kernel promises.
+    #[inline(always)]
+    pub(super) unsafe fn reduce<M: Machine, S: Sums<M>>(
+        &self,
+        block: Block<M>,
+        targets: Targets,
+        sums: &S,
+        row: usize,
+        residual: usize,
+    ) -> Option<Row> {
+        let values = if self.hidden <= SHARED_ROW {
+            block.shared().wrapping_add(ROW_AT).cast()
+        } else {
+            self.scratch
+        };
+        let place = Place {
+            sums,
+            targets,
+            values,
+            row,
+            residual,
+            machine: PhantomData::<M>,
+        };
+        // SAFETY: the caller's promise.
+        let (mean, squares) = unsafe {
+            if M::LANES == 1 {
+                self.statistics_single(&place)?
+            } else {
+                self.statistics_lanes(block, &place)?
+            }
+        };
+        let variance = squares / self.hidden as f32;
+        Some(Row {
+            values,
+            mean,
+            scale: 1.0 / arch::sqrt_f32(variance + self.epsilon),
+        })
+    }
+
+    /// Elements `[at, at + N)` of the row: summed, rounded, the residual added, rounded; written where they are wanted.
+    ///
+    /// # Safety
+    /// As [`Norm::reduce`]; the elements are in the row.
+    #[inline(always)]
+    unsafe fn values<M: Machine, S: Sums<M>, const N: usize>(
+        &self,
+        place: &Place<'_, M, S>,
+        at: usize,
+    ) -> Option<[f32; N]> {
+        // SAFETY: the caller's promise.
+        let sum = unsafe { place.sums.sum::<N>(place.row * self.hidden + at)? };
+        let rounded: [T; N] = chunk::narrow(sum);
+        let mut values = chunk::widen(rounded);
+        if self.spec.has_wide_residual() {
+            // SAFETY: as above.
+            unsafe { self.add_residual::<M, S, f32, N>(place, at, &mut values) };
+        } else {
+            // SAFETY: as above.
+            unsafe { self.add_residual::<M, S, T, N>(place, at, &mut values) };
+        }
+        // SAFETY: the row's values are this block's, these elements this lane's.
+        unsafe { place.values.add(at).cast::<[f32; N]>().write(values) };
+        Some(values)
+    }
+
+    /// # Safety
+    /// As [`Norm::values`]; the residual's type is `R`.
+    #[inline(always)]
+    unsafe fn add_residual<M: Machine, S, R: Element<Acc = f32>, const N: usize>(
+        &self,
+        place: &Place<'_, M, S>,
+        at: usize,
+        values: &mut [f32; N],
+    ) {
+        if !self.residual.is_null() {
+            let from = place.residual * self.hidden + at;
+            // SAFETY: the caller's promise.
+            let residual = unsafe { chunk::read::<M, R, N>(self.residual.cast::<R>().add(from)) };
+            for i in 0..N {
+                values[i] += residual[i].widen();
+            }
+        }
+        let rounded: [R; N] = chunk::narrow(*values);
+        *values = chunk::widen(rounded);
+        if self.keeps {
+            let to = place.row * self.hidden + at;
+            let mut target = 0;
+            while target < place.targets.count {
+                // SAFETY: rows of the targets.
+                unsafe {
+                    let kept = place.targets.kept(target).cast::<R>().add(to);
+                    chunk::write::<M, R, N>(kept, rounded);
+                }
+                target += 1;
+            }
+        }
+    }
+
+    /// Mean (or 0) and sum of squares, by one lane.
+    ///
+    /// # Safety
+    /// As [`Norm::reduce`].
+    #[inline(always)]
+    unsafe fn statistics_single<M: Machine, S: Sums<M>>(
+        &self,
+        place: &Place<'_, M, S>,
+    ) -> Option<(f32, f32)> {
+        let layer = self.spec.is_layer();
+        let whole = self.hidden / PARTIALS * PARTIALS;
+        let mut partials = [0f32; PARTIALS];
+        let mut at = 0;
+        while at < whole {
+            // SAFETY: the caller's promise.
+            let values = unsafe { self.values::<M, S, PARTIALS>(place, at)? };
+            for j in 0..PARTIALS {
+                let value = values[j];
+                partials[j] += if layer { value } else { value * value };
+            }
+            at += PARTIALS;
+        }
+        while at < self.hidden {
+            // SAFETY: as above.
+            let values = unsafe { self.values::<M, S, CHUNK>(place, at)? };
+            for j in 0..CHUNK {
+                let value = values[j];
+                partials[(at + j) % PARTIALS] += if layer { value } else { value * value };
+            }
+            at += CHUNK;
+        }
+        let total = tree(&mut partials);
+        if !layer {
+            return Some((0.0, total));
+        }
+        let mean = total / self.hidden as f32;
+        let mut partials = [0f32; PARTIALS];
+        let mut at = 0;
+        while at < whole {
+            // SAFETY: the row's values, which this lane has written.
+            let values = unsafe { place.values.add(at).cast::<[f32; PARTIALS]>().read() };
+            for j in 0..PARTIALS {
+                let off = values[j] - mean;
+                partials[j] += off * off;
+            }
+            at += PARTIALS;
+        }
+        while at < self.hidden {
+            // SAFETY: as above.
+            let off = unsafe { place.values.add(at).read() } - mean;
+            partials[at % PARTIALS] += off * off;
+            at += 1;
+        }
+        Some((mean, tree(&mut partials)))
+    }
+
+    /// As [`Norm::statistics_single`], by several lanes.
+    ///
+    /// # Safety
+    /// As [`Norm::reduce`].
+    #[inline(always)]
+    unsafe fn statistics_lanes<M: Machine, S: Sums<M>>(
+        &self,
+        block: Block<M>,
+        place: &Place<'_, M, S>,
+    ) -> Option<(f32, f32)> {
+        let mut failed = false;
+        for index in block.elements_of_block(self.hidden / CHUNK) {
+            // SAFETY: the caller's promise.
+            if unsafe { self.values::<M, S, CHUNK>(place, index * CHUNK) }.is_none() {
+                failed = true;
+                break;
+            }
+        }
+        if S::WAITS {
+            // The vote is a barrier too.
+            if block.any(failed) {
+                return None;
+            }
+        } else {
+            block.sync();
+        }
+        let table = |offset: usize| block.shared().wrapping_add(offset).cast::<f32>();
+        if !self.spec.is_layer() {
+            // SAFETY: the block has written the row's values, and met.
+            let squares = unsafe {
+                partial_sums(block, place.values, self.hidden, table(SQUARES_AT), |x| {
+                    x * x
+                })
+            };
+            return Some((0.0, squares));
+        }
+        // SAFETY: as above.
+        let sum = unsafe { partial_sums(block, place.values, self.hidden, table(SUMS_AT), |x| x) };
+        let mean = sum / self.hidden as f32;
+        let square = |x: f32| {
+            let off = x - mean;
+            off * off
+        };
+        // SAFETY: as above.
+        let squares =
+            unsafe { partial_sums(block, place.values, self.hidden, table(SQUARES_AT), square) };
+        Some((mean, squares))
+    }
+}
+
+/// Where a row comes from and goes to.
+struct Place<'a, M, S> {
+    sums: &'a S,
+    targets: Targets,
+    values: *mut f32,
+    row: usize,
+    residual: usize,
+    machine: PhantomData<M>,
+}
+
+/// The fixed tree.
+#[inline(always)]
+fn tree(partials: &mut [f32; PARTIALS]) -> f32 {
+    let mut width = PARTIALS / 2;
+    while width > 0 {
+        for j in 0..width {
+            partials[j] += partials[j + width];
+        }
+        width /= 2;
+    }
+    partials[0]
+}
+
+/// The sum of `of` over a row, in every lane: lane j takes partial j, then all warps walk the tree. All lanes together; one
+/// barrier, so `table` may be written again behind the next one.
+///
+/// # Safety
+/// `values` has `hidden` elements, which nobody writes meanwhile; `table` is this block's, for [`PARTIALS`] elements.
+#[inline(always)]
+unsafe fn partial_sums<M: Machine>(
+    block: Block<M>,
+    values: *const f32,
+    hidden: usize,
+    table: *mut f32,
+    of: impl Fn(f32) -> f32,
+) -> f32 {
+    /// Elements that are under way at once.
+    const AHEAD: usize = 8;
+    for j in block.elements_of_block(PARTIALS) {
+        let mut partial = 0f32;
+        let mut i = j;
+        // SAFETY: every index stays below `hidden`; entry j is this lane's.
+        unsafe {
+            while i + (AHEAD - 1) * PARTIALS < hidden {
+                let mut some = [0f32; AHEAD];
+                for (k, value) in some.iter_mut().enumerate() {
+                    *value = values.add(i + k * PARTIALS).read();
+                }
+                for value in some {
+                    partial += of(value);
+                }
+                i += AHEAD * PARTIALS;
+            }
+            while i < hidden {
+                partial += of(values.add(i).read());
+                i += PARTIALS;
+            }
+            table.add(j).write(partial);
+        }
+    }
+    block.sync();
+    let warp = block.warp();
+    if warp.size() < 32 {
+        let mut width = PARTIALS / 2;
+        while width > 0 {
+            for j in block.elements_of_block(width) {
+                // SAFETY: within the table; entry j is this lane's until the barrier.
+                unsafe {
+                    let sum = table.add(j).read() + table.add(j + width).read();
+                    table.add(j).write(sum);
+                }
+            }
+            block.sync();
+            width /= 2;
+        }
+        // SAFETY: within the table, which nobody writes before the next barrier.
+        return unsafe { table.read() };
+    }
+    let lane = warp.rank() as usize % 32;
+    // SAFETY: within the table, which nobody writes before the next barrier.
+    let four = unsafe {
+        [
+            table.add(lane).read(),
+            table.add(lane + 32).read(),
+            table.add(lane + 64).read(),
+            table.add(lane + 96).read(),
+        ]
+    };
+    let mut sum = (four[0] + four[2]) + (four[1] + four[3]);
+    let mut mask = 16;
+    while mask > 0 {
+        let other = block.machine().shuffle_xor(sum.to_bits(), mask);
+        sum += f32::from_bits(other);
+        mask /= 2;
+    }
+    sum
+}

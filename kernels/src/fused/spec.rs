@@ -1,0 +1,173 @@
+//! How a fused norm is computed and written, in one word that all ranks agree on.
+
+/// Which rows a rank reduces, and where they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Route {
+    /// Every rank reduces all rows for itself.
+    OneShot = 0,
+    /// Rank r reduces and normalises its part of the rows, and writes them to all ranks.
+    TwoShot = 1,
+    /// Rank r reduces and normalises rows `r * rows / ranks ..` and keeps them.
+    ReduceScatter = 2,
+}
+
+/// The statistics that a row is normalised by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Statistics {
+    /// Root mean square.
+    Rms = 0,
+    /// Mean and variance.
+    Layer = 1,
+}
+
+/// What the normalised rows are written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Written {
+    /// The element type.
+    Same = 0,
+    /// fp8 E4M3, by one scale that is given.
+    StaticFp8 = 1,
+    /// fp8 E4M3, by a scale of each row.
+    TokenFp8 = 2,
+    /// fp8 E4M3, by a scale of each [`GROUP`] elements of a row.
+    GroupFp8 = 3,
+}
+
+/// Elements that share a scale in [`Written::GroupFp8`].
+pub const GROUP: usize = 128;
+
+/// A fused norm: `[..][route:2][column-major:1][ue8m0:1][written:2][f32 residual:1][weight + 1:1][statistics:1]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct NormSpec(pub u32);
+
+impl NormSpec {
+    const UNIT_OFFSET: u32 = 1 << 1;
+    const WIDE_RESIDUAL: u32 = 1 << 2;
+    const UE8M0: u32 = 1 << 5;
+    const COLUMN_MAJOR: u32 = 1 << 6;
+
+    /// Statistics, output and route; the rest is off.
+    pub const fn new(statistics: Statistics, written: Written, route: Route) -> Self {
+        Self(statistics as u32 | (written as u32) << 3 | (route as u32) << 7)
+    }
+
+    /// Multiplies by `1 + weight` instead of `weight`.
+    #[must_use]
+    pub const fn with_unit_offset(self) -> Self {
+        Self(self.0 | Self::UNIT_OFFSET)
+    }
+
+    /// The residual is f32, before and after, whatever the element type is; the norm is of the f32 values.
+    #[must_use]
+    pub const fn with_wide_residual(self) -> Self {
+        Self(self.0 | Self::WIDE_RESIDUAL)
+    }
+
+    /// Scales are powers of two, a byte each (E8M0, bias 127).
+    #[must_use]
+    pub const fn with_ue8m0(self) -> Self {
+        Self(self.0 | Self::UE8M0)
+    }
+
+    /// Scales of one group lie side by side, not those of one row.
+    #[must_use]
+    pub const fn with_column_major(self) -> Self {
+        Self(self.0 | Self::COLUMN_MAJOR)
+    }
+
+    /// The statistics.
+    #[inline(always)]
+    pub const fn is_layer(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// Whether the weight is `1 + weight`.
+    #[inline(always)]
+    pub const fn has_unit_offset(self) -> bool {
+        self.0 & Self::UNIT_OFFSET != 0
+    }
+
+    /// Whether the residual is f32.
+    #[inline(always)]
+    pub const fn has_wide_residual(self) -> bool {
+        self.0 & Self::WIDE_RESIDUAL != 0
+    }
+
+    /// Whether scales are a byte.
+    #[inline(always)]
+    pub const fn is_ue8m0(self) -> bool {
+        self.0 & Self::UE8M0 != 0
+    }
+
+    /// Whether scales of one group lie side by side.
+    #[inline(always)]
+    pub const fn is_column_major(self) -> bool {
+        self.0 & Self::COLUMN_MAJOR != 0
+    }
+
+    /// What is written.
+    #[inline(always)]
+    pub const fn written(self) -> Written {
+        match self.0 >> 3 & 3 {
+            0 => Written::Same,
+            1 => Written::StaticFp8,
+            2 => Written::TokenFp8,
+            _ => Written::GroupFp8,
+        }
+    }
+
+    /// The route; a code that does not exist is [`Route::OneShot`].
+    #[inline(always)]
+    pub const fn route(self) -> Route {
+        match self.0 >> 7 & 3 {
+            1 => Route::TwoShot,
+            2 => Route::ReduceScatter,
+            _ => Route::OneShot,
+        }
+    }
+
+    /// Whether scales are computed.
+    #[inline(always)]
+    pub const fn has_scales(self) -> bool {
+        self.0 >> 3 & 3 >= 2
+    }
+
+    /// Bytes of a computed scale.
+    #[inline(always)]
+    pub const fn scale_bytes(self) -> usize {
+        if self.is_ue8m0() { 1 } else { 4 }
+    }
+
+    /// Computed scales of a row of `hidden` elements.
+    #[inline(always)]
+    pub const fn scales(self, hidden: usize) -> usize {
+        match self.written() {
+            Written::Same | Written::StaticFp8 => 0,
+            Written::TokenFp8 => 1,
+            Written::GroupFp8 => hidden.div_ceil(GROUP),
+        }
+    }
+
+    /// Bytes of a row of `hidden` elements of `size` bytes as it is written.
+    #[inline(always)]
+    pub const fn out_bytes(self, hidden: usize, size: usize) -> usize {
+        match self.written() {
+            Written::Same => hidden * size,
+            _ => hidden,
+        }
+    }
+
+    /// Bytes of a row of the residual.
+    #[inline(always)]
+    pub const fn residual_bytes(self, hidden: usize, size: usize) -> usize {
+        if self.has_wide_residual() {
+            hidden * 4
+        } else {
+            hidden * size
+        }
+    }
+}
