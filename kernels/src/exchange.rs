@@ -22,8 +22,6 @@ use fusewire_device::group::{Block, Group, Machine, slice};
 use fusewire_device::mem::Policy;
 use fusewire_device::session::Session;
 
-use crate::GRANULE;
-
 /// Index of the words that travel with a ready signal.
 pub(crate) mod word {
     /// Place of the input.
@@ -80,6 +78,8 @@ pub(crate) struct Round {
     pub(crate) end: usize,
     /// Length that is cut into parts; longer than the round where blocks keep their places in staging.
     cut: usize,
+    /// Elements to multiples of which staged rows are rounded.
+    granule: usize,
 }
 
 impl Round {
@@ -88,8 +88,9 @@ impl Round {
     }
 
     /// Elements from one staged row to the next.
-    pub(crate) const fn stride(&self) -> usize {
-        self.cut.div_ceil(GRANULE) * GRANULE
+    #[inline(always)]
+    pub(crate) fn stride(&self) -> usize {
+        self.cut.next_multiple_of(self.granule.max(1))
     }
 }
 
@@ -157,6 +158,7 @@ impl Memory {
             start,
             end: start + length,
             cut,
+            granule: self.granule,
         }
     }
 

@@ -27,6 +27,7 @@ pub mod double;
 pub mod grid;
 pub mod mix;
 pub mod netns;
+pub mod norm;
 pub mod oracle;
 pub mod process;
 pub mod rank;

@@ -201,7 +201,7 @@ pub fn input(case: &Case, ranks: u32, rank: u32, call: u64) -> Given {
         ..Given::default()
     };
     if case.operation == Operation::AllReduceNorm {
-        given.residual = fill(case.dtype, rank, call ^ 1 << 40, count);
+        given.residual = fill(case.dtype, 0, call ^ 1 << 40, count);
         given.weight = fill(case.dtype, 0, call ^ 1 << 41, case.hidden);
     }
     given

@@ -278,8 +278,9 @@ impl Communicator {
         } else {
             0
         };
-        // Parts begin on 16 bytes.
-        let room = self.check_scratch(name, norm, scratch, 32)?;
+        // The parts of staging begin on 16 bytes.
+        let aligned = spec.out_bytes(hidden, size).is_multiple_of(16);
+        let room = self.check_scratch(name, norm, scratch, if aligned { 0 } else { 32 })?;
         let input = self.options().staging_bytes as usize / (hidden * size * shards);
         let output = room.checked_div(outputs).unwrap_or(usize::MAX);
         let chunk = input.min(output);

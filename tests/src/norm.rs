@@ -1,0 +1,368 @@
+//! Fused norms: what they must give, from the documentation's rules with nothing of the library's code, twice: to the bit,
+//! and in f64.
+
+use fusewire::{DType, ReduceOp};
+use half::{bf16, f16};
+
+use crate::oracle::{narrow, reduce, widen};
+
+/// How a norm's output is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// In the input's type.
+    Same,
+    /// fp8 by a given scale.
+    Given,
+    /// fp8 by a scale of each row.
+    Rows,
+    /// fp8 by a scale of each 128 elements of a row.
+    Groups,
+}
+
+/// A kind of norm.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// Mean and variance instead of the root mean square.
+    pub layer: bool,
+    /// With a bias.
+    pub bias: bool,
+    /// Times `1 + weight`.
+    pub unit_offset: bool,
+    /// A residual is added.
+    pub residual: bool,
+    /// The sum with the residual is written.
+    pub keeps: bool,
+    /// Residual in f32.
+    pub wide: bool,
+    /// The output.
+    pub written: Written,
+    /// Scales are powers of two, in a byte.
+    pub ue8m0: bool,
+    /// Scales of a group side by side.
+    pub column_major: bool,
+}
+
+impl Form {
+    /// RMSNorm of the sum.
+    pub const PLAIN: Self = Self {
+        layer: false,
+        bias: false,
+        unit_offset: false,
+        residual: false,
+        keeps: false,
+        wide: false,
+        written: Written::Same,
+        ue8m0: false,
+        column_major: false,
+    };
+
+    /// Every kind that differs in what is computed or where it goes.
+    pub fn all() -> Vec<Self> {
+        let residual = Self {
+            residual: true,
+            keeps: true,
+            ..Self::PLAIN
+        };
+        let layer = Self {
+            layer: true,
+            bias: true,
+            ..residual
+        };
+        let groups = Self {
+            written: Written::Groups,
+            ..residual
+        };
+        vec![
+            Self::PLAIN,
+            residual,
+            Self {
+                keeps: false,
+                unit_offset: true,
+                ..residual
+            },
+            layer,
+            Self {
+                bias: false,
+                residual: false,
+                keeps: true,
+                ..layer
+            },
+            Self {
+                wide: true,
+                ..residual
+            },
+            Self {
+                wide: true,
+                keeps: false,
+                written: Written::Given,
+                ..layer
+            },
+            Self {
+                written: Written::Given,
+                ..residual
+            },
+            Self {
+                written: Written::Rows,
+                ..layer
+            },
+            Self {
+                written: Written::Rows,
+                ue8m0: true,
+                keeps: false,
+                ..residual
+            },
+            groups,
+            Self {
+                column_major: true,
+                wide: true,
+                ..groups
+            },
+            Self {
+                column_major: true,
+                ue8m0: true,
+                keeps: false,
+                ..groups
+            },
+            Self {
+                ue8m0: true,
+                ..groups
+            },
+        ]
+    }
+
+    /// Type of the residual, where the input is of `dtype`.
+    pub const fn residual_type(&self, dtype: DType) -> DType {
+        if self.wide { DType::F32 } else { dtype }
+    }
+
+    /// Type of the output.
+    pub fn output_type(&self, dtype: DType) -> DType {
+        if self.written == Written::Same {
+            dtype
+        } else {
+            DType::E4m3
+        }
+    }
+
+    /// Scales of a row.
+    pub const fn groups(&self, hidden: usize) -> usize {
+        match self.written {
+            Written::Same | Written::Given => 0,
+            Written::Rows => 1,
+            Written::Groups => hidden.div_ceil(128),
+        }
+    }
+}
+
+/// What a norm of some rows reads.
+#[derive(Clone, Debug)]
+pub struct Given<'a> {
+    /// Each rank's rows, in the type's bytes.
+    pub inputs: &'a [Vec<u8>],
+    /// In the residual's type.
+    pub residual: &'a [u8],
+    /// One row.
+    pub weight: &'a [u8],
+    /// One row.
+    pub bias: &'a [u8],
+    /// Of [`Written::Given`].
+    pub scale: f32,
+}
+
+/// What it must give.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Expected {
+    /// In the output's type.
+    pub output: Vec<u8>,
+    /// In the residual's type.
+    pub kept: Vec<u8>,
+    /// Row-major, each as the number that values were divided by.
+    pub scales: Vec<f32>,
+    /// The norm before fp8, in f64, unrounded: of the rounded sums.
+    pub exact: Vec<f64>,
+}
+
+/// `value` rounded to `dtype`.
+fn round(dtype: DType, value: f32) -> f32 {
+    match dtype {
+        DType::F16 => f16::from_f32(value).to_f32(),
+        DType::Bf16 => bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+/// 128 partial sums, and the tree.
+fn total(values: impl Iterator<Item = f32>) -> f32 {
+    let mut partial = [0f32; 128];
+    for (i, value) in values.enumerate() {
+        partial[i % 128] += value;
+    }
+    for width in [64, 32, 16, 8, 4, 2, 1] {
+        for j in 0..width {
+            partial[j] += partial[j + width];
+        }
+    }
+    partial[0]
+}
+
+/// E4M3 by search among all its values: the nearest, ties to the even code; beyond the largest, that.
+pub fn e4m3(value: f32) -> u8 {
+    if value.is_nan() {
+        return 0x7f;
+    }
+    let magnitude = f64::from(value.abs());
+    let code = (0u8..=0x7e)
+        .min_by(|a, b| {
+            let off = |code: u8| (magnitude - e4m3_value(code)).abs();
+            let even = |code: u8| code & 1;
+            off(*a)
+                .total_cmp(&off(*b))
+                .then_with(|| even(*a).cmp(&even(*b)))
+        })
+        .unwrap_or(0);
+    code | if value.is_sign_negative() { 0x80 } else { 0 }
+}
+
+/// What a code without sign stands for.
+fn e4m3_value(code: u8) -> f64 {
+    let (exponent, mantissa) = (i32::from(code >> 3), f64::from(code & 7));
+    if exponent == 0 {
+        mantissa / 8.0 * 2f64.powi(-6)
+    } else {
+        (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7)
+    }
+}
+
+/// The scale for magnitudes up to `greatest`.
+fn scale_of(form: &Form, greatest: f32) -> f32 {
+    let scale = greatest.max(1e-10) / 448.0;
+    if !form.ue8m0 {
+        return scale;
+    }
+    let mut power = 2f64.powi(-126);
+    while power < f64::from(scale) {
+        power *= 2.0;
+    }
+    power as f32
+}
+
+/// What `form` of rows of `hidden` elements of `dtype` must give.
+pub fn expected(
+    form: &Form,
+    dtype: DType,
+    hidden: usize,
+    given: &Given<'_>,
+    epsilon: f32,
+) -> Expected {
+    let sum = widen(dtype, &reduce(dtype, ReduceOp::Sum, &[], given.inputs));
+    let kept_type = form.residual_type(dtype);
+    let residual = widen(kept_type, given.residual);
+    let kept: Vec<f32> = sum
+        .iter()
+        .enumerate()
+        .map(|(i, sum)| {
+            let value = if form.residual {
+                sum + residual[i]
+            } else {
+                *sum
+            };
+            round(kept_type, value)
+        })
+        .collect();
+    let (weight, bias) = (widen(dtype, given.weight), widen(dtype, given.bias));
+    let mut out = Expected {
+        kept: if form.keeps {
+            narrow(kept_type, &kept)
+        } else {
+            Vec::new()
+        },
+        ..Expected::default()
+    };
+    for row in kept.chunks(hidden) {
+        let mean = if form.layer {
+            total(row.iter().copied()) / hidden as f32
+        } else {
+            0.0
+        };
+        let squares = total(row.iter().map(|value| (value - mean) * (value - mean)));
+        let scale = 1.0 / (squares / hidden as f32 + epsilon).sqrt();
+        let exact = exact_row(form, row, &weight, &bias, epsilon);
+        out.exact.extend(exact);
+        let normed: Vec<f32> = row
+            .iter()
+            .enumerate()
+            .map(|(i, value)| {
+                let weight = if form.unit_offset {
+                    1.0 + weight[i]
+                } else {
+                    weight[i]
+                };
+                let mut y = (value - mean) * scale * weight;
+                if form.bias {
+                    y += bias[i];
+                }
+                round(dtype, y)
+            })
+            .collect();
+        let greatest = |values: &[f32]| values.iter().fold(0f32, |max, value| max.max(value.abs()));
+        let span = match form.written {
+            Written::Same => {
+                out.output.extend(narrow(dtype, &normed));
+                continue;
+            }
+            Written::Given | Written::Rows => hidden,
+            Written::Groups => 128,
+        };
+        for group in normed.chunks(span) {
+            let scale = if form.written == Written::Given {
+                given.scale
+            } else {
+                let scale = scale_of(form, greatest(group));
+                out.scales.push(scale);
+                scale
+            };
+            let inverse = 1.0 / scale;
+            out.output
+                .extend(group.iter().map(|value| e4m3(value * inverse)));
+        }
+    }
+    out
+}
+
+/// The norm of a row in f64.
+fn exact_row(form: &Form, row: &[f32], weight: &[f32], bias: &[f32], epsilon: f32) -> Vec<f64> {
+    let wide: Vec<f64> = row.iter().map(|value| f64::from(*value)).collect();
+    let count = wide.len() as f64;
+    let mean = if form.layer {
+        wide.iter().sum::<f64>() / count
+    } else {
+        0.0
+    };
+    let variance = wide.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
+    let root = (variance + f64::from(epsilon)).sqrt();
+    wide.iter()
+        .enumerate()
+        .map(|(i, value)| {
+            let offset = if form.unit_offset { 1.0 } else { 0.0 };
+            let bias = if form.bias { f64::from(bias[i]) } else { 0.0 };
+            (value - mean) / root * (f64::from(weight[i]) + offset) + bias
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{e4m3, e4m3_value};
+
+    #[test]
+    fn e4m3_by_search() {
+        assert_eq!(e4m3(1.0), 0x38);
+        assert_eq!(e4m3(-448.0), 0xfe);
+        assert_eq!(e4m3(1e9), 0x7e);
+        // Halfway between 1 and 1.125, and between 1.125 and 1.25.
+        assert_eq!(e4m3(1.0625), 0x38);
+        assert_eq!(e4m3(1.1875), 0x3a);
+        assert_eq!(e4m3(2f32.powi(-9)), 1);
+        assert!((e4m3_value(0x7e) - 448.0).abs() < 1e-9);
+    }
+}
