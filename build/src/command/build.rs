@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     /// Targets: sm_80, sm_90, sm_100, gfx90a, gfx942, or all.
     #[arg(long, default_value = "all")]
     target: String,
-    /// Folder for images and manifest; by default `fusewire-gpu/out` in cargo's target folder.
+    /// Folder for images and manifest; by default one of the images' name in `fusewire-gpu/out` of cargo's target folder.
     #[arg(long)]
     out: Option<PathBuf>,
     /// For tests with several ranks on one GPU: every kernel NAME is exported in its grid form, NAME__grid, which runs the
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let out = arguments
         .out
         .clone()
-        .unwrap_or_else(|| project.gpu_folder().join("out").join(&project.name));
+        .unwrap_or_else(|| project.gpu_folder().join("out").join(&name));
     std::fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut manifest = Manifest {
         package: &project.name,

@@ -5,6 +5,7 @@
 //! ([`fusewire_device::one_grid`]) once with the blocks of all ranks: a grid that fits on the GPU is resident as a whole,
 //! and one that does not is refused by name instead of hanging.
 
+mod image;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,9 @@ use std::time::Instant;
 
 use fusewire_device::one_grid::{GridParams, SUFFIX};
 
+pub(crate) use self::image::GridImage;
+pub use self::image::IMAGE;
+use super::device::Gpu;
 use super::driver::{
     CaptureStatus, Driver, LaunchShape, MemoryKind, RawEvent, RawFunction, RawMemory, RawModule,
     RawStream,
@@ -56,6 +60,8 @@ impl GangOptions {
 #[derive(Debug)]
 pub struct Gang {
     driver: Arc<dyn Driver>,
+    /// Takes the memory back, where it frees it at its own time.
+    home: Option<Arc<Gpu>>,
     module: RawModule,
     options: GangOptions,
     /// Where grids run, one after another.
@@ -147,6 +153,7 @@ impl Gang {
         let stream = driver.create_stream();
         // From here on dropping the value frees what there is.
         let mut gang = Self {
+            home: None,
             module,
             options,
             stream: RawStream(0),
@@ -174,9 +181,30 @@ impl Gang {
         Ok(gang)
     }
 
+    /// As [`Gang::new`], on a GPU of this process, which frees the memory when nothing runs on it: others may wait for
+    /// the thread that lets the gang go. `module` is of a [`GridImage`].
+    pub(crate) fn on(gpu: &Arc<Gpu>, module: RawModule, options: GangOptions) -> Result<Self> {
+        // SAFETY: the modules of a `GridImage` stay loaded.
+        let mut gang = unsafe { Self::new(gpu.shared_driver(), module, options) }?;
+        gang.home = Some(Arc::clone(gpu));
+        Ok(gang)
+    }
+
     /// Number of ranks.
     pub fn size(&self) -> u32 {
         self.options.size
+    }
+
+    /// Why the gang launches nothing any more, if it is broken.
+    pub fn failure(&self) -> Option<Error> {
+        self.lock().broken.clone()
+    }
+
+    /// Breaks the gang from outside: whoever waits in it, and every later launch, gets `error`, or what broke the gang
+    /// before.
+    pub fn fail(&self, error: &Error) {
+        self.lock().fail(error);
+        self.changed.notify_all();
     }
 
     /// Launches `kernel` (the name of the ordinary entry) for `rank` on `shape.blocks` blocks, together with all other
@@ -193,6 +221,27 @@ impl Gang {
     /// kernel's grid form, when the blocks do not fit on the GPU at once; and what the driver said.
     pub unsafe fn launch(
         &self,
+        rank: u32,
+        kernel: &str,
+        params: &[u8],
+        shape: LaunchShape,
+        stream: RawStream,
+    ) -> Result<()> {
+        let patience = self.options.timeout;
+        // SAFETY: the requirements are the same.
+        unsafe { self.launch_within(patience, rank, kernel, params, shape, stream) }
+    }
+
+    /// As [`Gang::launch`], with a bound of its own of the wait for the other ranks.
+    ///
+    /// # Safety
+    /// As there.
+    ///
+    /// # Errors
+    /// As there.
+    pub unsafe fn launch_within(
+        &self,
+        patience: Duration,
         rank: u32,
         kernel: &str,
         params: &[u8],
@@ -228,7 +277,7 @@ impl Gang {
             self.complete(&mut state);
             self.changed.notify_all();
         }
-        self.wait(state, &outcome)
+        self.wait(state, &outcome, patience)
     }
 
     /// What a rank's arguments must be by themselves.
@@ -272,15 +321,20 @@ impl Gang {
     }
 
     /// Waits for what becomes of a grid.
-    fn wait(&self, mut state: MutexGuard<'_, State>, outcome: &OnceLock<Result<()>>) -> Result<()> {
-        let deadline = Instant::now() + self.options.timeout;
+    fn wait(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        outcome: &OnceLock<Result<()>>,
+        patience: Duration,
+    ) -> Result<()> {
+        let deadline = Instant::now() + patience;
         loop {
             if let Some(result) = outcome.get() {
                 return result.clone();
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let error = state.late(self.options.timeout);
+                let error = state.late(patience);
                 state.fail(&error);
                 self.changed.notify_all();
                 return Err(error);
@@ -515,8 +569,11 @@ impl Drop for Gang {
             // SAFETY: the gang's own event; whoever waits for it on a stream keeps what it needs in the driver.
             let _ = unsafe { self.driver.destroy_event(event) };
         }
-        // SAFETY: the gang's own memory, which only its grids use, and these have ended.
-        let _ = unsafe { self.driver.release(self.table) };
+        match self.home.take() {
+            Some(gpu) => gpu.free(self.table),
+            // SAFETY: the gang's own memory, which only its grids use, and these have ended.
+            None => drop(unsafe { self.driver.release(self.table) }),
+        }
     }
 }
 

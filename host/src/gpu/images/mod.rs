@@ -183,6 +183,15 @@ impl Images {
     /// `Error::Image` with the places where it was looked for, and what was found there for other devices; or what is wrong
     /// with the file that was found.
     pub fn find(&self, name: &str) -> Result<Image> {
+        let command = format!(
+            "`fusewire-build build --crate FOLDER --target {} --out FOLDER`",
+            self.architecture
+        );
+        self.find_made_by(name, &command)
+    }
+
+    /// As [`Images::find`], for an image that another command makes.
+    pub(super) fn find_made_by(&self, name: &str, command: &str) -> Result<Image> {
         let mut folders = self.folders.clone();
         for outer in &self.around {
             folders.extend([name.replace('_', "-"), name.replace('-', "_")].map(|n| outer.join(n)));
@@ -212,8 +221,7 @@ impl Images {
             detail.push_str(&format!("\nthere are, for other devices{}", list(&others)));
         }
         detail.push_str(&format!(
-            "\n`fusewire-build build --crate FOLDER --target {} --out FOLDER` makes one; FUSEWIRE_IMAGES names more folders",
-            self.architecture
+            "\n{command} makes one; FUSEWIRE_IMAGES names more folders"
         ));
         Err(Error::Image {
             image: name.to_owned(),
