@@ -8,7 +8,7 @@ use core::time::Duration;
 use fusewire::{Communicator, DType, Device, Error, Options, ReduceOp, Result, RmsNorm, Tensor};
 use fusewire::{new_comm, run_threads_on};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
-use fusewire_tests::device::{run_threads, tensor};
+use fusewire_tests::device::{residency, run_threads, tensor};
 use fusewire_tests::process::{Host, Ranks, report, role};
 use fusewire_tests::rank::Mode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
@@ -222,6 +222,9 @@ fn filled(comm: &Communicator, dtype: DType, bytes: &[u8]) -> Result<Tensor> {
 fn bits(device: Device, setup: &Setup) -> Vec<Vec<(String, Vec<u8>)>> {
     let mut options = setup.options();
     options.packet_slot_bytes = 8192;
+    if device.is_gpu() {
+        options.residency = residency();
+    }
     let results = run_threads_on(device, "fusewire", setup.ranks, &options, |comm| {
         let mut out = Vec::new();
         for dtype in FLOATS {

@@ -34,7 +34,7 @@ const TESTS: [&str; 5] = [
 ];
 
 /// The test binaries that it does not have.
-const LEFT_OUT: [(&str, &str); 22] = [
+const LEFT_OUT: [(&str, &str); 23] = [
     ("arguments", "refused arguments: nothing reaches a device"),
     ("ccl_backend", "needs a library that cargo builds beside it"),
     ("controls", "checks the checkers, and the CPU's lanes"),
@@ -65,6 +65,10 @@ const LEFT_OUT: [(&str, &str); 22] = [
         "multicast as the CPU emulates it; a GPU needs a switch and peers",
     ),
     ("objects", "no device"),
+    (
+        "one_grid",
+        "runs on a double of the driver; on_device has it with FUSEWIRE_TEST_ONE_GRID=1",
+    ),
     (
         "overlap",
         "reads a communicator's state where it lies, which only the CPU's memory allows",
