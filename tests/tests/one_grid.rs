@@ -29,6 +29,8 @@ enum Image {
     There,
     /// The ordinary forms in its place.
     Ordinary,
+    /// One that says that it was made from other sources.
+    Stale,
 }
 
 /// Runs `body` in a child process on the double, with `environment`; it is test `test` of this binary.
@@ -44,6 +46,10 @@ fn on_double(test: &str, image: Image, environment: &[(&str, &str)], body: impl 
     let kernels = fusewire_kernels::KERNELS;
     let text = match image {
         Image::There => fusewire_cuda_double::stand_in_one_grid(kernels, 90),
+        Image::Stale => {
+            fusewire_cuda_double::stand_in_one_grid(kernels, 90)
+                + "\n// fusewire sources 0b5e55ed\n"
+        }
         Image::Ordinary => fusewire_cuda_double::stand_in(kernels, 90),
     };
     let place = folder.path().join("fusewire-kernels-one-grid.sm_90.ptx");
@@ -530,6 +536,17 @@ fn an_image_of_other_forms_is_refused() {
         }
         // Others need no such image.
         works(2, &options(Residency::Separate, PATIENCE));
+    });
+}
+
+#[test]
+fn an_image_of_other_sources_is_refused() {
+    let test = "an_image_of_other_sources_is_refused";
+    on_double(test, Image::Stale, &[], || {
+        for error in refusals(2, &one_grid(PATIENCE)) {
+            assert!(error.contains("made from other sources"), "{error}");
+            assert!(error.contains("build --one-grid --target sm_90"), "{error}");
+        }
     });
 }
 

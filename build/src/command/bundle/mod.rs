@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use fusewire_build::{Options, Project, Target, Toolchain, compile};
 
 use self::contents::{Manifest, Stripper};
+use super::build::installed;
 
 /// What to bundle.
 #[derive(Debug, clap::Args)]
@@ -90,6 +92,9 @@ const PROGRAMS: [&str; 2] = ["fusewire", "fusewire-benches"];
 /// The example of a user's kernel crate, whose images are taken where they have been made.
 const EXAMPLE: &str = "vocab-argmax";
 
+/// What images for all ranks in one grid are made for: one of them runs on every GPU from sm_80 on.
+const GRID_TARGETS: &str = "sm_80,sm_90";
+
 const SCRIPT: &str = include_str!("run.sh");
 const README: &str = include_str!("README.txt");
 
@@ -123,6 +128,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     add_images(&mut manifest, &folder, &target.unwrap_or_default())?;
+    add_grid_images(&mut manifest, &folder)?;
     add_texts(&mut manifest, &folder)?;
     // Also where it is too large: a former bundle can be made anew.
     manifest.write(&folder)?;
@@ -145,6 +151,34 @@ fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::
             std::fs::read(&from).with_context(|| format!("cannot read {}", from.display()))?;
         contents::write(&folder.join(&path), &bytes)?;
         manifest.add(folder, &path)?;
+    }
+    Ok(())
+}
+
+/// Makes the images of grid forms, or finds them made: they are for sanitizers, which are NVIDIA's.
+fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
+    let toolchain = match Toolchain::find() {
+        Ok(toolchain) => toolchain,
+        Err(error) => {
+            println!("left out: images for all ranks in one grid: {error}");
+            return Ok(());
+        }
+    };
+    let project = Project::named("fusewire-kernels")?;
+    let options = Options {
+        one_grid: true,
+        ..Options::default()
+    };
+    for target in Target::list(GRID_TARGETS)? {
+        for part in compile(&toolchain, &project, target, &options)?.parts {
+            let from = part
+                .image
+                .with_context(|| format!("{} for {target} has no image", part.name))?;
+            let (name, bytes) = installed(&project, &options, target, &part.name, &from)?;
+            let path = format!("images/{name}");
+            contents::write(&folder.join(&path), &bytes)?;
+            manifest.add(folder, &path)?;
+        }
     }
     Ok(())
 }

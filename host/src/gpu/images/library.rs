@@ -23,6 +23,8 @@ const MOST_BYTES: usize = 64 << 20;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Manifest {
+    /// Hash of what the images were made from.
+    pub(super) sources: String,
     pub(super) images: Vec<Packed>,
 }
 

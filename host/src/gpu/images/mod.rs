@@ -105,6 +105,14 @@ impl Image {
         })
     }
 
+    /// What PTX says of the sources that it was made from (`fusewire-build build --one-grid`): their hash.
+    pub(super) fn sources(&self) -> Option<&str> {
+        const MARK: &str = "\n// fusewire sources ";
+        let text = core::str::from_utf8(&self.bytes).ok()?;
+        let (_, rest) = text.rsplit_once(MARK)?;
+        rest.split(|end: char| !end.is_ascii_hexdigit()).next()
+    }
+
     /// A kernel by its symbol.
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
@@ -174,6 +182,14 @@ impl Images {
     /// `Error::Image` when the library has none for the device, and when what it carries is damaged.
     pub fn library(&self, family: &str) -> Result<Image> {
         library::image(&self.architecture, family)
+    }
+
+    /// Hash of what the library's own images were made from.
+    ///
+    /// # Errors
+    /// `Error::Image` when what the library carries is damaged.
+    pub(super) fn sources(&self) -> Result<&'static str> {
+        Ok(&library::manifest()?.sources)
     }
 
     /// The image of a user's kernel crate: see [the module](self) for the places where it is looked for. The crate's name may

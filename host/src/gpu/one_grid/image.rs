@@ -37,7 +37,17 @@ impl GridImage {
     pub(crate) fn load(driver: &dyn Driver, kernels: &[&'static KernelInfo]) -> Result<Self> {
         let architecture = driver.properties().architecture.clone();
         let command = format!("`{COMMAND} {architecture} --out FOLDER`");
-        let image = Images::new(&architecture).find_made_by(IMAGE, &command)?;
+        let images = Images::new(&architecture);
+        let image = images.find_made_by(IMAGE, &command)?;
+        if let Some(found) = image.sources()
+            && found != images.sources()?
+        {
+            // The parameters of a grid form do not tell: they are the same for every kernel.
+            return Err(other_version(
+                &image,
+                "it was made from other sources than the library's own images",
+            ));
+        }
         let module = driver.load(&image.bytes)?;
         let forms = kernels
             .iter()
@@ -86,6 +96,16 @@ impl GridImage {
     }
 }
 
+fn other_version(image: &Image, detail: &str) -> Error {
+    Error::Image {
+        image: image.to_string(),
+        detail: format!(
+            "{detail}: image and program are of different versions; make the image anew by `{COMMAND} {}`",
+            image.target
+        ),
+    }
+}
+
 /// Looks up one grid form, and compares its arguments.
 fn form(
     driver: &dyn Driver,
@@ -93,13 +113,7 @@ fn form(
     module: RawModule,
     kernel: &'static KernelInfo,
 ) -> Result<Form> {
-    let wrong = |detail: String| Error::Image {
-        image: image.to_string(),
-        detail: format!(
-            "{detail}: image and program are of different versions; make the image anew by `{COMMAND} {}`",
-            image.target
-        ),
-    };
+    let wrong = |detail: String| other_version(image, &detail);
     let symbol = format!("{}{SUFFIX}", kernel.name);
     let name =
         CString::new(symbol.as_str()).map_err(|_| wrong(format!("{symbol:?} is no name")))?;
