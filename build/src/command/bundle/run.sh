@@ -345,7 +345,6 @@ grid_sanitizers() {
     done
     if [ $quick = no ]; then
         sanitize memcheck types_reductions_and_the_fused_norm
-        sanitize memcheck a_rank_that_never_launches_is_named_and_the_device_goes_on
     fi
 }
 
