@@ -5,12 +5,12 @@
 //! ([`fusewire_device::one_grid`]) once with the blocks of all ranks: a grid that fits on the GPU is resident as a whole,
 //! and one that does not is refused by name instead of hanging.
 
+mod gathering;
 mod image;
 #[cfg(test)]
 mod tests;
 
 use core::ffi::c_void;
-use core::fmt::Write as _;
 use core::time::Duration;
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -20,6 +20,7 @@ use std::time::Instant;
 
 use fusewire_device::one_grid::{GridParams, SUFFIX};
 
+use self::gathering::{Arrival, State};
 pub(crate) use self::image::GridImage;
 pub use self::image::IMAGE;
 use super::device::Gpu;
@@ -70,50 +71,6 @@ pub struct Gang {
     table: RawMemory,
     state: Mutex<State>,
     changed: Condvar,
-}
-
-#[derive(Debug)]
-struct State {
-    /// Who has come for the grid that gathers, by rank.
-    arrivals: Vec<Option<Arrival>>,
-    /// What becomes of that grid: shared with all who wait for it.
-    outcome: Arc<OnceLock<Result<()>>>,
-    /// Why nothing can be launched any more.
-    broken: Option<Error>,
-    functions: HashMap<String, RawFunction>,
-    /// The end of the grid that used each slot last.
-    slots: Vec<RawEvent>,
-    next_slot: usize,
-    /// What each rank's stream had before a launch.
-    before: Vec<RawEvent>,
-}
-
-#[derive(Debug)]
-struct Arrival {
-    kernel: String,
-    params: Vec<u8>,
-    shape: LaunchShape,
-    stream: RawStream,
-}
-
-impl Arrival {
-    /// What must be equal on all ranks, in words.
-    fn describe(&self) -> String {
-        format!(
-            "{} with {} blocks of {} threads, {} shared bytes and {} bytes of parameters",
-            self.kernel,
-            self.shape.blocks,
-            self.shape.threads,
-            self.shape.shared_bytes,
-            self.params.len()
-        )
-    }
-
-    fn fits(&self, other: &Self) -> bool {
-        self.kernel == other.kernel
-            && self.shape == other.shape
-            && self.params.len() == other.params.len()
-    }
 }
 
 /// A launch as it goes to the driver.
@@ -493,64 +450,6 @@ impl Gang {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    /// Ends the gathering with a result for everybody who has come.
-    fn finish(&mut self, result: Result<()>) {
-        for arrival in &mut self.arrivals {
-            *arrival = None;
-        }
-        // Set once: nobody else has this gathering's outcome but to read it.
-        let _ = core::mem::take(&mut self.outcome).set(result);
-    }
-
-    /// Breaks the gang.
-    fn fail(&mut self, error: &Error) {
-        self.broken.get_or_insert_with(|| error.clone());
-        self.finish(Err(error.clone()));
-    }
-
-    /// Why `rank` cannot join those who have come.
-    fn mismatch(&self, rank: u32, arrival: &Arrival) -> Option<Error> {
-        let (other, there) = self
-            .arrivals
-            .iter()
-            .enumerate()
-            .find_map(|(other, there)| Some((other, there.as_ref()?)))?;
-        if there.fits(arrival) {
-            return None;
-        }
-        Some(Error::launch(format!(
-            "ranks of one grid launch different things: rank {other} {}, rank {rank} {}; all ranks \
-             must launch the same kernels in the same order",
-            there.describe(),
-            arrival.describe()
-        )))
-    }
-
-    /// Who has not come, and for what.
-    fn late(&self, timeout: Duration) -> Error {
-        let (mut missing, mut count) = (String::new(), 0);
-        for (rank, _) in self
-            .arrivals
-            .iter()
-            .enumerate()
-            .filter(|(_, arrival)| arrival.is_none())
-        {
-            let _ = write!(missing, "{}{rank}", if count == 0 { "" } else { ", " });
-            count += 1;
-        }
-        let launch = self.arrivals.iter().flatten().next();
-        Error::launch(format!(
-            "rank{} {missing} of {} did not come within {} s to launch {}; all ranks must launch \
-             the same kernels in the same order, each from a thread of its own",
-            if count == 1 { "" } else { "s" },
-            self.arrivals.len(),
-            timeout.as_secs_f64(),
-            launch.map_or_else(String::new, Arrival::describe)
-        ))
     }
 }
 
