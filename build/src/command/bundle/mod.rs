@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use fusewire_build::portable::pack;
 use fusewire_build::{Options, Project, Target, Toolchain, compile};
 
 use self::contents::{Manifest, Stripper};
@@ -175,8 +176,8 @@ fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()>
                 .image
                 .with_context(|| format!("{} for {target} has no image", part.name))?;
             let (name, bytes) = installed(&project, &options, target, &part.name, &from)?;
-            let path = format!("images/{name}");
-            contents::write(&folder.join(&path), &bytes)?;
+            let path = format!("images/{name}.lzma");
+            contents::write(&folder.join(&path), &pack(&bytes)?)?;
             manifest.add(folder, &path)?;
         }
     }

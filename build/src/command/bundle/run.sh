@@ -199,7 +199,7 @@ in_one_grid() {
     if [ "$kind" != cuda ]; then
         return
     fi
-    if ! ls "$here"/images/fusewire-kernels-one-grid.*.ptx >/dev/null 2>&1; then
+    if ! ls "$here"/images/fusewire-kernels-one-grid.*.ptx* >/dev/null 2>&1; then
         note 'nothing in one grid: the bundle was made without its images'
         [ $strict = no ] || fail 'with --strict they must be there'
         return

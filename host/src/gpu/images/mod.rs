@@ -11,7 +11,7 @@
 //! 3. in `fusewire-gpu/out/NAME` of cargo's target folder, where the program lies in one: what `fusewire-build build`
 //!    writes when it is told nothing.
 //!
-//! [`Images::from_path`] takes a file.
+//! [`Images::from_path`] takes a file. One that ends with `.lzma` besides is unpacked.
 
 mod code_object;
 mod library;
@@ -262,6 +262,10 @@ impl Images {
         if bytes.len() as u64 > MOST_BYTES {
             return Err(wrong(format!("it has more than {MOST_BYTES} bytes")));
         }
+        if path.extension().is_some_and(|end| end == PACKED) {
+            bytes = library::unpack(&bytes, MOST_BYTES as usize)
+                .map_err(|error| wrong(format!("it cannot be unpacked: {error}")))?;
+        }
         let mut image = Image::new(&shown, bytes)?;
         if best(&self.architecture, [image.target.as_str()].into_iter()).is_none() {
             return Err(wrong(format!(
@@ -292,8 +296,15 @@ fn candidates(folder: &Path, name: &str) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// `NAME.TARGET.ptx` and `NAME.TARGET.co` in name and target.
+/// End of the name of a compressed image.
+const PACKED: &str = "lzma";
+
+/// `NAME.TARGET.ptx` and `NAME.TARGET.co`, compressed or not, in name and target.
 fn split(file: &str) -> Option<(&str, &str)> {
+    let file = file
+        .strip_suffix(PACKED)
+        .and_then(|file| file.strip_suffix('.'))
+        .unwrap_or(file);
     let stem = file
         .strip_suffix(".ptx")
         .or_else(|| file.strip_suffix(".co"))?;

@@ -18,8 +18,8 @@ pub(crate) struct Bound {
 impl Bound {
     /// The arguments from the bytes of a launch, which are those of [`GridParams`].
     pub(crate) fn new(kernel: &'static KernelInfo, bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| Some(bytes.get(at..at + 8)?.try_into().ok()?);
-        let count = |at: usize| Some(bytes.get(at..at + 4)?.try_into().ok()?);
+        let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok();
+        let count = |at: usize| bytes.get(at..at + 4)?.try_into().ok();
         let [parameters, blocks_per_rank] = GridParams::FIELDS else {
             return None;
         };
