@@ -107,6 +107,7 @@ impl Communicator {
         write_state(&pad, &layout, options, forming.generation)?;
         let (elsewhere, cards) = meeting.gather(&agreed, &pad.descriptor()?, &host_id()?)?;
         if let Some(elsewhere) = elsewhere {
+            forming.check_one_grid_over(&elsewhere)?;
             let here = cards.iter().map(|(rank, _)| *rank).collect();
             return forming.over_hosts(&agreed, here, &elsewhere);
         }

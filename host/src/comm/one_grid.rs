@@ -76,6 +76,17 @@ impl Forming {
         Ok(())
     }
 
+    /// Refuses ranks of several hosts.
+    pub(super) fn check_one_grid_over(&self, (rank, host): &(u32, String)) -> Result<()> {
+        if self.is_one_grid() {
+            return Err(self.no_grid(&format!(
+                "rank {rank} is on another host ({host}) than rank {}",
+                self.rank
+            )));
+        }
+        Ok(())
+    }
+
     /// Refuses ranks that are not on one GPU and in one process: the same on all ranks, by everybody's card. Loads the
     /// image, and refuses ranks whose blocks one grid cannot have resident.
     pub(super) fn check_one_grid_of<'a>(
