@@ -290,7 +290,10 @@ pub fn read(folder: &Path) -> Result<Manifest> {
 }
 
 /// Compresses (LZMA, the format of `.lzma` files).
-fn pack(bytes: &[u8]) -> Result<Vec<u8>> {
+///
+/// # Errors
+/// [`Error::Parse`] with what the compressor says.
+pub fn pack(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut options = LzmaOptions::with_preset(9);
     options.dict_size = 4 << 20;
     LzmaWriter::new_use_header(Vec::new(), &options, Some(bytes.len() as u64))

@@ -186,6 +186,24 @@ impl Determinism {
     }
 }
 
+/// How the blocks of ranks that share a GPU, and wait for each other, come to be on it at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Residency {
+    /// Each rank launches grids of its own, side by side with those of the others: as a GPU for each rank has it. That they
+    /// fit is checked when the communicator is made; that they run at once is up to the GPU.
+    #[default]
+    Separate,
+    /// All ranks' blocks in one grid, which is resident as a whole: for tests and sanitizers. The ranks are threads of one
+    /// process and share one GPU, and there is an image of the kernels' grid forms
+    /// (`fusewire-build build --one-grid`).
+    ///
+    /// A collective then launches when its last rank has called it: until then every caller waits, also in an `_async`
+    /// form, and all ranks call the collectives of all communicators in one order. What not all ranks launch (send, recv,
+    /// batches, windows, kernels of users) goes out as with [`Residency::Separate`]. Collectives cannot be captured.
+    OneGrid,
+}
+
 /// Options of one call: see [`crate::Communicator::with_options`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -253,6 +271,8 @@ pub struct Options {
     pub first_epoch: u64,
     /// What reductions promise about their bits. Agreed.
     pub determinism: Determinism,
+    /// How the blocks of ranks that share a GPU come to be on it at once; default [`Residency::Separate`]. Agreed.
+    pub residency: Residency,
     /// Whether a watchdog ends the process (after writing the failure and the flight record) when the communicator
     /// has failed. Default: `TORCHCOMM_ABORT_ON_ERROR` where it is set. Where it is not, [`crate::new_comm`] takes
     /// torchcomms' default, which is yes; the constructors that give errors to Rust callers take no.
@@ -356,6 +376,7 @@ impl Default for Options {
             spins: None,
             first_epoch: 0,
             determinism: Determinism::Bitwise,
+            residency: Residency::Separate,
             abort_process_on_timeout_or_error: flag("TORCHCOMM_ABORT_ON_ERROR"),
             enable_reconfigure: false,
             store: None,

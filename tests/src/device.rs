@@ -1,8 +1,11 @@
-//! The device that the tests run on: the CPU, or what `FUSEWIRE_TEST_DEVICE` names (`cuda`, `cuda:1`, `hip`).
+//! The device that the tests run on: the CPU, or what `FUSEWIRE_TEST_DEVICE` names (`cuda`, `cuda:1`, `hip`). With
+//! `FUSEWIRE_TEST_ONE_GRID=1` ranks that are threads share a grid on it; what one grid cannot have is left out.
 
 use std::sync::OnceLock;
 
-use fusewire::{Communicator, DType, Device, Options, Result, Stream, Tensor, run_threads_on};
+use fusewire::{
+    Communicator, DType, Device, Options, Residency, Result, Stream, Tensor, run_threads_on,
+};
 
 /// The device of the tests.
 ///
@@ -16,13 +19,25 @@ pub fn device() -> Device {
     })
 }
 
-/// As [`fusewire::run_threads`], on the device of the tests.
+/// How the blocks of ranks that are threads come to be on the device at once.
+pub fn residency() -> Residency {
+    match std::env::var("FUSEWIRE_TEST_ONE_GRID") {
+        Ok(value) if value == "1" => Residency::OneGrid,
+        _ => Residency::Separate,
+    }
+}
+
+/// As [`fusewire::run_threads`], on the device of the tests, with [`residency`] where that is one grid.
 pub fn run_threads<R: Send>(
     size: u32,
     options: &Options,
     body: impl Fn(Communicator) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
-    run_threads_on(device(), "fusewire", size, options, body)
+    let mut options = options.clone();
+    if residency() == Residency::OneGrid {
+        options.residency = Residency::OneGrid;
+    }
+    run_threads_on(device(), "fusewire", size, &options, body)
 }
 
 /// As [`Tensor::new`], on the device of the tests.

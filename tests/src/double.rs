@@ -59,6 +59,14 @@ impl Double {
         unsafe { ask(name.as_ptr()) }
     }
 
+    /// How often entries of images were launched: of that name, or with a leading `*` those whose names end so.
+    pub fn launches(&self, name: &CStr) -> u64 {
+        let ask: unsafe extern "C" fn(*const c_char) -> u64 =
+            self.find("fusewireCudaDoubleLaunches");
+        // SAFETY: a live C string.
+        unsafe { ask(name.as_ptr()) }
+    }
+
     /// How many objects of a kind live.
     pub fn live(&self, kind: &CStr) -> u64 {
         let ask: unsafe extern "C" fn(*const c_char) -> u64 = self.find("fusewireCudaDoubleLive");

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use fusewire_build::image::ManifestImage;
-use fusewire_build::sources::sha256;
-use fusewire_build::{Image, Options, Target, Toolchain, compile, toolchain};
+use fusewire_build::sources::{self, sha256};
+use fusewire_build::{Image, Options, Project, Target, Toolchain, Vendor, compile, toolchain};
 
 use super::{Which, shown};
 
@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     /// Targets: sm_80, sm_90, sm_100, gfx90a, gfx942, or all.
     #[arg(long, default_value = "all")]
     target: String,
-    /// Folder for images and manifest; by default `fusewire-gpu/out` in cargo's target folder.
+    /// Folder for images and manifest; by default one of the images' name in `fusewire-gpu/out` of cargo's target folder.
     #[arg(long)]
     out: Option<PathBuf>,
     /// For tests with several ranks on one GPU: every kernel NAME is exported in its grid form, NAME__grid, which runs the
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let out = arguments
         .out
         .clone()
-        .unwrap_or_else(|| project.gpu_folder().join("out").join(&project.name));
+        .unwrap_or_else(|| project.gpu_folder().join("out").join(&name));
     std::fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut manifest = Manifest {
         package: &project.name,
@@ -72,11 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                         .unwrap_or_default()
                 );
             };
-            // The name by which the host library finds it.
-            let suffix = options.suffix();
-            let file = format!("{}{suffix}.{target}.{}", part.name, target.extension());
-            let bytes =
-                std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+            let (file, bytes) = installed(&project, &options, target, &part.name, from)?;
             write(&out.join(&file), &bytes)?;
             let entries = image.manifest_entries(part);
             println!(
@@ -103,6 +99,26 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     write(&path, serde_json::to_string_pretty(&manifest)?.as_bytes())?;
     println!("{}", shown(&path).display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// The image in the file `from` as it is to lie in a folder: under the name by which the host library finds it, and with the
+/// hash of its sources where it is PTX of grid forms. Their own parameters say nothing of the structs in their table, so
+/// the library compares the hash with that of its own images.
+pub(super) fn installed(
+    project: &Project,
+    options: &Options,
+    target: Target,
+    name: &str,
+    from: &Path,
+) -> anyhow::Result<(String, Vec<u8>)> {
+    let suffix = options.suffix();
+    let file = format!("{name}{suffix}.{target}.{}", target.extension());
+    let mut bytes =
+        std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    if options.one_grid && target.vendor() == Vendor::Nvidia {
+        bytes.extend(format!("\n// fusewire sources {}\n", sources::hash(project)?).bytes());
+    }
+    Ok((file, bytes))
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

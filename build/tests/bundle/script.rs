@@ -216,6 +216,66 @@ fn two_ranks_that_do_not_meet_under_a_tool_are_told_apart_from_errors() {
 }
 
 #[test]
+fn tools_see_ranks_in_one_grid() {
+    let bundle = Bundle::new();
+    let only = ["--device", "cuda", "--only", "sanitizers"];
+    // Two ranks that time out are excused where each has its own grid, not here.
+    let in_one_grid = |body: &str| {
+        format!("if [ -n \"${{FUSEWIRE_TEST_ONE_GRID-}}\" ]; then {body}; fi{SANITIZER}")
+    };
+    bundle.program("path/compute-sanitizer", &in_one_grid("exit 86"));
+    bundle.run(&only, CUDA);
+    let (result, what) = bundle.row("sanitizers");
+    assert_eq!(result, "pass", "{what}");
+    assert!(what.contains("nothing in one grid"), "{what}");
+    bundle.run(&[&only[..], &["--strict"]].concat(), CUDA);
+    let (_, what) = bundle.row("sanitizers");
+    assert!(what.contains("with --strict they must be there"), "{what}");
+
+    bundle.program("images/fusewire-kernels-one-grid.sm_90.ptx", "");
+    for (body, expected, says) in [
+        (
+            "true",
+            "pass",
+            "racecheck: none found in short_form_of_2_ranks in one grid",
+        ),
+        (
+            "exit 86",
+            "FAIL",
+            "synccheck found errors in short_form_of_2_ranks in one grid",
+        ),
+        (
+            "echo 'rank 1 timed out'; exit 101",
+            "FAIL",
+            "memcheck, short_form_of_2_ranks in one grid: status 101",
+        ),
+    ] {
+        bundle.program("path/compute-sanitizer", &in_one_grid(body));
+        bundle.run(&only, CUDA);
+        let (result, what) = bundle.row("sanitizers");
+        assert_eq!(result, expected, "{what}");
+        assert!(what.contains(says), "{what}");
+        assert!(
+            what.contains("memcheck: none found in short_form_of_1_rank;"),
+            "{what}"
+        );
+    }
+    // The conformance list, too; on the CPU there is no such thing.
+    let test = "echo \"one grid: ${FUSEWIRE_TEST_ONE_GRID-no}\"";
+    let passes =
+        "echo 'test result: ok. 30 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out'";
+    bundle.program("tests/on_device", &format!("{test}; {passes}"));
+    for (device, times) in [("cuda", 1), ("cpu", 0)] {
+        bundle.run(&["--device", device, "--only", "conformance"], CUDA);
+        assert_eq!(bundle.row("conformance").0, "pass");
+        let log = std::fs::read_to_string(bundle.results().join("conformance.log"));
+        let log = log.expect("the section's log");
+        assert_eq!(log.matches("one grid: 1").count(), times, "{log}");
+        assert_eq!(log.matches("one grid: no").count(), 1, "{log}");
+    }
+}
+
+#[test]
 fn an_interrupt_ends_the_children() {
     let bundle = Bundle::new();
     // With a child of its own, as tests have whose ranks are processes.

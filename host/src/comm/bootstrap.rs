@@ -15,14 +15,15 @@ use fusewire_device::layout::{
 use super::meeting::{Meeting, Seat};
 use super::observe::{Hooks, Recorder};
 use super::on_gpu::{BLOCKS, OnGpu};
-use super::peers;
 use super::reconfigure::random;
 use super::windows::Windows;
 use super::{Communicator, Inner, MAX_SIZE, nanoseconds};
+use super::{one_grid, peers};
 use crate::backend::{Backend, Reach};
 use crate::bootstrap::{RankSize, host_id, store_from_env};
 use crate::device::{Device, isa};
 use crate::gpu::Gpu;
+use crate::gpu::one_grid::Gang;
 use crate::memory::Memory;
 use crate::options::Options;
 use crate::store::Store;
@@ -94,6 +95,7 @@ impl Communicator {
             ..
         } = &forming;
         let (rank, size) = (*rank, *size);
+        forming.check_one_grid(None)?;
         let layout = layout(size, options);
         let agreed = format!("pad-{:016x}", agreed_hash(size, options));
         let meeting = forming.meeting();
@@ -105,16 +107,20 @@ impl Communicator {
         write_state(&pad, &layout, options, forming.generation)?;
         let (elsewhere, cards) = meeting.gather(&agreed, &pad.descriptor()?, &host_id()?)?;
         if let Some(elsewhere) = elsewhere {
+            forming.check_one_grid_over(&elsewhere)?;
             let here = cards.iter().map(|(rank, _)| *rank).collect();
             return forming.over_hosts(&agreed, here, &elsewhere);
         }
         let processes = cards.iter().map(|(_, card)| card.process()).collect();
+        forming.check_one_grid_of(cards.iter().map(|(_, card)| card))?;
         forming.check_neighbours(cards.iter().map(|(_, card)| card))?;
         let pads = meeting.open(forming.device, pad, cards)?;
         let crowded = meeting.agree("crowded", !forming.device.is_gpu() && size > cores())?;
+        let gang = forming.gang()?;
         let parts = Parts {
             place: (rank, size),
             layout,
+            gang,
             crowded,
             pads,
             processes,
@@ -123,19 +129,21 @@ impl Communicator {
         let comm = Self::assemble(forming, parts)?;
         let mapped = format!("mapped-{}", comm.next_host_call());
         comm.meeting()
-            .end(&mapped, &agreed, &host_id()?, &["crowded"])?;
+            .end(&mapped, &agreed, &host_id()?, &["crowded", one_grid::KEY])?;
         Ok(comm)
     }
 
     /// A communicator whose operations `backend` carries out: its pad is this rank's own affair.
     pub(super) fn over(backend: Arc<dyn Backend>, mut forming: Forming) -> Result<Self> {
         forming.options = forming.options.resolved(forming.device);
+        forming.check_one_grid(Some(backend.name()))?;
         let layout = layout(1, &forming.options);
         let pad = Memory::create(Device::Cpu, layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, &forming.options, forming.generation)?;
         let parts = Parts {
             place: (0, 1),
             layout,
+            gang: None,
             crowded: false,
             pads: vec![pad],
             processes: Vec::new(),
@@ -162,6 +170,7 @@ impl Communicator {
         let Parts {
             place: (team_rank, team_size),
             layout,
+            gang,
             crowded,
             pads,
             processes,
@@ -183,7 +192,7 @@ impl Communicator {
         let windows = Windows::new(gpu.as_ref())?;
         windows.add(team_rank, pads.clone())?;
         let on_gpu = gpu
-            .map(|gpu| OnGpu::new(gpu, options.threads))
+            .map(|gpu| OnGpu::new(gpu, options.threads, gang))
             .transpose()?;
         let mut hasher = DefaultHasher::new();
         prefix.hash(&mut hasher);
@@ -416,6 +425,8 @@ struct Parts {
     /// Rank and size as kernels see them.
     place: (u32, u32),
     layout: PadLayout,
+    /// Where ranks gather that share a grid.
+    gang: Option<Arc<Gang>>,
     crowded: bool,
     pads: Vec<Memory>,
     /// Id and start time of each rank's process.
@@ -575,6 +586,7 @@ pub(super) fn agreed_hash(size: u32, options: &Options) -> u64 {
     size.hash(&mut hasher);
     options.algorithm.hash(&mut hasher);
     options.determinism.hash(&mut hasher);
+    options.residency.hash(&mut hasher);
     options.max_object_bytes.hash(&mut hasher);
     (options.blocks, options.lanes, options.threads).hash(&mut hasher);
     options.first_epoch.hash(&mut hasher);

@@ -128,6 +128,7 @@ impl Forming {
 impl Communicator {
     /// Meets the other ranks and makes the communicator of backend `name`.
     pub(super) fn form_over(name: &str, forming: Forming) -> Result<Self> {
+        forming.check_one_grid(Some(name))?;
         let (made, reach) = forming.met(|reach| backend::create(name, &forming.setup(reach)))?;
         Self::over(made, Forming { reach, ..forming })
     }

@@ -345,12 +345,18 @@ impl Meeting<'_> {
 
     /// What rank 0 says, for decisions that must be the same on all ranks.
     pub(super) fn agree(&self, what: &str, own: bool) -> Result<bool> {
+        Ok(self.told(what, || vec![u8::from(own)])? == [1])
+    }
+
+    /// The bytes, not none, that rank 0 has for all.
+    pub(super) fn told(&self, what: &str, own: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>> {
         let key = format!("{}/{what}", self.prefix);
         if self.rank == 0 {
-            self.store.set(&key, &[u8::from(own)])?;
+            let own = own();
+            self.store.set(&key, &own)?;
             return Ok(own);
         }
-        Ok(self.store.get(&key, self.timeout)? == [1])
+        self.store.get(&key, self.timeout)
     }
 
     /// Waits until all ranks are here; rank 0 also until all others know it, because its process may host

@@ -18,6 +18,7 @@ mod objects;
 mod observe;
 mod observed;
 mod on_gpu;
+mod one_grid;
 mod operations;
 mod peers;
 mod persistent;

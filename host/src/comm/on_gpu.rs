@@ -10,12 +10,13 @@ use fusewire_device::layout::CommConst;
 
 use super::bootstrap::Forming;
 use crate::gpu::driver::LaunchShape;
+use crate::gpu::one_grid::Gang;
 use crate::gpu::{self, Gpu, HostLine, Scratch};
 use crate::memory::MemoryDescriptor;
 use crate::{Error, Result};
 
 /// Threads of a block, where the options do not say: what the kernels are compiled for.
-const THREADS: u32 = 512;
+pub(super) const THREADS: u32 = 512;
 
 /// Blocks of an operation on a GPU, where the options do not say.
 pub(super) const BLOCKS: u32 = 16;
@@ -29,6 +30,7 @@ pub(super) struct OnGpu {
     constants: Scratch,
     line: HostLine,
     threads: u32,
+    gang: Option<Arc<Gang>>,
 }
 
 // SAFETY: the word in host memory is only accessed atomically.
@@ -45,12 +47,13 @@ impl fmt::Debug for OnGpu {
 }
 
 impl OnGpu {
-    /// `threads`: of a block; 0 for the default.
-    pub(super) fn new(gpu: Arc<Gpu>, threads: u32) -> Result<Self> {
+    /// `threads`: of a block; 0 for the default. `gang`: where launches of all ranks gather, if they share a grid.
+    pub(super) fn new(gpu: Arc<Gpu>, threads: u32, gang: Option<Arc<Gang>>) -> Result<Self> {
         Ok(Self {
             constants: Scratch::take(&gpu, size_of::<CommConst>())?,
             line: gpu.take_line()?,
             threads: if threads == 0 { THREADS } else { threads },
+            gang,
             gpu,
         })
     }
@@ -64,6 +67,10 @@ impl OnGpu {
 
     pub(super) fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
+    }
+
+    pub(super) fn gang(&self) -> Option<&Arc<Gang>> {
+        self.gang.as_ref()
     }
 
     /// Device address of the constants.

@@ -158,6 +158,7 @@ impl Inner {
             .clone();
         if first && !self.finalized.load(Ordering::Acquire) {
             tracing::error!("{error}");
+            self.leave_gang(&error);
             self.hooks.abort(&error);
             self.dump_on_failure();
         }
@@ -180,6 +181,12 @@ impl Inner {
             return error;
         }
         let mut failure = Failure::decode(&self.name, reporter, &record);
+        if failure.kind == FailureKind::Abort
+            && let Some(error) = self.gang_failure()
+        {
+            // No kernel has failed: a rank that did not come, or came with something else.
+            return error;
+        }
         failure.progress = self.progress();
         failure.into_error()
     }
@@ -282,6 +289,7 @@ impl Inner {
         }
         if told && !self.finalized.load(Ordering::Acquire) {
             tracing::error!("{reason}");
+            self.leave_gang(&reason);
             self.hooks.abort(&reason);
             self.dump_on_failure();
         }

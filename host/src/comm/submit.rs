@@ -10,7 +10,7 @@ use fusewire_device::session::{Call, Operation};
 
 use super::observe::{HookArguments, Note, ReplayArguments, ReplayEdge};
 use super::work::Work;
-use super::{Communicator, Inner};
+use super::{Communicator, Inner, one_grid};
 use crate::cpu::{
     BlockOrder, Grid, HostFn, Keep, Launch, LaunchNote, LaunchOwner, MAX_PARAM_BYTES, Replay,
     current_replay,
@@ -429,12 +429,22 @@ impl Communicator {
             shape.cooperative = attributes.cooperative;
             shape.dependent = attributes.dependent;
         }
+        let operation = prepared.note.call().operation();
+        let gang = on_gpu
+            .gang()
+            .filter(|_| one_grid::is_gathered(info, operation));
+        let via = gang.map(|gang| gpu::Via {
+            gang: Arc::clone(gang),
+            rank: self.inner.rank,
+            patience: self.inner.patience(self.timeout_ns),
+        });
         // SAFETY: as in `launch_of`; that the image has the same arguments was checked when it was loaded.
         let launch = unsafe { gpu::Launch::new(kernel, params, shape)? };
         Ok(launch
             .owned_by(Arc::clone(&self.inner) as _, prepared.note.launch(id))
             .keeping(Self::keep(prepared))
-            .uploading(prepared.upload))
+            .uploading(prepared.upload)
+            .via(via))
     }
 
     /// Device memory that holds a table for the next launch, and the copy that the launch begins with: a capture takes the

@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::time::Instant;
 
 use fusewire_device::native::KernelInfo;
 
@@ -14,6 +15,7 @@ use super::flight::Leftover;
 use super::images::Images;
 use super::launch::Kernel;
 use super::module::{self, Module};
+use super::one_grid::GridImage;
 use super::scratch::Pool;
 use super::stream;
 use crate::device::Device;
@@ -25,6 +27,8 @@ pub struct Gpu {
     driver: Arc<dyn Driver>,
     kernels: RwLock<HashMap<&'static str, &'static Kernel>>,
     loaded: Mutex<Vec<LoadedModule>>,
+    /// The image of grid forms, once it was asked for.
+    one_grid: Mutex<Option<Arc<GridImage>>>,
     pub(super) pool: Pool,
     /// What callbacks of the driver and ends of work have let go, and may not free themselves.
     dropped: Mutex<Vec<Box<dyn Any + Send>>>,
@@ -113,6 +117,7 @@ impl Gpu {
             driver,
             kernels: RwLock::default(),
             loaded: Mutex::default(),
+            one_grid: Mutex::default(),
             pool: Pool::default(),
             dropped: Mutex::default(),
             shared: AtomicBool::new(false),
@@ -135,6 +140,11 @@ impl Gpu {
     /// The driver library with this device.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
+    }
+
+    /// The same, for whoever keeps it.
+    pub(super) fn shared_driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.driver)
     }
 
     /// What is known of the GPU.
@@ -167,6 +177,28 @@ impl Gpu {
             self.note(&mut loaded, &module, all.clone());
         }
         Ok(())
+    }
+
+    /// The image with the grid forms of `kernels`: loaded by the first call, with the same kernels each time.
+    ///
+    /// # Errors
+    /// [`Error::Image`] where there is none, or it is of another version; what the driver says of it.
+    pub(crate) fn one_grid(&self, kernels: &[&'static KernelInfo]) -> Result<Arc<GridImage>> {
+        let mut one_grid = self.one_grid.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(image) = &*one_grid {
+            return Ok(Arc::clone(image));
+        }
+        let start = Instant::now();
+        let image = Arc::new(GridImage::load(self.driver(), kernels)?);
+        self.loaded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(LoadedModule {
+                name: super::one_grid::IMAGE.to_owned(),
+                kernels: image.len(),
+                time: start.elapsed(),
+            });
+        Ok(Arc::clone(one_grid.insert(image)))
     }
 
     fn loaded_kernel(&self, name: &str) -> Option<&'static Kernel> {

@@ -3,12 +3,14 @@
 use core::any::Any;
 use core::ffi::c_void;
 use core::fmt;
+use core::time::Duration;
 use std::sync::Arc;
 
 use fusewire_device::native::ParamField;
 
 use super::driver::{Driver, FunctionProperties, LaunchShape, RawFunction, RawStream};
 use super::module::Function;
+use super::one_grid::Gang;
 use super::scratch::Upload;
 use crate::cpu::{Keep, LaunchNote, LaunchOwner, MAX_PARAM_BYTES};
 use crate::{Error, Result};
@@ -41,12 +43,26 @@ impl Kernel {
     }
 }
 
+/// The way of a launch that goes out as one grid with those of all other ranks.
+#[derive(Clone, Debug)]
+pub(crate) struct Via {
+    /// Where ranks gather.
+    pub(crate) gang: Arc<Gang>,
+    /// This rank there.
+    pub(crate) rank: u32,
+    /// How long it waits for the others.
+    pub(crate) patience: Duration,
+}
+
 /// A kernel with its arguments and all that a launch needs: a plain record.
 #[derive(Clone)]
 pub(crate) struct Launch {
     kernel: &'static Kernel,
     params: [u64; MAX_PARAM_BYTES / 8],
+    /// Bytes of the parameter struct.
+    bytes: usize,
     shape: LaunchShape,
+    via: Option<Via>,
     pub(super) owner: Option<Arc<dyn LaunchOwner>>,
     pub(super) note: LaunchNote,
     pub(super) keep: Keep,
@@ -100,7 +116,9 @@ impl Launch {
         Ok(Self {
             kernel,
             params: words,
+            bytes: params.len(),
             shape,
+            via: None,
             owner: None,
             note: [0; 4],
             keep: [const { None }; 4],
@@ -131,12 +149,34 @@ impl Launch {
         self
     }
 
+    /// Has the launch go out with those of all other ranks, where `via` is one: [`Launch::issue`] then waits for theirs.
+    #[must_use]
+    pub(crate) fn via(mut self, via: Option<Via>) -> Self {
+        self.via = via;
+        self
+    }
+
     /// Puts the kernel on a stream.
     pub(super) fn issue(&self, driver: &dyn Driver, stream: RawStream) -> Result<()> {
         if let Some(upload) = self.upload {
             // SAFETY: both are kept alive as long as the launch, by the contract of `uploading`; also where the launch below
             // fails, until the stream has come past it.
             unsafe { driver.copy(upload.to, upload.from, upload.bytes, stream)? };
+        }
+        if let Some(via) = &self.via {
+            let params = &bytemuck::bytes_of(&self.params)[..self.bytes];
+            // SAFETY: the bytes are the kernel's parameter struct, and that they fulfil its requirements is the contract of
+            // `new`; the stream is one of this driver's.
+            return unsafe {
+                via.gang.launch_within(
+                    via.patience,
+                    via.rank,
+                    self.kernel.name,
+                    params,
+                    self.shape,
+                    stream,
+                )
+            };
         }
         let base = self.params.as_ptr().cast::<u8>();
         let mut parameters = [core::ptr::null_mut::<c_void>(); MAX_PARAMS];

@@ -5,11 +5,12 @@
 //! ([`fusewire_device::one_grid`]) once with the blocks of all ranks: a grid that fits on the GPU is resident as a whole,
 //! and one that does not is refused by name instead of hanging.
 
+mod gathering;
+mod image;
 #[cfg(test)]
 mod tests;
 
 use core::ffi::c_void;
-use core::fmt::Write as _;
 use core::time::Duration;
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -19,6 +20,10 @@ use std::time::Instant;
 
 use fusewire_device::one_grid::{GridParams, SUFFIX};
 
+use self::gathering::{Arrival, State};
+pub(crate) use self::image::GridImage;
+pub use self::image::IMAGE;
+use super::device::Gpu;
 use super::driver::{
     CaptureStatus, Driver, LaunchShape, MemoryKind, RawEvent, RawFunction, RawMemory, RawModule,
     RawStream,
@@ -56,6 +61,8 @@ impl GangOptions {
 #[derive(Debug)]
 pub struct Gang {
     driver: Arc<dyn Driver>,
+    /// Takes the memory back, where it frees it at its own time.
+    home: Option<Arc<Gpu>>,
     module: RawModule,
     options: GangOptions,
     /// Where grids run, one after another.
@@ -64,50 +71,6 @@ pub struct Gang {
     table: RawMemory,
     state: Mutex<State>,
     changed: Condvar,
-}
-
-#[derive(Debug)]
-struct State {
-    /// Who has come for the grid that gathers, by rank.
-    arrivals: Vec<Option<Arrival>>,
-    /// What becomes of that grid: shared with all who wait for it.
-    outcome: Arc<OnceLock<Result<()>>>,
-    /// Why nothing can be launched any more.
-    broken: Option<Error>,
-    functions: HashMap<String, RawFunction>,
-    /// The end of the grid that used each slot last.
-    slots: Vec<RawEvent>,
-    next_slot: usize,
-    /// What each rank's stream had before a launch.
-    before: Vec<RawEvent>,
-}
-
-#[derive(Debug)]
-struct Arrival {
-    kernel: String,
-    params: Vec<u8>,
-    shape: LaunchShape,
-    stream: RawStream,
-}
-
-impl Arrival {
-    /// What must be equal on all ranks, in words.
-    fn describe(&self) -> String {
-        format!(
-            "{} with {} blocks of {} threads, {} shared bytes and {} bytes of parameters",
-            self.kernel,
-            self.shape.blocks,
-            self.shape.threads,
-            self.shape.shared_bytes,
-            self.params.len()
-        )
-    }
-
-    fn fits(&self, other: &Self) -> bool {
-        self.kernel == other.kernel
-            && self.shape == other.shape
-            && self.params.len() == other.params.len()
-    }
 }
 
 /// A launch as it goes to the driver.
@@ -147,6 +110,7 @@ impl Gang {
         let stream = driver.create_stream();
         // From here on dropping the value frees what there is.
         let mut gang = Self {
+            home: None,
             module,
             options,
             stream: RawStream(0),
@@ -174,9 +138,30 @@ impl Gang {
         Ok(gang)
     }
 
+    /// As [`Gang::new`], on a GPU of this process, which frees the memory when nothing runs on it: others may wait for
+    /// the thread that lets the gang go. `module` is of a [`GridImage`].
+    pub(crate) fn on(gpu: &Arc<Gpu>, module: RawModule, options: GangOptions) -> Result<Self> {
+        // SAFETY: the modules of a `GridImage` stay loaded.
+        let mut gang = unsafe { Self::new(gpu.shared_driver(), module, options) }?;
+        gang.home = Some(Arc::clone(gpu));
+        Ok(gang)
+    }
+
     /// Number of ranks.
     pub fn size(&self) -> u32 {
         self.options.size
+    }
+
+    /// Why the gang launches nothing any more, if it is broken.
+    pub fn failure(&self) -> Option<Error> {
+        self.lock().broken.clone()
+    }
+
+    /// Breaks the gang from outside: whoever waits in it, and every later launch, gets `error`, or what broke the gang
+    /// before.
+    pub fn fail(&self, error: &Error) {
+        self.lock().fail(error);
+        self.changed.notify_all();
     }
 
     /// Launches `kernel` (the name of the ordinary entry) for `rank` on `shape.blocks` blocks, together with all other
@@ -193,6 +178,27 @@ impl Gang {
     /// kernel's grid form, when the blocks do not fit on the GPU at once; and what the driver said.
     pub unsafe fn launch(
         &self,
+        rank: u32,
+        kernel: &str,
+        params: &[u8],
+        shape: LaunchShape,
+        stream: RawStream,
+    ) -> Result<()> {
+        let patience = self.options.timeout;
+        // SAFETY: the requirements are the same.
+        unsafe { self.launch_within(patience, rank, kernel, params, shape, stream) }
+    }
+
+    /// As [`Gang::launch`], with a bound of its own of the wait for the other ranks.
+    ///
+    /// # Safety
+    /// As there.
+    ///
+    /// # Errors
+    /// As there.
+    pub unsafe fn launch_within(
+        &self,
+        patience: Duration,
         rank: u32,
         kernel: &str,
         params: &[u8],
@@ -228,7 +234,7 @@ impl Gang {
             self.complete(&mut state);
             self.changed.notify_all();
         }
-        self.wait(state, &outcome)
+        self.wait(state, &outcome, patience)
     }
 
     /// What a rank's arguments must be by themselves.
@@ -272,15 +278,20 @@ impl Gang {
     }
 
     /// Waits for what becomes of a grid.
-    fn wait(&self, mut state: MutexGuard<'_, State>, outcome: &OnceLock<Result<()>>) -> Result<()> {
-        let deadline = Instant::now() + self.options.timeout;
+    fn wait(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        outcome: &OnceLock<Result<()>>,
+        patience: Duration,
+    ) -> Result<()> {
+        let deadline = Instant::now() + patience;
         loop {
             if let Some(result) = outcome.get() {
                 return result.clone();
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let error = state.late(self.options.timeout);
+                let error = state.late(patience);
                 state.fail(&error);
                 self.changed.notify_all();
                 return Err(error);
@@ -442,64 +453,6 @@ impl Gang {
     }
 }
 
-impl State {
-    /// Ends the gathering with a result for everybody who has come.
-    fn finish(&mut self, result: Result<()>) {
-        for arrival in &mut self.arrivals {
-            *arrival = None;
-        }
-        // Set once: nobody else has this gathering's outcome but to read it.
-        let _ = core::mem::take(&mut self.outcome).set(result);
-    }
-
-    /// Breaks the gang.
-    fn fail(&mut self, error: &Error) {
-        self.broken.get_or_insert_with(|| error.clone());
-        self.finish(Err(error.clone()));
-    }
-
-    /// Why `rank` cannot join those who have come.
-    fn mismatch(&self, rank: u32, arrival: &Arrival) -> Option<Error> {
-        let (other, there) = self
-            .arrivals
-            .iter()
-            .enumerate()
-            .find_map(|(other, there)| Some((other, there.as_ref()?)))?;
-        if there.fits(arrival) {
-            return None;
-        }
-        Some(Error::launch(format!(
-            "ranks of one grid launch different things: rank {other} {}, rank {rank} {}; all ranks \
-             must launch the same kernels in the same order",
-            there.describe(),
-            arrival.describe()
-        )))
-    }
-
-    /// Who has not come, and for what.
-    fn late(&self, timeout: Duration) -> Error {
-        let (mut missing, mut count) = (String::new(), 0);
-        for (rank, _) in self
-            .arrivals
-            .iter()
-            .enumerate()
-            .filter(|(_, arrival)| arrival.is_none())
-        {
-            let _ = write!(missing, "{}{rank}", if count == 0 { "" } else { ", " });
-            count += 1;
-        }
-        let launch = self.arrivals.iter().flatten().next();
-        Error::launch(format!(
-            "rank{} {missing} of {} did not come within {} s to launch {}; all ranks must launch \
-             the same kernels in the same order, each from a thread of its own",
-            if count == 1 { "" } else { "s" },
-            self.arrivals.len(),
-            timeout.as_secs_f64(),
-            launch.map_or_else(String::new, Arrival::describe)
-        ))
-    }
-}
-
 impl Drop for Gang {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -515,8 +468,11 @@ impl Drop for Gang {
             // SAFETY: the gang's own event; whoever waits for it on a stream keeps what it needs in the driver.
             let _ = unsafe { self.driver.destroy_event(event) };
         }
-        // SAFETY: the gang's own memory, which only its grids use, and these have ended.
-        let _ = unsafe { self.driver.release(self.table) };
+        match self.home.take() {
+            Some(gpu) => gpu.free(self.table),
+            // SAFETY: the gang's own memory, which only its grids use, and these have ended.
+            None => drop(unsafe { self.driver.release(self.table) }),
+        }
     }
 }
 

@@ -22,7 +22,10 @@
 //! | `FUSEWIRE_CUDA_DOUBLE_REPORT=PATH` | calls by name and live handles, as JSON, when the process ends |
 //!
 //! The exported functions `fusewireCudaDoubleCalls`, `fusewireCudaDoubleLive`, `fusewireCudaDoubleReport` and
-//! `fusewireCudaDoubleFail` do the last two while the process runs.
+//! `fusewireCudaDoubleFail` do the last two while the process runs; `fusewireCudaDoubleLaunches` counts launches by entry.
+//!
+//! An entry `NAME__grid` is the grid form of the kernel `NAME` (images of `fusewire-build build --one-grid`): it runs the
+//! blocks of all ranks, each with its rank's parameters.
 //!
 //! What it does not see: what a kernel's PTX does (only the declarations are read), threads of a block (a block has
 //! one lane), kernels that follow an address which was freed (the process crashes then).
@@ -34,6 +37,6 @@ mod core;
 mod install;
 mod status;
 
-pub use self::core::image::stand_in;
+pub use self::core::image::{stand_in, stand_in_one_grid};
 pub use self::core::kernel::register;
 pub use self::install::{NAMES, install, library};

@@ -7,8 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use fusewire_build::portable::pack;
+use fusewire_build::{Options, Project, Target, Toolchain, compile};
 
 use self::contents::{Manifest, Stripper};
+use super::build::installed;
 
 /// What to bundle.
 #[derive(Debug, clap::Args)]
@@ -34,7 +37,7 @@ const TESTS: [&str; 5] = [
 ];
 
 /// The test binaries that it does not have.
-const LEFT_OUT: [(&str, &str); 22] = [
+const LEFT_OUT: [(&str, &str); 23] = [
     ("arguments", "refused arguments: nothing reaches a device"),
     ("ccl_backend", "needs a library that cargo builds beside it"),
     ("controls", "checks the checkers, and the CPU's lanes"),
@@ -66,6 +69,10 @@ const LEFT_OUT: [(&str, &str); 22] = [
     ),
     ("objects", "no device"),
     (
+        "one_grid",
+        "runs on a double of the driver; on_device has it with FUSEWIRE_TEST_ONE_GRID=1",
+    ),
+    (
         "overlap",
         "reads a communicator's state where it lies, which only the CPU's memory allows",
     ),
@@ -85,6 +92,9 @@ const PROGRAMS: [&str; 2] = ["fusewire", "fusewire-benches"];
 
 /// The example of a user's kernel crate, whose images are taken where they have been made.
 const EXAMPLE: &str = "vocab-argmax";
+
+/// What images for all ranks in one grid are made for: one of them runs on every GPU from sm_80 on.
+const GRID_TARGETS: &str = "sm_80,sm_90";
 
 const SCRIPT: &str = include_str!("run.sh");
 const README: &str = include_str!("README.txt");
@@ -119,6 +129,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     add_images(&mut manifest, &folder, &target.unwrap_or_default())?;
+    add_grid_images(&mut manifest, &folder)?;
     add_texts(&mut manifest, &folder)?;
     // Also where it is too large: a former bundle can be made anew.
     manifest.write(&folder)?;
@@ -141,6 +152,34 @@ fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::
             std::fs::read(&from).with_context(|| format!("cannot read {}", from.display()))?;
         contents::write(&folder.join(&path), &bytes)?;
         manifest.add(folder, &path)?;
+    }
+    Ok(())
+}
+
+/// Makes the images of grid forms, or finds them made: they are for sanitizers, which are NVIDIA's.
+fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
+    let toolchain = match Toolchain::find() {
+        Ok(toolchain) => toolchain,
+        Err(error) => {
+            println!("left out: images for all ranks in one grid: {error}");
+            return Ok(());
+        }
+    };
+    let project = Project::named("fusewire-kernels")?;
+    let options = Options {
+        one_grid: true,
+        ..Options::default()
+    };
+    for target in Target::list(GRID_TARGETS)? {
+        for part in compile(&toolchain, &project, target, &options)?.parts {
+            let from = part
+                .image
+                .with_context(|| format!("{} for {target} has no image", part.name))?;
+            let (name, bytes) = installed(&project, &options, target, &part.name, &from)?;
+            let path = format!("images/{name}.lzma");
+            contents::write(&folder.join(&path), &pack(&bytes)?)?;
+            manifest.add(folder, &path)?;
+        }
     }
     Ok(())
 }

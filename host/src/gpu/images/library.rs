@@ -23,6 +23,8 @@ const MOST_BYTES: usize = 64 << 20;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Manifest {
+    /// Hash of what the images were made from.
+    pub(super) sources: String,
     pub(super) images: Vec<Packed>,
 }
 
@@ -97,6 +99,15 @@ pub(super) fn image(architecture: &str, family: &str) -> Result<Image> {
     open(packed, file.map_or(&[], |(_, bytes)| *bytes))
 }
 
+/// Unpacks at most `most` bytes, and one more where there are more.
+pub(super) fn unpack(compressed: &[u8], most: usize) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    LzmaReader::new_mem_limit(compressed, MEMORY, None)?
+        .take(most as u64 + 1)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Unpacks `compressed`, which must be what `packed` says.
 pub(super) fn open(packed: &Packed, compressed: &[u8]) -> Result<Image> {
     let wrong = |detail: String| Error::Image {
@@ -106,12 +117,7 @@ pub(super) fn open(packed: &Packed, compressed: &[u8]) -> Result<Image> {
     if packed.bytes > MOST_BYTES {
         return Err(wrong(format!("it is said to have {} bytes", packed.bytes)));
     }
-    let mut bytes = Vec::with_capacity(packed.bytes + 1);
-    LzmaReader::new_mem_limit(compressed, MEMORY, None)
-        .and_then(|reader| {
-            let mut reader = reader.take(packed.bytes as u64 + 1);
-            reader.read_to_end(&mut bytes)
-        })
+    let mut bytes = unpack(compressed, packed.bytes)
         .map_err(|error| wrong(format!("it cannot be unpacked: {error}")))?;
     if bytes.len() != packed.bytes {
         return Err(wrong(format!(

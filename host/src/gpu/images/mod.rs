@@ -11,7 +11,7 @@
 //! 3. in `fusewire-gpu/out/NAME` of cargo's target folder, where the program lies in one: what `fusewire-build build`
 //!    writes when it is told nothing.
 //!
-//! [`Images::from_path`] takes a file.
+//! [`Images::from_path`] takes a file. One that ends with `.lzma` besides is unpacked.
 
 mod code_object;
 mod library;
@@ -105,6 +105,14 @@ impl Image {
         })
     }
 
+    /// What PTX says of the sources that it was made from (`fusewire-build build --one-grid`): their hash.
+    pub(super) fn sources(&self) -> Option<&str> {
+        const MARK: &str = "\n// fusewire sources ";
+        let text = core::str::from_utf8(&self.bytes).ok()?;
+        let (_, rest) = text.rsplit_once(MARK)?;
+        rest.split(|end: char| !end.is_ascii_hexdigit()).next()
+    }
+
     /// A kernel by its symbol.
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
@@ -176,6 +184,14 @@ impl Images {
         library::image(&self.architecture, family)
     }
 
+    /// Hash of what the library's own images were made from.
+    ///
+    /// # Errors
+    /// `Error::Image` when what the library carries is damaged.
+    pub(super) fn sources(&self) -> Result<&'static str> {
+        Ok(&library::manifest()?.sources)
+    }
+
     /// The image of a user's kernel crate: see [the module](self) for the places where it is looked for. The crate's name may
     /// be written with `-` or `_`.
     ///
@@ -183,6 +199,15 @@ impl Images {
     /// `Error::Image` with the places where it was looked for, and what was found there for other devices; or what is wrong
     /// with the file that was found.
     pub fn find(&self, name: &str) -> Result<Image> {
+        let command = format!(
+            "`fusewire-build build --crate FOLDER --target {} --out FOLDER`",
+            self.architecture
+        );
+        self.find_made_by(name, &command)
+    }
+
+    /// As [`Images::find`], for an image that another command makes.
+    pub(super) fn find_made_by(&self, name: &str, command: &str) -> Result<Image> {
         let mut folders = self.folders.clone();
         for outer in &self.around {
             folders.extend([name.replace('_', "-"), name.replace('-', "_")].map(|n| outer.join(n)));
@@ -212,8 +237,7 @@ impl Images {
             detail.push_str(&format!("\nthere are, for other devices{}", list(&others)));
         }
         detail.push_str(&format!(
-            "\n`fusewire-build build --crate FOLDER --target {} --out FOLDER` makes one; FUSEWIRE_IMAGES names more folders",
-            self.architecture
+            "\n{command} makes one; FUSEWIRE_IMAGES names more folders"
         ));
         Err(Error::Image {
             image: name.to_owned(),
@@ -237,6 +261,10 @@ impl Images {
             .map_err(|error| wrong(format!("it cannot be read: {error}")))?;
         if bytes.len() as u64 > MOST_BYTES {
             return Err(wrong(format!("it has more than {MOST_BYTES} bytes")));
+        }
+        if path.extension().is_some_and(|end| end == PACKED) {
+            bytes = library::unpack(&bytes, MOST_BYTES as usize)
+                .map_err(|error| wrong(format!("it cannot be unpacked: {error}")))?;
         }
         let mut image = Image::new(&shown, bytes)?;
         if best(&self.architecture, [image.target.as_str()].into_iter()).is_none() {
@@ -268,8 +296,15 @@ fn candidates(folder: &Path, name: &str) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// `NAME.TARGET.ptx` and `NAME.TARGET.co` in name and target.
+/// End of the name of a compressed image.
+const PACKED: &str = "lzma";
+
+/// `NAME.TARGET.ptx` and `NAME.TARGET.co`, compressed or not, in name and target.
 fn split(file: &str) -> Option<(&str, &str)> {
+    let file = file
+        .strip_suffix(PACKED)
+        .and_then(|file| file.strip_suffix('.'))
+        .unwrap_or(file);
     let stem = file
         .strip_suffix(".ptx")
         .or_else(|| file.strip_suffix(".co"))?;

@@ -238,3 +238,34 @@ fn damaged_code_objects_do_no_harm() {
     let said = detail(Image::new("probe", other));
     assert!(said.contains("no code object of an AMD GPU"), "{said}");
 }
+
+#[test]
+fn compressed_images_are_unpacked_and_say_their_sources() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, packed) = FILES
+        .iter()
+        .find(|(name, _)| *name == "barrier.sm_80.ptx.lzma")
+        .unwrap();
+    let place = folder.path().join("mine.sm_80.ptx.lzma");
+    std::fs::write(&place, packed).unwrap();
+    let images = Images::in_folders("sm_90", vec![folder.path().to_owned()]);
+    let image = images.find("mine").unwrap();
+    let own = images_of_barrier();
+    assert_eq!((image.name.as_str(), &image.bytes), ("mine", &own.bytes));
+    assert_eq!(image.sources(), None);
+
+    std::fs::write(&place, &packed[..packed.len() / 2]).unwrap();
+    let wrong = detail(images.find("mine"));
+    assert!(wrong.contains("it cannot be unpacked"), "{wrong}");
+    std::fs::remove_file(place).unwrap();
+
+    let said = format!("{PTX}\n// fusewire sources 12ab\n");
+    std::fs::write(folder.path().join("mine.sm_80.ptx"), said).unwrap();
+    assert_eq!(images.find("mine").unwrap().sources(), Some("12ab"));
+    assert_eq!(images.sources().unwrap().len(), 64);
+}
+
+fn images_of_barrier() -> Image {
+    let images = Images::in_folders("sm_80", Vec::new());
+    images.library("barrier").unwrap()
+}

@@ -166,6 +166,40 @@ fn ranks_meet_in_one_grid() {
 }
 
 #[test]
+fn a_launch_has_a_time_out_of_its_own_and_a_gang_is_broken_from_outside() {
+    let driver = double(64);
+    let patient = GangOptions::new(2);
+    // SAFETY: the double has no modules.
+    let make = || unsafe { Gang::new(Arc::clone(&driver) as Arc<_>, RawModule(0), patient) };
+    let launch = |gang: &Gang, patience: u64| {
+        let patience = Duration::from_millis(patience);
+        // SAFETY: the parameters of `gang_idle`.
+        unsafe { gang.launch_within(patience, 0, "gang_idle", &[0; 8], shape(1, 1), stream(0)) }
+    };
+    let gang = make().unwrap();
+    assert!(gang.failure().is_none());
+    let error = text(launch(&gang, 50));
+    assert!(
+        error.contains("rank 1 of 2 did not come within 0.05 s"),
+        "{error}"
+    );
+    assert_eq!(gang.failure().unwrap().to_string(), error);
+
+    let gang = make().unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| text(launch(&gang, 60_000)));
+        thread::sleep(Duration::from_millis(50));
+        gang.fail(&Error::launch("the reason"));
+        assert!(waits.join().unwrap().contains("the reason"));
+    });
+    gang.fail(&Error::launch("another one"));
+    assert!(
+        text(launch(&gang, 60_000)).contains("the reason"),
+        "the first stays"
+    );
+}
+
+#[test]
 fn the_meeting_can_fail() {
     let driver = double(64);
     let gang = gang(&driver, 2);

@@ -29,6 +29,18 @@ pub unsafe extern "C" fn fusewireCudaDoubleCalls(name: *const c_char) -> u64 {
     record::calls(unsafe { text(name) })
 }
 
+/// How often entries of images were launched, or captured, since the process began: those of that name, or with a leading
+/// `*` those whose names end so (`*__grid`: the grid forms; `*`: all).
+///
+/// # Safety
+/// `name` is null or a live C string.
+#[unsafe(no_mangle)]
+#[allow(unreachable_pub)]
+pub unsafe extern "C" fn fusewireCudaDoubleLaunches(name: *const c_char) -> u64 {
+    // SAFETY: the caller's promise.
+    record::launches(unsafe { text(name) })
+}
+
 /// How many objects of a kind live: `context`, `stream`, `event`, `module`, `graph`, `exec`, `user_object`,
 /// `allocation` (of `cuMemCreate`), `reservation`, `mapping`, `block` (of `cuMemAlloc`), `ipc`, `host`, `registered`;
 /// or of all kinds but contexts (`all`). Of an unknown kind: the greatest number.

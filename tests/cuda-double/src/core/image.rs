@@ -1,6 +1,7 @@
 //! PTX: the entries of an image with their parameters, read from its text; and text of that kind, written.
 
-use fusewire_device::native::KernelInfo;
+use fusewire_device::native::{KernelInfo, ParamField};
+use fusewire_device::one_grid::{GridParams, SUFFIX};
 
 /// One parameter of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -389,11 +390,29 @@ fn parameters(tokens: &mut Tokens<'_>, entry: &mut Entry) -> Parsed<()> {
 /// `capability` is the target: 90 for `sm_90`. Parameters have the sizes, and so the offsets, of the kernels' own
 /// parameter structs.
 pub fn stand_in(lists: &[&[KernelInfo]], capability: u32) -> String {
+    let all = lists.iter().copied().flatten();
+    declare(
+        all.map(|kernel| (kernel.name.to_owned(), kernel.params)),
+        capability,
+    )
+}
+
+/// As [`stand_in`], for an image of the grid forms of these kernels: `NAME__grid` in place of `NAME`.
+pub fn stand_in_one_grid(lists: &[&[KernelInfo]], capability: u32) -> String {
+    let all = lists.iter().copied().flatten();
+    declare(
+        all.map(|kernel| (format!("{}{SUFFIX}", kernel.name), GridParams::FIELDS)),
+        capability,
+    )
+}
+
+fn declare(
+    entries: impl Iterator<Item = (String, &'static [ParamField])>,
+    capability: u32,
+) -> String {
     let mut text = format!(".version 8.0\n.target sm_{capability}\n.address_size 64\n");
-    for kernel in lists.iter().copied().flatten() {
-        let name = kernel.name;
-        let parameters: Vec<String> = kernel
-            .params
+    for (name, params) in entries {
+        let parameters: Vec<String> = params
             .iter()
             .enumerate()
             .map(|(at, field)| match field.size {

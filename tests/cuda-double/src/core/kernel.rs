@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 
 use fusewire::cpu::{self, BlockOrder, Grid, LaunchNote, LaunchOwner};
 use fusewire_device::arch::SHARED_BYTES;
-use fusewire_device::native::KernelInfo;
+use fusewire_device::native::{KernelInfo, NativeEntry, ParamField};
+use fusewire_device::one_grid::{GridParams, kernel_name};
 
 use super::context::Context;
+use super::grid::{self, Bound};
 use super::handles::{FUNCTIONS, MODULES, fresh};
 use super::image::{Entry, Image};
-use super::record::tell;
+use super::record::{launched, tell};
 use super::settings::settings;
 use super::stream::Stream;
 use super::{capture, lock, memory};
@@ -40,14 +42,37 @@ pub fn register(lists: &'static [&'static [KernelInfo]]) {
     lock(&LISTS).push(lists);
 }
 
-fn native(name: &str) -> Option<KernelInfo> {
+fn native(name: &str) -> Option<&'static KernelInfo> {
     let own = [fusewire_kernels::KERNELS, vocab_argmax::KERNELS];
     let added = lock(&LISTS);
     own.iter()
         .chain(added.iter())
         .flat_map(|lists| lists.iter().copied().flatten())
         .find(|kernel| kernel.name == name)
-        .copied()
+}
+
+/// How an entry of an image runs here.
+#[derive(Clone, Copy, Debug)]
+enum Native {
+    /// As the native entry of a kernel.
+    Ordinary(&'static KernelInfo),
+    /// `NAME__grid`: as the native entry of the kernel `NAME`, for all ranks.
+    Grid(&'static KernelInfo),
+}
+
+impl Native {
+    fn find(symbol: &str) -> Option<Self> {
+        let ordinary = native(symbol).map(Self::Ordinary);
+        ordinary.or_else(|| Some(Self::Grid(native(kernel_name(symbol)?)?)))
+    }
+
+    /// The arguments.
+    fn params(self) -> &'static [ParamField] {
+        match self {
+            Self::Ordinary(kernel) => kernel.params,
+            Self::Grid(_) => GridParams::FIELDS,
+        }
+    }
 }
 
 /// A loaded image.
@@ -66,7 +91,7 @@ pub(crate) struct Function {
     pub(crate) module: usize,
     pub(crate) context: usize,
     pub(crate) entry: Entry,
-    native: Option<KernelInfo>,
+    native: Option<Native>,
     pub(crate) max_dynamic: AtomicU32,
 }
 
@@ -154,7 +179,7 @@ impl Module {
             module: self.handle,
             context: self.context,
             entry: entry.clone(),
-            native: native(name),
+            native: Native::find(name),
             max_dynamic: AtomicU32::new(SHARED_USUAL.saturating_sub(entry.shared_bytes as u32)),
         }));
         functions.insert(name.to_owned(), handle);
@@ -192,9 +217,9 @@ impl Function {
     }
 
     /// Whether the image declares what the native entry takes.
-    fn fits(&self, native: &KernelInfo) -> bool {
+    fn fits(&self, native: Native) -> bool {
         let declared = self.entry.parameters.iter().map(|it| (it.offset, it.size));
-        declared.eq(native.params.iter().map(|it| (it.offset, it.size)))
+        declared.eq(native.params().iter().map(|it| (it.offset, it.size)))
     }
 
     /// What a launch of that shape lacks.
@@ -246,7 +271,7 @@ impl Function {
         }
         let (blocks, _) = self.check(shape)?;
         let name = &self.entry.name;
-        let Some(native) = &self.native else {
+        let Some(native) = self.native else {
             tell(&format!("{name} has no native entry: it cannot run here"));
             return Err(Status::NotSupported);
         };
@@ -272,10 +297,25 @@ impl Function {
                 BlockOrder::Concurrent
             },
         };
-        let entry = native.native.entry(fusewire::isa(), 1);
+        let mut table = None;
+        let (entry, bound): (NativeEntry, _) = match native {
+            Native::Ordinary(kernel) => (kernel.native.entry(fusewire::isa(), 1), None),
+            Native::Grid(kernel) => {
+                let bound = Bound::new(kernel, parameters).ok_or(Status::InvalidValue)?;
+                let Some(ranks) = bound.ranks(blocks) else {
+                    tell(&format!(
+                        "{name}: {blocks} blocks are no multiple of those of a rank, {bound:?}"
+                    ));
+                    return Err(Status::InvalidValue);
+                };
+                table = Some((bound, ranks));
+                (grid::run, Some(bound.bytes()))
+            }
+        };
+        let arguments = bound.as_ref().map_or(parameters, |bound| bound.as_slice());
         // SAFETY: the parameters have the layout of the entry's struct, as checked above; that they are valid when the
         // kernel runs is what whoever launches it promises.
-        let launch = unsafe { cpu::Launch::new(entry, parameters, grid) };
+        let launch = unsafe { cpu::Launch::new(entry, arguments, grid) };
         let launch = launch.map_err(|error| {
             tell(&format!("{name}: {error}"));
             Status::LaunchOutOfResources
@@ -284,13 +324,16 @@ impl Function {
         let owner = Owner {
             context: Arc::clone(context),
             name: name.clone(),
+            table,
             words: words
                 .filter_map(|it| parameters.get(it.offset..it.offset + 8)?.try_into().ok())
                 .map(u64::from_le_bytes)
                 .collect(),
         };
         let launch = launch.owned_by(Arc::new(owner), [0; 4]);
-        capture::submit(stream, cpu::Item::Launch(launch)).map(drop)
+        capture::submit(stream, cpu::Item::Launch(launch))?;
+        launched(name);
+        Ok(())
     }
 }
 
@@ -301,6 +344,28 @@ struct Owner {
     name: String,
     /// Arguments that may be addresses.
     words: Vec<u64>,
+    /// A grid form's table of ranks' parameters, and how many there are.
+    table: Option<(Bound, u32)>,
+}
+
+impl Owner {
+    /// What an address among the arguments lacks.
+    fn fault(&self) -> Option<String> {
+        let device = self.context.device;
+        let bad = |words: &[u64]| {
+            let word = words.iter().find(|word| memory::faults(**word, device))?;
+            Some(format!(
+                "argument {word:#x} is an address without memory or without access"
+            ))
+        };
+        bad(&self.words).or_else(|| {
+            let (table, ranks) = self.table?;
+            match table.words(ranks, device) {
+                Ok(words) => bad(&words),
+                Err(detail) => Some(detail),
+            }
+        })
+    }
 }
 
 impl LaunchOwner for Owner {
@@ -308,19 +373,13 @@ impl LaunchOwner for Owner {
         if self.context.failure().is_err() {
             return Err(refused(&self.name, "the device has failed before"));
         }
-        let device = self.context.device;
-        if let Some(word) = self
-            .words
-            .iter()
-            .find(|word| memory::faults(**word, device))
-        {
+        memory::begin_work();
+        if let Some(detail) = self.fault() {
+            memory::end_work();
             self.context.fail(Status::IllegalAddress);
-            let detail =
-                format!("argument {word:#x} is an address without memory or without access");
             tell(&format!("{}: {detail}", self.name));
             return Err(refused(&self.name, &detail));
         }
-        memory::begin_work();
         Ok(0)
     }
 

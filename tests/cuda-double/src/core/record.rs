@@ -13,6 +13,7 @@ use super::settings::variable;
 use super::{lock, memory};
 
 static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+static LAUNCHES: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
 static FAILURES: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
 static PREPARED: AtomicBool = AtomicBool::new(false);
 
@@ -62,6 +63,27 @@ pub(crate) fn fail(name: &str, nth: u64, code: u32) {
 /// How often a function was called.
 pub(crate) fn calls(name: &str) -> u64 {
     lock(&CALLS).get(name).copied().unwrap_or(0)
+}
+
+/// Notes a launch of an entry.
+pub(crate) fn launched(entry: &str) {
+    let mut launches = lock(&LAUNCHES);
+    if let Some(count) = launches.get_mut(entry) {
+        *count += 1;
+    } else {
+        launches.insert(entry.to_owned(), 1);
+    }
+}
+
+/// How often entries were launched whose names are, or with a leading `*` end in, `pattern`.
+pub(crate) fn launches(pattern: &str) -> u64 {
+    let fits = |name: &str| match pattern.strip_prefix('*') {
+        Some(end) => name.ends_with(end),
+        None => name == pattern,
+    };
+    let launches = lock(&LAUNCHES);
+    let fitting = launches.iter().filter(|(name, _)| fits(name));
+    fitting.map(|(_, count)| count).sum()
 }
 
 /// How many objects of a kind live.

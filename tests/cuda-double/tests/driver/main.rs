@@ -4,6 +4,7 @@
 //! faults that crash, and what the environment says stay apart.
 
 mod captures;
+mod grid;
 mod memory;
 mod modules;
 mod processes;

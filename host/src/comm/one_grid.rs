@@ -1,0 +1,241 @@
+//! Ranks that share a GPU, in one grid ([`Residency::OneGrid`]): which communicators can have it, how their ranks find
+//! their gang, and which launches go through it.
+
+use core::time::Duration;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use fusewire_device::native::KernelInfo;
+use fusewire_device::session::Operation;
+
+use super::Inner;
+use super::bootstrap::Forming;
+use super::on_gpu::THREADS;
+use super::reconfigure::random;
+use crate::gpu::Gpu;
+use crate::gpu::one_grid::{Gang, GangOptions};
+use crate::memory::MemoryDescriptor;
+use crate::options::Residency;
+use crate::{Error, Result};
+
+/// Families of the library's kernels whose launches belong to all ranks: the same kernel, in the same order, on each.
+const GATHERED: [&str; 7] = [
+    "all_reduce",
+    "barrier",
+    "fused",
+    "movement",
+    "nvls",
+    "reduce_scatter",
+    "vector",
+];
+
+/// Whether a launch of that kernel for that operation is one of all ranks. Others go out by themselves, in one grid as
+/// without it: those between two ranks (send, recv, batches, windows), those that wait for nobody (quantize), and those
+/// of which only the caller knows who makes them (kernels of users).
+pub(super) fn is_gathered(kernel: &KernelInfo, operation: Operation) -> bool {
+    operation != Operation::User
+        && kernel.module.starts_with("fusewire_kernels::")
+        && GATHERED.contains(&kernel.family())
+}
+
+/// The gangs of this process, by the number that rank 0 tells the other ranks.
+static GANGS: Mutex<Option<HashMap<u64, Weak<Gang>>>> = Mutex::new(None);
+
+/// What rank 0 says in the meeting: a gang's number, or why there is none.
+const NUMBER: u8 = b'#';
+const REASON: u8 = b'!';
+
+/// The key that holds it.
+pub(super) const KEY: &str = "gang";
+
+impl Forming {
+    fn is_one_grid(&self) -> bool {
+        self.options.residency == Residency::OneGrid
+    }
+
+    fn no_grid(&self, detail: &str) -> Error {
+        Error::Communicator {
+            name: self.name.clone(),
+            detail: format!(
+                "one grid (Options::residency) is for ranks that are threads of one process and share one GPU: {detail}"
+            ),
+        }
+    }
+
+    /// Refuses what can have no grid of all ranks, as far as a rank can tell by itself.
+    pub(super) fn check_one_grid(&self, backend: Option<&str>) -> Result<()> {
+        if !self.is_one_grid() {
+            return Ok(());
+        }
+        if let Some(backend) = backend {
+            return Err(self.no_grid(&format!("backend {backend} launches its kernels itself")));
+        }
+        if !self.device.is_gpu() {
+            return Err(self.no_grid("the device is the CPU, where every block has a thread"));
+        }
+        Ok(())
+    }
+
+    /// Refuses ranks of several hosts.
+    pub(super) fn check_one_grid_over(&self, (rank, host): &(u32, String)) -> Result<()> {
+        if self.is_one_grid() {
+            return Err(self.no_grid(&format!(
+                "rank {rank} is on another host ({host}) than rank {}",
+                self.rank
+            )));
+        }
+        Ok(())
+    }
+
+    /// Refuses ranks that are not on one GPU and in one process: the same on all ranks, by everybody's card. Loads the
+    /// image, and refuses ranks whose blocks one grid cannot have resident.
+    pub(super) fn check_one_grid_of<'a>(
+        &self,
+        cards: impl Iterator<Item = &'a MemoryDescriptor>,
+    ) -> Result<()> {
+        if !self.is_one_grid() {
+            return Ok(());
+        }
+        let mut first = None;
+        for (rank, card) in cards.enumerate() {
+            let (process, uuid) = (card.process(), card.uuid());
+            let (first_process, first_uuid) = *first.get_or_insert((process, uuid));
+            if process != first_process {
+                return Err(self.no_grid(&format!(
+                    "rank 0 is in process {}, rank {rank} in process {}; start the ranks as threads, or choose \
+                     Residency::Separate",
+                    first_process.0, process.0
+                )));
+            }
+            if uuid != first_uuid {
+                return Err(self.no_grid(&format!(
+                    "rank {rank} is on another GPU than rank 0; give all ranks the same device, or choose \
+                     Residency::Separate"
+                )));
+            }
+        }
+        let gpu = Gpu::open(self.device)?;
+        let threads = match self.options.threads {
+            0 => THREADS,
+            threads => threads,
+        };
+        let image = gpu.one_grid(&gathered())?;
+        image.check_resident(&gpu, self.options.blocks, threads, self.size)
+    }
+
+    /// The gang of these ranks: rank 0 makes it, the others are told which it is.
+    pub(super) fn gang(&self) -> Result<Option<Arc<Gang>>> {
+        if !self.is_one_grid() {
+            return Ok(None);
+        }
+        let mut made = None;
+        let said = self.meeting().told(KEY, || match self.make_gang() {
+            Ok((number, gang)) => {
+                made = Some(Ok(gang));
+                said(NUMBER, &number.to_le_bytes())
+            }
+            Err(error) => {
+                let reason = said(REASON, error.to_string().as_bytes());
+                made = Some(Err(error));
+                reason
+            }
+        })?;
+        if let Some(made) = made {
+            return made.map(Some);
+        }
+        let number = match said.split_first() {
+            Some((&NUMBER, number)) => number.try_into().ok().map(u64::from_le_bytes),
+            Some((&REASON, reason)) => {
+                let reason = String::from_utf8_lossy(reason);
+                return Err(self.no_grid(&format!("rank 0 could not prepare it: {reason}")));
+            }
+            _ => None,
+        };
+        let gang = number.and_then(|number| {
+            let gangs = GANGS.lock().unwrap_or_else(PoisonError::into_inner);
+            gangs.as_ref()?.get(&number)?.upgrade()
+        });
+        match gang {
+            Some(gang) => Ok(Some(gang)),
+            None => Err(self.no_grid("rank 0 has gone, or is in another process")),
+        }
+    }
+
+    fn make_gang(&self) -> Result<(u64, Arc<Gang>)> {
+        let gpu = Gpu::open(self.device)?;
+        let image = gpu.one_grid(&gathered())?;
+        let options = GangOptions {
+            timeout: self.options.timeout,
+            ..GangOptions::new(self.size)
+        };
+        let gang = Arc::new(Gang::on(&gpu, image.module(), options)?);
+        let number = random()?;
+        let mut gangs = GANGS.lock().unwrap_or_else(PoisonError::into_inner);
+        let gangs = gangs.get_or_insert_default();
+        gangs.retain(|_, gang| gang.strong_count() > 0);
+        gangs.insert(number, Arc::downgrade(&gang));
+        Ok((number, gang))
+    }
+}
+
+fn said(kind: u8, what: &[u8]) -> Vec<u8> {
+    [&[kind], what].concat()
+}
+
+/// The library's kernels that one grid may launch.
+fn gathered() -> Vec<&'static KernelInfo> {
+    let all = fusewire_kernels::KERNELS.iter().copied().flatten();
+    all.filter(|kernel| GATHERED.contains(&kernel.family()))
+        .collect()
+}
+
+impl Inner {
+    /// The gang, where all ranks share a grid.
+    pub(super) fn gang(&self) -> Option<&Arc<Gang>> {
+        self.on_gpu.as_ref()?.gang()
+    }
+
+    /// Why the gang launches nothing any more.
+    pub(super) fn gang_failure(&self) -> Option<Error> {
+        self.gang()?.failure()
+    }
+
+    /// Tells ranks that wait in the gang for this one that it has failed.
+    pub(super) fn leave_gang(&self, error: &Error) {
+        if let Some(gang) = self.gang() {
+            gang.fail(error);
+        }
+    }
+
+    /// How long a rank waits in the gang for the others, where the call's own time-out is `timeout_ns` (0 for none).
+    pub(super) fn patience(&self, timeout_ns: u64) -> Duration {
+        match timeout_ns {
+            0 => self.options.timeout,
+            nanoseconds => Duration::from_nanos(nanoseconds),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Families whose launches are not those of all ranks.
+    const APART: [&str; 5] = ["batch", "one_sided", "point", "quantize", "window"];
+
+    #[test]
+    fn every_family_is_gathered_or_apart() {
+        for kernel in fusewire_kernels::KERNELS.iter().copied().flatten() {
+            let family = kernel.family();
+            assert!(
+                GATHERED.contains(&family) != APART.contains(&family),
+                "{family} is to be in GATHERED, where all ranks launch it together, or in APART"
+            );
+            assert_eq!(
+                is_gathered(kernel, Operation::AllReduce),
+                GATHERED.contains(&family)
+            );
+            assert!(!is_gathered(kernel, Operation::User));
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Who has come for the grid that gathers, and what becomes of it.
+
+use core::fmt::Write as _;
+use core::time::Duration;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use super::super::driver::{LaunchShape, RawEvent, RawFunction, RawStream};
+use crate::{Error, Result};
+
+#[derive(Debug)]
+pub(super) struct State {
+    /// Who has come for the grid that gathers, by rank.
+    pub(super) arrivals: Vec<Option<Arrival>>,
+    /// What becomes of that grid: shared with all who wait for it.
+    pub(super) outcome: Arc<OnceLock<Result<()>>>,
+    /// Why nothing can be launched any more.
+    pub(super) broken: Option<Error>,
+    pub(super) functions: HashMap<String, RawFunction>,
+    /// The end of the grid that used each slot last.
+    pub(super) slots: Vec<RawEvent>,
+    pub(super) next_slot: usize,
+    /// What each rank's stream had before a launch.
+    pub(super) before: Vec<RawEvent>,
+}
+
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) kernel: String,
+    pub(super) params: Vec<u8>,
+    pub(super) shape: LaunchShape,
+    pub(super) stream: RawStream,
+}
+
+impl Arrival {
+    /// What must be equal on all ranks, in words.
+    pub(super) fn describe(&self) -> String {
+        format!(
+            "{} with {} blocks of {} threads, {} shared bytes and {} bytes of parameters",
+            self.kernel,
+            self.shape.blocks,
+            self.shape.threads,
+            self.shape.shared_bytes,
+            self.params.len()
+        )
+    }
+
+    pub(super) fn fits(&self, other: &Self) -> bool {
+        self.kernel == other.kernel
+            && self.shape == other.shape
+            && self.params.len() == other.params.len()
+    }
+}
+
+impl State {
+    /// Ends the gathering with a result for everybody who has come.
+    pub(super) fn finish(&mut self, result: Result<()>) {
+        for arrival in &mut self.arrivals {
+            *arrival = None;
+        }
+        // Set once: nobody else has this gathering's outcome but to read it.
+        let _ = core::mem::take(&mut self.outcome).set(result);
+    }
+
+    /// Breaks the gang.
+    pub(super) fn fail(&mut self, error: &Error) {
+        self.broken.get_or_insert_with(|| error.clone());
+        self.finish(Err(error.clone()));
+    }
+
+    /// Why `rank` cannot join those who have come.
+    pub(super) fn mismatch(&self, rank: u32, arrival: &Arrival) -> Option<Error> {
+        let (other, there) = self
+            .arrivals
+            .iter()
+            .enumerate()
+            .find_map(|(other, there)| Some((other, there.as_ref()?)))?;
+        if there.fits(arrival) {
+            return None;
+        }
+        Some(Error::launch(format!(
+            "ranks of one grid launch different things: rank {other} {}, rank {rank} {}; all ranks \
+             must launch the same kernels in the same order",
+            there.describe(),
+            arrival.describe()
+        )))
+    }
+
+    /// Who has not come, and for what.
+    pub(super) fn late(&self, timeout: Duration) -> Error {
+        let (mut missing, mut count) = (String::new(), 0);
+        for (rank, _) in self
+            .arrivals
+            .iter()
+            .enumerate()
+            .filter(|(_, arrival)| arrival.is_none())
+        {
+            let _ = write!(missing, "{}{rank}", if count == 0 { "" } else { ", " });
+            count += 1;
+        }
+        let launch = self.arrivals.iter().flatten().next();
+        Error::launch(format!(
+            "rank{} {missing} of {} did not come within {} s to launch {}; all ranks must launch \
+             the same kernels in the same order, each from a thread of its own",
+            if count == 1 { "" } else { "s" },
+            self.arrivals.len(),
+            timeout.as_secs_f64(),
+            launch.map_or_else(String::new, Arrival::describe)
+        ))
+    }
+}

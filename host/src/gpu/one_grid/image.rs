@@ -1,0 +1,141 @@
+//! The image of the library's kernels in their grid forms, as a GPU has it loaded.
+
+use std::ffi::CString;
+
+use fusewire_device::native::KernelInfo;
+use fusewire_device::one_grid::{GridParams, SUFFIX};
+
+use super::super::device::Gpu;
+use super::super::driver::{Driver, RawFunction, RawModule};
+use super::super::images::{Image, Images};
+use crate::{Error, Result};
+
+/// Name of the image, as [`Images::find`] takes it: it is not among those that the library carries.
+pub const IMAGE: &str = "fusewire-kernels-one-grid";
+
+/// What makes it, but for the target.
+const COMMAND: &str = "fusewire-build build --one-grid --target";
+
+/// A loaded image of grid forms.
+#[derive(Debug)]
+pub(crate) struct GridImage {
+    module: RawModule,
+    forms: Vec<Form>,
+}
+
+/// The grid form of a kernel.
+#[derive(Debug)]
+struct Form {
+    name: &'static str,
+    raw: RawFunction,
+    max_threads: u32,
+}
+
+impl GridImage {
+    /// Finds and loads the image, and looks up the grid forms of `kernels`: all now, because a kernel that is loaded
+    /// lazily waits for those that wait for it.
+    pub(crate) fn load(driver: &dyn Driver, kernels: &[&'static KernelInfo]) -> Result<Self> {
+        let architecture = driver.properties().architecture.clone();
+        let command = format!("`{COMMAND} {architecture} --out FOLDER`");
+        let images = Images::new(&architecture);
+        let image = images.find_made_by(IMAGE, &command)?;
+        if let Some(found) = image.sources()
+            && found != images.sources()?
+        {
+            // The parameters of a grid form do not tell: they are the same for every kernel.
+            return Err(other_version(
+                &image,
+                "it was made from other sources than the library's own images",
+            ));
+        }
+        let module = driver.load(&image.bytes)?;
+        let forms = kernels
+            .iter()
+            .map(|kernel| form(driver, &image, module, kernel))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self { module, forms })
+    }
+
+    /// The module, which stays loaded as long as the process.
+    pub(crate) fn module(&self) -> RawModule {
+        self.module
+    }
+
+    /// Number of kernels.
+    pub(crate) fn len(&self) -> usize {
+        self.forms.len()
+    }
+
+    /// Refuses ranks whose blocks a GPU does not hold at once, for any of the kernels.
+    pub(crate) fn check_resident(
+        &self,
+        gpu: &Gpu,
+        blocks: u32,
+        threads: u32,
+        ranks: u32,
+    ) -> Result<()> {
+        let (driver, properties) = (gpu.driver(), gpu.properties());
+        for form in &self.forms {
+            let threads = threads.min(form.max_threads);
+            let each = driver.resident_blocks(form.raw, threads, 0)?;
+            let fits = u64::from(each) * u64::from(properties.multiprocessors);
+            if u64::from(blocks) * u64::from(ranks) > fits {
+                return Err(Error::Launch {
+                    detail: format!(
+                        "one grid of {ranks} ranks with {blocks} blocks of {threads} threads each is not resident as a \
+                         whole on {} ({}), which holds {fits} such blocks of {}{SUFFIX} at once; use fewer ranks, \
+                         blocks (Options::blocks) or threads (Options::threads)",
+                        gpu.device(),
+                        properties.name,
+                        form.name
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn other_version(image: &Image, detail: &str) -> Error {
+    Error::Image {
+        image: image.to_string(),
+        detail: format!(
+            "{detail}: image and program are of different versions; make the image anew by `{COMMAND} {}`",
+            image.target
+        ),
+    }
+}
+
+/// Looks up one grid form, and compares its arguments.
+fn form(
+    driver: &dyn Driver,
+    image: &Image,
+    module: RawModule,
+    kernel: &'static KernelInfo,
+) -> Result<Form> {
+    let wrong = |detail: String| other_version(image, &detail);
+    let symbol = format!("{}{SUFFIX}", kernel.name);
+    let name =
+        CString::new(symbol.as_str()).map_err(|_| wrong(format!("{symbol:?} is no name")))?;
+    let Some(raw) = driver.function(module, &name)? else {
+        return Err(wrong(format!("it lacks {symbol}")));
+    };
+    let read = match driver.parameters(raw)? {
+        Some(read) => Some(read),
+        None => image.entry(&symbol).map(|entry| entry.parameters.clone()),
+    };
+    let expected: Vec<_> = GridParams::FIELDS
+        .iter()
+        .map(|field| (field.offset, field.size))
+        .collect();
+    if read.as_ref() != Some(&expected) {
+        return Err(wrong(format!(
+            "{symbol} takes arguments (offset, size) {read:?}, a grid form {expected:?}"
+        )));
+    }
+    Ok(Form {
+        name: kernel.name,
+        raw,
+        max_threads: driver.function_properties(raw)?.max_threads,
+    })
+}
