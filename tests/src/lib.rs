@@ -28,6 +28,7 @@ pub mod grid;
 pub mod mix;
 pub mod netns;
 pub mod oracle;
+pub mod planted;
 pub mod process;
 pub mod rank;
 pub mod rng;

@@ -22,7 +22,8 @@
 //! | `FUSEWIRE_CUDA_DOUBLE_REPORT=PATH` | calls by name and live handles, as JSON, when the process ends |
 //!
 //! The exported functions `fusewireCudaDoubleCalls`, `fusewireCudaDoubleLive`, `fusewireCudaDoubleReport` and
-//! `fusewireCudaDoubleFail` do the last two while the process runs.
+//! `fusewireCudaDoubleFail` do the last two while the process runs; `fusewireCudaDoubleLaunches` tells with which shape and
+//! attributes a kernel was launched.
 //!
 //! What it does not see: what a kernel's PTX does (only the declarations are read), threads of a block (a block has
 //! one lane), kernels that follow an address which was freed (the process crashes then).

@@ -41,7 +41,11 @@ pub fn register(lists: &'static [&'static [KernelInfo]]) {
 }
 
 fn native(name: &str) -> Option<KernelInfo> {
-    let own = [fusewire_kernels::KERNELS, vocab_argmax::KERNELS];
+    let own = [
+        fusewire_kernels::KERNELS,
+        vocab_argmax::KERNELS,
+        planted_errors::KERNELS,
+    ];
     let added = lock(&LISTS);
     own.iter()
         .chain(added.iter())

@@ -1,7 +1,7 @@
 //! What was called how often, what lives, and calls that are told to fail.
 
 use core::sync::atomic::{AtomicBool, Ordering};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 
 use serde_json::{Value, json};
@@ -14,7 +14,26 @@ use super::{lock, memory};
 
 static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
 static FAILURES: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
+static LAUNCHES: Mutex<VecDeque<Launched>> = Mutex::new(VecDeque::new());
 static PREPARED: AtomicBool = AtomicBool::new(false);
+
+/// Launches that are remembered: the last ones.
+const REMEMBERED: usize = 256;
+
+/// A launch as a caller has asked for it.
+#[derive(Debug)]
+pub(crate) struct Launched {
+    pub(crate) kernel: String,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    /// Number of each attribute in `cuda.h` and the words of its value, in the caller's order.
+    pub(crate) attributes: Vec<Vec<u32>>,
+    /// Whether it went into a graph.
+    pub(crate) captured: bool,
+    /// What the call answered.
+    pub(crate) code: u32,
+}
 
 /// A call that shall fail.
 #[derive(Debug)]
@@ -57,6 +76,33 @@ pub(crate) fn fail(name: &str, nth: u64, code: u32) {
         left: nth.max(1),
         code,
     });
+}
+
+/// Remembers a launch.
+pub(crate) fn launched(launch: Launched) {
+    let mut launches = lock(&LAUNCHES);
+    if launches.len() == REMEMBERED {
+        launches.pop_front();
+    }
+    launches.push_back(launch);
+}
+
+/// The launches of a kernel that are remembered, the oldest first, as a JSON list.
+pub(crate) fn launches(kernel: &str) -> String {
+    let launches = lock(&LAUNCHES);
+    let of = launches.iter().filter(|launch| launch.kernel == kernel);
+    of.map(|launch| {
+        json!({
+            "grid": launch.grid,
+            "block": launch.block,
+            "shared_bytes": launch.shared_bytes,
+            "attributes": launch.attributes,
+            "captured": launch.captured,
+            "code": launch.code,
+        })
+    })
+    .collect::<Value>()
+    .to_string()
 }
 
 /// How often a function was called.
