@@ -120,6 +120,11 @@ fn start(
     OTHER_LAUNCHERS.iter().for_each(|name| {
         command.env_remove(name);
     });
+    // What CUDA reads once, when a process starts to use it.
+    let unset = fusewire::cuda::ENVIRONMENT
+        .iter()
+        .filter(|(name, _)| std::env::var_os(name).is_none());
+    command.envs(unset.copied());
     if job.prefix {
         command
             .stdin(Stdio::null())

@@ -45,6 +45,12 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
+    if let Subject::Perf(arguments) = &command.subject
+        && arguments.threads
+    {
+        // SAFETY: no other thread has been started yet.
+        unsafe { fusewire::cuda::prepare_environment() };
+    }
     let result = match command.subject {
         Subject::Perf(arguments) => perf::main(&arguments),
         Subject::Run(arguments) => run::main(&arguments),

@@ -373,3 +373,25 @@ fn vector_operations_report_the_bytes_that_they_move() {
     // A third and two thirds of a row of 3,072 elements.
     assert!(rows.contains("\"bytes\": 12288"), "{rows}");
 }
+
+#[test]
+fn ranks_start_with_as_many_hardware_queues_as_there_are() {
+    const NAME: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    let script = format!("echo queues ${{{NAME}-none}}");
+    for (outside, expected) in [(None, "32"), (Some("5"), "5"), (Some(""), "")] {
+        let mut command = fusewire(&["run", "-n", "2", "--", "sh", "-c", &script]);
+        match outside {
+            Some(value) => command.env(NAME, value),
+            None => command.env_remove(NAME),
+        };
+        let output = command.output().expect("the command starts");
+        assert!(output.status.success(), "{}", stderr(&output));
+        let said = String::from_utf8_lossy(&output.stdout);
+        let lines: Vec<&str> = said.lines().map(str::trim_end).collect();
+        let line = |rank| format!("[{rank}] queues {expected}").trim_end().to_owned();
+        assert_eq!(lines.len(), 2, "{said}");
+        for rank in 0..2 {
+            assert!(lines.contains(&line(rank).as_str()), "{outside:?}: {said}");
+        }
+    }
+}

@@ -199,7 +199,8 @@ impl Watch {
         if !self.call.is_collective() {
             return None;
         }
-        let mine = self.progress(self.comm.rank()).call;
+        // Not this rank's progress word: block 0 writes that, and may still be in the launch before.
+        let mine = self.sequence << 40 | self.call.0 & 0xff_ffff_ffff;
         (0..self.comm.size()).find(|&rank| {
             let theirs = self.progress(rank).call;
             self.comm.reaches(rank)

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::cpu::{self, HostFn, Node};
 use crate::device::Device;
+use crate::gpu::driver::CaptureStatus;
 use crate::gpu::{self, Gpu};
 use crate::{Error, Result};
 
@@ -68,6 +69,35 @@ pub(crate) enum Task {
     Call(HostFn),
     /// Copies within device memory.
     Copies(Arc<[gpu::Copy]>),
+}
+
+/// Whether a stream is captured: asked once for all that a piece of work takes, since on a GPU it is a call of the driver.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Recording(RecordingKind);
+
+#[derive(Clone, Copy, Debug)]
+enum RecordingKind {
+    Cpu(bool),
+    Gpu(CaptureStatus),
+}
+
+impl Recording {
+    /// Whether work is recorded instead of run (or, where a capture has become invalid, refused).
+    #[inline]
+    pub(crate) fn is_some(&self) -> bool {
+        match self.0 {
+            RecordingKind::Cpu(captured) => captured,
+            RecordingKind::Gpu(status) => status != CaptureStatus::None,
+        }
+    }
+
+    /// What a GPU's driver has said.
+    fn status(self) -> Result<CaptureStatus> {
+        match self.0 {
+            RecordingKind::Gpu(status) => Ok(status),
+            RecordingKind::Cpu(_) => Err(other_device("the capture")),
+        }
+    }
 }
 
 fn other_device(what: &str) -> Error {
@@ -191,21 +221,43 @@ impl Stream {
         self.enqueue(Task::Host(call))
     }
 
+    /// Whether the stream is captured.
+    ///
+    /// # Errors
+    /// What a GPU's driver says.
+    #[inline]
+    pub(crate) fn recording(&self) -> Result<Recording> {
+        Ok(Recording(match &self.0 {
+            Kind::Cpu(stream) => RecordingKind::Cpu(stream.is_capturing()),
+            Kind::Gpu(stream) => RecordingKind::Gpu(stream.capture_status()?),
+        }))
+    }
+
     pub(crate) fn enqueue(&self, task: Task) -> Result<Ticket> {
+        self.enqueue_in(self.recording()?, task)
+    }
+
+    /// Enqueues work, or puts it into the graph while the stream is captured, as [`Stream::recording`] has just said.
+    pub(crate) fn enqueue_in(&self, recording: Recording, task: Task) -> Result<Ticket> {
         Ok(Ticket(match &self.0 {
             Kind::Cpu(stream) => TicketKind::Cpu(stream.enqueue(match task.node()? {
                 Node::Launch(launch) => cpu::Item::Launch(launch),
                 Node::Host(call) => cpu::Item::HostFn(call),
                 _ => return Err(Error::launch("a task is a launch or a call")),
             })?),
-            Kind::Gpu(stream) => TicketKind::Gpu(stream.enqueue(task.gpu_task()?, true)?),
+            Kind::Gpu(stream) => {
+                let status = recording.status()?;
+                TicketKind::Gpu(stream.enqueue_in(status, task.gpu_task()?, true)?)
+            }
         }))
     }
 
-    /// Runs `direct` on this thread if this is an idle stream of the CPU, else enqueues the same work and waits for it.
+    /// Runs `direct` on this thread if this is an idle stream of the CPU, else enqueues the same work and waits for it. The
+    /// stream is not captured, as [`Stream::recording`] has just said.
     #[inline]
     pub(crate) fn run_or_enqueue(
         &self,
+        recording: Recording,
         direct: impl FnOnce() -> Result<()>,
         task: impl FnOnce() -> Result<Task>,
     ) -> Result<()> {
@@ -214,7 +266,8 @@ impl Stream {
                 task().and_then(Task::node).unwrap_or_else(failing)
             }),
             Kind::Gpu(stream) => {
-                let number = stream.enqueue(task()?.gpu_task()?, false)?;
+                let status = recording.status()?;
+                let number = stream.enqueue_in(status, task()?.gpu_task()?, false)?;
                 stream.wait(number, None)
             }
         }
@@ -225,14 +278,6 @@ impl Stream {
         match &self.0 {
             Kind::Cpu(_) => Ok(()),
             Kind::Gpu(stream) => stream.prime(flights),
-        }
-    }
-
-    /// Puts work into the graph that is being captured.
-    pub(crate) fn push_captured(&self, task: Task) -> Result<()> {
-        match &self.0 {
-            Kind::Cpu(stream) => stream.push_captured(task.node()?),
-            Kind::Gpu(stream) => stream.enqueue(task.gpu_task()?, true).map(drop),
         }
     }
 

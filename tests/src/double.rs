@@ -60,9 +60,9 @@ impl Double {
     }
 
     /// How often entries of images were launched: of that name, or with a leading `*` those whose names end so.
-    pub fn launches(&self, name: &CStr) -> u64 {
+    pub fn launch_count(&self, name: &CStr) -> u64 {
         let ask: unsafe extern "C" fn(*const c_char) -> u64 =
-            self.find("fusewireCudaDoubleLaunches");
+            self.find("fusewireCudaDoubleLaunchCount");
         // SAFETY: a live C string.
         unsafe { ask(name.as_ptr()) }
     }
@@ -72,6 +72,32 @@ impl Double {
         let ask: unsafe extern "C" fn(*const c_char) -> u64 = self.find("fusewireCudaDoubleLive");
         // SAFETY: a live C string.
         unsafe { ask(kind.as_ptr()) }
+    }
+
+    /// A text that the double writes into a buffer, whose length it gives.
+    fn text(write: impl Fn(*mut c_char, usize) -> usize) -> String {
+        let mut bytes = vec![0u8; write(core::ptr::null_mut(), 0) + 1024];
+        let length = write(bytes.as_mut_ptr().cast(), bytes.len());
+        // What grew meanwhile beyond the room is cut off.
+        bytes.truncate(length.min(bytes.len() - 1));
+        String::from_utf8(bytes).expect("text")
+    }
+
+    /// Calls by name and what lives, as JSON: `{"calls": {name: count}, "live": {kind: count}, ..}`.
+    pub fn report(&self) -> String {
+        let ask: unsafe extern "C" fn(*mut c_char, usize) -> usize =
+            self.find("fusewireCudaDoubleReport");
+        // SAFETY: the buffer is writable for its length.
+        Self::text(|buffer, bytes| unsafe { ask(buffer, bytes) })
+    }
+
+    /// The last launches of a kernel as JSON, the oldest first: a list of `{"grid", "block", "shared_bytes", "attributes",
+    /// "captured", "code"}`.
+    pub fn launches(&self, kernel: &CStr) -> String {
+        let ask: unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> usize =
+            self.find("fusewireCudaDoubleLaunches");
+        // SAFETY: a live C string, and the buffer is writable for its length.
+        Self::text(|buffer, bytes| unsafe { ask(kernel.as_ptr(), buffer, bytes) })
     }
 
     /// Has the `nth` call of a function from now on fail.

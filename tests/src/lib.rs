@@ -29,6 +29,7 @@ pub mod mix;
 pub mod netns;
 pub mod norm;
 pub mod oracle;
+pub mod planted;
 pub mod process;
 pub mod rank;
 pub mod rng;

@@ -9,6 +9,7 @@ use fusewire::{Communicator, DType, Device, Error, Norm, Options, ReduceOp, Resu
 use fusewire::{Residency, new_comm, run_threads_on};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
 use fusewire_tests::device::{residency, run_threads, tensor};
+use fusewire_tests::planted::{LANES, Planted};
 use fusewire_tests::process::{Host, Ranks, report, role};
 use fusewire_tests::rank::Mode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
@@ -402,4 +403,37 @@ fn planted_write_beyond_memory() {
         );
         println!("planted: {COUNT} elements, {} written", COUNT + 1);
     }
+}
+
+#[test]
+#[ignore = "a race in shared memory, which a sanitizer must find"]
+fn planted_race() {
+    Planted::Race { ordered: false }.run();
+}
+
+#[test]
+#[ignore = "the kernel of planted_race without its error"]
+fn planted_race_put_right() {
+    Planted::Race { ordered: true }.run();
+}
+
+#[test]
+#[ignore = "a barrier that one of two warps goes around, which a sanitizer must find"]
+fn planted_divergence_of_warps() {
+    Planted::Divergence { limit: LANES / 2 }.run();
+}
+
+#[test]
+#[ignore = "a barrier that a part of a warp goes around, which a sanitizer must find; it may hang without one"]
+fn planted_divergence_in_a_warp() {
+    Planted::Divergence {
+        limit: LANES / 2 + 8,
+    }
+    .run();
+}
+
+#[test]
+#[ignore = "the kernel of planted_divergence without its error"]
+fn planted_divergence_put_right() {
+    Planted::Divergence { limit: LANES }.run();
 }

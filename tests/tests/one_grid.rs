@@ -97,8 +97,8 @@ fn run<R: Send>(
 
 /// How often grid forms were launched, and ordinary ones.
 fn launches(double: &Double) -> (u64, u64) {
-    let grids = double.launches(c"*__grid");
-    (grids, double.launches(c"*") - grids)
+    let grids = double.launch_count(c"*__grid");
+    (grids, double.launch_count(c"*") - grids)
 }
 
 /// What a communicator of `size` ranks adds up; right on each of them.
@@ -225,9 +225,9 @@ fn the_conformance_list_in_one_grid() {
             (Setup::new(8), "core"),
             (norms, "norms"),
         ] {
-            let before = double.launches(c"*__grid");
+            let before = double.launch_count(c"*__grid");
             let calls = Threads.run(&setup, list).unwrap_or_else(|e| panic!("{e}"));
-            let grids = double.launches(c"*__grid") - before;
+            let grids = double.launch_count(c"*__grid") - before;
             assert!(calls > 0 && grids >= calls, "{calls} calls, {grids} grids");
             println!("{list}: {calls} calls a rank, {grids} grids, {setup:?}");
         }
@@ -276,9 +276,9 @@ fn what_not_all_ranks_launch_goes_out_by_itself() {
         }) {
             result.expect("every rank");
         }
-        assert_eq!(double.launches(c"send"), 3);
-        assert_eq!(double.launches(c"window_put"), 3);
-        assert_eq!(double.launches(c"send__grid"), 0);
+        assert_eq!(double.launch_count(c"send"), 3);
+        assert_eq!(double.launch_count(c"window_put"), 3);
+        assert_eq!(double.launch_count(c"send__grid"), 0);
     });
 }
 

@@ -28,6 +28,18 @@ pub(crate) struct Arguments {
     one_grid: bool,
 }
 
+impl Arguments {
+    /// The ordinary images of the crate in `folder` for `target`, in the place where the host library finds them.
+    pub(crate) fn of(folder: PathBuf, target: &str) -> Self {
+        Self {
+            which: Which::folder(folder),
+            target: target.to_owned(),
+            out: None,
+            one_grid: false,
+        }
+    }
+}
+
 #[derive(serde::Serialize)]
 struct Manifest<'a> {
     package: &'a str,

@@ -40,6 +40,14 @@ pub(crate) struct Which {
 }
 
 impl Which {
+    /// The crate in a folder.
+    pub(crate) fn folder(folder: PathBuf) -> Self {
+        Self {
+            krate: Some(folder),
+            package: None,
+        }
+    }
+
     /// The crate that was named; else this workspace's `fusewire-kernels`, else the package in the current
     /// folder.
     pub(crate) fn project(&self) -> Result<Project> {

@@ -8,11 +8,15 @@ use crate::stand_in::{Bundle, stderr};
 
 const CUDA: &[(&str, &str)] = &[("FAKE_CUDA", "found  "), ("FAKE_DETAIL", "cuda:0: a GPU")];
 
-/// A stand-in for NVIDIA's tool that reports what a real one would of the planted write, and runs the rest.
+/// A stand-in for NVIDIA's tool that reports what a real one would of the planted errors, and runs the rest.
 const SANITIZER: &str = r#"
 case " $* " in
     *' --version '*) echo 'a version'; exit 0 ;;
     *planted_write*) printf '========= Invalid __global__ write of size 2 bytes\n========= ERROR SUMMARY: 1 error\n'; exit 86 ;;
+    *_put_right*) echo 'planted: launched' ; exit 0 ;;
+    *planted_race*) printf 'planted: launched\n========= Error: Race reported between Write access at 0x10\n'; exit 86 ;;
+    *planted_divergence_of_warps*)
+        printf 'planted: launched\n========= Barrier error detected. Divergent thread(s) in block\n'; exit 86 ;;
 esac
 while [ "${1#/}" = "$1" ]; do shift; done
 "$@"
@@ -157,19 +161,16 @@ fn sanitizers_must_find_what_is_planted_and_nothing_else() {
     assert_eq!(output.status.code(), Some(0));
     for says in [
         "finds the planted write",
+        "racecheck finds planted_race;",
+        "synccheck finds planted_divergence_of_warps",
         "racecheck: none",
         "synccheck: none",
     ] {
         assert!(what.contains(says), "{what}");
     }
-    let output = bundle.run(&[&only[..], &["--strict"]].concat(), CUDA);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        bundle
-            .row("sanitizers")
-            .1
-            .contains("no planted error kernel for racecheck")
-    );
+    let strict = [&only[..], &["--strict"]].concat();
+    let output = bundle.run(&strict, CUDA);
+    assert_eq!(output.status.code(), Some(0));
 
     // A tool that sees nothing.
     bundle.program(
@@ -179,18 +180,84 @@ fn sanitizers_must_find_what_is_planted_and_nothing_else() {
     bundle.run(&only, CUDA);
     let (result, what) = bundle.row("sanitizers");
     assert_eq!(result, "FAIL");
-    assert!(what.contains("does not find the planted write"), "{what}");
+    for says in [
+        "does not find the planted write",
+        "racecheck does not find the planted error (planted_race: status 0, 0 lines",
+        "synccheck does not find the planted error (planted_divergence_in_a_warp: status 0",
+    ] {
+        assert!(what.contains(says), "{what}");
+    }
 
     // A tool that finds something everywhere.
     bundle.program(
         "path/compute-sanitizer",
-        "echo 'Invalid __global__ write'; exit 86",
+        "echo 'Invalid __global__ write'
+         echo 'planted: launched, Race reported between it and Divergent thread(s) in it'
+         exit 86",
     );
     bundle.run(&only, CUDA);
     let (result, what) = bundle.row("sanitizers");
     assert_eq!(result, "FAIL");
     assert!(
         what.contains("racecheck found errors in short_form_of_1_rank"),
+        "{what}"
+    );
+    for says in [
+        "racecheck, planted_race_put_right, in which nothing is planted: status 86",
+        "synccheck, planted_divergence_put_right, in which nothing is planted: status 86",
+    ] {
+        assert!(what.contains(says), "{what}");
+    }
+}
+
+#[test]
+fn a_planted_error_counts_only_with_its_report() {
+    let bundle = Bundle::new();
+    let only = ["--device", "cuda", "--only", "sanitizers"];
+    let run = |body: &str| {
+        bundle.program("path/compute-sanitizer", &format!("{body}{SANITIZER}"));
+        bundle.run(&only, CUDA);
+        bundle.row("sanitizers")
+    };
+    // The second form of an error is tried where the first is not seen.
+    let (result, what) = run(
+        "case \" $* \" in *divergence_of_warps*) exit 0 ;;
+         *divergence_in_a_warp*) printf 'planted: 1\\n====== Divergent thread(s) in warp\\n'; exit 86 ;; esac",
+    );
+    assert_eq!(result, "pass", "{what}");
+    assert!(
+        what.contains("synccheck finds planted_divergence_in_a_warp"),
+        "{what}"
+    );
+    for (body, says) in [
+        // Another error than the planted one.
+        (
+            "printf 'planted: 1\\n====== Program hit an error\\n'; exit 86",
+            "racecheck does not find the planted error (planted_race: status 86, 1 lines",
+        ),
+        // Its words, and nothing was launched.
+        (
+            "echo '====== Race reported between'; exit 86",
+            "racecheck does not find the planted error (planted_race: status 86, 0 lines",
+        ),
+        // The tool knows, and its status does not.
+        (
+            "printf 'planted: 1\\n====== Race reported between\\n'; exit 0",
+            "racecheck does not find the planted error (planted_race: status 0, 1 lines",
+        ),
+    ] {
+        let (result, what) = run(&format!(
+            "case \" $* \" in *'planted_race '*) {body} ;; esac"
+        ));
+        assert_eq!(result, "FAIL", "{body}: {what}");
+        assert!(what.contains(says), "{body}: {what}");
+    }
+    // Without their image the other tools still run, and the section says what is missing.
+    std::fs::remove_dir_all(bundle.path().join("images")).expect("it was there");
+    let (result, what) = run("");
+    assert_eq!(result, "skip", "{what}");
+    assert!(
+        what.contains("no image of the planted errors") && what.contains("racecheck: none"),
         "{what}"
     );
 }

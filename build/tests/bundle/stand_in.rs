@@ -52,6 +52,12 @@ impl Bundle {
         ] {
             bundle.program(&format!("tests/{name}"), PASSES);
         }
+        fs::create_dir_all(bundle.path().join("images")).expect("a folder");
+        fs::write(
+            bundle.path().join("images/planted-errors.sm_80.ptx"),
+            "an image",
+        )
+        .expect("an image");
         bundle.sums();
         bundle
     }

@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     backend: String,
     /// Ranks are threads of one process instead of processes.
     #[arg(long)]
-    threads: bool,
+    pub(crate) threads: bool,
     /// Smallest size.
     #[arg(long, default_value = "8")]
     min_bytes: String,

@@ -112,9 +112,17 @@ impl Communicator {
             return forming.over_hosts(&agreed, here, &elsewhere);
         }
         let processes = cards.iter().map(|(_, card)| card.process()).collect();
+        forming.check_kinds(&cards)?;
         forming.check_one_grid_of(cards.iter().map(|(_, card)| card))?;
-        forming.check_neighbours(cards.iter().map(|(_, card)| card))?;
-        let pads = meeting.open(forming.device, pad, cards)?;
+        let pads = if forming.device.is_gpu() {
+            // Others map it also where this rank is refused.
+            let _offered = pad.clone();
+            let room = forming.check_neighbours(cards.iter().map(|(_, card)| card));
+            let pads = room.and_then(|()| meeting.open(forming.device, pad, cards));
+            meeting.unanimous(pads)?
+        } else {
+            meeting.open(forming.device, pad, cards)?
+        };
         let crowded = meeting.agree("crowded", !forming.device.is_gpu() && size > cores())?;
         let gang = forming.gang()?;
         let parts = Parts {

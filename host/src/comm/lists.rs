@@ -182,21 +182,23 @@ impl Communicator {
 
     fn step_now(&self, step: Step) -> Result<()> {
         let Some(step) = step else { return Ok(()) };
-        self.chain()?;
+        let recording = self.stream().recording()?;
+        self.chain(&recording)?;
         let task = Task::Copies(step);
-        if self.stream().is_capturing() {
-            return self.stream().push_captured(task);
+        if recording.is_some() {
+            return self.stream().enqueue_in(recording, task).map(drop);
         }
         self.stream()
-            .run_or_enqueue(|| task.execute(), || Ok(task.clone()))
+            .run_or_enqueue(recording, || task.execute(), || Ok(task.clone()))
     }
 
     /// The step gives the failure of the operation that it follows, so that its work stands for both.
     fn step_later(&self, step: Step, follows: Option<&Work>) -> Result<Option<Work>> {
         let Some(step) = step else { return Ok(None) };
-        self.chain()?;
+        let recording = self.stream().recording()?;
+        self.chain(&recording)?;
         if self.stream().device().is_gpu() {
-            let ticket = self.stream().enqueue(Task::Copies(step))?;
+            let ticket = self.stream().enqueue_in(recording, Task::Copies(step))?;
             return Ok(Some(Work::following(
                 self.stream().clone(),
                 ticket,

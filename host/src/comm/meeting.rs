@@ -391,7 +391,7 @@ impl Meeting<'_> {
     }
 
     /// `clean` runs when all ranks are here, and before the store may go.
-    fn barrier_then(&self, what: &str, clean: impl FnOnce()) -> Result<()> {
+    pub(super) fn barrier_then(&self, what: &str, clean: impl FnOnce()) -> Result<()> {
         if self.size == 1 {
             clean();
             return Ok(());

@@ -1,5 +1,6 @@
 //! Communicators: ranks that share windows and run operations in one order.
 
+mod attributes;
 mod batch;
 mod bootstrap;
 mod create;
@@ -43,6 +44,7 @@ use fusewire_device::DType;
 use fusewire_device::layout::CommConst;
 use fusewire_device::native::Isa;
 
+pub use self::attributes::LaunchAttributes;
 #[cfg(feature = "gloo")]
 pub(crate) use self::batch::RawMessage;
 pub use self::batch::{Batch, P2pKind, P2pOp};
@@ -57,7 +59,6 @@ pub use self::observe::{
 pub use self::persistent::AllGatherP;
 pub use self::reconfigure::{Candidate, InitHandle, Members, ReconfigureOptions};
 pub use self::rma::{Registration, SignalUpdate, Window, WindowAccess, WindowOptions};
-pub use self::submit::LaunchAttributes;
 pub use self::work::{Work, WorkStatus};
 
 use self::observe::{Hooks, Recorder};

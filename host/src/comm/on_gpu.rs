@@ -9,6 +9,7 @@ use std::sync::Arc;
 use fusewire_device::layout::CommConst;
 
 use super::bootstrap::Forming;
+use super::meeting::Meeting;
 use crate::gpu::driver::LaunchShape;
 use crate::gpu::one_grid::Gang;
 use crate::gpu::{self, Gpu, HostLine, Scratch};
@@ -120,30 +121,31 @@ impl Drop for OnGpu {
 }
 
 impl Forming {
+    /// Refuses a rank on the CPU beside this one on a GPU. All ranks on GPUs find the same.
+    pub(super) fn check_kinds(&self, cards: &[(u32, MemoryDescriptor)]) -> Result<()> {
+        let other = cards.iter().find(|(_, card)| card.uuid().is_none());
+        match other {
+            Some((rank, _)) if self.device.is_gpu() => Err(Error::Communicator {
+                name: self.name.clone(),
+                detail: format!(
+                    "rank {} is on {}, rank {rank} on the CPU: all ranks use one kind of device",
+                    self.rank, self.device
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses ranks whose blocks would not all be resident, and warns of processes that share a GPU.
     pub(super) fn check_neighbours<'a>(
         &self,
         cards: impl Iterator<Item = &'a MemoryDescriptor>,
     ) -> Result<()> {
-        if !self.device.is_gpu() {
-            return Ok(());
-        }
         let gpu = Gpu::open(self.device)?;
         let own = gpu.properties().uuid;
         let mut here = HashMap::<u32, u32>::new();
-        for card in cards {
-            let Some(uuid) = card.uuid() else {
-                return Err(Error::Communicator {
-                    name: self.name.clone(),
-                    detail: format!(
-                        "rank {} is on {}, another rank on the CPU: all ranks use one kind of device",
-                        self.rank, self.device
-                    ),
-                });
-            };
-            if uuid == own {
-                *here.entry(card.process().0).or_default() += 1;
-            }
+        for card in cards.filter(|card| card.uuid() == Some(own)) {
+            *here.entry(card.process().0).or_default() += 1;
         }
         let ranks = here.get(&std::process::id()).copied().unwrap_or(1);
         if ranks > 1 {
@@ -164,5 +166,38 @@ impl Forming {
             );
         }
         Ok(())
+    }
+}
+
+impl Meeting<'_> {
+    /// All ranks hear of one that has come but cannot take part: who went on would wait for it.
+    ///
+    /// # Errors
+    /// This rank's own, or what another rank has found.
+    pub(super) fn unanimous<T>(&self, own: Result<T>) -> Result<T> {
+        if self.size == 1 {
+            return own;
+        }
+        let key = format!("{}/refused", self.prefix);
+        if let Err(error) = &own {
+            let text = format!("rank {} cannot take part: {error}", self.rank);
+            // The first counts.
+            self.store.compare_set(&key, b"", text.as_bytes())?;
+        }
+        let mut told = Ok(None);
+        self.barrier_then("able", || {
+            told = self.store.check(&[&key]).and_then(|there| {
+                let read = || self.store.get(&key, self.timeout);
+                there.then(read).transpose()
+            });
+        })?;
+        match (own, told?) {
+            (Err(error), _) => Err(error),
+            (Ok(_), Some(text)) => Err(Error::Communicator {
+                name: self.name.to_owned(),
+                detail: String::from_utf8_lossy(&text).into_owned(),
+            }),
+            (Ok(own), None) => Ok(own),
+        }
     }
 }

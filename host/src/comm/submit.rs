@@ -8,6 +8,7 @@ use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::native::{Kernel, KernelInfo, NativeEntry};
 use fusewire_device::session::{Call, Operation};
 
+use super::attributes::LaunchAttributes;
 use super::observe::{HookArguments, Note, ReplayArguments, ReplayEdge};
 use super::work::Work;
 use super::{Communicator, Inner, one_grid};
@@ -16,7 +17,7 @@ use crate::cpu::{
     current_replay,
 };
 use crate::gpu::{self, Gpu, Scratch, Upload};
-use crate::stream::{Event, Stream, Task};
+use crate::stream::{Event, Recording, Stream, Task};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
@@ -50,23 +51,6 @@ pub(super) struct Prepared<'a> {
     attributes: Option<LaunchAttributes>,
     /// A table that the stream copies to a GPU first.
     upload: Option<Upload>,
-}
-
-/// Shape of a user kernel's launch; zeros stand for the communicator's own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaunchAttributes {
-    /// Blocks.
-    pub blocks: u32,
-    /// Threads of a block (GPUs).
-    pub threads: u32,
-    /// Bytes of dynamic shared memory (GPUs).
-    pub shared_bytes: u32,
-    /// Blocks of a cluster (NVIDIA from sm_90 on).
-    pub cluster: u32,
-    /// All blocks are resident together, or the launch is refused (GPUs).
-    pub cooperative: bool,
-    /// May begin before the kernel before it on the stream has ended: programmatic dependent launch (NVIDIA).
-    pub dependent: bool,
 }
 
 impl<'a> Prepared<'a> {
@@ -270,17 +254,21 @@ impl Communicator {
     #[inline]
     fn run_untraced(&self, prepared: &Prepared<'_>) -> Result<()> {
         self.inner.check()?;
-        self.chain()?;
-        if self.stream.is_capturing() {
+        // Asked once: on a GPU it is a call of the driver.
+        let recording = self.stream.recording()?;
+        self.chain(&recording)?;
+        if recording.is_some() {
             if prepared.borrowed {
                 return Err(capture_of_slices());
             }
-            return self.stream.push_captured(self.task(prepared, 0)?);
+            let task = self.task(prepared, 0)?;
+            return self.stream.enqueue_in(recording, task).map(drop);
         }
         let recorder = &self.inner.recorder;
         let Some(hooks) = self.inner.hooks.current() else {
             if let Some(entry) = self.single(prepared) {
                 return self.stream.run_or_enqueue(
+                    recording,
                     || {
                         let open = recorder.open(&prepared.note);
                         let result = self.run_single(prepared, entry);
@@ -290,12 +278,13 @@ impl Communicator {
                     || self.task(prepared, recorder.issue(&prepared.note, false)),
                 );
             }
-            return self.run_numbered(prepared, recorder.issue(&prepared.note, false));
+            let id = recorder.issue(&prepared.note, false);
+            return self.run_numbered(prepared, recording, id);
         };
         let id = recorder.issue(&prepared.note, false);
         let mut arguments = HookArguments::new(&prepared.note, id, false);
         hooks.before(&arguments);
-        let result = self.run_numbered(prepared, id);
+        let result = self.run_numbered(prepared, recording, id);
         arguments.error = result.as_ref().err();
         hooks.after(&arguments);
         result
@@ -321,7 +310,7 @@ impl Communicator {
         self.inner.check_launch()
     }
 
-    fn run_numbered(&self, prepared: &Prepared<'_>, id: u64) -> Result<()> {
+    fn run_numbered(&self, prepared: &Prepared<'_>, recording: Recording, id: u64) -> Result<()> {
         if let Some(entry) = self.single(prepared) {
             let direct = || {
                 self.inner.recorder.start_at_once(id);
@@ -331,18 +320,19 @@ impl Communicator {
             };
             return self
                 .stream
-                .run_or_enqueue(direct, || self.task(prepared, id));
+                .run_or_enqueue(recording, direct, || self.task(prepared, id));
         }
         let task = self.task(prepared, id)?;
         self.stream
-            .run_or_enqueue(|| task.execute(), || Ok(task.clone()))
+            .run_or_enqueue(recording, || task.execute(), || Ok(task.clone()))
     }
 
     /// Enqueues a prepared operation.
     pub(super) fn enqueue(&self, prepared: &Prepared<'_>) -> Result<Work> {
         self.inner.check()?;
-        self.chain()?;
-        let capturing = self.stream.is_capturing();
+        let recording = self.stream.recording()?;
+        self.chain(&recording)?;
+        let capturing = recording.is_some();
         let id = if capturing {
             0
         } else {
@@ -352,7 +342,9 @@ impl Communicator {
         if let Some(hooks) = &hooks {
             hooks.before(&HookArguments::new(&prepared.note, id, true));
         }
-        let ticket = self.stream.enqueue(self.task(prepared, id)?)?;
+        let ticket = self
+            .stream
+            .enqueue_in(recording, self.task(prepared, id)?)?;
         let work = Work::new(self.stream.clone(), ticket);
         if let Some(hooks) = &hooks {
             let mut arguments = HookArguments::new(&prepared.note, id, true);
@@ -424,6 +416,7 @@ impl Communicator {
                     *own = value;
                 }
             }
+            attributes.check_on(on_gpu.gpu(), kernel, shape.blocks, shape.threads)?;
             shape.shared_bytes = attributes.shared_bytes;
             shape.cluster = attributes.cluster;
             shape.cooperative = attributes.cooperative;
@@ -489,10 +482,10 @@ impl Communicator {
             .keeping(keep))
     }
 
-    /// Makes this launch follow the communicator's last one, where that was on another stream.
-    pub(super) fn chain(&self) -> Result<()> {
+    /// Makes this launch follow the communicator's last one, where that was on another stream and this one is not captured.
+    pub(super) fn chain(&self, recording: &Recording) -> Result<()> {
         let id = self.stream.id();
-        if self.inner.last_stream.load(Ordering::Relaxed) == id || self.stream.is_capturing() {
+        if self.inner.last_stream.load(Ordering::Relaxed) == id || recording.is_some() {
             return Ok(());
         }
         let mut last = self.inner.lock_order();
@@ -547,8 +540,9 @@ impl Communicator {
     /// the kernel's own dependency wait.
     ///
     /// # Errors
-    /// As there; [`Error::Launch`] for a shape that the device refuses, such as a cooperative one that is too large. On the
-    /// CPU, attributes other than `blocks` mean nothing.
+    /// As there; [`Error::Launch`] for a cluster that does not divide the blocks, and for a shape that the device has no room
+    /// for or does not know, such as a cooperative one that is too large: nothing was launched then, and the communicator goes
+    /// on. What the CPU makes of attributes: see [`LaunchAttributes`].
     pub unsafe fn launch_shaped<P: Copy>(
         &self,
         kernel: &Kernel<P>,
@@ -556,6 +550,11 @@ impl Communicator {
         tensors: [Option<&Tensor>; 3],
         attributes: LaunchAttributes,
     ) -> Result<Work> {
+        let blocks = match attributes.blocks {
+            0 => self.inner.options.blocks,
+            blocks => blocks,
+        };
+        attributes.check(kernel.info().name, blocks)?;
         let mut prepared = Prepared::new(self, kernel, params, tensors, false, USER);
         prepared.attributes = Some(attributes);
         self.enqueue(&prepared)

@@ -162,12 +162,6 @@ impl Stream {
         }
     }
 
-    /// Puts a node into the graph that is being captured (or, where the capture has just ended, behind all
-    /// work of the stream).
-    pub(crate) fn push_captured(&self, node: Node) -> Result<()> {
-        self.push(Op::Node(node), Report::Sticky).map(drop)
-    }
-
     /// Records `event` behind all work of the stream.
     ///
     /// # Errors

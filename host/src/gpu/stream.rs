@@ -149,9 +149,14 @@ impl Stream {
         self.inner.lock()
     }
 
+    /// What the driver says of the stream's capture.
+    pub(crate) fn capture_status(&self) -> Result<CaptureStatus> {
+        self.inner.gpu.driver().capture_status(self.inner.raw)
+    }
+
     /// The capture that the stream is in.
-    fn capture(&self) -> Result<Option<(u64, RawGraph)>> {
-        match self.inner.gpu.driver().capture_status(self.inner.raw)? {
+    fn capture(status: CaptureStatus) -> Result<Option<(u64, RawGraph)>> {
+        match status {
             CaptureStatus::None => Ok(None),
             CaptureStatus::Active(number, graph) => Ok(Some((number, graph))),
             CaptureStatus::Invalidated => Err(Error::capture(
@@ -161,16 +166,23 @@ impl Stream {
     }
 
     pub(crate) fn is_capturing(&self) -> bool {
-        !matches!(
-            self.inner.gpu.driver().capture_status(self.inner.raw),
-            Ok(CaptureStatus::None) | Err(_)
-        )
+        !matches!(self.capture_status(), Ok(CaptureStatus::None) | Err(_))
     }
 
     /// Puts work behind all work of the stream, or into the graph while it is captured; its number (0 then).
     /// `sticky`: its failure is reported by the next [`Stream::synchronize`].
     pub(crate) fn enqueue(&self, task: Task, sticky: bool) -> Result<u64> {
-        if let Some((capture, graph)) = self.capture()? {
+        self.enqueue_in(self.capture_status()?, task, sticky)
+    }
+
+    /// As [`Stream::enqueue`], where the driver has just said whether the stream is captured.
+    pub(crate) fn enqueue_in(
+        &self,
+        status: CaptureStatus,
+        task: Task,
+        sticky: bool,
+    ) -> Result<u64> {
+        if let Some((capture, graph)) = Self::capture(status)? {
             self.capture_task(task, capture, graph)?;
             return Ok(0);
         }
@@ -437,7 +449,7 @@ impl Stream {
             let _ = graph::end(gpu, ended);
         }
         gpu.driver().begin_capture(self.inner.raw)?;
-        let capture = self.capture()?.map(|(capture, _)| capture);
+        let capture = Self::capture(self.capture_status()?)?.map(|(capture, _)| capture);
         if let Some(capture) = capture {
             graph::begin(gpu, capture);
         }

@@ -22,7 +22,8 @@
 //! | `FUSEWIRE_CUDA_DOUBLE_REPORT=PATH` | calls by name and live handles, as JSON, when the process ends |
 //!
 //! The exported functions `fusewireCudaDoubleCalls`, `fusewireCudaDoubleLive`, `fusewireCudaDoubleReport` and
-//! `fusewireCudaDoubleFail` do the last two while the process runs; `fusewireCudaDoubleLaunches` counts launches by entry.
+//! `fusewireCudaDoubleFail` do the last two while the process runs; `fusewireCudaDoubleLaunchCount` counts launches by entry,
+//! `fusewireCudaDoubleLaunches` tells with which shape and attributes a kernel was launched.
 //!
 //! An entry `NAME__grid` is the grid form of the kernel `NAME` (images of `fusewire-build build --one-grid`): it runs the
 //! blocks of all ranks, each with its rank's parameters.

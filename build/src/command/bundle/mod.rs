@@ -96,6 +96,10 @@ const EXAMPLE: &str = "vocab-argmax";
 /// What images for all ranks in one grid are made for: one of them runs on every GPU from sm_80 on.
 const GRID_TARGETS: &str = "sm_80,sm_90";
 
+/// The crate of kernels with an error on purpose, in its folder; its image is made with the bundle. PTX for sm_80 runs on all
+/// later GPUs.
+const PLANTED: (&str, &str, &str) = ("planted-errors", "tests/planted", "sm_80");
+
 const SCRIPT: &str = include_str!("run.sh");
 const README: &str = include_str!("README.txt");
 
@@ -128,6 +132,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             target = from.ancestors().nth(2).map(Path::to_owned);
         }
     }
+    make_planted(&workspace);
     add_images(&mut manifest, &folder, &target.unwrap_or_default())?;
     add_grid_images(&mut manifest, &folder)?;
     add_texts(&mut manifest, &folder)?;
@@ -138,12 +143,25 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Compiles the planted errors. A machine without a device tool chain makes a bundle without them.
+fn make_planted(workspace: &Path) {
+    let (name, place, target) = PLANTED;
+    let arguments = super::build::Arguments::of(workspace.join(place), target);
+    if let Err(error) = super::build::run(&arguments) {
+        println!("the image of {name} is not made: {error:#}");
+    }
+}
+
 fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::Result<()> {
-    let images = contents::images(target, EXAMPLE);
-    if images.is_empty() {
-        println!(
-            "left out: images of {EXAMPLE}: not made; `fusewire-build build --crate examples/{EXAMPLE}` makes them"
-        );
+    let mut images = Vec::new();
+    for (name, place) in [(EXAMPLE, "examples/vocab-argmax"), (PLANTED.0, PLANTED.1)] {
+        let found = contents::images(target, name);
+        if found.is_empty() {
+            println!(
+                "left out: images of {name}: not made; `fusewire-build build --crate {place}` makes them"
+            );
+        }
+        images.extend(found);
     }
     for from in images {
         let name = from.file_name().unwrap_or_default().to_string_lossy();

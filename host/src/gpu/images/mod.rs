@@ -1,22 +1,28 @@
 //! GPU images: the library's own, which every build carries, and those of users' kernel crates.
 //!
 //! NVIDIA GPUs get PTX, which the driver compiles: the newest that is not newer than the GPU. AMD GPUs get a code object of
-//! their very architecture.
+//! their very architecture. Users' kernels may also come as cubins, which the driver need not compile.
 //!
 //! # Users' own kernels
-//! `fusewire-build build --crate FOLDER --out OUT` writes `NAME.TARGET.ptx` and `NAME.TARGET.co`, NAME being the crate's. At run
-//! time [`Images::find`] looks for them, in this order,
+//! `fusewire-build build --crate FOLDER --out OUT` writes `NAME.TARGET.ptx` and `NAME.TARGET.co`, NAME being the crate's;
+//! `ptxas -arch sm_90 NAME.sm_90.ptx -o NAME.sm_90.cubin` makes a cubin of one. At run time [`Images::find`] looks for them, in
+//! this order,
 //! 1. in the folders that `FUSEWIRE_IMAGES` lists, separated as in `PATH`;
 //! 2. in the program's folder, and in `images` beside the program;
 //! 3. in `fusewire-gpu/out/NAME` of cargo's target folder, where the program lies in one: what `fusewire-build build`
 //!    writes when it is told nothing.
 //!
-//! [`Images::from_path`] takes a file. One that ends with `.lzma` besides is unpacked.
+//! The first folder that has one for the device decides; there a cubin that the GPU runs (of its major version and not of a newer
+//! minor one; of the very architecture, where it is made for that alone) goes before PTX. [`Images::from_path`] takes a file. One that
+//! ends with `.lzma` besides is unpacked.
 
 mod code_object;
+mod cubin;
 mod library;
 mod ptx;
 
+#[cfg(test)]
+mod cubin_tests;
 #[cfg(test)]
 mod tests;
 
@@ -37,7 +43,7 @@ pub struct Image {
     pub name: String,
     /// Architecture that it was made for: `sm_90`, `gfx942`.
     pub target: String,
-    /// PTX with its terminating zero byte, or a code object.
+    /// PTX with its terminating zero byte, a cubin, or a code object.
     pub bytes: Vec<u8>,
     /// Its kernels.
     pub entries: Vec<Entry>,
@@ -70,7 +76,7 @@ impl fmt::Display for Image {
 }
 
 impl Image {
-    /// Understands PTX or a code object; both say themselves for which architecture they are and what they hold.
+    /// Understands PTX, a cubin or a code object; all say themselves for which architecture they are and what they hold.
     ///
     /// # Errors
     /// `Error::Image` for anything else.
@@ -79,7 +85,9 @@ impl Image {
             image: name.to_owned(),
             detail,
         };
-        let (target, entries) = if bytes.starts_with(b"\x7fELF") {
+        let (target, entries) = if cubin::is_cubin(&bytes) {
+            cubin::parse(&bytes).map_err(wrong)?
+        } else if bytes.starts_with(b"\x7fELF") {
             code_object::parse(&bytes).map_err(wrong)?
         } else {
             let end = bytes
@@ -88,7 +96,7 @@ impl Image {
                 .map_or(0, |at| at + 1);
             bytes.truncate(end);
             let text = core::str::from_utf8(&bytes).map_err(|_| {
-                wrong("it is neither PTX nor a code object of an AMD GPU".to_owned())
+                wrong("it is neither PTX, nor a cubin, nor a code object of an AMD GPU".to_owned())
             })?;
             let found = ptx::parse(text).map_err(wrong)?;
             bytes.push(0);
@@ -113,10 +121,27 @@ impl Image {
         rest.split(|end: char| !end.is_ascii_hexdigit()).next()
     }
 
+    fn kind(&self) -> Kind {
+        if cubin::is_cubin(&self.bytes) {
+            Kind::Cubin
+        } else {
+            Kind::Other
+        }
+    }
+
     /// A kernel by its symbol.
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
+}
+
+/// How an image is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// Machine code of an NVIDIA GPU.
+    Cubin,
+    /// PTX, and code objects: a target has one of the two.
+    Other,
 }
 
 /// Where images for one device come from.
@@ -216,13 +241,10 @@ impl Images {
         let mut others = Vec::new();
         for folder in &folders {
             let candidates = candidates(folder, name);
-            let targets = candidates.iter().map(|(target, _)| target.as_str());
-            if let Some(best) = best(&self.architecture, targets)
-                && let Some((_, path)) = candidates.iter().find(|(target, _)| target == best)
-            {
+            if let Some(path) = chosen(&self.architecture, &candidates) {
                 return self.from_path(path);
             }
-            others.extend(candidates.into_iter().map(|(_, path)| path));
+            others.extend(candidates.into_iter().map(|candidate| candidate.path));
         }
         let list = |paths: &[PathBuf]| {
             let lines = paths.iter().map(|path| format!("\n  {}", path.display()));
@@ -267,9 +289,17 @@ impl Images {
                 .map_err(|error| wrong(format!("it cannot be unpacked: {error}")))?;
         }
         let mut image = Image::new(&shown, bytes)?;
-        if best(&self.architecture, [image.target.as_str()].into_iter()).is_none() {
+        let fits = match image.kind() {
+            Kind::Cubin => runs_cubin(&self.architecture, &image.target),
+            Kind::Other => best(&self.architecture, [image.target.as_str()].into_iter()).is_some(),
+        };
+        if !fits {
+            let cubin = match image.kind() {
+                Kind::Cubin => "a cubin ",
+                Kind::Other => "",
+            };
             return Err(wrong(format!(
-                "it is for {}, this device is {}",
+                "it is {cubin}for {}, this device is {}",
                 image.target, self.architecture
             )));
         }
@@ -280,8 +310,16 @@ impl Images {
     }
 }
 
-/// Targets and paths of the images of `name` in `folder`.
-fn candidates(folder: &Path, name: &str) -> Vec<(String, PathBuf)> {
+/// A file whose name says that it is an image.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    target: String,
+    kind: Kind,
+    path: PathBuf,
+}
+
+/// The images of `name` in `folder`.
+fn candidates(folder: &Path, name: &str) -> Vec<Candidate> {
     let wanted = name.replace('-', "_");
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries
@@ -289,7 +327,15 @@ fn candidates(folder: &Path, name: &str) -> Vec<(String, PathBuf)> {
             let file = entry.file_name();
             let (name, target) = split(file.to_str()?)?;
             let fits = name.replace('-', "_") == wanted;
-            fits.then(|| (target.to_owned(), entry.path()))
+            let kind = match file.to_str()?.ends_with(".cubin") {
+                true => Kind::Cubin,
+                false => Kind::Other,
+            };
+            fits.then(|| Candidate {
+                target: target.to_owned(),
+                kind,
+                path: entry.path(),
+            })
         })
         .collect();
     found.sort();
@@ -299,7 +345,27 @@ fn candidates(folder: &Path, name: &str) -> Vec<(String, PathBuf)> {
 /// End of the name of a compressed image.
 const PACKED: &str = "lzma";
 
-/// `NAME.TARGET.ptx` and `NAME.TARGET.co`, compressed or not, in name and target.
+/// The one of `candidates` that runs best on a device of `architecture`.
+fn chosen<'a>(architecture: &str, candidates: &'a [Candidate]) -> Option<&'a Path> {
+    let of = |kind| {
+        candidates
+            .iter()
+            .filter(move |candidate| candidate.kind == kind)
+    };
+    let cubin = of(Kind::Cubin)
+        .filter(|candidate| runs_cubin(architecture, &candidate.target))
+        // What is made for the GPU alone goes first.
+        .max_by_key(|candidate| (number(&candidate.target), candidate.target.len()));
+    let other = || {
+        let best = best(architecture, of(Kind::Other).map(|it| it.target.as_str()))?;
+        of(Kind::Other).find(|candidate| candidate.target == best)
+    };
+    cubin
+        .or_else(other)
+        .map(|candidate| candidate.path.as_path())
+}
+
+/// `NAME.TARGET.ptx`, `NAME.TARGET.cubin` and `NAME.TARGET.co`, compressed or not, in name and target.
 fn split(file: &str) -> Option<(&str, &str)> {
     let file = file
         .strip_suffix(PACKED)
@@ -307,6 +373,7 @@ fn split(file: &str) -> Option<(&str, &str)> {
         .unwrap_or(file);
     let stem = file
         .strip_suffix(".ptx")
+        .or_else(|| file.strip_suffix(".cubin"))
         .or_else(|| file.strip_suffix(".co"))?;
     stem.rsplit_once('.')
 }
@@ -324,6 +391,22 @@ fn best<'a>(architecture: &str, targets: impl Iterator<Item = &'a str>) -> Optio
         .filter(|(made_for, _)| *made_for <= device)
         .max()
         .map(|(_, target)| target)
+}
+
+/// Whether a device of `architecture` runs a cubin for `target`: one of its major version that is not newer, and, where only
+/// the very architecture runs it (`sm_90a`, `sm_100f`), one for that.
+fn runs_cubin(architecture: &str, target: &str) -> bool {
+    let (Some(device), Some(made_for)) = (compute(architecture), number(target)) else {
+        return false;
+    };
+    let only = compute(target).is_none();
+    made_for == device || (!only && made_for / 10 == device / 10 && made_for < device)
+}
+
+/// 90 of `sm_90` and `sm_90a`.
+fn number(target: &str) -> Option<u32> {
+    let plain = target.strip_suffix(['a', 'f']).unwrap_or(target);
+    compute(plain)
 }
 
 /// 90 of `sm_90`. PTX for `sm_90a` runs on nothing later, and is not taken.

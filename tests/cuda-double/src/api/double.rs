@@ -36,9 +36,9 @@ pub unsafe extern "C" fn fusewireCudaDoubleCalls(name: *const c_char) -> u64 {
 /// `name` is null or a live C string.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
-pub unsafe extern "C" fn fusewireCudaDoubleLaunches(name: *const c_char) -> u64 {
+pub unsafe extern "C" fn fusewireCudaDoubleLaunchCount(name: *const c_char) -> u64 {
     // SAFETY: the caller's promise.
-    record::launches(unsafe { text(name) })
+    record::launch_count(unsafe { text(name) })
 }
 
 /// How many objects of a kind live: `context`, `stream`, `event`, `module`, `graph`, `exec`, `user_object`,
@@ -84,4 +84,25 @@ pub unsafe extern "C" fn fusewireCudaDoubleReport(buffer: *mut c_char, bytes: us
     // SAFETY: the caller's promise.
     unsafe { super::device::write_text(buffer, bytes, &report) };
     report.len()
+}
+
+/// Writes the last launches of a kernel, the oldest first, as a JSON list with its zero byte into `buffer`, as far as it has
+/// room; gives the length without the zero byte. An element: `{"grid": [x, y, z], "block": [x, y, z], "shared_bytes": ..,
+/// "attributes": [[number in cuda.h, words of the value ..] ..], "captured": .., "code": what the call answered}`. 256 launches
+/// of all kernels together are remembered, refused ones too.
+///
+/// # Safety
+/// `kernel` is null or a live C string; `bytes` bytes at `buffer` are writable.
+#[unsafe(no_mangle)]
+#[allow(unreachable_pub)]
+pub unsafe extern "C" fn fusewireCudaDoubleLaunches(
+    kernel: *const c_char,
+    buffer: *mut c_char,
+    bytes: usize,
+) -> usize {
+    // SAFETY: the caller's promise.
+    let launches = record::launches(unsafe { text(kernel) });
+    // SAFETY: the caller's promise.
+    unsafe { super::device::write_text(buffer, bytes, &launches) };
+    launches.len()
 }

@@ -10,10 +10,10 @@ use crate::core::capture;
 use crate::core::context::{Context, current};
 use crate::core::handles::{FUNCTIONS, MODULES};
 use crate::core::kernel::{self, Function, REGISTERS, SHARED_MOST, Shape};
-use crate::core::record::tell;
+use crate::core::record::{Launched, launched, tell};
 use crate::core::settings::settings;
-use crate::core::stream::find;
-use crate::status::{Result, Status};
+use crate::core::stream::{Stream, find};
+use crate::status::{Result, SUCCESS, Status};
 
 /// `CUlaunchConfig`.
 #[derive(Clone, Copy, Debug)]
@@ -118,17 +118,38 @@ fn write_logs(
     Ok(())
 }
 
-/// Launches with the addresses of the arguments.
+/// Launches with the addresses of the arguments, and remembers that and how it was asked for.
 fn launch(
     context: &Arc<Context>,
     function: usize,
     shape: &Shape,
+    attributes: Vec<Vec<u32>>,
     stream: usize,
-    arguments: *mut *mut c_void,
-    extra: *mut *mut c_void,
+    arguments: [*mut *mut c_void; 2],
 ) -> Result<()> {
     let function = FUNCTIONS.get(function).ok_or(Status::InvalidHandle)?;
     let stream = find(context, stream)?;
+    let captured = !matches!(capture::info(&stream), Ok(capture::Info::None));
+    let done = start(context, &function, shape, &stream, arguments);
+    launched(Launched {
+        kernel: function.entry.name.clone(),
+        grid: shape.grid,
+        block: shape.block,
+        shared_bytes: shape.shared_bytes,
+        attributes,
+        captured,
+        code: done.err().map_or(SUCCESS, |status| status as u32),
+    });
+    done
+}
+
+fn start(
+    context: &Arc<Context>,
+    function: &Function,
+    shape: &Shape,
+    stream: &Stream,
+    [arguments, extra]: [*mut *mut c_void; 2],
+) -> Result<()> {
     if !extra.is_null() {
         tell("launches with a buffer of arguments are not done here");
         return Err(Status::NotSupported);
@@ -148,11 +169,11 @@ fn launch(
         let argument = unsafe { core::slice::from_raw_parts(argument.cast(), parameter.size) };
         place.copy_from_slice(argument);
     }
-    function.launch(context, &stream, shape, &bytes)
+    function.launch(context, stream, shape, &bytes)
 }
 
-/// The shape with what the attributes add.
-fn shape(config: &LaunchConfig) -> Result<Shape> {
+/// The shape with what the attributes add, and the attributes as they came.
+fn shape(config: &LaunchConfig) -> Result<(Shape, Vec<Vec<u32>>)> {
     let mut shape = Shape {
         grid: config.grid,
         block: config.block,
@@ -160,9 +181,13 @@ fn shape(config: &LaunchConfig) -> Result<Shape> {
         cluster: [0; 3],
         cooperative: false,
     };
+    let mut attributes = Vec::new();
     for at in 0..config.count as usize {
         // SAFETY: the caller promises that many attributes.
         let attribute = get(unsafe { config.attributes.add(at) })?;
+        // The dimensions of a cluster are three words, other values are told by their first.
+        let words = if attribute.id == 4 { 3 } else { 1 };
+        attributes.push([&[attribute.id], &attribute.value[..words]].concat());
         match attribute.id {
             2 => shape.cooperative = attribute.value[0] != 0,
             4 => shape.cluster = [attribute.value[0], attribute.value[1], attribute.value[2]],
@@ -171,7 +196,7 @@ fn shape(config: &LaunchConfig) -> Result<Shape> {
             _ => return Err(Status::InvalidValue),
         }
     }
-    Ok(shape)
+    Ok((shape, attributes))
 }
 
 /// An attribute of a function, by its number in `cuda.h`.
@@ -322,7 +347,7 @@ export! {
             cluster: [0; 3],
             cooperative: false,
         };
-        launch(&context, function, &shape, stream, arguments, extra)
+        launch(&context, function, &shape, Vec::new(), stream, [arguments, extra])
     }
 
     fn cuLaunchCooperativeKernel(
@@ -345,7 +370,8 @@ export! {
             cluster: [0; 3],
             cooperative: true,
         };
-        launch(&context, function, &shape, stream, arguments, core::ptr::null_mut())
+        let attributes = vec![vec![2, 1]];
+        launch(&context, function, &shape, attributes, stream, [arguments, core::ptr::null_mut()])
     }
 
     fn cuLaunchKernelEx(
@@ -356,6 +382,7 @@ export! {
     ) {
         let context = current()?;
         let config = get(config)?;
-        launch(&context, function, &shape(&config)?, config.stream, arguments, extra)
+        let (shape, attributes) = shape(&config)?;
+        launch(&context, function, &shape, attributes, config.stream, [arguments, extra])
     }
 }

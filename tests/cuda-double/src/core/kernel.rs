@@ -13,7 +13,7 @@ use super::context::Context;
 use super::grid::{self, Bound};
 use super::handles::{FUNCTIONS, MODULES, fresh};
 use super::image::{Entry, Image};
-use super::record::{launched, tell};
+use super::record::{count_launch, tell};
 use super::settings::settings;
 use super::stream::Stream;
 use super::{capture, lock, memory};
@@ -43,7 +43,11 @@ pub fn register(lists: &'static [&'static [KernelInfo]]) {
 }
 
 fn native(name: &str) -> Option<&'static KernelInfo> {
-    let own = [fusewire_kernels::KERNELS, vocab_argmax::KERNELS];
+    let own = [
+        fusewire_kernels::KERNELS,
+        vocab_argmax::KERNELS,
+        planted_errors::KERNELS,
+    ];
     let added = lock(&LISTS);
     own.iter()
         .chain(added.iter())
@@ -332,7 +336,7 @@ impl Function {
         };
         let launch = launch.owned_by(Arc::new(owner), [0; 4]);
         capture::submit(stream, cpu::Item::Launch(launch))?;
-        launched(name);
+        count_launch(name);
         Ok(())
     }
 }

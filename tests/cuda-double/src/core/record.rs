@@ -1,7 +1,7 @@
 //! What was called how often, what lives, and calls that are told to fail.
 
 use core::sync::atomic::{AtomicBool, Ordering};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 
 use serde_json::{Value, json};
@@ -13,9 +13,28 @@ use super::settings::variable;
 use super::{lock, memory};
 
 static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
-static LAUNCHES: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
+static LAUNCH_COUNTS: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
 static FAILURES: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
+static LAUNCHES: Mutex<VecDeque<Launched>> = Mutex::new(VecDeque::new());
 static PREPARED: AtomicBool = AtomicBool::new(false);
+
+/// Launches that are remembered: the last ones.
+const REMEMBERED: usize = 256;
+
+/// A launch as a caller has asked for it.
+#[derive(Debug)]
+pub(crate) struct Launched {
+    pub(crate) kernel: String,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    /// Number of each attribute in `cuda.h` and the words of its value, in the caller's order.
+    pub(crate) attributes: Vec<Vec<u32>>,
+    /// Whether it went into a graph.
+    pub(crate) captured: bool,
+    /// What the call answered.
+    pub(crate) code: u32,
+}
 
 /// A call that shall fail.
 #[derive(Debug)]
@@ -60,14 +79,41 @@ pub(crate) fn fail(name: &str, nth: u64, code: u32) {
     });
 }
 
+/// Remembers a launch.
+pub(crate) fn launched(launch: Launched) {
+    let mut launches = lock(&LAUNCHES);
+    if launches.len() == REMEMBERED {
+        launches.pop_front();
+    }
+    launches.push_back(launch);
+}
+
+/// The launches of a kernel that are remembered, the oldest first, as a JSON list.
+pub(crate) fn launches(kernel: &str) -> String {
+    let launches = lock(&LAUNCHES);
+    let of = launches.iter().filter(|launch| launch.kernel == kernel);
+    of.map(|launch| {
+        json!({
+            "grid": launch.grid,
+            "block": launch.block,
+            "shared_bytes": launch.shared_bytes,
+            "attributes": launch.attributes,
+            "captured": launch.captured,
+            "code": launch.code,
+        })
+    })
+    .collect::<Value>()
+    .to_string()
+}
+
 /// How often a function was called.
 pub(crate) fn calls(name: &str) -> u64 {
     lock(&CALLS).get(name).copied().unwrap_or(0)
 }
 
-/// Notes a launch of an entry.
-pub(crate) fn launched(entry: &str) {
-    let mut launches = lock(&LAUNCHES);
+/// Counts a launch of an entry.
+pub(crate) fn count_launch(entry: &str) {
+    let mut launches = lock(&LAUNCH_COUNTS);
     if let Some(count) = launches.get_mut(entry) {
         *count += 1;
     } else {
@@ -76,12 +122,12 @@ pub(crate) fn launched(entry: &str) {
 }
 
 /// How often entries were launched whose names are, or with a leading `*` end in, `pattern`.
-pub(crate) fn launches(pattern: &str) -> u64 {
+pub(crate) fn launch_count(pattern: &str) -> u64 {
     let fits = |name: &str| match pattern.strip_prefix('*') {
         Some(end) => name.ends_with(end),
         None => name == pattern,
     };
-    let launches = lock(&LAUNCHES);
+    let launches = lock(&LAUNCH_COUNTS);
     let fitting = launches.iter().filter(|(name, _)| fits(name));
     fitting.map(|(_, count)| count).sum()
 }

@@ -1,6 +1,10 @@
 //! The CUDA device on a machine without a GPU: each test starts itself again as a process in which the executing double
 //! of the driver library takes the place of `libcuda.so.1`.
 
+mod calls;
+mod neighbours;
+mod shapes;
+
 use core::time::Duration;
 use std::time::Instant;
 
@@ -15,7 +19,7 @@ use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Runs `body` in a child process on the double, with `environment`; it is test `test` of this binary.
-fn on_double(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
+pub(crate) fn on_double(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     if role().as_deref() == Some("double") {
         assert!(fusewire_tests::device().is_gpu());
         body();
@@ -24,10 +28,15 @@ fn on_double(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     }
     let folder = tempfile::tempdir().expect("a folder");
     fusewire_cuda_double::install(folder.path()).expect("the double, built beside this test");
-    // What stands for the image that `fusewire-build` makes of a user's crate.
-    let image = fusewire_cuda_double::stand_in(vocab_argmax::KERNELS, 90);
-    let place = folder.path().join("vocab_argmax.sm_90.ptx");
-    std::fs::write(place, image).expect("an image");
+    // What stands for the images that `fusewire-build` makes of users' crates.
+    for (name, kernels) in [
+        ("vocab_argmax.sm_90.ptx", vocab_argmax::KERNELS),
+        ("planted-errors.sm_80.ptx", planted_errors::KERNELS),
+    ] {
+        let target = if name.contains("sm_90") { 90 } else { 80 };
+        let image = fusewire_cuda_double::stand_in(kernels, target);
+        std::fs::write(folder.path().join(name), image).expect("an image");
+    }
     let path = folder.path().display().to_string();
     let mut all = vec![
         ("LD_LIBRARY_PATH".to_owned(), path.clone()),
@@ -94,7 +103,7 @@ fn ranks_as_processes() {
 }
 
 /// One block, as kernels of users want it.
-fn options() -> Options {
+pub(crate) fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);
     options.blocks = 1;

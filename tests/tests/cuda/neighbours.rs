@@ -1,0 +1,245 @@
+//! Ranks beside each other: blocks that would not be resident together, and memory that goes from process to process.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fusewire::{
+    Communicator, Compare, DType, Error, Options, ReduceOp, Result, SignalUpdate, Tensor,
+    WindowOptions, new_comm,
+};
+use fusewire_tests::device;
+use fusewire_tests::device::{run_threads, tensor};
+use fusewire_tests::double::Double;
+use fusewire_tests::process::{Host, Ranks, report, role};
+
+use crate::{on_double, options};
+
+const PATIENCE: Duration = Duration::from_secs(100);
+
+/// Runs `body` as two processes on the double, with `environment` for each rank.
+fn two_processes(
+    test: &str,
+    environment: impl Fn(u32) -> Vec<(&'static str, String)>,
+    body: impl FnOnce(&Options),
+) {
+    if role().as_deref() == Some("rank") {
+        let mut options = options();
+        options.timeout = Duration::from_secs(60);
+        options.abort_process_on_timeout_or_error = Some(false);
+        body(&options);
+        return;
+    }
+    on_double(test, &[], || {
+        let mut ranks = Ranks::start_each(test, "rank", 2, Host::Parent, environment);
+        ranks.succeed(PATIENCE).expect("both ranks");
+    });
+}
+
+fn sums(comm: &Communicator, x: &Tensor, what: &str) -> Result<()> {
+    for round in 0..3u32 {
+        let value = |rank: u32| (rank + 1 + round) as f32;
+        x.copy_from(&vec![value(comm.rank()); x.len()])?;
+        comm.all_reduce(x, ReduceOp::Sum)?;
+        let sum: f32 = (0..comm.size()).map(value).sum();
+        assert_eq!(x.to_vec::<f32>()?, vec![sum; x.len()], "{what}");
+    }
+    Ok(())
+}
+
+#[test]
+fn blocks_that_are_not_resident_together_are_refused_on_every_rank() {
+    let test = "neighbours::blocks_that_are_not_resident_together_are_refused_on_every_rank";
+    let small = [("FUSEWIRE_CUDA_DOUBLE_MULTIPROCESSORS", "2")];
+    on_double(test, &small, || {
+        let sized = |blocks: u32, threads: u32| {
+            let mut options = options();
+            (options.blocks, options.threads) = (blocks, threads);
+            options
+        };
+        // Four blocks of 512 threads a multiprocessor: eight in all.
+        for (ranks, options) in [(3, sized(3, 0)), (1, sized(9, 0)), (5, sized(4, 256))] {
+            let began = Instant::now();
+            for result in run_threads(ranks, &options, |_| Ok(())) {
+                let error = result.expect_err("they would hang");
+                let text = error.to_string();
+                assert!(matches!(error, Error::Launch { .. }), "{text}");
+                for says in ["wait for each other", "they would hang", "Options::blocks"] {
+                    assert!(text.contains(says), "{text}");
+                }
+            }
+            assert!(began.elapsed() < Duration::from_secs(15), "at once");
+        }
+        // What fits works in the same process.
+        for (ranks, options) in [(3, sized(2, 0)), (1, sized(8, 0)), (4, sized(4, 256))] {
+            for result in run_threads(ranks, &options, |comm| {
+                let x = comm.alloc(DType::F32, 5000)?;
+                sums(&comm, &x, "what fits")
+            }) {
+                result.expect("every rank");
+            }
+        }
+    });
+}
+
+#[test]
+fn one_rank_without_room_is_told_to_the_other_process() {
+    let test = "neighbours::one_rank_without_room_is_told_to_the_other_process";
+    let processors = |rank: u32| {
+        let count = if rank == 0 { "1" } else { "132" };
+        vec![("FUSEWIRE_CUDA_DOUBLE_MULTIPROCESSORS", count.to_owned())]
+    };
+    two_processes(test, processors, |options| {
+        let mut options = options.clone();
+        options.blocks = 6;
+        let began = Instant::now();
+        let error = new_comm("fusewire", device(), "no room", options.clone())
+            .map(drop)
+            .expect_err("rank 0 has room for four blocks");
+        let text = error.to_string();
+        assert!(text.contains("they would hang"), "{text}");
+        assert!(began.elapsed() < Duration::from_secs(30), "{text}");
+        report(text.replace('\n', " "));
+        options.blocks = 4;
+        let comm = new_comm("fusewire", device(), "room", options).expect("both have room");
+        let x = comm.alloc(DType::F32, 5000).expect("memory");
+        sums(&comm, &x, "what fits").expect("both ranks");
+    });
+}
+
+/// Everything that is shared between two processes.
+fn exchange(options: &Options) -> Result<()> {
+    let comm = new_comm("fusewire", device(), "exchange", options.clone())?;
+    for count in [7, 3000, 100_000] {
+        sums(
+            &comm,
+            &comm.alloc(DType::F32, count)?,
+            "allocated in a window",
+        )?;
+        let staged = tensor(DType::F32, count)?;
+        sums(&comm, &staged, "staged")?;
+        let registration = comm.tensor_register(&staged)?;
+        sums(&comm, &staged, "registered")?;
+        comm.tensor_deregister(registration)?;
+        sums(&comm, &staged, "staged again")?;
+    }
+    let (me, other) = (comm.rank(), 1 - comm.rank());
+    let window = comm.alloc_window(DType::U64, 100, WindowOptions::default())?;
+    let source = tensor(DType::U64, 50)?;
+    for round in 1..=5u64 {
+        source.copy_from(&vec![round * 10 + u64::from(me); 50])?;
+        window.put_signal(&source, other, 50, 0)?;
+        window.wait_signal(0, Some(other), Compare::GreaterEqual, round)?;
+        let expected = vec![round * 10 + u64::from(other); 50];
+        assert_eq!(window.tensor().slice(50, 50)?.to_vec::<u64>()?, expected);
+        comm.barrier()?;
+    }
+    window.signal(other, 1, SignalUpdate::Set(9))?;
+    window.wait_signal(1, Some(other), Compare::Equal, 9)?;
+    comm.barrier()?;
+    window.free()
+}
+
+/// Calls by which memory goes to another process, each with whether it was used: by descriptor, by IPC.
+fn ways() -> (bool, bool) {
+    let double = Double::open().expect("the double");
+    let used = |name| double.calls(name) > 0;
+    (
+        used(c"cuMemImportFromShareableHandle"),
+        used(c"cuIpcOpenMemHandle_v2"),
+    )
+}
+
+#[test]
+fn memory_goes_by_ipc_where_it_has_no_descriptors() {
+    let test = "neighbours::memory_goes_by_ipc_where_it_has_no_descriptors";
+    let none = |_| vec![("FUSEWIRE_CUDA_DOUBLE_DESCRIPTORS", "0".to_owned())];
+    two_processes(test, none, |options| {
+        exchange(options).expect("by IPC");
+        assert_eq!(ways(), (false, true), "descriptors, IPC");
+    });
+}
+
+#[test]
+fn memory_goes_by_descriptors_where_it_has_them() {
+    let test = "neighbours::memory_goes_by_descriptors_where_it_has_them";
+    two_processes(
+        test,
+        |_| Vec::new(),
+        |options| {
+            exchange(options).expect("by descriptors");
+            assert_eq!(ways(), (true, false), "descriptors, IPC");
+        },
+    );
+}
+
+/// Who has allocated memory, and counts when it is told that nobody uses it.
+struct Owner(Arc<AtomicU32>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn adopted(options: &Options) -> Result<()> {
+    const COUNT: usize = 50_000;
+    let double = Double::open().expect("the double");
+    let comm = new_comm("fusewire", device(), "adopted", options.clone())?;
+    let (blocks, opened) = (double.live(c"block"), double.live(c"ipc"));
+    let at = double.allocate(COUNT * 4 + 1024);
+    let dropped = Arc::new(AtomicU32::new(0));
+    // Somewhere within the allocation, at another place on each rank.
+    let offset = 256 * (comm.rank() as usize + 1);
+    let own = at.wrapping_add(offset);
+    let keep: Arc<Owner> = Arc::new(Owner(Arc::clone(&dropped)));
+    // SAFETY: freed below, behind the end of `keep`.
+    let x = unsafe { Tensor::adopt(device(), own, DType::F32, COUNT, Some(keep))? };
+    sums(&comm, &x, "adopted, staged")?;
+    assert!(comm.place(&x).is_err());
+    assert_eq!(double.live(c"ipc"), opened);
+    let registration = comm.tensor_register(&x)?;
+    // The peer's memory is mapped here, and the tensor has a place that peers name.
+    assert!(comm.place(&x).is_ok());
+    assert_eq!(double.live(c"ipc"), opened + 1);
+    sums(&comm, &x, "adopted, registered")?;
+    comm.stream().begin_capture()?;
+    let captured = comm.all_reduce_async(&x, ReduceOp::Sum);
+    let graph = comm.stream().end_capture()?.instantiate()?;
+    captured?;
+    x.copy_from(&vec![comm.rank() as f32 + 1.0; COUNT])?;
+    graph.run(comm.stream())?;
+    assert_eq!(x.to_vec::<f32>()?, vec![3.0; COUNT]);
+    comm.tensor_deregister(registration)?;
+    assert!(comm.place(&x).is_err());
+    comm.barrier()?;
+    sums(&comm, &x, "adopted, staged again")?;
+    // What was captured went through the registration, and does not fall back to staging: it fails without it.
+    let failed = graph.run(comm.stream()).expect_err("the window is gone");
+    assert!(matches!(failed, Error::Failed(_)), "{failed}");
+    drop((graph, comm));
+    drop(x);
+    let began = Instant::now();
+    while dropped.load(Ordering::Relaxed) == 0 {
+        assert!(began.elapsed() < Duration::from_secs(20), "still kept");
+        drop(tensor(DType::U8, 1)?);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    double.call("cuMemFree_v2", at as usize);
+    assert!(double.live(c"block") <= blocks, "the memory is given back");
+    assert_eq!(double.live(c"ipc"), opened, "and the peer's is unmapped");
+    Ok(())
+}
+
+#[test]
+fn memory_of_another_owner_is_registered_between_processes() {
+    let test = "neighbours::memory_of_another_owner_is_registered_between_processes";
+    two_processes(
+        test,
+        |_| Vec::new(),
+        |options| {
+            adopted(options).expect("both ranks");
+        },
+    );
+}
