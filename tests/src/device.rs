@@ -1,4 +1,5 @@
-//! The device that the tests run on: the CPU, or what `FUSEWIRE_TEST_DEVICE` names (`cuda`, `cuda:1`, `hip`).
+//! The device that the tests run on: the CPU, or what `FUSEWIRE_TEST_DEVICE` names (`cuda`, `cuda:1`, `hip`). With `cuda:each`
+//! or `hip:each` the ranks have one each.
 
 use std::sync::OnceLock;
 
@@ -11,9 +12,25 @@ use fusewire::{Communicator, DType, Device, Options, Result, Stream, Tensor, run
 pub fn device() -> Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     *DEVICE.get_or_init(|| match std::env::var("FUSEWIRE_TEST_DEVICE") {
-        Ok(name) => name.parse().expect("FUSEWIRE_TEST_DEVICE"),
+        Ok(name) => {
+            let first = name.strip_suffix(EACH).unwrap_or(&name);
+            first.parse().expect("FUSEWIRE_TEST_DEVICE")
+        }
         Err(_) => Device::Cpu,
     })
+}
+
+/// What the device's name ends with where ranks have one each.
+const EACH: &str = ":each";
+
+/// The device of a rank: that of the tests, or one of its own.
+pub fn device_of(rank: u32) -> Device {
+    let each = std::env::var("FUSEWIRE_TEST_DEVICE").is_ok_and(|name| name.ends_with(EACH));
+    match device() {
+        Device::Cuda(_) if each => Device::Cuda(rank),
+        Device::Hip(_) if each => Device::Hip(rank),
+        other => other,
+    }
 }
 
 /// As [`fusewire::run_threads`], on the device of the tests.

@@ -6,6 +6,7 @@
 mod captures;
 mod memory;
 mod modules;
+mod multicast;
 mod processes;
 mod start;
 mod streams;
