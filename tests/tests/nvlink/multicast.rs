@@ -107,7 +107,10 @@ fn all_that_goes_by_multicast_among_threads() {
             let before = double.calls(c"cuMulticastBindMem");
             run(&Threads, setup);
             let bound = double.calls(c"cuMulticastBindMem") - before;
-            assert!(bound > 0 && bound % u64::from(setup.ranks) == 0, "{bound}");
+            assert!(
+                bound > 0 && bound.is_multiple_of(u64::from(setup.ranks)),
+                "{bound}"
+            );
             settles(&double, &[0, 0]);
             assert_eq!(
                 double.calls(c"cuMulticastUnbind"),
@@ -240,22 +243,31 @@ fn ranks_that_share_a_gpu_never_try() {
     let test = "multicast::ranks_that_share_a_gpu_never_try";
     on_double(test, &devices("2"), || {
         let double = Double::open().expect("the double");
-        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        thread::scope(|scope| {
-            for rank in 0..3 {
-                let store = Arc::clone(&store);
-                scope.spawn(move || {
-                    let device = device_of(rank % 2);
-                    let comm = Communicator::new(device, rank, 3, store, "two share", options())
-                        .expect("a communicator");
-                    sum(&comm, &comm.alloc(DType::F32, 70_000).expect("memory")).expect("a sum");
-                    assert_eq!(algorithm(&comm).expect("a plan"), Algorithm::TwoShot);
-                });
-            }
-        });
-        // They meet for no word about it either.
-        let keys = store.num_keys().expect("a number");
-        assert_eq!(double.calls(c"cuMulticastCreate"), 0, "{keys} keys");
+        // With as many devices; gives whether the ranks ask each other for a window's object.
+        let asked = |ranks: u32, expected: Algorithm| {
+            let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+            thread::scope(|scope| {
+                for rank in 0..ranks {
+                    let store = Arc::clone(&store);
+                    scope.spawn(move || {
+                        let device = device_of(rank % 2);
+                        let comm = Communicator::new(device, rank, ranks, store, "two", options())
+                            .expect("a communicator");
+                        let window = comm.alloc(DType::F32, 70_000).expect("memory");
+                        sum(&comm, &window).expect("a sum");
+                        assert_eq!(algorithm(&comm).expect("a plan"), expected);
+                    });
+                }
+            });
+            (0..100).any(|call| {
+                let key = format!("fusewire/two/0/multicast-{call}/0");
+                store.check(&[key.as_str()]).expect("an answer")
+            })
+        };
+        assert!(!asked(3, Algorithm::TwoShot), "two ranks share device 0");
+        assert_eq!(double.calls(c"cuMulticastCreate"), 0);
+        assert!(asked(2, Algorithm::Nvls), "a device each");
+        assert_eq!(double.calls(c"cuMulticastCreate"), 1);
     });
 }
 
