@@ -218,6 +218,12 @@ const LIBRARIES: &[(&str, &str, &str, &str)] = &[
         "install NVIDIA's driver",
     ),
     (
+        "libnvidia-ml.so",
+        "libnvidia-ml.so.1",
+        "NVLink domains of several hosts",
+        "install NVIDIA's driver",
+    ),
+    (
         "libnccl.so",
         "libnccl.so.2",
         "hand-off to NCCL",
