@@ -185,7 +185,14 @@ fn gpus(
         );
         match Gpu::open(device(gpu.ordinal)).and_then(|gpu| gpu.load().map(|()| gpu)) {
             Ok(gpu) => {
-                add(true, here);
+                // What the opened device says: only that has tried fabric handles.
+                add(
+                    true,
+                    match &gpu.properties().domain {
+                        Some(domain) => format!("{here}, NVLink domain {domain}"),
+                        None => here,
+                    },
+                );
                 for module in gpu.modules() {
                     add(
                         true,
@@ -208,6 +215,12 @@ const LIBRARIES: &[(&str, &str, &str, &str)] = &[
         "libcuda.so",
         "libcuda.so.1",
         "the CUDA device",
+        "install NVIDIA's driver",
+    ),
+    (
+        "libnvidia-ml.so",
+        "libnvidia-ml.so.1",
+        "NVLink domains of several hosts",
         "install NVIDIA's driver",
     ),
     (

@@ -11,6 +11,7 @@
 //! | `FUSEWIRE_STORE_BIND` | address that rank 0 listens at; else that of `MASTER_ADDR`, or all with a secret |
 //! | `FUSEWIRE_STORE_PROTOCOL` | `current` or `legacy` (PyTorch before 2.1), else found out |
 //! | `FUSEWIRE_HOST_ID` | name of this host, else the kernel's boot id |
+//! | `FUSEWIRE_NVLINK_DOMAIN` | name of the NVLink domain of this host's GPUs, or empty for none; else NVML is asked |
 
 mod local;
 #[cfg(test)]
@@ -376,6 +377,21 @@ pub fn host_id() -> Result<String> {
         ))
     })?;
     Ok(id.trim().to_owned())
+}
+
+/// What `FUSEWIRE_NVLINK_DOMAIN` says: a name, or nothing for no domain. `None` where it is not set.
+///
+/// # Errors
+/// [`Error::Bootstrap`] for a name that is no Unicode or longer than 256 bytes.
+pub(crate) fn nvlink_domain() -> Result<Option<String>> {
+    const NAME: &str = "FUSEWIRE_NVLINK_DOMAIN";
+    match env::var(NAME) {
+        Ok(name) if name.len() <= 256 => Ok(Some(name)),
+        Err(env::VarError::NotPresent) => Ok(None),
+        _ => Err(Error::bootstrap(format!(
+            "{NAME} is no name of an NVLink domain: it has more than 256 bytes, or is not Unicode"
+        ))),
+    }
 }
 
 /// A variable that is set and not empty.

@@ -268,4 +268,20 @@ impl MemoryDescriptor {
             Self::Device(descriptor) => Some(descriptor.uuid),
         }
     }
+
+    /// Whether its GPU can be part of a multicast object.
+    pub(crate) fn has_multicast(&self) -> bool {
+        match self {
+            Self::Host(_) => false,
+            Self::Device(descriptor) => descriptor.multicast,
+        }
+    }
+
+    /// Whether processes of other hosts can open it, in one NVLink domain.
+    pub(crate) fn is_for_other_hosts(&self) -> bool {
+        match self {
+            Self::Host(_) => false,
+            Self::Device(descriptor) => descriptor.is_for_other_hosts(),
+        }
+    }
 }

@@ -1,5 +1,6 @@
-//! The device that the tests run on: the CPU, or what `FUSEWIRE_TEST_DEVICE` names (`cuda`, `cuda:1`, `hip`). With
-//! `FUSEWIRE_TEST_ONE_GRID=1` ranks that are threads share a grid on it; what one grid cannot have is left out.
+//! The device that the tests run on: the CPU, or what `FUSEWIRE_TEST_DEVICE` names (`cuda`, `cuda:1`, `hip`). With `cuda:each`
+//! or `hip:each` the ranks have one each. With `FUSEWIRE_TEST_ONE_GRID=1` ranks that are threads share a grid on it; what one
+//! grid cannot have is left out.
 
 use std::sync::OnceLock;
 
@@ -14,7 +15,10 @@ use fusewire::{
 pub fn device() -> Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     *DEVICE.get_or_init(|| match std::env::var("FUSEWIRE_TEST_DEVICE") {
-        Ok(name) => name.parse().expect("FUSEWIRE_TEST_DEVICE"),
+        Ok(name) => {
+            let first = name.strip_suffix(EACH).unwrap_or(&name);
+            first.parse().expect("FUSEWIRE_TEST_DEVICE")
+        }
         Err(_) => Device::Cpu,
     })
 }
@@ -24,6 +28,19 @@ pub fn residency() -> Residency {
     match std::env::var("FUSEWIRE_TEST_ONE_GRID") {
         Ok(value) if value == "1" => Residency::OneGrid,
         _ => Residency::Separate,
+    }
+}
+
+/// What the device's name ends with where ranks have one each.
+const EACH: &str = ":each";
+
+/// The device of a rank: that of the tests, or one of its own.
+pub fn device_of(rank: u32) -> Device {
+    let each = std::env::var("FUSEWIRE_TEST_DEVICE").is_ok_and(|name| name.ends_with(EACH));
+    match device() {
+        Device::Cuda(_) if each => Device::Cuda(rank),
+        Device::Hip(_) if each => Device::Hip(rank),
+        other => other,
     }
 }
 

@@ -5,6 +5,7 @@ use core::time::Duration;
 use std::sync::Arc;
 use std::thread;
 
+use fusewire::bootstrap::RankSize;
 use fusewire::store::{MemoryStore, Store};
 use fusewire::{
     Algorithm, Communicator, Determinism, Error, Operation, Options, Residency, new_comm,
@@ -12,7 +13,7 @@ use fusewire::{
 
 use crate::backends;
 use crate::cases::{self, Case};
-use crate::device::residency;
+use crate::device::{device_of, residency};
 use crate::process::{self, Host, Ranks};
 use crate::rank::{Mode, Rank};
 use crate::skip::skip;
@@ -84,13 +85,17 @@ impl Setup {
         thread: Option<(u32, Arc<dyn Store>)>,
     ) -> Result<Communicator, Error> {
         let mut options = self.options();
-        if let Some((rank, store)) = thread {
-            options.store = Some(store);
-            options.rank_size = Some((rank, self.ranks));
-            options.residency = residency();
-        }
+        let rank = match thread {
+            Some((rank, store)) => {
+                options.store = Some(store);
+                options.rank_size = Some((rank, self.ranks));
+                options.residency = residency();
+                rank
+            }
+            None => RankSize::from_env()?.rank,
+        };
         backends::register(self.backend);
-        new_comm(self.backend, crate::device(), "conformance", options)
+        new_comm(self.backend, device_of(rank), "conformance", options)
     }
 
     /// As text, for a child's environment.

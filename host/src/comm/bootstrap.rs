@@ -12,7 +12,9 @@ use fusewire_device::layout::{
     PadLayout, Progress, STATE_MAGIC,
 };
 
-use super::meeting::{Meeting, Seat};
+use super::directory::Site;
+use super::meeting::{Card, Meeting, Seat};
+use super::multicast;
 use super::observe::{Hooks, Recorder};
 use super::on_gpu::{BLOCKS, OnGpu};
 use super::reconfigure::random;
@@ -34,9 +36,10 @@ impl Communicator {
     /// Joins the communicator `name` as `rank` of `size`. All ranks together, with the same name, size and
     /// agreed options, over one store.
     ///
-    /// Ranks on several hosts (told apart by [`host_id`]) need a build with the feature `gloo`: kernels work on each
-    /// host, Gloo between them, and [`Communicator::plan`] says which way an operation takes. With
-    /// [`crate::Determinism::Bitwise`] the bits are those of one host; there are no windows.
+    /// Ranks on several hosts (told apart by [`host_id`]) whose GPUs are all in one NVLink domain are as ranks of one host. Others
+    /// need a build with the feature `gloo`: kernels work on each host, Gloo between them, and [`Communicator::plan`]
+    /// says which way an operation takes. With [`crate::Determinism::Bitwise`] the bits are those of one host; there
+    /// are no windows.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -105,19 +108,22 @@ impl Communicator {
         }
         let pad = Memory::create(forming.device, layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, options, forming.generation)?;
-        let (elsewhere, cards) = meeting.gather(&agreed, &pad.descriptor()?, &host_id()?)?;
+        let site = Site::of(forming.device)?;
+        let (elsewhere, cards) = meeting.gather(&agreed, &pad.descriptor()?, &site)?;
         if let Some(elsewhere) = elsewhere {
             forming.check_one_grid_over(&elsewhere)?;
-            let here = cards.iter().map(|(rank, _)| *rank).collect();
+            let here = cards.iter().map(|card| card.rank).collect();
             return forming.over_hosts(&agreed, here, &elsewhere);
         }
-        let processes = cards.iter().map(|(_, card)| card.process()).collect();
+        let process = |card: &Card| card.is_here.then(|| card.memory.process());
+        let processes = cards.iter().map(process).collect();
+        let multicast = multicast::is_possible(&cards);
         forming.check_kinds(&cards)?;
-        forming.check_one_grid_of(cards.iter().map(|(_, card)| card))?;
+        forming.check_one_grid_of(cards.iter().map(|card| &card.memory))?;
         let pads = if forming.device.is_gpu() {
             // Others map it also where this rank is refused.
             let _offered = pad.clone();
-            let room = forming.check_neighbours(cards.iter().map(|(_, card)| card));
+            let room = forming.check_neighbours(cards.iter().map(|card| &card.memory));
             let pads = room.and_then(|()| meeting.open(forming.device, pad, cards));
             meeting.unanimous(pads)?
         } else {
@@ -132,12 +138,13 @@ impl Communicator {
             crowded,
             pads,
             processes,
+            multicast,
             backend: None,
         };
         let comm = Self::assemble(forming, parts)?;
         let mapped = format!("mapped-{}", comm.next_host_call());
         comm.meeting()
-            .end(&mapped, &agreed, &host_id()?, &["crowded", one_grid::KEY])?;
+            .end(&mapped, &agreed, &site.host, &["crowded", one_grid::KEY])?;
         Ok(comm)
     }
 
@@ -155,6 +162,7 @@ impl Communicator {
             crowded: false,
             pads: vec![pad],
             processes: Vec::new(),
+            multicast: false,
             backend: Some(backend),
         };
         Self::assemble(forming, parts)
@@ -182,6 +190,7 @@ impl Communicator {
             crowded,
             pads,
             processes,
+            multicast,
             backend,
         } = parts;
         let pad = pads[team_rank as usize].clone();
@@ -246,6 +255,7 @@ impl Communicator {
             pad,
             pads,
             processes,
+            multicast,
             on_gpu,
             prefix,
             store,
@@ -437,8 +447,10 @@ struct Parts {
     gang: Option<Arc<Gang>>,
     crowded: bool,
     pads: Vec<Memory>,
-    /// Id and start time of each rank's process.
-    processes: Vec<(u32, u64)>,
+    /// Id and start time of each rank's process; `None` on another host.
+    processes: Vec<Option<(u32, u64)>>,
+    /// Whether windows can have multicast addresses.
+    multicast: bool,
     backend: Option<Arc<dyn Backend>>,
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::bootstrap::{Forming, agreed_hash, store_of_environment, validate};
+use super::directory::Site;
 use super::meeting::Seat;
 use super::observe::Hooks;
 use super::submit::invalid;
@@ -101,7 +102,7 @@ impl Forming {
             inode: 0,
             start_time: 0,
         });
-        let (elsewhere, _) = meeting.gather(&agreed, &nothing, &host)?;
+        let (elsewhere, _) = meeting.gather(&agreed, &nothing, &Site::on_host(&host))?;
         let reach = elsewhere.map_or(Reach::Host, |_| Reach::Network);
         let made = make(reach)?;
         meeting.end("made", &agreed, &host, &[])?;

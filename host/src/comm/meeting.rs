@@ -3,7 +3,7 @@
 //! What a rank sends and gets does not grow with the number of ranks, but on rank 0. Each publishes its
 //! card. Rank 0 reads them all, compares, publishes for each host which ranks are there, and then its
 //! [`Verdict`]: that all have come, or why there is no meeting. The others wait for that one value, and
-//! read the cards of their own host.
+//! read the cards of their own host (of all hosts, where the ranks are in one NVLink domain).
 //!
 //! The meetings of one name are numbered. Whoever finds that one has ended, well or not, moves the
 //! number on, so that a meeting that failed is not in the way of the next.
@@ -13,8 +13,7 @@ use core::time::Duration;
 use std::path::Path;
 use std::time::Instant;
 
-use super::directory::{Directory, Neighbours, Verdict};
-use crate::bootstrap::host_id;
+use super::directory::{Directory, Neighbours, Site, Verdict};
 use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
 use crate::memory::{Memory, MemoryDescriptor};
@@ -35,6 +34,15 @@ pub(super) struct Meeting<'a> {
     pub(super) rank: u32,
     pub(super) size: u32,
     pub(super) timeout: Duration,
+}
+
+/// What a rank publishes of itself, as another one reads it.
+#[derive(Debug)]
+pub(super) struct Card {
+    pub(super) rank: u32,
+    pub(super) memory: MemoryDescriptor,
+    /// Whether the rank is on the reader's host: else there are no processes and descriptors of it.
+    pub(super) is_here: bool,
 }
 
 /// A place among those who meet under a name.
@@ -103,12 +111,12 @@ impl Meeting<'_> {
     /// Publishes this rank's segment and maps everybody's. `what` holds whatever must agree: a rank with
     /// something else is told so.
     pub(super) fn share(&self, device: Device, what: &str, own: Memory) -> Result<Vec<Memory>> {
-        let host = host_id()?;
-        let (elsewhere, cards) = self.gather(what, &own.descriptor()?, &host)?;
+        let site = Site::of(device)?;
+        let (elsewhere, cards) = self.gather(what, &own.descriptor()?, &site)?;
         if let Some((rank, theirs)) = elsewhere {
             return Err(self.refuse(format!(
-                "rank {rank} is on another host ({theirs}) than rank {} ({host}): memory cannot be shared",
-                self.rank
+                "rank {rank} is on another host ({theirs}) than rank {} ({}): memory cannot be shared",
+                self.rank, site.host
             )));
         }
         self.open(device, own, cards)
@@ -119,35 +127,35 @@ impl Meeting<'_> {
         &self,
         device: Device,
         own: Memory,
-        cards: Vec<(u32, MemoryDescriptor)>,
+        cards: Vec<Card>,
     ) -> Result<Vec<Memory>> {
         let mut all = Vec::with_capacity(self.size as usize);
-        for (rank, descriptor) in cards {
-            all.push(if rank == self.rank {
+        for card in cards {
+            all.push(if card.rank == self.rank {
                 own.clone()
             } else {
-                Memory::open(device, &descriptor, rank)?
+                Memory::open(device, &card.memory, card.rank)?
             });
         }
         Ok(all)
     }
 
-    /// Publishes this rank's card; returns a rank on another host, if there is one, and the cards of this
-    /// rank's host, in the order of ranks.
+    /// Publishes this rank's card; returns a rank that cannot be reached, if there is one, and the cards of those that
+    /// can, in the order of ranks: of this rank's host, or of all hosts of its NVLink domain.
     #[expect(clippy::type_complexity, reason = "one use")]
     pub(super) fn gather(
         &self,
         what: &str,
         own: &MemoryDescriptor,
-        host: &str,
-    ) -> Result<(Option<(u32, String)>, Vec<(u32, MemoryDescriptor)>)> {
+        site: &Site,
+    ) -> Result<(Option<(u32, String)>, Vec<Card>)> {
         let class = class(what);
         let descriptor = own.to_bytes();
         let mut card = (descriptor.len() as u32).to_le_bytes().to_vec();
         card.extend(descriptor);
         card.extend((what.len() as u32).to_le_bytes());
         card.extend(what.as_bytes());
-        card.extend(host.as_bytes());
+        card.extend(site.to_bytes());
         self.store.set(&self.card(class, self.rank), &card)?;
         let verdict = if self.rank == 0 {
             let verdict = match self.collect(class, what, own) {
@@ -165,15 +173,33 @@ impl Meeting<'_> {
         if let Verdict::Refused(detail) = verdict {
             return Err(self.refuse(detail));
         }
-        let neighbours = self.store.get(&self.host(class, host), self.timeout)?;
+        let neighbours = self
+            .store
+            .get(&self.host(class, &site.host), self.timeout)?;
         let neighbours = Neighbours::from_bytes(&neighbours).ok_or_else(|| self.unreadable(0))?;
         let mut cards = Vec::new();
         for (first, count) in neighbours.runs {
             self.read_cards(class, first, count, |rank, card| {
-                let (descriptor, ..) = parse(card).ok_or_else(|| self.unreadable(rank))?;
-                cards.push((rank, descriptor));
+                let (memory, _, theirs) = parse(card).ok_or_else(|| self.unreadable(rank))?;
+                let is_here = theirs.host == site.host;
+                cards.push(Card {
+                    rank,
+                    memory,
+                    is_here,
+                });
                 Ok(())
             })?;
+        }
+        // All ranks see the same cards, so all of them refuse.
+        let local = |card: &&Card| !card.memory.is_for_other_hosts();
+        if cards.iter().any(|card| !card.is_here)
+            && let Some(card) = cards.iter().find(local)
+        {
+            return Err(self.refuse(format!(
+                "the memory of rank {} can be shared on its own host only, and the ranks are on several hosts of one \
+                 NVLink domain, which takes memory with fabric handles: allocate it by Communicator::alloc",
+                card.rank
+            )));
         }
         Ok((neighbours.elsewhere, cards))
     }
@@ -182,7 +208,7 @@ impl Meeting<'_> {
     fn collect(&self, class: &str, what: &str, own: &MemoryDescriptor) -> Result<Directory> {
         let mut directory = Directory::default();
         self.read_cards(class, 0, self.size, |rank, card| {
-            let (descriptor, theirs, host) = parse(card).ok_or_else(|| self.unreadable(rank))?;
+            let (descriptor, theirs, site) = parse(card).ok_or_else(|| self.unreadable(rank))?;
             if theirs != what {
                 return Err(self.refuse(format!(
                     "rank {rank} has other options (or calls) than rank 0: all agreed options \
@@ -196,7 +222,7 @@ impl Meeting<'_> {
                     own.bytes()
                 )));
             }
-            directory.push(host);
+            directory.push(&site);
             Ok(())
         })?;
         Ok(directory)
@@ -482,7 +508,7 @@ pub fn rehearse_meeting(
         inode: 1,
         start_time: 1,
     });
-    let (_, cards) = meeting.gather("pad-rehearsal", &own, host)?;
+    let (_, cards) = meeting.gather("pad-rehearsal", &own, &Site::on_host(host))?;
     meeting.agree("crowded", true)?;
     meeting.end("mapped", "pad-rehearsal", host, &["crowded"])?;
     Ok(cards.len())
@@ -493,17 +519,17 @@ fn class(what: &str) -> &str {
     what.strip_prefix("pad-").map_or(what, |_| "pad")
 }
 
-fn parse(card: &[u8]) -> Option<(MemoryDescriptor, &str, &str)> {
+fn parse(card: &[u8]) -> Option<(MemoryDescriptor, &str, Site)> {
     let (length, rest) = card.split_at_checked(4)?;
     let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
     let (descriptor, rest) = rest.split_at_checked(length)?;
     let (length, rest) = rest.split_at_checked(4)?;
     let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
-    let (what, host) = rest.split_at_checked(length)?;
+    let (what, site) = rest.split_at_checked(length)?;
     let descriptor = MemoryDescriptor::from_bytes(descriptor)?;
     Some((
         descriptor,
         str::from_utf8(what).ok()?,
-        str::from_utf8(host).ok()?,
+        Site::from_bytes(site)?,
     ))
 }

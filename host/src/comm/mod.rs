@@ -107,7 +107,9 @@ struct Inner {
     pad: Memory,
     pads: Vec<Memory>,
     /// Id and start time of each rank's process; empty where a backend takes care of its own.
-    processes: Vec<(u32, u64)>,
+    processes: Vec<Option<(u32, u64)>>,
+    /// Whether all ranks can be parts of one multicast object, so that windows try to have one.
+    multicast: bool,
     /// What kernels on a GPU need; none on the CPU.
     on_gpu: Option<OnGpu>,
     /// Keys of this communicator start with this.

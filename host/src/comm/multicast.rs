@@ -1,16 +1,20 @@
 //! Multicast addresses of windows: one store reaches every rank's part, in the NVLink switch.
 //!
-//! All ranks take part in every step, and tell each other in the store how it went: a rank that cannot go on leaves all
-//! of them without a multicast address, and the window is as any other.
+//! Whether it is possible at all is in the cards of the communicator's meeting: each rank has a GPU of its own, and every GPU has
+//! multicast. Where it is not, windows ask nobody. Where it is, all ranks take part in every step, and tell each other in
+//! the store how it went: a rank that cannot go on leaves all of them without a multicast address, and the window is as
+//! any other.
 
 use core::fmt;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Communicator;
-use crate::Result;
+use super::meeting::Card;
 use crate::gpu::driver::{RawMemory, RawMulticast};
 use crate::gpu::{Gpu, Offer};
 use crate::memory::Memory;
+use crate::{Error, Result};
 
 /// A multicast object that this rank has a part in.
 pub(super) struct Multicast {
@@ -44,6 +48,16 @@ impl Drop for Multicast {
     }
 }
 
+/// Whether ranks with these cards can be parts of one multicast object.
+pub(super) fn is_possible(cards: &[Card]) -> bool {
+    let mut gpus = HashSet::new();
+    cards.len() > 1
+        && cards.iter().all(|card| {
+            let own = |uuid| gpus.insert(uuid);
+            card.memory.has_multicast() && card.memory.uuid().is_some_and(own)
+        })
+}
+
 impl Communicator {
     /// A multicast object over every rank's `memory`, which begins at its beginning (`offset` 0), where the switch and all
     /// ranks have one. All ranks together.
@@ -51,34 +65,21 @@ impl Communicator {
     /// # Errors
     /// Those of the store: what a driver refuses is no error.
     pub(super) fn multicast(&self, memory: &Memory, offset: u64) -> Result<Option<Multicast>> {
-        let Some(on_gpu) = &self.inner.on_gpu else {
+        let Some(on_gpu) = self.inner.on_gpu.as_ref().filter(|_| self.inner.multicast) else {
             return Ok(None);
         };
-        let gpu = on_gpu.gpu();
+        let (gpu, driver) = (on_gpu.gpu(), on_gpu.gpu().driver());
+        // What somebody else allocated, or a part of an allocation, stays without.
         let whole = memory.whole().filter(|_| offset == 0);
-        let able = gpu.properties().multicast && self.size() > 1 && whole.is_some();
-        let mut card = gpu.properties().uuid.to_vec();
-        card.push(u8::from(able));
-        let cards = self.exchange("multicast", &card)?;
-        let one_each = (1..cards.len()).all(|rank| !cards[..rank].contains(&cards[rank]));
-        let all_able = cards.iter().all(|card| card.last() == Some(&1));
-        let (Some(whole), true) = (whole, one_each && all_able) else {
-            return Ok(None);
-        };
-        self.make_multicast(gpu, &whole)
-    }
-
-    fn make_multicast(&self, gpu: &Arc<Gpu>, memory: &RawMemory) -> Result<Option<Multicast>> {
-        let driver = gpu.driver();
         let hold = |raw: RawMulticast| Multicast {
             gpu: Arc::clone(gpu),
             raw,
             address: 0,
         };
-        // Rank 0 makes the object and offers it.
+        // Rank 0 makes the object and offers it; the others say whether they have memory for it.
         let mut made = None;
         let mut offer = None;
-        if self.rank() == 0 {
+        if let Some(memory) = whole.filter(|_| self.rank() == 0) {
             let object = driver
                 .create_multicast(memory.bytes, self.size())
                 .map(&hold);
@@ -92,49 +93,57 @@ impl Communicator {
                     offer = Some((given, bytes));
                     made = Some(object);
                 }
-                Err(error) => tracing::warn!(%error, "a window has no multicast address"),
+                Err(error) => warn(&error),
             }
         }
-        let own = offer.as_ref().map_or(&[][..], |(_, bytes)| bytes);
-        let offers = self.exchange("multicast", own)?;
+        let goes_on = made.is_some() || (self.rank() != 0 && whole.is_some());
+        let offered = offer.as_ref().map_or(&[][..], |(_, bytes)| bytes);
+        let Some(offers) = self.step(goes_on, offered)? else {
+            return Ok(None);
+        };
         // The others take it; each adds its device, before any binds memory.
-        let taken = made.map_or_else(
-            || {
-                let (bytes, offer) = offers[0].split_first_chunk::<8>()?;
-                let raw = Offer::take(driver, offer, u64::from_le_bytes(*bytes), 0);
-                raw.inspect_err(|error| tracing::warn!(%error, "no multicast address"))
-                    .ok()
-                    .map(&hold)
-            },
-            Some,
-        );
-        let joined = taken.filter(|object| self.told(driver.join_multicast(&object.raw)));
-        if !self.all("multicast", joined.is_some())? {
+        let take = || {
+            let (bytes, offer) = offers[0][1..].split_first_chunk::<8>()?;
+            let raw = Offer::take(driver, offer, u64::from_le_bytes(*bytes), 0);
+            raw.inspect_err(warn).ok().map(&hold)
+        };
+        let taken = made.or_else(take);
+        let join = |object: &Multicast| driver.join_multicast(&object.raw).inspect_err(warn);
+        let joined = taken.filter(|object| join(object).is_ok());
+        if self.step(joined.is_some(), &[])?.is_none() {
             return Ok(None);
         }
         drop(offer);
-        let bound = joined.and_then(|mut object| {
-            let bound = driver.bind_multicast(&object.raw, memory);
-            object.address = *bound.as_ref().unwrap_or(&0);
-            self.told(bound.map(drop)).then_some(object)
-        });
-        if !self.all("multicast", bound.is_some())? {
+        let bind = |mut object: Multicast, memory: &RawMemory| {
+            let address = driver.bind_multicast(&object.raw, memory);
+            object.address = address.inspect_err(warn).ok()?;
+            Some(object)
+        };
+        let bound = joined
+            .zip(whole)
+            .and_then(|(object, memory)| bind(object, &memory));
+        if self.step(bound.is_some(), &[])?.is_none() {
             return Ok(None);
         }
         Ok(bound)
     }
 
-    /// Whether a step went well; warns where it did not.
-    fn told(&self, step: Result<()>) -> bool {
-        if let Err(error) = &step {
-            tracing::warn!(%error, "a window has no multicast address");
+    /// Tells all ranks whether this one goes on, and `more`; what they all have told, each behind a byte, or `None` where
+    /// one of them does not go on. All ranks together.
+    fn step(&self, goes_on: bool, more: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+        let own = [&[u8::from(goes_on)], more].concat();
+        let told = self.exchange("multicast", &own)?;
+        let stops = told.iter().position(|told| told.first() != Some(&1));
+        if let Some(rank) = stops.filter(|_| goes_on) {
+            tracing::warn!(
+                "a window has no multicast address, for rank {rank} cannot take part; its log may say why"
+            );
         }
-        step.is_ok()
+        Ok(stops.is_none().then_some(told))
     }
+}
 
-    /// Whether `own` holds on all ranks. All ranks together.
-    fn all(&self, what: &str, own: bool) -> Result<bool> {
-        let words = self.exchange(what, &[u8::from(own)])?;
-        Ok(words.iter().all(|word| word == &[1]))
-    }
+/// Tells of a step that the driver refuses.
+fn warn(error: &Error) {
+    tracing::warn!(%error, "a window has no multicast address");
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fusewire_device::layout::CommConst;
 
 use super::bootstrap::Forming;
-use super::meeting::Meeting;
+use super::meeting::{Card, Meeting};
 use crate::gpu::driver::LaunchShape;
 use crate::gpu::one_grid::Gang;
 use crate::gpu::{self, Gpu, HostLine, Scratch};
@@ -122,10 +122,10 @@ impl Drop for OnGpu {
 
 impl Forming {
     /// Refuses a rank on the CPU beside this one on a GPU. All ranks on GPUs find the same.
-    pub(super) fn check_kinds(&self, cards: &[(u32, MemoryDescriptor)]) -> Result<()> {
-        let other = cards.iter().find(|(_, card)| card.uuid().is_none());
+    pub(super) fn check_kinds(&self, cards: &[Card]) -> Result<()> {
+        let other = cards.iter().find(|card| card.memory.uuid().is_none());
         match other {
-            Some((rank, _)) if self.device.is_gpu() => Err(Error::Communicator {
+            Some(Card { rank, .. }) if self.device.is_gpu() => Err(Error::Communicator {
                 name: self.name.clone(),
                 detail: format!(
                     "rank {} is on {}, rank {rank} on the CPU: all ranks use one kind of device",

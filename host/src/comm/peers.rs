@@ -52,9 +52,10 @@ pub(super) fn watch(inner: &Arc<Inner>) {
     let mut state = state();
     let mut added = false;
     for (rank, key) in (0..).zip(&inner.processes) {
-        if key.0 == own {
+        // Of a process of another host only time-outs tell.
+        let Some(key) = key.as_ref().filter(|key| key.0 != own) else {
             continue;
-        }
+        };
         let watched = state.processes.entry(*key).or_insert_with(|| Watched {
             descriptor: process::descriptor(key.0),
             interests: Vec::new(),

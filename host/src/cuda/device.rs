@@ -1,9 +1,11 @@
 //! What is known of a device.
 
 use core::ffi::{CStr, c_char, c_int};
+use std::ffi::CString;
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
+use super::domain;
 use super::error::INVALID_VALUE;
 use super::library::Library;
 use crate::Result;
@@ -59,6 +61,7 @@ pub(super) fn properties(
         (library.cuDeviceTotalMem_v2)(&raw mut memory, device)
     })?;
     let pieces = has(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?;
+    let fabric = pieces && has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)?;
     Ok(Properties {
         ordinal,
         name: name(library, device)?,
@@ -75,7 +78,11 @@ pub(super) fn properties(
         version: u32::try_from(library.version()?).unwrap_or(0),
         descriptors: pieces
             && has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?,
-        fabric: pieces && has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)?,
+        fabric,
+        domain: fabric
+            .then(|| domain::find(&bus(library, device)?))
+            .transpose()?
+            .flatten(),
         multicast: pieces
             && library.cuMulticastCreate.find().is_some()
             && has(Attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED)?,
@@ -98,6 +105,17 @@ fn name(library: &Library, device: sys::CUdevice) -> Result<String> {
     })?;
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
     Ok(name.to_string_lossy().into_owned())
+}
+
+/// Where the device is on the PCI bus, by which other libraries know it: they number devices in another order.
+fn bus(library: &Library, device: sys::CUdevice) -> Result<CString> {
+    let mut bus = [0_u8; 64];
+    let room = bus.len() as c_int - 1;
+    // SAFETY: `bus` has room for that many bytes.
+    library.check("cuDeviceGetPCIBusId", unsafe {
+        (library.cuDeviceGetPCIBusId)(bus.as_mut_ptr().cast::<c_char>(), room, device)
+    })?;
+    Ok(CStr::from_bytes_until_nul(&bus).unwrap_or_default().into())
 }
 
 /// The device's (or its slice's, under MIG) identity.

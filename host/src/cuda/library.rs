@@ -102,6 +102,7 @@ symbols! {
         cuDeviceGetCount(*mut c_int);
         cuDeviceGetName(*mut c_char, c_int, sys::CUdevice);
         cuDeviceGetUuid_v2(*mut sys::CUuuid, sys::CUdevice);
+        cuDeviceGetPCIBusId(*mut c_char, c_int, sys::CUdevice);
         cuDeviceTotalMem_v2(*mut usize, sys::CUdevice);
         cuDeviceGetAttribute(*mut c_int, sys::CUdevice_attribute, sys::CUdevice);
 

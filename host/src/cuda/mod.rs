@@ -13,7 +13,7 @@
 //! | subject | symbols |
 //! |---|---|
 //! | start | `cuInit` `cuDriverGetVersion` `cuGetErrorName` `cuGetErrorString` |
-//! | devices | `cuDeviceGet` `cuDeviceGetCount` `cuDeviceGetName` `cuDeviceGetUuid_v2` `cuDeviceTotalMem_v2` `cuDeviceGetAttribute` |
+//! | devices | `cuDeviceGet` `cuDeviceGetCount` `cuDeviceGetName` `cuDeviceGetUuid_v2` `cuDeviceGetPCIBusId` `cuDeviceTotalMem_v2` `cuDeviceGetAttribute` |
 //! | contexts | `cuDevicePrimaryCtxRetain` `cuCtxGetCurrent` `cuCtxSetCurrent` `cuThreadExchangeStreamCaptureMode` |
 //! | virtual memory | `cuMemGetAllocationGranularity` `cuMemCreate` `cuMemRelease` `cuMemAddressReserve` `cuMemAddressFree` `cuMemMap` `cuMemUnmap` `cuMemSetAccess` `cuMemExportToShareableHandle` `cuMemImportFromShareableHandle` `cuMemRetainAllocationHandle` `cuMemGetAllocationPropertiesFromHandle` |
 //! | memory | `cuMemAlloc_v2` `cuMemFree_v2` `cuMemGetInfo_v2` `cuMemGetAddressRange_v2` `cuIpcGetMemHandle` `cuIpcOpenMemHandle_v2` `cuIpcCloseMemHandle` `cuMemHostAlloc` `cuMemFreeHost` `cuMemHostGetDevicePointer_v2` |
@@ -49,6 +49,7 @@
 mod capture;
 mod context;
 mod device;
+mod domain;
 mod driver;
 mod error;
 mod event;

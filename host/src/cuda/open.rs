@@ -120,6 +120,8 @@ impl Cuda {
             properties.fabric && virtual_memory::probe_fabric(&relaxed, number, both, rdma);
         if properties.fabric {
             handles = both;
+        } else {
+            properties.domain = None;
         }
         let granularity = if handles == 0 {
             super::memory::WHOLE_SHARED

@@ -61,6 +61,9 @@ pub struct Properties {
     pub descriptors: bool,
     /// Whether memory can be exported as a fabric handle (NVLink between hosts).
     pub fabric: bool,
+    /// The NVLink domain that the GPU is in, where its memory can be reached from other hosts: ranks whose GPUs are in one
+    /// domain reach each other wherever they are. Never there without `fabric`.
+    pub domain: Option<String>,
     /// Whether the GPU can be part of a multicast object (NVLink SHARP).
     pub multicast: bool,
     /// Whether cooperative launches are possible.

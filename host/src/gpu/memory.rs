@@ -58,9 +58,26 @@ pub(crate) struct MemoryDescriptor {
     pub(crate) bytes: u64,
     /// Of the GPU that the memory is on.
     pub(crate) uuid: [u8; 16],
+    /// Whether that GPU can be part of a multicast object.
+    pub(crate) multicast: bool,
+    /// Tells the process from those that have the same id on other hosts or in other containers.
+    process: u64,
     mapped: u64,
     id: u64,
     wire: Wire,
+}
+
+/// A number that no other process has, with its id.
+fn own_process() -> u64 {
+    static NUMBER: OnceLock<u64> = OnceLock::new();
+    *NUMBER.get_or_init(|| {
+        let mut bytes = [0; 8];
+        // Without random numbers the start time must do.
+        match getrandom::fill(&mut bytes) {
+            Ok(()) => u64::from_le_bytes(bytes),
+            Err(_) => crate::process::start_time(process::id()).unwrap_or_default(),
+        }
+    })
 }
 
 type Pieces = HashMap<u64, Weak<Memory>>;
@@ -115,11 +132,14 @@ impl Memory {
         rank: u32,
     ) -> Result<Arc<Self>> {
         let refused = |detail: String| Error::PeerSegment { rank, detail };
-        if descriptor.pid == process::id() {
-            return pieces()
-                .get(&descriptor.id)
-                .and_then(Weak::upgrade)
-                .ok_or_else(|| refused("this process has freed it already".to_owned()));
+        if descriptor.pid == process::id() && descriptor.process == own_process() {
+            let piece = pieces().get(&descriptor.id).and_then(Weak::upgrade);
+            let piece =
+                piece.ok_or_else(|| refused("this process has freed it already".to_owned()))?;
+            // Virtual memory is mapped for the GPU that it is on; another one needs a mapping of its own.
+            if Arc::ptr_eq(&piece.gpu, gpu) || matches!(descriptor.wire, Wire::Ipc(..)) {
+                return Ok(piece);
+            }
         }
         let driver = gpu.driver();
         let raw = descriptor
@@ -190,7 +210,9 @@ impl Memory {
                 }
             })?,
             bytes: self.bytes,
-            uuid: self.gpu.driver().properties().uuid,
+            uuid: self.gpu.properties().uuid,
+            multicast: self.gpu.properties().multicast,
+            process: own_process(),
             mapped: self.raw.bytes,
             id: self.id,
             wire,
@@ -289,16 +311,23 @@ impl Drop for Freed {
 }
 
 impl MemoryDescriptor {
-    const MAGIC: u32 = 0x4644_4731; // "FDG1"
+    const MAGIC: u32 = 0x4644_4732; // "FDG2"
+
+    /// Whether processes of other hosts can open the memory, in one NVLink domain.
+    pub(crate) const fn is_for_other_hosts(&self) -> bool {
+        matches!(self.wire, Wire::Fabric(_))
+    }
 
     pub(crate) fn to_bytes(self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(160);
+        let mut bytes = Vec::with_capacity(176);
         bytes.extend(Self::MAGIC.to_le_bytes());
         bytes.extend(self.pid.to_le_bytes());
         for word in [self.start_time, self.bytes, self.mapped, self.id] {
             bytes.extend(word.to_le_bytes());
         }
+        bytes.extend(self.process.to_le_bytes());
         bytes.extend(self.uuid);
+        bytes.push(u8::from(self.multicast));
         bytes.extend(self.wire.to_bytes());
         bytes
     }
@@ -317,13 +346,22 @@ impl MemoryDescriptor {
         let mut rest = rest;
         let (start_time, size) = (word(&mut rest)?, word(&mut rest)?);
         let (mapped, id) = (word(&mut rest)?, word(&mut rest)?);
+        let process = word(&mut rest)?;
         let (uuid, rest) = rest.split_first_chunk::<16>()?;
+        let (multicast, rest) = rest.split_first()?;
+        let multicast = match multicast {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
         let wire = Wire::from_bytes(rest)?;
         Some(Self {
             pid: u32::from_le_bytes(*pid),
             start_time,
             bytes: size,
             uuid: *uuid,
+            multicast,
+            process,
             mapped,
             id,
             wire,
@@ -445,6 +483,8 @@ mod tests {
                 start_time: 2,
                 bytes: 3,
                 uuid: [4; 16],
+                multicast: true,
+                process: 7,
                 mapped: 5,
                 id: 6,
                 wire,

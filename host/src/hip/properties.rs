@@ -31,6 +31,7 @@ pub(super) fn of(functions: &Functions, ordinal: Int) -> Result<Properties> {
         version: version(functions)?,
         descriptors: false,
         fabric: false,
+        domain: None,
         multicast: false,
         cooperative: attribute(hip::ATTRIBUTE_COOPERATIVE)? != 0,
     })

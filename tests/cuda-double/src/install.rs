@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// Names under which programs open the driver library.
-pub const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+/// Names under which programs open the driver library, and the management library.
+pub const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"];
 
 /// The double's shared object, which cargo builds beside the binaries of a test that depends on this crate.
 ///

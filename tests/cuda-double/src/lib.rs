@@ -16,6 +16,10 @@
 //! | `FUSEWIRE_CUDA_DOUBLE_MEMORY` | bytes of a device's memory (an H200's) |
 //! | `FUSEWIRE_CUDA_DOUBLE_DRIVER` | version of the driver (12080) |
 //! | `FUSEWIRE_CUDA_DOUBLE_DESCRIPTORS=0` | memory cannot be exported as a file descriptor |
+//! | `FUSEWIRE_CUDA_DOUBLE_FABRIC=NAME` | memory can be exported as a fabric handle, to processes with the same name |
+//! | `FUSEWIRE_CUDA_DOUBLE_NVML=STATE:STATUS:CLUSTER:CLIQUE` | what the management library says of every device's fabric (not supported) |
+//! | `FUSEWIRE_CUDA_DOUBLE_HOST` | a number in the identities of the devices (0), so that those of two hosts differ |
+//! | `FUSEWIRE_CUDA_DOUBLE_MULTICAST=1` | the devices can be parts of multicast objects |
 //! | `FUSEWIRE_CUDA_DOUBLE_POISON=0` | new memory is zero; else it is filled with 0xcb |
 //! | `FUSEWIRE_CUDA_DOUBLE_GUARD=1` | the host's accesses to device memory crash while no device works |
 //! | `FUSEWIRE_CUDA_DOUBLE_FAIL=NAME:NTH=CODE,..` | the n-th call of a function fails with a code |
@@ -27,6 +31,10 @@
 //!
 //! An entry `NAME__grid` is the grid form of the kernel `NAME` (images of `fusewire-build build --one-grid`): it runs the
 //! blocks of all ranks, each with its rank's parameters.
+//!
+//! Multicast objects have all of the driver's rules and nothing of the switch: kernels of the host (`multimem` of
+//! `fusewire-device`) reach the parts of a window by their own addresses, and nothing can touch the object's. Fabric handles
+//! go between processes of one machine, which may say that they are on several hosts.
 //!
 //! What it does not see: what a kernel's PTX does (only the declarations are read), threads of a block (a block has
 //! one lane), kernels that follow an address which was freed (the process crashes then).

@@ -14,7 +14,7 @@ mod options;
 mod point_to_point;
 mod tally;
 mod timing;
-mod warnings;
+pub mod warnings;
 mod windows;
 
 use std::collections::HashMap;

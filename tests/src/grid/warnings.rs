@@ -49,7 +49,7 @@ impl Subscriber for Warnings {
 }
 
 /// Runs `body`; what it gives, and what was warned of on this thread meanwhile.
-pub(super) fn of<R>(body: impl FnOnce() -> R) -> (R, Vec<String>) {
+pub fn of<R>(body: impl FnOnce() -> R) -> (R, Vec<String>) {
     let warnings = Warnings::default();
     let result = tracing::subscriber::with_default(warnings.clone(), body);
     let kept = warnings.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -41,6 +41,7 @@ impl Fake {
                 version: 12_040,
                 descriptors: true,
                 fabric: false,
+                domain: None,
                 multicast: false,
                 cooperative: true,
             },

@@ -62,6 +62,11 @@ pub unsafe extern "C" fn cuGetErrorString(code: u32, place: *mut *const c_char) 
     put_text(code, place, true)
 }
 
+/// Where a device is on the bus.
+pub(super) fn bus_id(device: u32) -> String {
+    format!("0000:{:02X}:00.0", 0x10 + device)
+}
+
 /// An attribute of a device, by its number in `cuda.h`; those of an H200.
 fn attribute(number: u32, device: u32) -> Result<i32> {
     let settings = settings();
@@ -100,7 +105,10 @@ fn attribute(number: u32, device: u32) -> Result<i32> {
         // Clusters.
         120 => u32::from(settings.capability >= 90),
         125 => 1,
-        // Fabric handles (128), DMA buffers (124) and multicast (132): none, as what is not named here.
+        // Fabric handles and multicast.
+        128 => u32::from(settings.fabric.is_some()),
+        132 => u32::from(settings.multicast),
+        // DMA buffers (124): none, as what is not named here.
         11 | 14..=134 => 0,
         _ => return Err(Status::InvalidValue),
     };
@@ -163,7 +171,7 @@ export! {
             return Err(Status::InvalidValue);
         }
         // SAFETY: the caller promises that many bytes.
-        unsafe { write_text(text, bytes as usize, &format!("0000:{:02X}:00.0", 0x10 + device)) };
+        unsafe { write_text(text, bytes as usize, &bus_id(device)) };
         Ok(())
     }
 
@@ -282,7 +290,5 @@ export! {
 
 fn put_uuid(uuid: *mut [u8; 16], device: c_int) -> Result<()> {
     let device = context::device(device)?;
-    let mut bytes = *b"fusewire-double\0";
-    bytes[15] = device as u8;
-    put(uuid, bytes)
+    put(uuid, context::uuid(device))
 }

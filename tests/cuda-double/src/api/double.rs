@@ -42,7 +42,7 @@ pub unsafe extern "C" fn fusewireCudaDoubleLaunchCount(name: *const c_char) -> u
 }
 
 /// How many objects of a kind live: `context`, `stream`, `event`, `module`, `graph`, `exec`, `user_object`,
-/// `allocation` (of `cuMemCreate`), `reservation`, `mapping`, `block` (of `cuMemAlloc`), `ipc`, `host`, `registered`;
+/// `allocation` (of `cuMemCreate`), `multicast`, `binding` (of memory to a multicast object), `reservation`, `mapping`, `block` (of `cuMemAlloc`), `ipc`, `host`, `registered`;
 /// or of all kinds but contexts (`all`). Of an unknown kind: the greatest number.
 ///
 /// # Safety

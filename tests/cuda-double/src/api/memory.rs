@@ -10,7 +10,7 @@ use crate::core::context::{Context, current};
 use crate::core::memory::{self, Kind, Place};
 use crate::core::settings::settings;
 use crate::core::stream::{self, Stream};
-use crate::core::{backing, capture, ipc};
+use crate::core::{backing, capture, handoff, ipc};
 use crate::status::{Result, Status};
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
@@ -191,7 +191,7 @@ export! {
         Ok(())
     }
 
-    fn cuIpcGetMemHandle(handle: *mut [u8; ipc::BYTES], address: u64) {
+    fn cuIpcGetMemHandle(handle: *mut [u8; handoff::BYTES], address: u64) {
         current()?;
         if handle.is_null() {
             return Err(Status::InvalidValue);
@@ -334,7 +334,7 @@ export! {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct IpcHandle {
-    bytes: [u8; ipc::BYTES],
+    bytes: [u8; handoff::BYTES],
 }
 
 fn allocate_host(place: *mut *mut c_void, bytes: usize) -> Result<()> {

@@ -5,6 +5,8 @@ mod double;
 mod graph;
 mod memory;
 mod module;
+mod multicast;
+mod nvml;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Virtual memory management, and multicast objects, of which there are none.
+//! Virtual memory management.
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
@@ -6,9 +6,9 @@ use std::os::fd::{BorrowedFd, IntoRawFd};
 use super::{export, get, put};
 use crate::core::backing::{Backing, GRANULARITY};
 use crate::core::context::{self, ready};
-use crate::core::handles::ALLOCATIONS;
-use crate::core::memory;
+use crate::core::handles::{ALLOCATIONS, MULTICASTS};
 use crate::core::settings::settings;
+use crate::core::{handoff, memory, multicast};
 use crate::status::{Result, Status};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -59,18 +59,26 @@ fn properties(place: *const AllocationProp) -> Result<(u32, u32)> {
         return Err(Status::InvalidValue);
     }
     let device = context::device(wanted.location.id)?;
-    let offered = if settings().descriptors {
-        DESCRIPTOR
-    } else {
-        0
-    };
-    if wanted.handle_types & !(DESCRIPTOR | FABRIC | 6) != 0 {
+    known_handles(wanted.handle_types)?;
+    Ok((device, wanted.handle_types))
+}
+
+/// Refuses types of handles that the devices do not have.
+pub(super) fn known_handles(types: u32) -> Result<()> {
+    let mut offered = 0;
+    if settings().descriptors {
+        offered |= DESCRIPTOR;
+    }
+    if settings().fabric.is_some() {
+        offered |= FABRIC;
+    }
+    if types & !(DESCRIPTOR | FABRIC | 6) != 0 {
         return Err(Status::InvalidValue);
     }
-    if wanted.handle_types & !offered != 0 {
+    if types & !offered != 0 {
         return Err(Status::NotSupported);
     }
-    Ok((device, wanted.handle_types))
+    Ok(())
 }
 
 export! {
@@ -96,7 +104,7 @@ export! {
 
     fn cuMemRelease(handle: u64) {
         ready()?;
-        memory::release(handle as usize)
+        memory::release(handle as usize).or_else(|_| multicast::release(handle as usize))
     }
 
     fn cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) {
@@ -174,79 +182,48 @@ export! {
 
     fn cuMemExportToShareableHandle(shareable: *mut c_void, handle: u64, kind: c_uint, flags: c_ulonglong) {
         ready()?;
-        let allocation = ALLOCATIONS.get(handle as usize).ok_or(Status::InvalidValue)?;
-        if kind == FABRIC {
-            return Err(Status::NotSupported);
-        }
-        let asked = allocation.backing.handles & kind != 0;
-        if shareable.is_null() || kind != DESCRIPTOR || flags != 0 || !asked {
+        let allocation = ALLOCATIONS.get(handle as usize);
+        let object = MULTICASTS.get(handle as usize);
+        let (file, handles) = match (&allocation, &object) {
+            (Some(allocation), _) => (&allocation.backing.file, allocation.backing.handles),
+            (None, Some(object)) => (&object.file, object.handles),
+            (None, None) => return Err(Status::InvalidValue),
+        };
+        known_handles(kind)?;
+        if shareable.is_null() || flags != 0 || handles & kind == 0 {
             return Err(Status::InvalidValue);
         }
-        let copy = allocation.backing.file.try_clone().or(Err(Status::OperatingSystem))?;
+        if kind == FABRIC {
+            return put(shareable.cast(), handoff::export_to_fabric(file)?);
+        }
+        let copy = file.try_clone().or(Err(Status::OperatingSystem))?;
         put(shareable.cast::<c_int>(), copy.into_raw_fd())
     }
 
     fn cuMemImportFromShareableHandle(handle: *mut u64, shareable: *mut c_void, kind: c_uint) {
         ready()?;
-        if kind == FABRIC {
-            return Err(Status::NotSupported);
-        }
-        let fd = shareable as usize as c_int;
-        // SAFETY: asks whether the number is an open descriptor; nothing else is done with it.
-        let open = unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
-        if handle.is_null() || kind != DESCRIPTOR || !open {
+        if handle.is_null() || !matches!(kind, DESCRIPTOR | FABRIC) {
             return Err(Status::InvalidValue);
         }
-        // SAFETY: it is open, and stays so during this call by the caller's promise.
-        let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
-        let backing = Backing::adopt(copy.or(Err(Status::OperatingSystem))?);
-        let backing = backing.ok_or(Status::InvalidValue)?;
-        if backing.handles & DESCRIPTOR == 0 {
+        let fd = if kind == FABRIC {
+            handoff::import_from_fabric(&get(shareable.cast_const().cast())?)?
+        } else {
+            let fd = shareable as usize as c_int;
+            // SAFETY: asks whether the number is an open descriptor; nothing else is done with it.
+            if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+                return Err(Status::InvalidValue);
+            }
+            // SAFETY: it is open, and stays so during this call by the caller's promise.
+            let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+            copy.or(Err(Status::OperatingSystem))?
+        };
+        if let Some(object) = multicast::adopt(&fd, kind)? {
+            return put(handle, object as u64);
+        }
+        let backing = Backing::adopt(fd).ok_or(Status::InvalidValue)?;
+        if backing.handles & kind == 0 {
             return Err(Status::InvalidValue);
         }
         put(handle, memory::create(backing) as u64)
-    }
-
-    fn cuMulticastCreate(_handle: *mut u64, _prop: *const c_void) {
-        ready()?;
-        Err(Status::NotSupported)
-    }
-
-    fn cuMulticastAddDevice(_handle: u64, _device: c_int) {
-        ready()?;
-        Err(Status::NotSupported)
-    }
-
-    fn cuMulticastBindMem(
-        _multicast: u64,
-        _multicast_offset: usize,
-        _memory: u64,
-        _memory_offset: usize,
-        _bytes: usize,
-        _flags: c_ulonglong,
-    ) {
-        ready()?;
-        Err(Status::NotSupported)
-    }
-
-    fn cuMulticastBindAddr(
-        _multicast: u64,
-        _offset: usize,
-        _address: u64,
-        _bytes: usize,
-        _flags: c_ulonglong,
-    ) {
-        ready()?;
-        Err(Status::NotSupported)
-    }
-
-    fn cuMulticastUnbind(_multicast: u64, _device: c_int, _offset: usize, _bytes: usize) {
-        ready()?;
-        Err(Status::NotSupported)
-    }
-
-    fn cuMulticastGetGranularity(_bytes: *mut usize, _prop: *const c_void, _option: c_uint) {
-        ready()?;
-        Err(Status::NotSupported)
     }
 }

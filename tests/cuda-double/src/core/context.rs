@@ -97,6 +97,14 @@ pub(crate) fn device(number: i32) -> Result<u32> {
         .ok_or(Status::InvalidDevice)
 }
 
+/// What tells a device from all others.
+pub(crate) fn uuid(device: u32) -> [u8; 16] {
+    let mut bytes = *b"fusewire-double\0";
+    bytes[14] = bytes[14].wrapping_add(settings().host);
+    bytes[15] = device as u8;
+    bytes
+}
+
 /// The context that is current on this thread, in working order.
 pub(crate) fn current() -> Result<Arc<Context>> {
     ready()?;

@@ -10,6 +10,7 @@ use super::graph::{Exec, Graph, UserObject};
 use super::kernel::{Function, Module};
 use super::lock;
 use super::memory::Allocation;
+use super::multicast::Object;
 use super::stream::Stream;
 
 /// Nothing is ever mapped there: a handle that somebody follows as a pointer is found out.
@@ -93,3 +94,4 @@ pub(crate) static GRAPHS: Table<Graph> = Table::new();
 pub(crate) static EXECS: Table<Exec> = Table::new();
 pub(crate) static USER_OBJECTS: Table<UserObject> = Table::new();
 pub(crate) static ALLOCATIONS: Table<Allocation> = Table::new();
+pub(crate) static MULTICASTS: Table<Object> = Table::new();

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::backing::{self, Backing};
-use super::lock;
 use super::settings::{POISON, settings};
+use super::{lock, multicast};
 use crate::status::{Result, Status};
 
 mod virtual_memory;
@@ -30,6 +30,8 @@ pub(crate) enum Kind {
     Block,
     /// A mapping in a reservation.
     Mapping(Arc<Allocation>),
+    /// A mapping of a multicast object, which nothing can touch.
+    Multicast(Arc<multicast::Object>),
     /// Another process' block, with the times that it was opened.
     Ipc(u32),
     /// Page-locked host memory.
@@ -104,6 +106,9 @@ impl Region {
 
     /// What the range allows when device work runs.
     fn protection(&self) -> i32 {
+        if matches!(self.kind, Kind::Multicast(_)) {
+            return libc::PROT_NONE;
+        }
         match self.access.values().max() {
             None | Some(0) => libc::PROT_NONE,
             Some(1) => libc::PROT_READ,
@@ -117,6 +122,7 @@ impl Region {
                 let access = self.access.get(&device).copied().unwrap_or(0);
                 access >= if write { 3 } else { 1 }
             }
+            Kind::Multicast(_) => false,
             _ => true,
         }
     }
@@ -433,7 +439,7 @@ pub(crate) fn live() -> Live {
     for region in space.regions.values() {
         match region.kind {
             Kind::Block => live.blocks += 1,
-            Kind::Mapping(_) => live.mappings += 1,
+            Kind::Mapping(_) | Kind::Multicast(_) => live.mappings += 1,
             Kind::Ipc(_) => live.ipc += 1,
             Kind::Host => live.host += 1,
             Kind::Registered => live.registered += 1,

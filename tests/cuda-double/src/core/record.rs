@@ -7,10 +7,10 @@ use std::sync::Mutex;
 use serde_json::{Value, json};
 
 use super::handles::{
-    ALLOCATIONS, CONTEXTS, EVENTS, EXECS, GRAPHS, MODULES, STREAMS, USER_OBJECTS,
+    ALLOCATIONS, CONTEXTS, EVENTS, EXECS, GRAPHS, MODULES, MULTICASTS, STREAMS, USER_OBJECTS,
 };
 use super::settings::variable;
-use super::{lock, memory};
+use super::{lock, memory, multicast};
 
 static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
 static LAUNCH_COUNTS: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
@@ -133,7 +133,7 @@ pub(crate) fn launch_count(pattern: &str) -> u64 {
 }
 
 /// How many objects of a kind live.
-pub(crate) fn live() -> [(&'static str, u64); 14] {
+pub(crate) fn live() -> [(&'static str, u64); 16] {
     let memory = memory::live();
     [
         ("context", CONTEXTS.len() as u64),
@@ -144,6 +144,8 @@ pub(crate) fn live() -> [(&'static str, u64); 14] {
         ("exec", EXECS.len() as u64),
         ("user_object", USER_OBJECTS.len() as u64),
         ("allocation", ALLOCATIONS.len() as u64),
+        ("multicast", MULTICASTS.len() as u64),
+        ("binding", multicast::bindings()),
         ("reservation", memory.reservations),
         ("mapping", memory.mappings),
         ("block", memory.blocks),

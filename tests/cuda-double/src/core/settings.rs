@@ -17,6 +17,12 @@ pub(crate) struct Settings {
     pub(crate) driver: u32,
     /// `FUSEWIRE_CUDA_DOUBLE_DESCRIPTORS=0`: memory cannot be exported as a file descriptor.
     pub(crate) descriptors: bool,
+    /// `FUSEWIRE_CUDA_DOUBLE_FABRIC`: name of the fabric that the devices are in; empty for none.
+    pub(crate) fabric: Option<String>,
+    /// `FUSEWIRE_CUDA_DOUBLE_MULTICAST=1`: the devices have multicast objects.
+    pub(crate) multicast: bool,
+    /// `FUSEWIRE_CUDA_DOUBLE_HOST`: a number that is in the identities of the devices.
+    pub(crate) host: u8,
     /// `FUSEWIRE_CUDA_DOUBLE_GUARD=1`: the host's accesses to device memory crash while no device works.
     pub(crate) guard: bool,
     /// `FUSEWIRE_CUDA_DOUBLE_POISON=0`: new device memory is zero, not filled with [`POISON`].
@@ -39,6 +45,9 @@ pub(crate) fn settings() -> &'static Settings {
         memory: number("MEMORY", H200_MEMORY),
         driver: number("DRIVER", 12_080) as u32,
         descriptors: number("DESCRIPTORS", 1) != 0,
+        fabric: variable("FABRIC").filter(|name| !name.is_empty()),
+        multicast: number("MULTICAST", 0) != 0,
+        host: number("HOST", 0) as u8,
         guard: number("GUARD", 0) != 0,
         poison: number("POISON", 1) != 0,
     })

@@ -7,6 +7,7 @@ mod captures;
 mod grid;
 mod memory;
 mod modules;
+mod multicast;
 mod processes;
 mod start;
 mod streams;

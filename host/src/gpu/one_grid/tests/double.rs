@@ -58,6 +58,7 @@ impl Double {
                 version: 0,
                 descriptors: false,
                 fabric: false,
+                domain: None,
                 multicast: false,
                 cooperative: true,
             },

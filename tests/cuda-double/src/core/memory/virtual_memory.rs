@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use super::{Allocation, Kind, Region, SPACE, Space, find, region};
 use crate::core::backing::{self, Backing, GRANULARITY};
 use crate::core::handles::{ALLOCATIONS, fresh};
-use crate::core::lock;
 use crate::core::settings::settings;
+use crate::core::{lock, multicast};
 use crate::status::{Result, Status};
 
 /// Physical memory of virtual memory management; gives its handle.
@@ -34,12 +34,10 @@ pub(crate) fn release(handle: usize) -> Result<()> {
 
 /// Takes a reference to what is mapped at an address.
 pub(crate) fn retain(address: u64) -> Result<usize> {
-    let Some(Region {
-        kind: Kind::Mapping(allocation),
-        ..
-    }) = find(address)
-    else {
-        return Err(Status::InvalidValue);
+    let allocation = match find(address).map(|region| region.kind) {
+        Some(Kind::Mapping(allocation)) => allocation,
+        Some(Kind::Multicast(object)) => return Ok(multicast::retain(&object)),
+        _ => return Err(Status::InvalidValue),
     };
     *lock(&allocation.references) += 1;
     ALLOCATIONS.insert_as(allocation.handle, Arc::clone(&allocation));
@@ -81,7 +79,12 @@ pub(crate) fn unreserve(start: u64, bytes: u64) -> Result<()> {
 
 /// Maps physical memory into a reservation; nothing may touch it yet.
 pub(crate) fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result<()> {
-    let allocation = ALLOCATIONS.get(handle).ok_or(Status::InvalidValue)?;
+    let allocation = ALLOCATIONS.get(handle);
+    let most = match &allocation {
+        Some(allocation) => allocation.backing.bytes,
+        // Nothing but an object can have that handle.
+        None => u64::MAX,
+    };
     let aligned = start.is_multiple_of(GRANULARITY) && bytes.is_multiple_of(GRANULARITY);
     let mut space = lock(&SPACE);
     let free = space.containing(start).is_none()
@@ -93,12 +96,16 @@ pub(crate) fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result<
     if bytes == 0
         || !aligned
         || offset != 0
-        || bytes > allocation.backing.bytes
+        || bytes > most
         || !space.reserved(start, bytes)
         || !free
     {
         return Err(Status::InvalidValue);
     }
+    let Some(allocation) = allocation else {
+        let kind = Kind::Multicast(multicast::mappable(handle, bytes)?);
+        return space.add(region(start, bytes, kind, 0, 0)).map(drop);
+    };
     allocation
         .backing
         .map(Some(start), bytes, libc::PROT_NONE)?;
@@ -118,7 +125,7 @@ fn mappings(space: &Space, start: u64, bytes: u64) -> Result<Vec<u64>> {
     let mut found = Vec::new();
     while at < end {
         match space.regions.get(&at) {
-            Some(region) if matches!(region.kind, Kind::Mapping(_)) => {
+            Some(region) if matches!(region.kind, Kind::Mapping(_) | Kind::Multicast(_)) => {
                 found.push(at);
                 at = region.end();
             }
@@ -164,7 +171,9 @@ pub(crate) fn set_access(start: u64, bytes: u64, device: u32, flags: u32) -> Res
 pub(crate) fn access(address: u64, device: u32) -> Result<u32> {
     let region = find(address).ok_or(Status::InvalidValue)?;
     match region.kind {
-        Kind::Mapping(_) => Ok(region.access.get(&device).copied().unwrap_or(0)),
+        Kind::Mapping(_) | Kind::Multicast(_) => {
+            Ok(region.access.get(&device).copied().unwrap_or(0))
+        }
         _ => Err(Status::InvalidValue),
     }
 }

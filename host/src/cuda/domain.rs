@@ -1,0 +1,200 @@
+//! The NVLink domain that a GPU is in: GPUs of several hosts whose switches are one.
+//!
+//! The management library (NVML) tells it: a cluster, and a clique within it whose GPUs reach each other. The library is opened at run
+//! time, and asked only where the driver has fabric handles; where it is not there, there is no domain.
+
+use core::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
+use core::mem::offset_of;
+use std::sync::OnceLock;
+
+use libloading::os::unix::{Library as Object, RTLD_LOCAL, RTLD_NOW};
+
+use crate::Result;
+use crate::bootstrap::nvlink_domain;
+
+/// The name under which the driver installs the management library.
+const SONAME: &str = "libnvidia-ml.so.1";
+
+/// `NVML_SUCCESS`.
+const SUCCESS: c_int = 0;
+
+/// `NVML_GPU_FABRIC_STATE_COMPLETED`: the GPU has been registered in its cluster, or that has failed.
+const COMPLETED: c_uchar = 3;
+
+/// `nvmlGpuFabricInfo_v2_t`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+struct FabricInfo {
+    version: c_uint,
+    cluster: [u8; 16],
+    /// How the registration ended, once it has (`nvmlReturn_t`).
+    status: c_int,
+    clique: c_uint,
+    state: c_uchar,
+    health: c_uint,
+}
+
+/// `nvmlGpuFabricInfo_v2`: the structure's size, and its version in the highest byte.
+const VERSION: c_uint = size_of::<FabricInfo>() as c_uint | 2 << 24;
+
+const _: () = {
+    assert!(VERSION == 0x0200_0024);
+    assert!(offset_of!(FabricInfo, cluster) == 4);
+    assert!(offset_of!(FabricInfo, status) == 20);
+    assert!(offset_of!(FabricInfo, clique) == 24);
+    assert!(offset_of!(FabricInfo, state) == 28);
+    assert!(offset_of!(FabricInfo, health) == 32);
+};
+
+impl FabricInfo {
+    /// The name of the domain; `None` where the GPU is in none, or not yet.
+    fn domain(&self) -> Option<String> {
+        let registered = self.state == COMPLETED && self.status == SUCCESS;
+        // GPUs that are joined within their host only have a cluster of zeros.
+        if !registered || self.cluster == [0; 16] {
+            return None;
+        }
+        let cluster: String = self.cluster.iter().map(|b| format!("{b:02x}")).collect();
+        Some(format!("{cluster}.{}", self.clique))
+    }
+}
+
+/// `nvmlDeviceGetHandleByPciBusId_v2`.
+type ByBus = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
+/// `nvmlDeviceGetGpuFabricInfoV`.
+type GetInfo = unsafe extern "C" fn(*mut c_void, *mut FabricInfo) -> c_int;
+
+/// The management library, initialised. It stays so until the process ends.
+#[derive(Debug)]
+struct Nvml {
+    by_bus: ByBus,
+    get_info: GetInfo,
+    /// Keeps the functions mapped.
+    _object: Object,
+}
+
+impl Nvml {
+    /// Opens it; `None`, where it is not there or has no such functions.
+    fn open(name: &str) -> Option<Self> {
+        // SAFETY: the library's initialisers are meant to be run by dlopen.
+        let object = unsafe { Object::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
+        let object = object
+            .inspect_err(|error| tracing::debug!(%error, "no NVLink domain"))
+            .ok()?;
+        // SAFETY: the type is that of `nvml.h`.
+        let start = unsafe { object.get::<unsafe extern "C" fn() -> c_int>(b"nvmlInit_v2\0") };
+        // SAFETY: as above.
+        let by_bus = unsafe { object.get::<ByBus>(b"nvmlDeviceGetHandleByPciBusId_v2\0") };
+        // SAFETY: as above. Drivers before 550 lack it.
+        let get_info = unsafe { object.get::<GetInfo>(b"nvmlDeviceGetGpuFabricInfoV\0") };
+        let (start, by_bus, get_info) = (*start.ok()?, *by_bus.ok()?, *get_info.ok()?);
+        // SAFETY: no preconditions.
+        let code = unsafe { start() };
+        if code != SUCCESS {
+            tracing::debug!(code, "no NVLink domain: nvmlInit fails");
+            return None;
+        }
+        Some(Self {
+            by_bus,
+            get_info,
+            _object: object,
+        })
+    }
+
+    /// The domain of the GPU at `bus`.
+    fn domain(&self, bus: &CStr) -> Option<String> {
+        let mut device = core::ptr::null_mut();
+        // SAFETY: a C string, and `device` is writable.
+        let code = unsafe { (self.by_bus)(bus.as_ptr(), &raw mut device) };
+        if code != SUCCESS {
+            tracing::debug!(code, ?bus, "no NVLink domain: NVML does not know the GPU");
+            return None;
+        }
+        let mut info = FabricInfo {
+            version: VERSION,
+            ..FabricInfo::default()
+        };
+        // SAFETY: a device of the library's, and `info` is writable and says which structure it is.
+        let code = unsafe { (self.get_info)(device, &raw mut info) };
+        if code != SUCCESS {
+            tracing::debug!(code, ?bus, "no NVLink domain");
+            return None;
+        }
+        let domain = info.domain();
+        if domain.is_none() {
+            tracing::debug!(?info, ?bus, "the GPU is in no NVLink domain");
+        }
+        domain
+    }
+}
+
+/// The NVLink domain of the GPU at `bus`, for which the driver has fabric handles: what `FUSEWIRE_NVLINK_DOMAIN` says, else the
+/// management library.
+///
+/// # Errors
+/// `Error::Bootstrap` for a name that cannot be one.
+pub(super) fn find(bus: &CStr) -> Result<Option<String>> {
+    static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
+    if let Some(told) = nvlink_domain()? {
+        return Ok(Some(told).filter(|name| !name.is_empty()));
+    }
+    let nvml = NVML.get_or_init(|| Nvml::open(SONAME));
+    Ok(nvml.as_ref().and_then(|nvml| nvml.domain(bus)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REGISTERED: FabricInfo = FabricInfo {
+        version: VERSION,
+        cluster: [0xab; 16],
+        status: SUCCESS,
+        clique: 7,
+        state: COMPLETED,
+        health: 0,
+    };
+
+    #[test]
+    fn a_domain_is_a_cluster_and_a_clique() {
+        let domain = REGISTERED.domain().expect("a domain");
+        assert_eq!(domain, format!("{}.7", "ab".repeat(16)));
+        let other = FabricInfo {
+            clique: 8,
+            ..REGISTERED
+        };
+        assert_ne!(other.domain(), Some(domain));
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_registered_is_in_none() {
+        for state in [0, 1, 2, 4] {
+            assert_eq!(
+                FabricInfo {
+                    state,
+                    ..REGISTERED
+                }
+                .domain(),
+                None,
+                "{state}"
+            );
+        }
+        let failed = FabricInfo {
+            status: 999,
+            ..REGISTERED
+        };
+        assert_eq!(failed.domain(), None);
+        let alone = FabricInfo {
+            cluster: [0; 16],
+            ..REGISTERED
+        };
+        assert_eq!(alone.domain(), None);
+    }
+
+    #[test]
+    fn a_library_that_is_not_there_tells_of_none() {
+        assert!(Nvml::open("libfusewire-has-no-such-library.so.1").is_none());
+        // One that is there and has no such functions.
+        assert!(Nvml::open("libc.so.6").is_none());
+    }
+}

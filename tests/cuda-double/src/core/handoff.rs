@@ -1,0 +1,83 @@
+//! Memory files of other processes, by handles of 64 bytes: those of IPC, and those of the fabric.
+
+use core::hash::{Hash, Hasher};
+use std::fs::{File, OpenOptions};
+use std::hash::DefaultHasher;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+use super::settings::settings;
+use crate::status::{Result, Status};
+
+/// Bytes of a handle.
+pub(crate) const BYTES: usize = 64;
+
+const FABRIC: u64 = 0x4655_5345_4641_4231; // "FUSEFAB1"
+
+/// A handle of these words.
+pub(crate) fn pack(words: &[u64]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// The words of a handle.
+pub(crate) fn unpack(handle: &[u8; BYTES]) -> [u64; BYTES / 8] {
+    let mut words = [0u64; BYTES / 8];
+    for (word, place) in words.iter_mut().zip(handle.chunks_exact(8)) {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(place);
+        *word = u64::from_le_bytes(bytes);
+    }
+    words
+}
+
+/// Process, descriptor and identity of a file of this process.
+pub(crate) fn name(file: &File) -> [u64; 3] {
+    [
+        u64::from(std::process::id()),
+        file.as_raw_fd() as u64,
+        file.metadata().map_or(0, |data| data.ino()),
+    ]
+}
+
+/// The file that another process, or this one, has named; `None` where that has closed it.
+pub(crate) fn open([pid, fd, inode]: [u64; 3]) -> Option<OwnedFd> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{pid}/fd/{fd}"))
+        .ok()?;
+    // Of the opened file, which no reuse of the number can change any more.
+    (file.metadata().ok()?.ino() == inode).then(|| file.into())
+}
+
+/// A number for the fabric that the devices are in; `None` where they are in none.
+fn fabric() -> Option<u64> {
+    let name = settings().fabric.as_ref()?;
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+/// The fabric handle of a file.
+pub(crate) fn export_to_fabric(file: &File) -> Result<[u8; BYTES]> {
+    let fabric = fabric().ok_or(Status::NotSupported)?;
+    let [pid, fd, inode] = name(file);
+    Ok(pack(&[FABRIC, fabric, pid, fd, inode]))
+}
+
+/// The file of a fabric handle: of the same fabric only.
+pub(crate) fn import_from_fabric(handle: &[u8; BYTES]) -> Result<OwnedFd> {
+    let own = fabric().ok_or(Status::NotSupported)?;
+    let [magic, fabric, pid, fd, inode, ..] = unpack(handle);
+    if magic != FABRIC {
+        return Err(Status::InvalidValue);
+    }
+    if fabric != own {
+        return Err(Status::NotPermitted);
+    }
+    open([pid, fd, inode]).ok_or(Status::InvalidHandle)
+}

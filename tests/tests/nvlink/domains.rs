@@ -1,0 +1,251 @@
+//! Ranks of several hosts, by name only, whose GPUs are in one NVLink domain or in several.
+
+use core::time::Duration;
+use std::time::Instant;
+
+use fusewire::{Communicator, DType, Device, Error, ReduceOp, Tensor, WindowOptions};
+use fusewire_tests::double::Double;
+use fusewire_tests::process::{Host, Ranks, report, role};
+
+use super::{Driver, PATIENCE, algorithm, options, sum};
+
+/// Environment of a rank.
+type Variables<'a> = Vec<(&'static str, &'a str)>;
+
+/// A cluster, and another one, as NVML tells of them.
+const CLUSTER: &str = "3:0:00112233445566778899aabbccddeeff:7";
+
+/// The variables of a host with one GPU in domain `domain`, whose fabric is `fabric`.
+fn host<'a>(name: &'a str, number: &'a str, more: &[(&'static str, &'a str)]) -> Variables<'a> {
+    let mut all = vec![
+        ("FUSEWIRE_HOST_ID", name),
+        ("FUSEWIRE_CUDA_DOUBLE_HOST", number),
+        ("FUSEWIRE_CUDA_DOUBLE_FABRIC", "rack"),
+        ("TORCHCOMM_GLOO_HOSTNAME", "127.0.0.1"),
+    ];
+    all.extend(more);
+    all
+}
+
+fn start(driver: &Driver, test: &str, role: &str, ranks: &[Variables<'_>]) -> Ranks {
+    Ranks::start_each(test, role, ranks.len() as u32, Host::Parent, |rank| {
+        driver.environment("cuda", &ranks[rank as usize])
+    })
+}
+
+/// What every rank says.
+fn reports(ranks: &mut Ranks) -> Vec<String> {
+    let processes = ranks.processes.iter_mut();
+    processes
+        .map(|process| process.next_report(PATIENCE).expect("a report"))
+        .collect()
+}
+
+/// A child: everything that goes between hosts of a domain.
+fn works() -> bool {
+    if role().as_deref() != Some("works") {
+        return false;
+    }
+    let double = Double::open().expect("the double");
+    let comm = Communicator::from_env(Device::Cuda(0), options()).expect("a communicator");
+    let (rank, size) = (comm.rank(), comm.size());
+    assert!(comm.backend_impl().is_none(), "kernels alone");
+    // Staged, then in windows; small and large.
+    for count in [1, 1000, 70_000] {
+        sum(&comm, &comm.tensor(DType::F32, count).expect("memory")).expect("a staged sum");
+        sum(&comm, &comm.alloc(DType::F32, count).expect("a window")).expect("a sum");
+    }
+    let ring = WindowOptions::default();
+    let window = comm.alloc_window(DType::I32, 8, ring).expect("a window");
+    let source = comm.tensor(DType::I32, 8).expect("memory");
+    source.copy_from(&[rank as i32 + 1; 8]).expect("contents");
+    comm.barrier().expect("a barrier");
+    window.put(&source, (rank + 1) % size, 0).expect("a put");
+    comm.barrier().expect("a barrier");
+    let before = (rank + size - 1) % size;
+    let found = window.tensor().to_vec::<i32>().expect("contents");
+    assert_eq!(found, [before as i32 + 1; 8]);
+    let target = comm.tensor(DType::I32, 8).expect("memory");
+    window.get(&target, before, 0).expect("a get");
+    let theirs = (before + size - 1) % size;
+    let found = target.to_vec::<i32>().expect("contents");
+    assert_eq!(found, [theirs as i32 + 1; 8]);
+    window.free().expect("an end");
+    // What another library allocates has no fabric handle: all ranks refuse, and go on.
+    let address = double.allocate(4096);
+    // SAFETY: allocated just now, and never freed.
+    let foreign = unsafe { Tensor::adopt(Device::Cuda(0), address, DType::F32, 1024, None) };
+    let foreign = foreign.expect("a tensor");
+    let refused = comm
+        .tensor_register(&foreign)
+        .expect_err("no fabric handle");
+    assert!(refused.to_string().contains("NVLink domain"), "{refused}");
+    sum(&comm, &foreign).expect("a staged sum");
+    let part = comm.dup().expect("a dup");
+    sum(&part, &part.alloc(DType::F32, 100).expect("a window")).expect("a sum");
+    report(format!("by {}", algorithm(&comm).expect("a plan")));
+    part.finalize().expect("an end");
+    comm.finalize().expect("an end");
+    true
+}
+
+#[test]
+fn hosts_of_one_domain_work_as_one() {
+    if works() {
+        return;
+    }
+    let driver = Driver::install();
+    let test = "domains::hosts_of_one_domain_work_as_one";
+    let named = ("FUSEWIRE_NVLINK_DOMAIN", "d");
+    let told = ("FUSEWIRE_CUDA_DOUBLE_NVML", CLUSTER);
+    let switch = ("FUSEWIRE_CUDA_DOUBLE_MULTICAST", "1");
+    let alone = ("FUSEWIRE_CUDA_DOUBLE_DESCRIPTORS", "0");
+    for (ranks, by) in [
+        (
+            vec![host("x", "1", &[named]), host("y", "2", &[named])],
+            "by two_shot",
+        ),
+        // As the management library says; without file descriptors.
+        (
+            vec![
+                host("x", "1", &[told, alone]),
+                host("y", "2", &[told, alone]),
+            ],
+            "by two_shot",
+        ),
+        // Two ranks of three on one host, and a switch.
+        (
+            vec![
+                host("x", "1", &[told, switch]),
+                host("y", "2", &[told, switch]),
+                host("x", "3", &[told, switch]),
+            ],
+            "by nvls",
+        ),
+    ] {
+        let mut started = start(&driver, test, "works", &ranks);
+        assert_eq!(reports(&mut started), vec![by; ranks.len()]);
+        started.succeed(PATIENCE).expect("all ranks");
+    }
+}
+
+/// A child: the other host is out of reach.
+fn is_apart() -> bool {
+    if role().as_deref() != Some("apart") {
+        return false;
+    }
+    match Communicator::from_env(Device::Cuda(0), options()) {
+        Err(error) => {
+            let said = error.to_string();
+            assert!(said.contains("is on another host"), "{said}");
+            report("refused");
+        }
+        Ok(comm) => report(
+            comm.backend_impl()
+                .map_or("kernels", |backend| backend.name()),
+        ),
+    }
+    true
+}
+
+#[test]
+fn hosts_of_several_domains_are_apart() {
+    if is_apart() {
+        return;
+    }
+    let driver = Driver::install();
+    let test = "domains::hosts_of_several_domains_are_apart";
+    let gloo = fusewire::backend::backend_names()
+        .iter()
+        .any(|name| name == "gloo");
+    let named = |name| ("FUSEWIRE_NVLINK_DOMAIN", name);
+    let told = |state| ("FUSEWIRE_CUDA_DOUBLE_NVML", state);
+    let cluster = told(CLUSTER);
+    let no_fabric = ("FUSEWIRE_CUDA_DOUBLE_FABRIC", "");
+    for (one, other) in [
+        (vec![named("d")], vec![named("e")]),
+        // An empty name is none, also where the management library has one.
+        (vec![named(""), cluster], vec![named(""), cluster]),
+        // Without fabric handles a name is of no use.
+        (vec![named("d"), no_fabric], vec![named("d"), no_fabric]),
+        (vec![cluster], vec![named("d")]),
+        // Another clique; another cluster; not registered yet; in vain; of one host only; nothing said.
+        (
+            vec![cluster],
+            vec![told("3:0:00112233445566778899aabbccddeeff:8")],
+        ),
+        (
+            vec![cluster],
+            vec![told("3:0:10112233445566778899aabbccddeeff:7")],
+        ),
+        (
+            vec![told("2:0:00112233445566778899aabbccddeeff:7"); 1],
+            vec![cluster],
+        ),
+        (
+            vec![told("3:999:00112233445566778899aabbccddeeff:7")],
+            vec![cluster],
+        ),
+        (vec![told("3:0:0:7")], vec![told("3:0:0:7")]),
+        (vec![], vec![]),
+    ] {
+        let ranks = [host("x", "1", &one), host("y", "2", &other)];
+        let mut started = start(&driver, test, "apart", &ranks);
+        if gloo {
+            // Whatever it comes to between hosts, kernels alone it is not.
+            assert!(reports(&mut started).iter().all(|said| said != "kernels"));
+            continue;
+        }
+        assert_eq!(reports(&mut started), ["refused"; 2], "{ranks:?}");
+        started.succeed(PATIENCE).expect("both ranks");
+    }
+}
+
+/// A child: rank 1 dies, which rank 0 finds out by its time-out.
+fn outlives() -> bool {
+    if role().as_deref() != Some("outlives") {
+        return false;
+    }
+    let mut options = options();
+    options.timeout = Duration::from_secs(8);
+    let comm = Communicator::from_env(Device::Cuda(0), options).expect("a communicator");
+    let window = comm.alloc(DType::F32, 1000).expect("a window");
+    sum(&comm, &window).expect("a sum");
+    report("ready");
+    if comm.rank() == 1 {
+        loop {
+            std::thread::park();
+        }
+    }
+    let began = Instant::now();
+    let error = comm.all_reduce(&window, ReduceOp::Sum).expect_err("alone");
+    let (Error::Timeout(failure) | Error::Failed(failure)) = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(failure.rank, 1, "{error}");
+    report(format!("{}", began.elapsed().as_millis()));
+    true
+}
+
+#[test]
+fn a_death_on_another_host_is_found_by_the_timeout() {
+    if outlives() {
+        return;
+    }
+    let driver = Driver::install();
+    let test = "domains::a_death_on_another_host_is_found_by_the_timeout";
+    let named = [("FUSEWIRE_NVLINK_DOMAIN", "d")];
+    for (other, bounds) in [("y", 7900..60_000), ("x", 0..7900)] {
+        let ranks = [host("x", "1", &named), host(other, "2", &named)];
+        let mut started = start(&driver, test, "outlives", &ranks);
+        assert_eq!(reports(&mut started), ["ready"; 2]);
+        started.processes[1].signal(libc::SIGKILL);
+        let took = started.processes[0]
+            .next_report(PATIENCE)
+            .expect("a report");
+        let took: u32 = took.parse().expect("milliseconds");
+        // On one host the process is watched.
+        assert!(bounds.contains(&took), "{other}: {took} ms");
+        started.processes[0].succeed(PATIENCE).expect("a clean end");
+    }
+}

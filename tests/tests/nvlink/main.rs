@@ -1,0 +1,92 @@
+//! What NVLink switches give, on a machine without a GPU: multicast objects, and ranks of several hosts in one domain. The executing
+//! double of the driver has both.
+
+mod domains;
+mod multicast;
+
+use core::time::Duration;
+
+use fusewire::{Communicator, DType, Operation, Options, ReduceOp, Result, Tensor};
+use fusewire_tests::process::{report, role, start};
+
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Where the double is installed: for child processes.
+struct Driver(tempfile::TempDir);
+
+impl Driver {
+    fn install() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        fusewire_cuda_double::install(folder.path()).expect("the double, built beside this test");
+        Self(folder)
+    }
+
+    /// The environment of a process that finds the double, and `more` of it.
+    fn environment<'a>(&self, device: &str, more: &[(&'a str, &str)]) -> Vec<(&'a str, String)> {
+        let mut all = vec![
+            ("LD_LIBRARY_PATH", self.0.path().display().to_string()),
+            ("FUSEWIRE_TEST_DEVICE", device.to_owned()),
+        ];
+        all.extend(
+            more.iter()
+                .map(|(name, value)| (*name, (*value).to_owned())),
+        );
+        all
+    }
+}
+
+/// Runs `body` in a child process on the double, whose ranks have a device each; it is test `test` of this binary.
+fn on_double(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
+    if role().as_deref() == Some("double") {
+        body();
+        report("done");
+        return;
+    }
+    let driver = Driver::install();
+    let environment: Vec<_> = driver
+        .environment("cuda:each", more)
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    let mut child = start(test, "double", &environment);
+    let said = child.next_report(PATIENCE);
+    assert_eq!(said.as_deref(), Ok("done"), "{test}");
+    child.succeed(PATIENCE).expect("success behind its report");
+}
+
+/// Any order of additions, so that the switch may add.
+fn options() -> Options {
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(20);
+    options.determinism = fusewire::Determinism::Any;
+    options.blocks = 2;
+    options.spins = Some(200);
+    options.abort_process_on_timeout_or_error = Some(false);
+    options
+}
+
+/// What a large sum will be done by.
+fn algorithm(comm: &Communicator) -> Result<fusewire::Algorithm> {
+    let plan = comm.plan(
+        Operation::AllReduce,
+        1 << 20,
+        DType::F32,
+        Some(ReduceOp::Sum),
+    )?;
+    Ok(plan.algorithm)
+}
+
+/// Sums whole numbers in `tensor`, of f32, and checks the result.
+fn sum(comm: &Communicator, tensor: &Tensor) -> Result<()> {
+    let (rank, size) = (comm.rank() as usize, comm.size() as usize);
+    let own: Vec<f32> = (0..tensor.len())
+        .map(|i| ((i + rank) % 97) as f32)
+        .collect();
+    let must: Vec<f32> = (0..tensor.len())
+        .map(|i| (0..size).map(|rank| ((i + rank) % 97) as f32).sum())
+        .collect();
+    tensor.copy_from(&own)?;
+    comm.all_reduce(tensor, ReduceOp::Sum)?;
+    assert!(tensor.to_vec::<f32>()? == must, "a sum of {}", tensor.len());
+    Ok(())
+}

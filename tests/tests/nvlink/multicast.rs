@@ -1,0 +1,334 @@
+//! Windows with multicast addresses: that they are made and go, that operations by them are right, and that a rank that cannot take
+//! part leaves all of them without.
+
+use core::ffi::CStr;
+use core::time::Duration;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Instant;
+
+use fusewire::store::{MemoryStore, Store};
+use fusewire::{Algorithm, Communicator, DType, Result, Tensor};
+use fusewire_tests::device::device_of;
+use fusewire_tests::double::Double;
+use fusewire_tests::grid::warnings;
+use fusewire_tests::process::{Host, Ranks, report, role};
+use fusewire_tests::rank::Mode;
+use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
+
+use super::{Driver, PATIENCE, algorithm, on_double, options, sum};
+
+const SWITCH: (&str, &str) = ("FUSEWIRE_CUDA_DOUBLE_MULTICAST", "1");
+
+/// Devices for that many ranks, with a switch.
+const fn devices(count: &str) -> [(&str, &str); 2] {
+    [("FUSEWIRE_CUDA_DOUBLE_DEVICES", count), SWITCH]
+}
+
+/// What lives of multicast, and of the memory under it.
+fn live(double: &Double) -> [u64; 5] {
+    [
+        c"multicast",
+        c"binding",
+        c"allocation",
+        c"mapping",
+        c"reservation",
+    ]
+    .map(|kind| double.live(kind))
+}
+
+/// Waits until as much lives as `wanted`. What the last operation on a device has held goes when the device is used again.
+fn settles(double: &Double, wanted: &[u64]) {
+    let devices = std::env::var("FUSEWIRE_CUDA_DOUBLE_DEVICES").expect("set by the parent");
+    let devices: u32 = devices.parse().expect("a number");
+    let began = Instant::now();
+    while live(double)[..wanted.len()] != *wanted {
+        let found = live(double);
+        let patience = Duration::from_secs(20);
+        assert!(began.elapsed() < patience, "{found:?}, not {wanted:?}");
+        for rank in 0..devices {
+            drop(Tensor::on_device(device_of(rank), DType::U8, 1).expect("memory"));
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs ranks as threads with a device each.
+fn run_each<R: Send>(size: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> Vec<R> {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let run = |rank: u32| {
+        let (device, store) = (device_of(rank), Arc::clone(&store));
+        let comm = Communicator::new(device, rank, size, store, "each", options())?;
+        body(comm)
+    };
+    thread::scope(|scope| {
+        let run = &run;
+        let ranks: Vec<_> = (0..size)
+            .map(|rank| scope.spawn(move || run(rank)))
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("no panic").expect("all ranks"))
+            .collect()
+    })
+}
+
+fn nvls(ranks: u32) -> Setup {
+    Setup {
+        algorithm: Algorithm::Nvls,
+        ..Setup::new(ranks)
+    }
+}
+
+fn run(runner: &dyn Runner, setup: Setup) {
+    match runner.run(&setup, "nvls") {
+        Ok(calls) => assert!(calls > 300, "{calls}"),
+        Err(wrong) => panic!("{wrong}"),
+    }
+}
+
+#[test]
+fn all_that_goes_by_multicast_among_threads() {
+    let test = "multicast::all_that_goes_by_multicast_among_threads";
+    on_double(test, &devices("4"), || {
+        let double = Double::open().expect("the double");
+        for setup in [
+            nvls(2),
+            Setup {
+                blocks: 3,
+                ..nvls(3)
+            },
+            nvls(4),
+            Setup {
+                mode: Mode::Graph,
+                ..nvls(2)
+            },
+        ] {
+            let before = double.calls(c"cuMulticastBindMem");
+            run(&Threads, setup);
+            let bound = double.calls(c"cuMulticastBindMem") - before;
+            assert!(
+                bound > 0 && bound.is_multiple_of(u64::from(setup.ranks)),
+                "{bound}"
+            );
+            settles(&double, &[0, 0]);
+            assert_eq!(
+                double.calls(c"cuMulticastUnbind"),
+                double.calls(c"cuMulticastBindMem")
+            );
+        }
+    });
+}
+
+#[test]
+fn all_that_goes_by_multicast_among_processes() {
+    if Processes::child() {
+        let double = Double::open().expect("the double");
+        assert!(double.calls(c"cuMulticastBindMem") > 0);
+        settles(&double, &[0, 0]);
+        return;
+    }
+    let test = "multicast::all_that_goes_by_multicast_among_processes";
+    on_double(test, &devices("3"), || {
+        let host = Host::Parent;
+        run(&Processes { test, host }, nvls(3));
+    });
+}
+
+#[test]
+fn a_window_has_an_address_as_long_as_it_lives() {
+    let test = "multicast::a_window_has_an_address_as_long_as_it_lives";
+    on_double(test, &devices("3"), || {
+        let double = Double::open().expect("the double");
+        let met = Barrier::new(3);
+        let work = |comm: Communicator| {
+            assert_eq!(algorithm(&comm)?, Algorithm::TwoShot, "there is no window");
+            let window =
+                comm.alloc_window(DType::F32, 70_000, fusewire::WindowOptions::default())?;
+            assert_eq!(algorithm(&comm)?, Algorithm::Nvls);
+            sum(&comm, window.tensor())?;
+            met.wait();
+            // One handle and one binding a rank, of the tensor and of the signals.
+            assert_eq!(live(&double)[..2], [6, 6]);
+            met.wait();
+            window.free()?;
+            comm.barrier()?;
+            met.wait();
+            assert_eq!(live(&double)[..2], [0, 0], "freed with the window");
+            met.wait();
+            let (first, second) = (
+                comm.alloc(DType::F32, 1000)?,
+                comm.alloc(DType::F32, 1 << 20)?,
+            );
+            sum(&comm, &first)?;
+            sum(&comm, &second)?;
+            met.wait();
+            assert_eq!(live(&double)[..2], [6, 6]);
+            met.wait();
+            comm.finalize()
+        };
+        // Freed with the communicator; nothing grows from one to the next.
+        run_each(3, work);
+        settles(&double, &[0, 0, 0, 0, 0]);
+        run_each(3, work);
+        settles(&double, &[0, 0, 0, 0, 0]);
+    });
+}
+
+/// Each rank has its own memory and its peers' mapped for its device, so the counts below are for three ranks.
+const REFUSED: [(&CStr, u64); 9] = [
+    (c"cuMulticastCreate", 1),
+    // One for each window, then that of the object.
+    (c"cuMemExportToShareableHandle", 4),
+    // Each rank takes two windows, then the object.
+    (c"cuMemImportFromShareableHandle", 7),
+    (c"cuMulticastAddDevice", 1),
+    (c"cuMulticastAddDevice", 3),
+    (c"cuMulticastBindMem", 1),
+    (c"cuMulticastBindMem", 2),
+    (c"cuMemMap", 10),
+    (c"cuMemSetAccess", 10),
+];
+
+#[test]
+fn a_rank_that_is_refused_leaves_all_without() {
+    let test = "multicast::a_rank_that_is_refused_leaves_all_without";
+    on_double(test, &devices("3"), || {
+        let double = Double::open().expect("the double");
+        let met = Barrier::new(3);
+        let work = |refused: Option<(&CStr, u64)>| {
+            let said = run_each(3, |comm| {
+                met.wait();
+                if let Some((call, nth)) = refused.filter(|_| comm.rank() == 0) {
+                    // CUDA_ERROR_NOT_SUPPORTED
+                    double.fail(call, nth, 801);
+                }
+                met.wait();
+                let (window, said) = warnings::of(|| comm.alloc(DType::F32, 70_000));
+                let window = window?;
+                let by = algorithm(&comm)?;
+                met.wait();
+                let held = live(&double)[..2].to_vec();
+                met.wait();
+                sum(&comm, &window)?;
+                // The next one has an address, but some operations are on the first.
+                sum(&comm, &comm.alloc(DType::F32, 1000)?)?;
+                assert_eq!(algorithm(&comm)?, by);
+                Ok((by, said, held))
+            });
+            for (by, said, held) in said {
+                let warned = said
+                    .iter()
+                    .any(|said| said.contains("no multicast address"));
+                let expected = if refused.is_some() {
+                    (Algorithm::TwoShot, true, vec![0, 0])
+                } else {
+                    (Algorithm::Nvls, false, vec![3, 3])
+                };
+                assert_eq!((by, warned, held), expected, "{refused:?}: {said:?}");
+            }
+        };
+        work(None);
+        settles(&double, &[0, 0, 0, 0, 0]);
+        for refused in REFUSED {
+            work(Some(refused));
+            settles(&double, &[0, 0, 0, 0, 0]);
+        }
+        work(None);
+    });
+}
+
+#[test]
+fn ranks_that_share_a_gpu_never_try() {
+    let test = "multicast::ranks_that_share_a_gpu_never_try";
+    on_double(test, &devices("2"), || {
+        let double = Double::open().expect("the double");
+        // With as many devices; gives whether the ranks ask each other for a window's object.
+        let asked = |ranks: u32, expected: Algorithm| {
+            let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+            thread::scope(|scope| {
+                for rank in 0..ranks {
+                    let store = Arc::clone(&store);
+                    scope.spawn(move || {
+                        let device = device_of(rank % 2);
+                        let comm = Communicator::new(device, rank, ranks, store, "two", options())
+                            .expect("a communicator");
+                        let window = comm.alloc(DType::F32, 70_000).expect("memory");
+                        sum(&comm, &window).expect("a sum");
+                        assert_eq!(algorithm(&comm).expect("a plan"), expected);
+                    });
+                }
+            });
+            (0..100).any(|call| {
+                let key = format!("fusewire/two/0/multicast-{call}/0");
+                store.check(&[key.as_str()]).expect("an answer")
+            })
+        };
+        assert!(!asked(3, Algorithm::TwoShot), "two ranks share device 0");
+        assert_eq!(double.calls(c"cuMulticastCreate"), 0);
+        assert!(asked(2, Algorithm::Nvls), "a device each");
+        assert_eq!(double.calls(c"cuMulticastCreate"), 1);
+    });
+}
+
+/// A child: makes a window, and says what it has.
+fn one_window() -> bool {
+    if role().as_deref() != Some("one window") {
+        return false;
+    }
+    let double = Double::open().expect("the double");
+    let rank: u32 = std::env::var("TORCHCOMM_RANK")
+        .ok()
+        .and_then(|rank| rank.parse().ok())
+        .expect("set by the parent");
+    let comm = Communicator::from_env(device_of(rank), options()).expect("a communicator");
+    let (window, said) = warnings::of(|| comm.alloc(DType::F32, 70_000));
+    let window = window.expect("a window");
+    sum(&comm, &window).expect("a sum");
+    let by = algorithm(&comm).expect("a plan");
+    report(format!(
+        "{by}, {} warnings, {} objects, {} attempts",
+        said.len(),
+        live(&double)[0],
+        double.calls(c"cuMulticastCreate") + double.calls(c"cuMulticastAddDevice"),
+    ));
+    comm.finalize().expect("an end");
+    true
+}
+
+/// Starts three processes, of which the last has `last` in its environment; what they say.
+fn three_processes(test: &str, last: (&'static str, &str)) -> Vec<String> {
+    let driver = Driver::install();
+    let mut ranks = Ranks::start_each(test, "one window", 3, Host::Parent, |rank| {
+        let mut all = driver.environment("cuda:each", &devices("3"));
+        if rank == 2 {
+            all.push((last.0, last.1.to_owned()));
+        }
+        all
+    });
+    let processes = ranks.processes.iter_mut();
+    let said = processes
+        .map(|process| process.next_report(PATIENCE).expect("a report"))
+        .collect();
+    ranks.succeed(PATIENCE).expect("all ranks");
+    said
+}
+
+#[test]
+fn a_process_without_multicast_or_one_that_is_refused() {
+    if one_window() {
+        return;
+    }
+    let test = "multicast::a_process_without_multicast_or_one_that_is_refused";
+    let said = three_processes(test, ("FUSEWIRE_TEST_NOTHING", ""));
+    assert_eq!(said[0], "nvls, 0 warnings, 1 objects, 2 attempts");
+    assert_eq!(said[1], "nvls, 0 warnings, 1 objects, 1 attempts");
+    assert_eq!(said[2], said[1]);
+    let said = three_processes(test, ("FUSEWIRE_CUDA_DOUBLE_MULTICAST", "0"));
+    assert_eq!(said, ["two_shot, 0 warnings, 0 objects, 0 attempts"; 3]);
+    let refused = ("FUSEWIRE_CUDA_DOUBLE_FAIL", "cuMulticastBindMem=801");
+    let said = three_processes(test, refused);
+    assert_eq!(said[0], "two_shot, 1 warnings, 0 objects, 2 attempts");
+    assert_eq!(said[1], "two_shot, 1 warnings, 0 objects, 1 attempts");
+    assert_eq!(said[2], said[1]);
+}
