@@ -256,11 +256,9 @@ fn link(
         command.arg(with_layout);
     }
     process::run(&step, command.arg("-o").arg(&linked))?;
-    let text = edit::prepare(
-        &files::read(&linked)?,
-        target.vendor(),
-        project.max_threads(),
-    );
+    let text = edit::prepare(&files::read(&linked)?, target.vendor(), |kernel| {
+        project.max_threads_of(kernel)
+    });
     files::write(&linked, text)?;
     Ok(linked)
 }

@@ -22,8 +22,8 @@ pub(crate) fn is_panic(name: &str) -> bool {
     .any(|part| name.contains(part))
 }
 
-/// Sets the attributes of every function definition.
-pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: u32) -> String {
+/// Sets the attributes of every function definition; `max_threads` gives a kernel's most lanes a block.
+pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: impl Fn(&str) -> u32) -> String {
     let groups: HashMap<&str, &str> = ir.lines().filter_map(group).collect();
     let mut next = groups
         .keys()
@@ -31,7 +31,7 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: u32) -> String {
         .max()
         .unwrap_or(0)
         + 1;
-    let mut made: HashMap<(String, bool), u32> = HashMap::new();
+    let mut made: HashMap<(String, Option<u32>), u32> = HashMap::new();
     let mut added = String::new();
     let mut out = String::with_capacity(ir.len() + 4096);
     for line in ir.lines() {
@@ -56,9 +56,10 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: u32) -> String {
             .and_then(|number| groups.get(number))
             .copied()
             .unwrap_or_default();
+        let kernel = kernel.then(|| max_threads(name));
         let number = *made.entry((body.to_owned(), kernel)).or_insert_with(|| {
             let mut attributes = without_noinline(body).replace(" cold ", " ");
-            if kernel {
+            if let Some(max_threads) = kernel {
                 let _ = match vendor {
                     Vendor::Amd => {
                         write!(
@@ -119,7 +120,7 @@ mod tests {
             define void @_ZN4core9panicking5panic() #1 {\n\
             attributes #0 = { nounwind }\n\
             attributes #1 = { cold noinline nounwind }\n";
-        let out = prepare(ir, Vendor::Nvidia, 256);
+        let out = prepare(ir, Vendor::Nvidia, |_| 256);
         assert!(out.contains("@k(ptr %x) unnamed_addr #2 {"));
         assert!(out.contains("@_RNv4wait() #3 {"));
         assert!(out.contains("panic() #1 {"));

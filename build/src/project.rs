@@ -38,6 +38,11 @@ pub struct Project {
 /// reductions = ["all_reduce*"]
 /// multicast = ["*_nvls_*"]
 ///
+/// [[package.metadata.fusewire.threads]]
+/// kernel = "reduce_norm*"
+/// most = 448
+/// reason = "a row of 7168 elements in two sweeps of 16 bytes a lane; more registers than 512 lanes leave"
+///
 /// [package.metadata.fusewire.shims]
 /// nvptx = ["shims/nvptx.ll"]
 ///
@@ -52,6 +57,9 @@ pub struct Settings {
     /// Most lanes a block; what registers are budgeted for.
     #[serde(default)]
     pub max_threads: Option<u32>,
+    /// Kernels whose blocks have fewer lanes at most.
+    #[serde(default)]
+    pub threads: Vec<Threads>,
     /// Kernels whose hot loop reduces: patterns with `*`.
     #[serde(default)]
     pub reductions: Vec<String>,
@@ -64,6 +72,18 @@ pub struct Settings {
     /// Exceptions from the gate.
     #[serde(default)]
     pub allow: Vec<Allow>,
+}
+
+/// A bound on the lanes of some kernels' blocks.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Threads {
+    /// The kernels: a pattern with `*`.
+    pub kernel: String,
+    /// Most lanes a block.
+    pub most: u32,
+    /// Why it is right.
+    pub reason: String,
 }
 
 /// An exception from a rule of the gate.
@@ -248,6 +268,13 @@ impl Project {
     /// Most lanes a block.
     pub fn max_threads(&self) -> u32 {
         self.settings.max_threads.unwrap_or(MAX_THREADS)
+    }
+
+    /// Most lanes a block of `kernel`.
+    pub fn max_threads_of(&self, kernel: &str) -> u32 {
+        let bound = |it: &&Threads| fits(&it.kernel, kernel);
+        let own = self.settings.threads.iter().find(bound);
+        own.map_or(self.max_threads(), |it| it.most.min(self.max_threads()))
     }
 
     /// IR files to link with an image for `vendor`.

@@ -91,6 +91,24 @@ impl Slots {
     /// `from` must be readable for the stream's bytes, which must fit the slot.
     #[inline(always)]
     pub unsafe fn send_to_all<M: Machine>(&self, session: &mut Session<M>, from: *const u8) {
+        // SAFETY: the caller's promise.
+        unsafe { self.send(session, from, 1) };
+    }
+
+    /// As [`Slots::send_to_all`]; blocks of several lanes send to this rank, too, so that it can receive its own stream as any
+    /// other.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn send_to_each<M: Machine>(&self, session: &mut Session<M>, from: *const u8) {
+        // SAFETY: the caller's promise.
+        unsafe { self.send(session, from, 0) };
+    }
+
+    /// Sends to all ranks from the one `nearest` places behind this one.
+    #[inline(always)]
+    unsafe fn send<M: Machine>(&self, session: &mut Session<M>, from: *const u8, nearest: u32) {
         let block = session.block();
         let (me, ranks) = (session.comm().rank(), session.comm().size());
         let bytes = self.bytes;
@@ -123,7 +141,7 @@ impl Slots {
                 // SAFETY: the unit is within the source.
                 unsafe { read_pair(from, bytes, unit - 1) }
             };
-            for step in 1..ranks {
+            for step in nearest..ranks {
                 let peer = ring(me, step, ranks);
                 // SAFETY: within the slot by the caller's bound.
                 unsafe {
@@ -210,7 +228,7 @@ impl Slots {
     }
 
     /// One look at the two-packet units `unit .. unit + N` of `source`'s stream, all loads under way at once: their bytes, and
-    /// whether all are there. Says nothing where `source` is this rank.
+    /// whether all are there.
     #[inline(always)]
     pub fn peek_pairs<M: Machine, const N: usize>(
         &self,
@@ -234,7 +252,7 @@ impl Slots {
     }
 
     /// Awaits the two-packet units `unit .. unit + N` of `source`'s stream: their bytes. For units that carry data; the
-    /// header is [`Slots::receive_header`]'s. `source` is another rank.
+    /// header is [`Slots::receive_header`]'s.
     #[inline(always)]
     pub fn receive_pairs<M: Machine, const N: usize>(
         &self,
@@ -242,11 +260,17 @@ impl Slots {
         source: u32,
         unit: usize,
     ) -> Option<[u64; N]> {
-        session.watch().until(Place::Packet, source, self.flag, || {
-            let (data, there) = self.peek_pairs::<M, N>(session, source, unit);
-            // What the record shows is the epoch that was awaited, not which unit lacked.
-            if there { Ok(data) } else { Err(0) }
-        })
+        session
+            .watch()
+            .until(Place::Packet, source, self.flag, || {
+                // What the record shows is the epoch that was awaited, not which unit lacked.
+                match self.peek_pairs::<M, N>(session, source, unit) {
+                    (_, true) => Ok(()),
+                    (_, false) => Err(0),
+                }
+            })?;
+        // They stay until this rank has sent the next epoch's.
+        Some(self.peek_pairs::<M, N>(session, source, unit).0)
     }
 
     /// Awaits the first unit of `source`'s stream, which is there even if the stream is empty. A kernel

@@ -38,8 +38,8 @@ use fusewire_device::packet::Slots;
 use fusewire_device::session::Session;
 use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
 
-use self::rounds::{Outputs, Rounds};
-use self::row::{Norm, Targets};
+use self::rounds::Rounds;
+use self::row::{Arguments, Norm, Targets};
 use self::sum::{Arriving, Pulled, Sums};
 use crate::exchange::Memory;
 
@@ -94,26 +94,26 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
     fusewire_device::arch::allow_dependents();
     let spec = NormSpec(spec);
     let ranks = session.comm().size();
+    let arguments = Arguments {
+        residual,
+        weight,
+        bias,
+        out,
+        out_at: Place(out_at),
+        kept,
+        kept_at: Place(kept_at),
+        scales,
+        scales_at: Place(scales_at),
+        stride: stride as usize,
+        scratch: scratch_of(&session, scratch, hidden),
+        spec,
+        epsilon,
+    };
     let body = Rounds::<T> {
         norm: Norm {
-            residual,
-            weight: weight.cast(),
-            bias: bias.cast(),
-            scale: scales.cast_const().cast(),
-            keeps: !kept.is_null(),
+            arguments: arguments.put(block),
             hidden: hidden as usize,
-            epsilon,
-            spec,
-            scratch: scratch_of(&session, scratch, hidden),
-        },
-        outputs: Outputs {
-            out,
-            out_at: Place(out_at),
-            kept,
-            kept_at: Place(kept_at),
-            scales,
-            scales_at: Place(scales_at),
-            stride: stride as usize,
+            element: PhantomData,
         },
         chunk: chunk as usize,
     };
@@ -189,16 +189,25 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     };
     fusewire_device::arch::allow_dependents();
     let spec = NormSpec(spec);
-    let norm = Norm::<T> {
+    let arguments = Arguments {
         residual,
-        weight: weight.cast(),
-        bias: bias.cast(),
-        scale: scales.cast_const().cast(),
-        keeps: !kept.is_null(),
-        hidden: hidden as usize,
-        epsilon,
-        spec,
+        weight,
+        bias,
+        out,
+        out_at: Place::NONE,
+        kept,
+        kept_at: Place::NONE,
+        scales,
+        scales_at: Place::NONE,
+        stride: stride as usize,
         scratch: scratch_of(&session, scratch, hidden),
+        spec,
+        epsilon,
+    };
+    let norm = Norm::<T> {
+        arguments: arguments.put(block),
+        hidden: hidden as usize,
+        element: PhantomData,
     };
     let size = size_of::<T>();
     let hidden = hidden as usize;
@@ -206,7 +215,7 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     let from = source.wrapping_add(first * hidden * size);
     let slots = Slots::open(&mut session, (last - first) * hidden * size);
     // SAFETY: this block's part of the caller's rows.
-    unsafe { slots.send_to_all(&mut session, from) };
+    unsafe { slots.send_to_each(&mut session, from) };
     let targets = Targets::new(block, 1);
     if block.is_leader() {
         let strides = if spec.is_column_major() {
@@ -250,7 +259,7 @@ unsafe fn all_rows<M: Machine, T: Element<Acc = f32>>(
         if M::LANES == 1 {
             single_rows(session, slots, norm, targets, from, first, last)
         } else {
-            rows_of_lanes(session, slots, norm, targets, from, first, last)
+            rows_of_lanes(session, slots, norm, targets, first, last)
         }
     }
 }
@@ -301,7 +310,6 @@ unsafe fn rows_of_lanes<M: Machine, T: Element<Acc = f32>>(
     slots: &Slots,
     norm: &Norm<T>,
     targets: Targets,
-    from: *const u8,
     first: usize,
     last: usize,
 ) -> bool {
@@ -311,15 +319,15 @@ unsafe fn rows_of_lanes<M: Machine, T: Element<Acc = f32>>(
     let mut failed = false;
     for rank in block.elements_of_block(session.comm().size() as usize) {
         let rank = rank as u32;
-        failed |= rank != session.comm().rank() && slots.receive_header(session, rank).is_none();
+        failed |= slots.receive_header(session, rank).is_none();
     }
     if block.any(failed) {
         return false;
     }
-    let sums = Arriving {
+    let sums = Arriving::<_, T> {
         session,
         slots,
-        own: from.cast::<T>(),
+        element: PhantomData,
     };
     // SAFETY: the caller's promise.
     unsafe { each_row(session, &sums, norm, targets, first, last) }

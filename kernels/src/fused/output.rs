@@ -32,7 +32,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            match self.spec.written() {
+            match self.spec().written() {
                 Written::Same => self.each::<M, _>(
                     block,
                     Same {
@@ -42,35 +42,24 @@ impl<T: Element<Acc = f32>> Norm<T> {
                         index,
                     },
                 ),
-                Written::StaticFp8 => {
-                    let inverse = 1.0 / mem::read(self.scale);
-                    self.each::<M, _>(
-                        block,
-                        Fp8 {
-                            norm: self,
-                            targets,
-                            row,
-                            index,
-                            inverse,
-                        },
-                    );
-                }
-                Written::TokenFp8 => {
-                    let greatest = self.greatest_of_row::<M>(block, row);
-                    let inverse = self.put_scale(targets, index, 0, greatest, block.is_leader());
-                    self.each::<M, _>(
-                        block,
-                        Fp8 {
-                            norm: self,
-                            targets,
-                            row,
-                            index,
-                            inverse,
-                        },
-                    );
+                Written::StaticFp8 | Written::TokenFp8 => {
+                    let inverse = if self.spec().written() == Written::StaticFp8 {
+                        1.0 / mem::read(self.arguments().scales.cast_const().cast::<f32>())
+                    } else {
+                        let greatest = self.greatest_of_row::<M>(block, row);
+                        self.put_scale(targets, index, 0, greatest, block.is_leader())
+                    };
+                    let what = Fp8 {
+                        norm: self,
+                        targets,
+                        row,
+                        index,
+                        inverse,
+                    };
+                    self.each::<M, _>(block, what);
                 }
                 Written::GroupFp8 => {
-                    if block.warp().size() < 16 {
+                    if block.machine().warp_size() < 16 {
                         self.groups_alone::<M>(block, targets, row, index);
                     } else {
                         self.groups_together::<M>(block, targets, row, index);
@@ -87,23 +76,25 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     unsafe fn normalised<M: Machine, const N: usize>(&self, row: &Row, at: usize) -> [T; N] {
         // x - 0, x + -0 and -0 + w are x, x and w to the bit.
-        let offset = if self.spec.has_unit_offset() {
+        let offset = if self.spec().has_unit_offset() {
             1.0
         } else {
             -0.0
         };
+        let weights = self.arguments().weight.cast::<T>();
         // SAFETY: the caller's promise.
         let (values, weight) = unsafe {
             (
                 row.values.add(at).cast::<[f32; N]>().read(),
-                chunk::widen(chunk::read::<M, T, N>(self.weight.add(at))),
+                chunk::widen(chunk::read::<M, T, N>(weights.add(at))),
             )
         };
-        let bias = if self.bias.is_null() {
+        let biases = self.arguments().bias.cast::<T>();
+        let bias = if biases.is_null() {
             [-0.0; N]
         } else {
             // SAFETY: as above.
-            chunk::widen(unsafe { chunk::read::<M, T, N>(self.bias.add(at)) })
+            chunk::widen(unsafe { chunk::read::<M, T, N>(biases.add(at)) })
         };
         let mut out = [0.0; N];
         for i in 0..N {
@@ -203,7 +194,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
     ) -> f32 {
         let greatest = f32::from_bits(greatest);
         let scale = if greatest < LEAST { LEAST } else { greatest } / LARGEST;
-        if !self.spec.is_ue8m0() {
+        if !self.spec().is_ue8m0() {
             if writes {
                 let mut target = 0;
                 while target < targets.count {

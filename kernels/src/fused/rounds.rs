@@ -22,40 +22,23 @@ use super::spec::Route;
 use super::sum::Pulled;
 use crate::exchange::{Body, CHUNKED, Memory, Round, TARGET_STAGED, Words, word};
 
-/// What comes out of a fused norm, on this rank.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Outputs {
-    /// Normalised rows.
-    pub(super) out: *mut u8,
-    pub(super) out_at: Place,
-    /// Sums with the residual; null: not wanted.
-    pub(super) kept: *mut u8,
-    pub(super) kept_at: Place,
-    /// Computed scales.
-    pub(super) scales: *mut u8,
-    pub(super) scales_at: Place,
-    /// Rows from one group's scales to the next group's, where these lie side by side.
-    pub(super) stride: usize,
-}
-
 /// What a round does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rounds<T> {
     pub(super) norm: Norm<T>,
-    pub(super) outputs: Outputs,
     /// Rows that staging holds.
     pub(super) chunk: usize,
 }
 
 impl<T: Element> Rounds<T> {
     fn out_bytes(&self) -> usize {
-        self.norm.spec.out_bytes(self.norm.hidden, size_of::<T>())
+        self.norm.spec().out_bytes(self.norm.hidden, size_of::<T>())
     }
 
     fn kept_bytes(&self) -> usize {
-        if self.norm.keeps {
+        if self.norm.keeps() {
             self.norm
-                .spec
+                .spec()
                 .residual_bytes(self.norm.hidden, size_of::<T>())
         } else {
             0
@@ -63,7 +46,7 @@ impl<T: Element> Rounds<T> {
     }
 
     fn groups(&self) -> usize {
-        self.norm.spec.scales(self.norm.hidden)
+        self.norm.spec().scales(self.norm.hidden)
     }
 
     /// Where the three parts of staging begin.
@@ -75,8 +58,8 @@ impl<T: Element> Rounds<T> {
 
     /// Distances of this rank's own scales: from row to row, and from group to group.
     fn strides(&self) -> (u32, u32) {
-        if self.norm.spec.is_column_major() {
-            (1, self.outputs.stride as u32)
+        if self.norm.spec().is_column_major() {
+            (1, self.norm.arguments().stride as u32)
         } else {
             (self.groups() as u32, 1)
         }
@@ -84,12 +67,11 @@ impl<T: Element> Rounds<T> {
 
     /// Whether peers write this rank's rows into staging.
     fn is_staged(&self) -> bool {
-        let outputs = &self.outputs;
         let lacks = |place: Place, bytes: usize| bytes > 0 && !place.is_some();
-        self.norm.spec.route() == Route::TwoShot
-            && (!outputs.out_at.is_some()
-                || lacks(outputs.kept_at, self.kept_bytes())
-                || lacks(outputs.scales_at, self.groups()))
+        self.norm.spec().route() == Route::TwoShot
+            && (!self.norm.arguments().out_at.is_some()
+                || lacks(self.norm.arguments().kept_at, self.kept_bytes())
+                || lacks(self.norm.arguments().scales_at, self.groups()))
     }
 
     /// Fills entry `index` of the targets: `rank`'s rows `[first, first + length)` of the round. False after a failure.
@@ -102,15 +84,22 @@ impl<T: Element> Rounds<T> {
         round: Round,
         (first, length): (usize, usize),
     ) -> bool {
-        let bytes = self.norm.spec.scale_bytes();
+        let bytes = self.norm.spec().scale_bytes();
         let row = round.start + first;
         if rank == session.comm().rank() || length == 0 {
             let strides = self.strides();
             targets.set(
                 index,
-                self.outputs.out.wrapping_add(row * self.out_bytes()),
-                self.outputs.kept.wrapping_add(row * self.kept_bytes()),
-                self.outputs
+                self.norm
+                    .arguments()
+                    .out
+                    .wrapping_add(row * self.out_bytes()),
+                self.norm
+                    .arguments()
+                    .kept
+                    .wrapping_add(row * self.kept_bytes()),
+                self.norm
+                    .arguments()
                     .scales
                     .wrapping_add(row * strides.0 as usize * bytes),
                 strides,
@@ -153,10 +142,14 @@ impl<T: Element> Rounds<T> {
 impl<M: Machine, T: Element<Acc = f32>> Body<M> for Rounds<T> {
     #[inline(always)]
     fn words(&self, session: &Session<M>) -> Words {
-        let outputs = &self.outputs;
+        session.block().sync();
         if !self.is_staged() {
             return Words {
-                extra: [outputs.out_at.0, outputs.kept_at.0, outputs.scales_at.0],
+                extra: [
+                    self.norm.arguments().out_at.0,
+                    self.norm.arguments().kept_at.0,
+                    self.norm.arguments().scales_at.0,
+                ],
                 flags: 0,
             };
         }
@@ -197,7 +190,7 @@ impl<T: Element<Acc = f32>> Rounds<T> {
         let block = session.block();
         let tables = Tables::new(block);
         let (me, ranks) = (session.comm().rank(), session.comm().size());
-        let route = self.norm.spec.route();
+        let route = self.norm.spec().route();
         let shard = if route == Route::TwoShot { me } else { 0 };
         let source = if route == Route::ReduceScatter { me } else { 0 };
         let (first, last) = memory.part(block, round, shard);
@@ -264,9 +257,15 @@ impl<T: Element<Acc = f32>> Rounds<T> {
             if shard != session.comm().rank() {
                 let (first, last) = memory.part(block, round, shard);
                 let length = last - first;
-                rows(self.outputs.out, parts[0], self.out_bytes(), first, length);
                 rows(
-                    self.outputs.kept,
+                    self.norm.arguments().out,
+                    parts[0],
+                    self.out_bytes(),
+                    first,
+                    length,
+                );
+                rows(
+                    self.norm.arguments().kept,
                     parts[1],
                     self.kept_bytes(),
                     first,
@@ -300,7 +299,7 @@ impl<T: Element<Acc = f32>> Rounds<T> {
         length: usize,
     ) {
         let groups = self.groups();
-        let bytes = self.norm.spec.scale_bytes();
+        let bytes = self.norm.spec().scale_bytes();
         let strides = self.strides();
         let mut row = 0;
         while row < length {
@@ -308,7 +307,7 @@ impl<T: Element<Acc = f32>> Rounds<T> {
                 let from = staged.wrapping_add(((first + row) * groups + group) * bytes);
                 let at =
                     (round.start + first + row) * strides.0 as usize + group * strides.1 as usize;
-                let to = self.outputs.scales.wrapping_add(at * bytes);
+                let to = self.norm.arguments().scales.wrapping_add(at * bytes);
                 // SAFETY: within staging, and within the caller's scales.
                 unsafe {
                     if bytes == 1 {

@@ -5,6 +5,7 @@
 use core::marker::PhantomData;
 
 use fusewire_device::arch;
+use fusewire_device::comm::Place;
 use fusewire_device::layout::MAX_RANKS;
 use fusewire_device::{Block, Element, Group, Machine};
 
@@ -24,29 +25,59 @@ const TARGETS_AT: usize = 1536;
 const SUMS_AT: usize = TARGETS_AT + 4 * 8 * MAX_RANKS;
 const SQUARES_AT: usize = SUMS_AT + 4 * PARTIALS;
 const MAXIMA_AT: usize = SQUARES_AT + 4 * PARTIALS;
-const ROW_AT: usize = (MAXIMA_AT + 4 * MAX_WARPS).next_multiple_of(128);
+const ARGUMENTS_AT: usize = MAXIMA_AT + 4 * MAX_WARPS;
+const ROW_AT: usize = (ARGUMENTS_AT + size_of::<Arguments>()).next_multiple_of(128);
 /// Warps of the largest block.
 const MAX_WARPS: usize = 64;
 
 const _: () = assert!(ROW_AT + 4 * SHARED_ROW + 16 <= arch::SHARED_BYTES);
 
-/// The arguments of a fused norm that are the same for all rows.
+/// Where a norm's buffers are. In shared memory: too much for the registers of hundreds of lanes, and rarely looked at.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Norm<T> {
-    /// Rows of this rank's residual, f32 or `T`; null: none.
+#[repr(C)]
+pub(super) struct Arguments {
+    /// Rows of this rank's residual; null: none.
     pub(super) residual: *const u8,
-    pub(super) weight: *const T,
+    pub(super) weight: *const u8,
     /// Null: none.
-    pub(super) bias: *const T,
-    /// The given scale of [`super::Written::StaticFp8`].
-    pub(super) scale: *const f32,
-    /// Whether the sum with the residual is written.
-    pub(super) keeps: bool,
-    pub(super) hidden: usize,
-    pub(super) epsilon: f32,
-    pub(super) spec: NormSpec,
+    pub(super) bias: *const u8,
+    /// Normalised rows.
+    pub(super) out: *mut u8,
+    pub(super) out_at: Place,
+    /// Sums with the residual; null: not wanted.
+    pub(super) kept: *mut u8,
+    pub(super) kept_at: Place,
+    /// Scales: computed, or the given one.
+    pub(super) scales: *mut u8,
+    pub(super) scales_at: Place,
+    /// Scales from one group's first to the next one's, where these lie side by side.
+    pub(super) stride: usize,
     /// Where this block keeps a row that is too long for shared memory.
     pub(super) scratch: *mut f32,
+    pub(super) spec: NormSpec,
+    pub(super) epsilon: f32,
+}
+
+impl Arguments {
+    /// Puts them in place; gives where. The block must synchronise before use, which beginning a round does.
+    #[inline(always)]
+    pub(super) fn put<M: Machine>(self, block: Block<M>) -> *const Self {
+        let at = block.shared().wrapping_add(ARGUMENTS_AT).cast::<Self>();
+        if block.is_leader() {
+            // SAFETY: within this block's shared memory, which one lane writes.
+            unsafe { at.write(self) };
+        }
+        at
+    }
+}
+
+/// A fused norm, as far as it is the same for all rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Norm<T> {
+    /// In shared memory, written before any row.
+    pub(super) arguments: *const Arguments,
+    pub(super) hidden: usize,
+    pub(super) element: PhantomData<T>,
 }
 
 /// Where rows are written: tables in shared memory, one entry a target.
@@ -138,6 +169,27 @@ pub(super) fn maxima<M: Machine>(block: Block<M>) -> *mut u32 {
     block.shared().wrapping_add(MAXIMA_AT).cast()
 }
 
+impl<T> Norm<T> {
+    /// The buffers; what is not used of them is not read.
+    #[inline(always)]
+    pub(super) fn arguments(&self) -> Arguments {
+        // SAFETY: the block has put its arguments there, and met, before any row.
+        unsafe { self.arguments.read() }
+    }
+
+    /// What is computed.
+    #[inline(always)]
+    pub(super) fn spec(&self) -> NormSpec {
+        self.arguments().spec
+    }
+
+    /// Whether the sum with the residual is written.
+    #[inline(always)]
+    pub(super) fn keeps(&self) -> bool {
+        !self.arguments().kept.is_null()
+    }
+}
+
 impl<T: Element<Acc = f32>> Norm<T> {
     /// Sums row `row` (counted from the first row of `sums` and of the targets; row `residual` of this rank's residual), adds the
     /// residual, writes the sum to the targets if it is wanted, and takes the statistics. `None` after a failure. All lanes
@@ -157,9 +209,9 @@ impl<T: Element<Acc = f32>> Norm<T> {
         let values = if self.hidden <= SHARED_ROW {
             block.shared().wrapping_add(ROW_AT).cast()
         } else {
-            self.scratch
+            self.arguments().scratch
         };
-        let place = Place {
+        let place = At {
             sums,
             targets,
             values,
@@ -179,7 +231,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         Some(Row {
             values,
             mean,
-            scale: 1.0 / arch::sqrt_f32(variance + self.epsilon),
+            scale: 1.0 / arch::sqrt_f32(variance + self.arguments().epsilon),
         })
     }
 
@@ -190,14 +242,14 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     unsafe fn values<M: Machine, S: Sums<M>, const N: usize>(
         &self,
-        place: &Place<'_, M, S>,
+        place: &At<'_, M, S>,
         at: usize,
     ) -> Option<[f32; N]> {
         // SAFETY: the caller's promise.
         let sum = unsafe { place.sums.sum::<N>(place.row * self.hidden + at)? };
         let rounded: [T; N] = chunk::narrow(sum);
         let mut values = chunk::widen(rounded);
-        if self.spec.has_wide_residual() {
+        if self.spec().has_wide_residual() {
             // SAFETY: as above.
             unsafe { self.add_residual::<M, S, f32, N>(place, at, &mut values) };
         } else {
@@ -214,21 +266,22 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     unsafe fn add_residual<M: Machine, S, R: Element<Acc = f32>, const N: usize>(
         &self,
-        place: &Place<'_, M, S>,
+        place: &At<'_, M, S>,
         at: usize,
         values: &mut [f32; N],
     ) {
-        if !self.residual.is_null() {
+        let rows = self.arguments().residual;
+        if !rows.is_null() {
             let from = place.residual * self.hidden + at;
             // SAFETY: the caller's promise.
-            let residual = unsafe { chunk::read::<M, R, N>(self.residual.cast::<R>().add(from)) };
+            let residual = unsafe { chunk::read::<M, R, N>(rows.cast::<R>().add(from)) };
             for i in 0..N {
                 values[i] += residual[i].widen();
             }
         }
         let rounded: [R; N] = chunk::narrow(*values);
         *values = chunk::widen(rounded);
-        if self.keeps {
+        if self.keeps() {
             let to = place.row * self.hidden + at;
             let mut target = 0;
             while target < place.targets.count {
@@ -249,9 +302,9 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     unsafe fn statistics_single<M: Machine, S: Sums<M>>(
         &self,
-        place: &Place<'_, M, S>,
+        place: &At<'_, M, S>,
     ) -> Option<(f32, f32)> {
-        let layer = self.spec.is_layer();
+        let layer = self.spec().is_layer();
         let whole = self.hidden / PARTIALS * PARTIALS;
         let mut partials = [0f32; PARTIALS];
         let mut at = 0;
@@ -306,7 +359,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
     unsafe fn statistics_lanes<M: Machine, S: Sums<M>>(
         &self,
         block: Block<M>,
-        place: &Place<'_, M, S>,
+        place: &At<'_, M, S>,
     ) -> Option<(f32, f32)> {
         let mut failed = false;
         for index in block.elements_of_block(self.hidden / CHUNK) {
@@ -325,7 +378,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
             block.sync();
         }
         let table = |offset: usize| block.shared().wrapping_add(offset).cast::<f32>();
-        if !self.spec.is_layer() {
+        if !self.spec().is_layer() {
             // SAFETY: the block has written the row's values, and met.
             let squares = unsafe {
                 partial_sums(block, place.values, self.hidden, table(SQUARES_AT), |x| {
@@ -349,7 +402,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
 }
 
 /// Where a row comes from and goes to.
-struct Place<'a, M, S> {
+struct At<'a, M, S> {
     sums: &'a S,
     targets: Targets,
     values: *mut f32,
@@ -385,7 +438,7 @@ unsafe fn partial_sums<M: Machine>(
     of: impl Fn(f32) -> f32,
 ) -> f32 {
     /// Elements that are under way at once.
-    const AHEAD: usize = 8;
+    const AHEAD: usize = 4;
     for j in block.elements_of_block(PARTIALS) {
         let mut partial = 0f32;
         let mut i = j;
@@ -393,11 +446,11 @@ unsafe fn partial_sums<M: Machine>(
         unsafe {
             while i + (AHEAD - 1) * PARTIALS < hidden {
                 let mut some = [0f32; AHEAD];
-                for (k, value) in some.iter_mut().enumerate() {
-                    *value = values.add(i + k * PARTIALS).read();
+                for k in 0..AHEAD {
+                    some[k] = values.add(i + k * PARTIALS).read();
                 }
-                for value in some {
-                    partial += of(value);
+                for k in 0..AHEAD {
+                    partial += of(some[k]);
                 }
                 i += AHEAD * PARTIALS;
             }
@@ -410,7 +463,7 @@ unsafe fn partial_sums<M: Machine>(
     }
     block.sync();
     let warp = block.warp();
-    if warp.size() < 32 {
+    if block.machine().warp_size() < 32 {
         let mut width = PARTIALS / 2;
         while width > 0 {
             for j in block.elements_of_block(width) {

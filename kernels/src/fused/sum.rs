@@ -3,7 +3,7 @@
 use fusewire_device::bulk::Tables;
 use fusewire_device::packet::{PAIR_DATA, Slots};
 use fusewire_device::session::Session;
-use fusewire_device::{Element, Machine};
+use fusewire_device::{DType, Element, Machine};
 
 use super::chunk;
 
@@ -39,13 +39,19 @@ impl<M: Machine, T: Element<Acc = f32>> Sums<M> for Pulled<T> {
         let mut sum = chunk::widen(load(0));
         let mut rank = 1;
         if M::LANES != 1 {
-            // With the one in front of them, four loads are under way at once.
-            while rank + 3 <= self.ranks {
+            // With the one in front of them, four loads are under way at once; two of f16, whose conversion takes registers.
+            while T::DTYPE != DType::F16 && rank + 3 <= self.ranks {
                 let next = [load(rank), load(rank + 1), load(rank + 2)];
-                for values in next {
-                    add(&mut sum, values);
-                }
+                add(&mut sum, next[0]);
+                add(&mut sum, next[1]);
+                add(&mut sum, next[2]);
                 rank += 3;
+            }
+            while T::DTYPE == DType::F16 && rank + 2 <= self.ranks {
+                let next = [load(rank), load(rank + 1)];
+                add(&mut sum, next[0]);
+                add(&mut sum, next[1]);
+                rank += 2;
             }
         }
         while rank < self.ranks {
@@ -63,11 +69,11 @@ fn add<T: Element<Acc = f32>, const N: usize>(sum: &mut [f32; N], values: [T; N]
     }
 }
 
-/// Rows that arrive as packets of several lanes; this rank's own lie in memory.
+/// Rows that arrive as packets of several lanes, this rank's own among them.
 pub(super) struct Arriving<'a, M, T> {
     pub(super) session: &'a Session<M>,
     pub(super) slots: &'a Slots,
-    pub(super) own: *const T,
+    pub(super) element: core::marker::PhantomData<T>,
 }
 
 impl<M: Machine, T: Element<Acc = f32>> Sums<M> for Arriving<'_, M, T> {
@@ -75,55 +81,53 @@ impl<M: Machine, T: Element<Acc = f32>> Sums<M> for Arriving<'_, M, T> {
 
     #[inline(always)]
     unsafe fn sum<const N: usize>(&self, at: usize) -> Option<[f32; N]> {
-        // SAFETY: the caller's promise.
-        let own = unsafe { chunk::read::<M, T, N>(self.own.wrapping_add(at)) };
         let unit = 1 + at * size_of::<T>() / PAIR_DATA;
         if size_of::<T>() == 2 {
-            self.received::<N, 2>(own, unit)
+            self.received::<N, 2>(unit)
         } else {
-            self.received::<N, 4>(own, unit)
+            self.received::<N, 4>(unit)
         }
     }
 }
 
-/// Ranks whose packets are under way at once.
-const AT_ONCE: u32 = 4;
-
 impl<M: Machine, T: Element<Acc = f32>> Arriving<'_, M, T> {
     /// The sum of `N` elements, which are `U` units from `unit` on.
     #[inline(always)]
-    fn received<const N: usize, const U: usize>(
-        &self,
-        own: [T; N],
-        unit: usize,
-    ) -> Option<[f32; N]> {
+    fn received<const N: usize, const U: usize>(&self, unit: usize) -> Option<[f32; N]> {
         let ranks = self.session.comm().size();
-        let me = self.session.comm().rank();
         let mut sum = [0.0; N];
         let mut rank = 0;
         while rank < ranks {
             let last = ranks - 1;
-            let nth = |i: u32| if rank + i < last { rank + i } else { last };
             let peek = |i: u32| {
-                let rank = nth(i);
-                let (units, there) = self.slots.peek_pairs::<M, U>(self.session, rank, unit);
-                (units, there || rank == me)
+                let rank = if rank + i < last { rank + i } else { last };
+                self.slots.peek_pairs::<M, U>(self.session, rank, unit)
             };
-            let seen = [peek(0), peek(1), peek(2), peek(3)];
-            if seen[0].1 & seen[1].1 & seen[2].1 & seen[3].1 {
-                for i in 0..AT_ONCE {
-                    if rank + i < ranks {
-                        fold(&mut sum, rank + i, me, own, seen[i as usize].0);
-                    }
+            // As many units under way as registers can hold.
+            let (there, taken) = if U == 2 {
+                let seen = [peek(0), peek(1), peek(2), peek(3)];
+                let there = seen[0].1 & seen[1].1 & seen[2].1 & seen[3].1;
+                if there {
+                    fold::<T, N, U>(&mut sum, rank, ranks, seen[0].0);
+                    fold::<T, N, U>(&mut sum, rank + 1, ranks, seen[1].0);
+                    fold::<T, N, U>(&mut sum, rank + 2, ranks, seen[2].0);
+                    fold::<T, N, U>(&mut sum, rank + 3, ranks, seen[3].0);
                 }
-                rank += AT_ONCE;
+                (there, 4)
             } else {
-                let units = if rank == me {
-                    [0; U]
-                } else {
-                    self.slots.receive_pairs::<M, U>(self.session, rank, unit)?
-                };
-                fold(&mut sum, rank, me, own, units);
+                let seen = [peek(0), peek(1)];
+                let there = seen[0].1 & seen[1].1;
+                if there {
+                    fold::<T, N, U>(&mut sum, rank, ranks, seen[0].0);
+                    fold::<T, N, U>(&mut sum, rank + 1, ranks, seen[1].0);
+                }
+                (there, 2)
+            };
+            if there {
+                rank += taken;
+            } else {
+                let units = self.slots.receive_pairs::<M, U>(self.session, rank, unit)?;
+                fold::<T, N, U>(&mut sum, rank, ranks, units);
                 rank += 1;
             }
         }
@@ -131,19 +135,20 @@ impl<M: Machine, T: Element<Acc = f32>> Arriving<'_, M, T> {
     }
 }
 
-/// Adds what `rank` sent (this rank's own, where it is that) to the sum; the first one is the sum.
+/// Adds what `rank` sent to the sum, where there is such a rank; the first one's is the sum.
 #[inline(always)]
 fn fold<T: Element<Acc = f32>, const N: usize, const U: usize>(
     sum: &mut [f32; N],
     rank: u32,
-    me: u32,
-    own: [T; N],
+    ranks: u32,
     units: [u64; U],
 ) {
+    if rank >= ranks {
+        return;
+    }
     let per = PAIR_DATA / size_of::<T>();
     for i in 0..N {
-        let sent = T::from_bits(units[i / per] >> (i % per * size_of::<T>() * 8));
-        let next = if rank == me { own[i] } else { sent }.widen();
+        let next = T::from_bits(units[i / per] >> (i % per * size_of::<T>() * 8)).widen();
         sum[i] = if rank == 0 { next } else { sum[i] + next };
     }
 }

@@ -8,6 +8,7 @@ use fusewire_device::mem;
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::{Block, DType, Machine};
 use fusewire_kernels::batch::BatchOp;
+use fusewire_kernels::fused::{NormSpec, Route, Statistics, Written};
 use fusewire_kernels::{
     GRANULE, all_reduce, barrier, batch, fused, movement, one_sided, point, reduce_scatter, vector,
 };
@@ -44,8 +45,10 @@ pub enum Op {
     AllGatherV,
     /// all_to_all_v: rank a sends `(a + b) % (count + 1)` units to rank b.
     AllToAllV,
-    /// all_reduce + residual + RMSNorm of one row of two f32.
-    RmsNorm,
+    /// Reduction + residual + RMSNorm of rows of eight f32: a row a rank where ranks share the rows, else one.
+    Norm(Route),
+    /// The same of one row by packets.
+    NormPacket,
     /// Put with signal round the ring.
     RingPut,
     /// barrier.
@@ -56,6 +59,19 @@ pub enum Op {
     Ring,
     /// A broken kernel.
     Broken(broken::Kernel),
+}
+
+/// Elements of a row of a norm.
+const HIDDEN: usize = 8;
+/// Where a rank's private memory has the norm's weight, behind its residual.
+const WEIGHT_AT: usize = 512;
+
+fn residual(column: usize) -> f32 {
+    column as f32 + 1.0
+}
+
+fn weight(column: usize) -> f32 {
+    column as f32 + 3.0
 }
 
 /// Where a rank's memory lies, as it tells its peers.
@@ -130,9 +146,12 @@ impl Step {
         let number = |i: usize| (u64::from(rank) + 1) * 31 + epoch * 7 + i as u64 * 3;
         let rows = ranks as usize;
         match self.op {
-            Op::Packet | Op::SignalF32 | Op::RmsNorm => {
-                let norm = self.op == Op::RmsNorm;
-                let count = if norm { 2 } else { self.count };
+            Op::Packet | Op::SignalF32 | Op::Norm(_) | Op::NormPacket => {
+                let count = match self.op {
+                    Op::Norm(Route::OneShot) | Op::NormPacket => HIDDEN,
+                    Op::Norm(_) => HIDDEN * rows,
+                    _ => self.count,
+                };
                 (0..count)
                     .flat_map(|i| (number(i) as f32).to_le_bytes())
                     .collect()
@@ -219,13 +238,22 @@ impl Step {
                     inputs[from as usize][before..before + length].to_vec()
                 })
                 .collect(),
-            Op::RmsNorm => {
-                // residual 1, 2; weight 3, 4
+            Op::Norm(_) | Op::NormPacket => {
                 let sum = float_sums();
-                let (a, b) = (sum[0] + 1.0, sum[1] + 2.0);
-                let scale = 1.0 / ((a * a + b * b) / 2.0 + 0.5).sqrt();
-                [a * scale * 3.0, b * scale * 4.0]
-                    .into_iter()
+                let own = match self.op {
+                    Op::Norm(Route::ReduceScatter) => &sum[me * HIDDEN..(me + 1) * HIDDEN],
+                    _ => &sum[..],
+                };
+                // All of it is exact: small integers.
+                own.chunks(HIDDEN)
+                    .flat_map(|row| {
+                        let values: Vec<f32> = (0..HIDDEN).map(|i| row[i] + residual(i)).collect();
+                        let squares: f32 = values.iter().map(|value| value * value).sum();
+                        let scale = 1.0 / (squares / HIDDEN as f32 + 0.5).sqrt();
+                        (0..HIDDEN)
+                            .map(|i| values[i] * scale * weight(i))
+                            .collect::<Vec<_>>()
+                    })
                     .flat_map(f32::to_le_bytes)
                     .collect()
             }
@@ -255,8 +283,16 @@ impl Step {
             }
             let private = world.private(rank);
             match self.op {
-                Op::RmsNorm => {
-                    private.cast::<[f32; 4]>().write([1.0, 2.0, 3.0, 4.0]);
+                Op::Norm(_) | Op::NormPacket => {
+                    for row in 0..16 {
+                        let values: [f32; HIDDEN] = core::array::from_fn(residual);
+                        private.cast::<[f32; HIDDEN]>().add(row).write(values);
+                    }
+                    let weights: [f32; HIDDEN] = core::array::from_fn(weight);
+                    private
+                        .add(WEIGHT_AT)
+                        .cast::<[f32; HIDDEN]>()
+                        .write(weights);
                 }
                 Op::AllGatherV | Op::AllToAllV => {
                     let counts = private.cast::<u64>();
@@ -333,7 +369,10 @@ impl Step {
             Op::AllToAll => (Operation::AllToAll, byte, 0, 0),
             Op::AllGatherV => (Operation::AllGatherV, byte, 0, 0),
             Op::AllToAllV => (Operation::AllToAllV, byte, 0, 0),
-            Op::RmsNorm => (Operation::AllReduceNorm, DType::F32 as u8, 0, 0),
+            Op::Norm(Route::ReduceScatter) => {
+                (Operation::ReduceScatterNorm, DType::F32 as u8, 0, 0)
+            }
+            Op::Norm(_) | Op::NormPacket => (Operation::AllReduceNorm, DType::F32 as u8, 0, 0),
             Op::RingPut => (Operation::User, 0, 0, 0),
             Op::Barrier => (Operation::Barrier, 0, 0, 0),
             Op::Ring => (Operation::Batch, byte, 0, rank as u16),
@@ -429,21 +468,52 @@ impl Step {
                     chunk,
                     0,
                 ),
-                Op::RmsNorm => fused::all_reduce_rms_norm::<f32>(
+                Op::Norm(route) => fused::reduce_norm::<f32>(
                     block,
                     constants,
                     call,
-                    1,
-                    2,
+                    if route == Route::TwoShot {
+                        u64::from(world.config().ranks)
+                    } else {
+                        1
+                    },
+                    HIDDEN as u64,
                     timeout,
                     source,
                     source_at,
                     floats,
-                    floats.add(8),
+                    floats.add(WEIGHT_AT),
+                    core::ptr::null(),
+                    core::ptr::null_mut(),
+                    Place::NONE.0,
+                    target,
+                    target_at,
+                    core::ptr::null_mut(),
+                    Place::NONE.0,
+                    0,
+                    0,
+                    u64::from(world.config().ranks),
+                    0.5,
+                    NormSpec::new(Statistics::Rms, Written::Same, route).0,
+                ),
+                Op::NormPacket => fused::reduce_norm_packet::<f32>(
+                    block,
+                    constants,
+                    call,
+                    1,
+                    HIDDEN as u64,
+                    timeout,
+                    source,
+                    floats,
+                    floats.add(WEIGHT_AT),
+                    core::ptr::null(),
                     core::ptr::null_mut(),
                     target,
-                    1,
+                    core::ptr::null_mut(),
+                    0,
+                    0,
                     0.5,
+                    NormSpec::new(Statistics::Rms, Written::Same, Route::OneShot).0,
                 ),
                 Op::RingPut => one_sided::ring_put(
                     block,

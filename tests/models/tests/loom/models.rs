@@ -1,5 +1,6 @@
 //! The models of loom: what must pass.
 
+use fusewire_kernels::fused::Route;
 use fusewire_models::play::{Blocks, Play, Sabotage};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::step::{Memory, Op, Step};
@@ -161,7 +162,10 @@ fn rounds() -> Vec<Entry> {
         ("all_to_all", Op::AllToAll, 8),
         ("all_gather_v", Op::AllGatherV, 9),
         ("all_to_all_v, zero splits", Op::AllToAllV, 1),
-        ("all_reduce + norm", Op::RmsNorm, 1),
+        ("all_reduce + norm, one shot", Op::Norm(Route::OneShot), 1),
+        ("all_reduce + norm, two shots", Op::Norm(Route::TwoShot), 1),
+        ("reduce_scatter + norm", Op::Norm(Route::ReduceScatter), 1),
+        ("all_reduce + norm by packets", Op::NormPacket, 1),
         ("put with signal", Op::RingPut, 1),
     ];
     for (name, op, count) in cases {
@@ -174,6 +178,7 @@ fn rounds() -> Vec<Entry> {
     for (name, op, count) in [
         ("two-shot all_reduce", Op::TwoShot, 72),
         ("all_to_all", Op::AllToAll, 8),
+        ("two-shot norm", Op::Norm(Route::TwoShot), 1),
     ] {
         entries.push(Entry::model(
             &format!("{name}, one rank staged, 2 ranks x 2 epochs"),
