@@ -199,8 +199,11 @@ impl Watch {
         if !self.call.is_collective() {
             return None;
         }
-        // Not this rank's progress word: block 0 writes that, and may still be in the launch before.
-        let mine = self.sequence << 40 | self.call.0 & 0xff_ffff_ffff;
+        let mine = self.progress(self.comm.rank()).call;
+        if !Call::from_progress(mine).is_collective() {
+            // Block 0, which writes it, is still in the launch before: a transfer, which counts no sequence.
+            return None;
+        }
         (0..self.comm.size()).find(|&rank| {
             let theirs = self.progress(rank).call;
             self.comm.reaches(rank)

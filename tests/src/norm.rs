@@ -1,6 +1,9 @@
 //! Fused norms: what they must give, from the documentation's rules with nothing of the library's code, twice: to the bit,
 //! and in f64.
 
+use core::cmp::Ordering;
+use std::sync::LazyLock;
+
 use fusewire::{DType, ReduceOp};
 use half::{bf16, f16};
 
@@ -207,20 +210,24 @@ fn total(values: impl Iterator<Item = f32>) -> f32 {
 
 /// E4M3 by search among all its values: the nearest, ties to the even code; beyond the largest, that.
 pub fn e4m3(value: f32) -> u8 {
+    static VALUES: LazyLock<Vec<f64>> = LazyLock::new(|| (0u8..=0x7e).map(e4m3_value).collect());
     if value.is_nan() {
         return 0x7f;
     }
     let magnitude = f64::from(value.abs());
-    let code = (0u8..=0x7e)
-        .min_by(|a, b| {
-            let off = |code: u8| (magnitude - e4m3_value(code)).abs();
-            let even = |code: u8| code & 1;
-            off(*a)
-                .total_cmp(&off(*b))
-                .then_with(|| even(*a).cmp(&even(*b)))
-        })
-        .unwrap_or(0);
-    code | if value.is_sign_negative() { 0x80 } else { 0 }
+    // The first code that is not less, and the one before it.
+    let above = VALUES.partition_point(|of| *of < magnitude).min(0x7e);
+    let below = above.saturating_sub(1);
+    let off = |code: usize| (magnitude - VALUES[code]).abs();
+    let nearest = match off(below).total_cmp(&off(above)) {
+        Ordering::Less => below,
+        Ordering::Greater => above,
+        Ordering::Equal => [below, above]
+            .into_iter()
+            .find(|code| code % 2 == 0)
+            .unwrap_or(above),
+    };
+    nearest as u8 | if value.is_sign_negative() { 0x80 } else { 0 }
 }
 
 /// What a code without sign stands for.

@@ -29,7 +29,8 @@ enum Scales<'a> {
 }
 
 /// The buffers and the kind of a norm that is fused with the reduction before it: rows of `hidden` elements, where `hidden`
-/// is the length of `weight`, a multiple of 8. See [`super::Communicator::all_reduce_norm`].
+/// is the length of `weight`, a multiple of 8. Residual, weight and bias are equal on all ranks; in a reduce_scatter each rank has its
+/// own rows of the residual. See [`super::Communicator::all_reduce_norm`].
 ///
 /// ```no_run
 /// # use fusewire::{Communicator, DType, Norm, Result};

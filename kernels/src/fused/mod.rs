@@ -105,6 +105,7 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
         scales,
         scales_at: Place(scales_at),
         stride: stride as usize,
+        chunk: chunk as usize,
         scratch: scratch_of(&session, scratch, hidden),
         spec,
         epsilon,
@@ -115,7 +116,6 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
             hidden: hidden as usize,
             element: PhantomData,
         },
-        chunk: chunk as usize,
     };
     // A row is the element of this exchange.
     let memory = Memory {
@@ -129,7 +129,8 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
         } else {
             1
         },
-        target: out,
+        // The body's own.
+        target: core::ptr::null_mut(),
         target_at: Place::NONE,
         target_shared: false,
         shards: if spec.route() == Route::TwoShot {
@@ -200,6 +201,7 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
         scales,
         scales_at: Place::NONE,
         stride: stride as usize,
+        chunk: 0,
         scratch: scratch_of(&session, scratch, hidden),
         spec,
         epsilon,

@@ -26,8 +26,6 @@ use crate::exchange::{Body, CHUNKED, Memory, Round, TARGET_STAGED, Words, word};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rounds<T> {
     pub(super) norm: Norm<T>,
-    /// Rows that staging holds.
-    pub(super) chunk: usize,
 }
 
 impl<T: Element> Rounds<T> {
@@ -51,8 +49,8 @@ impl<T: Element> Rounds<T> {
 
     /// Where the three parts of staging begin.
     fn staged(&self) -> [usize; 3] {
-        let kept = (self.chunk * self.out_bytes()).next_multiple_of(16);
-        let scales = (kept + self.chunk * self.kept_bytes()).next_multiple_of(16);
+        let kept = (self.norm.arguments().chunk * self.out_bytes()).next_multiple_of(16);
+        let scales = (kept + self.norm.arguments().chunk * self.kept_bytes()).next_multiple_of(16);
         [0, kept, scales]
     }
 

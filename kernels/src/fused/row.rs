@@ -52,6 +52,8 @@ pub(super) struct Arguments {
     pub(super) scales_at: Place,
     /// Scales from one group's first to the next one's, where these lie side by side.
     pub(super) stride: usize,
+    /// Rows that staging holds.
+    pub(super) chunk: usize,
     /// Where this block keeps a row that is too long for shared memory.
     pub(super) scratch: *mut f32,
     pub(super) spec: NormSpec,

@@ -39,15 +39,16 @@ impl<M: Machine, T: Element<Acc = f32>> Sums<M> for Pulled<T> {
         let mut sum = chunk::widen(load(0));
         let mut rank = 1;
         if M::LANES != 1 {
-            // With the one in front of them, four loads are under way at once; two of f16, whose conversion takes registers.
-            while T::DTYPE != DType::F16 && rank + 3 <= self.ranks {
+            // With the one in front of them, three or four loads are under way at once; f32 is larger, and f16's conversion takes
+            // registers.
+            while T::DTYPE == DType::Bf16 && rank + 3 <= self.ranks {
                 let next = [load(rank), load(rank + 1), load(rank + 2)];
                 add(&mut sum, next[0]);
                 add(&mut sum, next[1]);
                 add(&mut sum, next[2]);
                 rank += 3;
             }
-            while T::DTYPE == DType::F16 && rank + 2 <= self.ranks {
+            while T::DTYPE != DType::Bf16 && rank + 2 <= self.ranks {
                 let next = [load(rank), load(rank + 1)];
                 add(&mut sum, next[0]);
                 add(&mut sum, next[1]);

@@ -5,5 +5,6 @@ mod batch;
 mod determinism;
 mod lists;
 mod mismatch;
+mod norms;
 mod one_sided;
 mod windows;

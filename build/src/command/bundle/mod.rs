@@ -37,7 +37,7 @@ const TESTS: [&str; 5] = [
 ];
 
 /// The test binaries that it does not have.
-const LEFT_OUT: [(&str, &str); 23] = [
+const LEFT_OUT: [(&str, &str); 24] = [
     ("arguments", "refused arguments: nothing reaches a device"),
     ("ccl_backend", "needs a library that cargo builds beside it"),
     ("controls", "checks the checkers, and the CPU's lanes"),
@@ -63,6 +63,7 @@ const LEFT_OUT: [(&str, &str); 23] = [
     ("hosts", "needs a build with Gloo"),
     ("hosts_cable", "needs network namespaces and Gloo"),
     ("launchers", "needs mpirun and torchrun"),
+    ("nvlink", "runs on a double of the driver and of its switch"),
     (
         "nvls",
         "multicast as the CPU emulates it; a GPU needs a switch and peers",

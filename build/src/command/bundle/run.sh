@@ -247,7 +247,7 @@ run_conformance() {
             # Lanes as threads are the CPU's; sixteen ranks are more than one GPU's queues carry side by side.
             tests conformance 6 --skip lanes_as_threads --skip every_number_of_ranks --skip ranks_as_processes
         fi
-        tests operations 25 --skip abort:: --skip determinism::
+        tests operations 33 --skip abort:: --skip determinism::
     fi
     in_one_grid exactly on_device short_form_of_2_ranks three_to_eight_ranks_as_threads types_reductions_and_the_fused_norm
     note "$passed tests passed"
