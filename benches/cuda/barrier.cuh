@@ -15,6 +15,7 @@ struct Pad {
     u32 signal[32];
     u32 turns[32];
 };
+static_assert(sizeof(Pad) == 18688, "the harness allocates as much");
 
 enum class Order {
     // Execution only: no data of this kernel is handed over.

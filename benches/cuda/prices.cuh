@@ -42,6 +42,9 @@ __device__ __forceinline__ void barrier_turns(const Peers<R> &pads, u32 turns, u
 //   after having acquired: the answer, which the rank released behind its wait for the signal before.
 template <Order ORDER>
 __device__ __forceinline__ void ping_pong(const Peers<2> &pads, u32 turns, u32 rank) {
+    if (thread_of_grid() != 0) {
+        return;
+    }
     Pad *own = at<Pad>(pads, rank);
     u32 *signal = own->signal;
     u32 *answer = at<Pad>(pads, 1 - rank)->signal;

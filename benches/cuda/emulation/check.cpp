@@ -244,9 +244,7 @@ void check_prices() {
         barrier_turns<2, Order::Release>(pads.peers, 20, rank);
         gather();
         barrier_turns<2, Order::Relaxed>(pads.peers, 5, rank);
-        if (thread_of_grid() == 0) {
-            ping_pong<Order::Release>(pads.peers, 20, rank);
-        }
+        ping_pong<Order::Release>(pads.peers, 20, rank);
         gather();
     });
     for (int r = 0; r < 2; ++r) {

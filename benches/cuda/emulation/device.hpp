@@ -47,11 +47,12 @@ struct Block {
 inline thread_local Block *block;
 inline thread_local u32 noise;
 
-// Now and then a thread is late, so that others run ahead of it.
+// Now and then a thread is late, and sometimes so late that others are through with their launch.
 inline void jitter() {
     noise = noise * 1664525 + 1013904223;
     if (noise >> 24 == 0) {
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        const int turns = noise >> 22 == 0 ? 100 : 1;
+        std::this_thread::sleep_for(std::chrono::microseconds(50 * turns));
     }
 }
 

@@ -1,0 +1,533 @@
+//! The kernels of the counterpart: symbols, arguments, and the module that they are loaded from.
+
+use core::ffi::{CStr, c_void};
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use fusewire::DType;
+use fusewire::gpu::Gpu;
+use fusewire::gpu::driver::{LaunchShape, RawFunction, RawModule, RawStream};
+
+use crate::counterpart;
+
+/// Numbers of ranks for which there are kernels.
+pub(crate) const RANKS: [usize; 3] = [2, 4, 8];
+/// Types for which there are kernels.
+pub(crate) const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
+/// Vectors of a row that a thread of a norm can have.
+pub(crate) const WIDTHS: [u32; 3] = [1, 2, 4];
+
+/// Bytes of a vector, `Vector` in `cuda/memory.cuh`.
+pub(crate) const VECTOR: usize = 16;
+/// Blocks that a pad has lines for.
+pub(crate) const MAX_BLOCKS: usize = 256;
+/// Ranks that it has flags for.
+const MAX_RANKS: usize = 8;
+/// Threads of a block that the kernels are compiled for.
+pub(crate) const MAX_THREADS: u32 = 512;
+/// Bytes of `Pad` in `cuda/barrier.cuh`.
+pub(crate) const PAD_BYTES: usize = 4 * (2 * MAX_BLOCKS + 2 * MAX_BLOCKS * MAX_RANKS + 32 + 32);
+
+/// How a barrier or a signal is ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Relaxed,
+    Release,
+}
+
+impl Order {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Relaxed => "relaxed",
+            Self::Release => "release",
+        }
+    }
+}
+
+/// A kernel, whichever type and number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    OneStage,
+    TwoStagePull,
+    TwoStagePush,
+    PacketsOneShot,
+    PacketsTwoShot,
+    /// The norms have their vectors of a row and thread.
+    NormByBarrier(u32),
+    NormByPackets(u32),
+    NormAlone(u32),
+    Barriers(Order),
+    PingPong(Order),
+    Copy,
+    Empty,
+}
+
+impl Kernel {
+    /// Name in tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::OneStage => "one_stage",
+            Self::TwoStagePull => "two_stage_pull",
+            Self::TwoStagePush => "two_stage_push",
+            Self::PacketsOneShot => "packets_one_shot",
+            Self::PacketsTwoShot => "packets_two_shot",
+            Self::NormByBarrier(_) => "norm_by_barrier",
+            Self::NormByPackets(_) => "norm_by_packets",
+            Self::NormAlone(_) => "norm_alone",
+            Self::Barriers(_) => "barriers",
+            Self::PingPong(_) => "ping_pong",
+            Self::Copy => "copy",
+            Self::Empty => "empty",
+        }
+    }
+
+    /// Barriers without a fence, barriers with one, and one-way trips of packets: what one operation waits for.
+    pub(crate) const fn waits(self) -> (u32, u32, u32) {
+        match self {
+            Self::OneStage | Self::NormByBarrier(_) => (2, 0, 0),
+            Self::TwoStagePull | Self::TwoStagePush => (1, 1, 0),
+            Self::PacketsOneShot | Self::NormByPackets(_) => (0, 0, 1),
+            Self::PacketsTwoShot => (0, 0, 2),
+            _ => (0, 0, 0),
+        }
+    }
+}
+
+/// A kernel of the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) kernel: Kernel,
+    pub(crate) dtype: DType,
+    pub(crate) ranks: usize,
+}
+
+/// Every kernel of the module.
+pub(crate) fn all() -> Vec<Entry> {
+    let mut list = Vec::new();
+    let mut add = |kernel, dtype, ranks| {
+        list.push(Entry {
+            kernel,
+            dtype,
+            ranks,
+        });
+    };
+    for dtype in TYPES {
+        for ranks in RANKS {
+            for kernel in [
+                Kernel::OneStage,
+                Kernel::TwoStagePull,
+                Kernel::TwoStagePush,
+                Kernel::PacketsOneShot,
+                Kernel::PacketsTwoShot,
+            ] {
+                add(kernel, dtype, ranks);
+            }
+            for width in WIDTHS {
+                add(Kernel::NormByBarrier(width), dtype, ranks);
+                add(Kernel::NormByPackets(width), dtype, ranks);
+            }
+        }
+        for width in WIDTHS {
+            add(Kernel::NormAlone(width), dtype, 1);
+        }
+    }
+    for order in [Order::Relaxed, Order::Release] {
+        for ranks in RANKS {
+            add(Kernel::Barriers(order), DType::F32, ranks);
+        }
+        add(Kernel::PingPong(order), DType::F32, 2);
+    }
+    add(Kernel::Copy, DType::F32, 1);
+    add(Kernel::Empty, DType::F32, 1);
+    list
+}
+
+/// What the arguments are made from; a kernel takes what it needs. Addresses are the device's.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Values {
+    pub(crate) rank: u32,
+    /// Addresses at every rank.
+    pub(crate) inputs: Vec<u64>,
+    pub(crate) outputs: Vec<u64>,
+    pub(crate) scratches: Vec<u64>,
+    pub(crate) pads: Vec<u64>,
+    pub(crate) buffers: Vec<u64>,
+    /// This rank's.
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    pub(crate) residual: u64,
+    pub(crate) residual_out: u64,
+    pub(crate) weight: u64,
+    pub(crate) vectors: u32,
+    /// Vectors of a block that fit its region of `buffers`.
+    pub(crate) room: u32,
+    pub(crate) rows: u32,
+    /// Vectors of a row.
+    pub(crate) width: u32,
+    pub(crate) epsilon: f32,
+    pub(crate) turns: u32,
+}
+
+/// Arguments as C lays them out.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Arguments {
+    words: Vec<u64>,
+    bytes: usize,
+    /// Offset and size of each.
+    fields: Vec<(usize, usize)>,
+}
+
+impl Arguments {
+    fn word(&mut self, value: u32) {
+        let offset = self.bytes.next_multiple_of(4);
+        if offset / 8 == self.words.len() {
+            self.words.push(0);
+        }
+        self.words[offset / 8] |= u64::from(value) << (offset % 8 * 8);
+        self.fields.push((offset, 4));
+        self.bytes = offset + 4;
+    }
+
+    fn pointers(&mut self, values: &[u64]) {
+        let offset = self.bytes.next_multiple_of(8);
+        self.words.extend_from_slice(values);
+        self.fields.push((offset, 8 * values.len()));
+        self.bytes = offset + 8 * values.len();
+    }
+
+    /// The addresses of the arguments, in order, valid as long as this value is neither moved from nor changed.
+    fn addresses(&mut self) -> Vec<*mut c_void> {
+        let base = self.words.as_mut_ptr().cast::<u8>();
+        self.fields
+            .iter()
+            .map(|(offset, _)| base.wrapping_add(*offset).cast::<c_void>())
+            .collect()
+    }
+}
+
+impl Entry {
+    /// The exported name.
+    pub(crate) fn symbol(&self) -> String {
+        let (name, dtype, ranks) = (self.kernel.name(), self.dtype.name(), self.ranks);
+        match self.kernel {
+            Kernel::NormByBarrier(width) | Kernel::NormByPackets(width) => {
+                format!("{name}_{dtype}_{ranks}_{width}")
+            }
+            Kernel::NormAlone(width) => format!("{name}_{dtype}_{width}"),
+            Kernel::Barriers(order) => format!("{name}_{}_{ranks}", order.name()),
+            Kernel::PingPong(order) => format!("{name}_{}", order.name()),
+            Kernel::Copy | Kernel::Empty => name.to_owned(),
+            _ => format!("{name}_{dtype}_{ranks}"),
+        }
+    }
+
+    /// The arguments, in the order of `cuda/counterpart.cu`.
+    pub(crate) fn arguments(&self, values: &Values) -> Arguments {
+        let mut list = Arguments::default();
+        let peers = |list: &mut Arguments, all: &[&Vec<u64>]| {
+            all.iter().for_each(|peers| list.pointers(peers));
+        };
+        let pointers = |list: &mut Arguments, all: &[u64]| {
+            all.iter().for_each(|pointer| list.pointers(&[*pointer]));
+        };
+        let words = |list: &mut Arguments, all: &[u32]| {
+            all.iter().for_each(|word| list.word(*word));
+        };
+        let Values {
+            rank,
+            inputs,
+            outputs,
+            scratches,
+            pads,
+            buffers,
+            input,
+            output,
+            residual,
+            residual_out,
+            weight,
+            vectors,
+            room,
+            rows,
+            width,
+            epsilon,
+            turns,
+        } = values;
+        let norm = |list: &mut Arguments| {
+            pointers(list, &[*residual, *weight, *residual_out, *output]);
+            words(list, &[*rows, *width, epsilon.to_bits()]);
+        };
+        match self.kernel {
+            Kernel::OneStage => {
+                peers(&mut list, &[inputs, pads]);
+                pointers(&mut list, &[*output]);
+                words(&mut list, &[*vectors, *rank]);
+            }
+            Kernel::TwoStagePull => {
+                peers(&mut list, &[inputs, pads, scratches]);
+                pointers(&mut list, &[*output]);
+                words(&mut list, &[*vectors, *rank]);
+            }
+            Kernel::TwoStagePush => {
+                peers(&mut list, &[inputs, pads, outputs]);
+                words(&mut list, &[*vectors, *rank]);
+            }
+            Kernel::PacketsOneShot | Kernel::PacketsTwoShot => {
+                pointers(&mut list, &[*input]);
+                peers(&mut list, &[pads, buffers]);
+                pointers(&mut list, &[*output]);
+                words(&mut list, &[*vectors, *rank, *room]);
+            }
+            Kernel::NormByBarrier(_) => {
+                peers(&mut list, &[inputs, pads]);
+                norm(&mut list);
+                words(&mut list, &[*rank]);
+            }
+            Kernel::NormByPackets(_) => {
+                pointers(&mut list, &[*input]);
+                peers(&mut list, &[pads, buffers]);
+                norm(&mut list);
+                words(&mut list, &[*rank, *room]);
+            }
+            Kernel::NormAlone(_) => {
+                pointers(&mut list, &[*input]);
+                norm(&mut list);
+            }
+            Kernel::Barriers(_) | Kernel::PingPong(_) => {
+                peers(&mut list, &[pads]);
+                words(&mut list, &[*turns, *rank]);
+            }
+            Kernel::Copy => {
+                pointers(&mut list, &[*output, *input]);
+                words(&mut list, &[*vectors]);
+            }
+            Kernel::Empty => {}
+        }
+        list
+    }
+
+    /// Offset and size of each argument.
+    pub(crate) fn layout(&self) -> Vec<(usize, usize)> {
+        let peers = vec![0; self.ranks];
+        let values = Values {
+            inputs: peers.clone(),
+            outputs: peers.clone(),
+            scratches: peers.clone(),
+            pads: peers.clone(),
+            buffers: peers,
+            ..Values::default()
+        };
+        self.arguments(&values).fields
+    }
+}
+
+/// The loaded counterpart. It stays loaded as long as the process.
+#[derive(Debug)]
+pub(crate) struct Counterpart {
+    gpu: Arc<Gpu>,
+    functions: HashMap<String, RawFunction>,
+    /// Where the cubin came from.
+    pub(crate) origin: String,
+}
+
+impl Counterpart {
+    /// Loads the cubin that was named, else that beside the program, else what nvcc makes here, and compares the arguments of
+    /// every kernel with the cubin's own metadata.
+    pub(crate) fn load(gpu: &Arc<Gpu>, named: Option<&Path>) -> Result<Self> {
+        let architecture = &gpu.properties().architecture;
+        let mut refused = None;
+        let lies = named.map(Path::to_owned);
+        if let Some(path) = lies.or_else(|| counterpart::beside(architecture)) {
+            let cubin = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+            match gpu.driver().load(&cubin) {
+                Ok(module) => return Self::checked(gpu, module, path.display().to_string()),
+                Err(error) if named.is_some() => {
+                    return Err(error).with_context(|| format!("load {}", path.display()));
+                }
+                // By a compiler that is newer than the driver, it may be.
+                Err(error) => refused = Some(format!("{} was refused: {error}; ", path.display())),
+            }
+        }
+        let refused = refused.unwrap_or_default();
+        let nvcc = counterpart::find().with_context(|| {
+            format!("{refused}there is no cubin of the counterpart for {architecture}")
+        })?;
+        let cubin = counterpart::compile(&nvcc, architecture, "-cubin")?;
+        let module = gpu.driver().load(&cubin)?;
+        let version = counterpart::version(&nvcc).unwrap_or_default();
+        Self::checked(gpu, module, format!("compiled here by {version}"))
+    }
+
+    fn checked(gpu: &Arc<Gpu>, module: RawModule, origin: String) -> Result<Self> {
+        let driver = gpu.driver();
+        let mut functions = HashMap::new();
+        for entry in all() {
+            let symbol = entry.symbol();
+            let name: CString = CString::new(symbol.as_str())?;
+            let name: &CStr = &name;
+            let function = driver
+                .function(module, name)?
+                .with_context(|| format!("{origin} has no kernel {symbol}; compile it anew"))?;
+            if let Some(there) = driver.parameters(function)? {
+                let expected = entry.layout();
+                ensure!(
+                    there == expected,
+                    "the arguments of {symbol} (offset, size) are {there:?} in {origin} and {expected:?} here; compile it anew"
+                );
+            }
+            functions.insert(symbol, function);
+        }
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            functions,
+            origin,
+        })
+    }
+
+    /// A launch, ready to be enqueued as often as one wants. `together`: how many such grids wait for each other.
+    pub(crate) fn launch(
+        &self,
+        entry: Entry,
+        values: &Values,
+        blocks: u32,
+        threads: u32,
+        together: u32,
+    ) -> Result<Launch> {
+        let symbol = entry.symbol();
+        let Some(&function) = self.functions.get(&symbol) else {
+            bail!("the counterpart has no kernel {symbol}");
+        };
+        ensure!(
+            blocks as usize <= MAX_BLOCKS && threads <= MAX_THREADS && threads.is_multiple_of(32),
+            "{symbol}: {blocks} blocks of {threads} threads; at most {MAX_BLOCKS} of {MAX_THREADS}, in warps"
+        );
+        let each = self.gpu.driver().resident_blocks(function, threads, 0)?;
+        let fits = each * self.gpu.properties().multiprocessors;
+        ensure!(
+            together == 0 || blocks * together <= fits,
+            "{symbol}: {together} ranks of {blocks} blocks of {threads} threads wait for each other, and {fits} blocks fit the GPU at \
+             once; use fewer (--blocks)"
+        );
+        Ok(Launch {
+            gpu: Arc::clone(&self.gpu),
+            function,
+            shape: LaunchShape {
+                blocks,
+                threads,
+                ..LaunchShape::default()
+            },
+            arguments: entry.arguments(values),
+        })
+    }
+
+    /// Blocks of a kernel that are resident at once.
+    pub(crate) fn resident(&self, entry: Entry, threads: u32) -> Result<u32> {
+        let symbol = entry.symbol();
+        let function = self
+            .functions
+            .get(&symbol)
+            .with_context(|| symbol.clone())?;
+        let each = self.gpu.driver().resident_blocks(*function, threads, 0)?;
+        Ok(each * self.gpu.properties().multiprocessors)
+    }
+}
+
+/// A kernel with its arguments.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    gpu: Arc<Gpu>,
+    function: RawFunction,
+    shape: LaunchShape,
+    arguments: Arguments,
+}
+
+impl Launch {
+    /// Puts the kernel behind the work of a stream.
+    ///
+    /// # Safety
+    /// The memory that the arguments name is there until the kernel (and every replay of a graph that has captured
+    /// it) has ended, and nothing else uses it in a way that races.
+    pub(crate) unsafe fn enqueue(&mut self, stream: RawStream) -> Result<()> {
+        let mut addresses = self.arguments.addresses();
+        // SAFETY: the layout was compared with the kernel's when it was loaded; the rest is this function's requirement.
+        unsafe {
+            self.gpu
+                .driver()
+                .launch(self.function, &self.shape, &mut addresses, stream)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_laid_out_as_in_c() {
+        let entry = Entry {
+            kernel: Kernel::PacketsOneShot,
+            dtype: DType::Bf16,
+            ranks: 2,
+        };
+        assert_eq!(entry.symbol(), "packets_one_shot_bf16_2");
+        let values = Values {
+            input: 7,
+            pads: vec![1, 2],
+            buffers: vec![3, 4],
+            output: 5,
+            vectors: 6,
+            rank: 1,
+            room: 9,
+            ..Values::default()
+        };
+        let list = entry.arguments(&values);
+        assert_eq!(
+            list.fields,
+            [
+                (0, 8),
+                (8, 16),
+                (24, 16),
+                (40, 8),
+                (48, 4),
+                (52, 4),
+                (56, 4)
+            ]
+        );
+        assert_eq!(list.words, [7, 1, 2, 3, 4, 5, 6 | 1 << 32, 9]);
+        // A pointer behind a word is aligned.
+        let mut list = Arguments::default();
+        list.word(1);
+        list.pointers(&[2]);
+        assert_eq!(
+            (list.words, list.fields),
+            (vec![1, 2], vec![(0, 4), (8, 8)])
+        );
+    }
+
+    #[test]
+    fn symbols_are_different() {
+        let mut symbols: Vec<String> = all().iter().map(Entry::symbol).collect();
+        let count = symbols.len();
+        symbols.sort();
+        symbols.dedup();
+        assert_eq!(symbols.len(), count);
+    }
+
+    #[test]
+    fn constants_are_those_of_the_source() {
+        let memory = include_str!("../../cuda/memory.cuh");
+        for (name, value) in [
+            ("MAX_BLOCKS", MAX_BLOCKS),
+            ("MAX_RANKS", MAX_RANKS),
+            ("MAX_THREADS", MAX_THREADS as usize),
+        ] {
+            let line = format!("constexpr int {name} = {value};");
+            assert!(memory.contains(&line), "{line}");
+        }
+        let barrier = include_str!("../../cuda/barrier.cuh");
+        assert!(barrier.contains(&format!("static_assert(sizeof(Pad) == {PAD_BYTES}")));
+    }
+}
