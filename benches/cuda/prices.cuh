@@ -4,6 +4,16 @@
 #include "barrier.cuh"
 #include "elements.cuh"
 
+// Polls of the host's memory: some tenths of a second.
+constexpr u32 MAX_GATE_POLLS = 1u << 18;
+
+// Holds a stream back until the host has stored `value` at `word`, in the host's memory: everything behind it is enqueued
+// by then, so what is measured there is the device's time alone. After a while it opens by itself.
+__device__ __forceinline__ void wait_at_gate(const u32 *word, u32 value) {
+    for (u32 polls = 0; polls < MAX_GATE_POLLS && load_relaxed(word) != value; ++polls) {
+    }
+}
+
 // A copy of `vectors` vectors: the rate that everything large is compared with. Reads n, writes n; bound by memory, or
 // by the L2 where both fit.
 __device__ __forceinline__ void copy_vectors(void *output, const void *input, u32 vectors) {

@@ -68,9 +68,9 @@ impl RankPart<'_> {
         let width = data::size(dtype);
         let places = self.places(dtype, most / width)?;
         let (rank, ranks) = (self.rank(), self.shape.ranks);
-        let own = data::input(dtype, rank, most / width);
-        places.input.copy_from_bytes(&own)?;
-        let sum = data::sum(dtype, ranks, most / width);
+        // Two sets of numbers, in turn.
+        let own = [0, 1].map(|salt| data::input(dtype, rank, most / width, salt));
+        let sums = [0, 1].map(|salt| data::sum(dtype, ranks, most / width, salt));
         let mut rows = Vec::new();
         for &bytes in sizes {
             let part = Places {
@@ -83,10 +83,16 @@ impl RankPart<'_> {
                 let mut contestants = self.ours(&part, dtype)?;
                 contestants.extend(self.theirs(&part, dtype, bytes)?);
                 contestants.push(self.copy(&part, bytes)?);
-                let spoil = || Ok(part.output.copy_from_bytes(&vec![0xff; bytes])?);
-                let check = |side| {
+                let spoil = |turn: usize| {
+                    part.input.copy_from_bytes(&own[turn % 2][..bytes])?;
+                    Ok(part.output.copy_from_bytes(&vec![0xff; bytes])?)
+                };
+                let check = |side, turn: usize| {
                     let got = part.output.to_bytes()?;
-                    let expected = if side == Side::Floor { &own } else { &sum };
+                    let expected = match side {
+                        Side::Floor => &own[turn % 2],
+                        _ => &sums[turn % 2],
+                    };
                     Ok(data::differing(dtype, &got, &expected[..bytes]))
                 };
                 let figures = self.contest.compare(mode, contestants, spoil, check)?;

@@ -1,10 +1,11 @@
 //! Device memory of the counterpart: what its ranks share.
 
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use fusewire::gpu::Gpu;
-use fusewire::gpu::driver::{MemoryKind, RawMemory};
+use fusewire::gpu::driver::{HostMemory, MemoryKind, RawMemory};
 
 use super::entries::{PAD_BYTES, VECTOR};
 
@@ -101,9 +102,52 @@ impl Packets {
     }
 }
 
+/// A word of page-locked host memory at which kernels wait.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    gpu: Arc<Gpu>,
+    memory: HostMemory,
+}
+
+// SAFETY: the memory is used as an atomic word only, until it is freed.
+unsafe impl Send for Gate {}
+// SAFETY: as above.
+unsafe impl Sync for Gate {}
+
+impl Gate {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            memory: gpu.driver().allocate_host(64)?,
+        })
+    }
+
+    /// Its address for the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.device
+    }
+
+    /// Lets through who waits for `turn`.
+    pub(crate) fn open(&self, turn: u32) {
+        // SAFETY: 64 bytes of page-locked memory, which lives as long as this value, and which kernels only read.
+        let word = unsafe { AtomicU32::from_ptr(self.memory.host.cast::<u32>()) };
+        word.store(turn, Ordering::Release);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        // SAFETY: it came from `allocate_host`; the ranks have waited for their streams.
+        if let Err(error) = unsafe { self.gpu.driver().release_host(self.memory) } {
+            eprintln!("page-locked memory could not be freed: {error}");
+        }
+    }
+}
+
 /// All of it.
 #[derive(Debug)]
 pub(crate) struct Buffers {
+    pub(crate) gate: Gate,
     /// Of the kernels with barriers.
     pub(crate) pads: Peers,
     pub(crate) scratches: Peers,

@@ -1,13 +1,15 @@
 //! One rank's part of a comparison: contestants, checked and timed side by side.
 
+use core::cell::Cell;
 use core::time::Duration;
 
 use anyhow::{Context, Result};
 use fusewire::gpu::driver::RawStream;
-use fusewire::{Communicator, Event, GraphExec, ReduceOp, RmsNorm, Stream, Tensor};
+use fusewire::{Communicator, DType, Event, GraphExec, ReduceOp, RmsNorm, Stream, Tensor};
 use serde::Serialize;
 
-use super::entries::Launch;
+use super::buffers::Gate;
+use super::entries::{Counterpart, Entry, Kernel, Launch, Values};
 use super::meeting::Meeting;
 
 /// Operations of a captured graph.
@@ -165,33 +167,38 @@ struct Runner {
 pub(crate) struct Contest<'a> {
     pub(crate) stream: Stream,
     pub(crate) meeting: &'a Meeting,
+    pub(crate) counterpart: &'a Counterpart,
+    pub(crate) gate: &'a Gate,
     pub(crate) rank: usize,
     pub(crate) rounds: usize,
+    /// Turns of the gate so far.
+    pub(crate) turn: Cell<u32>,
 }
 
 impl Contest<'_> {
     /// Checks the contestants, leaves out those that are wrong or slow, and times the others in rounds, in each of which
-    /// another one begins. All ranks together, with the same contestants. `spoil` overwrites what `check` looks at,
-    /// which gives the wrong elements of this rank.
+    /// another one begins. All ranks together, with the same contestants. For each, `spoil` overwrites what `check` looks at
+    /// and puts other numbers into the inputs, and `check` gives the wrong elements of this rank; both are told the
+    /// contestant's index.
     pub(crate) fn compare(
         &self,
         mode: Mode,
         contestants: Vec<Contestant>,
-        spoil: impl Fn() -> Result<()>,
-        check: impl Fn(Side) -> Result<u64>,
+        spoil: impl Fn(usize) -> Result<()>,
+        check: impl Fn(Side, usize) -> Result<u64>,
     ) -> Result<Vec<Figure>> {
         let mut runners = Vec::new();
-        for contestant in contestants {
+        for (index, contestant) in contestants.into_iter().enumerate() {
             let name = contestant.name.clone();
             let mut runner = self
                 .runner(mode, contestant)
                 .with_context(|| name.clone())?;
-            spoil()?;
+            spoil(index)?;
             self.meeting.wait()?;
             self.launch(&mut runner, 1)?;
             self.stream.synchronize().with_context(|| name.clone())?;
             self.meeting.wait()?;
-            let wrong = check(runner.figure.side)?;
+            let wrong = check(runner.figure.side, index)?;
             runner.figure.wrong = self.meeting.exchange(self.rank, wrong)?.iter().sum();
             if runner.figure.wrong > 0 {
                 runner.figure.left_out = Some("wrong".to_owned());
@@ -283,23 +290,52 @@ impl Contest<'_> {
     }
 
     /// ns of an operation on the slowest rank, by the GPU's clock. What is launched first meets the other ranks on the device,
-    /// and the rest is enqueued while it runs; so the ranks' clocks start together.
+    /// so the ranks' clocks start together. Graphs wait at a gate until all of them are enqueued: their time is the device's
+    /// alone. Eager operations do not: theirs has the host's part in it.
     fn time(&self, mode: Mode, runner: &mut Runner) -> Result<f64> {
         let (start, end) = (Event::new(), Event::new());
-        let (warm, operations) = match mode {
-            Mode::Eager => (WARM, runner.repeats),
-            Mode::Graph => (1, runner.repeats * OPERATIONS),
-        };
+        let name = runner.figure.name.clone();
         self.meeting.wait()?;
-        self.launch(runner, warm)?;
+        let operations = match mode {
+            Mode::Eager => {
+                self.launch(runner, WARM)?;
+                runner.repeats
+            }
+            Mode::Graph => {
+                self.wait_at_gate()?;
+                self.launch(runner, 1)?;
+                runner.repeats * OPERATIONS
+            }
+        };
         self.stream.record(&start)?;
         self.launch(runner, runner.repeats)?;
         self.stream.record(&end)?;
-        let name = &runner.figure.name;
-        self.stream.synchronize().with_context(|| name.clone())?;
+        if mode == Mode::Graph {
+            self.meeting.wait()?;
+            self.gate.open(self.turn.get());
+        }
+        self.stream.synchronize().with_context(|| name)?;
         let elapsed: Duration = end.elapsed_since(&start)?;
         let ns = elapsed.as_secs_f64() * 1e9 / operations as f64;
         self.meeting.greatest(self.rank, ns)
+    }
+
+    /// Has the stream wait until the gate opens for the next turn.
+    fn wait_at_gate(&self) -> Result<()> {
+        self.turn.set(self.turn.get() + 1);
+        let entry = Entry {
+            kernel: Kernel::Gate,
+            dtype: DType::F32,
+            ranks: 1,
+        };
+        let values = Values {
+            input: self.gate.address(),
+            turns: self.turn.get(),
+            ..Values::default()
+        };
+        let mut gate = self.counterpart.launch(entry, &values, 1, 32, 0)?;
+        // SAFETY: the gate lives until the ranks' threads have ended and waited for their streams.
+        unsafe { gate.enqueue(RawStream(self.stream.as_raw() as usize)) }
     }
 }
 

@@ -10,9 +10,10 @@ pub(crate) const fn size(dtype: DType) -> usize {
     dtype.size()
 }
 
-/// Element `index` of `rank`'s input: from -15 to 15.
-fn element(rank: usize, index: usize) -> i32 {
-    ((rank * 7 + index * 13 + index / 1009) % 31) as i32 - 15
+/// Element `index` of `rank`'s input: from -15 to 15. With another `salt` it is another number, so that what is left from
+/// before is wrong.
+fn element(rank: usize, index: usize, salt: usize) -> i32 {
+    ((rank * 7 + index * 13 + index / 1009 + salt * 5) % 31) as i32 - 15
 }
 
 /// To bf16, to nearest, ties to even. Numbers that are no NaN.
@@ -51,18 +52,18 @@ pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
 }
 
 /// A rank's input.
-pub(crate) fn input(dtype: DType, rank: usize, count: usize) -> Vec<u8> {
-    encode(dtype, count, |index| element(rank, index) as f32)
+pub(crate) fn input(dtype: DType, rank: usize, count: usize, salt: usize) -> Vec<u8> {
+    encode(dtype, count, |index| element(rank, index, salt) as f32)
 }
 
-fn total(ranks: usize, index: usize) -> f32 {
-    let sum: i32 = (0..ranks).map(|rank| element(rank, index)).sum();
+fn total(ranks: usize, index: usize, salt: usize) -> f32 {
+    let sum: i32 = (0..ranks).map(|rank| element(rank, index, salt)).sum();
     sum as f32
 }
 
 /// The sum of all ranks' inputs.
-pub(crate) fn sum(dtype: DType, ranks: usize, count: usize) -> Vec<u8> {
-    encode(dtype, count, |index| total(ranks, index))
+pub(crate) fn sum(dtype: DType, ranks: usize, count: usize, salt: usize) -> Vec<u8> {
+    encode(dtype, count, |index| total(ranks, index, salt))
 }
 
 /// Elements of `got` whose bits differ.
@@ -81,11 +82,12 @@ pub(crate) struct Norm {
     pub(crate) rows: usize,
     pub(crate) hidden: usize,
     pub(crate) epsilon: f32,
+    pub(crate) salt: usize,
 }
 
 impl Norm {
     fn residual_at(index: usize) -> f32 {
-        element(9, index) as f32
+        element(9, index, 0) as f32
     }
 
     fn weight_at(column: usize) -> f32 {
@@ -103,7 +105,7 @@ impl Norm {
     /// The sum with the residual: exact.
     pub(crate) fn residual_out(&self) -> Vec<u8> {
         encode(self.dtype, self.rows * self.hidden, |index| {
-            total(self.ranks, index) + Self::residual_at(index)
+            total(self.ranks, index, self.salt) + Self::residual_at(index)
         })
     }
 
@@ -164,10 +166,10 @@ mod tests {
     fn sums_are_found_wrong_where_they_are() {
         for dtype in [DType::F32, DType::Bf16] {
             let inputs: Vec<Vec<f32>> = (0..3)
-                .map(|rank| decode(dtype, &input(dtype, rank, 5000)))
+                .map(|rank| decode(dtype, &input(dtype, rank, 5000, 1)))
                 .collect();
             let added = encode(dtype, 5000, |i| inputs[0][i] + inputs[1][i] + inputs[2][i]);
-            let expected = sum(dtype, 3, 5000);
+            let expected = sum(dtype, 3, 5000, 1);
             assert_eq!(differing(dtype, &added, &expected), 0);
             let mut broken = added;
             broken[17 * size(dtype)] ^= 1;
@@ -177,6 +179,8 @@ mod tests {
                 true
             );
             assert!(inputs[0] != inputs[1]);
+            let before = sum(dtype, 3, 5000, 0);
+            assert!(differing(dtype, &before, &expected) > 4000, "other numbers");
         }
     }
 
@@ -188,6 +192,7 @@ mod tests {
             rows: 3,
             hidden: 64,
             epsilon: 1e-6,
+            salt: 1,
         };
         let values = decode(norm.dtype, &norm.residual_out());
         let right: Vec<f32> = values

@@ -63,6 +63,7 @@ pub(crate) enum Kernel {
     PingPong(Order),
     Copy,
     Empty,
+    Gate,
 }
 
 impl Kernel {
@@ -81,6 +82,7 @@ impl Kernel {
             Self::PingPong(_) => "ping_pong",
             Self::Copy => "copy",
             Self::Empty => "empty",
+            Self::Gate => "gate",
         }
     }
 
@@ -142,6 +144,7 @@ pub(crate) fn all() -> Vec<Entry> {
     }
     add(Kernel::Copy, DType::F32, 1);
     add(Kernel::Empty, DType::F32, 1);
+    add(Kernel::Gate, DType::F32, 1);
     list
 }
 
@@ -219,7 +222,7 @@ impl Entry {
             Kernel::NormAlone(width) => format!("{name}_{dtype}_{width}"),
             Kernel::Barriers(order) => format!("{name}_{}_{ranks}", order.name()),
             Kernel::PingPong(order) => format!("{name}_{}", order.name()),
-            Kernel::Copy | Kernel::Empty => name.to_owned(),
+            Kernel::Copy | Kernel::Empty | Kernel::Gate => name.to_owned(),
             _ => format!("{name}_{dtype}_{ranks}"),
         }
     }
@@ -302,6 +305,10 @@ impl Entry {
             Kernel::Copy => {
                 pointers(&mut list, &[*output, *input]);
                 words(&mut list, &[*vectors]);
+            }
+            Kernel::Gate => {
+                pointers(&mut list, &[*input]);
+                words(&mut list, &[*turns]);
             }
             Kernel::Empty => {}
         }

@@ -42,12 +42,13 @@ impl RankPart<'_> {
     ) -> Result<Vec<Row>> {
         let most = tokens.iter().copied().max().unwrap_or(0);
         let (rank, ranks) = (self.contest.rank, self.shape.ranks);
-        let norm = |rows| Norm {
+        let norm = |rows, turn: usize| Norm {
             dtype: DTYPE,
             ranks,
             rows,
             hidden,
             epsilon: EPSILON,
+            salt: turn % 2,
         };
         let places = self.places(DTYPE, most * hidden)?;
         let tensor = |count| self.comm.tensor(DTYPE, count);
@@ -58,22 +59,24 @@ impl RankPart<'_> {
             residual_out: tensor(most * hidden)?,
             output: tensor(most * hidden)?,
         };
-        let own = data::input(DTYPE, rank, most * hidden);
-        memory.places.input.copy_from_bytes(&own)?;
-        memory.residual.copy_from_bytes(&norm(most).residual())?;
-        memory.weight.copy_from_bytes(&norm(most).weight())?;
+        // Two sets of numbers, in turn.
+        let own = [0, 1].map(|salt| data::input(DTYPE, rank, most * hidden, salt));
+        memory.residual.copy_from_bytes(&norm(most, 0).residual())?;
+        memory.weight.copy_from_bytes(&norm(most, 0).weight())?;
         let mut rows = Vec::new();
         for &count in tokens {
             let contestants = self.norms(&memory, count, hidden)?;
             let residual_out = memory.residual_out.slice(0, count * hidden)?;
             let output = memory.output.slice(0, count * hidden)?;
-            let spoil = || {
-                let bytes = vec![0xff; count * hidden * data::size(DTYPE)];
-                residual_out.copy_from_bytes(&bytes)?;
-                Ok(output.copy_from_bytes(&bytes)?)
+            let input = memory.places.input.slice(0, count * hidden)?;
+            let bytes = count * hidden * data::size(DTYPE);
+            let spoil = |turn: usize| {
+                input.copy_from_bytes(&own[turn % 2][..bytes])?;
+                residual_out.copy_from_bytes(&vec![0xff; bytes])?;
+                Ok(output.copy_from_bytes(&vec![0xff; bytes])?)
             };
-            let check = |_| {
-                let expected = norm(count);
+            let check = |_, turn: usize| {
+                let expected = norm(count, turn);
                 let added = residual_out.to_bytes()?;
                 let wrong = data::differing(DTYPE, &added, &expected.residual_out());
                 Ok(wrong + expected.wrong(&output.to_bytes()?))
@@ -84,7 +87,7 @@ impl RankPart<'_> {
             let row = Row {
                 ranks,
                 dtype: DTYPE.name().to_owned(),
-                bytes: count * hidden * data::size(DTYPE),
+                bytes,
                 tokens: count,
                 mode: Mode::Graph,
                 blocks: self.shape.blocks,

@@ -1,5 +1,6 @@
 //! Where the ranks' threads meet, and what they tell each other. A rank that fails frees the others.
 
+use core::time::Duration;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use anyhow::{Result, bail};
@@ -14,6 +15,9 @@ struct State {
     failed: bool,
     values: Vec<u64>,
 }
+
+/// How long a rank may be behind: to compute and compare hundreds of MiB, or to find out that a kernel is stuck.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A barrier of threads that can fail.
 #[derive(Debug)]
@@ -65,10 +69,14 @@ impl Meeting {
         } else {
             let round = state.round;
             while state.round == round && !state.failed {
-                state = self
-                    .changed
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                let waited = self.changed.wait_timeout(state, PATIENCE);
+                let (now, time) = waited.unwrap_or_else(PoisonError::into_inner);
+                state = now;
+                if time.timed_out() && state.round == round {
+                    state.failed = true;
+                    self.changed.notify_all();
+                    bail!("a rank has not come within {} s", PATIENCE.as_secs());
+                }
             }
         }
         if state.failed {

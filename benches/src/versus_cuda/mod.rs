@@ -12,6 +12,7 @@ mod prices;
 mod report;
 mod statistics;
 
+use core::cell::Cell;
 use core::time::Duration;
 use std::fs;
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ use fusewire::gpu::Gpu;
 use fusewire::{Communicator, DType, Device, Options, run_threads_on};
 
 use self::all_reduce::{ONE_SHOT_BYTES, RankPart, TWO_SHOT_BYTES};
-use self::buffers::{Buffers, Packets, Peers};
+use self::buffers::{Buffers, Gate, Packets, Peers};
 use self::contest::{Contest, Mode};
 use self::entries::{Counterpart, PAD_BYTES, RANKS, TYPES, VECTOR};
 use self::meeting::{Attendance, Meeting};
@@ -303,6 +304,7 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
     let two = buffers::room(vectors(TWO_SHOT_BYTES).div_ceil(ranks), blocks, threads);
     let norm = (tokens.div_ceil(blocks) * row).next_multiple_of(32);
     Ok(Buffers {
+        gate: Gate::new(gpu)?,
         pads: Peers::new(gpu, ranks, PAD_BYTES)?,
         scratches: Peers::new(gpu, ranks, most.div_ceil(ranks) + VECTOR)?,
         one_shot: Packets::new(gpu, ranks, blocks, 1, one)?,
@@ -325,8 +327,11 @@ fn rank(
     let contest = Contest {
         stream: comm.stream().clone(),
         meeting,
+        counterpart,
+        gate: &buffers.gate,
         rank: comm.rank() as usize,
         rounds: arguments.rounds,
+        turn: Cell::new(0),
     };
     let part = RankPart {
         contest: &contest,
@@ -353,6 +358,7 @@ fn rank(
     }
     contest.stream.synchronize()?;
     meeting.wait()?;
+    comm.finalize()?;
     Ok(report)
 }
 
