@@ -333,7 +333,7 @@ mod tests {
             ..Report::default()
         };
         let text = report.tables();
-        let line = "| 8 KiB | 4.00 (two_shot) | 3.00 (signal) | 2.00 (one_stage) | 2.00 [1.99, 2.00] | 1.50 [1.50, 1.50] | 0.51 | 3.00 |";
+        let line = "| 8 KiB | 4.00 (two_shot) | 3.00 (signal) | 2.00 (one_stage) | 2.00 [2.00, 2.00] | 1.50 [1.50, 1.50] | 0.51 | 3.00 |";
         assert!(text.contains(line), "{text}");
         assert!(
             text.contains("| barrier, relaxed | 4 | 1.50 us | 1.50 to 1.50 |"),
