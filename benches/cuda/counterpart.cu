@@ -12,32 +12,33 @@
 #include "packets.cuh"
 #include "prices.cuh"
 
-// Two blocks of 512 threads fit a multiprocessor where 64 registers are enough, which the kernels with packets are not.
-#define ENTRY(BLOCKS) extern "C" __global__ void __launch_bounds__(MAX_THREADS, BLOCKS)
+// One block of 512 threads on a multiprocessor, with up to 128 registers a thread: loads in flight are worth more than a
+// second block.
+#define ENTRY extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 
 #define ALL_REDUCE(NAME, T, R)                                                                                         \
-    ENTRY(2)                                                                                                           \
+    ENTRY                                                                                                              \
     one_stage_##NAME##_##R(const __grid_constant__ Peers<R> inputs, const __grid_constant__ Peers<R> pads,             \
                            void *output, u32 vectors, u32 rank) {                                                      \
         one_stage<T, R>(inputs, pads, output, vectors, rank);                                                          \
     }                                                                                                                  \
-    ENTRY(2)                                                                                                           \
+    ENTRY                                                                                                              \
     two_stage_pull_##NAME##_##R(const __grid_constant__ Peers<R> inputs, const __grid_constant__ Peers<R> pads,        \
                                 const __grid_constant__ Peers<R> scratches, void *output, u32 vectors, u32 rank) {     \
         two_stage_pull<T, R>(inputs, pads, scratches, output, vectors, rank);                                          \
     }                                                                                                                  \
-    ENTRY(2)                                                                                                           \
+    ENTRY                                                                                                              \
     two_stage_push_##NAME##_##R(const __grid_constant__ Peers<R> inputs, const __grid_constant__ Peers<R> pads,        \
                                 const __grid_constant__ Peers<R> outputs, u32 vectors, u32 rank) {                     \
         two_stage_push<T, R>(inputs, pads, outputs, vectors, rank);                                                    \
     }                                                                                                                  \
-    ENTRY(1)                                                                                                           \
+    ENTRY                                                                                                              \
     packets_one_shot_##NAME##_##R(const void *input, const __grid_constant__ Peers<R> pads,                            \
                                   const __grid_constant__ Peers<R> buffers, void *output, u32 vectors, u32 rank,       \
                                   u32 room) {                                                                          \
         packets_one_shot<T, R>(input, pads, buffers, output, vectors, rank, room);                                     \
     }                                                                                                                  \
-    ENTRY(1)                                                                                                           \
+    ENTRY                                                                                                              \
     packets_two_shot_##NAME##_##R(const void *input, const __grid_constant__ Peers<R> pads,                            \
                                   const __grid_constant__ Peers<R> buffers, void *output, u32 vectors, u32 rank,       \
                                   u32 room) {                                                                          \
@@ -45,14 +46,14 @@
     }
 
 #define NORMS_OF(NAME, T, R, V)                                                                                        \
-    ENTRY(1)                                                                                                           \
+    ENTRY                                                                                                              \
     norm_by_barrier_##NAME##_##R##_##V(const __grid_constant__ Peers<R> inputs, const __grid_constant__ Peers<R> pads, \
                                        const void *residual, const void *weight, void *residual_out, void *output,     \
                                        u32 rows, u32 width, float epsilon, u32 rank) {                                 \
         const Norm norm = {residual, weight, residual_out, output, rows, width, epsilon};                              \
         norm_by_barrier<T, R, V>(inputs, pads, norm, rank);                                                            \
     }                                                                                                                  \
-    ENTRY(1)                                                                                                           \
+    ENTRY                                                                                                              \
     norm_by_packets_##NAME##_##R##_##V(const void *input, const __grid_constant__ Peers<R> pads,                       \
                                        const __grid_constant__ Peers<R> buffers, const void *residual,                 \
                                        const void *weight, void *residual_out, void *output, u32 rows, u32 width,      \
@@ -62,7 +63,7 @@
     }
 
 #define NORM_ALONE(NAME, T, V)                                                                                         \
-    ENTRY(1)                                                                                                           \
+    ENTRY                                                                                                              \
     norm_alone_##NAME##_##V(const void *input, const void *residual, const void *weight, void *residual_out,           \
                             void *output, u32 rows, u32 width, float epsilon) {                                        \
         const Norm norm = {residual, weight, residual_out, output, rows, width, epsilon};                              \
@@ -70,10 +71,10 @@
     }
 
 #define PRICES(R)                                                                                                      \
-    ENTRY(2) barriers_relaxed_##R(const __grid_constant__ Peers<R> pads, u32 turns, u32 rank) {                        \
+    ENTRY barriers_relaxed_##R(const __grid_constant__ Peers<R> pads, u32 turns, u32 rank) {                           \
         barrier_turns<R, Order::Relaxed>(pads, turns, rank);                                                           \
     }                                                                                                                  \
-    ENTRY(2) barriers_release_##R(const __grid_constant__ Peers<R> pads, u32 turns, u32 rank) {                        \
+    ENTRY barriers_release_##R(const __grid_constant__ Peers<R> pads, u32 turns, u32 rank) {                           \
         barrier_turns<R, Order::Release>(pads, turns, rank);                                                           \
     }
 
@@ -95,16 +96,16 @@ PRICES(2)
 PRICES(4)
 PRICES(8)
 
-ENTRY(2) copy(void *output, const void *input, u32 vectors) { copy_vectors(output, input, vectors); }
+ENTRY copy(void *output, const void *input, u32 vectors) { copy_vectors(output, input, vectors); }
 
-ENTRY(1) empty() {}
+ENTRY empty() {}
 
-ENTRY(1) gate(const void *word, u32 value) { wait_at_gate(static_cast<const u32 *>(word), value); }
+ENTRY gate(const void *word, u32 value) { wait_at_gate(static_cast<const u32 *>(word), value); }
 
-ENTRY(1) ping_pong_relaxed(const __grid_constant__ Peers<2> pads, u32 turns, u32 rank) {
+ENTRY ping_pong_relaxed(const __grid_constant__ Peers<2> pads, u32 turns, u32 rank) {
     ping_pong<Order::Relaxed>(pads, turns, rank);
 }
 
-ENTRY(1) ping_pong_release(const __grid_constant__ Peers<2> pads, u32 turns, u32 rank) {
+ENTRY ping_pong_release(const __grid_constant__ Peers<2> pads, u32 turns, u32 rank) {
     ping_pong<Order::Release>(pads, turns, rank);
 }

@@ -69,18 +69,17 @@ __device__ __forceinline__ Vector sum(const Vector (&parts)[R]) {
     return T::pack(total);
 }
 
-// Calls body(Count<U>, i) for i, i + stride, ... below end, where the call treats i, i + stride, .., i + (U - 1) * stride
-// together: U times as many loads in flight. What is left over goes one by one.
+// Calls body(Count<U>, i) for i, i + stride, ... below end, where a call treats i, i + stride, .., i + (U - 1) * stride
+// together: U times as many loads in flight. What is left over goes by halves of U, so nothing waits for more than
+// a few round trips.
 template <int U, class Body>
 __device__ __forceinline__ void sweep(u32 first, u32 end, u32 stride, const Body &body) {
     u32 i = first;
-    if constexpr (U > 1) {
-        for (; i + (U - 1) * stride < end; i += U * stride) {
-            body(Count<U>{}, i);
-        }
+    for (; i + (U - 1) * stride < end; i += U * stride) {
+        body(Count<U>{}, i);
     }
-    for (; i < end; i += stride) {
-        body(Count<1>{}, i);
+    if constexpr (U > 1) {
+        sweep<U / 2>(i, end, stride, body);
     }
 }
 

@@ -20,7 +20,7 @@ __device__ __forceinline__ void copy_vectors(void *output, const void *input, u3
     const Vector *from = static_cast<const Vector *>(input);
     Vector *to = static_cast<Vector *>(output);
     const u32 stride = threads_of_grid();
-    sweep<8>(thread_of_grid(), vectors, stride, [&](auto count, u32 i) {
+    sweep<16>(thread_of_grid(), vectors, stride, [&](auto count, u32 i) {
         constexpr int U = decltype(count)::value;
         Vector values[U];
 #pragma unroll

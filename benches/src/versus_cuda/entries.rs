@@ -349,7 +349,10 @@ impl Counterpart {
         if let Some(path) = lies.or_else(|| counterpart::beside(architecture)) {
             let cubin = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
             match gpu.driver().load(&cubin) {
-                Ok(module) => return Self::checked(gpu, module, path.display().to_string()),
+                Ok(module) => {
+                    let name = path.file_name().unwrap_or_default().to_string_lossy();
+                    return Self::checked(gpu, module, name.into_owned());
+                }
                 Err(error) if named.is_some() => {
                     return Err(error).with_context(|| format!("load {}", path.display()));
                 }
