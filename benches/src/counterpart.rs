@@ -19,8 +19,10 @@ const SOURCES: [(&str, &str); 8] = [
     ("prices.cuh", include_str!("../cuda/prices.cuh")),
 ];
 
-/// What nvcc is asked for, beside the architecture and the kind of output. A warning is an error.
-pub(crate) const FLAGS: [&str; 4] = ["-O3", "-std=c++17", "-Werror", "all-warnings"];
+/// What nvcc is asked for, beside the architecture and the kind of output.
+const FLAGS: [&str; 2] = ["-O3", "-std=c++17"];
+/// Where the compiler is one that we know: a warning is an error.
+const STRICT: [&str; 3] = ["-cubin", "-Werror", "all-warnings"];
 
 /// The wheels of PyPI that make a compiler, where there is no CUDA toolkit.
 const INSTALL: &str = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime nvidia-nvvm (and a g++), or a CUDA toolkit";
@@ -41,7 +43,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     fs::create_dir_all(&arguments.out)
         .with_context(|| format!("create {}", arguments.out.display()))?;
     for target in &arguments.target {
-        let cubin = compile(&nvcc, target, "-cubin")?;
+        let cubin = compile(&nvcc, target, &STRICT)?;
         let path = arguments.out.join(file_name(target));
         fs::write(&path, &cubin).with_context(|| format!("write {}", path.display()))?;
         println!(
@@ -119,15 +121,15 @@ pub(crate) fn version(nvcc: &Path) -> Option<String> {
         .then(|| format!("nvcc, {}", line.unwrap_or("of unknown version").trim()))
 }
 
-/// What nvcc makes of the sources: `kind` is `-cubin` or `-ptx`.
-pub(crate) fn compile(nvcc: &Path, architecture: &str, kind: &str) -> Result<Vec<u8>> {
+/// What nvcc makes of the sources: `kind` has `-cubin` or `-ptx`, and further flags.
+pub(crate) fn compile(nvcc: &Path, architecture: &str, kind: &[&str]) -> Result<Vec<u8>> {
     let folder = tempfile::tempdir().context("a folder for nvcc")?;
     write_sources(folder.path())?;
     let out = folder.path().join("counterpart.out");
     let output = Command::new(nvcc)
         .args(FLAGS)
         .arg(format!("-arch={architecture}"))
-        .arg(kind)
+        .args(kind)
         .arg("-o")
         .args([&out, &folder.path().join("counterpart.cu")])
         .output()

@@ -48,7 +48,7 @@ fn cubins_are_made() {
         let cubin = fs::read(arguments.out.join(file_name(target))).expect("a cubin");
         assert!(cubin.starts_with(b"\x7fELF"), "{target}");
     }
-    let error = compile(&nvcc, "sm_1", "-cubin").expect_err("no such architecture");
+    let error = compile(&nvcc, "sm_1", &STRICT).expect_err("no such architecture");
     assert!(error.to_string().contains("sm_1"), "{error}");
 }
 
@@ -82,7 +82,7 @@ fn parameters(ptx: &str) -> BTreeMap<String, Vec<(usize, usize)>> {
 #[test]
 fn arguments_lie_where_they_are_expected() {
     let Some(nvcc) = nvcc() else { return };
-    let ptx = compile(&nvcc, "sm_90", "-ptx").expect("compiled");
+    let ptx = compile(&nvcc, "sm_90", &["-ptx"]).expect("compiled");
     let ptx = String::from_utf8(ptx).expect("text");
     let there = parameters(&ptx);
     let expected: BTreeMap<String, Vec<(usize, usize)>> = entries::all()

@@ -148,11 +148,12 @@ mod tests {
 
     #[test]
     fn bf16_rounds_to_even() {
+        let (half, more) = (1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0);
         for (value, bits) in [
             (1.0, 0x3f80),
             (-2.0, 0xc000),
-            (1.003_906_25, 0x3f80),
-            (1.011_718_75, 0x3f82),
+            (half, 0x3f80),
+            (more, 0x3f82),
         ] {
             assert_eq!(to_bf16(value), bits, "{value}");
         }
@@ -174,10 +175,7 @@ mod tests {
             let mut broken = added;
             broken[17 * size(dtype)] ^= 1;
             assert_eq!(differing(dtype, &broken, &expected), 1);
-            assert_eq!(
-                differing(dtype, &broken[size(dtype)..], &expected) > 1,
-                true
-            );
+            assert!(differing(dtype, &broken[size(dtype)..], &expected) > 1);
             assert!(inputs[0] != inputs[1]);
             let before = sum(dtype, 3, 5000, 0);
             assert!(differing(dtype, &before, &expected) > 4000, "other numbers");

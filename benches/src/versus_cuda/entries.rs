@@ -364,7 +364,7 @@ impl Counterpart {
         let nvcc = counterpart::find().with_context(|| {
             format!("{refused}there is no cubin of the counterpart for {architecture}")
         })?;
-        let cubin = counterpart::compile(&nvcc, architecture, "-cubin")?;
+        let cubin = counterpart::compile(&nvcc, architecture, &["-cubin"])?;
         let module = gpu.driver().load(&cubin)?;
         let version = counterpart::version(&nvcc).unwrap_or_default();
         Self::checked(gpu, module, format!("compiled here by {version}"))
