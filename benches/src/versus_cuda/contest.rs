@@ -12,7 +12,7 @@ use super::buffers::Gate;
 use super::entries::{Counterpart, Entry, Kernel, Launch, Values};
 use super::meeting::Meeting;
 
-/// Operations of a captured graph.
+/// Operations of a captured graph, where nothing else is asked for.
 pub(crate) const OPERATIONS: usize = 100;
 /// Eager operations before the clock starts.
 const WARM: usize = 20;
@@ -40,11 +40,11 @@ impl Mode {
     }
 
     /// How many launches of what takes `ns` make a measurement: of operations, or of graphs.
-    fn repeats(self, ns: f64) -> usize {
+    fn repeats(self, ns: f64, operations: usize) -> usize {
         let wanted = TARGET_NS / ns.max(1.0);
         match self {
             Self::Eager => wanted.clamp(20.0, 400.0) as usize,
-            Self::Graph => (wanted / OPERATIONS as f64).ceil().clamp(1.0, 20.0) as usize,
+            Self::Graph => (wanted / operations as f64).ceil().clamp(1.0, 20.0) as usize,
         }
     }
 }
@@ -171,6 +171,8 @@ pub(crate) struct Contest<'a> {
     pub(crate) gate: &'a Gate,
     pub(crate) rank: usize,
     pub(crate) rounds: usize,
+    /// Operations of a graph.
+    pub(crate) operations: usize,
     /// Turns of the gate so far.
     pub(crate) turn: Cell<u32>,
 }
@@ -207,7 +209,7 @@ impl Contest<'_> {
                 for _ in 0..2 {
                     let ns = self.time(mode, &mut runner)?;
                     runner.figure.ns = vec![ns];
-                    runner.repeats = mode.repeats(ns);
+                    runner.repeats = mode.repeats(ns, self.operations);
                 }
             }
             runners.push(runner);
@@ -265,14 +267,15 @@ impl Contest<'_> {
 
     fn capture(&self, contestant: &mut Contestant) -> Result<GraphExec> {
         self.stream.begin_capture()?;
-        let enqueued = (0..OPERATIONS).try_for_each(|_| contestant.enqueue(&self.stream));
+        let enqueued = (0..self.operations).try_for_each(|_| contestant.enqueue(&self.stream));
         let graph = self.stream.end_capture();
         enqueued?;
         let graph = graph?;
         let nodes = graph.len();
         anyhow::ensure!(
-            nodes >= OPERATIONS,
-            "{nodes} nodes were captured of {OPERATIONS} operations"
+            nodes >= self.operations,
+            "{nodes} nodes were captured of {} operations",
+            self.operations
         );
         Ok(graph.instantiate()?)
     }
@@ -304,7 +307,7 @@ impl Contest<'_> {
             Mode::Graph => {
                 self.wait_at_gate()?;
                 self.launch(runner, 1)?;
-                runner.repeats * OPERATIONS
+                runner.repeats * self.operations
             }
         };
         self.stream.record(&start)?;
@@ -381,12 +384,12 @@ mod tests {
 
     #[test]
     fn a_measurement_has_a_sensible_length() {
-        assert_eq!(Mode::Eager.repeats(1.0), 400);
-        assert_eq!(Mode::Eager.repeats(1e5), 40);
-        assert_eq!(Mode::Eager.repeats(1e9), 20);
-        assert_eq!(Mode::Graph.repeats(5e3), 8);
-        assert_eq!(Mode::Graph.repeats(1e9), 1);
-        assert_eq!(Mode::Graph.repeats(0.0), 20);
+        assert_eq!(Mode::Eager.repeats(1.0, OPERATIONS), 400);
+        assert_eq!(Mode::Eager.repeats(1e5, OPERATIONS), 40);
+        assert_eq!(Mode::Eager.repeats(1e9, OPERATIONS), 20);
+        assert_eq!(Mode::Graph.repeats(5e3, OPERATIONS), 8);
+        assert_eq!(Mode::Graph.repeats(1e9, OPERATIONS), 1);
+        assert_eq!(Mode::Graph.repeats(0.0, OPERATIONS), 20);
     }
 
     #[test]

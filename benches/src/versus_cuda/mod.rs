@@ -84,6 +84,9 @@ pub(crate) struct Arguments {
     /// What is measured.
     #[arg(long, value_delimiter = ',', default_value = "prices,all-reduce,fused")]
     only: Vec<Section>,
+    /// Operations of a captured graph.
+    #[arg(long, default_value_t = contest::OPERATIONS, hide = true)]
+    operations: usize,
     /// The counterpart's cubin; where it is not given, that of the bundle, or what nvcc makes.
     #[arg(long, value_name = "FILE")]
     cubin: Option<PathBuf>,
@@ -166,7 +169,10 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
         arguments.tokens.iter().all(|tokens| *tokens > 0),
         "no tokens"
     );
-    ensure!(arguments.rounds > 0, "no rounds");
+    ensure!(
+        arguments.rounds > 0 && arguments.operations > 0,
+        "no rounds"
+    );
     let device = Device::Cuda(arguments.gpu);
     let gpu = match Gpu::open(device) {
         Ok(gpu) => gpu,
@@ -331,6 +337,7 @@ fn rank(
         gate: &buffers.gate,
         rank: comm.rank() as usize,
         rounds: arguments.rounds,
+        operations: arguments.operations,
         turn: Cell::new(0),
     };
     let part = RankPart {
