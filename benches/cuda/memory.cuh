@@ -10,12 +10,14 @@ constexpr int MAX_BLOCKS = 256;
 constexpr int MAX_RANKS = 8;
 constexpr int MAX_THREADS = 512;
 
-// Polls of a wait before the kernel traps: some ten seconds. A counterpart that hangs would take the GPU with it.
+// Polls of a wait before the kernel traps: some ten seconds. A counterpart that hangs would take the GPU with it. (Host threads
+// sleep between theirs: a minute.)
 #ifdef __CUDACC__
-constexpr u32 MAX_POLLS = 1u << 24;
-#else
-constexpr u32 MAX_POLLS = 1u << 16;
+#define POLLS (1u << 24)
+#elif !defined POLLS
+#define POLLS (1u << 19)
 #endif
+constexpr u32 MAX_POLLS = POLLS;
 
 // 16 bytes, the widest that one instruction moves.
 struct alignas(16) Vector {
