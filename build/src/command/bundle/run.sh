@@ -394,7 +394,7 @@ limit_of() {
     else
         case $1 in
             files | info) echo 60 ;;
-            sanitizers) echo 2400 ;;
+            sanitizers | benches) echo 2400 ;;
             failures) echo 300 ;;
             *) echo 1200 ;;
         esac
