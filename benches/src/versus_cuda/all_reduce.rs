@@ -5,7 +5,8 @@ use fusewire::{CallOptions, Communicator, DType, Operation, ReduceOp, Tensor};
 
 use super::buffers::{Buffers, Packets};
 use super::contest::{AUTO, Contest, Contestant, Mode, Side, Step};
-use super::entries::{Counterpart, Entry, Kernel, VECTOR, Values};
+use super::entries::{Entry, Kernel, VECTOR, Values};
+use super::loaded::Counterpart;
 use super::report::Row;
 use super::{Shape, data};
 

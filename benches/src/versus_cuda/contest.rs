@@ -9,7 +9,8 @@ use fusewire::{Communicator, DType, Event, GraphExec, ReduceOp, RmsNorm, Stream,
 use serde::Serialize;
 
 use super::buffers::Gate;
-use super::entries::{Counterpart, Entry, Kernel, Launch, Values};
+use super::entries::{Entry, Kernel, Values};
+use super::loaded::{Counterpart, Launch};
 use super::meeting::Meeting;
 
 /// Operations of a captured graph, where nothing else is asked for.

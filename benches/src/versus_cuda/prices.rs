@@ -11,7 +11,8 @@ use serde::Serialize;
 use super::Shape;
 use super::buffers::Peers;
 use super::contest::{Contest, OPERATIONS};
-use super::entries::{Counterpart, Entry, Kernel, Launch, Order, VECTOR, Values};
+use super::entries::{Entry, Kernel, Order, VECTOR, Values};
+use super::loaded::{Counterpart, Launch};
 use super::statistics::{Interval, interval};
 
 /// Bytes of the copy whose rate is the machine's: more than its L2 has.
