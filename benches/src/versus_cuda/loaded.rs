@@ -48,8 +48,11 @@ impl Counterpart {
             format!("{refused}there is no cubin of the counterpart for {architecture}")
         })?;
         let cubin = counterpart::compile(&nvcc, architecture, &["-cubin"])?;
-        let module = gpu.driver().load(&cubin)?;
         let version = counterpart::version(&nvcc).unwrap_or_default();
+        let module = gpu
+            .driver()
+            .load(&cubin)
+            .with_context(|| format!("{refused}load what {version} has made here"))?;
         Self::checked(gpu, module, format!("compiled here by {version}"))
     }
 

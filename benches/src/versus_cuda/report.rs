@@ -139,8 +139,8 @@ impl Report {
                 first.blocks,
                 first.threads
             );
-            text += "| bytes | auto us | best of ours us | best C++ us | auto / C++ | best / C++ | copy us | C++ waits us |\n";
-            text += "|---|---|---|---|---|---|---|---|\n";
+            text += "| bytes | auto us | best of ours us | best C++ us | auto / C++ | best / C++ | copy us | of the copy's rate: ours, C++ | C++ waits us |\n";
+            text += "|---|---|---|---|---|---|---|---|---|\n";
             for row in group {
                 self.all_reduce_line(&mut text, row);
             }
@@ -187,7 +187,7 @@ impl Report {
         let waits = theirs.and_then(|figure| self.waits(figure, row.ranks));
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {}, {} | {} |",
             human(row.bytes),
             named(auto),
             named(ours),
@@ -195,6 +195,8 @@ impl Report {
             quotient(auto, theirs),
             quotient(ours, theirs),
             us(copy),
+            share(copy, ours),
+            share(copy, theirs),
             waits.map_or_else(|| "-".to_owned(), digits)
         );
     }
@@ -254,6 +256,15 @@ fn quotient(over: Option<&Figure>, under: Option<&Figure>) -> String {
         ),
         _ => "-".to_owned(),
     }
+}
+
+/// Which part of the copy's rate something reaches.
+fn share(copy: Option<f64>, figure: Option<&Figure>) -> String {
+    let taken = figure.and_then(|figure| median(&figure.ns));
+    copy.zip(taken).map_or_else(
+        || "-".to_owned(),
+        |(copy, taken)| format!("{:.0} %", 100.0 * copy / taken),
+    )
 }
 
 fn us(ns: Option<f64>) -> String {
@@ -333,7 +344,7 @@ mod tests {
             ..Report::default()
         };
         let text = report.tables();
-        let line = "| 8 KiB | 4.00 (two_shot) | 3.00 (signal) | 2.00 (one_stage) | 2.00 [2.00, 2.00] | 1.50 [1.50, 1.50] | 0.51 | 3.00 |";
+        let line = "| 8 KiB | 4.00 (two_shot) | 3.00 (signal) | 2.00 (one_stage) | 2.00 [2.00, 2.00] | 1.50 [1.50, 1.50] | 0.51 | 17 %, 25 % | 3.00 |";
         assert!(text.contains(line), "{text}");
         assert!(
             text.contains("| barrier, relaxed | 4 | 1.50 us | 1.50 to 1.50 |"),
@@ -360,7 +371,7 @@ mod tests {
             ..Report::default()
         };
         let text = report.tables();
-        assert!(text.contains("| - | - | - | - | - |"), "{text}");
+        assert!(text.contains("| - | - | - | - | -, - | - |"), "{text}");
         assert!(text.contains("Wrong results"), "{text}");
     }
 
