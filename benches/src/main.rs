@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! cargo run --release -p fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
+//! cargo run --release -p fusewire-benches -- versus cuda [--out FILE --json FILE]
+//! cargo run --release -p fusewire-benches -- counterpart --out DIR
 //! cargo run --release -p fusewire-benches -- observe
 //! cargo run --release -p fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
@@ -11,6 +13,7 @@
 mod bare;
 mod bootstrap;
 mod children;
+mod counterpart;
 mod machine;
 mod measure;
 mod mpi;
@@ -19,6 +22,7 @@ mod ranks;
 mod reduce;
 mod report;
 mod versus;
+mod versus_cuda;
 
 use std::process::ExitCode;
 
@@ -36,6 +40,8 @@ enum Subject {
     /// Measures Fusewire and another library in one run.
     #[command(subcommand)]
     Versus(Versus),
+    /// Compiles the counterpart of the kernels in CUDA C++, for `versus cuda`.
+    Counterpart(counterpart::Arguments),
     /// What the flight recorder and hooks add to a call.
     Observe(observe::Arguments),
     /// Counts what it costs ranks to meet in a store.
@@ -49,20 +55,24 @@ enum Subject {
 enum Versus {
     /// All_reduce of float sums, ranks as processes of this machine, against every MPI found.
     Mpi(versus::Arguments),
+    /// All_reduce, alone and with a norm behind it, against the same algorithms in CUDA C++, all ranks on one GPU.
+    Cuda(Box<versus_cuda::Arguments>),
 }
 
 fn main() -> ExitCode {
+    // SAFETY: at the start, before any thread.
+    unsafe { fusewire::cuda::prepare_environment() };
+    let done = |()| ExitCode::SUCCESS;
     let result = match Command::parse().subject {
-        Subject::Versus(Versus::Mpi(arguments)) => versus::main(&arguments),
-        Subject::Observe(arguments) => observe::main(&arguments),
-        Subject::Bootstrap(arguments) => bootstrap::main(&arguments),
-        Subject::Rank(arguments) => ranks::main(&arguments),
+        Subject::Versus(Versus::Mpi(arguments)) => versus::main(&arguments).map(done),
+        Subject::Versus(Versus::Cuda(arguments)) => versus_cuda::main(&arguments),
+        Subject::Counterpart(arguments) => counterpart::main(&arguments).map(done),
+        Subject::Observe(arguments) => observe::main(&arguments).map(done),
+        Subject::Bootstrap(arguments) => bootstrap::main(&arguments).map(done),
+        Subject::Rank(arguments) => ranks::main(&arguments).map(done),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
 }

@@ -16,7 +16,8 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    pub(crate) fn new(contestants: &[Contestant], rounds: usize, touch: bool) -> Self {
+    /// This command and date, with what else is to be said.
+    pub(crate) fn of(lines: Vec<String>) -> Self {
         let arguments = env::args().skip(1).map(|argument| {
             // Programs by their names: where they lie is of no interest.
             match argument.starts_with('/') {
@@ -34,6 +35,14 @@ impl Header {
             |_| "unknown date".to_owned(),
             |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
         );
+        Self {
+            command: arguments.join(" "),
+            date,
+            lines,
+        }
+    }
+
+    pub(crate) fn new(contestants: &[Contestant], rounds: usize, touch: bool) -> Self {
         let cores = machine::cores().map_or(0, |cores| cores.len());
         let mut lines = vec![
             format!(
@@ -55,11 +64,7 @@ impl Header {
                 lines.push(format!("{}: {}", mpi.name, mpi.settings()));
             }
         }
-        Self {
-            command: arguments.join(" "),
-            date,
-            lines,
-        }
+        Self::of(lines)
     }
 }
 
@@ -281,7 +286,7 @@ fn human(bytes: usize) -> String {
 }
 
 /// The file of a run. Sections of the old one that people wrote are kept.
-pub(crate) fn document(old: &str, header: &Header, tables: &str) -> String {
+pub(crate) fn document(old: &str, title: &str, header: &Header, tables: &str) -> String {
     let section = |name: &str, empty: &str| {
         let mut kept = String::new();
         let mut inside = false;
@@ -301,7 +306,7 @@ pub(crate) fn document(old: &str, header: &Header, tables: &str) -> String {
     };
     let title = match old.lines().next() {
         Some(line) if line.starts_with("# ") => line,
-        _ => "# All_reduce beside MPI",
+        _ => title,
     };
     format!(
         "{title}\n\n{}\n\n## Measured\n\n{header}{tables}\n{}\n",

@@ -208,8 +208,11 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
         if let Some(folder) = file.parent() {
             fs::create_dir_all(folder)?;
         }
-        fs::write(file, report::document(&old, &header, &text))
-            .with_context(|| format!("write {}", file.display()))?;
+        fs::write(
+            file,
+            report::document(&old, "# All_reduce beside MPI", &header, &text),
+        )
+        .with_context(|| format!("write {}", file.display()))?;
     }
     ensure!(wrong == 0, "{wrong} wrong elements");
     Ok(())

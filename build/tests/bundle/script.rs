@@ -263,6 +263,46 @@ fn a_planted_error_counts_only_with_its_report() {
 }
 
 #[test]
+fn the_counterpart_is_measured_where_there_is_one() {
+    let bundle = Bundle::new();
+    bundle.program("bin/fusewire-benches", "echo \"benches $*\"");
+    let only = ["--device", "cuda:0", "--only", "benches", "--quick"];
+    bundle.run(&only, CUDA);
+    let (result, what) = bundle.row("benches");
+    assert_eq!(result, "pass", "{what}");
+    if !std::path::Path::new("/usr/local/cuda/bin/nvcc").exists() {
+        assert!(
+            what.contains("neither cubins in the bundle nor nvcc"),
+            "{what}"
+        );
+    }
+
+    bundle.program("cuda/counterpart.sm_90.cubin", "");
+    bundle.run(&only, CUDA);
+    let (result, what) = bundle.row("benches");
+    assert_eq!(result, "pass", "{what}");
+    assert!(what.contains("beside CUDA C++: versus-cuda.md"), "{what}");
+    let log = std::fs::read_to_string(bundle.results().join("benches.log")).expect("a log");
+    assert!(
+        log.contains("benches versus cuda --gpu 0 --ranks 2"),
+        "{log}"
+    );
+
+    // Wrong sums are a failure.
+    bundle.program(
+        "bin/fusewire-benches",
+        "echo 'error: 3 wrong elements'; exit 1",
+    );
+    bundle.run(&only, CUDA);
+    let (result, what) = bundle.row("benches");
+    assert_eq!(result, "FAIL", "{what}");
+    assert!(
+        what.contains("bin/fusewire-benches versus cuda: status 1"),
+        "{what}"
+    );
+}
+
+#[test]
 fn two_ranks_that_do_not_meet_under_a_tool_are_told_apart_from_errors() {
     let bundle = Bundle::new();
     let only = ["--device", "cuda", "--only", "sanitizers"];

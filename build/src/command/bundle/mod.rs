@@ -4,9 +4,9 @@ mod cargo;
 mod contents;
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use fusewire_build::portable::pack;
 use fusewire_build::{Options, Project, Target, Toolchain, compile};
 
@@ -101,6 +101,9 @@ const GRID_TARGETS: &str = "sm_80,sm_90";
 /// later GPUs.
 const PLANTED: (&str, &str, &str) = ("planted-errors", "tests/planted", "sm_80");
 
+/// What the counterpart in CUDA C++ is compiled for.
+const COUNTERPARTS: [&str; 2] = ["sm_80", "sm_90"];
+
 const SCRIPT: &str = include_str!("run.sh");
 const README: &str = include_str!("README.txt");
 
@@ -136,6 +139,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     make_planted(&workspace);
     add_images(&mut manifest, &folder, &target.unwrap_or_default())?;
     add_grid_images(&mut manifest, &folder)?;
+    add_counterpart(&mut manifest, &folder)?;
     add_texts(&mut manifest, &folder)?;
     // Also where it is too large: a former bundle can be made anew.
     manifest.write(&folder)?;
@@ -199,6 +203,31 @@ fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()>
             contents::write(&folder.join(&path), &pack(&bytes)?)?;
             manifest.add(folder, &path)?;
         }
+    }
+    Ok(())
+}
+
+/// The counterpart of the kernels in CUDA C++, which `fusewire-benches versus cuda` measures beside them, where there is nvcc. It
+/// can also be made on the GPU machine.
+fn add_counterpart(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
+    let made = Command::new(folder.join("bin/fusewire-benches"))
+        .args(["counterpart", "--target", &COUNTERPARTS.join(","), "--out"])
+        .arg(folder.join("cuda"))
+        .output()
+        .context("cannot start the bundle's fusewire-benches")?;
+    if !made.status.success() {
+        let said = String::from_utf8_lossy(&made.stderr);
+        let said = said.trim();
+        let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
+        ensure!(
+            !required.split(',').any(|name| name.trim() == "nvcc"),
+            "FUSEWIRE_REQUIRE names nvcc, but: {said}"
+        );
+        println!("left out: cubins of the counterpart in CUDA C++: {said}");
+        return Ok(());
+    }
+    for target in COUNTERPARTS {
+        manifest.add(folder, &format!("cuda/counterpart.{target}.cubin"))?;
     }
     Ok(())
 }

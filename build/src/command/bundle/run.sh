@@ -419,6 +419,21 @@ run_sanitizers() {
     fi
 }
 
+# versus_cuda: beside the same algorithms in CUDA C++, where cubins were bundled or can be made here.
+versus_cuda() {
+    case $device in cuda:*) gpu=${device#*:} ;; *) gpu=0 ;; esac
+    if [ -z "$(ls "$here/cuda" 2>/dev/null)" ] && [ -z "${FUSEWIRE_NVCC-}" ] && ! command -v nvcc >/dev/null 2>&1 &&
+        [ ! -x /usr/local/cuda/bin/nvcc ]; then
+        note 'nothing beside CUDA C++: neither cubins in the bundle nor nvcc'
+        return
+    fi
+    few=
+    [ $quick = no ] || few='--ranks 2 --sizes 512,64K --types bf16 --tokens 1,16 --rounds 7'
+    # shellcheck disable=SC2086 # words
+    command_of fusewire-benches versus cuda --gpu "$gpu" $few --out "$out/versus-cuda.md" --json "$out/versus-cuda.json"
+    [ "$code" -ne 0 ] || note 'beside CUDA C++: versus-cuda.md'
+}
+
 run_benches() {
     most=64M sizes=4 ranks='2 4 8'
     [ $quick = no ] || { most=64K sizes=8 ranks=2; }
@@ -436,6 +451,9 @@ run_benches() {
         command_of fusewire-benches bootstrap --ranks 64
     fi
     note "$tables tables, in perf-*.json and benches.log"
+    if [ "$kind" = cuda ]; then
+        versus_cuda
+    fi
 }
 
 # limit_of SECTION: its seconds.
@@ -449,7 +467,7 @@ limit_of() {
     else
         case $1 in
             files | info) echo 60 ;;
-            sanitizers) echo 2400 ;;
+            sanitizers | benches) echo 2400 ;;
             failures) echo 300 ;;
             *) echo 1200 ;;
         esac

@@ -1,0 +1,317 @@
+// Runs the counterpart's kernels with a host thread for each of their threads, several launches back to back with changing
+// sizes, and compares every element. An argument chooses one kernel. Status 0 if all is right, 1 for a wrong element, 2 for an
+// unknown kernel, 3 for a wait without end, and ThreadSanitizer's own where it is compiled in.
+
+#include "../all_reduce.cuh"
+#include "../fused.cuh"
+#include "../packets.cuh"
+#include "../prices.cuh"
+
+#include <functional>
+
+namespace {
+
+constexpr u32 BLOCKS = 2;
+constexpr u32 THREADS = 32;
+constexpr int LAUNCHES = 10;
+// Vectors of a launch: fewer than ranks, not divisible by them, more than a thread's share.
+constexpr u32 SIZES[] = {1, 64, 3, 200, 517, 65, 7, 1000, 2, 320};
+constexpr u32 MOST = 1000;
+// Rows of a norm, and rows of the largest.
+constexpr u32 ROWS[] = {1, 4, 2, 7, 3};
+constexpr u32 MOST_ROWS = 7;
+
+std::atomic<u64> wrong_elements;
+const char *chosen = nullptr;
+int checked = 0;
+
+bool is_chosen(const char *name) {
+    const bool is = chosen == nullptr || std::strcmp(chosen, name) == 0;
+    checked += is;
+    return is;
+}
+
+// Small integers, whose sums are exact also in bf16.
+int element(u32 rank, u32 index, int launch) {
+    return static_cast<int>((rank * 7 + index * 13 + static_cast<u32>(launch) * 5) % 31) - 15;
+}
+
+template <class T>
+Vector vector_of(const std::function<float(u32)> &value, u32 index) {
+    float values[T::LANES];
+    for (u32 i = 0; i < T::LANES; ++i) {
+        values[i] = value(index * T::LANES + i);
+    }
+    return T::pack(values);
+}
+
+void compare(const char *name, int launch, u32 rank, u32 index, const Vector &got, const Vector &expected) {
+    if (std::memcmp(&got, &expected, sizeof got) != 0 && ++wrong_elements <= 10) {
+        std::fprintf(stderr, "%s, launch %d, rank %u, vector %u: %08x.. where %08x.. is right\n", name, launch, rank,
+                     index, got.word[0], expected.word[0]);
+    }
+}
+
+// Memory of each rank, zeroed.
+template <class E, int R>
+struct Memory {
+    explicit Memory(size_t count) {
+        for (int r = 0; r < R; ++r) {
+            ranks[r].resize(count);
+            peers.at[r] = ranks[r].data();
+        }
+    }
+
+    std::vector<E> ranks[R];
+    Peers<R> peers;
+};
+
+// Runs `body(rank, launch, gather)` on every thread of the grids of R ranks; `gather` is the end of a kernel: the
+// threads of one rank wait for each other.
+template <int R>
+void run(int launches, const std::function<void(u32, int, const std::function<void()> &)> &body) {
+    std::vector<std::thread> threads;
+    std::vector<std::unique_ptr<std::barrier<>>> streams;
+    std::vector<std::unique_ptr<emulation::Block>> blocks;
+    for (u32 rank = 0; rank < R; ++rank) {
+        streams.push_back(std::make_unique<std::barrier<>>(BLOCKS * THREADS));
+        for (u32 b = 0; b < BLOCKS; ++b) {
+            blocks.push_back(std::make_unique<emulation::Block>(THREADS));
+            for (u32 t = 0; t < THREADS; ++t) {
+                threads.emplace_back([&, rank, b, t, stream = streams.back().get(), block = blocks.back().get()] {
+                    threadIdx.x = t;
+                    blockIdx.x = b;
+                    blockDim.x = THREADS;
+                    gridDim.x = BLOCKS;
+                    emulation::block = block;
+                    emulation::noise = (rank * BLOCKS + b) * THREADS + t;
+                    for (int launch = 0; launch < launches; ++launch) {
+                        body(rank, launch, [&] { stream->arrive_and_wait(); });
+                    }
+                });
+            }
+        }
+    }
+    for (auto &thread : threads) {
+        thread.join();
+    }
+}
+
+enum class Way { OneStage, Pull, Push, OneShot, TwoShot };
+
+template <class T, int R>
+void check_all_reduce(const char *name, Way way) {
+    if (!is_chosen(name)) {
+        return;
+    }
+    const u32 room = (MOST / BLOCKS + GROUP + THREADS) / GROUP * GROUP;
+    Memory<Vector, R> inputs(MOST), outputs(MOST), scratches(MOST);
+    Memory<Pad, R> pads(1);
+    Memory<Unit, R> buffers(BLOCKS * 2 * 2 * R * PLANES * room);
+    run<R>(LAUNCHES, [&](u32 rank, int launch, const std::function<void()> &gather) {
+        const u32 vectors = SIZES[launch];
+        const u32 first = thread_of_grid(), stride = threads_of_grid();
+        // The kernel before.
+        for (u32 i = first; i < vectors; i += stride) {
+            inputs.ranks[rank][i] =
+                vector_of<T>([&](u32 at) { return static_cast<float>(element(rank, at, launch)); }, i);
+            outputs.ranks[rank][i] = Vector{{~0u, ~0u, ~0u, ~0u}};
+        }
+        gather();
+        void *output = outputs.peers.at[rank];
+        const void *input = inputs.peers.at[rank];
+        switch (way) {
+        case Way::OneStage:
+            one_stage<T, R>(inputs.peers, pads.peers, output, vectors, rank);
+            break;
+        case Way::Pull:
+            two_stage_pull<T, R>(inputs.peers, pads.peers, scratches.peers, output, vectors, rank);
+            break;
+        case Way::Push:
+            two_stage_push<T, R>(inputs.peers, pads.peers, outputs.peers, vectors, rank);
+            break;
+        case Way::OneShot:
+            packets_one_shot<T, R>(input, pads.peers, buffers.peers, output, vectors, rank, room);
+            break;
+        case Way::TwoShot:
+            packets_two_shot<T, R>(input, pads.peers, buffers.peers, output, vectors, rank, room);
+            break;
+        }
+        gather();
+        // The kernel behind.
+        for (u32 i = first; i < vectors; i += stride) {
+            const auto total = [&](u32 at) {
+                int all = 0;
+                for (u32 r = 0; r < R; ++r) {
+                    all += element(r, at, launch);
+                }
+                return static_cast<float>(all);
+            };
+            compare(name, launch, rank, i, outputs.ranks[rank][i], vector_of<T>(total, i));
+        }
+    });
+}
+
+enum class Norms { Barrier, Packets, Alone };
+
+template <class T, int R, int V>
+void check_norm(const char *name, Norms way) {
+    if (!is_chosen(name)) {
+        return;
+    }
+    const u32 width = V * THREADS - 5;
+    const u32 room = ((MOST_ROWS + BLOCKS - 1) / BLOCKS * width + GROUP - 1) / GROUP * GROUP;
+    const float epsilon = 0.5f;
+    Memory<Vector, R> inputs(MOST_ROWS * width), outputs(MOST_ROWS * width), residual_outs(MOST_ROWS * width);
+    Memory<Vector, R> residuals(MOST_ROWS * width), weights(width);
+    Memory<Pad, R> pads(1);
+    Memory<Unit, R> buffers(BLOCKS * 2 * R * PLANES * room);
+    const auto residual = [](u32 at) { return static_cast<float>(element(9, at, 1)); };
+    const auto weight = [](u32 at) { return static_cast<float>(at % 3 + 1); };
+    for (u32 r = 0; r < R; ++r) {
+        for (u32 i = 0; i < MOST_ROWS * width; ++i) {
+            residuals.ranks[r][i] = vector_of<T>(residual, i);
+        }
+        for (u32 i = 0; i < width; ++i) {
+            weights.ranks[r][i] = vector_of<T>(weight, i);
+        }
+    }
+    run<R>(5, [&](u32 rank, int launch, const std::function<void()> &gather) {
+        const u32 rows = ROWS[launch];
+        const u32 first = thread_of_grid(), stride = threads_of_grid();
+        for (u32 i = first; i < rows * width; i += stride) {
+            inputs.ranks[rank][i] =
+                vector_of<T>([&](u32 at) { return static_cast<float>(element(rank, at, launch)); }, i);
+        }
+        gather();
+        const Norm norm = {residuals.peers.at[rank],
+                           weights.peers.at[rank],
+                           residual_outs.peers.at[rank],
+                           outputs.peers.at[rank],
+                           rows,
+                           width,
+                           epsilon};
+        switch (way) {
+        case Norms::Barrier:
+            norm_by_barrier<T, R, V>(inputs.peers, pads.peers, norm, rank);
+            break;
+        case Norms::Packets:
+            norm_by_packets<T, R, V>(inputs.peers.at[rank], pads.peers, buffers.peers, norm, rank, room);
+            break;
+        case Norms::Alone:
+            norm_alone<T, V>(inputs.peers.at[rank], norm);
+            break;
+        }
+        gather();
+        const auto added = [&](u32 at) {
+            int all = element(9, at, 1);
+            for (u32 r = 0; r < R; ++r) {
+                all += way == Norms::Alone && r != rank ? 0 : element(r, at, launch);
+            }
+            return static_cast<float>(all);
+        };
+        // A row for each thread; others have none.
+        for (u32 row = first; row < rows; row += stride) {
+            double squares = 0.0;
+            for (u32 i = 0; i < width * T::LANES; ++i) {
+                squares += std::pow(added(row * width * T::LANES + i), 2.0);
+            }
+            const double scale = 1.0 / std::sqrt(squares / (width * T::LANES) + epsilon);
+            for (u32 column = 0; column < width; ++column) {
+                const u32 i = row * width + column;
+                compare(name, launch, rank, i, residual_outs.ranks[rank][i], vector_of<T>(added, i));
+                float got[T::LANES];
+                T::unpack(outputs.ranks[rank][i], got);
+                for (u32 lane = 0; lane < T::LANES; ++lane) {
+                    const double expected =
+                        added(i * T::LANES + lane) * scale * weight(column * T::LANES + lane);
+                    const double bound = std::fabs(expected) * (T::LANES == 8 ? 1.0 / 256 : 1e-5);
+                    if (!(std::fabs(got[lane] - expected) <= bound) && ++wrong_elements <= 10) {
+                        std::fprintf(stderr, "%s, launch %d, rank %u, row %u: %g where %g is right\n", name, launch, rank,
+                                     row, static_cast<double>(got[lane]), expected);
+                    }
+                }
+            }
+        }
+        gather();
+    });
+}
+
+// The ping-pong is two threads; barriers are many.
+void check_prices() {
+    if (!is_chosen("prices")) {
+        return;
+    }
+    Memory<Pad, 2> pads(1);
+    run<2>(3, [&](u32 rank, int, const std::function<void()> &gather) {
+        barrier_turns<2, Order::Release>(pads.peers, 20, rank);
+        gather();
+        barrier_turns<2, Order::Relaxed>(pads.peers, 5, rank);
+        ping_pong<Order::Release>(pads.peers, 20, rank);
+        gather();
+    });
+    for (int r = 0; r < 2; ++r) {
+        const Pad &pad = pads.ranks[r][0];
+        if (pad.barriers[0] != 75 || pad.barriers[1] != 75 || pad.turns[0] != 60 || pad.signal[0] != 60) {
+            std::fprintf(stderr, "rank %d: %u and %u barriers, %u turns\n", r, pad.barriers[0], pad.barriers[1],
+                         pad.turns[0]);
+            ++wrong_elements;
+        }
+    }
+    std::vector<Vector> from(MOST), to(MOST);
+    for (u32 i = 0; i < MOST; ++i) {
+        from[i] = Vector{{i, i + 1, i + 2, i + 3}};
+    }
+    run<1>(1, [&](u32, int, const std::function<void()> &) { copy_vectors(to.data(), from.data(), MOST - 3); });
+    for (u32 i = 0; i < MOST; ++i) {
+        compare("copy", 0, 0, i, to[i], i < MOST - 3 ? from[i] : Vector{});
+    }
+}
+
+template <class T, int R>
+void check_all() {
+    check_all_reduce<T, R>("one_stage", Way::OneStage);
+    check_all_reduce<T, R>("two_stage_pull", Way::Pull);
+    check_all_reduce<T, R>("two_stage_push", Way::Push);
+    check_all_reduce<T, R>("packets_one_shot", Way::OneShot);
+    check_all_reduce<T, R>("packets_two_shot", Way::TwoShot);
+    check_norm<T, R, 2>("norm_by_barrier", Norms::Barrier);
+    check_norm<T, R, 2>("norm_by_packets", Norms::Packets);
+}
+
+template <class T, int R, int V>
+std::function<void()> check_norm_at(const char *name, Norms way) {
+    return [=] { check_norm<T, R, V>(name, way); };
+}
+
+} // namespace
+
+int main(int count, char **arguments) {
+    chosen = count > 1 ? arguments[1] : nullptr;
+    // Few ranks first, and nothing more once something is wrong.
+    const std::function<void()> checks[] = {
+        check_prices,
+        check_all<F32, 2>,
+        check_norm_at<Bf16, 2, 1>("norm_alone", Norms::Alone),
+        check_norm_at<Bf16, 2, 4>("norm_by_barrier", Norms::Barrier),
+        check_norm_at<Bf16, 2, 4>("norm_by_packets", Norms::Packets),
+        check_norm_at<F32, 4, 1>("norm_by_packets", Norms::Packets),
+        check_all<Bf16, 4>,
+        check_all<Bf16, 8>,
+    };
+    for (const auto &check : checks) {
+        if (wrong_elements == 0) {
+            check();
+        }
+    }
+    if (wrong_elements != 0) {
+        std::fprintf(stderr, "%llu wrong\n", static_cast<unsigned long long>(wrong_elements));
+        return 1;
+    }
+    if (checked == 0) {
+        std::fprintf(stderr, "there is no kernel %s\n", chosen);
+        return 2;
+    }
+    std::printf("%d checks, all right\n", checked);
+    return 0;
+}

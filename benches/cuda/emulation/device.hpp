@@ -1,0 +1,142 @@
+// As much of CUDA C++ as the counterpart uses, by threads of the host: a thread of a block is a thread of the process. For
+// checking algorithms, not for measuring. Included by memory.cuh, whose types it uses.
+//
+// Vectors are plain memory, so that ThreadSanitizer sees an access that no barrier orders. Flags and packets are
+// sequentially consistent atomics: what is checked is that the waits are there, not how strong they are.
+#pragma once
+
+#include <atomic>
+#include <barrier>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define SHARED_PARTIALS(NAME) auto &NAME = emulation::block->partial
+
+struct Index {
+    u32 x;
+};
+
+inline thread_local Index threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulation {
+
+struct Warp {
+    std::barrier<> gather{32};
+    float values[32] = {};
+};
+
+// What the threads of a block have in common.
+struct Block {
+    explicit Block(u32 threads) : gather(threads), warps(threads / 32) {}
+
+    std::barrier<> gather;
+    std::vector<Warp> warps;
+    float partial[2][32] = {};
+};
+
+inline thread_local Block *block;
+inline thread_local u32 noise;
+
+// Now and then a thread is late, and sometimes so late that others are through with their launch.
+inline void jitter() {
+    noise = noise * 1664525 + 1013904223;
+    if (noise >> 24 == 0) {
+        const int turns = noise >> 22 == 0 ? 100 : 1;
+        std::this_thread::sleep_for(std::chrono::microseconds(50 * turns));
+    }
+}
+
+// Polls of many threads on a few cores.
+inline void give_way(u32 polls) {
+    if (polls < 64) {
+        std::this_thread::yield();
+    } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+}
+
+} // namespace emulation
+
+[[noreturn]] inline void __trap() {
+    std::fprintf(stderr, "a wait without end\n");
+    std::_Exit(3);
+}
+
+inline void __syncthreads() { emulation::block->gather.arrive_and_wait(); }
+
+inline float __shfl_xor_sync(u32, float value, int offset) {
+    emulation::Warp &warp = emulation::block->warps[threadIdx.x / 32];
+    const u32 lane = threadIdx.x % 32;
+    warp.values[lane] = value;
+    warp.gather.arrive_and_wait();
+    const float other = warp.values[lane ^ static_cast<u32>(offset)];
+    warp.gather.arrive_and_wait();
+    return other;
+}
+
+inline float __uint_as_float(u32 bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline u32 __float_as_uint(float value) {
+    u32 bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+inline float __fadd_rn(float a, float b) { return a + b; }
+
+inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
+
+inline Vector load(const Vector *from) {
+    emulation::jitter();
+    return *from;
+}
+
+inline void store(Vector *to, const Vector &value) {
+    emulation::jitter();
+    *to = value;
+}
+
+inline Unit load_unit(const Unit *from) {
+    emulation::jitter();
+    Unit value;
+    for (int i = 0; i < 2; ++i) {
+        value.pair[i] = std::atomic_ref(const_cast<u64 &>(from->pair[i])).load();
+    }
+    return value;
+}
+
+inline void store_unit(Unit *to, const Unit &value) {
+    emulation::jitter();
+    for (int i = 0; i < 2; ++i) {
+        std::atomic_ref(to->pair[i]).store(value.pair[i]);
+    }
+}
+
+inline u32 load_word(const u32 *from) { return *from; }
+inline void store_word(u32 *to, u32 value) { *to = value; }
+inline u32 load_relaxed(const u32 *from) { return std::atomic_ref(const_cast<u32 &>(*from)).load(); }
+inline u32 load_acquire(const u32 *from) { return load_relaxed(from); }
+inline void store_relaxed(u32 *to, u32 value) { std::atomic_ref(*to).store(value); }
+inline void store_release(u32 *to, u32 value) { store_relaxed(to, value); }
+
+// As the hardware rounds: to nearest, ties to even.
+inline u32 bf16(float value) {
+    const u32 bits = __float_as_uint(value);
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline u32 bf16_pair(float low, float high) { return bf16(low) | bf16(high) << 16; }

@@ -1,0 +1,111 @@
+// The counterpart's kernels by their names, as the double of the CUDA driver (../double) calls them: block by block, with the
+// arguments as they lie in a launch's buffer. A block has 32 host threads, however many were asked for.
+
+#include "../counterpart.cu"
+
+#include <tuple>
+#include <utility>
+
+namespace {
+
+constexpr u32 THREADS = 32;
+
+struct Field {
+    u32 offset;
+    u32 size;
+};
+
+template <class... Arguments>
+struct Layout {
+    static constexpr u32 COUNT = sizeof...(Arguments);
+    Field fields[COUNT + 1] = {};
+
+    constexpr Layout() {
+        u32 end = 0, index = 0;
+        const auto add = [&](u32 alignment, u32 size) {
+            const u32 offset = (end + alignment - 1) / alignment * alignment;
+            fields[index++] = {offset, size};
+            end = offset + size;
+        };
+        (add(alignof(Arguments), sizeof(Arguments)), ...);
+        (void)add;
+    }
+};
+
+template <class... Arguments>
+constexpr Layout<Arguments...> LAYOUT{};
+
+template <auto KERNEL, class... Arguments, size_t... INDEX>
+void call(u32 block, u32 blocks, const char *buffer, std::index_sequence<INDEX...>) {
+    std::tuple<Arguments...> arguments;
+    (std::memcpy(&std::get<INDEX>(arguments), buffer + LAYOUT<Arguments...>.fields[INDEX].offset, sizeof(Arguments)), ...);
+    (void)buffer;
+    emulation::Block shared(THREADS);
+    std::vector<std::thread> threads;
+    for (u32 thread = 0; thread < THREADS; ++thread) {
+        threads.emplace_back([&, thread] {
+            threadIdx.x = thread;
+            blockIdx.x = block;
+            blockDim.x = THREADS;
+            gridDim.x = blocks;
+            emulation::block = &shared;
+            // No two threads are late together.
+            emulation::noise = (block * THREADS + thread) * 7919 + static_cast<u32>(reinterpret_cast<size_t>(&shared));
+            KERNEL(std::get<INDEX>(arguments)...);
+        });
+    }
+    for (auto &thread : threads) {
+        thread.join();
+    }
+}
+
+} // namespace
+
+struct Entry {
+    const char *name;
+    void (*run)(u32 block, u32 blocks, const char *buffer);
+    const Field *fields;
+    u32 count;
+};
+
+namespace {
+
+template <auto KERNEL, class... Arguments>
+Entry entry(const char *name, void (*)(Arguments...)) {
+    return {name,
+            [](u32 block, u32 blocks, const char *buffer) {
+                call<KERNEL, Arguments...>(block, blocks, buffer, std::index_sequence_for<Arguments...>{});
+            },
+            LAYOUT<Arguments...>.fields, LAYOUT<Arguments...>.COUNT};
+}
+
+#define ENTRY_OF(NAME) entry<NAME>(#NAME, NAME)
+#define OF_RANKS(T, R)                                                                                                 \
+    ENTRY_OF(one_stage_##T##_##R), ENTRY_OF(two_stage_pull_##T##_##R), ENTRY_OF(two_stage_push_##T##_##R),             \
+        ENTRY_OF(packets_one_shot_##T##_##R), ENTRY_OF(packets_two_shot_##T##_##R), OF_WIDTH(T, R, 1),                 \
+        OF_WIDTH(T, R, 2), OF_WIDTH(T, R, 4)
+#define OF_WIDTH(T, R, V) ENTRY_OF(norm_by_barrier_##T##_##R##_##V), ENTRY_OF(norm_by_packets_##T##_##R##_##V)
+#define OF_TYPE(T)                                                                                                     \
+    OF_RANKS(T, 2), OF_RANKS(T, 4), OF_RANKS(T, 8), ENTRY_OF(norm_alone_##T##_1), ENTRY_OF(norm_alone_##T##_2),        \
+        ENTRY_OF(norm_alone_##T##_4)
+#define BARRIERS(R) ENTRY_OF(barriers_relaxed_##R), ENTRY_OF(barriers_release_##R)
+
+} // namespace
+
+// Ends with an entry that has no name.
+extern "C" const Entry *counterpart_entries() {
+    static const Entry entries[] = {
+        OF_TYPE(f32),
+        OF_TYPE(bf16),
+        BARRIERS(2),
+        BARRIERS(4),
+        BARRIERS(8),
+        ENTRY_OF(copy),
+        ENTRY_OF(empty),
+        ENTRY_OF(gate),
+        ENTRY_OF(ping_pong_relaxed),
+        ENTRY_OF(ping_pong_release),
+        {nullptr, nullptr, nullptr, 0},
+    };
+    return entries;
+}

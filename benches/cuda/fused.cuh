@@ -1,0 +1,241 @@
+// All-reduce, residual and RMSNorm in one launch: one block for each row (token), its values in registers from the sum to the
+// result. And the same without communication, for "all-reduce, then add and norm".
+//
+// Rounding points: the sum is rounded to the type; the sum with the residual is rounded (that is residual_out); the norm is taken of
+// the rounded values in f32, times the weight, and rounded.
+//
+// A row has at most V * blockDim.x vectors; a block has whole warps.
+#pragma once
+
+#include "packets.cuh"
+
+// What all three have in common.
+struct Norm {
+    const void *residual;
+    const void *weight;
+    void *residual_out;
+    void *output;
+    u32 rows;
+    // Vectors of a row.
+    u32 width;
+    float epsilon;
+};
+
+// Adds over the block; `turn` alternates, as a warp may be one row ahead of another.
+__device__ __forceinline__ float block_sum(float value, u32 turn) {
+    SHARED_PARTIALS(partial);
+    const u32 warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        value += __shfl_xor_sync(~0u, value, offset);
+    }
+    if (lane == 0) {
+        partial[turn & 1][warp] = value;
+    }
+    __syncthreads();
+    // Every half warp adds all partial sums.
+    constexpr u32 MOST_WARPS = MAX_THREADS / 32;
+    const u32 other = lane % MOST_WARPS;
+    value = other < blockDim.x / 32 ? partial[turn & 1][other] : 0.0f;
+#pragma unroll
+    for (int offset = MOST_WARPS / 2; offset > 0; offset /= 2) {
+        value += __shfl_xor_sync(~0u, value, offset);
+    }
+    return value;
+}
+
+// Adds the residual to a sum, rounds, and gives the squares' sum of the rounded values.
+template <class T>
+__device__ __forceinline__ float add_residual(Vector &value, const Vector &residual) {
+    float values[T::LANES], residuals[T::LANES];
+    T::unpack(value, values);
+    T::unpack(residual, residuals);
+#pragma unroll
+    for (int i = 0; i < T::LANES; ++i) {
+        values[i] = __fadd_rn(values[i], residuals[i]);
+    }
+    value = T::pack(values);
+    T::unpack(value, values);
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < T::LANES; ++i) {
+        squares += values[i] * values[i];
+    }
+    return squares;
+}
+
+template <class T>
+__device__ __forceinline__ Vector scaled(const Vector &value, float scale, const Vector &weight) {
+    float values[T::LANES], weights[T::LANES];
+    T::unpack(value, values);
+    T::unpack(weight, weights);
+#pragma unroll
+    for (int i = 0; i < T::LANES; ++i) {
+        values[i] = values[i] * scale * weights[i];
+    }
+    return T::pack(values);
+}
+
+// Rows blockIdx.x, + gridDim.x, ... The weight and the first row's residual are this rank's own: they are loaded before
+// `ready` waits for anybody. fetch(row, turn, values) gives the sums of the row's vectors of this thread.
+template <class T, int V, class Ready, class Fetch>
+__device__ __forceinline__ void norm_rows(const Norm &norm, const Ready &ready, const Fetch &fetch) {
+    const Vector *residual = static_cast<const Vector *>(norm.residual);
+    Vector *residual_out = static_cast<Vector *>(norm.residual_out);
+    Vector *output = static_cast<Vector *>(norm.output);
+    const u32 columns = norm.width;
+    const auto each = [&](const auto &body) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            const u32 column = v * blockDim.x + threadIdx.x;
+            if (column < columns) {
+                body(v, column);
+            }
+        }
+    };
+    Vector weights[V], residuals[V];
+    each([&](int v, u32 column) {
+        weights[v] = load(static_cast<const Vector *>(norm.weight) + column);
+        if (blockIdx.x < norm.rows) {
+            residuals[v] = load(residual + blockIdx.x * columns + column);
+        }
+    });
+    ready();
+    u32 turn = 0;
+    for (u32 row = blockIdx.x; row < norm.rows; row += gridDim.x, ++turn) {
+        Vector values[V];
+        fetch(row, turn, values);
+        float squares = 0.0f;
+        each([&](int v, u32 column) {
+            squares += add_residual<T>(values[v], residuals[v]);
+            store(residual_out + row * columns + column, values[v]);
+            if (row + gridDim.x < norm.rows) {
+                residuals[v] = load(residual + (row + gridDim.x) * columns + column);
+            }
+        });
+        const float total = block_sum(squares, turn);
+        const float scale = rsqrtf(total / static_cast<float>(columns * T::LANES) + norm.epsilon);
+        each([&](int v, u32 column) { store(output + row * columns + column, scaled<T>(values[v], scale, weights[v])); });
+    }
+}
+
+// Loads or packets of a thread's vectors that are asked for together.
+template <int V, int FIT>
+constexpr int TOGETHER = V < FIT ? V : (FIT > 1 ? FIT : 1);
+
+// By barriers: every rank reads the rows of all inputs.
+//
+// Moves, a rank, with n bytes of rows: R n read, (R - 1) n from peers, n of residual read, 2 n written. Two barriers without fences.
+// Bound, at few rows, by the barriers, one read, and the reduction within the block.
+//
+// Who may overwrite what: as in one_stage; residual, weight and the outputs are the rank's own.
+template <class T, int R, int V>
+__device__ __forceinline__ void norm_by_barrier(const Peers<R> &inputs, const Peers<R> &pads, const Norm &norm,
+                                                u32 rank) {
+    Barrier<R> barrier(pads, rank);
+    norm_rows<T, V>(
+        norm, [&] { barrier.start(); },
+        [&](u32 row, u32, Vector(&values)[V]) {
+            constexpr int K = TOGETHER<V, (V > 2 ? 8 : 16) / R>;
+            static_assert(V % K == 0, "groups are whole");
+#pragma unroll
+            for (int v = 0; v < V; v += K) {
+                Vector parts[K][R];
+#pragma unroll
+                for (int k = 0; k < K; ++k) {
+                    const u32 column = (v + k) * blockDim.x + threadIdx.x;
+                    if (column < norm.width) {
+#pragma unroll
+                        for (int r = 0; r < R; ++r) {
+                            parts[k][r] = load(at<const Vector>(inputs, r) + row * norm.width + column);
+                        }
+                    }
+                }
+#pragma unroll
+                for (int k = 0; k < K; ++k) {
+                    if ((v + k) * blockDim.x + threadIdx.x < norm.width) {
+                        values[v + k] = sum<T, R>(parts[k]);
+                    }
+                }
+            }
+        });
+    barrier.template finish<Order::Relaxed>();
+}
+
+// By packets: every rank pushes its rows to all peers. At least one row. `room` has the vectors of all rows of a block.
+//
+// Moves, a rank: n read twice, 2 n (R - 1) written to peers, as much read, n of residual read, 2 n written. No barrier.
+//
+// Who may overwrite what: as in packets_one_shot.
+template <class T, int R, int V>
+__device__ __forceinline__ void norm_by_packets(const void *input, const Peers<R> &pads, const Peers<R> &buffers,
+                                                const Norm &norm, u32 rank, u32 room) {
+    const Vector *from = static_cast<const Vector *>(input);
+    const u32 width = norm.width;
+    // Before the counter is waited for.
+    Vector own[V] = {};
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        const u32 column = v * blockDim.x + threadIdx.x;
+        if (column < width && blockIdx.x < norm.rows) {
+            own[v] = load(from + blockIdx.x * width + column);
+        }
+    }
+    const Exchange<R, 1> exchange(buffers, pads, rank, room);
+    const auto send = [&] {
+        u32 turn = 0;
+        for (u32 row = blockIdx.x; row < norm.rows; row += gridDim.x, ++turn) {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                const u32 column = v * blockDim.x + threadIdx.x;
+                if (column < width) {
+                    const Vector value = turn == 0 ? own[v] : load(from + row * width + column);
+                    exchange.send_all(0, turn * width + column, value);
+                }
+            }
+        }
+    };
+    norm_rows<T, V>(norm, send, [&](u32 row, u32 turn, Vector(&values)[V]) {
+        constexpr int K = TOGETHER<V, (V > 2 ? 4 : 8) / R>;
+        static_assert(V % K == 0, "groups are whole");
+#pragma unroll
+        for (int v = 0; v < V; v += K) {
+            const u32 column = v * blockDim.x + threadIdx.x;
+            Vector mine[K];
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                // Again, beside the polls: it is in the L2, and registers are dear.
+                mine[k] = column + k * blockDim.x < width ? load(from + row * width + column + k * blockDim.x) : Vector{};
+            }
+            Vector parts[K][R];
+            exchange.template take<K>(0, turn * width + column, blockDim.x, mine, parts,
+                                      [&](int k, u32) { return column + k * blockDim.x < width; });
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                values[v + k] = sum<T, R>(parts[k]);
+            }
+        }
+    });
+    exchange.close();
+}
+
+// No communication: what follows an all-reduce that is a launch of its own.
+//
+// Moves: 2 n read, 2 n written, by each rank of its own. Bound by one read and the reduction within the block; at many rows by
+// memory.
+template <class T, int V>
+__device__ __forceinline__ void norm_alone(const void *input, const Norm &norm) {
+    const Vector *from = static_cast<const Vector *>(input);
+    norm_rows<T, V>(
+        norm, [] {},
+        [&](u32 row, u32, Vector(&values)[V]) {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                const u32 column = v * blockDim.x + threadIdx.x;
+                if (column < norm.width) {
+                    values[v] = load(from + row * norm.width + column);
+                }
+            }
+        });
+}

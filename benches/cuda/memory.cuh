@@ -1,0 +1,133 @@
+// Everything that touches memory, with its scope and its order. The algorithms use nothing else, so that they can also
+// be run by threads of the host (emulation/).
+#pragma once
+
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+// Lines of a rank's table of flags; a grid has at most as many blocks.
+constexpr int MAX_BLOCKS = 256;
+constexpr int MAX_RANKS = 8;
+constexpr int MAX_THREADS = 512;
+
+// Polls of a wait before the kernel traps: some ten seconds. A counterpart that hangs would take the GPU with it. (Host threads
+// sleep between theirs: a minute.)
+#ifdef __CUDACC__
+#define POLLS (1u << 24)
+#elif !defined POLLS
+#define POLLS (1u << 19)
+#endif
+constexpr u32 MAX_POLLS = POLLS;
+
+// 16 bytes, the widest that one instruction moves.
+struct alignas(16) Vector {
+    u32 word[4];
+};
+
+// A packet unit: two pairs of 4 bytes of data and 4 bytes of flag. Each pair is one 8-byte access, so whoever sees the flag
+// sees its data.
+struct alignas(16) Unit {
+    u64 pair[2];
+};
+
+// Addresses of the same thing at every rank.
+template <int R>
+struct Peers {
+    void *at[R];
+};
+
+#ifndef __CUDACC__
+
+#include "emulation/device.hpp"
+
+#else
+
+// Read once or twice by each multiprocessor: nothing is kept in its L1. Never the non-coherent path, as peers write.
+__device__ __forceinline__ Vector load(const Vector *from) {
+    Vector value;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+                 : "l"(from));
+    return value;
+}
+
+__device__ __forceinline__ void store(Vector *to, const Vector &value) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.word[0]), "r"(value.word[1]),
+                 "r"(value.word[2]), "r"(value.word[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ Unit load_unit(const Unit *from) {
+    Unit value;
+    asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
+                 : "=l"(value.pair[0]), "=l"(value.pair[1])
+                 : "l"(from)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_unit(Unit *to, const Unit &value) {
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(value.pair[0]), "l"(value.pair[1])
+                 : "memory");
+}
+
+__device__ __forceinline__ u32 load_word(const u32 *from) {
+    u32 value;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_word(u32 *to, u32 value) {
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ u32 load_relaxed(const u32 *from) {
+    u32 value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_relaxed(u32 *to, u32 value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ u32 load_acquire(const u32 *from) {
+    u32 value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_release(u32 *to, u32 value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// What the warps of a block tell each other of a sum, twice.
+#define SHARED_PARTIALS(NAME) __shared__ float NAME[2][32]
+
+// Two floats rounded to bf16, ties to even, the first in the low half.
+__device__ __forceinline__ u32 bf16_pair(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+#endif
+
+// Counts the polls of one wait.
+struct Patience {
+    u32 polls = 0;
+
+    __device__ __forceinline__ void spend() {
+#ifndef __CUDACC__
+        emulation::give_way(polls);
+#endif
+        if (++polls == MAX_POLLS) {
+            __trap();
+        }
+    }
+};
+
+template <class T, int R>
+__device__ __forceinline__ T *at(const Peers<R> &peers, u32 rank) {
+    return static_cast<T *>(peers.at[rank]);
+}

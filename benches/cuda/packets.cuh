@@ -1,0 +1,233 @@
+// All-reduce by packets: data and flag arrive together, so nobody waits for a barrier. 16-byte units of two packets, each
+// 4 bytes of data and 4 of flag, as NCCL's LL and MSCCL++'s LL16. n and R as in all_reduce.cuh.
+#pragma once
+
+#include "barrier.cuh"
+#include "elements.cuh"
+
+// A vector travels as two units. 32 vectors, a warp's, lie together, source by source and first units before second ones: every
+// store of a warp is 512 bytes in one piece, and where the sources' units lie is one address and constants.
+constexpr int PLANES = 2;
+constexpr int GROUP = 32;
+
+__device__ __forceinline__ Unit pack_unit(const Vector &value, int plane, u32 flag) {
+    const u64 high = static_cast<u64>(flag) << 32;
+    return Unit{{high | value.word[2 * plane], high | value.word[2 * plane + 1]}};
+}
+
+__device__ __forceinline__ bool is_of(const Unit &unit, u32 flag) {
+    return static_cast<u32>(unit.pair[0] >> 32) == flag && static_cast<u32>(unit.pair[1] >> 32) == flag;
+}
+
+__device__ __forceinline__ Vector unpack_units(const Unit (&units)[PLANES]) {
+    Vector value;
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane) {
+        value.word[2 * plane] = static_cast<u32>(units[plane].pair[0]);
+        value.word[2 * plane + 1] = static_cast<u32>(units[plane].pair[1]);
+    }
+    return value;
+}
+
+// Where the packets of one launch go and come from. A rank's buffer has a region for each block, so that a flag in it was
+// always written in an exchange of that very block, whatever grids the launches had:
+//   buffer[block][parity of the exchange][part][group of 32 vectors][source][plane][vector of the group],
+// where `room`, a multiple of 32, is the vectors of a block that fit, and PARTS is 1 for one shot and 2 for two.
+template <int R, int PARTS>
+struct Exchange {
+    const Peers<R> &buffers;
+    const Peers<R> &pads;
+    u32 rank;
+    u32 room;
+    u32 flag;
+
+    // The flag is the number of the exchange, 1 and more; in a buffer of zeros none has arrived. (After 2^32 launches it is 0
+    // once: a measurement does not come there.)
+    __device__ __forceinline__ Exchange(const Peers<R> &buffers, const Peers<R> &pads, u32 rank, u32 room)
+        : buffers(buffers), pads(pads), rank(rank), room(room),
+          flag(load_word(&at<Pad>(pads, rank)->exchanges[blockIdx.x]) + 1) {}
+
+    // Where the units of a vector of this block lie: source 0's first one.
+    __device__ __forceinline__ u64 place(u32 part, u32 local) const {
+        const u32 groups = room / GROUP;
+        const u32 group = ((blockIdx.x * 2 + (flag & 1)) * PARTS + part) * groups + local / GROUP;
+        return static_cast<u64>(group) * (R * PLANES * GROUP) + local % GROUP;
+    }
+
+    // Sends this rank's vector to `peer`, which finds it at `local`.
+    __device__ __forceinline__ void send(u32 peer, u32 part, u32 local, const Vector &value) const {
+        Unit *to = at<Unit>(buffers, peer) + place(part, local) + rank * (PLANES * GROUP);
+#pragma unroll
+        for (int plane = 0; plane < PLANES; ++plane) {
+            store_unit(to + plane * GROUP, pack_unit(value, plane, flag));
+        }
+    }
+
+    // Sends to all peers.
+    __device__ __forceinline__ void send_all(u32 part, u32 local, const Vector &value) const {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            if (r != rank) {
+                send(r, part, local, value);
+            }
+        }
+    }
+
+    // Takes K vectors, `step` apart, of those peers for which wanted(k, r) says so: all polls are in flight together, and only
+    // what has not arrived is asked for again. At this rank, and where nothing is wanted, own[k] stands.
+    template <int K, class Wanted>
+    __device__ __forceinline__ void take(u32 part, u32 local, u32 step, const Vector (&own)[K],
+                                         Vector (&parts)[K][R], const Wanted &wanted) const {
+        const Unit *from[K];
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            from[k] = at<const Unit>(buffers, rank) + place(part, local + k * step);
+        }
+        const auto poll = [&](int k, int r, int plane) { return load_unit(from[k] + (r * PLANES + plane) * GROUP); };
+        Unit units[K][R][PLANES];
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                const bool asked = r != rank && wanted(k, r);
+#pragma unroll
+                for (int plane = 0; plane < PLANES; ++plane) {
+                    units[k][r][plane] = pack_unit(own[k], plane, flag);
+                    if (asked) {
+                        units[k][r][plane] = poll(k, r, plane);
+                    }
+                }
+            }
+        }
+        bool all;
+        Patience patience;
+        do {
+            all = true;
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+#pragma unroll
+                for (int r = 0; r < R; ++r) {
+#pragma unroll
+                    for (int plane = 0; plane < PLANES; ++plane) {
+                        if (!is_of(units[k][r][plane], flag)) {
+                            units[k][r][plane] = poll(k, r, plane);
+                            all = false;
+                        }
+                    }
+                }
+            }
+            patience.spend();
+        } while (!all);
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                parts[k][r] = unpack_units(units[k][r]);
+            }
+        }
+    }
+
+    // The last act, once all threads have read the counter.
+    __device__ __forceinline__ void close() const {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            store_word(&at<Pad>(pads, rank)->exchanges[blockIdx.x], flag);
+        }
+    }
+};
+
+// One shot: every rank pushes its input to all peers, and sums what arrives. At least one vector.
+//
+// Moves, a rank: n read, 2 n (R - 1) written to peers, 2 n (R - 1) read, n written: for small sizes. No barrier: the price is
+// one way of a store and a poll. Large sizes are bound by the factor two of the flags and the R - 1 of the one shot.
+//
+// Who may overwrite what: packets of block b of exchange e, by their sender in exchange e + 2,
+//   after having acquired: packets of every peer in its launch of exchange e + 1, in whichever block (that launch has ended),
+//   released by: the peer, who sent them in a launch behind the one that read the packets of e (stream order).
+// So two buffers are enough, also for a block that has nothing to exchange. User memory is touched by its owner alone.
+template <class T, int R>
+__device__ __forceinline__ void packets_one_shot(const void *input, const Peers<R> &pads, const Peers<R> &buffers,
+                                                 void *output, u32 vectors, u32 rank, u32 room) {
+    const Vector *from = static_cast<const Vector *>(input);
+    Vector *to = static_cast<Vector *>(output);
+    const u32 stride = threads_of_grid();
+    const u32 first = thread_of_grid();
+    // Beside the counter's load.
+    Vector own = {};
+    if (first < vectors) {
+        own = load(from + first);
+    }
+    const Exchange<R, 1> exchange(buffers, pads, rank, room);
+    u32 local = threadIdx.x;
+    for (u32 i = first; i < vectors; i += stride, local += blockDim.x) {
+        exchange.send_all(0, local, i == first ? own : load(from + i));
+    }
+    local = threadIdx.x;
+    for (u32 i = first; i < vectors; i += stride, local += blockDim.x) {
+        const Vector mine[1] = {i == first ? own : load(from + i)};
+        Vector parts[1][R];
+        exchange.template take<1>(0, local, 0, mine, parts, [](int, u32) { return true; });
+        store(to + i, sum<T, R>(parts[0]));
+    }
+    exchange.close();
+}
+
+// Two shots: rank r gets part r of all inputs by packets, sums it, and pushes the sum to all peers by packets. At least one
+// vector.
+//
+// Moves, a rank: n read, 4 n (R - 1) / R written to peers and read by them, n written. No barrier: the price is two ways. Between
+// the one shot and the two stages with barriers.
+//
+// Who may overwrite what: as in one shot. That the launch of exchange e + 1 has ended at the sender means that every rank had begun
+//   it: some part is not empty, its owner has packets of all ranks before it sends the sum, and all ranks wait for the sum.
+template <class T, int R>
+__device__ __forceinline__ void packets_two_shot(const void *input, const Peers<R> &pads, const Peers<R> &buffers,
+                                                 void *output, u32 vectors, u32 rank, u32 room) {
+    const u32 part = (vectors + R - 1) / R;
+    const u32 begin = least(part * rank, vectors);
+    const u32 own = least(part, vectors - begin);
+    const u32 stride = threads_of_grid();
+    const u32 first = thread_of_grid();
+    const Vector *from = static_cast<const Vector *>(input);
+    Vector *to = static_cast<Vector *>(output);
+    const Exchange<R, 2> exchange(buffers, pads, rank, room);
+    u32 local = threadIdx.x;
+    for (u32 i = first; i < part; i += stride, local += blockDim.x) {
+        Vector values[R];
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            if (r != rank && part * r + i < vectors) {
+                values[r] = load(from + part * r + i);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            if (r != rank && part * r + i < vectors) {
+                exchange.send(r, 0, local, values[r]);
+            }
+        }
+    }
+    local = threadIdx.x;
+    for (u32 i = first; i < own; i += stride, local += blockDim.x) {
+        const Vector mine[1] = {load(from + begin + i)};
+        Vector parts[1][R];
+        exchange.template take<1>(0, local, 0, mine, parts, [](int, u32) { return true; });
+        const Vector total = sum<T, R>(parts[0]);
+        exchange.send_all(1, local, total);
+        store(to + begin + i, total);
+    }
+    local = threadIdx.x;
+    for (u32 i = first; i < part; i += stride, local += blockDim.x) {
+        const Vector nothing[1] = {};
+        Vector parts[1][R];
+        const auto is_there = [&](int, u32 r) { return part * r + i < vectors; };
+        exchange.template take<1>(1, local, 0, nothing, parts, is_there);
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            if (r != rank && is_there(0, r)) {
+                store(to + part * r + i, parts[0][r]);
+            }
+        }
+    }
+    exchange.close();
+}

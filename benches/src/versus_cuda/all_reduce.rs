@@ -1,0 +1,264 @@
+//! All-reduce: ours by every algorithm, the counterpart's five kernels, and a copy of as many bytes.
+
+use anyhow::Result;
+use fusewire::{CallOptions, Communicator, DType, Operation, ReduceOp, Tensor};
+
+use super::buffers::{Buffers, Packets};
+use super::contest::{AUTO, Contest, Contestant, Mode, Side, Step};
+use super::entries::{Entry, Kernel, VECTOR, Values};
+use super::loaded::Counterpart;
+use super::report::Row;
+use super::{Shape, data};
+
+/// Largest message that is sent by packets in one shot, and in two.
+pub(crate) const ONE_SHOT_BYTES: usize = 256 << 10;
+pub(crate) const TWO_SHOT_BYTES: usize = 1 << 20;
+
+/// Blocks that have work: a block for each `threads` vectors, up to `blocks`.
+pub(crate) fn grid(vectors: usize, threads: u32, blocks: u32) -> u32 {
+    let wanted = vectors.div_ceil(threads as usize).max(1);
+    u32::try_from(wanted).map_or(blocks, |wanted| wanted.min(blocks))
+}
+
+/// What one rank's part needs.
+#[derive(Debug)]
+pub(crate) struct RankPart<'a> {
+    pub(crate) contest: &'a Contest<'a>,
+    pub(crate) comm: &'a Communicator,
+    pub(crate) counterpart: &'a Counterpart,
+    pub(crate) buffers: &'a Buffers,
+    pub(crate) shape: Shape,
+}
+
+/// A rank's input and output, and where they lie at every rank.
+#[derive(Debug)]
+pub(crate) struct Places {
+    pub(crate) input: Tensor,
+    pub(crate) output: Tensor,
+    pub(crate) inputs: Vec<u64>,
+    pub(crate) outputs: Vec<u64>,
+}
+
+impl RankPart<'_> {
+    fn rank(&self) -> usize {
+        self.contest.rank
+    }
+
+    /// Registered memory for `count` elements, whose addresses all ranks know.
+    pub(crate) fn places(&self, dtype: DType, count: usize) -> Result<Places> {
+        let input = self.comm.alloc(dtype, count)?;
+        let output = self.comm.alloc(dtype, count)?;
+        let meeting = self.contest.meeting;
+        Ok(Places {
+            inputs: meeting.exchange(self.rank(), input.as_ptr() as u64)?,
+            outputs: meeting.exchange(self.rank(), output.as_ptr() as u64)?,
+            input,
+            output,
+        })
+    }
+
+    /// All sizes of a type.
+    pub(crate) fn all_sizes(
+        &self,
+        dtype: DType,
+        sizes: &[usize],
+        modes: &[Mode],
+        say: impl Fn(&Row),
+    ) -> Result<Vec<Row>> {
+        let most = sizes.iter().copied().max().unwrap_or(0);
+        let width = data::size(dtype);
+        let places = self.places(dtype, most / width)?;
+        let (rank, ranks) = (self.rank(), self.shape.ranks);
+        // Two sets of numbers, in turn.
+        let own = [0, 1].map(|salt| data::input(dtype, rank, most / width, salt));
+        let sums = [0, 1].map(|salt| data::sum(dtype, ranks, most / width, salt));
+        let mut rows = Vec::new();
+        for &bytes in sizes {
+            let part = Places {
+                input: places.input.slice(0, bytes / width)?,
+                output: places.output.slice(0, bytes / width)?,
+                inputs: places.inputs.clone(),
+                outputs: places.outputs.clone(),
+            };
+            for &mode in modes {
+                let mut contestants = self.ours(&part, dtype)?;
+                contestants.extend(self.theirs(&part, dtype, bytes)?);
+                contestants.push(self.copy(&part, bytes)?);
+                let spoil = |turn: usize| {
+                    part.input.copy_from_bytes(&own[turn % 2][..bytes])?;
+                    Ok(part.output.copy_from_bytes(&vec![0xff; bytes])?)
+                };
+                let check = |side, turn: usize| {
+                    let got = part.output.to_bytes()?;
+                    let expected = match side {
+                        Side::Floor => &own[turn % 2],
+                        _ => &sums[turn % 2],
+                    };
+                    Ok(data::differing(dtype, &got, &expected[..bytes]))
+                };
+                let figures = self.contest.compare(mode, contestants, spoil, check)?;
+                let row = Row {
+                    ranks,
+                    dtype: dtype.name().to_owned(),
+                    bytes,
+                    tokens: 0,
+                    mode,
+                    blocks: self.shape.blocks,
+                    threads: self.shape.threads,
+                    figures,
+                };
+                if rank == 0 {
+                    say(&row);
+                }
+                rows.push(row);
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Ours: the plan's choice first, then the other algorithms that this size has.
+    pub(crate) fn ours(&self, places: &Places, dtype: DType) -> Result<Vec<Contestant>> {
+        let mut taken = Vec::new();
+        let mut list = Vec::new();
+        for wanted in [AUTO, "packet", "signal", "two_shot"] {
+            let options = CallOptions::new().hint("algorithm", wanted);
+            let comm = self.comm.with_options(&options)?;
+            let sum = Some(ReduceOp::Sum);
+            let plan = comm.plan(Operation::AllReduce, places.input.len(), dtype, sum)?;
+            if taken.contains(&plan.algorithm) {
+                continue;
+            }
+            taken.push(plan.algorithm);
+            list.push(Contestant {
+                name: if wanted == AUTO {
+                    format!("{AUTO}: {}", plan.algorithm)
+                } else {
+                    plan.algorithm.to_string()
+                },
+                side: Side::Ours,
+                waits: (0, 0, 0),
+                steps: vec![Step::AllReduce {
+                    comm,
+                    input: places.input.clone(),
+                    output: places.output.clone(),
+                }],
+            });
+        }
+        Ok(list)
+    }
+
+    /// The counterpart's kernels that this size has. Each gets the blocks that have work, up to as many as ours.
+    pub(crate) fn theirs(
+        &self,
+        places: &Places,
+        dtype: DType,
+        bytes: usize,
+    ) -> Result<Vec<Contestant>> {
+        let Shape {
+            ranks,
+            blocks,
+            threads,
+        } = self.shape;
+        let vectors = bytes / VECTOR;
+        let part = vectors.div_ceil(ranks);
+        let with = |packets: &Packets| Values {
+            pads: packets.pads.addresses(),
+            buffers: packets.buffers.addresses(),
+            room: packets.room,
+            ..Values::default()
+        };
+        let plain = || Values {
+            pads: self.buffers.pads.addresses(),
+            ..Values::default()
+        };
+        let all = [
+            (Kernel::OneStage, vectors, usize::MAX, plain()),
+            (Kernel::TwoStagePull, part, usize::MAX, plain()),
+            (Kernel::TwoStagePush, part, usize::MAX, plain()),
+            (
+                Kernel::PacketsOneShot,
+                vectors,
+                ONE_SHOT_BYTES,
+                with(&self.buffers.one_shot),
+            ),
+            (
+                Kernel::PacketsTwoShot,
+                part,
+                TWO_SHOT_BYTES,
+                with(&self.buffers.two_shot),
+            ),
+        ];
+        let possible = all.into_iter().filter(|(_, _, most, _)| bytes <= *most);
+        possible
+            .map(|(kernel, work, _, values)| {
+                let values = Values {
+                    rank: self.rank() as u32,
+                    inputs: places.inputs.clone(),
+                    outputs: places.outputs.clone(),
+                    scratches: self.buffers.scratches.addresses(),
+                    input: places.inputs[self.rank()],
+                    output: places.outputs[self.rank()],
+                    vectors: u32::try_from(vectors)?,
+                    ..values
+                };
+                let entry = Entry {
+                    kernel,
+                    dtype,
+                    ranks,
+                };
+                let blocks = grid(work, threads, blocks);
+                let launch =
+                    self.counterpart
+                        .launch(entry, &values, blocks, threads, ranks as u32)?;
+                Ok(Contestant {
+                    name: kernel.name().to_owned(),
+                    side: Side::Theirs,
+                    waits: kernel.waits(),
+                    steps: vec![Step::Launch(launch)],
+                })
+            })
+            .collect()
+    }
+
+    /// Every rank copies its input to its output, by as many blocks as the others have.
+    fn copy(&self, places: &Places, bytes: usize) -> Result<Contestant> {
+        let entry = Entry {
+            kernel: Kernel::Copy,
+            dtype: DType::F32,
+            ranks: 1,
+        };
+        let vectors = bytes / VECTOR;
+        let values = Values {
+            input: places.inputs[self.rank()],
+            output: places.outputs[self.rank()],
+            vectors: u32::try_from(vectors)?,
+            ..Values::default()
+        };
+        let Shape {
+            blocks, threads, ..
+        } = self.shape;
+        let blocks = grid(vectors, threads, blocks);
+        let launch = self
+            .counterpart
+            .launch(entry, &values, blocks, threads, 0)?;
+        Ok(Contestant {
+            name: "copy".to_owned(),
+            side: Side::Floor,
+            waits: (0, 0, 0),
+            steps: vec![Step::Launch(launch)],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grid;
+
+    #[test]
+    fn grids_have_the_blocks_that_have_work() {
+        assert_eq!(grid(32, 512, 16), 1);
+        assert_eq!(grid(513, 512, 16), 2);
+        assert_eq!(grid(1 << 22, 512, 16), 16);
+        assert_eq!(grid(0, 512, 16), 1);
+    }
+}

@@ -1,0 +1,201 @@
+//! Device memory of the counterpart: what its ranks share.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use fusewire::gpu::Gpu;
+use fusewire::gpu::driver::{HostMemory, MemoryKind, RawMemory};
+
+use super::entries::{PAD_BYTES, VECTOR};
+
+/// Bytes of a unit of packets, and units of a vector.
+const UNIT: usize = 16;
+const PLANES: usize = 2;
+/// Vectors that lie together in a buffer of packets.
+const GROUP: usize = 32;
+
+/// Memory that is freed when it is dropped: when nothing runs on the device any more.
+#[derive(Debug)]
+struct Memory {
+    gpu: Arc<Gpu>,
+    raw: RawMemory,
+}
+
+impl Memory {
+    /// Zeroed.
+    fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            raw: gpu
+                .driver()
+                .allocate(bytes.max(VECTOR) as u64, MemoryKind::Shared)?,
+        })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: it came from `allocate`, and its users, the ranks' threads, have ended and waited for their streams.
+        if let Err(error) = unsafe { self.gpu.driver().release(self.raw) } {
+            eprintln!(
+                "{} bytes of device memory could not be freed: {error}",
+                self.raw.bytes
+            );
+        }
+    }
+}
+
+/// The same memory at every rank.
+#[derive(Debug)]
+pub(crate) struct Peers(Vec<Memory>);
+
+impl Peers {
+    pub(crate) fn new(gpu: &Arc<Gpu>, ranks: usize, bytes: usize) -> Result<Self> {
+        let each = (0..ranks).map(|_| Memory::new(gpu, bytes));
+        Ok(Self(each.collect::<Result<_>>()?))
+    }
+
+    /// Addresses, by rank.
+    pub(crate) fn addresses(&self) -> Vec<u64> {
+        self.0.iter().map(|memory| memory.raw.address).collect()
+    }
+}
+
+/// Vectors that a block needs room for, where `vectors` are dealt out to `blocks` blocks thread by thread: a multiple of a
+/// group.
+pub(crate) fn room(vectors: usize, blocks: usize, threads: usize) -> usize {
+    let turns = vectors.div_ceil(blocks * threads).max(1);
+    (turns * threads).next_multiple_of(GROUP)
+}
+
+/// Bytes of a rank's buffer of packets: two buffers for each block and part.
+pub(crate) fn packet_bytes(blocks: usize, parts: usize, ranks: usize, room: usize) -> usize {
+    blocks * 2 * parts * ranks * PLANES * UNIT * room
+}
+
+/// Pads and a buffer for one family of kernels: an order of exchanges of its own.
+#[derive(Debug)]
+pub(crate) struct Packets {
+    pub(crate) pads: Peers,
+    pub(crate) buffers: Peers,
+    pub(crate) room: u32,
+}
+
+impl Packets {
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        ranks: usize,
+        blocks: usize,
+        parts: usize,
+        room: usize,
+    ) -> Result<Self> {
+        ensure!(
+            room.is_multiple_of(GROUP) && u32::try_from(room).is_ok(),
+            "{room} vectors for a block: not whole groups"
+        );
+        Ok(Self {
+            pads: Peers::new(gpu, ranks, PAD_BYTES)?,
+            buffers: Peers::new(gpu, ranks, packet_bytes(blocks, parts, ranks, room))?,
+            room: room as u32,
+        })
+    }
+}
+
+/// A word of page-locked host memory at which kernels wait.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    gpu: Arc<Gpu>,
+    memory: HostMemory,
+}
+
+// SAFETY: the memory is used as an atomic word only, until it is freed.
+unsafe impl Send for Gate {}
+// SAFETY: as above.
+unsafe impl Sync for Gate {}
+
+impl Gate {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            memory: gpu.driver().allocate_host(64)?,
+        })
+    }
+
+    /// Its address for the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.device
+    }
+
+    /// Lets through who waits for `turn`.
+    pub(crate) fn open(&self, turn: u32) {
+        // SAFETY: 64 bytes of page-locked memory, which lives as long as this value, and which kernels only read.
+        let word = unsafe { AtomicU32::from_ptr(self.memory.host.cast::<u32>()) };
+        word.store(turn, Ordering::Release);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        // SAFETY: it came from `allocate_host`; the ranks have waited for their streams.
+        if let Err(error) = unsafe { self.gpu.driver().release_host(self.memory) } {
+            eprintln!("page-locked memory could not be freed: {error}");
+        }
+    }
+}
+
+/// All of it.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    pub(crate) gate: Gate,
+    /// Of the kernels with barriers.
+    pub(crate) pads: Peers,
+    pub(crate) scratches: Peers,
+    pub(crate) one_shot: Packets,
+    pub(crate) two_shot: Packets,
+    pub(crate) norm: Packets,
+    pub(crate) ping_pong: Peers,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The place of the last unit that a launch uses, by `Exchange::place` in `cuda/packets.cuh`.
+    fn last(blocks: usize, parts: usize, ranks: usize, room: usize, local: usize) -> usize {
+        let group = ((((blocks - 1) * 2 + 1) * parts) + parts - 1) * (room / GROUP) + local / GROUP;
+        group * ranks * PLANES * GROUP + local % GROUP + ((ranks - 1) * PLANES + 1) * GROUP
+    }
+
+    #[test]
+    fn what_a_block_sends_fits() {
+        for (vectors, blocks, threads) in [
+            (1, 16, 512),
+            (16_384, 16, 512),
+            (16_385, 16, 512),
+            (5, 64, 32),
+        ] {
+            for (parts, ranks) in [(1, 2), (2, 8)] {
+                let room = room(vectors, blocks, threads);
+                let turns = vectors.div_ceil(blocks * threads);
+                let local = turns * threads - 1;
+                assert!(local < room);
+                let bytes = packet_bytes(blocks, parts, ranks, room);
+                assert!((last(blocks, parts, ranks, room, local) + 1) * UNIT <= bytes);
+                let full = last(blocks, parts, ranks, room, room - 1);
+                assert_eq!((full + 1) * UNIT, bytes, "and none is spared");
+            }
+        }
+    }
+
+    #[test]
+    fn constants_are_those_of_the_source() {
+        let packets = include_str!("../../cuda/packets.cuh");
+        for line in [
+            format!("constexpr int PLANES = {PLANES};"),
+            format!("constexpr int GROUP = {GROUP};"),
+        ] {
+            assert!(packets.contains(&line), "{line}");
+        }
+    }
+}

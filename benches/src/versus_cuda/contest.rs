@@ -1,0 +1,422 @@
+//! One rank's part of a comparison: contestants, checked and timed side by side.
+
+use core::cell::Cell;
+use core::time::Duration;
+
+use anyhow::{Context, Result};
+use fusewire::gpu::driver::RawStream;
+use fusewire::{Communicator, DType, Event, GraphExec, Norm, ReduceOp, Stream, Tensor};
+use serde::Serialize;
+
+use super::buffers::Gate;
+use super::entries::{Entry, Kernel, Values};
+use super::loaded::{Counterpart, Launch};
+use super::meeting::Meeting;
+
+/// Operations of a captured graph, where nothing else is asked for.
+pub(crate) const OPERATIONS: usize = 100;
+/// Eager operations before the clock starts.
+const WARM: usize = 20;
+/// A contestant that takes so many times as long as the best of its side is left out of the rounds.
+const SLOW: f64 = 1.5;
+/// What one measurement is to take, ns.
+const TARGET_NS: f64 = 4e6;
+
+/// How operations are enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// One by one.
+    Eager,
+    /// In captured graphs of 100.
+    Graph,
+}
+
+impl Mode {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Eager => "eager",
+            Self::Graph => "graph",
+        }
+    }
+
+    /// How many launches of what takes `ns` make a measurement: of operations, or of graphs.
+    fn repeats(self, ns: f64, operations: usize) -> usize {
+        let wanted = TARGET_NS / ns.max(1.0);
+        match self {
+            Self::Eager => wanted.clamp(20.0, 400.0) as usize,
+            Self::Graph => (wanted / operations as f64).ceil().clamp(1.0, 20.0) as usize,
+        }
+    }
+}
+
+/// Whose kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Side {
+    Ours,
+    /// All-reduce of ours, and a kernel behind it.
+    OursApart,
+    Theirs,
+    TheirsApart,
+    /// A copy of as many bytes.
+    Floor,
+}
+
+/// A kernel, or what enqueues one.
+#[derive(Debug)]
+pub(crate) enum Step {
+    AllReduce {
+        comm: Communicator,
+        input: Tensor,
+        output: Tensor,
+    },
+    Norm {
+        comm: Communicator,
+        buffers: Box<NormBuffers>,
+    },
+    Launch(Launch),
+}
+
+/// What a norm works on, one rank's.
+#[derive(Clone, Debug)]
+pub(crate) struct NormBuffers {
+    pub(crate) input: Tensor,
+    pub(crate) residual: Tensor,
+    pub(crate) weight: Tensor,
+    pub(crate) residual_out: Tensor,
+    pub(crate) output: Tensor,
+    pub(crate) epsilon: f32,
+}
+
+impl Step {
+    fn enqueue(&mut self, stream: RawStream) -> Result<()> {
+        match self {
+            Self::AllReduce {
+                comm,
+                input,
+                output,
+            } => {
+                comm.all_reduce_into_async(output, input, ReduceOp::Sum)?;
+            }
+            Self::Norm { comm, buffers } => {
+                let NormBuffers {
+                    input,
+                    residual,
+                    weight,
+                    residual_out,
+                    output,
+                    epsilon,
+                } = &**buffers;
+                let norm = Norm::rms(output, input, weight, *epsilon)
+                    .with_residual(residual)
+                    .with_residual_out(residual_out);
+                comm.all_reduce_norm_async(&norm)?;
+            }
+            Self::Launch(launch) => {
+                // SAFETY: the addresses are those of tensors that the caller of `compare` holds, and of `Buffers`, which outlive
+                // the ranks' threads; the kernels' protocols order the accesses of ranks.
+                unsafe { launch.enqueue(stream)? };
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One way of doing what is compared.
+#[derive(Debug)]
+pub(crate) struct Contestant {
+    pub(crate) name: String,
+    pub(crate) side: Side,
+    /// Barriers without a fence, with one, and one-way trips of packets of one operation.
+    pub(crate) waits: (u32, u32, u32),
+    pub(crate) steps: Vec<Step>,
+}
+
+impl Contestant {
+    fn enqueue(&mut self, stream: &Stream) -> Result<()> {
+        let raw = RawStream(stream.as_raw() as usize);
+        self.steps.iter_mut().try_for_each(|step| step.enqueue(raw))
+    }
+}
+
+/// What a contestant has done.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Figure {
+    pub(crate) name: String,
+    pub(crate) side: Side,
+    pub(crate) waits: (u32, u32, u32),
+    /// ns of one operation, the slowest rank's, one of each round; none where it was left out.
+    pub(crate) ns: Vec<f64>,
+    /// Why it was left out.
+    pub(crate) left_out: Option<String>,
+    /// Wrong elements, of all ranks.
+    pub(crate) wrong: u64,
+}
+
+/// A contestant that runs.
+struct Runner {
+    contestant: Contestant,
+    graph: Option<GraphExec>,
+    figure: Figure,
+    repeats: usize,
+}
+
+/// One rank.
+#[derive(Debug)]
+pub(crate) struct Contest<'a> {
+    pub(crate) stream: Stream,
+    pub(crate) meeting: &'a Meeting,
+    pub(crate) counterpart: &'a Counterpart,
+    pub(crate) gate: &'a Gate,
+    pub(crate) rank: usize,
+    pub(crate) rounds: usize,
+    /// Operations of a graph.
+    pub(crate) operations: usize,
+    /// Turns of the gate so far.
+    pub(crate) turn: Cell<u32>,
+}
+
+impl Contest<'_> {
+    /// Checks the contestants, leaves out those that are wrong or slow, and times the others in rounds, in each of which
+    /// another one begins. All ranks together, with the same contestants. For each, `spoil` overwrites what `check` looks at
+    /// and puts other numbers into the inputs, and `check` gives the wrong elements of this rank; both are told the
+    /// contestant's index.
+    pub(crate) fn compare(
+        &self,
+        mode: Mode,
+        contestants: Vec<Contestant>,
+        spoil: impl Fn(usize) -> Result<()>,
+        check: impl Fn(Side, usize) -> Result<u64>,
+    ) -> Result<Vec<Figure>> {
+        let mut runners = Vec::new();
+        for (index, contestant) in contestants.into_iter().enumerate() {
+            let name = contestant.name.clone();
+            let mut runner = self
+                .runner(mode, contestant)
+                .with_context(|| name.clone())?;
+            spoil(index)?;
+            self.meeting.wait()?;
+            self.launch(&mut runner, 1)?;
+            self.stream.synchronize().with_context(|| name.clone())?;
+            self.meeting.wait()?;
+            let wrong = check(runner.figure.side, index)?;
+            runner.figure.wrong = self.meeting.exchange(self.rank, wrong)?.iter().sum();
+            if runner.figure.wrong > 0 {
+                runner.figure.left_out = Some("wrong".to_owned());
+            } else {
+                // The first measurement warms up.
+                for _ in 0..2 {
+                    let ns = self.time(mode, &mut runner)?;
+                    runner.figure.ns = vec![ns];
+                    runner.repeats = mode.repeats(ns, self.operations);
+                }
+            }
+            runners.push(runner);
+        }
+        leave_out_slow(runners.iter_mut().map(|runner| &mut runner.figure));
+        for runner in &mut runners {
+            runner.figure.ns.clear();
+        }
+        for round in 0..self.rounds {
+            let count = runners.len();
+            for index in 0..count {
+                let runner = &mut runners[(index + round) % count];
+                if runner.figure.left_out.is_none() {
+                    let ns = self.time(mode, runner)?;
+                    runner.figure.ns.push(ns);
+                }
+            }
+        }
+        // Graphs end where nothing runs: to free one may wait for the device.
+        self.meeting.wait()?;
+        let figures = runners.into_iter().map(|runner| {
+            drop(runner.graph);
+            runner.figure
+        });
+        let figures = figures.collect();
+        self.meeting.wait()?;
+        Ok(figures)
+    }
+
+    fn runner(&self, mode: Mode, mut contestant: Contestant) -> Result<Runner> {
+        let figure = Figure {
+            name: contestant.name.clone(),
+            side: contestant.side,
+            waits: contestant.waits,
+            ns: Vec::new(),
+            left_out: None,
+            wrong: 0,
+        };
+        self.meeting.wait()?;
+        let graph = match mode {
+            Mode::Eager => None,
+            Mode::Graph => Some(self.capture(&mut contestant)?),
+        };
+        self.meeting.wait()?;
+        Ok(Runner {
+            contestant,
+            graph,
+            figure,
+            repeats: match mode {
+                Mode::Eager => 20,
+                Mode::Graph => 1,
+            },
+        })
+    }
+
+    fn capture(&self, contestant: &mut Contestant) -> Result<GraphExec> {
+        self.stream.begin_capture()?;
+        let enqueued = (0..self.operations).try_for_each(|_| contestant.enqueue(&self.stream));
+        let graph = self.stream.end_capture();
+        enqueued?;
+        let graph = graph?;
+        let nodes = graph.len();
+        anyhow::ensure!(
+            nodes >= self.operations,
+            "{nodes} nodes were captured of {} operations",
+            self.operations
+        );
+        Ok(graph.instantiate()?)
+    }
+
+    fn launch(&self, runner: &mut Runner, times: usize) -> Result<()> {
+        for _ in 0..times {
+            match &runner.graph {
+                Some(graph) => {
+                    graph.launch(&self.stream)?;
+                }
+                None => runner.contestant.enqueue(&self.stream)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// ns of an operation on the slowest rank, by the GPU's clock. What is launched first meets the other ranks on the device,
+    /// so the ranks' clocks start together. Graphs wait at a gate until all of them are enqueued: their time is the device's
+    /// alone. Eager operations do not: theirs has the host's part in it.
+    fn time(&self, mode: Mode, runner: &mut Runner) -> Result<f64> {
+        let (start, end) = (Event::new(), Event::new());
+        let name = runner.figure.name.clone();
+        self.meeting.wait()?;
+        let operations = match mode {
+            Mode::Eager => {
+                self.launch(runner, WARM)?;
+                runner.repeats
+            }
+            Mode::Graph => {
+                self.wait_at_gate()?;
+                self.launch(runner, 1)?;
+                runner.repeats * self.operations
+            }
+        };
+        self.stream.record(&start)?;
+        self.launch(runner, runner.repeats)?;
+        self.stream.record(&end)?;
+        if mode == Mode::Graph {
+            self.meeting.wait()?;
+            self.gate.open(self.turn.get());
+        }
+        self.stream.synchronize().with_context(|| name)?;
+        let elapsed: Duration = end.elapsed_since(&start)?;
+        let ns = elapsed.as_secs_f64() * 1e9 / operations as f64;
+        self.meeting.greatest(self.rank, ns)
+    }
+
+    /// Has the stream wait until the gate opens for the next turn.
+    fn wait_at_gate(&self) -> Result<()> {
+        self.turn.set(self.turn.get() + 1);
+        let entry = Entry {
+            kernel: Kernel::Gate,
+            dtype: DType::F32,
+            ranks: 1,
+        };
+        let values = Values {
+            input: self.gate.address(),
+            turns: self.turn.get(),
+            ..Values::default()
+        };
+        let mut gate = self.counterpart.launch(entry, &values, 1, 32, 0)?;
+        // SAFETY: the gate lives until the ranks' threads have ended and waited for their streams.
+        unsafe { gate.enqueue(RawStream(self.stream.as_raw() as usize)) }
+    }
+}
+
+/// Leaves out, of each side, what takes much longer than its best; never the floor.
+fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
+    let mut figures: Vec<_> = figures.collect();
+    for side in [Side::Ours, Side::OursApart, Side::Theirs, Side::TheirsApart] {
+        let of_side = |figure: &&mut Figure| figure.side == side && figure.left_out.is_none();
+        let times = figures.iter().filter(|figure| of_side(figure));
+        let best = times
+            .filter_map(|figure| figure.ns.first().copied())
+            .min_by(f64::total_cmp);
+        let Some(best) = best else { continue };
+        // What the library would take by itself always stays.
+        let stays = |figure: &Figure| figure.name.starts_with(AUTO);
+        for figure in &mut figures {
+            let slow = figure.ns.first().is_some_and(|ns| *ns > SLOW * best);
+            if figure.side == side && slow && !stays(figure) {
+                let times = figure.ns[0] / best;
+                figure.left_out = Some(format!("{times:.1} times the best at first"));
+            }
+        }
+    }
+}
+
+/// Name of what the library does where nothing is asked for.
+pub(crate) const AUTO: &str = "auto";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(name: &str, side: Side, ns: f64) -> Figure {
+        Figure {
+            name: name.to_owned(),
+            side,
+            waits: (0, 0, 0),
+            ns: vec![ns],
+            left_out: None,
+            wrong: 0,
+        }
+    }
+
+    #[test]
+    fn a_measurement_has_a_sensible_length() {
+        assert_eq!(Mode::Eager.repeats(1.0, OPERATIONS), 400);
+        assert_eq!(Mode::Eager.repeats(1e5, OPERATIONS), 40);
+        assert_eq!(Mode::Eager.repeats(1e9, OPERATIONS), 20);
+        assert_eq!(Mode::Graph.repeats(5e3, OPERATIONS), 8);
+        assert_eq!(Mode::Graph.repeats(1e9, OPERATIONS), 1);
+        assert_eq!(Mode::Graph.repeats(0.0, OPERATIONS), 20);
+    }
+
+    #[test]
+    fn the_slow_are_left_out_by_side() {
+        let mut figures = [
+            figure("auto: two_shot", Side::Ours, 90.0),
+            figure("signal", Side::Ours, 40.0),
+            figure("packet", Side::Ours, 10.0),
+            figure("one_stage", Side::Theirs, 5.0),
+            figure("two_stage_push", Side::Theirs, 7.5),
+            figure("two_stage_pull", Side::Theirs, 7.6),
+            figure("copy", Side::Floor, 1000.0),
+        ];
+        leave_out_slow(figures.iter_mut());
+        let left: Vec<&str> = figures
+            .iter()
+            .filter(|figure| figure.left_out.is_some())
+            .map(|figure| figure.name.as_str())
+            .collect();
+        assert_eq!(left, ["signal", "two_stage_pull"]);
+        // A wrong one sets no standard.
+        let mut figures = [
+            figure("one_stage", Side::Theirs, 1.0),
+            figure("two_stage_push", Side::Theirs, 50.0),
+        ];
+        figures[0].left_out = Some("wrong".to_owned());
+        leave_out_slow(figures.iter_mut());
+        assert_eq!(figures[1].left_out, None);
+    }
+}

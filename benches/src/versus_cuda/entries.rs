@@ -1,0 +1,393 @@
+//! The kernels of the counterpart: symbols and arguments.
+
+use core::ffi::c_void;
+
+use fusewire::DType;
+
+/// Numbers of ranks for which there are kernels.
+pub(crate) const RANKS: [usize; 3] = [2, 4, 8];
+/// Types for which there are kernels.
+pub(crate) const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
+/// Vectors of a row that a thread of a norm can have.
+pub(crate) const WIDTHS: [u32; 3] = [1, 2, 4];
+
+/// Bytes of a vector, `Vector` in `cuda/memory.cuh`.
+pub(crate) const VECTOR: usize = 16;
+/// Blocks that a pad has lines for.
+pub(crate) const MAX_BLOCKS: usize = 256;
+/// Ranks that it has flags for.
+const MAX_RANKS: usize = 8;
+/// Threads of a block that the kernels are compiled for.
+pub(crate) const MAX_THREADS: u32 = 512;
+/// Bytes of `Pad` in `cuda/barrier.cuh`.
+pub(crate) const PAD_BYTES: usize = 4 * (2 * MAX_BLOCKS + 2 * MAX_BLOCKS * MAX_RANKS + 32 + 32);
+
+/// How a barrier or a signal is ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    Relaxed,
+    Release,
+}
+
+impl Order {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Relaxed => "relaxed",
+            Self::Release => "release",
+        }
+    }
+}
+
+/// A kernel, whichever type and number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    OneStage,
+    TwoStagePull,
+    TwoStagePush,
+    PacketsOneShot,
+    PacketsTwoShot,
+    /// The norms have their vectors of a row and thread.
+    NormByBarrier(u32),
+    NormByPackets(u32),
+    NormAlone(u32),
+    Barriers(Order),
+    PingPong(Order),
+    Copy,
+    Empty,
+    Gate,
+}
+
+impl Kernel {
+    /// Name in tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::OneStage => "one_stage",
+            Self::TwoStagePull => "two_stage_pull",
+            Self::TwoStagePush => "two_stage_push",
+            Self::PacketsOneShot => "packets_one_shot",
+            Self::PacketsTwoShot => "packets_two_shot",
+            Self::NormByBarrier(_) => "norm_by_barrier",
+            Self::NormByPackets(_) => "norm_by_packets",
+            Self::NormAlone(_) => "norm_alone",
+            Self::Barriers(_) => "barriers",
+            Self::PingPong(_) => "ping_pong",
+            Self::Copy => "copy",
+            Self::Empty => "empty",
+            Self::Gate => "gate",
+        }
+    }
+
+    /// Barriers without a fence, barriers with one, and one-way trips of packets: what one operation waits for.
+    pub(crate) const fn waits(self) -> (u32, u32, u32) {
+        match self {
+            Self::OneStage | Self::NormByBarrier(_) => (2, 0, 0),
+            Self::TwoStagePull | Self::TwoStagePush => (1, 1, 0),
+            Self::PacketsOneShot | Self::NormByPackets(_) => (0, 0, 1),
+            Self::PacketsTwoShot => (0, 0, 2),
+            _ => (0, 0, 0),
+        }
+    }
+}
+
+/// A kernel of the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) kernel: Kernel,
+    pub(crate) dtype: DType,
+    pub(crate) ranks: usize,
+}
+
+/// Every kernel of the module.
+pub(crate) fn all() -> Vec<Entry> {
+    let mut list = Vec::new();
+    let mut add = |kernel, dtype, ranks| {
+        list.push(Entry {
+            kernel,
+            dtype,
+            ranks,
+        });
+    };
+    for dtype in TYPES {
+        for ranks in RANKS {
+            for kernel in [
+                Kernel::OneStage,
+                Kernel::TwoStagePull,
+                Kernel::TwoStagePush,
+                Kernel::PacketsOneShot,
+                Kernel::PacketsTwoShot,
+            ] {
+                add(kernel, dtype, ranks);
+            }
+            for width in WIDTHS {
+                add(Kernel::NormByBarrier(width), dtype, ranks);
+                add(Kernel::NormByPackets(width), dtype, ranks);
+            }
+        }
+        for width in WIDTHS {
+            add(Kernel::NormAlone(width), dtype, 1);
+        }
+    }
+    for order in [Order::Relaxed, Order::Release] {
+        for ranks in RANKS {
+            add(Kernel::Barriers(order), DType::F32, ranks);
+        }
+        add(Kernel::PingPong(order), DType::F32, 2);
+    }
+    add(Kernel::Copy, DType::F32, 1);
+    add(Kernel::Empty, DType::F32, 1);
+    add(Kernel::Gate, DType::F32, 1);
+    list
+}
+
+/// What the arguments are made from; a kernel takes what it needs. Addresses are the device's.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Values {
+    pub(crate) rank: u32,
+    /// Addresses at every rank.
+    pub(crate) inputs: Vec<u64>,
+    pub(crate) outputs: Vec<u64>,
+    pub(crate) scratches: Vec<u64>,
+    pub(crate) pads: Vec<u64>,
+    pub(crate) buffers: Vec<u64>,
+    /// This rank's.
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    pub(crate) residual: u64,
+    pub(crate) residual_out: u64,
+    pub(crate) weight: u64,
+    pub(crate) vectors: u32,
+    /// Vectors of a block that fit its region of `buffers`.
+    pub(crate) room: u32,
+    pub(crate) rows: u32,
+    /// Vectors of a row.
+    pub(crate) width: u32,
+    pub(crate) epsilon: f32,
+    pub(crate) turns: u32,
+}
+
+/// Arguments as C lays them out.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Arguments {
+    words: Vec<u64>,
+    bytes: usize,
+    /// Offset and size of each.
+    fields: Vec<(usize, usize)>,
+}
+
+impl Arguments {
+    fn word(&mut self, value: u32) {
+        let offset = self.bytes.next_multiple_of(4);
+        if offset / 8 == self.words.len() {
+            self.words.push(0);
+        }
+        self.words[offset / 8] |= u64::from(value) << (offset % 8 * 8);
+        self.fields.push((offset, 4));
+        self.bytes = offset + 4;
+    }
+
+    fn pointers(&mut self, values: &[u64]) {
+        let offset = self.bytes.next_multiple_of(8);
+        self.words.extend_from_slice(values);
+        self.fields.push((offset, 8 * values.len()));
+        self.bytes = offset + 8 * values.len();
+    }
+
+    /// The addresses of the arguments, in order, valid as long as this value is neither moved from nor changed.
+    pub(super) fn addresses(&mut self) -> Vec<*mut c_void> {
+        let base = self.words.as_mut_ptr().cast::<u8>();
+        self.fields
+            .iter()
+            .map(|(offset, _)| base.wrapping_add(*offset).cast::<c_void>())
+            .collect()
+    }
+}
+
+impl Entry {
+    /// The exported name.
+    pub(crate) fn symbol(&self) -> String {
+        let (name, dtype, ranks) = (self.kernel.name(), self.dtype.name(), self.ranks);
+        match self.kernel {
+            Kernel::NormByBarrier(width) | Kernel::NormByPackets(width) => {
+                format!("{name}_{dtype}_{ranks}_{width}")
+            }
+            Kernel::NormAlone(width) => format!("{name}_{dtype}_{width}"),
+            Kernel::Barriers(order) => format!("{name}_{}_{ranks}", order.name()),
+            Kernel::PingPong(order) => format!("{name}_{}", order.name()),
+            Kernel::Copy | Kernel::Empty | Kernel::Gate => name.to_owned(),
+            _ => format!("{name}_{dtype}_{ranks}"),
+        }
+    }
+
+    /// The arguments, in the order of `cuda/counterpart.cu`.
+    pub(crate) fn arguments(&self, values: &Values) -> Arguments {
+        let mut list = Arguments::default();
+        let peers = |list: &mut Arguments, all: &[&Vec<u64>]| {
+            all.iter().for_each(|peers| list.pointers(peers));
+        };
+        let pointers = |list: &mut Arguments, all: &[u64]| {
+            all.iter().for_each(|pointer| list.pointers(&[*pointer]));
+        };
+        let words = |list: &mut Arguments, all: &[u32]| {
+            all.iter().for_each(|word| list.word(*word));
+        };
+        let Values {
+            rank,
+            inputs,
+            outputs,
+            scratches,
+            pads,
+            buffers,
+            input,
+            output,
+            residual,
+            residual_out,
+            weight,
+            vectors,
+            room,
+            rows,
+            width,
+            epsilon,
+            turns,
+        } = values;
+        let norm = |list: &mut Arguments| {
+            pointers(list, &[*residual, *weight, *residual_out, *output]);
+            words(list, &[*rows, *width, epsilon.to_bits()]);
+        };
+        match self.kernel {
+            Kernel::OneStage => {
+                peers(&mut list, &[inputs, pads]);
+                pointers(&mut list, &[*output]);
+                words(&mut list, &[*vectors, *rank]);
+            }
+            Kernel::TwoStagePull => {
+                peers(&mut list, &[inputs, pads, scratches]);
+                pointers(&mut list, &[*output]);
+                words(&mut list, &[*vectors, *rank]);
+            }
+            Kernel::TwoStagePush => {
+                peers(&mut list, &[inputs, pads, outputs]);
+                words(&mut list, &[*vectors, *rank]);
+            }
+            Kernel::PacketsOneShot | Kernel::PacketsTwoShot => {
+                pointers(&mut list, &[*input]);
+                peers(&mut list, &[pads, buffers]);
+                pointers(&mut list, &[*output]);
+                words(&mut list, &[*vectors, *rank, *room]);
+            }
+            Kernel::NormByBarrier(_) => {
+                peers(&mut list, &[inputs, pads]);
+                norm(&mut list);
+                words(&mut list, &[*rank]);
+            }
+            Kernel::NormByPackets(_) => {
+                pointers(&mut list, &[*input]);
+                peers(&mut list, &[pads, buffers]);
+                norm(&mut list);
+                words(&mut list, &[*rank, *room]);
+            }
+            Kernel::NormAlone(_) => {
+                pointers(&mut list, &[*input]);
+                norm(&mut list);
+            }
+            Kernel::Barriers(_) | Kernel::PingPong(_) => {
+                peers(&mut list, &[pads]);
+                words(&mut list, &[*turns, *rank]);
+            }
+            Kernel::Copy => {
+                pointers(&mut list, &[*output, *input]);
+                words(&mut list, &[*vectors]);
+            }
+            Kernel::Gate => {
+                pointers(&mut list, &[*input]);
+                words(&mut list, &[*turns]);
+            }
+            Kernel::Empty => {}
+        }
+        list
+    }
+
+    /// Offset and size of each argument.
+    pub(crate) fn layout(&self) -> Vec<(usize, usize)> {
+        let peers = vec![0; self.ranks];
+        let values = Values {
+            inputs: peers.clone(),
+            outputs: peers.clone(),
+            scratches: peers.clone(),
+            pads: peers.clone(),
+            buffers: peers,
+            ..Values::default()
+        };
+        self.arguments(&values).fields
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_laid_out_as_in_c() {
+        let entry = Entry {
+            kernel: Kernel::PacketsOneShot,
+            dtype: DType::Bf16,
+            ranks: 2,
+        };
+        assert_eq!(entry.symbol(), "packets_one_shot_bf16_2");
+        let values = Values {
+            input: 7,
+            pads: vec![1, 2],
+            buffers: vec![3, 4],
+            output: 5,
+            vectors: 6,
+            rank: 1,
+            room: 9,
+            ..Values::default()
+        };
+        let list = entry.arguments(&values);
+        assert_eq!(
+            list.fields,
+            [
+                (0, 8),
+                (8, 16),
+                (24, 16),
+                (40, 8),
+                (48, 4),
+                (52, 4),
+                (56, 4)
+            ]
+        );
+        assert_eq!(list.words, [7, 1, 2, 3, 4, 5, 6 | 1 << 32, 9]);
+        // A pointer behind a word is aligned.
+        let mut list = Arguments::default();
+        list.word(1);
+        list.pointers(&[2]);
+        assert_eq!(
+            (list.words, list.fields),
+            (vec![1, 2], vec![(0, 4), (8, 8)])
+        );
+    }
+
+    #[test]
+    fn symbols_are_different() {
+        let mut symbols: Vec<String> = all().iter().map(Entry::symbol).collect();
+        let count = symbols.len();
+        symbols.sort();
+        symbols.dedup();
+        assert_eq!(symbols.len(), count);
+    }
+
+    #[test]
+    fn constants_are_those_of_the_source() {
+        let memory = include_str!("../../cuda/memory.cuh");
+        for (name, value) in [
+            ("MAX_BLOCKS", MAX_BLOCKS),
+            ("MAX_RANKS", MAX_RANKS),
+            ("MAX_THREADS", MAX_THREADS as usize),
+        ] {
+            let line = format!("constexpr int {name} = {value};");
+            assert!(memory.contains(&line), "{line}");
+        }
+        let barrier = include_str!("../../cuda/barrier.cuh");
+        assert!(barrier.contains(&format!("static_assert(sizeof(Pad) == {PAD_BYTES}")));
+    }
+}

@@ -1,0 +1,239 @@
+//! All-reduce, residual and RMSNorm: in one launch, or in two.
+
+use anyhow::{Context, Result};
+use fusewire::{DType, Tensor};
+
+use super::all_reduce::{Places, RankPart};
+use super::contest::{Contestant, Mode, NormBuffers, Side, Step};
+use super::data::{self, Norm};
+use super::entries::{Entry, Kernel, VECTOR, Values, WIDTHS};
+use super::report::Row;
+
+const EPSILON: f32 = 1e-6;
+const DTYPE: DType = DType::Bf16;
+
+/// Vectors of a row.
+pub(crate) fn row_vectors(hidden: usize) -> usize {
+    hidden * data::size(DTYPE) / VECTOR
+}
+
+/// Vectors of a row that a thread has, of those for which there is a kernel.
+pub(crate) fn vectors_of_thread(hidden: usize, threads: u32) -> Option<u32> {
+    let needed = row_vectors(hidden).div_ceil(threads as usize);
+    WIDTHS.into_iter().find(|width| *width as usize >= needed)
+}
+
+/// One rank's memory.
+struct Memory {
+    places: Places,
+    residual: Tensor,
+    weight: Tensor,
+    residual_out: Tensor,
+    output: Tensor,
+}
+
+impl RankPart<'_> {
+    /// All numbers of tokens, in graphs.
+    pub(crate) fn all_tokens(
+        &self,
+        tokens: &[usize],
+        hidden: usize,
+        say: impl Fn(&Row),
+    ) -> Result<Vec<Row>> {
+        let most = tokens.iter().copied().max().unwrap_or(0);
+        let (rank, ranks) = (self.contest.rank, self.shape.ranks);
+        let norm = |rows, turn: usize| Norm {
+            dtype: DTYPE,
+            ranks,
+            rows,
+            hidden,
+            epsilon: EPSILON,
+            salt: turn % 2,
+        };
+        let places = self.places(DTYPE, most * hidden)?;
+        let tensor = |count| self.comm.tensor(DTYPE, count);
+        let memory = Memory {
+            places,
+            residual: tensor(most * hidden)?,
+            weight: tensor(hidden)?,
+            residual_out: tensor(most * hidden)?,
+            output: tensor(most * hidden)?,
+        };
+        // Two sets of numbers, in turn.
+        let own = [0, 1].map(|salt| data::input(DTYPE, rank, most * hidden, salt));
+        memory.residual.copy_from_bytes(&norm(most, 0).residual())?;
+        memory.weight.copy_from_bytes(&norm(most, 0).weight())?;
+        let mut rows = Vec::new();
+        for &count in tokens {
+            let contestants = self.norms(&memory, count, hidden)?;
+            let residual_out = memory.residual_out.slice(0, count * hidden)?;
+            let output = memory.output.slice(0, count * hidden)?;
+            let input = memory.places.input.slice(0, count * hidden)?;
+            let bytes = count * hidden * data::size(DTYPE);
+            let spoil = |turn: usize| {
+                input.copy_from_bytes(&own[turn % 2][..bytes])?;
+                residual_out.copy_from_bytes(&vec![0xff; bytes])?;
+                Ok(output.copy_from_bytes(&vec![0xff; bytes])?)
+            };
+            let check = |_, turn: usize| {
+                let expected = norm(count, turn);
+                let added = residual_out.to_bytes()?;
+                let wrong = data::differing(DTYPE, &added, &expected.residual_out());
+                Ok(wrong + expected.wrong(&output.to_bytes()?))
+            };
+            let figures = self
+                .contest
+                .compare(Mode::Graph, contestants, spoil, check)?;
+            let row = Row {
+                ranks,
+                dtype: DTYPE.name().to_owned(),
+                bytes,
+                tokens: count,
+                mode: Mode::Graph,
+                blocks: self.shape.blocks,
+                threads: self.shape.threads,
+                figures,
+            };
+            if rank == 0 {
+                say(&row);
+            }
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+
+    fn norms(&self, memory: &Memory, rows: usize, hidden: usize) -> Result<Vec<Contestant>> {
+        let count = rows * hidden;
+        let width = vectors_of_thread(hidden, self.shape.threads)
+            .with_context(|| format!("rows of {hidden} elements are too long"))?;
+        let reduced = Places {
+            input: memory.places.input.slice(0, count)?,
+            output: memory.places.output.slice(0, count)?,
+            inputs: memory.places.inputs.clone(),
+            outputs: memory.places.outputs.clone(),
+        };
+        let buffers = NormBuffers {
+            input: reduced.input.clone(),
+            residual: memory.residual.slice(0, count)?,
+            weight: memory.weight.clone(),
+            residual_out: memory.residual_out.slice(0, count)?,
+            output: memory.output.slice(0, count)?,
+            epsilon: EPSILON,
+        };
+        let values = self.values(&buffers, &reduced, rows, hidden)?;
+        let mut list = vec![Contestant {
+            name: "fused".to_owned(),
+            side: Side::Ours,
+            waits: (0, 0, 0),
+            steps: vec![Step::Norm {
+                comm: self.comm.clone(),
+                buffers: Box::new(buffers),
+            }],
+        }];
+        for kernel in [Kernel::NormByBarrier(width), Kernel::NormByPackets(width)] {
+            list.push(self.fused(kernel, &values, rows)?);
+        }
+        let bytes = count * data::size(DTYPE);
+        let ours = self.ours(&reduced, DTYPE)?.into_iter();
+        let ours = ours.map(|contestant| (contestant, Side::OursApart));
+        let theirs = self.theirs(&reduced, DTYPE, bytes)?.into_iter();
+        let theirs = theirs.map(|contestant| (contestant, Side::TheirsApart));
+        for (mut contestant, side) in ours.chain(theirs) {
+            contestant.name = format!("{}, then norm_alone", contestant.name);
+            contestant.side = side;
+            contestant.steps.push(self.alone(width, &values, rows)?);
+            list.push(contestant);
+        }
+        Ok(list)
+    }
+
+    fn values(
+        &self,
+        buffers: &NormBuffers,
+        reduced: &Places,
+        rows: usize,
+        hidden: usize,
+    ) -> Result<Values> {
+        let at = |tensor: &Tensor| tensor.as_ptr() as u64;
+        Ok(Values {
+            rank: self.contest.rank as u32,
+            inputs: reduced.inputs.clone(),
+            outputs: reduced.outputs.clone(),
+            pads: self.buffers.pads.addresses(),
+            input: at(&buffers.input),
+            output: at(&buffers.output),
+            residual: at(&buffers.residual),
+            residual_out: at(&buffers.residual_out),
+            weight: at(&buffers.weight),
+            rows: u32::try_from(rows)?,
+            width: u32::try_from(row_vectors(hidden))?,
+            epsilon: buffers.epsilon,
+            ..Values::default()
+        })
+    }
+
+    /// One launch, a block for each row up to as many as ours.
+    fn fused(&self, kernel: Kernel, values: &Values, rows: usize) -> Result<Contestant> {
+        let packets = &self.buffers.norm;
+        let values = match kernel {
+            Kernel::NormByPackets(_) => Values {
+                pads: packets.pads.addresses(),
+                buffers: packets.buffers.addresses(),
+                room: packets.room,
+                ..values.clone()
+            },
+            _ => values.clone(),
+        };
+        let entry = Entry {
+            kernel,
+            dtype: DTYPE,
+            ranks: self.shape.ranks,
+        };
+        let blocks = self.shape.blocks.min(u32::try_from(rows)?).max(1);
+        let launch = self.counterpart.launch(
+            entry,
+            &values,
+            blocks,
+            self.shape.threads,
+            self.shape.ranks as u32,
+        )?;
+        Ok(Contestant {
+            name: kernel.name().to_owned(),
+            side: Side::Theirs,
+            waits: kernel.waits(),
+            steps: vec![Step::Launch(launch)],
+        })
+    }
+
+    /// The norm of what an all-reduce has put into the output: nobody waits, so there is a block for each row.
+    fn alone(&self, width: u32, values: &Values, rows: usize) -> Result<Step> {
+        let entry = Entry {
+            kernel: Kernel::NormAlone(width),
+            dtype: DTYPE,
+            ranks: 1,
+        };
+        let values = Values {
+            input: values.outputs[self.contest.rank],
+            ..values.clone()
+        };
+        let blocks = u32::try_from(rows)?.clamp(1, 256);
+        let launch = self
+            .counterpart
+            .launch(entry, &values, blocks, self.shape.threads, 0)?;
+        Ok(Step::Launch(launch))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_dealt_out() {
+        assert_eq!(row_vectors(7168), 896);
+        assert_eq!(vectors_of_thread(7168, 512), Some(2));
+        assert_eq!(vectors_of_thread(4096, 512), Some(1));
+        assert_eq!(vectors_of_thread(16384, 512), Some(4));
+        assert_eq!(vectors_of_thread(16392, 512), None);
+    }
+}

@@ -1,0 +1,158 @@
+//! The counterpart's module, and launches of its kernels.
+
+use core::ffi::CStr;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use fusewire::gpu::Gpu;
+use fusewire::gpu::driver::{LaunchShape, RawFunction, RawModule, RawStream};
+
+use super::entries::{Arguments, Entry, MAX_BLOCKS, MAX_THREADS, Values, all};
+use crate::counterpart;
+
+/// The loaded counterpart. It stays loaded as long as the process.
+#[derive(Debug)]
+pub(crate) struct Counterpart {
+    gpu: Arc<Gpu>,
+    functions: HashMap<String, RawFunction>,
+    /// Where the cubin came from.
+    pub(crate) origin: String,
+}
+
+impl Counterpart {
+    /// Loads the cubin that was named, else that beside the program, else what nvcc makes here, and compares the arguments of
+    /// every kernel with the cubin's own metadata.
+    pub(crate) fn load(gpu: &Arc<Gpu>, named: Option<&Path>) -> Result<Self> {
+        let architecture = &gpu.properties().architecture;
+        let mut refused = None;
+        let lies = named.map(Path::to_owned);
+        if let Some(path) = lies.or_else(|| counterpart::beside(architecture)) {
+            let cubin = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+            match gpu.driver().load(&cubin) {
+                Ok(module) => {
+                    let name = path.file_name().unwrap_or_default().to_string_lossy();
+                    return Self::checked(gpu, module, name.into_owned());
+                }
+                Err(error) if named.is_some() => {
+                    return Err(error).with_context(|| format!("load {}", path.display()));
+                }
+                // By a compiler that is newer than the driver, it may be.
+                Err(error) => refused = Some(format!("{} was refused: {error}; ", path.display())),
+            }
+        }
+        let refused = refused.unwrap_or_default();
+        let nvcc = counterpart::find().with_context(|| {
+            format!("{refused}there is no cubin of the counterpart for {architecture}")
+        })?;
+        let cubin = counterpart::compile(&nvcc, architecture, &["-cubin"])?;
+        let version = counterpart::version(&nvcc).unwrap_or_default();
+        let module = gpu
+            .driver()
+            .load(&cubin)
+            .with_context(|| format!("{refused}load what {version} has made here"))?;
+        Self::checked(gpu, module, format!("compiled here by {version}"))
+    }
+
+    fn checked(gpu: &Arc<Gpu>, module: RawModule, origin: String) -> Result<Self> {
+        let driver = gpu.driver();
+        let mut functions = HashMap::new();
+        for entry in all() {
+            let symbol = entry.symbol();
+            let name: CString = CString::new(symbol.as_str())?;
+            let name: &CStr = &name;
+            let function = driver
+                .function(module, name)?
+                .with_context(|| format!("{origin} has no kernel {symbol}; compile it anew"))?;
+            if let Some(there) = driver.parameters(function)? {
+                let expected = entry.layout();
+                ensure!(
+                    there == expected,
+                    "the arguments of {symbol} (offset, size) are {there:?} in {origin} and {expected:?} here; compile it anew"
+                );
+            }
+            functions.insert(symbol, function);
+        }
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            functions,
+            origin,
+        })
+    }
+
+    /// A launch, ready to be enqueued as often as one wants. `together`: how many such grids wait for each other.
+    pub(crate) fn launch(
+        &self,
+        entry: Entry,
+        values: &Values,
+        blocks: u32,
+        threads: u32,
+        together: u32,
+    ) -> Result<Launch> {
+        let symbol = entry.symbol();
+        let Some(&function) = self.functions.get(&symbol) else {
+            bail!("the counterpart has no kernel {symbol}");
+        };
+        ensure!(
+            blocks as usize <= MAX_BLOCKS && threads <= MAX_THREADS && threads.is_multiple_of(32),
+            "{symbol}: {blocks} blocks of {threads} threads; at most {MAX_BLOCKS} of {MAX_THREADS}, in warps"
+        );
+        let each = self.gpu.driver().resident_blocks(function, threads, 0)?;
+        let fits = each * self.gpu.properties().multiprocessors;
+        ensure!(
+            together == 0 || blocks * together <= fits,
+            "{symbol}: {together} ranks of {blocks} blocks of {threads} threads wait for each other, and {fits} blocks fit the GPU at \
+             once; use fewer (--blocks)"
+        );
+        Ok(Launch {
+            gpu: Arc::clone(&self.gpu),
+            function,
+            shape: LaunchShape {
+                blocks,
+                threads,
+                ..LaunchShape::default()
+            },
+            arguments: entry.arguments(values),
+        })
+    }
+
+    /// Blocks of a kernel that are resident at once.
+    pub(crate) fn resident(&self, entry: Entry, threads: u32) -> Result<u32> {
+        let symbol = entry.symbol();
+        let function = self
+            .functions
+            .get(&symbol)
+            .with_context(|| symbol.clone())?;
+        let each = self.gpu.driver().resident_blocks(*function, threads, 0)?;
+        Ok(each * self.gpu.properties().multiprocessors)
+    }
+}
+
+/// A kernel with its arguments.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    gpu: Arc<Gpu>,
+    function: RawFunction,
+    shape: LaunchShape,
+    arguments: Arguments,
+}
+
+impl Launch {
+    /// Puts the kernel behind the work of a stream.
+    ///
+    /// # Safety
+    /// The memory that the arguments name is there until the kernel (and every replay of a graph that has captured
+    /// it) has ended, and nothing else uses it in a way that races.
+    pub(crate) unsafe fn enqueue(&mut self, stream: RawStream) -> Result<()> {
+        let mut addresses = self.arguments.addresses();
+        // SAFETY: the layout was compared with the kernel's when it was loaded; the rest is this function's requirement.
+        unsafe {
+            self.gpu
+                .driver()
+                .launch(self.function, &self.shape, &mut addresses, stream)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,428 @@
+//! Fusewire's kernels against the same algorithms in CUDA C++, on one GPU, in one process: ranks are threads, with a stream
+//! each, and both sides use the same memory, the same streams, and as many blocks and threads.
+
+mod all_reduce;
+mod buffers;
+mod contest;
+mod data;
+pub(crate) mod entries;
+mod fused;
+mod loaded;
+mod meeting;
+mod prices;
+mod report;
+mod statistics;
+
+use core::cell::Cell;
+use core::time::Duration;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use fusewire::gpu::Gpu;
+use fusewire::{Communicator, DType, Device, Options, run_threads_on};
+
+use self::all_reduce::{ONE_SHOT_BYTES, RankPart, TWO_SHOT_BYTES};
+use self::buffers::{Buffers, Gate, Packets, Peers};
+use self::contest::{Contest, Mode};
+use self::entries::{PAD_BYTES, RANKS, TYPES, VECTOR};
+use self::loaded::Counterpart;
+use self::meeting::{Attendance, Meeting};
+use self::prices::Price;
+use self::report::{Report, Row};
+use crate::report as documents;
+
+/// Most blocks of a rank.
+const MOST_BLOCKS: u32 = 64;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Section {
+    Prices,
+    AllReduce,
+    Fused,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The GPU that all ranks share.
+    #[arg(long, default_value_t = 0)]
+    gpu: u32,
+    /// Numbers of ranks: 2, 4 and 8 have kernels.
+    #[arg(long, value_delimiter = ',', default_value = "2,4,8")]
+    ranks: Vec<usize>,
+    /// Bytes of an all-reduce, multiples of 16, with K or M for 1024s of them.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_parser = size,
+        default_value = "512,2K,8K,32K,128K,512K,2M,8M,32M,64M"
+    )]
+    sizes: Vec<usize>,
+    /// Element types: f32, bf16.
+    #[arg(long, value_delimiter = ',', value_parser = dtype, default_value = "bf16,f32")]
+    types: Vec<DType>,
+    /// How operations are enqueued.
+    #[arg(long, value_delimiter = ',', default_value = "graph,eager")]
+    modes: Vec<Mode>,
+    /// Rounds, in each of which every contestant is timed once; from 6 on there is an interval.
+    #[arg(long, default_value_t = 11)]
+    rounds: usize,
+    /// Blocks of a rank; 0 for the greatest power of two for which all ranks' blocks have a multiprocessor each, at most 64.
+    #[arg(long, default_value_t = 0)]
+    blocks: u32,
+    /// Threads of a block, a multiple of 64, at most 512.
+    #[arg(long, default_value_t = 512)]
+    threads: u32,
+    /// Rows of the fused operation.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64")]
+    tokens: Vec<usize>,
+    /// Elements of a row.
+    #[arg(long, default_value_t = 7168)]
+    hidden: usize,
+    /// What is measured.
+    #[arg(long, value_delimiter = ',', default_value = "prices,all-reduce,fused")]
+    only: Vec<Section>,
+    /// Operations of a captured graph.
+    #[arg(long, default_value_t = contest::OPERATIONS, hide = true)]
+    operations: usize,
+    /// The counterpart's cubin; where it is not given, that of the bundle, or what nvcc makes.
+    #[arg(long, value_name = "FILE")]
+    cubin: Option<PathBuf>,
+    /// Writes the tables into this Markdown file. Sections of it that start with "Prediction" or "Explanation" are kept.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Writes every measurement into this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+fn size(text: &str) -> Result<usize> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 1 << 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
+        _ => (text, 1),
+    };
+    match digits.parse::<usize>()?.checked_mul(unit) {
+        Some(bytes) if bytes > 0 && bytes.is_multiple_of(VECTOR) && bytes <= 1 << 30 => Ok(bytes),
+        _ => bail!("{text} is no multiple of {VECTOR} bytes up to 1024M"),
+    }
+}
+
+fn dtype(text: &str) -> Result<DType> {
+    let mut known = TYPES.into_iter();
+    known
+        .find(|dtype| dtype.name() == text)
+        .with_context(|| format!("{text} is none of f32, bf16"))
+}
+
+/// The grid of a rank, and how many ranks there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) ranks: usize,
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+}
+
+impl Shape {
+    fn new(arguments: &Arguments, ranks: usize, multiprocessors: u32) -> Self {
+        let each = (multiprocessors / ranks as u32).clamp(1, MOST_BLOCKS);
+        let blocks = match arguments.blocks {
+            0 => 1 << each.ilog2(),
+            blocks => blocks,
+        };
+        Self {
+            ranks,
+            blocks,
+            threads: arguments.threads,
+        }
+    }
+}
+
+/// Measures; status 2 and one line where there is no GPU.
+pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
+    for ranks in &arguments.ranks {
+        ensure!(
+            RANKS.contains(ranks),
+            "{ranks} ranks: there are kernels for 2, 4 and 8"
+        );
+    }
+    ensure!(
+        arguments.blocks <= MOST_BLOCKS
+            && arguments.threads.is_multiple_of(64)
+            && (64..=entries::MAX_THREADS).contains(&arguments.threads),
+        "{} blocks of {} threads: at most {MOST_BLOCKS} of 64, 128, .. {}",
+        arguments.blocks,
+        arguments.threads,
+        entries::MAX_THREADS
+    );
+    let per_vector = VECTOR / 2;
+    let fits = fused::vectors_of_thread(arguments.hidden, arguments.threads).is_some();
+    ensure!(
+        arguments.hidden > 0 && arguments.hidden.is_multiple_of(per_vector) && fits,
+        "rows of {} elements: no multiple of {per_vector}, or too long for {} threads",
+        arguments.hidden,
+        arguments.threads
+    );
+    ensure!(
+        arguments.tokens.iter().all(|tokens| *tokens > 0),
+        "no tokens"
+    );
+    ensure!(
+        arguments.rounds > 0 && arguments.operations > 0,
+        "no rounds"
+    );
+    let device = Device::Cuda(arguments.gpu);
+    let gpu = match Gpu::open(device) {
+        Ok(gpu) => gpu,
+        Err(error @ fusewire::Error::NoDevice { .. }) => {
+            eprintln!("versus cuda needs an NVIDIA GPU: {error}");
+            return Ok(ExitCode::from(2));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let counterpart = Counterpart::load(&gpu, arguments.cubin.as_deref())?;
+    let mut report = Report {
+        header: header(arguments, &gpu, &counterpart),
+        ..Report::default()
+    };
+    if arguments.only.contains(&Section::Prices) {
+        report.prices = prices::alone(&gpu, &counterpart, arguments.rounds)?;
+    }
+    for &ranks in &arguments.ranks {
+        let multiprocessors = gpu.properties().multiprocessors;
+        let shape = Shape::new(arguments, ranks, multiprocessors);
+        let found = measure(arguments, device, &gpu, &counterpart, shape)
+            .with_context(|| format!("{ranks} ranks"))?;
+        report.prices.extend(found.prices);
+        report.all_reduce.extend(found.all_reduce);
+        report.fused.extend(found.fused);
+        // What was measured is not lost where a later number of ranks fails.
+        write(arguments, &report)?;
+    }
+    println!("{}", report.tables());
+    let rows = report.all_reduce.iter().chain(&report.fused);
+    let wrong: u64 = rows.map(Row::wrong).sum();
+    ensure!(wrong == 0, "{wrong} wrong elements");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn header(arguments: &Arguments, gpu: &Gpu, counterpart: &Counterpart) -> Vec<String> {
+    let properties = gpu.properties();
+    vec![
+        format!(
+            "{}, {}, {} multiprocessors, driver {}; all ranks on it, as threads with a stream each",
+            properties.name,
+            properties.architecture,
+            properties.multiprocessors,
+            properties.version
+        ),
+        format!("counterpart: {}", counterpart.origin),
+        format!(
+            "{} rounds, in each every contestant once, another one first; ns of an operation by the GPU's clock on the slowest \
+             rank, behind operations that are not timed; then the median of the rounds",
+            arguments.rounds
+        ),
+        "ratios are by round: median [95 % interval by order statistics]; below 1 ours is faster".to_owned(),
+        "same memory, same streams, at most as many blocks and threads; all results verified on all ranks".to_owned(),
+    ]
+}
+
+fn write(arguments: &Arguments, report: &Report) -> Result<()> {
+    let create = |file: &PathBuf| match file.parent() {
+        Some(folder) => fs::create_dir_all(folder),
+        None => Ok(()),
+    };
+    if let Some(file) = &arguments.json {
+        create(file)?;
+        let text = serde_json::to_string_pretty(report)? + "\n";
+        fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
+    }
+    if let Some(file) = &arguments.out {
+        create(file)?;
+        let old = fs::read_to_string(file).unwrap_or_default();
+        let header = documents::Header::of(report.header.clone());
+        let title = "# All_reduce beside CUDA C++";
+        let text = documents::document(&old, title, &header, &report.tables());
+        fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// One number of ranks.
+fn measure(
+    arguments: &Arguments,
+    device: Device,
+    gpu: &Arc<Gpu>,
+    counterpart: &Counterpart,
+    shape: Shape,
+) -> Result<Report> {
+    let buffers = allocate(arguments, gpu, shape)?;
+    let meeting = Meeting::new(shape.ranks);
+    let mut options = Options::default();
+    options.blocks = shape.blocks;
+    options.threads = shape.threads;
+    options.timeout = Duration::from_secs(30);
+    let body = |comm: Communicator| {
+        let attendance = Attendance::new(&meeting);
+        let result = rank(arguments, counterpart, &buffers, &meeting, shape, &comm);
+        if result.is_ok() {
+            attendance.end();
+        } else {
+            drop(attendance);
+        }
+        Ok(result)
+    };
+    let ranks = shape.ranks as u32;
+    let mut first = None;
+    let mut errors = Vec::new();
+    for result in run_threads_on(device, "fusewire", ranks, &options, body) {
+        match result
+            .map_err(anyhow::Error::from)
+            .and_then(|result| result)
+        {
+            Ok(report) => first = first.or(Some(report)),
+            Err(error) => errors.push(error),
+        }
+    }
+    // The error that counts is not that of a rank that another one's has freed.
+    let own = |error: &anyhow::Error| error.to_string() != meeting::FREED;
+    if let Some(at) = errors.iter().position(own) {
+        return Err(errors.swap_remove(at));
+    }
+    if let Some(error) = errors.pop() {
+        return Err(error);
+    }
+    first.context("no rank has reported")
+}
+
+fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffers> {
+    let Shape { ranks, threads, .. } = shape;
+    let (blocks, threads) = (shape.blocks as usize, threads as usize);
+    let most = arguments.sizes.iter().copied().max().unwrap_or(0);
+    let tokens = arguments.tokens.iter().copied().max().unwrap_or(0);
+    let row = fused::row_vectors(arguments.hidden);
+    // The fused operation's all-reduces are among the messages.
+    let most = most.max(tokens * row * VECTOR);
+    let vectors = |bytes: usize| most.min(bytes) / VECTOR;
+    let one = buffers::room(vectors(ONE_SHOT_BYTES), blocks, threads);
+    let two = buffers::room(vectors(TWO_SHOT_BYTES).div_ceil(ranks), blocks, threads);
+    let norm = (tokens.div_ceil(blocks) * row).next_multiple_of(32);
+    Ok(Buffers {
+        gate: Gate::new(gpu)?,
+        pads: Peers::new(gpu, ranks, PAD_BYTES)?,
+        scratches: Peers::new(gpu, ranks, most.div_ceil(ranks) + VECTOR)?,
+        one_shot: Packets::new(gpu, ranks, blocks, 1, one)?,
+        two_shot: Packets::new(gpu, ranks, blocks, 2, two)?,
+        norm: Packets::new(gpu, ranks, blocks, 1, norm)?,
+        ping_pong: Peers::new(gpu, ranks, PAD_BYTES)?,
+    })
+}
+
+/// One rank's part.
+fn rank(
+    arguments: &Arguments,
+    counterpart: &Counterpart,
+    buffers: &Buffers,
+    meeting: &Meeting,
+    shape: Shape,
+    comm: &Communicator,
+) -> Result<Report> {
+    comm.warm_up()?;
+    let contest = Contest {
+        stream: comm.stream().clone(),
+        meeting,
+        counterpart,
+        gate: &buffers.gate,
+        rank: comm.rank() as usize,
+        rounds: arguments.rounds,
+        operations: arguments.operations,
+        turn: Cell::new(0),
+    };
+    let part = RankPart {
+        contest: &contest,
+        comm,
+        counterpart,
+        buffers,
+        shape,
+    };
+    let say = |row: &Row| eprintln!("{}", row.line());
+    let mut report = Report::default();
+    if arguments.only.contains(&Section::Prices) {
+        let (pads, ping_pong) = (&buffers.pads, &buffers.ping_pong);
+        let found: Vec<Price> = prices::together(&contest, counterpart, pads, ping_pong, shape)?;
+        report.prices = found;
+    }
+    if arguments.only.contains(&Section::AllReduce) {
+        for &dtype in &arguments.types {
+            let rows = part.all_sizes(dtype, &arguments.sizes, &arguments.modes, say)?;
+            report.all_reduce.extend(rows);
+        }
+    }
+    if arguments.only.contains(&Section::Fused) {
+        report.fused = part.all_tokens(&arguments.tokens, arguments.hidden, say)?;
+    }
+    contest.stream.synchronize()?;
+    meeting.wait()?;
+    comm.finalize()?;
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn parse(words: &[&str]) -> Result<Arguments> {
+        let line = Line::try_parse_from([&["versus"], words].concat())?;
+        Ok(line.arguments)
+    }
+
+    #[test]
+    fn sizes_are_whole_vectors() {
+        assert_eq!(size("512").expect("a size"), 512);
+        assert_eq!(size("64M").expect("a size"), 64 << 20);
+        for wrong in ["", "8", "1G", "0", "3K1", "2048M"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+        assert!(parse(&["--types", "f16"]).is_err());
+    }
+
+    #[test]
+    fn all_blocks_have_a_multiprocessor() {
+        let arguments = parse(&[]).expect("the defaults");
+        assert_eq!(arguments.sizes.first(), Some(&512));
+        assert_eq!(arguments.sizes.last(), Some(&(64 << 20)));
+        for (ranks, blocks) in [(2, 64), (4, 32), (8, 16)] {
+            assert_eq!(Shape::new(&arguments, ranks, 132).blocks, blocks);
+        }
+        let few = parse(&["--blocks", "8"]).expect("blocks");
+        assert_eq!(Shape::new(&few, 2, 132).blocks, 8);
+        assert_eq!(Shape::new(&arguments, 8, 4).blocks, 1);
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused_before_a_gpu_is_asked_for() {
+        for (words, says) in [
+            (&["--ranks", "3"][..], "3 ranks"),
+            (&["--threads", "100"], "100 threads"),
+            (&["--hidden", "7"], "rows of 7"),
+            (&["--hidden", "80000"], "rows of 80000"),
+            (&["--tokens", "0"], "no tokens"),
+            (&["--rounds", "0"], "no rounds"),
+        ] {
+            let arguments = parse(words).expect("words");
+            let error = main(&arguments).expect_err("refused").to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! What the parts cost: a launch, a node of a graph, a barrier, a signal there and back, a copy.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use fusewire::gpu::Gpu;
+use fusewire::gpu::driver::RawStream;
+use fusewire::{DType, Event, Stream};
+use serde::Serialize;
+
+use super::Shape;
+use super::buffers::Peers;
+use super::contest::{Contest, OPERATIONS};
+use super::entries::{Entry, Kernel, Order, VECTOR, Values};
+use super::loaded::{Counterpart, Launch};
+use super::statistics::{Interval, interval};
+
+/// Bytes of the copy whose rate is the machine's: more than its L2 has.
+const COPIED: usize = 256 << 20;
+/// Turns of two launches; what the difference takes has no start and no end in it.
+const TURNS: [u32; 2] = [200, 1200];
+
+/// A price.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Price {
+    pub(crate) what: String,
+    /// 1 where no other rank takes part.
+    pub(crate) ranks: usize,
+    pub(crate) unit: &'static str,
+    pub(crate) values: Vec<f64>,
+    pub(crate) interval: Option<Interval>,
+}
+
+impl Price {
+    fn new(what: impl Into<String>, ranks: usize, unit: &'static str, values: Vec<f64>) -> Self {
+        Self {
+            what: what.into(),
+            ranks,
+            unit,
+            interval: interval(&values),
+            values,
+        }
+    }
+}
+
+/// The order's name in the list of prices.
+pub(crate) fn barrier_name(order: Order) -> String {
+    format!("barrier, {}", order.name())
+}
+
+/// The name of a signal there and back.
+pub(crate) fn signal_name(order: Order) -> String {
+    format!("signal there and back, {}", order.name())
+}
+
+fn entry(kernel: Kernel, ranks: usize) -> Entry {
+    Entry {
+        kernel,
+        dtype: DType::F32,
+        ranks,
+    }
+}
+
+/// Seconds that `times` calls of `one` take on the device by its clock, behind `warm` calls.
+fn timed(
+    stream: &Stream,
+    warm: usize,
+    times: usize,
+    mut one: impl FnMut() -> Result<()>,
+) -> Result<f64> {
+    let (start, end) = (Event::new(), Event::new());
+    (0..warm).try_for_each(|_| one())?;
+    stream.record(&start)?;
+    (0..times).try_for_each(|_| one())?;
+    stream.record(&end)?;
+    stream.synchronize()?;
+    Ok(end.elapsed_since(&start)?.as_secs_f64())
+}
+
+fn enqueue(launch: &mut Launch, stream: &Stream) -> Result<()> {
+    // SAFETY: empty kernels use no memory; the others use pads and copies that the callers here hold until they have waited
+    // for the stream.
+    unsafe { launch.enqueue(RawStream(stream.as_raw() as usize)) }
+}
+
+/// Prices that one stream pays alone.
+pub(crate) fn alone(
+    gpu: &Arc<Gpu>,
+    counterpart: &Counterpart,
+    rounds: usize,
+) -> Result<Vec<Price>> {
+    let stream = Stream::on_device(gpu.device())?;
+    let mut empty = counterpart.launch(entry(Kernel::Empty, 1), &Values::default(), 1, 32, 0)?;
+    stream.begin_capture()?;
+    let captured = (0..OPERATIONS).try_for_each(|_| enqueue(&mut empty, &stream));
+    let graph = stream.end_capture();
+    captured?;
+    let graph = graph?;
+    ensure!(
+        graph.len() == OPERATIONS,
+        "{} nodes were captured",
+        graph.len()
+    );
+    let graph = graph.instantiate()?;
+
+    let copied = Peers::new(gpu, 2, COPIED)?;
+    let values = Values {
+        input: copied.addresses()[0],
+        output: copied.addresses()[1],
+        vectors: (COPIED / VECTOR) as u32,
+        ..Values::default()
+    };
+    let most = counterpart.resident(entry(Kernel::Copy, 1), 512)?;
+    let blocks = most.min(256);
+    let mut copy = counterpart.launch(entry(Kernel::Copy, 1), &values, blocks, 512, 0)?;
+
+    let (mut launches, mut nodes, mut rates) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..=rounds {
+        let taken = timed(&stream, 20, 200, || enqueue(&mut empty, &stream))?;
+        launches.push(taken * 1e6 / 200.0);
+        let taken = timed(&stream, 1, 10, || {
+            graph.launch(&stream)?;
+            Ok(())
+        })?;
+        nodes.push(taken * 1e6 / (10 * OPERATIONS) as f64);
+        let taken = timed(&stream, 2, 10, || enqueue(&mut copy, &stream))?;
+        rates.push((10 * COPIED) as f64 / taken / 1e9);
+    }
+    // The first round warms up.
+    for values in [&mut launches, &mut nodes, &mut rates] {
+        values.remove(0);
+    }
+    Ok(vec![
+        Price::new("empty kernel, launched one by one", 1, "us", launches),
+        Price::new("node of a graph of 100 empty kernels", 1, "us", nodes),
+        Price::new(
+            format!(
+                "copy of {} MiB by {blocks} blocks, bytes copied",
+                COPIED >> 20
+            ),
+            1,
+            "GB/s",
+            rates,
+        ),
+    ])
+}
+
+/// Prices that ranks pay together; all ranks call this.
+pub(crate) fn together(
+    contest: &Contest<'_>,
+    counterpart: &Counterpart,
+    pads: &Peers,
+    ping_pong: &Peers,
+    shape: Shape,
+) -> Result<Vec<Price>> {
+    let mut prices = Vec::new();
+    let ranks = shape.ranks;
+    for order in [Order::Relaxed, Order::Release] {
+        let kernel = entry(Kernel::Barriers(order), ranks);
+        let values = turns(
+            contest,
+            counterpart,
+            kernel,
+            pads,
+            shape.blocks,
+            shape.threads,
+        )?;
+        prices.push(Price::new(barrier_name(order), ranks, "us", values));
+    }
+    if ranks == 2 {
+        for order in [Order::Relaxed, Order::Release] {
+            let kernel = entry(Kernel::PingPong(order), ranks);
+            let values = turns(contest, counterpart, kernel, ping_pong, 1, 32)?;
+            prices.push(Price::new(signal_name(order), ranks, "us", values));
+        }
+    }
+    Ok(prices)
+}
+
+/// us of one turn, one value of each round.
+fn turns(
+    contest: &Contest<'_>,
+    counterpart: &Counterpart,
+    kernel: Entry,
+    pads: &Peers,
+    blocks: u32,
+    threads: u32,
+) -> Result<Vec<f64>> {
+    let ranks = pads.addresses().len() as u32;
+    let launch = |turns| {
+        let values = Values {
+            rank: contest.rank as u32,
+            pads: pads.addresses(),
+            turns,
+            ..Values::default()
+        };
+        counterpart.launch(kernel, &values, blocks, threads, ranks)
+    };
+    let mut launches = [launch(TURNS[0])?, launch(TURNS[1])?];
+    let mut found = Vec::new();
+    for _ in 0..=contest.rounds {
+        let mut taken = [0.0; 2];
+        for (launch, taken) in launches.iter_mut().zip(&mut taken) {
+            contest.meeting.wait()?;
+            // The ranks meet in the first launch.
+            let own = timed(&contest.stream, 1, 1, || enqueue(launch, &contest.stream))?;
+            *taken = contest.meeting.greatest(contest.rank, own)?;
+        }
+        found.push((taken[1] - taken[0]) * 1e6 / f64::from(TURNS[1] - TURNS[0]));
+    }
+    found.remove(0);
+    Ok(found)
+}

@@ -1,0 +1,406 @@
+//! Rows and their tables, in Markdown and JSON.
+
+use core::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::contest::{AUTO, Figure, Mode, Side};
+use super::entries::Order;
+use super::prices::{Price, barrier_name, signal_name};
+use super::statistics::{Interval, median, ratio};
+
+/// One thing compared: a size, or a number of tokens.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) ranks: usize,
+    pub(crate) dtype: String,
+    /// Of a rank's input.
+    pub(crate) bytes: usize,
+    /// 0 in an all-reduce.
+    pub(crate) tokens: usize,
+    pub(crate) mode: Mode,
+    /// Most blocks of a rank's grid.
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+    pub(crate) figures: Vec<Figure>,
+}
+
+impl Row {
+    /// The fastest of a side that was timed.
+    fn best(&self, side: Side) -> Option<&Figure> {
+        let timed = self.figures.iter().filter(|figure| figure.side == side);
+        timed
+            .filter_map(|figure| Some((median(&figure.ns)?, figure)))
+            .min_by(|(one, _), (other, _)| one.total_cmp(other))
+            .map(|(_, figure)| figure)
+    }
+
+    /// What the library does by itself.
+    fn auto(&self, side: Side) -> Option<&Figure> {
+        let mut figures = self.figures.iter().filter(|figure| figure.side == side);
+        figures.find(|figure| figure.name.starts_with(AUTO) && !figure.ns.is_empty())
+    }
+
+    /// Wrong elements of all contestants.
+    pub(crate) fn wrong(&self) -> u64 {
+        self.figures.iter().map(|figure| figure.wrong).sum()
+    }
+
+    /// One line for the terminal.
+    pub(crate) fn line(&self) -> String {
+        let what = match self.tokens {
+            0 => human(self.bytes),
+            tokens => format!("{tokens} tokens"),
+        };
+        let figure = |side| {
+            self.best(side).map_or_else(
+                || "-".to_owned(),
+                |figure| format!("{} {}", figure.name, us(median(&figure.ns))),
+            )
+        };
+        let mut line = format!(
+            "{} ranks, {}, {}, {what}: ours {}, C++ {}",
+            self.ranks,
+            self.dtype,
+            self.mode.name(),
+            figure(Side::Ours),
+            figure(Side::Theirs)
+        );
+        for figure in self.figures.iter().filter(|figure| figure.wrong > 0) {
+            let _ = write!(line, "; WRONG: {}, {} elements", figure.name, figure.wrong);
+        }
+        line
+    }
+}
+
+/// All that was measured.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Report {
+    /// Where and how.
+    pub(crate) header: Vec<String>,
+    pub(crate) prices: Vec<Price>,
+    pub(crate) all_reduce: Vec<Row>,
+    pub(crate) fused: Vec<Row>,
+}
+
+impl Report {
+    fn price(&self, name: &str, ranks: usize) -> Option<f64> {
+        let price = self
+            .prices
+            .iter()
+            .find(|price| price.what == name && price.ranks == ranks)?;
+        median(&price.values)
+    }
+
+    /// What a kernel's waits cost by the prices, us; signals are priced between two ranks.
+    fn waits(&self, figure: &Figure, ranks: usize) -> Option<f64> {
+        let (relaxed, release, ways) = figure.waits;
+        let part = |count: u32, price: Option<f64>| match count {
+            0 => Some(0.0),
+            _ => Some(f64::from(count) * price?),
+        };
+        let barrier = |order| self.price(&barrier_name(order), ranks);
+        let way = self
+            .price(&signal_name(Order::Relaxed), 2)
+            .map(|us| us / 2.0);
+        Some(
+            part(relaxed, barrier(Order::Relaxed))?
+                + part(release, barrier(Order::Release))?
+                + part(ways, way)?,
+        )
+    }
+
+    /// The tables.
+    pub(crate) fn tables(&self) -> String {
+        let mut text = String::new();
+        if !self.prices.is_empty() {
+            text += "### Prices\n\n| what | ranks | median | 95 % interval |\n|---|---|---|---|\n";
+        }
+        for price in &self.prices {
+            let middle = median(&price.values).map_or_else(|| "-".to_owned(), digits);
+            let range = price.interval.map_or_else(
+                || "-".to_owned(),
+                |found| format!("{} to {}", digits(found.low), digits(found.high)),
+            );
+            let _ = writeln!(
+                text,
+                "| {} | {} | {middle} {} | {range} |",
+                price.what, price.ranks, price.unit
+            );
+        }
+        for group in groups(&self.all_reduce) {
+            let first = group[0];
+            let _ = writeln!(
+                text,
+                "\n### All-reduce, {} ranks, {}, {}; {} blocks of {} threads at most\n",
+                first.ranks,
+                first.dtype,
+                first.mode.name(),
+                first.blocks,
+                first.threads
+            );
+            text += "| bytes | auto us | best of ours us | best C++ us | auto / C++ | best / C++ | copy us | of the copy's rate: ours, C++ | C++ waits us |\n";
+            text += "|---|---|---|---|---|---|---|---|---|\n";
+            for row in group {
+                self.all_reduce_line(&mut text, row);
+            }
+        }
+        for group in groups(&self.fused) {
+            let first = group[0];
+            let _ = writeln!(
+                text,
+                "\n### All-reduce + residual + RMSNorm, {} ranks, {}, {}; {} blocks of {} threads at most\n",
+                first.ranks,
+                first.dtype,
+                first.mode.name(),
+                first.blocks,
+                first.threads
+            );
+            text += "| tokens | fused us | ours apart us | C++ fused us | C++ apart us | fused / C++ fused | fused / C++ apart | fused / ours apart |\n";
+            text += "|---|---|---|---|---|---|---|---|\n";
+            for row in group {
+                fused_line(&mut text, row);
+            }
+        }
+        let left: Vec<String> = self
+            .all_reduce
+            .iter()
+            .chain(&self.fused)
+            .flat_map(|row| {
+                let wrong = row.figures.iter().filter(|figure| figure.wrong > 0);
+                wrong.map(|figure| format!("{}: {}", row.line(), figure.name))
+            })
+            .collect();
+        if !left.is_empty() {
+            text += "\n### Wrong results, which are in no table\n\n";
+            for line in left {
+                let _ = writeln!(text, "- {line}");
+            }
+        }
+        text
+    }
+
+    fn all_reduce_line(&self, text: &mut String, row: &Row) {
+        let theirs = row.best(Side::Theirs);
+        let (auto, ours) = (row.auto(Side::Ours), row.best(Side::Ours));
+        let copy = row.best(Side::Floor).and_then(|figure| median(&figure.ns));
+        let waits = theirs.and_then(|figure| self.waits(figure, row.ranks));
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {} | {} | {}, {} | {} |",
+            human(row.bytes),
+            named(auto),
+            named(ours),
+            named(theirs),
+            quotient(auto, theirs),
+            quotient(ours, theirs),
+            us(copy),
+            share(copy, ours),
+            share(copy, theirs),
+            waits.map_or_else(|| "-".to_owned(), digits)
+        );
+    }
+}
+
+fn fused_line(text: &mut String, row: &Row) {
+    let ours = row.best(Side::Ours);
+    let (theirs, apart) = (row.best(Side::Theirs), row.best(Side::TheirsApart));
+    let own_apart = row.best(Side::OursApart);
+    let _ = writeln!(
+        text,
+        "| {} | {} | {} | {} | {} | {} | {} | {} |",
+        row.tokens,
+        us(ours.and_then(|figure| median(&figure.ns))),
+        named(own_apart),
+        named(theirs),
+        named(apart),
+        quotient(ours, theirs),
+        quotient(ours, apart),
+        quotient(ours, own_apart)
+    );
+}
+
+/// Rows that belong into one table, in their order.
+fn groups(rows: &[Row]) -> Vec<Vec<&Row>> {
+    let mut groups: Vec<Vec<&Row>> = Vec::new();
+    let key = |row: &Row| (row.ranks, row.dtype.clone(), row.mode == Mode::Graph);
+    for row in rows {
+        match groups.iter_mut().find(|group| key(group[0]) == key(row)) {
+            Some(group) => group.push(row),
+            None => groups.push(vec![row]),
+        }
+    }
+    groups
+}
+
+fn named(figure: Option<&Figure>) -> String {
+    figure.map_or_else(
+        || "-".to_owned(),
+        |figure| {
+            let name = figure.name.strip_prefix("auto: ").unwrap_or(&figure.name);
+            format!("{} ({name})", us(median(&figure.ns)))
+        },
+    )
+}
+
+fn quotient(over: Option<&Figure>, under: Option<&Figure>) -> String {
+    let found: Option<Interval> = over
+        .zip(under)
+        .and_then(|(over, under)| ratio(&over.ns, &under.ns));
+    match (found, over, under) {
+        (Some(found), ..) => format!("{:.2} [{:.2}, {:.2}]", found.median, found.low, found.high),
+        // Too few rounds for an interval.
+        (None, Some(over), Some(under)) => median(&over.ns).zip(median(&under.ns)).map_or_else(
+            || "-".to_owned(),
+            |(over, under)| format!("{:.2}", over / under),
+        ),
+        _ => "-".to_owned(),
+    }
+}
+
+/// Which part of the copy's rate something reaches.
+fn share(copy: Option<f64>, figure: Option<&Figure>) -> String {
+    let taken = figure.and_then(|figure| median(&figure.ns));
+    copy.zip(taken).map_or_else(
+        || "-".to_owned(),
+        |(copy, taken)| format!("{:.0} %", 100.0 * copy / taken),
+    )
+}
+
+fn us(ns: Option<f64>) -> String {
+    ns.map_or_else(|| "-".to_owned(), |ns| digits(ns / 1000.0))
+}
+
+/// Three digits that mean something.
+fn digits(value: f64) -> String {
+    match value.abs() {
+        ..10.0 => format!("{value:.2}"),
+        10.0..100.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+fn human(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", bytes as f64 / 1024.0),
+        _ => format!("{} MiB", bytes as f64 / 1_048_576.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::prices::Price;
+    use super::*;
+
+    fn figure(name: &str, side: Side, ns: f64, waits: (u32, u32, u32)) -> Figure {
+        Figure {
+            name: name.to_owned(),
+            side,
+            waits,
+            ns: (0..11).map(|round| ns + f64::from(round)).collect(),
+            left_out: None,
+            wrong: 0,
+        }
+    }
+
+    fn row(figures: Vec<Figure>, tokens: usize) -> Row {
+        Row {
+            ranks: 4,
+            dtype: "bf16".to_owned(),
+            bytes: 8192,
+            tokens,
+            mode: Mode::Graph,
+            blocks: 32,
+            threads: 512,
+            figures,
+        }
+    }
+
+    fn price(what: String, ranks: usize, us: f64) -> Price {
+        Price {
+            what,
+            ranks,
+            unit: "us",
+            values: vec![us; 11],
+            interval: super::super::statistics::interval(&[us; 11]),
+        }
+    }
+
+    #[test]
+    fn a_table_has_ratios_of_the_best_and_of_the_plan() {
+        let report = Report {
+            prices: vec![price(barrier_name(Order::Relaxed), 4, 1.5)],
+            all_reduce: vec![row(
+                vec![
+                    figure("auto: two_shot", Side::Ours, 4000.0, (0, 0, 0)),
+                    figure("signal", Side::Ours, 3000.0, (0, 0, 0)),
+                    figure("one_stage", Side::Theirs, 2000.0, (2, 0, 0)),
+                    figure("two_stage_push", Side::Theirs, 5000.0, (1, 1, 0)),
+                    figure("copy", Side::Floor, 500.0, (0, 0, 0)),
+                ],
+                0,
+            )],
+            ..Report::default()
+        };
+        let text = report.tables();
+        let line = "| 8 KiB | 4.00 (two_shot) | 3.00 (signal) | 2.00 (one_stage) | 2.00 [2.00, 2.00] | 1.50 [1.50, 1.50] | 0.51 | 17 %, 25 % | 3.00 |";
+        assert!(text.contains(line), "{text}");
+        assert!(
+            text.contains("| barrier, relaxed | 4 | 1.50 us | 1.50 to 1.50 |"),
+            "{text}"
+        );
+        let json = serde_json::to_string(&report).expect("JSON");
+        assert!(
+            json.contains("\"side\":\"theirs\"") && json.contains("\"mode\":\"graph\""),
+            "{json}"
+        );
+    }
+
+    #[test]
+    fn wrong_contestants_are_named_and_have_no_time() {
+        let mut broken = figure("one_stage", Side::Theirs, 1.0, (2, 0, 0));
+        broken.ns.clear();
+        broken.wrong = 7;
+        let ours = figure("auto: signal", Side::Ours, 1000.0, (0, 0, 0));
+        let row = row(vec![ours, broken], 0);
+        assert_eq!(row.wrong(), 7);
+        assert!(row.line().contains("C++ -") && row.line().contains("WRONG: one_stage, 7"));
+        let report = Report {
+            all_reduce: vec![row],
+            ..Report::default()
+        };
+        let text = report.tables();
+        assert!(text.contains("| - | - | - | - | -, - | - |"), "{text}");
+        assert!(text.contains("Wrong results"), "{text}");
+    }
+
+    #[test]
+    fn fused_rows_compare_one_launch_with_two() {
+        let report = Report {
+            fused: vec![row(
+                vec![
+                    figure("fused", Side::Ours, 6000.0, (0, 0, 0)),
+                    figure(
+                        "auto: signal, then norm_alone",
+                        Side::OursApart,
+                        9000.0,
+                        (0, 0, 0),
+                    ),
+                    figure("norm_by_packets", Side::Theirs, 6000.0, (0, 0, 1)),
+                    figure(
+                        "one_stage, then norm_alone",
+                        Side::TheirsApart,
+                        12000.0,
+                        (2, 0, 0),
+                    ),
+                ],
+                16,
+            )],
+            ..Report::default()
+        };
+        let text = report.tables();
+        let line = "| 16 | 6.00 | 9.01 (signal, then norm_alone) | 6.00 (norm_by_packets) | 12.0 (one_stage, then norm_alone) | 1.00 [1.00, 1.00] | 0.50 [0.50, 0.50] | 0.67 [0.67, 0.67] |";
+        assert!(text.contains(line), "{text}");
+    }
+}

@@ -1,0 +1,162 @@
+//! `versus cuda` from its first call of the driver to its tables, without a GPU: on the double of the driver, where the kernels of
+//! both sides run by host threads. Figures mean nothing there; results, checks and reports do.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use fusewire_counterpart_double::{VARIABLE, image, library};
+
+/// The shared object with the counterpart's kernels, made of the sources after `change` has given one another text; `None` where
+/// there is no g++.
+fn emulation(folder: &Path, change: Option<(&str, &str, &str)>) -> Option<PathBuf> {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
+    let copy = |from: PathBuf, to: PathBuf| {
+        fs::create_dir_all(&to).expect("a folder");
+        for file in fs::read_dir(from).expect("the sources").flatten() {
+            if file.path().is_file() {
+                fs::copy(file.path(), to.join(file.file_name())).expect("copied");
+            }
+        }
+    };
+    copy(sources.clone(), folder.to_owned());
+    copy(sources.join("emulation"), folder.join("emulation"));
+    if let Some((file, old, new)) = change {
+        let path = folder.join(file);
+        let text = fs::read_to_string(&path).expect("a source");
+        assert!(text.contains(old), "{file} has no {old}");
+        fs::write(&path, text.replacen(old, new, 1)).expect("written");
+    }
+    let object = folder.join("counterpart.so");
+    let made = Command::new("g++")
+        .args(["-std=c++20", "-O1", "-fPIC", "-shared", "-pthread"])
+        .args(["-Wno-unknown-pragmas", "-x", "c++", "-o"])
+        .args([&object, &folder.join("emulation/entries.cpp")])
+        .output();
+    let made = match made {
+        Ok(made) => made,
+        Err(error) => {
+            let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
+            let is_required = required.split(',').any(|name| name.trim() == "nvcc");
+            assert!(!is_required, "g++ cannot be started: {error}");
+            eprintln!("skipped: g++ cannot be started: {error}");
+            return None;
+        }
+    };
+    let said = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "{said}");
+    Some(object)
+}
+
+/// Runs the harness on the double.
+fn versus(folder: &Path, object: &Path, arguments: &[&str]) -> Output {
+    let driver = folder.join("driver");
+    fs::create_dir_all(&driver).expect("a folder");
+    let place = driver.join("libcuda.so.1");
+    let _ = fs::remove_file(&place);
+    std::os::unix::fs::symlink(library().expect("the double"), place).expect("a link");
+    let cubin = folder.join("counterpart.image");
+    fs::write(&cubin, image(object).expect("an image")).expect("written");
+    Command::new(env!("CARGO_BIN_EXE_fusewire-benches"))
+        .args(["versus", "cuda", "--ranks", "2", "--types", "bf16"])
+        .args(["--threads", "64", "--blocks", "2", "--hidden", "248"])
+        .args(["--rounds", "1", "--operations", "2", "--cubin"])
+        .arg(cubin)
+        .arg("--json")
+        .arg(folder.join("out.json"))
+        .arg("--out")
+        .arg(folder.join("out.md"))
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", driver)
+        .env(VARIABLE, object)
+        .env_remove("FUSEWIRE_IMAGES")
+        .output()
+        .expect("the harness")
+}
+
+/// Name and wrong elements of every contestant of a section.
+fn contestants(folder: &Path, section: &str) -> Vec<(String, u64)> {
+    let text = fs::read_to_string(folder.join("out.json")).expect("JSON");
+    let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let rows = report[section].as_array().expect("rows");
+    rows.iter()
+        .flat_map(|row| row["figures"].as_array().expect("figures"))
+        .map(|figure| {
+            let name = figure["name"].as_str().expect("a name").to_owned();
+            (name, figure["wrong"].as_u64().expect("a count"))
+        })
+        .collect()
+}
+
+#[test]
+fn every_contestant_is_right_and_timed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    let Some(object) = emulation(at, None) else {
+        return;
+    };
+    let only = ["--only", "all-reduce,fused"];
+    let sizes = ["--sizes", "512,6160", "--modes", "graph", "--tokens", "5"];
+    let output = versus(at, &object, &[&only[..], &sizes].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let found = contestants(at, "all_reduce");
+    for name in [
+        "one_stage",
+        "two_stage_pull",
+        "two_stage_push",
+        "packets_one_shot",
+        "packets_two_shot",
+        "copy",
+        "signal",
+    ] {
+        let times = found
+            .iter()
+            .filter(|(known, wrong)| known == name && *wrong == 0);
+        assert_eq!(times.count(), 2, "{name}: {found:?}");
+    }
+    let fused = contestants(at, "fused");
+    for name in [
+        "fused",
+        "norm_by_barrier",
+        "norm_by_packets",
+        "one_stage, then norm_alone",
+    ] {
+        assert!(fused.contains(&(name.to_owned(), 0)), "{name}: {fused:?}");
+    }
+    let tables = fs::read_to_string(at.join("out.md")).expect("tables");
+    assert!(tables.contains("### All-reduce, 2 ranks, bf16, graph; 2 blocks of 64 threads"));
+    assert!(
+        tables.contains("| 5 | ") && tables.contains("| 512 B | "),
+        "{tables}"
+    );
+}
+
+#[test]
+fn a_wrong_counterpart_is_named_and_makes_the_run_fail() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    let change = (
+        "all_reduce.cuh",
+        "store(to + i + u * stride, sums[u]);",
+        "store(to + i, sums[u]);",
+    );
+    // With more vectors than threads, what is unrolled then writes some of them only.
+    let Some(object) = emulation(at, Some(change)) else {
+        return;
+    };
+    let sizes = ["--sizes", "8K", "--modes", "eager", "--only", "all-reduce"];
+    let output = versus(at, &object, &sizes);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("WRONG: one_stage, ") && said.contains("wrong elements"),
+        "{said}"
+    );
+    let wrong: Vec<String> = contestants(at, "all_reduce")
+        .into_iter()
+        .filter(|(_, wrong)| *wrong > 0)
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(wrong, ["one_stage"]);
+}
