@@ -8,6 +8,7 @@ mod directory;
 mod failure;
 mod fused;
 mod handoff;
+mod host_calls;
 mod hosts;
 mod instances;
 mod lend;

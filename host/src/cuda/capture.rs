@@ -31,10 +31,10 @@ struct Owned {
 
 /// Called by the library, once, with an [`Owned`].
 unsafe extern "C" fn gone(owned: *mut c_void) {
-    // SAFETY: the library calls this once, with the box that `give_to_graph` made.
+    // SAFETY: the library calls this once, with the box that `retain` made.
     let owned = unsafe { Box::from_raw(owned.cast::<Owned>()) };
     if owned.given.load(Ordering::Acquire) {
-        // SAFETY: once, and on any thread, as `give_to_graph` requires.
+        // SAFETY: once, and on any thread, as `retain` requires.
         unsafe { (owned.callback)(owned.data) };
     }
 }
@@ -59,7 +59,7 @@ impl Cuda {
     /// at its first operation (NCCL) may do so inside; and any thread may end the capture. The stricter modes
     /// protect from calls that would escape the capture unseen, which on streams that do not wait for the legacy
     /// default stream there are none of.
-    pub(super) fn capture(&self, stream: RawStream) -> Result<()> {
+    pub(super) fn begin_capture(&self, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: a live stream, by its type.
@@ -69,7 +69,7 @@ impl Cuda {
     }
 
     /// Ends a capture.
-    pub(super) fn captured(&self, stream: RawStream) -> Result<RawGraph> {
+    pub(super) fn end_capture(&self, stream: RawStream) -> Result<RawGraph> {
         let library = self.enter()?;
         let mut graph = core::ptr::null_mut();
         // SAFETY: a live stream, by its type, and `graph` is writable.
@@ -86,7 +86,7 @@ impl Cuda {
     }
 
     /// Whether a stream is being captured.
-    pub(super) fn status_of_capture(&self, stream: RawStream) -> Result<CaptureStatus> {
+    pub(super) fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
         let library = self.enter()?;
         let (mut number, mut id, mut graph): (c_int, u64, sys::CUgraph) =
             (0, 0, core::ptr::null_mut());
@@ -129,7 +129,7 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::retain`](crate::gpu::driver::Driver::retain).
-    pub(super) unsafe fn give_to_graph(
+    pub(super) unsafe fn retain(
         &self,
         graph: RawGraph,
         callback: Callback,
@@ -172,7 +172,7 @@ impl Cuda {
     }
 
     /// Number of nodes.
-    pub(super) fn nodes_of(&self, graph: RawGraph) -> Result<usize> {
+    pub(super) fn graph_nodes(&self, graph: RawGraph) -> Result<usize> {
         let library = self.enter()?;
         let mut count = 0;
         // SAFETY: a live graph, by its type; without room for nodes only their number is written.
@@ -183,7 +183,7 @@ impl Cuda {
     }
 
     /// Makes a graph ready, and brings it to the device: its first launch would do that else, and take memory then.
-    pub(super) fn make_exec(&self, graph: RawGraph) -> Result<RawGraphExec> {
+    pub(super) fn instantiate(&self, graph: RawGraph) -> Result<RawGraphExec> {
         let library = self.relaxed()?;
         let mut exec = core::ptr::null_mut();
         // SAFETY: `exec` is writable, the graph is live by its type; there are no flags.
@@ -208,7 +208,7 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::launch_graph`](crate::gpu::driver::Driver::launch_graph).
-    pub(super) unsafe fn launch_exec(&self, exec: RawGraphExec, stream: RawStream) -> Result<()> {
+    pub(super) unsafe fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
         // SAFETY: both are live, by their types; the rest is this function's requirement.
         library.check("cuGraphLaunch", unsafe {
@@ -220,9 +220,9 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::destroy_graph`](crate::gpu::driver::Driver::destroy_graph).
-    pub(super) unsafe fn end_graph(&self, graph: RawGraph) -> Result<()> {
+    pub(super) unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: it came from `captured`, and nobody uses it, by this function's requirement.
+        // SAFETY: it came from `end_capture`, and nobody uses it, by this function's requirement.
         library.check("cuGraphDestroy", unsafe {
             (library.cuGraphDestroy)(raw(graph))
         })
@@ -232,9 +232,9 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::destroy_exec`](crate::gpu::driver::Driver::destroy_exec).
-    pub(super) unsafe fn end_exec(&self, exec: RawGraphExec) -> Result<()> {
+    pub(super) unsafe fn destroy_exec(&self, exec: RawGraphExec) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: it came from `make_exec`, and nobody uses it, by this function's requirement.
+        // SAFETY: it came from `instantiate`, and nobody uses it, by this function's requirement.
         library.check("cuGraphExecDestroy", unsafe {
             (library.cuGraphExecDestroy)(raw_exec(exec))
         })

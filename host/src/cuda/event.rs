@@ -26,7 +26,7 @@ const fn flags(timed: bool) -> c_uint {
 
 impl Cuda {
     /// A new event.
-    pub(super) fn new_event(&self, timed: bool) -> Result<RawEvent> {
+    pub(super) fn create_event(&self, timed: bool) -> Result<RawEvent> {
         let library = self.relaxed()?;
         let mut event = core::ptr::null_mut();
         // SAFETY: `event` is writable.
@@ -40,16 +40,16 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::destroy_event`](crate::gpu::driver::Driver::destroy_event).
-    pub(super) unsafe fn end_event(&self, event: RawEvent) -> Result<()> {
+    pub(super) unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: it came from `new_event`, and nobody uses it, by this function's requirement.
+        // SAFETY: it came from `create_event`, and nobody uses it, by this function's requirement.
         library.check("cuEventDestroy", unsafe {
             (library.cuEventDestroy_v2)(raw(event))
         })
     }
 
     /// Records an event.
-    pub(super) fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+    pub(super) fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
         // SAFETY: both are live, by their types.
         library.check("cuEventRecord", unsafe {
@@ -58,7 +58,7 @@ impl Cuda {
     }
 
     /// Whether an event is complete.
-    pub(super) fn event_done(&self, event: RawEvent) -> Result<bool> {
+    pub(super) fn query_event(&self, event: RawEvent) -> Result<bool> {
         let library = self.relaxed()?;
         // SAFETY: a live event, by its type.
         let code = unsafe { (library.cuEventQuery)(raw(event)) };
@@ -69,7 +69,7 @@ impl Cuda {
     }
 
     /// Has a stream wait for an event.
-    pub(super) fn wait_for(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+    pub(super) fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         let library = self.enter()?;
         // SAFETY: both are live, by their types; there are no flags.
         library.check("cuStreamWaitEvent", unsafe {
@@ -78,7 +78,7 @@ impl Cuda {
     }
 
     /// Milliseconds between two events.
-    pub(super) fn milliseconds(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
+    pub(super) fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
         let library = self.relaxed()?;
         let mut milliseconds = 0.0;
         // SAFETY: both are live, by their types, and `milliseconds` is writable.

@@ -16,7 +16,7 @@ impl Cuda {
     ///
     /// Memory of `cuMemAlloc` goes by IPC. Virtual memory has no IPC handle; its physical piece goes by descriptor or
     /// fabric handle where its allocator asked for one, and then base and bytes are those of the piece.
-    pub(super) fn export_foreign_memory(&self, address: u64) -> Result<(Export, u64, u64)> {
+    pub(super) fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)> {
         let library = self.relaxed()?;
         let (base, bytes) = range(&library, address).map_err(|error| {
             error::with(error, &format!("{address:#x} is not memory of this device"))

@@ -34,7 +34,7 @@ pub(super) fn round_up(bytes: u64, granularity: u64) -> Result<u64> {
 
 impl Cuda {
     /// Allocates zeroed memory.
-    pub(super) fn allocate_memory(&self, bytes: u64, kind: MemoryKind) -> Result<RawMemory> {
+    pub(super) fn allocate(&self, bytes: u64, kind: MemoryKind) -> Result<RawMemory> {
         let library = self.relaxed()?;
         let memory = match kind {
             MemoryKind::Private => allocate_whole(&library, round_up(bytes, WHOLE_PRIVATE)?)?,
@@ -55,7 +55,7 @@ impl Cuda {
         });
         if let Err(error) = zeroed {
             // SAFETY: nobody else has it. The error that counts is the first.
-            let _ = unsafe { self.release_memory(memory) };
+            let _ = unsafe { self.release(memory) };
             return Err(error);
         }
         Ok(memory)
@@ -84,7 +84,7 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::release`](crate::gpu::driver::Driver::release).
-    pub(super) unsafe fn release_memory(&self, memory: RawMemory) -> Result<()> {
+    pub(super) unsafe fn release(&self, memory: RawMemory) -> Result<()> {
         let library = self.relaxed()?;
         match memory.origin {
             Origin::Virtual | Origin::ImportedVirtual => {
@@ -107,7 +107,7 @@ impl Cuda {
     }
 
     /// What another process imports.
-    pub(super) fn export_memory(&self, memory: &RawMemory) -> Result<Export> {
+    pub(super) fn export(&self, memory: &RawMemory) -> Result<Export> {
         let library = self.relaxed()?;
         match memory.origin {
             Origin::Virtual => virtual_memory::export(&library, memory.handle, self.handles),
@@ -126,7 +126,7 @@ impl Cuda {
     }
 
     /// Maps a peer's memory.
-    pub(super) fn import_memory(&self, import: Import<'_>, bytes: u64) -> Result<RawMemory> {
+    pub(super) fn import(&self, import: Import<'_>, bytes: u64) -> Result<RawMemory> {
         let library = self.relaxed()?;
         if bytes == 0 || round_up(bytes, 1).is_err() {
             return Err(error::driver(
@@ -156,7 +156,7 @@ impl Cuda {
     }
 
     /// Page-locked zeroed memory of the host.
-    pub(super) fn allocate_host_memory(&self, bytes: usize) -> Result<HostMemory> {
+    pub(super) fn allocate_host(&self, bytes: usize) -> Result<HostMemory> {
         let library = self.relaxed()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         let bytes = bytes.max(1);
@@ -184,7 +184,7 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::release_host`](crate::gpu::driver::Driver::release_host).
-    pub(super) unsafe fn release_host_memory(&self, memory: HostMemory) -> Result<()> {
+    pub(super) unsafe fn release_host(&self, memory: HostMemory) -> Result<()> {
         let library = self.relaxed()?;
         // SAFETY: it came from cuMemHostAlloc; nobody uses it, by this function's requirement.
         library.check("cuMemFreeHost", unsafe {

@@ -38,7 +38,7 @@ fn log_text(log: &[u8]) -> String {
 
 impl Cuda {
     /// Loads an image and, where the driver can list them, all of its kernels.
-    pub(super) fn load_module(&self, image: &[u8]) -> Result<RawModule> {
+    pub(super) fn load(&self, image: &[u8]) -> Result<RawModule> {
         if !ends(image) {
             return Err(error::driver(
                 "cuModuleLoadDataEx",
@@ -97,11 +97,7 @@ impl Cuda {
     /// that runs and waits for the one being loaded then waits for ever. `CUDA_MODULE_LOADING=EAGER` is no remedy
     /// for a library, since it counts only where it was set before anybody used CUDA. So every kernel is loaded here,
     /// explicitly.
-    pub(super) fn find_function(
-        &self,
-        module: RawModule,
-        name: &CStr,
-    ) -> Result<Option<RawFunction>> {
+    pub(super) fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
         let library = self.relaxed()?;
         let mut function = core::ptr::null_mut();
         // SAFETY: `function` is writable, the module is live by its type, the name ends with a zero byte.
@@ -137,10 +133,7 @@ impl Cuda {
     }
 
     /// Offset and size of each parameter.
-    pub(super) fn function_parameters(
-        &self,
-        function: RawFunction,
-    ) -> Result<Option<Vec<(usize, usize)>>> {
+    pub(super) fn parameters(&self, function: RawFunction) -> Result<Option<Vec<(usize, usize)>>> {
         let library = self.relaxed()?;
         let Some(ask) = library.cuFuncGetParamInfo.find() else {
             return Ok(None);
@@ -164,7 +157,7 @@ impl Cuda {
     }
 
     /// What a kernel needs.
-    pub(super) fn needs(&self, function: RawFunction) -> Result<FunctionProperties> {
+    pub(super) fn function_properties(&self, function: RawFunction) -> Result<FunctionProperties> {
         let library = self.relaxed()?;
         let ask = |asked| attribute(&library, function.0 as sys::CUfunction, asked);
         Ok(FunctionProperties {
@@ -176,7 +169,7 @@ impl Cuda {
     }
 
     /// Blocks that are resident on one multiprocessor at once.
-    pub(super) fn blocks_at_once(
+    pub(super) fn resident_blocks(
         &self,
         function: RawFunction,
         threads: u32,
@@ -201,7 +194,7 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::launch`](crate::gpu::driver::Driver::launch).
-    pub(super) unsafe fn launch_function(
+    pub(super) unsafe fn launch(
         &self,
         function: RawFunction,
         shape: &LaunchShape,

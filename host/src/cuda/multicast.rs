@@ -55,7 +55,7 @@ impl Cuda {
     }
 
     /// A new object.
-    pub(super) fn new_multicast(&self, bytes: u64, devices: u32) -> Result<RawMulticast> {
+    pub(super) fn create_multicast(&self, bytes: u64, devices: u32) -> Result<RawMulticast> {
         self.has_multicast()?;
         let library = self.relaxed()?;
         let bytes = round_up(bytes, self.granularity)?;
@@ -72,14 +72,14 @@ impl Cuda {
     }
 
     /// What another process imports.
-    pub(super) fn multicast_export(&self, multicast: &RawMulticast) -> Result<Export> {
+    pub(super) fn export_multicast(&self, multicast: &RawMulticast) -> Result<Export> {
         self.has_multicast()?;
         let library = self.relaxed()?;
         virtual_memory::export(&library, multicast.handle, self.handles)
     }
 
     /// Another process' object.
-    pub(super) fn multicast_import(&self, import: Import<'_>, bytes: u64) -> Result<RawMulticast> {
+    pub(super) fn import_multicast(&self, import: Import<'_>, bytes: u64) -> Result<RawMulticast> {
         self.has_multicast()?;
         let library = self.relaxed()?;
         let handle = virtual_memory::import(&library, import)?.keep();
@@ -87,7 +87,7 @@ impl Cuda {
     }
 
     /// Adds this device.
-    pub(super) fn multicast_join(&self, multicast: &RawMulticast) -> Result<()> {
+    pub(super) fn join_multicast(&self, multicast: &RawMulticast) -> Result<()> {
         self.has_multicast()?;
         let library = self.relaxed()?;
         let function = library.cuMulticastAddDevice.need()?;
@@ -98,7 +98,7 @@ impl Cuda {
     }
 
     /// Binds memory and maps the object.
-    pub(super) fn multicast_bind(
+    pub(super) fn bind_multicast(
         &self,
         multicast: &RawMulticast,
         memory: &RawMemory,
@@ -153,7 +153,7 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::release_multicast`].
-    pub(super) unsafe fn multicast_release(
+    pub(super) unsafe fn release_multicast(
         &self,
         multicast: RawMulticast,
         address: u64,
@@ -162,12 +162,12 @@ impl Cuda {
         let library = self.relaxed()?;
         let mut result = Ok(());
         if address != 0 {
-            // SAFETY: mapped by `multicast_bind`; nobody uses it, by this function's requirement.
+            // SAFETY: mapped by `bind_multicast`; nobody uses it, by this function's requirement.
             let unmapped = unsafe { virtual_memory::unmap(&library, address, multicast.bytes) };
             let unbound = self.unbind(&library, &multicast);
             result = unmapped.and(unbound);
         }
-        // SAFETY: the handle came from `new_multicast` or `multicast_import`, and goes once.
+        // SAFETY: the handle came from `create_multicast` or `import_multicast`, and goes once.
         let released = library.check("cuMemRelease", unsafe {
             (library.cuMemRelease)(multicast.handle)
         });

@@ -76,7 +76,7 @@ impl Cuda {
     ///
     /// # Safety
     /// The device memory is mapped, and nobody else uses it in a way that races with this.
-    pub(super) unsafe fn write_bytes(&self, to: u64, from: &[u8]) -> Result<()> {
+    pub(super) unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()> {
         let library = self.relaxed()?;
         let staging = self.staging();
         let (mut to, mut rest) = (to, from);
@@ -104,8 +104,8 @@ impl Cuda {
     /// Copies from the device and waits.
     ///
     /// # Safety
-    /// As [`Cuda::write_bytes`].
-    pub(super) unsafe fn read_bytes(&self, to: &mut [u8], from: u64) -> Result<()> {
+    /// As [`Cuda::write`].
+    pub(super) unsafe fn read(&self, to: &mut [u8], from: u64) -> Result<()> {
         let library = self.relaxed()?;
         let staging = self.staging();
         let (mut rest, mut from) = (to, from);

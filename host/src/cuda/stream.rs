@@ -30,7 +30,7 @@ pub(super) fn create(library: &Library) -> Result<RawStream> {
 
 impl Cuda {
     /// A new stream.
-    pub(super) fn new_stream(&self) -> Result<RawStream> {
+    pub(super) fn create_stream(&self) -> Result<RawStream> {
         let library = self.relaxed()?;
         let stream = create(&library)?;
         // The driver's own stream takes a queue too.
@@ -52,9 +52,9 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::destroy_stream`](crate::gpu::driver::Driver::destroy_stream).
-    pub(super) unsafe fn end_stream(&self, stream: RawStream) -> Result<()> {
+    pub(super) unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: it came from `new_stream`, and nobody uses it, by this function's requirement.
+        // SAFETY: it came from `create_stream`, and nobody uses it, by this function's requirement.
         library.check("cuStreamDestroy", unsafe {
             (library.cuStreamDestroy_v2)(raw(stream))
         })?;
@@ -63,7 +63,7 @@ impl Cuda {
     }
 
     /// Whether a stream's work is done.
-    pub(super) fn stream_done(&self, stream: RawStream) -> Result<bool> {
+    pub(super) fn query_stream(&self, stream: RawStream) -> Result<bool> {
         let library = self.relaxed()?;
         // SAFETY: a live stream, by its type.
         let code = unsafe { (library.cuStreamQuery)(raw(stream)) };
@@ -74,7 +74,7 @@ impl Cuda {
     }
 
     /// Waits for a stream.
-    pub(super) fn wait_stream(&self, stream: RawStream) -> Result<()> {
+    pub(super) fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
         let library = self.relaxed()?;
         // SAFETY: a live stream, by its type.
         library.check("cuStreamSynchronize", unsafe {
@@ -86,7 +86,7 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::host_function`](crate::gpu::driver::Driver::host_function).
-    pub(super) unsafe fn call_from_stream(
+    pub(super) unsafe fn host_function(
         &self,
         stream: RawStream,
         callback: Callback,
@@ -103,7 +103,7 @@ impl Cuda {
     ///
     /// # Safety
     /// As [`Driver::copy`](crate::gpu::driver::Driver::copy).
-    pub(super) unsafe fn copy_on_stream(
+    pub(super) unsafe fn copy(
         &self,
         to: u64,
         from: u64,

@@ -128,6 +128,12 @@ impl Hip {
         }
     }
 
+    /// What a peer imports: all memory goes as somebody else's would.
+    pub(super) fn export(&self, memory: &RawMemory) -> Result<Export> {
+        self.export_foreign(memory.address)
+            .map(|(export, _, _)| export)
+    }
+
     /// The handle is that of the allocation, so that opening it gives its base: HIP's handles of an address within would
     /// open at that address.
     pub(super) fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)> {

@@ -1,13 +1,20 @@
 //! Streams, events and graphs of any device.
 
+mod event;
+mod graph;
+mod task;
+
 use core::ffi::c_void;
 use core::fmt;
 use core::time::Duration;
-use std::sync::{Arc, OnceLock};
 
+pub use self::event::Event;
+use self::graph::GraphKind;
+pub use self::graph::{Graph, GraphExec};
+pub(crate) use self::task::{Recording, Task};
+use self::task::{RecordingKind, failing};
 use crate::cpu::{self, HostFn, Node};
 use crate::device::Device;
-use crate::gpu::driver::CaptureStatus;
 use crate::gpu::{self, Gpu};
 use crate::{Error, Result};
 
@@ -56,93 +63,8 @@ enum TicketKind {
     Gpu(u64),
 }
 
-/// Work of the communicator's, for any stream.
-#[derive(Clone)]
-pub(crate) enum Task {
-    /// A kernel's native entry.
-    Launch(cpu::Launch),
-    /// A kernel of a GPU.
-    Kernel(gpu::Launch),
-    /// A closure that a graph may replay.
-    Host(HostFn),
-    /// A closure that puts work on a GPU's stream itself, called by whoever enqueues it.
-    Call(HostFn),
-    /// Copies within device memory.
-    Copies(Arc<[gpu::Copy]>),
-}
-
-/// Whether a stream is captured: asked once for all that a piece of work takes, since on a GPU it is a call of the driver.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Recording(RecordingKind);
-
-#[derive(Clone, Copy, Debug)]
-enum RecordingKind {
-    Cpu(bool),
-    Gpu(CaptureStatus),
-}
-
-impl Recording {
-    /// Whether work is recorded instead of run (or, where a capture has become invalid, refused).
-    #[inline]
-    pub(crate) fn is_some(&self) -> bool {
-        match self.0 {
-            RecordingKind::Cpu(captured) => captured,
-            RecordingKind::Gpu(status) => status != CaptureStatus::None,
-        }
-    }
-
-    /// What a GPU's driver has said.
-    fn status(self) -> Result<CaptureStatus> {
-        match self.0 {
-            RecordingKind::Gpu(status) => Ok(status),
-            RecordingKind::Cpu(_) => Err(other_device("the capture")),
-        }
-    }
-}
-
 fn other_device(what: &str) -> Error {
     Error::launch(format!("{what} is of another device than the stream"))
-}
-
-impl Task {
-    fn node(self) -> Result<Node> {
-        match self {
-            Self::Launch(launch) => Ok(Node::Launch(launch)),
-            Self::Host(call) | Self::Call(call) => Ok(Node::Host(call)),
-            Self::Kernel(_) => Err(other_device("the kernel")),
-            Self::Copies(copies) => Ok(Node::Host(Arc::new(move || {
-                for copy in &*copies {
-                    // SAFETY: `keep` has both ranges mapped; stream order keeps other users away.
-                    unsafe {
-                        core::ptr::copy_nonoverlapping(
-                            copy.from as *const u8,
-                            copy.to as *mut u8,
-                            copy.bytes as usize,
-                        );
-                    }
-                }
-                Ok(())
-            }))),
-        }
-    }
-
-    /// Runs the work on this thread.
-    pub(crate) fn execute(&self) -> Result<()> {
-        match self {
-            Self::Launch(launch) => launch.execute(),
-            other => other.clone().node()?.execute(),
-        }
-    }
-
-    fn gpu_task(self) -> Result<gpu::Task> {
-        match self {
-            Self::Launch(_) => Err(other_device("the kernel")),
-            Self::Kernel(launch) => Ok(gpu::Task::Launch(launch)),
-            Self::Host(call) => Ok(gpu::Task::Host(call)),
-            Self::Call(call) => Ok(gpu::Task::Call(call)),
-            Self::Copies(copies) => Ok(gpu::Task::Copies(copies)),
-        }
-    }
 }
 
 impl Stream {
@@ -397,162 +319,6 @@ impl Stream {
         match &self.0 {
             Kind::Cpu(stream) => stream.is_capturing(),
             Kind::Gpu(stream) => stream.is_capturing(),
-        }
-    }
-}
-
-fn failing(error: Error) -> Node {
-    Node::Host(Arc::new(move || Err(error.clone())))
-}
-
-/// A point in a stream's work that others can wait for. Clones are the same event.
-///
-/// As on CUDA, a wait is for the latest record that was enqueued before it, recording anew does not disturb earlier
-/// waits, and an event that was never recorded counts as complete. An event belongs to the device on which it is recorded
-/// first.
-#[derive(Clone, Debug, Default)]
-pub struct Event {
-    cpu: cpu::Event,
-    gpu: Arc<OnceLock<gpu::Event>>,
-}
-
-impl Event {
-    /// An event that was never recorded.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    fn on_gpu(&self, gpu: &Arc<Gpu>) -> Result<&gpu::Event> {
-        if let Some(event) = self.gpu.get() {
-            return Ok(event);
-        }
-        let made = gpu::Event::new(gpu)?;
-        Ok(self.gpu.get_or_init(|| made))
-    }
-
-    /// Whether the latest record is complete.
-    pub fn query(&self) -> bool {
-        match self.gpu.get() {
-            Some(event) => event.query().unwrap_or(true),
-            None => self.cpu.query(),
-        }
-    }
-
-    /// Waits until the record that is the latest now is complete.
-    pub fn synchronize(&self) {
-        match self.gpu.get() {
-            Some(event) => {
-                while !event.query().unwrap_or(true) {
-                    std::thread::sleep(Duration::from_micros(20));
-                }
-            }
-            None => self.cpu.synchronize(),
-        }
-    }
-
-    /// Time between the latest completed records of `start` and of this event; zero when this one came first. A GPU
-    /// measures by its own clock.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when one of them is not complete or was never recorded.
-    pub fn elapsed_since(&self, start: &Self) -> Result<Duration> {
-        match (self.gpu.get(), start.gpu.get()) {
-            (Some(end), Some(start)) => end.elapsed_since(start),
-            (None, None) => self.cpu.elapsed_since(&start.cpu),
-            _ => Err(Error::InvalidArgument {
-                operation: "elapsed time",
-                detail: "both events must have been recorded on one device".to_owned(),
-            }),
-        }
-    }
-}
-
-/// Captured work; [`Graph::instantiate`] makes it runnable.
-#[derive(Clone, Debug)]
-pub struct Graph(GraphKind);
-
-#[derive(Clone, Debug)]
-enum GraphKind {
-    Cpu(cpu::Graph),
-    Gpu(gpu::Graph),
-}
-
-impl Graph {
-    /// Number of pieces of work in the graph.
-    pub fn len(&self) -> usize {
-        match &self.0 {
-            GraphKind::Cpu(graph) => graph.len(),
-            GraphKind::Gpu(graph) => graph.len(),
-        }
-    }
-
-    /// Whether nothing was captured. An empty graph can be instantiated and replayed.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Makes a runnable graph. It holds all it needs: the captured graph may be dropped.
-    ///
-    /// # Errors
-    /// What a GPU's driver says of a graph that it cannot run.
-    pub fn instantiate(&self) -> Result<GraphExec> {
-        Ok(GraphExec(match &self.0 {
-            GraphKind::Cpu(graph) => ExecKind::Cpu(graph.instantiate()?),
-            GraphKind::Gpu(graph) => ExecKind::Gpu(graph.instantiate()?),
-        }))
-    }
-}
-
-/// A runnable graph. Clones are the same graph.
-///
-/// On the CPU a replay runs the captured work in order and ends at the first failure, which is its result; on a GPU all of
-/// it runs, and kernels of a communicator that has failed do nothing. Two replays of one graph on two streams are not
-/// ordered with each other.
-#[derive(Clone, Debug)]
-pub struct GraphExec(ExecKind);
-
-#[derive(Clone, Debug)]
-enum ExecKind {
-    Cpu(cpu::GraphExec),
-    Gpu(gpu::GraphExec),
-}
-
-impl GraphExec {
-    /// Enqueues a replay.
-    ///
-    /// # Errors
-    /// When the stream refuses it. A failure of the replay itself is the ticket's result.
-    pub fn launch(&self, stream: &Stream) -> Result<Ticket> {
-        Ok(Ticket(match (&self.0, &stream.0) {
-            (ExecKind::Cpu(graph), Kind::Cpu(stream)) => TicketKind::Cpu(graph.launch(stream)?),
-            (ExecKind::Gpu(graph), Kind::Gpu(stream)) => {
-                TicketKind::Gpu(stream.enqueue(gpu::Task::Graph(graph.clone()), true)?)
-            }
-            _ => return Err(other_device("the graph")),
-        }))
-    }
-
-    /// Replays and waits for the end. When the stream is an idle one of the CPU the replay runs on this thread, without
-    /// an allocation or a system call of its own.
-    ///
-    /// # Errors
-    /// The first failure of the captured work.
-    pub fn run(&self, stream: &Stream) -> Result<()> {
-        match (&self.0, &stream.0) {
-            (ExecKind::Cpu(graph), Kind::Cpu(stream)) => graph.run(stream),
-            (ExecKind::Gpu(graph), Kind::Gpu(stream)) => {
-                let number = stream.enqueue(gpu::Task::Graph(graph.clone()), false)?;
-                stream.wait(number, None)
-            }
-            _ => Err(other_device("the graph")),
-        }
-    }
-
-    /// A number that no other graph of the process has.
-    pub fn id(&self) -> u64 {
-        match &self.0 {
-            ExecKind::Cpu(graph) => graph.id(),
-            ExecKind::Gpu(graph) => graph.id(),
         }
     }
 }

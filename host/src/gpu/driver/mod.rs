@@ -4,174 +4,23 @@
 //! device's primary context current on the calling thread by itself. No method allocates device memory, waits for
 //! the device or touches the legacy default stream, where its description does not say so.
 
+mod forward;
+mod handles;
+mod kernel;
+mod memory;
+mod properties;
+
 use core::ffi::{CStr, c_void};
 use core::fmt;
-use std::os::fd::{BorrowedFd, OwnedFd};
 
+pub(crate) use self::forward::driver_by_methods;
+pub use self::handles::{RawEvent, RawFunction, RawGraph, RawGraphExec, RawModule, RawStream};
+pub use self::kernel::{FunctionProperties, LaunchShape};
+pub use self::memory::{
+    Export, HANDLE_BYTES, HostMemory, Import, MemoryKind, Origin, RawMemory, RawMulticast,
+};
+pub use self::properties::Properties;
 use crate::{Error, Result};
-
-macro_rules! handles {
-    ($($(#[$doc:meta])* $name:ident;)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr(transparent)]
-        pub struct $name(pub usize);
-    )*};
-}
-
-handles! {
-    /// A stream (`CUstream`, `hipStream_t`).
-    RawStream;
-    /// An event (`CUevent`, `hipEvent_t`).
-    RawEvent;
-    /// A module (`CUmodule`, `hipModule_t`).
-    RawModule;
-    /// A kernel of a module (`CUfunction`, `hipFunction_t`).
-    RawFunction;
-    /// A graph (`CUgraph`, `hipGraph_t`).
-    RawGraph;
-    /// An instantiated graph (`CUgraphExec`, `hipGraphExec_t`).
-    RawGraphExec;
-}
-
-/// What is known of a GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Properties {
-    /// Number among the GPUs that the process sees.
-    pub ordinal: u32,
-    /// Marketing name.
-    pub name: String,
-    /// Architecture: `sm_90`, `gfx942`.
-    pub architecture: String,
-    /// Identifies the GPU across processes of a host and containers.
-    pub uuid: [u8; 16],
-    /// Bytes of memory.
-    pub memory: u64,
-    /// Multiprocessors (compute units).
-    pub multiprocessors: u32,
-    /// Lanes of a warp (wave).
-    pub warp: u32,
-    /// Most threads of a block.
-    pub max_threads: u32,
-    /// Bytes of shared memory that a block may use.
-    pub shared_bytes: u32,
-    /// Version of driver (CUDA: 13000 for 13.0) or run time.
-    pub version: u32,
-    /// Whether memory can be exported as a file descriptor; else there are IPC handles only.
-    pub descriptors: bool,
-    /// Whether memory can be exported as a fabric handle (NVLink between hosts).
-    pub fabric: bool,
-    /// The NVLink domain that the GPU is in, where its memory can be reached from other hosts: ranks whose GPUs are in one
-    /// domain reach each other wherever they are. Never there without `fabric`.
-    pub domain: Option<String>,
-    /// Whether the GPU can be part of a multicast object (NVLink SHARP).
-    pub multicast: bool,
-    /// Whether cooperative launches are possible.
-    pub cooperative: bool,
-}
-
-/// What memory is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryKind {
-    /// Used by this device only.
-    Private,
-    /// Peers read and write it while kernels run: exportable, and fine-grained where the architecture
-    /// tells that from coarse-grained memory.
-    Shared,
-}
-
-/// Memory of the device, or of another one, mapped here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RawMemory {
-    /// Device address.
-    pub address: u64,
-    /// Bytes mapped, a multiple of the granularity.
-    pub bytes: u64,
-    /// What else the library needs to free it: an allocation's handle, or 0.
-    pub handle: u64,
-    /// How it came here.
-    pub origin: Origin,
-}
-
-/// How memory came here, which says how it goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// Allocated by pieces of virtual memory management.
-    Virtual,
-    /// Allocated as a whole (`cuMemAlloc`, `hipExtMallocWithFlags`).
-    Whole,
-    /// A peer's, imported from a descriptor or a fabric handle.
-    ImportedVirtual,
-    /// A peer's, opened from an IPC handle.
-    ImportedIpc,
-}
-
-/// Bytes of an IPC handle or a fabric handle.
-pub const HANDLE_BYTES: usize = 64;
-
-/// Memory as it is given to another process.
-#[derive(Debug)]
-pub enum Export {
-    /// A file descriptor, to be passed over a Unix socket.
-    Descriptor(OwnedFd),
-    /// A fabric handle, valid in the NVLink domain.
-    Fabric([u8; HANDLE_BYTES]),
-    /// An IPC handle, valid on this host, and where in the allocation the memory begins.
-    Ipc([u8; HANDLE_BYTES], u64),
-}
-
-/// Memory as it is got from another process.
-#[derive(Clone, Copy, Debug)]
-pub enum Import<'a> {
-    /// As [`Export::Descriptor`].
-    Descriptor(BorrowedFd<'a>),
-    /// As [`Export::Fabric`].
-    Fabric(&'a [u8; HANDLE_BYTES]),
-    /// As [`Export::Ipc`]: the whole allocation is mapped.
-    Ipc(&'a [u8; HANDLE_BYTES]),
-}
-
-/// Page-locked memory of the host that the device can read and write.
-#[derive(Clone, Copy, Debug)]
-pub struct HostMemory {
-    /// Address for the host.
-    pub host: *mut u8,
-    /// Address for the device.
-    pub device: u64,
-    /// Bytes.
-    pub bytes: usize,
-}
-
-/// What a kernel needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FunctionProperties {
-    /// Registers of a thread.
-    pub registers: u32,
-    /// Bytes of local memory of a thread: spills.
-    pub local_bytes: u32,
-    /// Bytes of statically allocated shared memory.
-    pub shared_bytes: u32,
-    /// Most threads of a block that it can be launched with.
-    pub max_threads: u32,
-}
-
-/// Shape and attributes of a launch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaunchShape {
-    /// Blocks.
-    pub blocks: u32,
-    /// Threads of a block.
-    pub threads: u32,
-    /// Bytes of dynamic shared memory.
-    pub shared_bytes: u32,
-    /// Blocks of a cluster, 0 for none. NVIDIA from sm_90 on.
-    pub cluster: u32,
-    /// All blocks are resident together, or the launch is refused.
-    pub cooperative: bool,
-    /// May begin before the kernel before it on the stream has ended (programmatic dependent launch);
-    /// the kernel itself waits for that kernel's memory.
-    pub dependent: bool,
-}
 
 /// Whether a stream is being captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,15 +31,6 @@ pub enum CaptureStatus {
     Active(u64, RawGraph),
     /// It was, and became invalid; only ending it is possible.
     Invalidated,
-}
-
-/// A multicast object: an address whose stores reach the memory of several devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RawMulticast {
-    /// The library's handle.
-    pub handle: u64,
-    /// Bytes, a multiple of the granularity.
-    pub bytes: u64,
 }
 
 /// A function that the library calls once with its data.

@@ -1,0 +1,164 @@
+//! A communicator put together from its parts.
+
+use core::hash::{Hash, Hasher};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::hash::DefaultHasher;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use fusewire_device::layout::{CONST_MAGIC, CommConst, LAYOUT_VERSION, PadLayout};
+
+use super::forming::Forming;
+use crate::Result;
+use crate::backend::Backend;
+use crate::comm::observe::Recorder;
+use crate::comm::on_gpu::OnGpu;
+use crate::comm::reconfigure::random;
+use crate::comm::windows::Windows;
+use crate::comm::{Communicator, Inner, nanoseconds, peers};
+use crate::device::isa;
+use crate::gpu::one_grid::Gang;
+use crate::memory::Memory;
+use crate::stream::Stream;
+
+/// Polls of a wait on a GPU before it looks at the clock and the abort word.
+const GPU_SPINS: u32 = 1000;
+
+/// What a communicator consists of.
+pub(super) struct Parts {
+    /// Rank and size as kernels see them.
+    pub(super) place: (u32, u32),
+    pub(super) layout: PadLayout,
+    /// Where ranks gather that share a grid.
+    pub(super) gang: Option<Arc<Gang>>,
+    pub(super) crowded: bool,
+    pub(super) pads: Vec<Memory>,
+    /// Id and start time of each rank's process; `None` on another host.
+    pub(super) processes: Vec<Option<(u32, u64)>>,
+    /// Whether windows can have multicast addresses.
+    pub(super) multicast: bool,
+    pub(super) backend: Option<Arc<dyn Backend>>,
+}
+
+impl Communicator {
+    /// Puts the parts together.
+    pub(super) fn assemble(forming: Forming, parts: Parts) -> Result<Self> {
+        let Forming {
+            device,
+            rank,
+            size,
+            store,
+            name,
+            options,
+            prefix,
+            generation,
+            hooks,
+            meeting_timeout: _,
+            reach,
+        } = forming;
+        let Parts {
+            place: (team_rank, team_size),
+            layout,
+            gang,
+            crowded,
+            pads,
+            processes,
+            multicast,
+            backend,
+        } = parts;
+        let pad = pads[team_rank as usize].clone();
+        let gpu = pad.gpu().cloned();
+        // Without random numbers the address and the time must do.
+        let identity = random().unwrap_or_else(|_| {
+            let mut hasher = DefaultHasher::new();
+            (
+                std::process::id(),
+                pads[0].ptr() as usize,
+                std::time::SystemTime::now(),
+            )
+                .hash(&mut hasher);
+            hasher.finish()
+        });
+        let windows = Windows::new(gpu.as_ref())?;
+        windows.add(team_rank, pads.clone())?;
+        let on_gpu = gpu
+            .map(|gpu| OnGpu::new(gpu, options.threads, gang))
+            .transpose()?;
+        let mut hasher = DefaultHasher::new();
+        prefix.hash(&mut hasher);
+        let constants = Box::new(CommConst {
+            magic: CONST_MAGIC,
+            version: LAYOUT_VERSION,
+            bytes: size_of::<CommConst>() as u32,
+            rank: team_rank,
+            size: team_size,
+            team_first: 0,
+            team_size,
+            max_blocks: options.blocks,
+            spins: options.spins.unwrap_or(if on_gpu.is_some() {
+                GPU_SPINS
+            } else if team_size <= cores() && options.lanes == 1 {
+                20_000
+            } else {
+                1
+            }),
+            id: hasher.finish(),
+            generation,
+            timeout_ns: nanoseconds(options.timeout),
+            windows: windows.table(),
+            state: pad.ptr() as u64,
+            contexts: 0,
+            context_count: 0,
+            pad: layout,
+            host_word: on_gpu.as_ref().map_or(0, OnGpu::host_word),
+        });
+        if let Some(on_gpu) = &on_gpu {
+            on_gpu.publish(&constants)?;
+        }
+        let stream = Stream::on_device(device)?;
+        let inner = Arc::new(Inner {
+            name,
+            rank,
+            size,
+            device,
+            crowded,
+            isa: isa(),
+            constants,
+            windows,
+            pad,
+            pads,
+            processes,
+            multicast,
+            on_gpu,
+            prefix,
+            store,
+            host_calls: AtomicU64::new(0),
+            last_stream: AtomicUsize::new(0),
+            order: Mutex::default(),
+            failure: OnceLock::new(),
+            generation,
+            backend,
+            reach,
+            hooks,
+            recorder: Recorder::new(options.flight_recorder_entries, size),
+            world: OnceLock::new(),
+            finalized: AtomicBool::new(false),
+            identity,
+            replaced: OnceLock::new(),
+            options,
+        });
+        Inner::watch(&inner);
+        peers::watch(&inner);
+        Ok(Self {
+            algorithm: inner.options.algorithm,
+            inner,
+            stream,
+            timeout_ns: 0,
+        })
+    }
+}
+
+pub(super) fn cores() -> u32 {
+    // SAFETY: sysconf has no preconditions.
+    let cores = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    u32::try_from(cores).unwrap_or(1).max(1)
+}

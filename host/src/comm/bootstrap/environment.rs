@@ -1,0 +1,81 @@
+//! Rank, size and store as the environment names them.
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::bootstrap::{RankSize, store_from_env};
+use crate::comm::Communicator;
+use crate::device::Device;
+use crate::options::Options;
+use crate::store::Store;
+
+impl Communicator {
+    /// Joins the communicator `"world"` as the rank that the environment names (`fusewire run`,
+    /// `torchrun`, `mpirun`), over the store at `MASTER_ADDR:MASTER_PORT`.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`](crate::Error::Bootstrap) when the environment names no rank or store, and as
+    /// [`Communicator::new`].
+    pub fn from_env(device: Device, options: Options) -> Result<Self> {
+        let RankSize { rank, size, .. } = RankSize::from_env()?;
+        let store = store_of_environment(rank, size, options.timeout)?;
+        Self::new(device, rank, size, store, "world", options)
+    }
+}
+
+/// The store that the environment names, served by rank 0 where nobody else does.
+pub(in crate::comm) fn store_of_environment(
+    rank: u32,
+    size: u32,
+    timeout: Duration,
+) -> Result<Arc<dyn Store>> {
+    let hosted = store_from_env(rank, size, timeout)?;
+    Ok(Arc::new(EnvStore {
+        store: hosted.store(),
+        _hosted: hosted,
+    }))
+}
+
+/// A store together with the server that rank 0 may host for it.
+#[derive(Debug)]
+struct EnvStore {
+    store: Arc<dyn Store>,
+    _hosted: crate::bootstrap::BootstrapStore,
+}
+
+impl Store for EnvStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.set(key, value)
+    }
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.store.get(key, timeout)
+    }
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.store.wait(keys, timeout)
+    }
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        self.store.add(key, amount)
+    }
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        self.store.compare_set(key, expected, desired)
+    }
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        self.store.check(keys)
+    }
+    fn delete(&self, key: &str) -> Result<bool> {
+        self.store.delete(key)
+    }
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.append(key, value)
+    }
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.store.multi_get(keys, timeout)
+    }
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        self.store.multi_set(pairs)
+    }
+    fn num_keys(&self) -> Result<u64> {
+        self.store.num_keys()
+    }
+}

@@ -1,0 +1,98 @@
+//! Which ranks and options are possible, and what of them must be equal on all ranks.
+
+use core::hash::{Hash, Hasher};
+use std::hash::DefaultHasher;
+
+use fusewire_device::layout::LAYOUT_VERSION;
+
+use crate::comm::MAX_SIZE;
+use crate::comm::on_gpu::BLOCKS;
+use crate::device::Device;
+use crate::options::Options;
+use crate::{Error, Result};
+
+/// Most bytes of one of the pad's parts, and most slots of a channel: products of them fit 64 bits.
+const MAX_OPTION: u64 = 1 << 30;
+
+impl Options {
+    /// With the device's defaults in place of zeros.
+    pub(super) fn resolved(mut self, device: Device) -> Self {
+        if self.blocks == 0 {
+            self.blocks = if device.is_gpu() { BLOCKS } else { 1 };
+        }
+        self
+    }
+}
+
+pub(in crate::comm) fn validate(name: &str, rank: u32, size: u32, options: &Options) -> Result<()> {
+    let refuse = |detail: String| {
+        Err(Error::Communicator {
+            name: name.to_owned(),
+            detail,
+        })
+    };
+    if size == 0 || size > MAX_SIZE {
+        return refuse(format!("{size} ranks; 1 to {MAX_SIZE} are possible"));
+    }
+    if rank >= size {
+        return refuse(format!("rank {rank} of {size}"));
+    }
+    if options.blocks == 0 || options.blocks > 64 {
+        return refuse(format!("{} blocks; 1 to 64 are possible", options.blocks));
+    }
+    if let Some(reason) = options.determinism.refuses(options.algorithm) {
+        return refuse(reason.to_owned());
+    }
+    if !matches!(options.lanes, 1 | 32 | 64) {
+        return refuse(format!("{} lanes; 1, 32 or 64 are possible", options.lanes));
+    }
+    if options.threads > 512 || !options.threads.is_multiple_of(64) {
+        return refuse(format!(
+            "{} threads a block; multiples of 64 up to 512 are possible, or 0 for the default",
+            options.threads
+        ));
+    }
+    if options.packet_slot_bytes < 128 || !options.packet_slot_bytes.is_multiple_of(64) {
+        return refuse("a packet slot is a multiple of 64 bytes, 128 at least".to_owned());
+    }
+    for (what, bytes) in [
+        ("a packet slot", options.packet_slot_bytes),
+        ("staging", options.staging_bytes),
+        ("a channel's slot", options.channel_slot_bytes),
+        ("the depth of a channel", options.channel_depth),
+    ] {
+        if bytes > MAX_OPTION {
+            return refuse(format!("{what} of {bytes}; {MAX_OPTION} at most"));
+        }
+    }
+    let least = u64::from(size) * 64 * 8;
+    if options.staging_bytes < least {
+        return refuse(format!(
+            "staging of {} bytes; {least} at least",
+            options.staging_bytes
+        ));
+    }
+    if options.channel_depth == 0
+        || options.channel_slot_bytes == 0
+        || !options.channel_slot_bytes.is_multiple_of(64)
+    {
+        return refuse("a channel has at least one slot, of a multiple of 64 bytes".to_owned());
+    }
+    Ok(())
+}
+
+/// Hash of everything that must be equal on all ranks.
+pub(in crate::comm) fn agreed_hash(size: u32, options: &Options) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    LAYOUT_VERSION.hash(&mut hasher);
+    size.hash(&mut hasher);
+    options.algorithm.hash(&mut hasher);
+    options.determinism.hash(&mut hasher);
+    options.residency.hash(&mut hasher);
+    options.max_object_bytes.hash(&mut hasher);
+    (options.blocks, options.lanes, options.threads).hash(&mut hasher);
+    options.first_epoch.hash(&mut hasher);
+    (options.staging_bytes, options.packet_slot_bytes).hash(&mut hasher);
+    (options.channel_slot_bytes, options.channel_depth).hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,170 @@
+//! How ranks find each other's memory: through a store, before any kernel runs.
+
+mod assemble;
+mod environment;
+mod forming;
+mod limits;
+mod pad;
+mod threads;
+
+use std::sync::Arc;
+
+pub(super) use self::environment::store_of_environment;
+pub(super) use self::forming::Forming;
+pub(super) use self::limits::{agreed_hash, validate};
+pub use self::threads::{run_threads, run_threads_on, run_threads_with};
+
+use self::assemble::{Parts, cores};
+use self::pad::{layout, write_state};
+use super::Communicator;
+use super::directory::Site;
+use super::meeting::{Card, Seat};
+use super::multicast;
+use super::observe::Hooks;
+use super::one_grid;
+use crate::Result;
+use crate::backend::{Backend, Reach};
+use crate::bootstrap::host_id;
+use crate::device::Device;
+use crate::gpu::Gpu;
+use crate::memory::Memory;
+use crate::options::Options;
+use crate::store::Store;
+
+impl Communicator {
+    /// Joins the communicator `name` as `rank` of `size`. All ranks together, with the same name, size and
+    /// agreed options, over one store.
+    ///
+    /// Ranks on several hosts (told apart by [`host_id`]) whose GPUs are all in one NVLink domain are as ranks of one host. Others
+    /// need a build with the feature `gloo`: kernels work on each host, Gloo between them, and [`Communicator::plan`]
+    /// says which way an operation takes. With [`crate::Determinism::Bitwise`] the bits are those of one host; there
+    /// are no windows.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use fusewire::{Communicator, Device, Options, ReduceOp, store::MemoryStore};
+    ///
+    /// let store = Arc::new(MemoryStore::new());
+    /// let comm = Communicator::new(Device::Cpu, 0, 1, store, "alone", Options::default())?;
+    /// let mut x = [1.0f32, 2.0];
+    /// comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
+    /// assert_eq!(x, [1.0, 2.0]);
+    /// # Ok::<(), fusewire::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Communicator`](crate::Error::Communicator) when ranks do not fit together (size, options, hosts),
+    /// [`Error::StoreTimeout`](crate::Error::StoreTimeout) when a rank does not come, and the errors of store and
+    /// memory.
+    pub fn new(
+        device: Device,
+        rank: u32,
+        size: u32,
+        store: Arc<dyn Store>,
+        name: &str,
+        options: Options,
+    ) -> Result<Self> {
+        let options = options.resolved(device);
+        validate(name, rank, size, &options)?;
+        let Seat { prefix } = Seat::take(&*store, name, rank, &host_id()?)?;
+        Self::form(Forming {
+            device,
+            rank,
+            size,
+            prefix,
+            store,
+            name: name.to_owned(),
+            options,
+            generation: 0,
+            hooks: Hooks::default(),
+            meeting_timeout: None,
+            reach: Reach::Host,
+        })
+    }
+
+    /// As [`Communicator::form`], once rank, size and options are known to be possible.
+    pub(super) fn form_checked(mut forming: Forming) -> Result<Self> {
+        forming.options = forming.options.resolved(forming.device);
+        validate(&forming.name, forming.rank, forming.size, &forming.options)?;
+        Self::form(forming)
+    }
+
+    /// Meets the other ranks at the keys that start with the prefix, which no other communicator has used.
+    pub(super) fn form(forming: Forming) -> Result<Self> {
+        let Forming {
+            rank,
+            size,
+            options,
+            ..
+        } = &forming;
+        let (rank, size) = (*rank, *size);
+        forming.check_one_grid(None)?;
+        let layout = layout(size, options);
+        let agreed = format!("pad-{:016x}", agreed_hash(size, options));
+        let meeting = forming.meeting();
+        if forming.device.is_gpu() {
+            // Before any kernel can wait for another: loading one may wait for the device.
+            Gpu::open(forming.device)?.load()?;
+        }
+        let pad = Memory::create(forming.device, layout.bytes, "fusewire-pad")?;
+        write_state(&pad, &layout, options, forming.generation)?;
+        let site = Site::of(forming.device)?;
+        let (elsewhere, cards) = meeting.gather(&agreed, &pad.descriptor()?, &site)?;
+        if let Some(elsewhere) = elsewhere {
+            forming.check_one_grid_over(&elsewhere)?;
+            let here = cards.iter().map(|card| card.rank).collect();
+            return forming.over_hosts(&agreed, here, &elsewhere);
+        }
+        let process = |card: &Card| card.is_here.then(|| card.memory.process());
+        let processes = cards.iter().map(process).collect();
+        let multicast = multicast::is_possible(&cards);
+        forming.check_kinds(&cards)?;
+        forming.check_one_grid_of(cards.iter().map(|card| &card.memory))?;
+        let pads = if forming.device.is_gpu() {
+            // Others map it also where this rank is refused.
+            let _offered = pad.clone();
+            let room = forming.check_neighbours(cards.iter().map(|card| &card.memory));
+            let pads = room.and_then(|()| meeting.open(forming.device, pad, cards));
+            meeting.unanimous(pads)?
+        } else {
+            meeting.open(forming.device, pad, cards)?
+        };
+        let crowded = meeting.agree("crowded", !forming.device.is_gpu() && size > cores())?;
+        let gang = forming.gang()?;
+        let parts = Parts {
+            place: (rank, size),
+            layout,
+            gang,
+            crowded,
+            pads,
+            processes,
+            multicast,
+            backend: None,
+        };
+        let comm = Self::assemble(forming, parts)?;
+        let mapped = format!("mapped-{}", comm.next_host_call());
+        comm.meeting()
+            .end(&mapped, &agreed, &site.host, &["crowded", one_grid::KEY])?;
+        Ok(comm)
+    }
+
+    /// A communicator whose operations `backend` carries out: its pad is this rank's own affair.
+    pub(super) fn over(backend: Arc<dyn Backend>, mut forming: Forming) -> Result<Self> {
+        forming.options = forming.options.resolved(forming.device);
+        forming.check_one_grid(Some(backend.name()))?;
+        let layout = layout(1, &forming.options);
+        let pad = Memory::create(Device::Cpu, layout.bytes, "fusewire-pad")?;
+        write_state(&pad, &layout, &forming.options, forming.generation)?;
+        let parts = Parts {
+            place: (0, 1),
+            layout,
+            gang: None,
+            crowded: false,
+            pads: vec![pad],
+            processes: Vec::new(),
+            multicast: false,
+            backend: Some(backend),
+        };
+        Self::assemble(forming, parts)
+    }
+}

@@ -1,0 +1,63 @@
+//! Collective calls of the host alone: ranks that share memory, exchange bytes or wait for each other through the store.
+
+use core::sync::atomic::Ordering;
+
+use fusewire_device::layout::MAX_WINDOWS;
+
+use super::Communicator;
+use super::meeting::Meeting;
+use crate::memory::Memory;
+use crate::{Error, Result};
+
+impl Communicator {
+    /// Number of the next collective host call.
+    pub(super) fn next_host_call(&self) -> u64 {
+        self.inner.host_calls.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Every rank's new segment of `bytes` bytes. All ranks together.
+    pub(super) fn share(&self, what: &str, bytes: u64) -> Result<Vec<Memory>> {
+        let memory = Memory::create(self.device(), bytes, "fusewire-window")?;
+        self.share_memory(what, memory)
+    }
+
+    /// Every rank's piece of memory. All ranks together.
+    pub(super) fn share_memory(&self, what: &str, memory: Memory) -> Result<Vec<Memory>> {
+        // Counted also where the window is refused, so that ranks go on with the same keys.
+        let what = format!("{what}-{}", self.next_host_call());
+        if self.inner.windows.count() == MAX_WINDOWS {
+            return Err(Error::Communicator {
+                name: self.inner.name.clone(),
+                detail: format!(
+                    "there were {MAX_WINDOWS} windows already, the most that a communicator can have in its \
+                     life; allocate fewer and larger tensors and slice them"
+                ),
+            });
+        }
+        self.meeting().share(self.device(), &what, memory)
+    }
+
+    /// Waits in the store until all ranks are here.
+    pub(super) fn meet(&self, what: &str) -> Result<()> {
+        self.meeting()
+            .barrier(&format!("{what}-{}", self.next_host_call()))
+    }
+
+    /// Every rank's bytes. All ranks together.
+    pub(super) fn exchange(&self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let what = format!("{what}-{}", self.next_host_call());
+        self.meeting().exchange(&what, own)
+    }
+
+    pub(super) fn meeting(&self) -> Meeting<'_> {
+        let inner = &*self.inner;
+        Meeting {
+            store: &*inner.store,
+            prefix: &inner.prefix,
+            name: &inner.name,
+            rank: inner.rank,
+            size: inner.size,
+            timeout: inner.options.timeout,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! New windows: over a tensor of each rank, or over new memory.
+
+use core::sync::atomic::AtomicBool;
+use std::sync::Arc;
+
+use fusewire_device::DType;
+use fusewire_device::window::{DeviceWindow, pad_bytes};
+
+use super::{Shared, Window};
+use crate::Result;
+use crate::comm::Communicator;
+use crate::comm::submit::invalid;
+use crate::gpu::Scratch;
+use crate::tensor::Tensor;
+
+/// Words of a window; torchcomms' defaults. Equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct WindowOptions {
+    /// Signals; the number of ranks where it is `None`.
+    pub signals: Option<u32>,
+    /// Counters; the number of ranks where it is `None`.
+    pub counters: Option<u32>,
+    /// Barriers; 1.
+    pub barriers: u32,
+}
+
+impl Default for WindowOptions {
+    fn default() -> Self {
+        Self {
+            signals: None,
+            counters: None,
+            barriers: 1,
+        }
+    }
+}
+
+impl Communicator {
+    /// Whether [`Communicator::new_window`] works: where the ranks reach each other by load and store.
+    pub fn supports_window(&self) -> bool {
+        self.inner.backend.is_none()
+    }
+
+    /// A window over `tensor` of each rank: memory from [`Tensor::new`] or [`Communicator::alloc`], of the same
+    /// type and length on all ranks, at any place of its allocation. Collectives on the tensor then need no copy. All
+    /// ranks together.
+    ///
+    /// # Errors
+    /// [`Error::Communicator`](crate::Error::Communicator) when ranks differ;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) on backends without windows.
+    pub fn new_window(&self, tensor: &Tensor, options: WindowOptions) -> Result<Window> {
+        if !self.supports_window() {
+            return Err(invalid(
+                "new_window",
+                format!("backend {} has no windows", self.backend()),
+            ));
+        }
+        self.inner.check()?;
+        let (id, parts) = self.register_parts(tensor)?;
+        let size = self.size();
+        let signals = options.signals.unwrap_or(size);
+        let counters = options.counters.unwrap_or(size);
+        let barriers = options.barriers;
+        let bytes = pad_bytes(size, signals, counters, barriers).max(8);
+        let pad = self.alloc(DType::U8, bytes as usize)?;
+        let pad_id = self.inner.windows.place(pad.as_ptr(), 1).window();
+        let pads = (0..size)
+            .filter_map(|rank| self.inner.windows.part(pad_id as usize, rank))
+            .collect();
+        let device = Box::new(DeviceWindow {
+            constants: self.constants() as u64,
+            window: id as u32,
+            pad: pad_id,
+            offset: 0,
+            bytes: (tensor.len() * tensor.dtype().size()) as u64,
+            signals,
+            counters,
+            barriers,
+            size,
+        });
+        let on_gpu = self.inner.on_gpu.as_ref();
+        let on_gpu = on_gpu
+            .map(|on_gpu| Scratch::holding(on_gpu.gpu(), bytemuck::bytes_of(&*device)))
+            .transpose()?;
+        Ok(Window {
+            comm: self.clone(),
+            tensor: tensor.clone(),
+            shared: Arc::new(Shared {
+                device,
+                on_gpu,
+                inner: Arc::clone(&self.inner),
+                freed: AtomicBool::new(false),
+                _parts: [parts, pads],
+            }),
+        })
+    }
+
+    /// A window over `count` zeroed elements of new memory. All ranks together.
+    ///
+    /// # Errors
+    /// As [`Communicator::new_window`] and [`Tensor::new`].
+    pub fn alloc_window(
+        &self,
+        dtype: DType,
+        count: usize,
+        options: WindowOptions,
+    ) -> Result<Window> {
+        self.new_window(&self.tensor(dtype, count)?, options)
+    }
+}

@@ -1,0 +1,108 @@
+//! Memory of all ranks registered as a window, and its end.
+
+use crate::comm::Communicator;
+use crate::comm::windows::Part;
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+
+/// A registered tensor: see [`Communicator::tensor_register`].
+#[derive(Debug)]
+pub struct Registration {
+    window: Option<usize>,
+    handle: u64,
+    _tensor: Tensor,
+}
+
+impl Communicator {
+    /// Registers `tensor` (the same type and length on all ranks), so that collectives work on it without a copy. All
+    /// ranks together. The registration lasts until [`Communicator::tensor_deregister`].
+    ///
+    /// # Errors
+    /// As [`Communicator::new_window`].
+    pub fn tensor_register(&self, tensor: &Tensor) -> Result<Registration> {
+        self.inner.check()?;
+        if let Some(backend) = &self.inner.backend {
+            let bytes = tensor.len() * tensor.dtype().size();
+            // SAFETY: the registration keeps the tensor alive.
+            let handle = unsafe { backend.register(tensor.as_ptr(), bytes)? };
+            return Ok(Registration {
+                window: None,
+                handle,
+                _tensor: tensor.clone(),
+            });
+        }
+        let (id, _) = self.register_parts(tensor)?;
+        Ok(Registration {
+            window: Some(id),
+            handle: 0,
+            _tensor: tensor.clone(),
+        })
+    }
+
+    /// Ends a registration. All ranks together; waits until no operation of any rank uses the memory.
+    ///
+    /// # Errors
+    /// The communicator's failure: then peers may still use the memory, and it stays registered.
+    pub fn tensor_deregister(&self, registration: Registration) -> Result<()> {
+        match (&self.inner.backend, registration.window) {
+            (Some(backend), _) => backend.deregister(registration.handle),
+            (None, Some(id)) => self.end_windows(&[id]),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Shares the memory behind `tensor` with all ranks as a new window.
+    pub(super) fn register_parts(&self, tensor: &Tensor) -> Result<(usize, Vec<Part>)> {
+        let (memory, offset) = tensor.memory();
+        let bytes = (tensor.len() * tensor.dtype().size()) as u64;
+        let pieces = self.share_memory("register", memory)?;
+        // Where each rank's part begins is its own affair; how long it is, is not.
+        let mine = [offset, bytes, tensor.dtype() as u64];
+        let mut all = vec![0u64; 3 * self.size() as usize];
+        self.all_gather_single(all.as_mut_slice(), mine.as_slice())?;
+        if let Some(rank) = all.chunks(3).position(|theirs| theirs[1..] != mine[1..]) {
+            return Err(Error::Communicator {
+                name: self.inner.name.clone(),
+                detail: format!(
+                    "rank {rank} registers {} bytes, rank {} {bytes} (or types differ): they must be equal",
+                    all[3 * rank + 1],
+                    self.rank()
+                ),
+            });
+        }
+        let offsets = all.chunks(3).map(|theirs| theirs[0]);
+        let parts: Vec<Part> = pieces.into_iter().zip(offsets).collect();
+        for (rank, (memory, offset)) in parts.iter().enumerate() {
+            if offset
+                .checked_add(bytes)
+                .is_none_or(|end| end > memory.bytes())
+            {
+                return Err(Error::PeerSegment {
+                    rank: rank as u32,
+                    detail: format!(
+                        "its part of {bytes} bytes at {offset} leaves its memory of {}",
+                        memory.bytes()
+                    ),
+                });
+            }
+        }
+        let id = self.add_window(parts.clone(), bytes)?;
+        self.meet("window")?;
+        Ok((id, parts))
+    }
+
+    /// Ends windows once no rank uses them.
+    pub(super) fn end_windows(&self, ids: &[usize]) -> Result<()> {
+        if self.stream().is_capturing() {
+            return Err(Error::CaptureState {
+                detail: "a window cannot end while its communicator's stream is capturing"
+                    .to_owned(),
+            });
+        }
+        self.barrier()?;
+        for id in ids {
+            self.inner.windows.remove(*id);
+        }
+        Ok(())
+    }
+}

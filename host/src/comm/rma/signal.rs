@@ -1,0 +1,204 @@
+//! Signals and counters: changed at a peer, awaited, read and reset.
+
+use fusewire_device::session::Operation;
+use fusewire_device::window::Compare;
+use fusewire_kernels::window::{
+    NONE, WINDOW_SIGNAL, WINDOW_WAIT, WindowSignalParams, WindowWaitParams,
+};
+
+use super::Window;
+use crate::Result;
+use crate::comm::observe::Note;
+use crate::comm::submit::{Prepared, invalid};
+use crate::comm::windows::Part;
+use crate::comm::work::Work;
+
+/// What a signal does to the slot that it reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SignalUpdate {
+    /// Stores the value.
+    Set(u64),
+    /// Adds the value, wrapping.
+    Add(u64),
+}
+
+impl Window {
+    /// Changes this rank's slot of signal `signal` at `peer`.
+    ///
+    /// # Errors
+    /// As [`Window::put`].
+    pub fn signal(&self, peer: u32, signal: u32, update: SignalUpdate) -> Result<()> {
+        self.comm.run(&self.prepare_signal(peer, signal, update)?)
+    }
+
+    /// As [`Window::signal`], enqueued.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn signal_async(&self, peer: u32, signal: u32, update: SignalUpdate) -> Result<Work> {
+        self.comm
+            .enqueue(&self.prepare_signal(peer, signal, update)?)
+    }
+
+    /// Waits until signal `signal` of this rank, as `sender` has left it or summed over all ranks, compares with
+    /// `value`. Signals keep their values: what is awaited grows, or is reset where nobody can be signalling.
+    ///
+    /// # Errors
+    /// As [`Window::put`]; [`Error::Timeout`](crate::Error::Timeout) names the sender.
+    pub fn wait_signal(
+        &self,
+        signal: u32,
+        sender: Option<u32>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<()> {
+        self.comm
+            .run(&self.prepare_wait(signal, sender, compare, value)?)
+    }
+
+    /// As [`Window::wait_signal`], enqueued: what is behind it on the stream waits.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_signal_async(
+        &self,
+        signal: u32,
+        sender: Option<u32>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<Work> {
+        self.comm
+            .enqueue(&self.prepare_wait(signal, sender, compare, value)?)
+    }
+
+    /// Signal `signal` of this rank now: of one sender, or summed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a signal or rank out of range.
+    pub fn read_signal(&self, signal: u32, sender: Option<u32>) -> Result<u64> {
+        self.check_signal("read_signal", signal)?;
+        if let Some(sender) = sender {
+            self.peer("read_signal", sender)?;
+        }
+        let senders = match sender {
+            Some(sender) => sender..sender + 1,
+            None => self.comm.ranks(),
+        };
+        senders
+            .map(|sender| {
+                let (memory, at) = self.word(self.shared.device.signal_at(signal, sender))?;
+                Ok(memory.load(at))
+            })
+            .try_fold(0u64, |sum, seen: Result<u64>| Ok(sum.wrapping_add(seen?)))
+    }
+
+    /// Sets signal `signal` of this rank to 0 for all senders; none of them may be signalling.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a signal out of range, or a window that was freed.
+    pub fn reset_signal(&self, signal: u32) -> Result<()> {
+        self.check_signal("reset_signal", signal)?;
+        for sender in 0..self.comm.size() {
+            let (memory, at) = self.word(self.shared.device.signal_at(signal, sender))?;
+            memory.store(at, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Counter `counter` of this rank now.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a counter out of range.
+    pub fn read_counter(&self, counter: u32) -> Result<u64> {
+        if counter >= self.shared.device.counters {
+            return Err(invalid(
+                "read_counter",
+                format!("counter {counter} of {}", self.shared.device.counters),
+            ));
+        }
+        let (memory, at) = self.word(self.shared.device.counter_at(counter))?;
+        Ok(memory.load(at))
+    }
+
+    /// Where a word of this rank's pad is, which is only accessed atomically.
+    fn word(&self, offset: u64) -> Result<Part> {
+        let pad = self.shared.device.pad as usize;
+        match self.shared.inner.windows.part(pad, self.comm.rank()) {
+            Some((memory, start)) => Ok((memory, start + offset)),
+            None => Err(invalid("window", "the window was freed".to_owned())),
+        }
+    }
+
+    fn prepare_signal(
+        &self,
+        peer: u32,
+        signal: u32,
+        update: SignalUpdate,
+    ) -> Result<Prepared<'static>> {
+        self.peer("signal", peer)?;
+        self.check_signal("signal", signal)?;
+        let call = self.call(Operation::Signal, 0, peer);
+        let (value, add) = match update {
+            SignalUpdate::Set(value) => (value, 0),
+            SignalUpdate::Add(value) => (value, 1),
+        };
+        let params = WindowSignalParams {
+            constants: self.comm.constants(),
+            call,
+            signal: u64::from(signal),
+            timeout_ns: self.comm.timeout_ns,
+            window: self.device_window(),
+            value,
+            add,
+        };
+        let note = Note {
+            call,
+            ..Note::default()
+        };
+        Ok(self.bind(Prepared::new(
+            &self.comm,
+            &WINDOW_SIGNAL,
+            params,
+            [None; 3],
+            false,
+            note,
+        )))
+    }
+
+    fn prepare_wait(
+        &self,
+        signal: u32,
+        sender: Option<u32>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<Prepared<'static>> {
+        self.check_signal("wait_signal", signal)?;
+        if let Some(sender) = sender {
+            self.peer("wait_signal", sender)?;
+        }
+        let peer = sender.unwrap_or(self.comm.rank());
+        let call = self.call(Operation::WaitSignal, 0, peer);
+        let params = WindowWaitParams {
+            constants: self.comm.constants(),
+            call,
+            signal: u64::from(signal),
+            timeout_ns: self.comm.timeout_ns,
+            window: self.device_window(),
+            sender: sender.map_or(NONE, u64::from),
+            value,
+            compare: compare as u32,
+        };
+        let note = Note {
+            call,
+            ..Note::default()
+        };
+        Ok(self.bind(Prepared::new(
+            &self.comm,
+            &WINDOW_WAIT,
+            params,
+            [None; 3],
+            false,
+            note,
+        )))
+    }
+}

@@ -1,0 +1,167 @@
+//! Put and get: elements to and from a peer's part.
+
+use fusewire_device::session::Operation;
+use fusewire_kernels::window::{NONE, WINDOW_GET, WINDOW_PUT, WindowGetParams, WindowPutParams};
+
+use super::Window;
+use crate::Result;
+use crate::comm::observe::Note;
+use crate::comm::submit::{Prepared, invalid};
+use crate::comm::work::Work;
+use crate::tensor::Tensor;
+
+impl Window {
+    /// Writes `source` to `peer`'s part, from element `at` on. Putting to oneself works.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a wrong type, rank or range, before anything moves;
+    /// the communicator's failure.
+    pub fn put(&self, source: &Tensor, peer: u32, at: usize) -> Result<()> {
+        self.comm.run(&self.prepare_put(source, peer, at, None)?)
+    }
+
+    /// As [`Window::put`], enqueued.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn put_async(&self, source: &Tensor, peer: u32, at: usize) -> Result<Work> {
+        self.comm
+            .enqueue(&self.prepare_put(source, peer, at, None)?)
+    }
+
+    /// As [`Window::put`], then adds 1 to signal `signal` at the peer.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn put_signal(&self, source: &Tensor, peer: u32, at: usize, signal: u32) -> Result<()> {
+        self.comm
+            .run(&self.prepare_put(source, peer, at, Some(signal))?)
+    }
+
+    /// As [`Window::put_signal`], enqueued.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn put_signal_async(
+        &self,
+        source: &Tensor,
+        peer: u32,
+        at: usize,
+        signal: u32,
+    ) -> Result<Work> {
+        self.comm
+            .enqueue(&self.prepare_put(source, peer, at, Some(signal))?)
+    }
+
+    /// Reads `target.len()` elements of `peer`'s part, from element `at` on.
+    ///
+    /// # Errors
+    /// As [`Window::put`].
+    pub fn get(&self, target: &Tensor, peer: u32, at: usize) -> Result<()> {
+        self.comm.run(&self.prepare_get(target, peer, at)?)
+    }
+
+    /// As [`Window::get`], enqueued.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn get_async(&self, target: &Tensor, peer: u32, at: usize) -> Result<Work> {
+        self.comm.enqueue(&self.prepare_get(target, peer, at)?)
+    }
+
+    /// Checks a transfer of `tensor` to or from element `at` of a part; the byte offset.
+    fn range(&self, operation: &'static str, tensor: &Tensor, at: usize) -> Result<u64> {
+        if tensor.dtype() != self.tensor.dtype() {
+            return Err(invalid(
+                operation,
+                format!(
+                    "elements of {}, the window has {}",
+                    tensor.dtype().name(),
+                    self.tensor.dtype().name()
+                ),
+            ));
+        }
+        if at
+            .checked_add(tensor.len())
+            .is_none_or(|end| end > self.tensor.len())
+        {
+            return Err(invalid(
+                operation,
+                format!(
+                    "elements {at}..{} of a window of {}",
+                    at.saturating_add(tensor.len()),
+                    self.tensor.len()
+                ),
+            ));
+        }
+        Ok((at * tensor.dtype().size()) as u64)
+    }
+
+    fn prepare_put<'a>(
+        &self,
+        source: &'a Tensor,
+        peer: u32,
+        at: usize,
+        signal: Option<u32>,
+    ) -> Result<Prepared<'a>> {
+        self.peer("put", peer)?;
+        let offset = self.range("put", source, at)?;
+        if let Some(signal) = signal {
+            self.check_signal("put", signal)?;
+        }
+        let call = self.call(Operation::Put, source.dtype() as u8, peer);
+        let params = WindowPutParams {
+            constants: self.comm.constants(),
+            call,
+            bytes: (source.len() * source.dtype().size()) as u64,
+            timeout_ns: self.comm.timeout_ns,
+            window: self.device_window(),
+            source: source.as_ptr(),
+            offset,
+            signal: signal.map_or(NONE, u64::from),
+        };
+        let note = Note {
+            call,
+            input_count: source.len() as u64,
+            output_count: 0,
+        };
+        let tensors = [Some(source), None, None];
+        Ok(self.bind(Prepared::new(
+            &self.comm,
+            &WINDOW_PUT,
+            params,
+            tensors,
+            false,
+            note,
+        )))
+    }
+
+    fn prepare_get<'a>(&self, target: &'a Tensor, peer: u32, at: usize) -> Result<Prepared<'a>> {
+        self.peer("get", peer)?;
+        let offset = self.range("get", target, at)?;
+        let call = self.call(Operation::Get, target.dtype() as u8, peer);
+        let params = WindowGetParams {
+            constants: self.comm.constants(),
+            call,
+            bytes: (target.len() * target.dtype().size()) as u64,
+            timeout_ns: self.comm.timeout_ns,
+            window: self.device_window(),
+            target: target.as_ptr(),
+            offset,
+        };
+        let note = Note {
+            call,
+            input_count: 0,
+            output_count: target.len() as u64,
+        };
+        let tensors = [Some(target), None, None];
+        Ok(self.bind(Prepared::new(
+            &self.comm,
+            &WINDOW_GET,
+            params,
+            tensors,
+            false,
+            note,
+        )))
+    }
+}

@@ -1,0 +1,191 @@
+//! From a checked call to a launch: on the caller's thread, on a stream, or into a graph.
+
+mod owner;
+mod prepared;
+mod task;
+mod user;
+
+use core::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
+
+use fusewire_device::native::NativeEntry;
+
+pub(super) use self::prepared::Prepared;
+
+use self::prepared::Entry;
+use super::observe::HookArguments;
+use super::work::Work;
+use super::{Communicator, Inner};
+use crate::stream::{Event, Recording, Stream};
+use crate::{Error, Result};
+
+impl Communicator {
+    /// Runs a prepared operation and waits for its end.
+    #[inline]
+    pub(super) fn run(&self, prepared: &Prepared<'_>) -> Result<()> {
+        if tracing::enabled!(target: "fusewire::operation", tracing::Level::TRACE) {
+            return self.run_traced(prepared);
+        }
+        self.run_untraced(prepared)
+    }
+
+    #[cold]
+    fn run_traced(&self, prepared: &Prepared<'_>) -> Result<()> {
+        let _span = tracing::trace_span!(
+            target: "fusewire::operation",
+            "operation",
+            name = prepared.note.call().operation().name(),
+            count = prepared.note.input_count,
+        )
+        .entered();
+        self.run_untraced(prepared)
+    }
+
+    #[inline]
+    fn run_untraced(&self, prepared: &Prepared<'_>) -> Result<()> {
+        self.inner.check()?;
+        // Asked once: on a GPU it is a call of the driver.
+        let recording = self.stream.recording()?;
+        self.chain(&recording)?;
+        if recording.is_some() {
+            if prepared.borrowed {
+                return Err(capture_of_slices());
+            }
+            let task = self.task(prepared, 0)?;
+            return self.stream.enqueue_in(recording, task).map(drop);
+        }
+        let recorder = &self.inner.recorder;
+        let Some(hooks) = self.inner.hooks.current() else {
+            if let Some(entry) = self.single(prepared) {
+                return self.stream.run_or_enqueue(
+                    recording,
+                    || {
+                        let open = recorder.open(&prepared.note);
+                        let result = self.run_single(prepared, entry);
+                        recorder.close(&open, result.is_ok());
+                        result
+                    },
+                    || self.task(prepared, recorder.issue(&prepared.note, false)),
+                );
+            }
+            let id = recorder.issue(&prepared.note, false);
+            return self.run_numbered(prepared, recording, id);
+        };
+        let id = recorder.issue(&prepared.note, false);
+        let mut arguments = HookArguments::new(&prepared.note, id, false);
+        hooks.before(&arguments);
+        let result = self.run_numbered(prepared, recording, id);
+        arguments.error = result.as_ref().err();
+        hooks.after(&arguments);
+        result
+    }
+
+    /// The entry of a kernel that one lane of this thread runs.
+    #[inline]
+    fn single(&self, prepared: &Prepared<'_>) -> Option<NativeEntry> {
+        match prepared.entry {
+            Entry::Native(entry)
+                if self.inner.options.lanes == 1 && self.inner.options.blocks == 1 =>
+            {
+                Some(entry)
+            }
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn run_single(&self, prepared: &Prepared<'_>, entry: NativeEntry) -> Result<()> {
+        // SAFETY: the parameters belong to the entry (`Prepared::new`); their pointers are valid during this call.
+        unsafe { crate::cpu::run_single(entry, prepared.params.as_ptr().cast())? };
+        self.inner.check_launch()
+    }
+
+    fn run_numbered(&self, prepared: &Prepared<'_>, recording: Recording, id: u64) -> Result<()> {
+        if let Some(entry) = self.single(prepared) {
+            let direct = || {
+                self.inner.recorder.start_at_once(id);
+                let result = self.run_single(prepared, entry);
+                self.inner.recorder.end(id, result.is_ok());
+                result
+            };
+            return self
+                .stream
+                .run_or_enqueue(recording, direct, || self.task(prepared, id));
+        }
+        let task = self.task(prepared, id)?;
+        self.stream
+            .run_or_enqueue(recording, || task.execute(), || Ok(task.clone()))
+    }
+
+    /// Enqueues a prepared operation.
+    pub(super) fn enqueue(&self, prepared: &Prepared<'_>) -> Result<Work> {
+        self.inner.check()?;
+        let recording = self.stream.recording()?;
+        self.chain(&recording)?;
+        let capturing = recording.is_some();
+        let id = if capturing {
+            0
+        } else {
+            self.inner.recorder.issue(&prepared.note, false)
+        };
+        let hooks = self.inner.hooks.current().filter(|_| !capturing);
+        if let Some(hooks) = &hooks {
+            hooks.before(&HookArguments::new(&prepared.note, id, true));
+        }
+        let ticket = self
+            .stream
+            .enqueue_in(recording, self.task(prepared, id)?)?;
+        let work = Work::new(self.stream.clone(), ticket);
+        if let Some(hooks) = &hooks {
+            let mut arguments = HookArguments::new(&prepared.note, id, true);
+            arguments.work = Some(&work);
+            hooks.after(&arguments);
+        }
+        Ok(work)
+    }
+
+    /// Makes this launch follow the communicator's last one, where that was on another stream and this one is not captured.
+    pub(super) fn chain(&self, recording: &Recording) -> Result<()> {
+        let id = self.stream.id();
+        if self.inner.last_stream.load(Ordering::Relaxed) == id || recording.is_some() {
+            return Ok(());
+        }
+        let mut last = self.inner.lock_order();
+        let mut event = Event::new();
+        if let Some((stream, last)) = &*last
+            && stream.id() != id
+            && !stream.is_capturing()
+        {
+            stream.record(last)?;
+            self.stream.wait_event(last)?;
+            // A wait is for the record before it, so the next record may use the event again.
+            event = last.clone();
+        }
+        let before = last.replace((self.stream.clone(), event));
+        self.inner.last_stream.store(id, Ordering::Relaxed);
+        drop(last);
+        // Not under the lock: the last handle of a stream waits for its work, which may need the lock.
+        drop(before);
+        Ok(())
+    }
+}
+
+impl Inner {
+    pub(super) fn lock_order(&self) -> MutexGuard<'_, Option<(Stream, Event)>> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The error for a bad argument of `operation`.
+pub(super) fn invalid(operation: &'static str, detail: String) -> Error {
+    Error::InvalidArgument { operation, detail }
+}
+
+/// The error for a slice in a capture.
+pub(super) fn capture_of_slices() -> Error {
+    Error::CaptureState {
+        detail: "a graph outlives the call: operations on slices can't be captured: use tensors, and for \
+                 all_reduce_rms_norm its _async form"
+            .to_owned(),
+    }
+}

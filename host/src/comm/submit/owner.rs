@@ -1,0 +1,68 @@
+//! A communicator as the owner of its launches: it admits each, and hears of its end.
+
+use crate::Result;
+use crate::comm::Inner;
+use crate::comm::observe::{Note, ReplayArguments, ReplayEdge};
+use crate::cpu::{LaunchNote, LaunchOwner, Replay, current_replay};
+
+/// Most significant bit of what [`LaunchOwner::before`] gives: the entry belongs to a replay.
+const REPLAYED: u64 = 1 << 63;
+
+impl LaunchOwner for Inner {
+    fn before(&self, note: &LaunchNote) -> Result<u64> {
+        let [issued, call, input_count, output_count] = *note;
+        let note = Note {
+            call,
+            input_count,
+            output_count,
+        };
+        if let Err(error) = self.check() {
+            self.recorder.end(issued, false);
+            return Err(error);
+        }
+        let Some(replay) = current_replay() else {
+            self.recorder.start(issued);
+            return Ok(issued);
+        };
+        let id = self.recorder.issue(&note, true);
+        self.recorder.start_at_once(id);
+        if !self.hooks.is_empty() {
+            self.hooks
+                .replay(&replay_arguments(replay, &note, ReplayEdge::Start));
+        }
+        Ok(id | REPLAYED)
+    }
+
+    fn after(&self, word: u64, note: &LaunchNote, ran: bool) -> Result<()> {
+        if !ran && self.backend.is_none() {
+            // The other ranks wait for this one's part: they shall hear of it.
+            self.abort();
+        }
+        let checked = self.check_launch();
+        self.recorder.end(word & !REPLAYED, ran && checked.is_ok());
+        if word & REPLAYED != 0
+            && !self.hooks.is_empty()
+            && let Some(replay) = current_replay()
+        {
+            let [_, call, input_count, output_count] = *note;
+            let note = Note {
+                call,
+                input_count,
+                output_count,
+            };
+            self.hooks
+                .replay(&replay_arguments(replay, &note, ReplayEdge::End));
+        }
+        checked
+    }
+}
+
+fn replay_arguments(replay: Replay, note: &Note, edge: ReplayEdge) -> ReplayArguments {
+    ReplayArguments {
+        graph_id: replay.graph,
+        replay_id: replay.replay,
+        index: replay.index,
+        operation: note.call().operation(),
+        edge,
+    }
+}

@@ -1,0 +1,145 @@
+//! Prepared operations as the work of a stream.
+
+use core::any::Any;
+use std::sync::Arc;
+
+use fusewire_device::arch::SHARED_BYTES;
+use fusewire_device::native::{KernelInfo, NativeEntry};
+
+use super::prepared::{Entry, Prepared};
+use crate::comm::{Communicator, one_grid};
+use crate::cpu::{BlockOrder, Grid, HostFn, Keep, Launch, LaunchOwner, MAX_PARAM_BYTES};
+use crate::gpu::{self, Gpu, Scratch, Upload};
+use crate::stream::Task;
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+
+impl Communicator {
+    /// The work of a stream that carries the operation out.
+    pub(super) fn task(&self, prepared: &Prepared<'_>, id: u64) -> Result<Task> {
+        match &prepared.entry {
+            Entry::Native(entry) => self.launch_of(prepared, *entry, id).map(Task::Launch),
+            Entry::Gpu(kernel) => self.gpu_launch_of(prepared, kernel, id).map(Task::Kernel),
+            Entry::HandOff => Ok(self.hand_off_task(prepared, id)),
+        }
+    }
+
+    fn hand_off_task(&self, prepared: &Prepared<'_>, id: u64) -> Task {
+        let (inner, run) = (Arc::clone(&self.inner), prepared.hand_off.clone());
+        let note = prepared.note.launch(id);
+        let keep = (
+            prepared.tensors.map(|tensor| tensor.map(Tensor::keep)),
+            prepared.table.clone(),
+        );
+        let call: HostFn = Arc::new(move || {
+            let _alive = &keep;
+            let word = inner.before(&note)?;
+            let ran = run.as_ref().map_or(Ok(()), |run| run());
+            if let Err(error) = &ran {
+                inner.poison(error);
+            }
+            let after = inner.after(word, &note, ran.is_ok());
+            ran.and(after)
+        });
+        if self.stream.device().is_gpu() {
+            // The library puts its own work on the stream, from this thread.
+            Task::Call(call)
+        } else {
+            Task::Host(call)
+        }
+    }
+
+    fn keep(prepared: &Prepared<'_>) -> Keep {
+        let [a, b, c] = prepared
+            .tensors
+            .map(|tensor| tensor.map(|tensor| tensor.keep() as Arc<dyn Any + Send + Sync>));
+        [a, b, c, prepared.table.clone()]
+    }
+
+    fn gpu_launch_of(
+        &self,
+        prepared: &Prepared<'_>,
+        info: &KernelInfo,
+        id: u64,
+    ) -> Result<gpu::Launch> {
+        let Some(on_gpu) = &self.inner.on_gpu else {
+            return Err(Error::launch("a kernel of a GPU on the CPU"));
+        };
+        let kernel = on_gpu.gpu().kernel(info)?;
+        let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
+        let mut shape = on_gpu.shape(kernel, self.inner.options.blocks);
+        if let Some(attributes) = &prepared.attributes {
+            for (value, own) in [
+                (attributes.blocks, &mut shape.blocks),
+                (attributes.threads, &mut shape.threads),
+            ] {
+                if value != 0 {
+                    *own = value;
+                }
+            }
+            attributes.check_on(on_gpu.gpu(), kernel, shape.blocks, shape.threads)?;
+            shape.shared_bytes = attributes.shared_bytes;
+            shape.cluster = attributes.cluster;
+            shape.cooperative = attributes.cooperative;
+            shape.dependent = attributes.dependent;
+        }
+        let operation = prepared.note.call().operation();
+        let gang = on_gpu
+            .gang()
+            .filter(|_| one_grid::is_gathered(info, operation));
+        let via = gang.map(|gang| gpu::Via {
+            gang: Arc::clone(gang),
+            rank: self.inner.rank,
+            patience: self.inner.patience(self.timeout_ns),
+        });
+        // SAFETY: as in `launch_of`; that the image has the same arguments was checked when it was loaded.
+        let launch = unsafe { gpu::Launch::new(kernel, params, shape)? };
+        Ok(launch
+            .owned_by(Arc::clone(&self.inner) as _, prepared.note.launch(id))
+            .keeping(Self::keep(prepared))
+            .uploading(prepared.upload)
+            .via(via))
+    }
+
+    /// Device memory that holds a table for the next launch, and the copy that the launch begins with: a capture takes the
+    /// table as it is now, once, and waits for that; a stream copies it on its way.
+    pub(in crate::comm) fn table_on_gpu(
+        &self,
+        gpu: &Arc<Gpu>,
+        bytes: &[u8],
+    ) -> Result<(Scratch, Option<Upload>)> {
+        if self.stream.is_capturing() {
+            return Ok((Scratch::holding(gpu, bytes)?, None));
+        }
+        let (scratch, upload) = Scratch::filled_by_stream(gpu, bytes)?;
+        Ok((scratch, Some(upload)))
+    }
+
+    fn launch_of(&self, prepared: &Prepared<'_>, entry: NativeEntry, id: u64) -> Result<Launch> {
+        const { assert!(MAX_PARAM_BYTES >= 160) };
+        let options = &self.inner.options;
+        let own = prepared
+            .attributes
+            .map_or(0, |attributes| attributes.blocks);
+        let blocks = if own == 0 { options.blocks } else { own };
+        let order = if blocks > 1 {
+            BlockOrder::Concurrent
+        } else {
+            BlockOrder::Sequential
+        };
+        let grid = Grid {
+            blocks,
+            lanes: options.lanes,
+            shared_bytes: SHARED_BYTES as u32,
+            order,
+        };
+        let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
+        let keep = Self::keep(prepared);
+        // SAFETY: the parameters belong to the entry; tensors are kept alive, and for memory
+        // without a tensor the caller waits, or has promised (captures).
+        let launch = unsafe { Launch::new(entry, params, grid)? };
+        Ok(launch
+            .owned_by(Arc::clone(&self.inner) as _, prepared.note.launch(id))
+            .keeping(keep))
+    }
+}

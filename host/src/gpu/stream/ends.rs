@@ -1,0 +1,169 @@
+//! Ends of work: found out by whoever asks, told to its owners, and waited for.
+
+use core::cell::Cell;
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use std::sync::{Arc, TryLockError};
+use std::thread;
+use std::time::Instant;
+
+use super::{Inner, Stream};
+use crate::gpu::driver::CaptureStatus;
+use crate::gpu::flight::Flight;
+use crate::{Error, Result};
+
+/// Failures whose work can still be asked for.
+const MAX_FAILURES: usize = 1024;
+
+/// How long a wait polls without giving the core away.
+const SPIN: Duration = Duration::from_micros(50);
+
+thread_local! {
+    /// This thread tells an owner of an end: waiting for the same stream would not end.
+    static SETTLING: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether this thread has come by the end of work on its way to something else, and must not wait: to free memory may
+/// take long, and wait for work that waits for this very thread.
+pub(in crate::gpu) fn is_settling() -> bool {
+    SETTLING.get() != 0
+}
+
+impl Stream {
+    /// Finds out what has ended, and tells its owners.
+    pub(super) fn poll(&self) {
+        self.inner.poll();
+    }
+
+    pub(crate) fn is_complete(&self, number: u64) -> bool {
+        if self.inner.completed.load(Ordering::Acquire) >= number {
+            return true;
+        }
+        self.poll();
+        self.inner.completed.load(Ordering::Acquire) >= number
+    }
+
+    /// The result of a piece of work, or `None` while it has not ended.
+    pub(crate) fn result(&self, number: u64) -> Option<Result<()>> {
+        self.is_complete(number).then(|| self.failure_of(number))
+    }
+
+    fn failure_of(&self, number: u64) -> Result<()> {
+        let state = self.state();
+        state
+            .failures
+            .iter()
+            .find(|(failed, _)| *failed == number)
+            .map_or(Ok(()), |(_, error)| Err(error.clone()))
+    }
+
+    /// Waits until a piece of work has ended; its result.
+    pub(crate) fn wait(&self, number: u64, timeout: Option<Duration>) -> Result<()> {
+        if !self.is_complete(number) {
+            if SETTLING.get() == Arc::as_ptr(&self.inner) as usize {
+                return Err(Error::launch("wait on a stream from within its own work"));
+            }
+            let start = Instant::now();
+            let mut naps = 0;
+            while !self.is_complete(number) {
+                let elapsed = start.elapsed();
+                if let Some(timeout) = timeout.filter(|timeout| elapsed > *timeout) {
+                    let seconds = timeout.as_secs_f64();
+                    return Err(Error::StreamTimeout { seconds });
+                }
+                if elapsed < SPIN {
+                    core::hint::spin_loop();
+                } else {
+                    naps += 1;
+                    thread::sleep(Duration::from_micros(10 * u64::from(naps.min(20u32))));
+                }
+            }
+        }
+        self.failure_of(number)
+    }
+
+    /// Waits until all work is done; the first failure since the last call.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        if self.is_capturing() {
+            return Err(Error::capture("a capturing stream cannot be synchronized"));
+        }
+        let last = self.state().issued;
+        let _ = self.wait(last, None);
+        // What others have enqueued too.
+        self.inner.gpu.driver().synchronize_stream(self.inner.raw)?;
+        self.state().sticky.take().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.poll();
+        if !self.state().flights.is_empty() {
+            return false;
+        }
+        // To ask for the stream would end a capture.
+        let driver = self.inner.gpu.driver();
+        self.is_capturing() || driver.query_stream(self.inner.raw).unwrap_or(false)
+    }
+}
+
+impl Inner {
+    pub(in crate::gpu) fn poll(&self) {
+        // Whoever polls already does it for all.
+        let _poller = match self.poller.try_lock() {
+            Ok(poller) => poller,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let driver = self.gpu.driver();
+        loop {
+            let front = self.lock().flights.front().map(|flight| {
+                let recorded = flight.unrecorded.is_none();
+                (flight.event, recorded)
+            });
+            let Some((event, recorded)) = front else {
+                return;
+            };
+            let ended = if recorded {
+                driver.query_event(event)
+            } else {
+                self.is_past_unrecorded()
+            };
+            let mut lost = match ended {
+                Ok(false) => return,
+                Ok(true) => None,
+                Err(error) => Some(error),
+            };
+            let Some(flight) = self.lock().flights.pop_front() else {
+                return;
+            };
+            let outer = SETTLING.replace(core::ptr::from_ref(self) as usize);
+            let (mut result, words) = Flight::settle(flight.what, lost.take());
+            SETTLING.set(outer);
+            if let Some(error) = flight.unrecorded {
+                result = result.and(Err(error));
+            }
+            let mut state = self.lock();
+            state.events.push(flight.event);
+            state.words.extend(words);
+            if let Err(error) = result {
+                if flight.sticky && state.sticky.is_none() {
+                    state.sticky = Some(error.clone());
+                }
+                if state.failures.len() == MAX_FAILURES {
+                    state.failures.pop_front();
+                }
+                state.failures.push_back((flight.number, error));
+            }
+            self.completed.store(flight.number, Ordering::Release);
+        }
+    }
+
+    /// Whether work has ended that has no event: when all of the stream's has.
+    fn is_past_unrecorded(&self) -> Result<bool> {
+        let driver = self.gpu.driver();
+        match driver.capture_status(self.raw)? {
+            CaptureStatus::None => driver.query_stream(self.raw),
+            // To ask would end the capture.
+            _ => Ok(false),
+        }
+    }
+}

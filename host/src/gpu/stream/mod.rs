@@ -1,0 +1,166 @@
+//! Streams of a GPU: the driver's, with what is in flight on them beside, so that memory stays alive and owners hear
+//! of ends and failures.
+//!
+//! Nothing here waits for the device but [`Stream::wait`] and [`Stream::synchronize`], not even the end of a stream:
+//! what is in flight then is left to the [`Gpu`]. Whoever asks finds out what has ended since: there is no thread.
+
+mod capture;
+mod ends;
+mod issue;
+
+use core::fmt;
+use core::sync::atomic::AtomicU64;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub(super) use self::ends::is_settling;
+pub(crate) use self::issue::Task;
+use super::device::Gpu;
+use super::driver::{RawEvent, RawStream};
+use super::event::Event;
+pub(crate) use super::flight::Copy;
+use super::flight::{Flight, Leftover, end_stream};
+use super::graph;
+use crate::{Error, Result};
+
+/// A stream. Clones are the same stream.
+#[derive(Clone)]
+pub(crate) struct Stream {
+    inner: Arc<Inner>,
+}
+
+pub(super) struct Inner {
+    gpu: Arc<Gpu>,
+    raw: RawStream,
+    /// Made here; else it belongs to somebody else.
+    owned: bool,
+    state: Mutex<State>,
+    /// Held by the thread that looks for what has ended.
+    poller: Mutex<()>,
+    completed: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    /// Number of the last piece of work.
+    issued: u64,
+    flights: VecDeque<Flight>,
+    /// Events and lists to be used again.
+    events: Vec<RawEvent>,
+    words: Vec<Vec<u64>>,
+    sticky: Option<Error>,
+    failures: VecDeque<(u64, Error)>,
+    /// The capture that this stream has begun.
+    capture: Option<u64>,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        f.debug_struct("Stream")
+            .field("device", &self.inner.gpu.device())
+            .field("in_flight", &state.flights.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    /// A new stream.
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let raw = gpu.driver().create_stream()?;
+        Ok(Self::over(gpu, raw, true))
+    }
+
+    /// Somebody else's stream, which outlives this value and everything that was enqueued by it.
+    pub(crate) fn adopt(gpu: &Arc<Gpu>, raw: RawStream) -> Self {
+        Self::over(gpu, raw, false)
+    }
+
+    fn over(gpu: &Arc<Gpu>, raw: RawStream, owned: bool) -> Self {
+        gpu.sweep();
+        let inner = Arc::new(Inner {
+            gpu: Arc::clone(gpu),
+            raw,
+            owned,
+            state: Mutex::default(),
+            poller: Mutex::default(),
+            completed: AtomicU64::new(0),
+        });
+        gpu.know(Arc::downgrade(&inner));
+        Self { inner }
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.inner.gpu
+    }
+
+    pub(crate) fn raw(&self) -> RawStream {
+        self.inner.raw
+    }
+
+    /// Tells streams apart; the same for two values that adopted one stream.
+    pub(crate) fn id(&self) -> usize {
+        if self.inner.owned {
+            Arc::as_ptr(&self.inner) as usize
+        } else {
+            // An odd number is nobody's address.
+            self.inner.raw.0 << 1 | 1
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.inner.lock()
+    }
+
+    pub(crate) fn record(&self, event: &Event) -> Result<()> {
+        self.inner
+            .gpu
+            .driver()
+            .record_event(event.raw(), self.inner.raw)
+    }
+
+    pub(crate) fn wait_event(&self, event: &Event) -> Result<()> {
+        self.inner
+            .gpu
+            .driver()
+            .wait_event(self.inner.raw, event.raw())
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let driver = self.gpu.driver();
+        let capture = self.lock().capture.take();
+        if let Some(capture) = capture {
+            let _ = graph::end(&self.gpu, capture);
+            if let Ok(raw) = driver.end_capture(self.raw) {
+                // SAFETY: nobody else has the graph.
+                let _ = unsafe { driver.destroy_graph(raw) };
+            }
+        }
+        self.poll();
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for event in state.events.drain(..) {
+            // SAFETY: an event of this stream, which nobody else has.
+            let _ = unsafe { driver.destroy_event(event) };
+        }
+        // What is queued runs to its end, and its memory lives until then. Nobody waits for that here: the thread
+        // may be the one whose next call the work waits for, and the stream may be somebody else's.
+        let flights = core::mem::take(&mut state.flights);
+        let stream = self.owned.then_some(self.raw);
+        if flights.is_empty() {
+            if let Some(stream) = stream {
+                end_stream(driver, stream);
+            }
+        } else {
+            self.gpu.linger(Leftover { flights, stream });
+        }
+        self.gpu.reap();
+    }
+}
