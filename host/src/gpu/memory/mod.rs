@@ -1,0 +1,273 @@
+//! Device memory of a GPU that ranks share.
+
+mod descriptor;
+mod wire;
+
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+pub(crate) use self::descriptor::MemoryDescriptor;
+use self::descriptor::own_process;
+pub(crate) use self::wire::Offer;
+use self::wire::Wire;
+use super::device::Gpu;
+use super::driver::{Export, MemoryKind, Origin, RawMemory};
+use super::share::Published;
+use super::stream;
+use crate::{Error, Result};
+
+/// A piece of device memory; freed with the last `Arc` of it.
+pub(crate) struct Memory {
+    gpu: Arc<Gpu>,
+    raw: RawMemory,
+    bytes: u64,
+    /// Tells the pieces of this process apart.
+    id: u64,
+    /// Memory that somebody else allocated and frees.
+    foreign: bool,
+    /// The mapping that this is a part of.
+    _whole: Option<Arc<Self>>,
+    published: Mutex<Option<(Wire, Option<Published>)>>,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("address", &self.raw.address)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+type Pieces = HashMap<u64, Weak<Memory>>;
+
+/// The pieces that this process made, which ranks that are its threads use as they are.
+fn pieces() -> MutexGuard<'static, Pieces> {
+    static PIECES: OnceLock<Mutex<Pieces>> = OnceLock::new();
+    PIECES
+        .get_or_init(Mutex::default)
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    /// `bytes` zeroed bytes that peers can reach.
+    pub(crate) fn create(gpu: &Arc<Gpu>, bytes: u64) -> Result<Arc<Self>> {
+        gpu.sweep();
+        let raw = gpu.driver().allocate(bytes.max(1), MemoryKind::Shared)?;
+        Ok(Self::register(gpu, raw, bytes, false))
+    }
+
+    /// Memory that somebody else allocated, and keeps alive longer than this value.
+    pub(crate) fn adopt(gpu: &Arc<Gpu>, address: u64, bytes: u64) -> Arc<Self> {
+        let raw = RawMemory {
+            address,
+            bytes,
+            handle: 0,
+            origin: Origin::Whole,
+        };
+        Self::register(gpu, raw, bytes, true)
+    }
+
+    fn register(gpu: &Arc<Gpu>, raw: RawMemory, bytes: u64, foreign: bool) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let memory = Arc::new(Self {
+            gpu: Arc::clone(gpu),
+            raw,
+            bytes,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            foreign,
+            _whole: None,
+            published: Mutex::default(),
+        });
+        pieces().insert(memory.id, Arc::downgrade(&memory));
+        memory
+    }
+
+    /// Maps the memory that `rank` described.
+    pub(crate) fn open(
+        gpu: &Arc<Gpu>,
+        descriptor: &MemoryDescriptor,
+        rank: u32,
+    ) -> Result<Arc<Self>> {
+        let refused = |detail: String| Error::PeerSegment { rank, detail };
+        if descriptor.pid == process::id() && descriptor.process == own_process() {
+            let piece = pieces().get(&descriptor.id).and_then(Weak::upgrade);
+            let piece =
+                piece.ok_or_else(|| refused("this process has freed it already".to_owned()))?;
+            // Virtual memory is mapped for the GPU that it is on; another one needs a mapping of its own.
+            if Arc::ptr_eq(&piece.gpu, gpu) || matches!(descriptor.wire, Wire::Ipc(..)) {
+                return Ok(piece);
+            }
+        }
+        let driver = gpu.driver();
+        let raw = descriptor
+            .wire
+            .import(rank, |import| driver.import(import, descriptor.mapped))?;
+        let offset = match descriptor.wire {
+            Wire::Ipc(_, start) => start,
+            _ => 0,
+        };
+        let raw_start = RawMemory {
+            address: raw.address + offset,
+            ..raw
+        };
+        if offset == 0 {
+            return Ok(Self::register(gpu, raw_start, descriptor.bytes, false));
+        }
+        // The whole allocation was mapped; a piece within it keeps that mapping.
+        let whole = Self::register(gpu, raw, descriptor.mapped, false);
+        Ok(Arc::new(Self {
+            gpu: Arc::clone(gpu),
+            raw: raw_start,
+            bytes: descriptor.bytes,
+            id: 0,
+            foreign: true,
+            _whole: Some(whole),
+            published: Mutex::default(),
+        }))
+    }
+
+    /// What a peer needs to [`Memory::open`] this.
+    pub(crate) fn descriptor(&self) -> Result<MemoryDescriptor> {
+        let mut published = self
+            .published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let wire = match &*published {
+            Some((wire, _)) => *wire,
+            None => {
+                let export = if self.foreign {
+                    let (export, base, _) = self.gpu.driver().export_foreign(self.raw.address)?;
+                    match export {
+                        Export::Ipc(handle, _) => Export::Ipc(handle, self.raw.address - base),
+                        other if base == self.raw.address => other,
+                        _ => {
+                            return Err(Error::InvalidArgument {
+                                operation: "register",
+                                detail: "memory that begins within another library's virtual allocation \
+                                         cannot be shared; register the allocation from its beginning"
+                                    .to_owned(),
+                            });
+                        }
+                    }
+                } else {
+                    self.gpu.driver().export(&self.raw)?
+                };
+                let (wire, held) = Wire::offer(export)?;
+                *published = Some((wire, held));
+                wire
+            }
+        };
+        Ok(MemoryDescriptor {
+            pid: process::id(),
+            start_time: crate::process::start_time(process::id()).map_err(|error| {
+                Error::MemoryMap {
+                    operation: "reading /proc",
+                    bytes: self.bytes,
+                    source: error.into(),
+                }
+            })?,
+            bytes: self.bytes,
+            uuid: self.gpu.properties().uuid,
+            multicast: self.gpu.properties().multicast,
+            process: own_process(),
+            mapped: self.raw.bytes,
+            id: self.id,
+            wire,
+        })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.raw.address
+    }
+
+    /// The allocation, where this process made it and it can be bound to a multicast object.
+    pub(crate) fn whole(&self) -> Option<RawMemory> {
+        (self.raw.origin == Origin::Virtual && !self.foreign).then_some(self.raw)
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Copies `bytes` to byte `offset`, beside whatever runs.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.check(offset, bytes.len())?;
+        // SAFETY: within the mapped memory; what runs beside is the caller's affair, as for any device memory.
+        unsafe { self.gpu.driver().write(self.raw.address + offset, bytes) }
+    }
+
+    /// Copies bytes from byte `offset` on.
+    pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.check(offset, bytes.len())?;
+        // SAFETY: as above.
+        unsafe { self.gpu.driver().read(bytes, self.raw.address + offset) }
+    }
+
+    fn check(&self, offset: u64, bytes: usize) -> Result<()> {
+        if offset
+            .checked_add(bytes as u64)
+            .is_some_and(|end| end <= self.bytes.max(1))
+        {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument {
+            operation: "copy",
+            detail: format!(
+                "{bytes} bytes at {offset} of device memory of {}",
+                self.bytes
+            ),
+        })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.id != 0 {
+            pieces().remove(&self.id);
+        }
+        if self.foreign {
+            return;
+        }
+        let published = self
+            .published
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if self.raw.origin == Origin::Whole && matches!(published, Some((Wire::Ipc(..), _))) {
+            // Freeing memory that other processes may still have open is undefined; nobody tells when they are done.
+            tracing::warn!(
+                bytes = self.raw.bytes,
+                "device memory that was shared by IPC stays allocated until the process ends"
+            );
+            return;
+        }
+        let last = Freed {
+            gpu: Arc::clone(&self.gpu),
+            raw: self.raw,
+        };
+        if stream::is_settling() {
+            self.gpu.leave(Box::new(last));
+        }
+    }
+}
+
+/// Memory that nobody uses any more; freed when this is dropped, or later.
+struct Freed {
+    gpu: Arc<Gpu>,
+    raw: RawMemory,
+}
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        self.gpu.free(self.raw);
+    }
+}
