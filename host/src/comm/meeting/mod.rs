@@ -2,8 +2,8 @@
 //!
 //! What a rank sends and gets does not grow with the number of ranks, but on rank 0. Each publishes its
 //! card. Rank 0 reads them all, compares, publishes for each host which ranks are there, and then its
-//! [`Verdict`]: that all have come, or why there is no meeting. The others wait for that one value, and
-//! read the cards of their own host (of all hosts, where the ranks are in one NVLink domain).
+//! [`Verdict`](super::directory::Verdict): that all have come, or why there is no meeting. The others wait for that one
+//! value, and read the cards of their own host (of all hosts, where the ranks are in one NVLink domain).
 //!
 //! The meetings of one name are numbered. Whoever finds that one has ended, well or not, moves the
 //! number on, so that a meeting that failed is not in the way of the next.

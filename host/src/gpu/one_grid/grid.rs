@@ -1,0 +1,169 @@
+//! The grid of a launch that all ranks have come for: checked as a whole, then enqueued.
+
+use core::ffi::c_void;
+use core::time::Duration;
+use std::ffi::CString;
+use std::thread;
+use std::time::Instant;
+
+use fusewire_device::one_grid::{GridParams, SUFFIX};
+
+use super::gathering::{Arrival, State};
+use super::{Gang, PART, invalid};
+use crate::gpu::driver::{LaunchShape, RawEvent, RawFunction};
+use crate::{Error, Result};
+
+/// A launch as it goes to the driver.
+struct Prepared {
+    function: RawFunction,
+    shape: LaunchShape,
+    /// Bytes of the table: all ranks' structs.
+    table: Vec<u8>,
+    blocks_per_rank: u32,
+}
+
+impl Gang {
+    /// Launches the grid that has gathered, and says to all what came of it.
+    pub(super) fn complete(&self, state: &mut State) {
+        let arrivals: Vec<Arrival> = state.arrivals.iter_mut().filter_map(Option::take).collect();
+        let prepared = match self.prepare(state, &arrivals) {
+            Ok(prepared) => prepared,
+            Err(error) => return state.finish(Err(error)),
+        };
+        match self.enqueue(state, &arrivals, &prepared) {
+            Ok(()) => state.finish(Ok(())),
+            // Nobody knows how far it came.
+            Err(error) => state.fail(&error),
+        }
+    }
+
+    /// Everything that can be refused before anything is enqueued.
+    fn prepare(&self, state: &mut State, arrivals: &[Arrival]) -> Result<Prepared> {
+        let Some(first) = arrivals.first() else {
+            return Err(invalid("nobody has come".to_owned()));
+        };
+        let function = self.function(state, &first.kernel)?;
+        let blocks = self.fitting(function, first)?;
+        Ok(Prepared {
+            function,
+            shape: LaunchShape {
+                blocks,
+                threads: first.shape.threads,
+                shared_bytes: first.shape.shared_bytes,
+                cooperative: self.driver.properties().cooperative,
+                ..LaunchShape::default()
+            },
+            table: arrivals
+                .iter()
+                .flat_map(|arrival| &arrival.params)
+                .copied()
+                .collect(),
+            blocks_per_rank: first.shape.blocks,
+        })
+    }
+
+    /// The grid form of a kernel.
+    fn function(&self, state: &mut State, kernel: &str) -> Result<RawFunction> {
+        if let Some(function) = state.functions.get(kernel) {
+            return Ok(*function);
+        }
+        let symbol = format!("{kernel}{SUFFIX}");
+        let name = CString::new(symbol.as_str())
+            .map_err(|_| invalid(format!("{kernel:?} is no kernel's name")))?;
+        let Some(function) = self.driver.function(self.module, &name)? else {
+            return Err(Error::launch(format!(
+                "the image has no {symbol}; build it with `fusewire-build build --one-grid`"
+            )));
+        };
+        let expected: Vec<_> = GridParams::FIELDS
+            .iter()
+            .map(|field| (field.offset, field.size))
+            .collect();
+        if let Some(found) = self.driver.parameters(function)?
+            && found != expected
+        {
+            return Err(Error::launch(format!(
+                "{symbol} takes arguments (offset, size) {found:?}, but a grid form takes \
+                 {expected:?}; the image was built by another version"
+            )));
+        }
+        state.functions.insert(kernel.to_owned(), function);
+        Ok(function)
+    }
+
+    /// The blocks of all ranks, if the GPU holds them at once.
+    fn fitting(&self, function: RawFunction, launch: &Arrival) -> Result<u32> {
+        let LaunchShape {
+            blocks,
+            threads,
+            shared_bytes,
+            ..
+        } = launch.shape;
+        let size = self.options.size;
+        let each = self
+            .driver
+            .resident_blocks(function, threads, shared_bytes)?;
+        let multiprocessors = self.driver.properties().multiprocessors;
+        let most = u64::from(each) * u64::from(multiprocessors);
+        match size.checked_mul(blocks) {
+            Some(all) if u64::from(all) <= most => Ok(all),
+            _ => Err(Error::launch(format!(
+                "{}: {blocks} blocks of each of {size} ranks are not resident together: \
+                 {multiprocessors} multiprocessors hold {each} blocks of {threads} threads each; \
+                 use fewer blocks, threads or ranks",
+                launch.kernel
+            ))),
+        }
+    }
+
+    fn enqueue(&self, state: &mut State, arrivals: &[Arrival], prepared: &Prepared) -> Result<()> {
+        let slot = state.next_slot;
+        state.next_slot = (slot + 1) % state.slots.len();
+        let ended = state.slots[slot];
+        self.until_complete(ended)?;
+        let mut address = self.table.address + slot as u64 * u64::from(self.options.size) * PART;
+        // SAFETY: the slot lies in the table; the grid that read it last has ended.
+        unsafe { self.driver.write(address, &prepared.table) }?;
+        for (arrival, &event) in arrivals.iter().zip(&state.before) {
+            self.driver.record_event(event, arrival.stream)?;
+            self.driver.wait_event(self.stream, event)?;
+        }
+        let mut blocks_per_rank = prepared.blocks_per_rank;
+        let mut arguments = [
+            (&raw mut address).cast::<c_void>(),
+            (&raw mut blocks_per_rank).cast::<c_void>(),
+        ];
+        // SAFETY: these are a grid form's arguments (`function` compared them); the table has every rank's struct,
+        // whose requirements each rank's caller fulfils.
+        unsafe {
+            self.driver.launch(
+                prepared.function,
+                &prepared.shape,
+                &mut arguments,
+                self.stream,
+            )
+        }?;
+        self.driver.record_event(ended, self.stream)?;
+        for arrival in arrivals {
+            self.driver.wait_event(arrival.stream, ended)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the grid whose end `event` is.
+    fn until_complete(&self, event: RawEvent) -> Result<()> {
+        let deadline = Instant::now() + self.options.timeout;
+        while !self.driver.query_event(event)? {
+            if Instant::now() >= deadline {
+                return Err(Error::launch(format!(
+                    "{} grids are enqueued, and the first of them has not ended within {} s; a \
+                     kernel before it on a rank's stream has not ended either, or hangs",
+                    self.options.slots,
+                    self.options.timeout.as_secs_f64()
+                )));
+            }
+            thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+}

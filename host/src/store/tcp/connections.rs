@@ -1,0 +1,132 @@
+//! Connections to a server: opened, kept while idle, and used by one request at a time.
+
+use core::time::Duration;
+use std::io::{self, ErrorKind};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::PoisonError;
+use std::thread;
+use std::time::Instant;
+
+use super::{StoreProtocol, TcpStore};
+use crate::store::talk::{Greeting, authenticate, describe, greet, is_hang_up};
+use crate::{Error, Result};
+
+/// Idle connections that are kept.
+const MAX_IDLE: usize = 8;
+
+impl TcpStore {
+    pub(super) fn open_until(&self, start: Instant, timeout: Duration) -> Result<TcpStream> {
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let left = timeout
+                .saturating_sub(start.elapsed())
+                .max(Duration::from_millis(1));
+            let error = match self.open(left) {
+                Ok(connection) => return Ok(connection),
+                Err(error) => error,
+            };
+            if error.kind() == ErrorKind::PermissionDenied {
+                let address = format!("{}:{}", self.host, self.port);
+                return Err(Error::store_io("connect", &address, error));
+            }
+            if start.elapsed() + pause >= timeout {
+                let address = format!("{}:{}", self.host, self.port);
+                return Err(Error::Store {
+                    operation: "connect",
+                    key: address,
+                    detail: format!(
+                        "no store server answered within {} s ({error}); is rank 0 running, and \
+                         are MASTER_ADDR and MASTER_PORT the same on all ranks?",
+                        timeout.as_secs_f64()
+                    ),
+                    source: Some(error.into()),
+                });
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(250));
+        }
+    }
+
+    /// One attempt: connects, and makes sure that a store server is at the other end.
+    fn open(&self, timeout: Duration) -> io::Result<TcpStream> {
+        let mut failure = io::Error::new(ErrorKind::NotFound, "the host name has no address");
+        let greetings: &[Greeting] = match (self.greeting.get(), self.options.protocol) {
+            (Some(known), _) => core::slice::from_ref(known),
+            // Only a server of this crate knows secrets.
+            _ if self.options.secret.is_some() => &[Greeting::Ping],
+            (None, StoreProtocol::Auto) => &[Greeting::Ping, Greeting::Legacy, Greeting::Count],
+            (None, StoreProtocol::Current) => &[Greeting::Ping, Greeting::Count],
+            (None, StoreProtocol::Legacy) => &[Greeting::Legacy],
+        };
+        for address in (self.host.as_str(), self.port).to_socket_addrs()? {
+            for greeting in greetings {
+                let mut connection = match TcpStream::connect_timeout(&address, timeout) {
+                    Ok(connection) => connection,
+                    Err(error) => {
+                        failure = error;
+                        break;
+                    }
+                };
+                connection.set_nodelay(true)?;
+                connection.set_read_timeout(Some(timeout))?;
+                connection.set_write_timeout(Some(timeout))?;
+                if let Some(secret) = &self.options.secret {
+                    authenticate(&mut connection, secret)?;
+                }
+                match greet(&mut connection, *greeting) {
+                    Ok(()) => {
+                        connection.set_write_timeout(Some(self.io_timeout()))?;
+                        // Another thread may have been first, with the same answer.
+                        let _ = self.greeting.set(*greeting);
+                        return Ok(connection);
+                    }
+                    // A server that does not know the greeting hangs up.
+                    Err(error) if is_hang_up(&error) => failure = describe(error),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Err(failure)
+    }
+
+    pub(super) fn io_timeout(&self) -> Duration {
+        // Zero is refused by the socket option.
+        self.timeout.max(Duration::from_millis(1))
+    }
+
+    pub(super) fn take(&self) -> Result<TcpStream> {
+        let idle = self
+            .idle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        match idle {
+            Some(connection) => Ok(connection),
+            None => self.open_until(Instant::now(), self.timeout),
+        }
+    }
+
+    pub(super) fn give_back(&self, connection: TcpStream) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_IDLE {
+            idle.push(connection);
+        }
+    }
+
+    /// Runs `talk` on a connection. A connection on which something failed is closed, because its
+    /// next byte could belong to the failed request.
+    pub(super) fn exchange<R>(
+        &self,
+        operation: &'static str,
+        key: &str,
+        talk: impl FnOnce(&mut TcpStream) -> io::Result<R>,
+    ) -> Result<R> {
+        let mut connection = self.take()?;
+        let answer = connection
+            .set_read_timeout(Some(self.io_timeout()))
+            .and_then(|()| talk(&mut connection))
+            .map_err(|error| Error::store_io(operation, key, describe(error)))?;
+        self.give_back(connection);
+        Ok(answer)
+    }
+}

@@ -1,0 +1,75 @@
+//! Options of a TCP store's client: protocol and secret.
+
+use core::str::FromStr;
+
+use crate::store::StoreSecret;
+use crate::{Error, Result};
+
+/// Which protocol a TCP store server speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreProtocol {
+    /// Found out at the first connection.
+    #[default]
+    Auto,
+    /// That of PyTorch 2.1 and later, and of [`TcpStoreServer`](crate::store::TcpStoreServer).
+    Current,
+    /// That of PyTorch before 2.1.
+    Legacy,
+}
+
+impl FromStr for StoreProtocol {
+    type Err = Error;
+
+    /// Reads `auto`, `current` or `legacy`.
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "current" => Ok(Self::Current),
+            "legacy" => Ok(Self::Legacy),
+            _ => Err(Error::bootstrap(format!(
+                "FUSEWIRE_STORE_PROTOCOL=\"{text}\" must be auto, current or legacy"
+            ))),
+        }
+    }
+}
+
+/// How a client meets its server.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct StoreOptions {
+    /// Which protocol the server speaks.
+    pub protocol: StoreProtocol,
+    /// The secret that the server wants, and has to have.
+    pub secret: Option<StoreSecret>,
+}
+
+impl StoreOptions {
+    /// The protocol in `FUSEWIRE_STORE_PROTOCOL` (`auto`, `current` or `legacy`) and the secret in
+    /// `FUSEWIRE_STORE_SECRET`.
+    ///
+    /// # Errors
+    /// [`Error::Bootstrap`] when the protocol is none of these.
+    pub fn from_env() -> Result<Self> {
+        let protocol = match std::env::var("FUSEWIRE_STORE_PROTOCOL") {
+            Ok(text) if !text.is_empty() => text.parse()?,
+            _ => StoreProtocol::Auto,
+        };
+        let secret = StoreSecret::from_env();
+        Ok(Self { protocol, secret })
+    }
+
+    /// These options with another protocol.
+    #[must_use]
+    pub fn with_protocol(mut self, protocol: StoreProtocol) -> Self {
+        self.protocol = protocol;
+        self
+    }
+
+    /// These options with a secret.
+    #[must_use]
+    pub fn with_secret(mut self, secret: StoreSecret) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+}
