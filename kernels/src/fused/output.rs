@@ -252,7 +252,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
                 greatest = greatest.max(block.machine().shuffle_xor(greatest, mask));
                 mask *= 2;
             }
-            let leads = there && mine % (GROUP / CHUNK) == 0;
+            let leads = there && mine.is_multiple_of(GROUP / CHUNK);
             // SAFETY: the caller's promise.
             let inverse = unsafe { self.put_scale(targets, index, at / GROUP, greatest, leads) };
             if there {
