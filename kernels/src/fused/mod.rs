@@ -46,7 +46,7 @@ use crate::exchange::Memory;
 pub use self::row::SHARED_ROW;
 pub use self::spec::{GROUP, NormSpec, Route, Statistics, Written};
 
-/// Reduction, residual add and norm of `rows` rows of `hidden` elements, by the signal protocol ([`crate::exchange`]): every rank
+/// Reduction, residual add and norm of `rows` rows of `hidden` elements, by the signal protocol: every rank
 /// reads the ranks' rows where they are. The route of `spec` says whose; `rows` are those of the result, so in
 /// [`Route::ReduceScatter`] each rank has `rows` times the number of ranks at `source`.
 ///
