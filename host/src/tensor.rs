@@ -2,10 +2,12 @@
 
 use core::any::Any;
 use core::fmt;
+use core::ptr::NonNull;
 use std::sync::Arc;
 
 use fusewire_device::{DType, Element};
 
+use crate::cpu::Segment;
 use crate::device::Device;
 use crate::gpu::{self, Gpu};
 use crate::memory::Memory;
@@ -73,15 +75,17 @@ impl Tensor {
         ))
     }
 
-    /// `count` elements of a GPU's memory that somebody else allocated (PyTorch, candle, C++), beginning at `at`. `keep` is
-    /// dropped when nothing of this crate uses the memory any more, and may free it.
+    /// `count` elements of memory that somebody else allocated (PyTorch, candle, C, C++), beginning at `at`. `keep` is
+    /// dropped when nothing of this crate uses the memory any more, and may free it. A GPU's can be registered; peers
+    /// cannot map the CPU's, which goes through staging unless it lies in a window.
     ///
     /// # Safety
-    /// `at` is device memory of that GPU for as many elements, and stays so until `keep` is dropped.
+    /// `at` is memory of that device for as many elements, and stays so until `keep` is dropped. Who reads and writes it
+    /// beside operations orders that with them.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for the CPU (use [`Input::from_raw`] and [`Output::from_raw`]), sizes that overflow, or an
-    /// address that is not aligned to the type; [`Error::NoDevice`].
+    /// [`Error::InvalidArgument`] for sizes that overflow, or an address that is null on the CPU or not aligned to the
+    /// type; [`Error::NoDevice`].
     pub unsafe fn adopt(
         device: Device,
         at: *mut u8,
@@ -96,9 +100,18 @@ impl Tensor {
                 detail: format!("address {at:p} is not aligned to {}", dtype.name()),
             });
         }
-        let memory = gpu::Memory::adopt(&Gpu::open(device)?, at as u64, bytes);
+        let memory = match (device, NonNull::new(at)) {
+            (Device::Cpu, Some(at)) => Memory::Host(Segment::adopt(at, bytes)),
+            (Device::Cpu, None) => {
+                return Err(Error::InvalidArgument {
+                    operation: "adopt tensor",
+                    detail: "the address is null".to_owned(),
+                });
+            }
+            _ => Memory::Device(gpu::Memory::adopt(&Gpu::open(device)?, at as u64, bytes)),
+        };
         Ok(Self::from_allocation(
-            Allocation::new(Memory::Device(memory), keep),
+            Allocation::new(memory, keep),
             dtype,
             count,
         ))

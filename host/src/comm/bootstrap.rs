@@ -429,6 +429,17 @@ pub(super) fn store_of_environment(
 const GPU_SPINS: u32 = 1000;
 
 impl Options {
+    /// Bytes of workspace (pad and staging) that a communicator of `size` ranks with these options will hold on `device`, for
+    /// each rank: what [`Communicator::workspace_bytes`] says of one that there is.
+    ///
+    /// # Errors
+    /// [`Error::Communicator`] for a size or options that no communicator can have.
+    pub fn workspace_bytes(&self, device: Device, size: u32) -> Result<u64> {
+        let options = self.clone().resolved(device);
+        validate("workspace", 0, size, &options)?;
+        Ok(layout(size, &options).bytes)
+    }
+
     /// With the device's defaults in place of zeros.
     fn resolved(mut self, device: Device) -> Self {
         if self.blocks == 0 {
