@@ -152,7 +152,9 @@ fn host_and_port<'a>(operation: &str, address: &'a str) -> Outcome<(&'a str, u16
     parts.ok_or_else(|| {
         argument(
             operation,
-            format!("the store \"{address}\" is not host:port, such as 10.0.0.1:29500 or [::1]:29500"),
+            format!(
+                "the store \"{address}\" is not host:port, such as 10.0.0.1:29500 or [::1]:29500"
+            ),
         )
     })
 }
@@ -263,7 +265,10 @@ pub unsafe extern "C" fn fusewire_comm_failure(comm: *const FusewireComm) -> c_i
     guard(|| {
         // SAFETY: by the caller.
         let handle = unsafe { FusewireComm::of("fusewire_comm_failure", comm)? };
-        handle.comm.failure().map_or(Ok(()), |error| Err(error.into()))
+        handle
+            .comm
+            .failure()
+            .map_or(Ok(()), |error| Err(error.into()))
     })
 }
 
@@ -353,7 +358,16 @@ mod tests {
         let parse = |text| host_and_port("test", text).ok();
         assert_eq!(parse("10.0.0.1:29500"), Some(("10.0.0.1", 29500)));
         assert_eq!(parse("[::1]:1"), Some(("::1", 1)));
-        for wrong in ["", "host", "host:", ":1", "host:0", "host:65536", "::1:1", "[]:1"] {
+        for wrong in [
+            "",
+            "host",
+            "host:",
+            ":1",
+            "host:0",
+            "host:65536",
+            "::1:1",
+            "[]:1",
+        ] {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
     }

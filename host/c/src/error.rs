@@ -71,9 +71,9 @@ impl From<Error> for Failed {
             | Error::Driver { .. }
             | Error::Image { .. }
             | Error::Launch { .. } => codes::FUSEWIRE_ERROR_DEVICE,
-            Error::MemoryMap { .. }
-            | Error::PeerSegment { .. }
-            | Error::ShareDescriptor { .. } => codes::FUSEWIRE_ERROR_MEMORY,
+            Error::MemoryMap { .. } | Error::PeerSegment { .. } | Error::ShareDescriptor { .. } => {
+                codes::FUSEWIRE_ERROR_MEMORY
+            }
             Error::CaptureState { .. } => codes::FUSEWIRE_ERROR_CAPTURE,
             Error::Backend { .. } => codes::FUSEWIRE_ERROR_BACKEND,
             Error::StreamTimeout { .. } => codes::FUSEWIRE_ERROR_NOT_DONE,

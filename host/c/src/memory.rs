@@ -230,7 +230,9 @@ impl Shared {
     fn take(&self, operation: &str, memory: *mut c_void, owned: bool) -> Outcome<Region> {
         let mut regions = self.regions();
         let key = memory as usize;
-        if regions.get(&key).is_some_and(|region| region.owned == owned)
+        if regions
+            .get(&key)
+            .is_some_and(|region| region.owned == owned)
             && let Some(region) = regions.remove(&key)
         {
             return Ok(region);
@@ -242,7 +244,9 @@ impl Shared {
         };
         Err(argument(
             operation,
-            format!("{memory:p} is no memory of {from} of this communicator, or was given back before"),
+            format!(
+                "{memory:p} is no memory of {from} of this communicator, or was given back before"
+            ),
         ))
     }
 }
@@ -301,9 +305,8 @@ fn copied(
     let host = Buffer::new(operation, "host memory", host, Some(bytes), DType::U8)?;
     let host = NonNull::new(host.at).ok_or_else(|| argument(operation, "host memory is NULL"))?;
     // SAFETY: the header: memory of the device as long as the call.
-    let tensor = unsafe {
-        Tensor::adopt(comm.comm.device(), buffer.at, DType::U8, buffer.count, None)?
-    };
+    let tensor =
+        unsafe { Tensor::adopt(comm.comm.device(), buffer.at, DType::U8, buffer.count, None)? };
     Ok((tensor, host))
 }
 

@@ -72,7 +72,11 @@ fn scales(call: &Call<'_>, norm: &FusewireNorm) -> Outcome<Scales> {
             };
             Scales::Groups(view(norm.scales, count)?, layout)
         }
-        other => return refuse(format!("scaling {other} is none (FUSEWIRE_SCALE_NONE, ...)")),
+        other => {
+            return refuse(format!(
+                "scaling {other} is none (FUSEWIRE_SCALE_NONE, ...)"
+            ));
+        }
     })
 }
 
@@ -85,7 +89,10 @@ fn run(call: &Call<'_>, kind: Kind, norm: &FusewireNorm, enqueued: bool) -> Outc
     };
     let known = n::FUSEWIRE_NORM_UNIT_OFFSET | n::FUSEWIRE_NORM_DEPENDENT;
     if norm.flags & !known != 0 {
-        return Err(argument(name, format!("flags {:#x} are unknown", norm.flags & !known)));
+        return Err(argument(
+            name,
+            format!("flags {:#x} are unknown", norm.flags & !known),
+        ));
     }
     let elements = norm.rows.checked_mul(norm.hidden);
     let shards = match kind {

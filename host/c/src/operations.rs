@@ -87,7 +87,10 @@ macro_rules! either {
 }
 
 fn untensored(call: &Call<'_>) -> crate::error::Failed {
-    argument(call.name, "an enqueued operation on memory without a tensor")
+    argument(
+        call.name,
+        "an enqueued operation on memory without a tensor",
+    )
 }
 
 /// Defines the C functions of an operation: blocking and enqueued.

@@ -12,8 +12,22 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
 
 /// The compilers of C and of C++, with all that they must be silent about.
-const C: [&str; 6] = ["cc", "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror"];
-const CXX: [&str; 6] = ["c++", "-std=c++11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"];
+const C: [&str; 6] = [
+    "cc",
+    "-std=c99",
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Werror",
+];
+const CXX: [&str; 6] = [
+    "c++",
+    "-std=c++11",
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Werror",
+];
 
 /// Whether there is this compiler; prints why a test is skipped.
 fn has(compiler: &str) -> bool {
@@ -43,13 +57,23 @@ fn library() -> PathBuf {
         std::env::consts::DLL_PREFIX,
         std::env::consts::DLL_SUFFIX
     );
-    assert!(folder.join(&name).exists(), "no {name} in {}", folder.display());
+    assert!(
+        folder.join(&name).exists(),
+        "no {name} in {}",
+        folder.display()
+    );
     folder
 }
 
 /// Compiles `source` to a program, which finds the library; what the compiler says where it refuses.
-fn compile(compiler: &[&str], source: &Path, name: &str, include: &Path) -> Result<PathBuf, String> {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+fn compile(
+    compiler: &[&str],
+    source: &Path,
+    name: &str,
+    include: &Path,
+) -> Result<PathBuf, String> {
+    let program =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
     let library = library();
     let mut search = std::ffi::OsString::from("-Wl,-rpath,");
     search.push(&library);
@@ -172,7 +196,10 @@ fn the_example_fails_where_the_result_is_not_what_it_expects() {
     for output in run_two(&program, |_, _| vec!["abacus".to_owned()]) {
         let text = said(&output);
         assert_eq!(output.status.code(), Some(2), "{text}");
-        assert!(text.contains("joining: error 1: device: \"abacus\" is none of"), "{text}");
+        assert!(
+            text.contains("joining: error 1: device: \"abacus\" is none of"),
+            "{text}"
+        );
     }
 }
 
@@ -237,7 +264,11 @@ fn a_header_that_differs_is_found() {
     // Another prototype does not compile.
     let lines = layout::Lines::new();
     let program = lines.program();
-    let other = program.replacen("uint32_t *) = fusewire_comm_rank", "uint64_t *) = fusewire_comm_rank", 1);
+    let other = program.replacen(
+        "uint32_t *) = fusewire_comm_rank",
+        "uint64_t *) = fusewire_comm_rank",
+        1,
+    );
     assert_ne!(program, other);
     let error = compile_text(&C, &other, "prototype").expect_err("another prototype");
     assert!(error.contains("incompatible"), "{error}");
@@ -246,10 +277,14 @@ fn a_header_that_differs_is_found() {
     let header = std::fs::read_to_string(here().join("include/fusewire.h")).expect("the header");
     let field = "  float epsilon;\n";
     assert!(header.contains(field));
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("other-{}", std::process::id()));
+    let folder =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("other-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
-    std::fs::write(folder.join("fusewire.h"), header.replacen(field, "  double epsilon;\n", 1))
-        .expect("a file");
+    std::fs::write(
+        folder.join("fusewire.h"),
+        header.replacen(field, "  double epsilon;\n", 1),
+    )
+    .expect("a file");
     let source = folder.join("layout.c");
     std::fs::write(&source, program).expect("a file");
     let program = compile(&C, &source, "other-layout", &folder).expect("it compiles");

@@ -163,8 +163,16 @@ impl Lines {
             fusewire_capture_begin(_) fusewire_capture_end(_, _)
             fusewire_graph_run(_, _) fusewire_graph_launch(_, _) fusewire_graph_destroy(_)
         );
-        lines.push("version", "fusewire_version()", u64::from(fusewire_c::fusewire_version()));
-        lines.push("version", "FUSEWIRE_VERSION", u64::from(fusewire_c::fusewire_version()));
+        lines.push(
+            "version",
+            "fusewire_version()",
+            u64::from(fusewire_c::fusewire_version()),
+        );
+        lines.push(
+            "version",
+            "FUSEWIRE_VERSION",
+            u64::from(fusewire_c::fusewire_version()),
+        );
         lines
     }
 
