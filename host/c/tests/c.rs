@@ -85,7 +85,7 @@ fn compile(
         .arg("-L")
         .arg(&library)
         .arg(search)
-        .args(["-lfusewire_c", "-lm", "-o"])
+        .args(["-lfusewire_c", "-lm", "-ldl", "-o"])
         .arg(&program)
         .output()
         .map_err(|error| format!("{}: {error}", compiler[0]))?;

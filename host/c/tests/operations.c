@@ -4,6 +4,7 @@
  */
 #include <fusewire.h>
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -242,6 +243,66 @@ static void graph(void) {
   release(x, 0);
 }
 
+/* A function of the driver's. */
+static void symbol(void *library, const char *name, void *function) {
+  void *found = dlsym(library, name);
+  if (found == NULL) {
+    printf("no %s in the driver\n", name);
+    exit(1);
+  }
+  memcpy(function, &found, sizeof found);
+}
+
+/* The caller's own stream and memory, made by CUDA's driver, as an engine has them. */
+static void own_stream(void) {
+  if (strncmp(device, "cuda", 4) != 0) return;
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context, *stream, *raw;
+  int gpu, (*get_device)(int *, int), (*retain)(void **, int), (*set_current)(void *), (*create)(void **, unsigned);
+  int (*wait)(void *), (*destroy)(void *), (*allocate)(unsigned long long *, size_t), (*release_memory)(unsigned long long);
+  unsigned long long x;
+  TRUE(driver != NULL);
+  symbol(driver, "cuDeviceGet", &get_device);
+  symbol(driver, "cuDevicePrimaryCtxRetain", &retain);
+  symbol(driver, "cuCtxSetCurrent", &set_current);
+  symbol(driver, "cuStreamCreate", &create);
+  symbol(driver, "cuStreamSynchronize", &wait);
+  symbol(driver, "cuStreamDestroy_v2", &destroy);
+  symbol(driver, "cuMemAlloc_v2", &allocate);
+  symbol(driver, "cuMemFree_v2", &release_memory);
+  TRUE(get_device(&gpu, 0) == 0 && retain(&context, gpu) == 0 && set_current(context) == 0);
+  TRUE(create(&stream, 1) == 0 && allocate(&x, N * 4) == 0);
+  raw = (void *)(uintptr_t)x;
+
+  fusewire_comm *on;
+  fusewire_graph *replay;
+  OK(fusewire_comm_on_stream(comm, stream, &on));
+  for (int registered = 0; registered < 2; registered++) {
+    if (registered) OK(fusewire_register(comm, raw, N * 4));
+    if (registered) SAYS(FUSEWIRE_ERROR_ARGUMENT, "in a window already", fusewire_register(comm, raw, 4));
+    put(raw, N);
+    OK(fusewire_all_reduce_async(on, raw, raw, N, FUSEWIRE_F32, FUSEWIRE_SUM, NULL));
+    TRUE(wait(stream) == 0);
+    get(raw, N);
+    for (int i = 0; i < N; i++) TRUE(got[i] == value(0, i) + value(1, i));
+
+    OK(fusewire_capture_begin(on));
+    OK(fusewire_all_reduce_async(on, raw, raw, N, FUSEWIRE_F32, FUSEWIRE_SUM, NULL));
+    OK(fusewire_capture_end(on, &replay));
+    OK(fusewire_graph_launch(replay, on));
+    TRUE(wait(stream) == 0);
+    get(raw, N);
+    for (int i = 0; i < N; i++) TRUE(got[i] == 2.0f * (value(0, i) + value(1, i)));
+    OK(fusewire_graph_destroy(replay));
+  }
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_alloc", fusewire_free(comm, raw));
+  OK(fusewire_deregister(comm, raw));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_register", fusewire_deregister(comm, raw));
+  /* The communicator leaves the stream. */
+  OK(fusewire_barrier(comm));
+  OK(fusewire_comm_destroy(on));
+  TRUE(wait(stream) == 0 && destroy(stream) == 0 && release_memory(x) == 0);
+}
+
 /* What is refused moves nothing: this rank alone makes the calls, and the next operation of both works. */
 static void refused(void) {
   float x[16] = {0};
@@ -383,6 +444,7 @@ int main(int argc, char **argv) {
   norms(0);
   norms(1);
   graph();
+  own_stream();
   if (rank == 1) refused();
   registration();
   failing(argv[3]);
