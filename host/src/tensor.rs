@@ -439,3 +439,35 @@ impl<'a> From<&'a Tensor> for Output<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_the_cpu_can_be_adopted() {
+        let mut owned = vec![1.0_f32, 2.0, 3.0];
+        let keep = Arc::new(());
+        let at = owned.as_mut_ptr().cast::<u8>();
+        let kept: Arc<dyn Any + Send + Sync> = Arc::clone(&keep) as _;
+        // SAFETY: the vector outlives the tensor.
+        let x = unsafe { Tensor::adopt(Device::Cpu, at, DType::F32, 3, Some(kept)) }.unwrap();
+        assert_eq!((x.as_ptr(), x.device()), (at, Device::Cpu));
+        x.slice(1, 2).unwrap().copy_from(&[4.0_f32, 5.0]).unwrap();
+        assert_eq!(x.to_vec::<f32>().unwrap(), [1.0, 4.0, 5.0]);
+        let refused = x.memory().0.descriptor().unwrap_err();
+        assert!(
+            refused.to_string().contains("did not allocate"),
+            "{refused}"
+        );
+        assert_eq!(Arc::strong_count(&keep), 2);
+        drop(x);
+        assert_eq!(Arc::strong_count(&keep), 1);
+        // Neither freed nor unmapped.
+        assert_eq!(owned, [1.0, 4.0, 5.0]);
+        for wrong in [core::ptr::null_mut(), at.wrapping_add(1)] {
+            // SAFETY: refused.
+            assert!(unsafe { Tensor::adopt(Device::Cpu, wrong, DType::F32, 1, None) }.is_err());
+        }
+    }
+}

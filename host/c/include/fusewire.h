@@ -17,8 +17,8 @@
  * the peers where it lies; anything else goes through the communicator's staging. Each rank may do as it likes.
  *   - A blocking call uses its buffers until it returns.
  *   - An _async call uses them until its work is done; one that was captured, until every graph with it is destroyed.
- *     Until then the caller keeps them allocated, changes no input and touches no output. Memory of fusewire_alloc is kept
- *     allocated by the work and the graph itself.
+ *     Until then the caller keeps them allocated, changes no input and touches no output. Memory of fusewire_alloc that
+ *     is not given back is kept allocated by the work and the graph itself.
  *   - Structs and text are read during the call only.
  *
  * STREAMS. A handle has a stream: the communicator's own, or the caller's (fusewire_comm_on_stream). _async calls enqueue
@@ -124,7 +124,8 @@ typedef struct fusewire_options {
 
 /* Joins the communicator "world" as the rank that the environment names: fusewire run, torchrun, mpirun, srun. `device` is
    "cpu" (default, also by null), "cuda:N" or "hip:N", N among the devices that the process sees. All ranks together;
-   bounded by the time-out. `comm` is null after a failure. */
+   bounded by the time-out. `comm` is null after a failure. Where rank 0 serves the store (no agent of a launcher does),
+   there is one such communicator at a time; make others of it by fusewire_comm_split. */
 int fusewire_comm_from_env(const char *device, const fusewire_options *options, fusewire_comm **comm);
 
 /* Joins as rank `rank` of `size`. Ranks meet in the store at `store`, "host:port" ("[::1]:29500" for IPv6), which rank 0 serves
@@ -132,6 +133,12 @@ int fusewire_comm_from_env(const char *device, const fusewire_options *options, 
    store that another process serves. All ranks together. */
 int fusewire_comm_create(const char *device, uint32_t rank, uint32_t size, const char *store, const char *name,
                          const fusewire_options *options, fusewire_comm **comm);
+
+/* A communicator of the `count` ranks of this one in `ranks`: ranks[i] becomes rank i. All ranks together, each with the list
+   that it belongs to, or with none (count 0), which gives null. Lists of different ranks may be different groups. Its
+   handle is destroyed like any other, before or after this one's. `name` (default "part") is for messages. */
+int fusewire_comm_split(const fusewire_comm *comm, const uint32_t *ranks, uint32_t count, const char *name,
+                        fusewire_comm **part);
 
 /* Another handle of the same communicator, on `stream`: a CUstream or hipStream_t of the device's primary context, which
    outlives the handle, all work enqueued by it, and the communicator's next use on another stream. Null for the
@@ -171,8 +178,9 @@ int fusewire_workspace_bytes(const char *device, uint32_t size, const fusewire_o
    1. A communicator has 1024 windows in its life at most: allocate few and large ones, and use parts. */
 int fusewire_alloc(const fusewire_comm *comm, uint64_t bytes, void **memory);
 
-/* Gives it back; all ranks together, waits until no operation uses it. After a failure of the communicator the memory stays
-   until the communicator is destroyed. Memory that is not given back goes with the communicator. */
+/* Gives it back; all ranks together, waits until no operation uses it. Graphs with it are not replayed any more. After a
+   failure of the communicator the memory stays until the communicator is destroyed. Memory that is not given back goes with
+   the communicator. */
 int fusewire_free(const fusewire_comm *comm, void *memory);
 
 /* Puts a GPU's memory that the caller allocated into a window. All ranks together, with the same size. It stays allocated

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use fusewire::store::{Store, StoreSecret, TcpStore, TcpStoreServer};
 use fusewire::{Communicator, Device, Stream, new_comm};
 
-use crate::error::{Outcome, argument, give, guard, text};
+use crate::error::{Outcome, argument, bootstrap, give, guard, text};
 use crate::memory::Region;
 use crate::types::{Asked, FusewireOptions};
 
@@ -26,17 +26,17 @@ pub(crate) struct Shared {
     home: Communicator,
     /// Memory in windows, by its first address.
     pub(crate) regions: Mutex<BTreeMap<usize, Region>>,
-    /// The store, where this rank serves it: after all else.
-    _server: Option<TcpStoreServer>,
+    /// The store, where this rank serves it: it goes after all else, with the last communicator that met there.
+    server: Option<Arc<TcpStoreServer>>,
 }
 
 impl FusewireComm {
-    fn boxed(home: Communicator, server: Option<TcpStoreServer>) -> *mut Self {
+    fn boxed(home: Communicator, server: Option<Arc<TcpStoreServer>>) -> *mut Self {
         let comm = home.clone();
         let shared = Arc::new(Shared {
             home,
             regions: Mutex::default(),
-            _server: server,
+            server,
         });
         Box::into_raw(Box::new(Self { comm, shared }))
     }
@@ -122,9 +122,21 @@ pub unsafe extern "C" fn fusewire_comm_create(
         }
         let (host, port) = host_and_port(NAME, address)?;
         let serves = rank == 0 && !asked.store_is_served;
-        let server = serves
-            .then(|| TcpStoreServer::bind_with((host, port), StoreSecret::from_env()))
-            .transpose()?;
+        let server = if serves {
+            let bound = TcpStoreServer::bind_with((host, port), StoreSecret::from_env());
+            let bound = bound.map_err(|error| {
+                bootstrap(
+                    NAME,
+                    format!(
+                        "rank 0 cannot serve the store at {address} ({error}); give a free port at an address of \
+                         its host, or set store_is_served where another process serves it"
+                    ),
+                )
+            });
+            Some(Arc::new(bound?))
+        } else {
+            None
+        };
         let client: Arc<dyn Store> =
             Arc::new(TcpStore::connect(host, port, asked.options.timeout)?);
         asked.options.store = Some(client);
@@ -193,6 +205,45 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
         });
         // SAFETY: writable, by the caller.
         unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
+    })
+}
+
+/// A communicator of some ranks of this one, in the order of the list; null where the list is empty. All ranks together.
+///
+/// # Safety
+/// `comm` is null or a live handle; `ranks` is null or has `count` elements; `name` is null or a C string; `part` is null or
+/// writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_split(
+    comm: *const FusewireComm,
+    ranks: *const u32,
+    count: u32,
+    name: *const c_char,
+    part: *mut *mut FusewireComm,
+) -> c_int {
+    const NAME: &str = "fusewire_comm_split";
+    guard(|| {
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "part", part, core::ptr::null_mut())? };
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        // SAFETY: by the caller.
+        let name = unsafe { text(NAME, "name", name, Some("part"))? };
+        if ranks.is_null() && count > 0 {
+            return Err(argument(NAME, "ranks is NULL"));
+        }
+        let ranks = if count == 0 {
+            &[][..]
+        } else {
+            // SAFETY: not null, and as many, by the caller.
+            unsafe { core::slice::from_raw_parts(ranks, count as usize) }
+        };
+        let Some(made) = handle.comm.split(ranks, name)? else {
+            return Ok(());
+        };
+        let made = FusewireComm::boxed(made, handle.shared.server.clone());
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "part", part, made) }
     })
 }
 

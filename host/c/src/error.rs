@@ -94,6 +94,14 @@ pub(crate) fn argument(operation: &str, detail: impl core::fmt::Display) -> Fail
     }
 }
 
+/// The failure to meet.
+pub(crate) fn bootstrap(operation: &str, detail: impl core::fmt::Display) -> Failed {
+    Failed {
+        code: codes::FUSEWIRE_ERROR_BOOTSTRAP,
+        message: format!("{operation}: {detail}"),
+    }
+}
+
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }

@@ -6,7 +6,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use fusewire::{DType, Input, Output, Registration, Tensor};
+use fusewire::{DType, Error, Input, Output, Registration, Tensor};
 
 use crate::comm::{FusewireComm, Shared};
 use crate::error::{Outcome, argument, give, guard};
@@ -264,6 +264,13 @@ unsafe fn give_back(
         let handle = unsafe { FusewireComm::of(operation, comm)? };
         if memory.is_null() {
             return Err(argument(operation, "memory is NULL"));
+        }
+        if handle.comm.stream().is_capturing() {
+            return Err(Error::CaptureState {
+                detail: "a window cannot end while its communicator's stream is capturing"
+                    .to_owned(),
+            }
+            .into());
         }
         let region = handle.shared.take(operation, memory, owned)?;
         Ok(handle.comm.tensor_deregister(region.registration)?)

@@ -65,7 +65,22 @@ fn library() -> PathBuf {
     folder
 }
 
-/// Compiles `source` to a program, which finds the library; what the compiler says where it refuses.
+/// A command that runs `program` with the library of this test. Cargo's own search path, which goes before what is written in a
+/// program, may have an older one that was built by itself.
+fn command(program: &Path) -> Command {
+    let mut search = vec![library()];
+    if let Some(more) = std::env::var_os("LD_LIBRARY_PATH") {
+        search.extend(std::env::split_paths(&more));
+    }
+    let mut command = Command::new(program);
+    command.env(
+        "LD_LIBRARY_PATH",
+        std::env::join_paths(search).expect("paths without colons"),
+    );
+    command
+}
+
+/// Compiles `source` to a program, linked with the library; what the compiler says where it refuses.
 fn compile(
     compiler: &[&str],
     source: &Path,
@@ -75,8 +90,6 @@ fn compile(
     let program =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
     let library = library();
-    let mut search = std::ffi::OsString::from("-Wl,-rpath,");
-    search.push(&library);
     let said = Command::new(compiler[0])
         .args(&compiler[1..])
         .arg("-I")
@@ -84,7 +97,6 @@ fn compile(
         .arg(source)
         .arg("-L")
         .arg(&library)
-        .arg(search)
         .args(["-lfusewire_c", "-lm", "-ldl", "-o"])
         .arg(&program)
         .output()
@@ -123,7 +135,7 @@ fn free_port() -> u16 {
 fn run_two(program: &Path, arguments: impl Fn(u32, u16) -> Vec<String>) -> [Output; 2] {
     let port = free_port();
     let ranks = [0, 1].map(|rank: u32| {
-        Command::new(program)
+        command(program)
             .args(arguments(rank, port))
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", "2")
@@ -227,7 +239,7 @@ fn the_header_and_the_library_agree() {
     }
     let lines = layout::Lines::new();
     let program = compile_text(&C, &lines.program(), "layout").expect("the prototypes agree");
-    let output = Command::new(program).output().expect("it runs");
+    let output = command(&program).output().expect("it runs");
     assert!(output.status.success(), "{}", said(&output));
     let text = said(&output);
     assert_eq!(text.lines().collect::<Vec<_>>(), lines.expected());
@@ -288,7 +300,7 @@ fn a_header_that_differs_is_found() {
     let source = folder.join("layout.c");
     std::fs::write(&source, program).expect("a file");
     let program = compile(&C, &source, "other-layout", &folder).expect("it compiles");
-    let output = Command::new(program).output().expect("it runs");
+    let output = command(&program).output().expect("it runs");
     assert_ne!(said(&output).lines().collect::<Vec<_>>(), lines.expected());
 }
 

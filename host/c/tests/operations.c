@@ -225,13 +225,14 @@ static void norms(int enqueued) {
   release(in, 0), release(weight, 0), release(bias, 0), release(kept, 0), release(out, 0), release(scales, 0);
 }
 
-/* Captured once, replayed twice; the memory is given back before, and lives in the graph. */
+/* Captured once, replayed twice. */
 static void graph(void) {
   float *x = memory(N * 4, 0);
   fusewire_graph *replay;
   OK(fusewire_comm_warm_up(comm));
   OK(fusewire_capture_begin(comm));
   OK(fusewire_all_reduce_async(comm, x, x, N, FUSEWIRE_F32, FUSEWIRE_SUM, NULL));
+  GIVES(FUSEWIRE_ERROR_CAPTURE, fusewire_free(comm, x));
   OK(fusewire_capture_end(comm, &replay));
   put(x, N);
   OK(fusewire_graph_run(replay, comm));
@@ -384,6 +385,34 @@ static void registration(void) {
   OK(fusewire_all_reduce(comm, x, x, 64, FUSEWIRE_F32, FUSEWIRE_SUM));
 }
 
+/* Parts: both ranks in the other order, each alone, and one that is in none. */
+static void parts(void) {
+  const uint32_t turned[RANKS] = {1, 0};
+  fusewire_comm *part;
+  uint32_t own;
+  float *x = memory(N * 4, 1);
+  OK(fusewire_comm_split(comm, turned, RANKS, "turned", &part));
+  OK(fusewire_comm_rank(part, &own));
+  TRUE(own == 1 - rank);
+  put(x, N);
+  OK(fusewire_broadcast(part, x, N, FUSEWIRE_F32, 0));
+  get(x, N);
+  for (int i = 0; i < N; i++) TRUE(got[i] == value(1, i));
+  OK(fusewire_comm_destroy(part));
+
+  OK(fusewire_comm_split(comm, &rank, 1, NULL, &part));
+  OK(fusewire_comm_size(part, &own));
+  TRUE(own == 1);
+  OK(fusewire_comm_destroy(part));
+
+  OK(fusewire_comm_split(comm, rank == 0 ? &rank : NULL, rank == 0, NULL, &part));
+  TRUE((part == NULL) == (rank == 1));
+  OK(fusewire_comm_destroy(part));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "does not have this rank", fusewire_comm_split(comm, &turned[rank], 1, NULL, &part));
+  TRUE(part == NULL);
+  release(x, 1);
+}
+
 /* More communicators over the store that the first one serves; they fail as they are told to. */
 static void failing(const char *store) {
   fusewire_options options;
@@ -408,6 +437,11 @@ static void failing(const char *store) {
   SAYS(FUSEWIRE_ERROR_MISMATCH, "all_reduce", fusewire_all_reduce(other, x, x, 8 + rank, FUSEWIRE_F32, FUSEWIRE_SUM));
   GIVES(FUSEWIRE_ERROR_MISMATCH, fusewire_comm_destroy(other));
 
+  options.store_is_served = 0;
+  if (rank == 0) {
+    SAYS(FUSEWIRE_ERROR_BOOTSTRAP, "rank 0 cannot serve", fusewire_comm_create("cpu", 0, RANKS, store, "second", &options, &other));
+  }
+  options.store_is_served = 1;
   options.timeout_seconds = 0.2;
   OK(fusewire_barrier(comm));
   if (rank == 0) {
@@ -447,6 +481,7 @@ int main(int argc, char **argv) {
   own_stream();
   if (rank == 1) refused();
   registration();
+  parts();
   failing(argv[3]);
   fusewire_comm *again;
   OK(fusewire_comm_on_stream(comm, NULL, &again));

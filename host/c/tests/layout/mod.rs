@@ -143,6 +143,7 @@ impl Lines {
         functions!(lines:
             fusewire_version() fusewire_last_error()
             fusewire_comm_from_env(_, _, _) fusewire_comm_create(_, _, _, _, _, _, _)
+            fusewire_comm_split(_, _, _, _, _)
             fusewire_comm_on_stream(_, _, _) fusewire_comm_destroy(_) fusewire_comm_abort(_)
             fusewire_comm_synchronize(_) fusewire_comm_warm_up(_) fusewire_comm_failure(_)
             fusewire_comm_rank(_, _) fusewire_comm_size(_, _) fusewire_comm_workspace_bytes(_, _)
