@@ -2,8 +2,9 @@
 
 use core::cell::RefCell;
 use core::ffi::{CStr, c_char, c_int};
+use core::panic::AssertUnwindSafe;
 use std::ffi::CString;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::catch_unwind;
 
 use fusewire::{Error, FailureKind};
 

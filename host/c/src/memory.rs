@@ -1,8 +1,8 @@
 //! Buffers: memory in windows, and any other by address, count and type.
 
+use core::any::Any;
 use core::ffi::{c_int, c_void};
 use core::ptr::{self, NonNull};
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 

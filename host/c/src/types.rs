@@ -3,8 +3,8 @@
 use core::ffi::{c_char, c_void};
 use core::mem::MaybeUninit;
 
+use core::time::Duration;
 use fusewire::{Algorithm, DType, Determinism, Options, ReduceOp};
-use std::time::Duration;
 
 use crate::error::{Outcome, argument, text};
 
