@@ -74,6 +74,14 @@ impl Memory {
     /// What a peer needs to [`Memory::open`] this.
     pub(crate) fn descriptor(&self) -> Result<MemoryDescriptor> {
         Ok(match self {
+            Self::Host(segment) if segment.is_foreign() => {
+                return Err(Error::InvalidArgument {
+                    operation: "share memory",
+                    detail: "other processes cannot map memory of the CPU that Fusewire did not allocate: allocate it by \
+                             Communicator::alloc or Tensor::new, or let it go through staging"
+                        .to_owned(),
+                });
+            }
             Self::Host(segment) => MemoryDescriptor::Host(segment.descriptor()),
             Self::Device(memory) => MemoryDescriptor::Device(Box::new(memory.descriptor()?)),
         })

@@ -2,10 +2,12 @@
 
 use core::any::Any;
 use core::fmt;
+use core::ptr::NonNull;
 use std::sync::Arc;
 
 use fusewire_device::{DType, Element};
 
+use crate::cpu::Segment;
 use crate::device::Device;
 use crate::gpu::{self, Gpu};
 use crate::memory::Memory;
@@ -73,15 +75,17 @@ impl Tensor {
         ))
     }
 
-    /// `count` elements of a GPU's memory that somebody else allocated (PyTorch, candle, C++), beginning at `at`. `keep` is
-    /// dropped when nothing of this crate uses the memory any more, and may free it.
+    /// `count` elements of memory that somebody else allocated (PyTorch, candle, C, C++), beginning at `at`. `keep` is
+    /// dropped when nothing of this crate uses the memory any more, and may free it. A GPU's can be registered; peers
+    /// cannot map the CPU's, which goes through staging unless it lies in a window.
     ///
     /// # Safety
-    /// `at` is device memory of that GPU for as many elements, and stays so until `keep` is dropped.
+    /// `at` is memory of that device for as many elements, and stays so until `keep` is dropped. Who reads and writes it
+    /// beside operations orders that with them.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for the CPU (use [`Input::from_raw`] and [`Output::from_raw`]), sizes that overflow, or an
-    /// address that is not aligned to the type; [`Error::NoDevice`].
+    /// [`Error::InvalidArgument`] for sizes that overflow, or an address that is null on the CPU or not aligned to the
+    /// type; [`Error::NoDevice`].
     pub unsafe fn adopt(
         device: Device,
         at: *mut u8,
@@ -96,9 +100,18 @@ impl Tensor {
                 detail: format!("address {at:p} is not aligned to {}", dtype.name()),
             });
         }
-        let memory = gpu::Memory::adopt(&Gpu::open(device)?, at as u64, bytes);
+        let memory = match (device, NonNull::new(at)) {
+            (Device::Cpu, Some(at)) => Memory::Host(Segment::adopt(at, bytes)),
+            (Device::Cpu, None) => {
+                return Err(Error::InvalidArgument {
+                    operation: "adopt tensor",
+                    detail: "the address is null".to_owned(),
+                });
+            }
+            _ => Memory::Device(gpu::Memory::adopt(&Gpu::open(device)?, at as u64, bytes)),
+        };
         Ok(Self::from_allocation(
-            Allocation::new(Memory::Device(memory), keep),
+            Allocation::new(memory, keep),
             dtype,
             count,
         ))
@@ -423,6 +436,38 @@ impl<'a> From<&'a Tensor> for Output<'a> {
             dtype: tensor.dtype,
             tensor: Some(tensor),
             is_slice: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_the_cpu_can_be_adopted() {
+        let mut owned = vec![1.0_f32, 2.0, 3.0];
+        let keep = Arc::new(());
+        let at = owned.as_mut_ptr().cast::<u8>();
+        let kept: Arc<dyn Any + Send + Sync> = Arc::clone(&keep) as _;
+        // SAFETY: the vector outlives the tensor.
+        let x = unsafe { Tensor::adopt(Device::Cpu, at, DType::F32, 3, Some(kept)) }.unwrap();
+        assert_eq!((x.as_ptr(), x.device()), (at, Device::Cpu));
+        x.slice(1, 2).unwrap().copy_from(&[4.0_f32, 5.0]).unwrap();
+        assert_eq!(x.to_vec::<f32>().unwrap(), [1.0, 4.0, 5.0]);
+        let refused = x.memory().0.descriptor().unwrap_err();
+        assert!(
+            refused.to_string().contains("did not allocate"),
+            "{refused}"
+        );
+        assert_eq!(Arc::strong_count(&keep), 2);
+        drop(x);
+        assert_eq!(Arc::strong_count(&keep), 1);
+        // Neither freed nor unmapped.
+        assert_eq!(owned, [1.0, 4.0, 5.0]);
+        for wrong in [core::ptr::null_mut(), at.wrapping_add(1)] {
+            // SAFETY: refused.
+            assert!(unsafe { Tensor::adopt(Device::Cpu, wrong, DType::F32, 1, None) }.is_err());
         }
     }
 }

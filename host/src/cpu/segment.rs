@@ -34,6 +34,8 @@ pub struct Segment {
     descriptor: SegmentDescriptor,
     /// Kept open by the creator only: peers open the file through it.
     _file: Option<File>,
+    /// Memory that somebody else allocated: it has no file, and is not unmapped.
+    foreign: bool,
 }
 
 // SAFETY: a segment is an address range that stays mapped while the value lives; it gives out a
@@ -97,6 +99,7 @@ impl Segment {
             device: metadata.dev(),
             descriptor,
             _file: Some(file),
+            foreign: false,
         };
         segment.descriptor.start_time = start_time(pid).map_err(failed("reading /proc"))?;
         let segment = Arc::new(segment);
@@ -173,12 +176,36 @@ impl Segment {
             device: metadata.dev(),
             descriptor: *descriptor,
             _file: None,
+            foreign: false,
         });
         cache.insert(key, Arc::downgrade(&segment));
         Ok(segment)
     }
 
-    /// First byte of the segment in this process; page aligned.
+    /// Memory of this process that somebody else allocated, and keeps alive longer than this value. No peer can map it.
+    pub(crate) fn adopt(start: NonNull<u8>, bytes: u64) -> Arc<Self> {
+        Arc::new(Self {
+            start,
+            mapped: 0,
+            device: 0,
+            descriptor: SegmentDescriptor {
+                pid: process::id(),
+                fd: 0,
+                bytes,
+                inode: 0,
+                start_time: 0,
+            },
+            _file: None,
+            foreign: true,
+        })
+    }
+
+    /// Whether peers cannot map it, because somebody else allocated it.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.foreign
+    }
+
+    /// First byte of the segment in this process; page aligned, but for adopted memory.
     pub fn ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -201,6 +228,9 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
+        if self.foreign {
+            return;
+        }
         let mut cache = cache();
         // Another thread may have mapped the file anew since the last reference went.
         if cache

@@ -15,6 +15,17 @@ use crate::{Error, Result};
 const MAX_OPTION: u64 = 1 << 30;
 
 impl Options {
+    /// Bytes of workspace (pad and staging) that a communicator of `size` ranks with these options will hold on `device`, for
+    /// each rank: what [`Communicator::workspace_bytes`](crate::Communicator::workspace_bytes) says of one that there is.
+    ///
+    /// # Errors
+    /// [`Error::Communicator`] for a size or options that no communicator can have.
+    pub fn workspace_bytes(&self, device: Device, size: u32) -> Result<u64> {
+        let options = self.clone().resolved(device);
+        validate("workspace", 0, size, &options)?;
+        Ok(super::pad::layout(size, &options).bytes)
+    }
+
     /// With the device's defaults in place of zeros.
     pub(super) fn resolved(mut self, device: Device) -> Self {
         if self.blocks == 0 {

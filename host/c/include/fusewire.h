@@ -1,0 +1,316 @@
+/*
+ * Fusewire from C: GPU-resident collectives, and fused communication and arithmetic, on NVIDIA, AMD and the CPU.
+ *
+ * Link with libfusewire_c.so (cargo build --release -p fusewire-c; target/release). Never dlclose it.
+ *
+ * RETURN VALUES. Functions give FUSEWIRE_OK (0) or a FUSEWIRE_ERROR_ code; fusewire_last_error() has the message of the
+ * last call of this thread that failed. A bad argument (a null handle too) is refused before anything moves. After a
+ * communicator has failed, every call on it returns that failure. No exception and no panic leaves a function.
+ *
+ * THREADS. All ranks issue the operations of a communicator in the same order. Handles may be used from several threads,
+ * which see to that order. A handle is destroyed once, when nobody uses it. fusewire_comm_abort comes at any time. A
+ * process that has a communicator must not fork and go on using it in the child.
+ *
+ * MEMORY. Buffers are addresses in the memory of the communicator's device (the CPU's is the process' own), a count of
+ * elements and a type, aligned to the type; kernels of a GPU take norms' buffers that are aligned to 16 bytes.
+ * Nothing is copied to call an operation. What lies in a window (fusewire_alloc, fusewire_register) is read and written by
+ * the peers where it lies; anything else goes through the communicator's staging. Each rank may do as it likes.
+ *   - A blocking call uses its buffers until it returns.
+ *   - An _async call uses them until its work is done; one that was captured, until every graph with it is destroyed.
+ *     Until then the caller keeps them allocated, changes no input and touches no output. Memory of fusewire_alloc that
+ *     is not given back is kept allocated by the work and the graph itself.
+ *   - Structs and text are read during the call only.
+ *
+ * STREAMS. A handle has a stream: the communicator's own, or the caller's (fusewire_comm_on_stream). _async calls enqueue
+ * there and return; blocking calls enqueue and wait. Launches of one communicator on several streams run in the order in
+ * which they were issued.
+ *
+ * GROWTH. A struct begins with struct_size, which the program sets to sizeof of the struct: fields come at the end, an older
+ * program goes on working, and a newer one is told when it asks an older library for what that does not know. Zero is
+ * the default of every field. In C: fusewire_norm norm = {.struct_size = sizeof norm, ...}; else memset first.
+ */
+#ifndef FUSEWIRE_H
+#define FUSEWIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define FUSEWIRE_VERSION_MAJOR 0
+#define FUSEWIRE_VERSION_MINOR 1
+#define FUSEWIRE_VERSION_PATCH 0
+#define FUSEWIRE_VERSION (FUSEWIRE_VERSION_MAJOR * 10000 + FUSEWIRE_VERSION_MINOR * 100 + FUSEWIRE_VERSION_PATCH)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Codes. */
+#define FUSEWIRE_OK 0
+#define FUSEWIRE_ERROR_ARGUMENT 1      /* an argument is not possible; nothing has moved */
+#define FUSEWIRE_ERROR_TIMEOUT 2       /* a wait was longer than the time-out; the message names the rank that is late */
+#define FUSEWIRE_ERROR_MISMATCH 3      /* ranks called different operations, sizes or types */
+#define FUSEWIRE_ERROR_PEER 4          /* a rank's process has ended */
+#define FUSEWIRE_ERROR_ABORTED 5       /* the communicator was aborted */
+#define FUSEWIRE_ERROR_FAILED 6        /* a kernel stopped for another reason */
+#define FUSEWIRE_ERROR_BOOTSTRAP 7     /* rank, size or store could not be found out, or the store failed */
+#define FUSEWIRE_ERROR_COMMUNICATOR 8  /* ranks cannot form a communicator or a window, or it has ended */
+#define FUSEWIRE_ERROR_DEVICE 9        /* a device is not there, or its driver refused */
+#define FUSEWIRE_ERROR_MEMORY 10       /* memory could not be had, mapped or shared */
+#define FUSEWIRE_ERROR_CAPTURE 11      /* the call does not fit the state of a capture */
+#define FUSEWIRE_ERROR_BACKEND 12      /* another library (NCCL, RCCL, Gloo) failed */
+#define FUSEWIRE_ERROR_NOT_DONE 13     /* a bounded wait ended before the work did, which goes on */
+#define FUSEWIRE_ERROR_OTHER 14
+#define FUSEWIRE_ERROR_INTERNAL 15     /* a defect of the library */
+
+/* Types of elements. fp8 is moved and written by norms, not reduced. */
+#define FUSEWIRE_DTYPE_DEFAULT 0 /* where a struct allows it */
+#define FUSEWIRE_F64 1
+#define FUSEWIRE_F32 2
+#define FUSEWIRE_F16 3
+#define FUSEWIRE_BF16 4
+#define FUSEWIRE_E4M3 5 /* fp8, E4M3FN */
+#define FUSEWIRE_E5M2 6 /* fp8 */
+#define FUSEWIRE_I8 7
+#define FUSEWIRE_U8 8
+#define FUSEWIRE_I32 9
+#define FUSEWIRE_U32 10
+#define FUSEWIRE_I64 11
+#define FUSEWIRE_U64 12
+
+/* Reductions, in rank order: the same bits on every rank and in every run. f16 and bf16 are summed in f32 and rounded once. */
+#define FUSEWIRE_SUM 1
+#define FUSEWIRE_PRODUCT 2
+#define FUSEWIRE_MIN 3 /* NaN propagates */
+#define FUSEWIRE_MAX 4 /* NaN propagates */
+#define FUSEWIRE_AVERAGE 5 /* integers truncate */
+#define FUSEWIRE_BIT_AND 6 /* integers only, as the two below */
+#define FUSEWIRE_BIT_OR 7
+#define FUSEWIRE_BIT_XOR 8
+
+/* Algorithms; equal on all ranks. The bits are the same but with NVLS. */
+#define FUSEWIRE_ALGORITHM_AUTO 0
+#define FUSEWIRE_ALGORITHM_PACKET 1   /* one hop by packets */
+#define FUSEWIRE_ALGORITHM_SIGNAL 2   /* one hop by signals */
+#define FUSEWIRE_ALGORITHM_TWO_SHOT 3 /* shards are reduced, then gathered */
+#define FUSEWIRE_ALGORITHM_NVLS 7     /* by multicast; needs any_order; no norms */
+
+typedef struct fusewire_comm fusewire_comm;   /* a communicator on a stream */
+typedef struct fusewire_work fusewire_work;   /* an enqueued operation */
+typedef struct fusewire_graph fusewire_graph; /* captured operations that can run */
+
+/* FUSEWIRE_VERSION of the library. */
+uint32_t fusewire_version(void);
+
+/* The message of the last call of this thread that failed; "" before any has. UTF-8; valid until the thread's next call
+   that fails, or its end. Never null. */
+const char *fusewire_last_error(void);
+
+/* ---- Communicators ---- */
+
+/* Options; those marked * are equal on all ranks. Null in place of the struct is all defaults. */
+typedef struct fusewire_options {
+  size_t struct_size;         /* sizeof(fusewire_options) */
+  double timeout_seconds;     /* bound of every wait, and of bootstrap; default 600, or FUSEWIRE_TIMEOUT_SECONDS */
+  uint64_t staging_bytes;     /* * staging for input and output each; default 1 MiB */
+  uint64_t packet_slot_bytes; /* * default 32 KiB */
+  uint32_t blocks;            /* * of a launch, 64 at most; default 16 on a GPU, 1 on a CPU */
+  uint32_t threads;           /* * of a block on a GPU: a multiple of 64, 512 at most; default 512 */
+  uint32_t algorithm;         /* * of all_reduce */
+  uint32_t any_order;         /* * not 0: reductions in any order of ranks, which NVLS needs */
+  uint32_t store_is_served;   /* fusewire_comm_create: not 0 where another process serves the store, else rank 0 does */
+  uint32_t abort_process;     /* not 0: a watchdog ends the process when the communicator has failed */
+  const char *backend;        /* "fusewire" (default), "nccl", "rccl", ...; norms and windows are Fusewire's */
+} fusewire_options;
+
+/* Joins the communicator "world" as the rank that the environment names: fusewire run, torchrun, mpirun, srun. `device` is
+   "cpu" (default, also by null), "cuda:N" or "hip:N", N among the devices that the process sees. All ranks together;
+   bounded by the time-out. `comm` is null after a failure. Where rank 0 serves the store (no agent of a launcher does),
+   there is one such communicator at a time; make others of it by fusewire_comm_split. */
+int fusewire_comm_from_env(const char *device, const fusewire_options *options, fusewire_comm **comm);
+
+/* Joins as rank `rank` of `size`. Ranks meet in the store at `store`, "host:port" ("[::1]:29500" for IPv6), which rank 0 serves
+   at that address as long as the communicator lives. Communicators of different `name` (default "world") may share a
+   store that another process serves. All ranks together. */
+int fusewire_comm_create(const char *device, uint32_t rank, uint32_t size, const char *store, const char *name,
+                         const fusewire_options *options, fusewire_comm **comm);
+
+/* A communicator of the `count` ranks of this one in `ranks`: ranks[i] becomes rank i. All ranks together, each with the list
+   that it belongs to, or with none (count 0), which gives null. Lists of different ranks may be different groups. Its
+   handle is destroyed like any other, before or after this one's. `name` (default "part") is for messages. */
+int fusewire_comm_split(const fusewire_comm *comm, const uint32_t *ranks, uint32_t count, const char *name,
+                        fusewire_comm **part);
+
+/* Another handle of the same communicator, on `stream`: a CUstream or hipStream_t of the device's primary context, which
+   outlives the handle, all work enqueued by it, and the communicator's next use on another stream. Null for the
+   communicator's own stream, the only one on a CPU. The legacy default stream cannot be used. Destroyed as any handle. */
+int fusewire_comm_on_stream(const fusewire_comm *comm, void *stream, fusewire_comm **on_stream);
+
+/* Ends a handle. The last one of a communicator waits for all work, ends the communicator on this rank, and gives the
+   failure of it or of work that nobody waited for; the handle is gone in any case. Null is allowed. Peers may go on
+   using what they have mapped; rank 0 lives until all ranks are through, where it serves the store (fusewire_barrier). */
+int fusewire_comm_destroy(fusewire_comm *comm);
+
+/* Stops the communicator, from any thread: whoever waits in it, on every rank that can be reached by load and store,
+   returns with FUSEWIRE_ERROR_ABORTED within milliseconds, and every later call does. */
+int fusewire_comm_abort(const fusewire_comm *comm);
+
+/* Waits for all work on the handle's stream; its first failure since the last call. */
+int fusewire_comm_synchronize(const fusewire_comm *comm);
+
+/* Makes beforehand what the first operations would make: before a capture on a GPU. */
+int fusewire_comm_warm_up(const fusewire_comm *comm);
+
+/* FUSEWIRE_OK, or the communicator's failure. Does not wait. */
+int fusewire_comm_failure(const fusewire_comm *comm);
+
+int fusewire_comm_rank(const fusewire_comm *comm, uint32_t *rank);
+int fusewire_comm_size(const fusewire_comm *comm, uint32_t *size);
+
+/* Bytes of the device's memory that this rank holds for the communicator: pad and staging. Windows come on top. */
+int fusewire_comm_workspace_bytes(const fusewire_comm *comm, uint64_t *bytes);
+
+/* The same of a communicator of `size` ranks that there is not yet. */
+int fusewire_workspace_bytes(const char *device, uint32_t size, const fusewire_options *options, uint64_t *bytes);
+
+/* ---- Memory ---- */
+
+/* Zeroed memory of the device in a new window, aligned to 16 bytes at least. All ranks together, with the same size, at least
+   1. A communicator has 1024 windows in its life at most: allocate few and large ones, and use parts. */
+int fusewire_alloc(const fusewire_comm *comm, uint64_t bytes, void **memory);
+
+/* Gives it back; all ranks together, waits until no operation uses it. Graphs with it are not replayed any more. After a
+   failure of the communicator the memory stays until the communicator is destroyed. Memory that is not given back goes with
+   the communicator. */
+int fusewire_free(const fusewire_comm *comm, void *memory);
+
+/* Puts a GPU's memory that the caller allocated into a window. All ranks together, with the same size. It stays allocated
+   until it is deregistered (after a failure: until the communicator is destroyed). The CPU's memory cannot be mapped by
+   peers: FUSEWIRE_ERROR_ARGUMENT, and it may be used all the same, through staging. */
+int fusewire_register(const fusewire_comm *comm, void *memory, uint64_t bytes);
+int fusewire_deregister(const fusewire_comm *comm, void *memory);
+
+/* Copy between the device's memory and the host's, now: for tests and setting up. No operation uses the memory meanwhile. */
+int fusewire_upload(const fusewire_comm *comm, void *device, const void *host, uint64_t bytes);
+int fusewire_download(const fusewire_comm *comm, void *host, const void *device, uint64_t bytes);
+
+/* ---- Operations ----
+   The plain form waits for the end. The _async form enqueues on the handle's stream and returns; a failure while running is
+   the work's. `work` may be null; else it is a handle, to be destroyed, or null after a failure. Counts are elements; 0 is
+   allowed everywhere, and a buffer of none may be null. Input and output do not overlap, unless said. */
+
+/* `count` elements of every rank become `count` on every rank. Output may be the input. */
+int fusewire_all_reduce(const fusewire_comm *comm, const void *input, void *output, uint64_t count, uint32_t dtype,
+                        uint32_t reduction);
+int fusewire_all_reduce_async(const fusewire_comm *comm, const void *input, void *output, uint64_t count, uint32_t dtype,
+                              uint32_t reduction, fusewire_work **work);
+
+/* Input has a row of `count` elements for each rank; row r of all ranks, reduced, becomes rank r's output of `count`. Output
+   may be this rank's row of the input. */
+int fusewire_reduce_scatter(const fusewire_comm *comm, const void *input, void *output, uint64_t count, uint32_t dtype,
+                            uint32_t reduction);
+int fusewire_reduce_scatter_async(const fusewire_comm *comm, const void *input, void *output, uint64_t count,
+                                  uint32_t dtype, uint32_t reduction, fusewire_work **work);
+
+/* `count` elements of rank r become row r of every rank's output. Input may be this rank's row of the output. */
+int fusewire_all_gather(const fusewire_comm *comm, const void *input, void *output, uint64_t count, uint32_t dtype);
+int fusewire_all_gather_async(const fusewire_comm *comm, const void *input, void *output, uint64_t count, uint32_t dtype,
+                              fusewire_work **work);
+
+/* Row r of the input, `count` elements, becomes row (this rank) of rank r's output. */
+int fusewire_all_to_all(const fusewire_comm *comm, const void *input, void *output, uint64_t count, uint32_t dtype);
+int fusewire_all_to_all_async(const fusewire_comm *comm, const void *input, void *output, uint64_t count, uint32_t dtype,
+                              fusewire_work **work);
+
+/* The root's `count` elements become every rank's. */
+int fusewire_broadcast(const fusewire_comm *comm, void *buffer, uint64_t count, uint32_t dtype, uint32_t root);
+int fusewire_broadcast_async(const fusewire_comm *comm, void *buffer, uint64_t count, uint32_t dtype, uint32_t root,
+                             fusewire_work **work);
+
+/* To another rank, which receives as many elements of the same type. Returns when the data is on its way. */
+int fusewire_send(const fusewire_comm *comm, const void *input, uint64_t count, uint32_t dtype, uint32_t peer);
+int fusewire_send_async(const fusewire_comm *comm, const void *input, uint64_t count, uint32_t dtype, uint32_t peer,
+                        fusewire_work **work);
+int fusewire_recv(const fusewire_comm *comm, void *output, uint64_t count, uint32_t dtype, uint32_t peer);
+int fusewire_recv_async(const fusewire_comm *comm, void *output, uint64_t count, uint32_t dtype, uint32_t peer,
+                        fusewire_work **work);
+
+/* Ends when every rank has called it. */
+int fusewire_barrier(const fusewire_comm *comm);
+int fusewire_barrier_async(const fusewire_comm *comm, fusewire_work **work);
+
+/* ---- Fused norms ---- */
+
+#define FUSEWIRE_NORM_RMS 0   /* y = v / sqrt(mean(v * v) + epsilon) * weight */
+#define FUSEWIRE_NORM_LAYER 1 /* y = (v - m) / sqrt(mean((v - m)^2) + epsilon) * weight, m the mean of v */
+
+#define FUSEWIRE_NORM_UNIT_OFFSET 1 /* flag: multiply by 1 + weight */
+#define FUSEWIRE_NORM_DEPENDENT 2   /* flag: programmatic dependent launch (NVIDIA from sm_90 on) */
+
+#define FUSEWIRE_SCALE_NONE 0   /* output is of `dtype` */
+#define FUSEWIRE_SCALE_GIVEN 1  /* output is E4M3, out = y / *scale */
+#define FUSEWIRE_SCALE_ROWS 2   /* output is E4M3 by a scale of each row: greatest magnitude, at least 1e-10, over 448 */
+#define FUSEWIRE_SCALE_GROUPS 3 /* the same by each FUSEWIRE_SCALE_GROUP elements of a row */
+#define FUSEWIRE_SCALE_GROUP 128
+
+/* v is the sum of the input over the ranks, rounded to `dtype`, plus the residual, rounded to the residual's type; the norm is
+   rounded to `dtype`; fp8 is of that. The bits are those of an all_reduce and separate steps. Buffers do not overlap, but
+   output and residual_out may be the memory of residual, or of input (the same rows). All ranks give equal values of all but
+   the addresses. */
+typedef struct fusewire_norm {
+  size_t struct_size;      /* sizeof(fusewire_norm) */
+  uint32_t kind;           /* FUSEWIRE_NORM_RMS, FUSEWIRE_NORM_LAYER */
+  uint32_t flags;          /* FUSEWIRE_NORM_UNIT_OFFSET | FUSEWIRE_NORM_DEPENDENT */
+  uint64_t rows;           /* of the output; 0 is allowed */
+  uint64_t hidden;         /* elements of a row: a multiple of 8 */
+  uint32_t dtype;          /* F32, F16, BF16: of input, weight and bias */
+  uint32_t residual_dtype; /* of residual and residual_out: `dtype` (also by 0), or F32 */
+  float epsilon;
+  uint32_t algorithm;       /* AUTO, PACKET, SIGNAL, TWO_SHOT */
+  const void *input;        /* rows x hidden; for reduce_scatter_norm as many times that as there are ranks */
+  const void *weight;       /* hidden */
+  const void *bias;         /* hidden, or null: added to y */
+  const void *residual;     /* rows x hidden, or null */
+  void *residual_out;       /* rows x hidden, or null: v */
+  void *output;             /* rows x hidden, of `dtype`, or E4M3 with scales */
+  uint32_t scaling;         /* FUSEWIRE_SCALE_ */
+  uint32_t scale_dtype;     /* of `scales`: F32 (also by 0), or U8 for powers of two (UE8M0) */
+  const void *scale;        /* SCALE_GIVEN: one f32; else null */
+  void *scales;             /* SCALE_ROWS: rows; SCALE_GROUPS: see scale_stride; else null */
+  uint64_t scale_stride;    /* SCALE_GROUPS, with G = ceil(hidden / 128) groups: 0 for the scale of row r and group g at
+                               r * G + g; else at g * scale_stride + r, scale_stride at least rows */
+} fusewire_norm;
+
+/* Every rank gets all rows. */
+int fusewire_all_reduce_norm(const fusewire_comm *comm, const fusewire_norm *norm);
+int fusewire_all_reduce_norm_async(const fusewire_comm *comm, const fusewire_norm *norm, fusewire_work **work);
+
+/* Rank r gets rows r * rows to (r + 1) * rows of the input's sum, and has the residual of these. */
+int fusewire_reduce_scatter_norm(const fusewire_comm *comm, const fusewire_norm *norm);
+int fusewire_reduce_scatter_norm_async(const fusewire_comm *comm, const fusewire_norm *norm, fusewire_work **work);
+
+/* ---- Work and graphs ---- */
+
+/* Waits on this thread until the operation has ended; its result. `timeout_seconds` bounds the wait (FUSEWIRE_ERROR_NOT_DONE);
+   0 for as long as the operation takes, which the communicator's time-out bounds. */
+int fusewire_work_wait(const fusewire_work *work, double timeout_seconds);
+
+/* Ends a handle; the operation runs on. Null is allowed. */
+int fusewire_work_destroy(fusewire_work *work);
+
+/* Between the two, _async operations of handles on this stream are recorded instead of run. On a GPU a capture that the caller
+   began on their own stream (cudaStreamBeginCapture) records them as well. */
+int fusewire_capture_begin(const fusewire_comm *comm);
+int fusewire_capture_end(const fusewire_comm *comm, fusewire_graph **graph);
+
+/* Replays a graph on the handle's stream; _run waits for the end, _launch does not. All ranks replay in the same order. */
+int fusewire_graph_run(const fusewire_graph *graph, const fusewire_comm *comm);
+int fusewire_graph_launch(const fusewire_graph *graph, const fusewire_comm *comm);
+
+/* Ends a graph; replays that are enqueued run on. Null is allowed. */
+int fusewire_graph_destroy(fusewire_graph *graph);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

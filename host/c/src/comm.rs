@@ -1,0 +1,425 @@
+//! Communicators: made, asked, ended.
+
+use core::ffi::{c_char, c_int, c_void};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use fusewire::store::{Store, StoreSecret, TcpStore, TcpStoreServer};
+use fusewire::{Communicator, Device, Stream, new_comm};
+
+use crate::error::{Outcome, argument, bootstrap, give, guard, text};
+use crate::memory::Region;
+use crate::types::{Asked, FusewireOptions};
+
+/// A communicator on a stream: `fusewire_comm`.
+#[derive(Debug)]
+pub struct FusewireComm {
+    /// On this handle's stream.
+    pub(crate) comm: Communicator,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What all handles of a communicator share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// On the communicator's own stream.
+    home: Communicator,
+    /// Memory in windows, by its first address.
+    pub(crate) regions: Mutex<BTreeMap<usize, Region>>,
+    /// The store, where this rank serves it: it goes after all else, with the last communicator that met there.
+    server: Option<Arc<TcpStoreServer>>,
+}
+
+impl FusewireComm {
+    fn boxed(home: Communicator, server: Option<Arc<TcpStoreServer>>) -> *mut Self {
+        let comm = home.clone();
+        let shared = Arc::new(Shared {
+            home,
+            regions: Mutex::default(),
+            server,
+        });
+        Box::into_raw(Box::new(Self { comm, shared }))
+    }
+
+    /// The handle behind what C gave.
+    ///
+    /// # Safety
+    /// `comm` is null or a handle that lives as long as the result is used.
+    pub(crate) unsafe fn of<'a>(operation: &str, comm: *const Self) -> Outcome<&'a Self> {
+        // SAFETY: by the caller.
+        unsafe { comm.as_ref() }.ok_or_else(|| argument(operation, "the communicator is NULL"))
+    }
+}
+
+/// # Safety
+/// `device` is null or a C string that lives as long as the call.
+unsafe fn device_of(operation: &str, device: *const c_char) -> Outcome<Device> {
+    // SAFETY: by the caller.
+    Ok(unsafe { text(operation, "device", device, Some("cpu"))? }.parse()?)
+}
+
+/// Makes the communicator of the rank that the environment names.
+///
+/// # Safety
+/// As the header says: text ends in a zero byte, `options` has as many bytes as it says, `comm` is writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_from_env(
+    device: *const c_char,
+    options: *const FusewireOptions,
+    comm: *mut *mut FusewireComm,
+) -> c_int {
+    const NAME: &str = "fusewire_comm_from_env";
+    guard(|| {
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "comm", comm, core::ptr::null_mut())? };
+        // SAFETY: by the caller.
+        let device = unsafe { device_of(NAME, device)? };
+        // SAFETY: by the caller.
+        let asked = unsafe { Asked::read(NAME, options)? };
+        if asked.store_is_served {
+            return Err(argument(
+                NAME,
+                "store_is_served is for fusewire_comm_create; here TORCHELASTIC_USE_AGENT_STORE says who serves",
+            ));
+        }
+        let made = new_comm(&asked.backend, device, "world", asked.options)?;
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "comm", comm, FusewireComm::boxed(made, None)) }
+    })
+}
+
+/// Makes the communicator `name` of rank `rank` of `size`, over the store at `store`.
+///
+/// # Safety
+/// As of [`fusewire_comm_from_env`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_create(
+    device: *const c_char,
+    rank: u32,
+    size: u32,
+    store: *const c_char,
+    name: *const c_char,
+    options: *const FusewireOptions,
+    comm: *mut *mut FusewireComm,
+) -> c_int {
+    const NAME: &str = "fusewire_comm_create";
+    guard(|| {
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "comm", comm, core::ptr::null_mut())? };
+        // SAFETY: by the caller.
+        let device = unsafe { device_of(NAME, device)? };
+        // SAFETY: by the caller.
+        let address = unsafe { text(NAME, "store", store, None)? };
+        // SAFETY: by the caller.
+        let name = unsafe { text(NAME, "name", name, Some("world"))? };
+        // SAFETY: by the caller.
+        let mut asked = unsafe { Asked::read(NAME, options)? };
+        if size == 0 || rank >= size {
+            return Err(argument(
+                NAME,
+                format!("rank {rank} of {size}; ranks are 0 to size - 1"),
+            ));
+        }
+        let (host, port) = host_and_port(NAME, address)?;
+        let serves = rank == 0 && !asked.store_is_served;
+        let server = if serves {
+            let bound = TcpStoreServer::bind_with((host, port), StoreSecret::from_env());
+            let bound = bound.map_err(|error| {
+                bootstrap(
+                    NAME,
+                    format!(
+                        "rank 0 cannot serve the store at {address} ({error}); give a free port at an address of \
+                         its host, or set store_is_served where another process serves it"
+                    ),
+                )
+            });
+            Some(Arc::new(bound?))
+        } else {
+            None
+        };
+        let client: Arc<dyn Store> =
+            Arc::new(TcpStore::connect(host, port, asked.options.timeout)?);
+        asked.options.store = Some(client);
+        asked.options.rank_size = Some((rank, size));
+        let made = new_comm(&asked.backend, device, name, asked.options)?;
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "comm", comm, FusewireComm::boxed(made, server)) }
+    })
+}
+
+/// `host:port`, where the host may be an IPv6 address in brackets.
+fn host_and_port<'a>(operation: &str, address: &'a str) -> Outcome<(&'a str, u16)> {
+    let parts = address.rsplit_once(':').and_then(|(host, port)| {
+        let inner = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'));
+        let host = match inner {
+            Some(inner) => inner,
+            None if host.contains(':') => return None,
+            None => host,
+        };
+        let port = port.parse().ok().filter(|port| *port != 0)?;
+        (!host.is_empty()).then_some((host, port))
+    });
+    parts.ok_or_else(|| {
+        argument(
+            operation,
+            format!(
+                "the store \"{address}\" is not host:port, such as 10.0.0.1:29500 or [::1]:29500"
+            ),
+        )
+    })
+}
+
+/// Another handle of the communicator, whose operations go to `stream`; null for the communicator's own.
+///
+/// # Safety
+/// As the header says: `stream` is a stream of the communicator's device, and outlives the use.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_on_stream(
+    comm: *const FusewireComm,
+    stream: *mut c_void,
+    on_stream: *mut *mut FusewireComm,
+) -> c_int {
+    const NAME: &str = "fusewire_comm_on_stream";
+    guard(|| {
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        let home = &handle.shared.home;
+        let on = if stream.is_null() {
+            home.clone()
+        } else if home.device().is_gpu() {
+            // SAFETY: by the caller.
+            home.on(&unsafe { Stream::adopt(home.device(), stream)? })
+        } else {
+            return Err(argument(
+                NAME,
+                "the CPU has no streams of a driver's: pass NULL for the communicator's own",
+            ));
+        };
+        let made = Box::new(FusewireComm {
+            comm: on,
+            shared: Arc::clone(&handle.shared),
+        });
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
+    })
+}
+
+/// A communicator of some ranks of this one, in the order of the list; null where the list is empty. All ranks together.
+///
+/// # Safety
+/// `comm` is null or a live handle; `ranks` is null or has `count` elements; `name` is null or a C string; `part` is null or
+/// writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_split(
+    comm: *const FusewireComm,
+    ranks: *const u32,
+    count: u32,
+    name: *const c_char,
+    part: *mut *mut FusewireComm,
+) -> c_int {
+    const NAME: &str = "fusewire_comm_split";
+    guard(|| {
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "part", part, core::ptr::null_mut())? };
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        // SAFETY: by the caller.
+        let name = unsafe { text(NAME, "name", name, Some("part"))? };
+        if ranks.is_null() && count > 0 {
+            return Err(argument(NAME, "ranks is NULL"));
+        }
+        let ranks = if count == 0 {
+            &[][..]
+        } else {
+            // SAFETY: not null, and as many, by the caller.
+            unsafe { core::slice::from_raw_parts(ranks, count as usize) }
+        };
+        let Some(made) = handle.comm.split(ranks, name)? else {
+            return Ok(());
+        };
+        let made = FusewireComm::boxed(made, handle.shared.server.clone());
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "part", part, made) }
+    })
+}
+
+/// Ends a handle; with the last one of a communicator waits for its work and ends it on this rank.
+///
+/// # Safety
+/// `comm` is null or a handle that nobody uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_destroy(comm: *mut FusewireComm) -> c_int {
+    guard(|| {
+        if comm.is_null() {
+            return Ok(());
+        }
+        // SAFETY: a handle of ours, which the caller gives up.
+        let FusewireComm { comm, shared } = *unsafe { Box::from_raw(comm) };
+        let Some(_last) = Arc::into_inner(shared) else {
+            return Ok(());
+        };
+        Ok(comm.finalize()?)
+    })
+}
+
+/// Stops the communicator on all ranks, from any thread.
+///
+/// # Safety
+/// `comm` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_abort(comm: *const FusewireComm) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller.
+        unsafe { FusewireComm::of("fusewire_comm_abort", comm)? }
+            .comm
+            .abort();
+        Ok(())
+    })
+}
+
+/// Waits for all work of the handle's stream.
+///
+/// # Safety
+/// `comm` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_synchronize(comm: *const FusewireComm) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of("fusewire_comm_synchronize", comm)? };
+        Ok(handle.comm.synchronize()?)
+    })
+}
+
+/// Makes beforehand what the first operations would make.
+///
+/// # Safety
+/// `comm` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_warm_up(comm: *const FusewireComm) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of("fusewire_comm_warm_up", comm)? };
+        Ok(handle.comm.warm_up()?)
+    })
+}
+
+/// The code and message of the communicator's failure; `FUSEWIRE_OK` where it has none.
+///
+/// # Safety
+/// `comm` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_failure(comm: *const FusewireComm) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of("fusewire_comm_failure", comm)? };
+        handle
+            .comm
+            .failure()
+            .map_or(Ok(()), |error| Err(error.into()))
+    })
+}
+
+/// This rank.
+///
+/// # Safety
+/// `comm` is null or a live handle; `rank` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_rank(comm: *const FusewireComm, rank: *mut u32) -> c_int {
+    const NAME: &str = "fusewire_comm_rank";
+    guard(|| {
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        // SAFETY: by the caller.
+        unsafe { give(NAME, "rank", rank, handle.comm.rank()) }
+    })
+}
+
+/// Number of ranks.
+///
+/// # Safety
+/// `comm` is null or a live handle; `size` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_size(comm: *const FusewireComm, size: *mut u32) -> c_int {
+    const NAME: &str = "fusewire_comm_size";
+    guard(|| {
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        // SAFETY: by the caller.
+        unsafe { give(NAME, "size", size, handle.comm.size()) }
+    })
+}
+
+/// Bytes of workspace that the communicator holds on its device.
+///
+/// # Safety
+/// `comm` is null or a live handle; `bytes` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_workspace_bytes(
+    comm: *const FusewireComm,
+    bytes: *mut u64,
+) -> c_int {
+    const NAME: &str = "fusewire_comm_workspace_bytes";
+    guard(|| {
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        // SAFETY: by the caller.
+        unsafe { give(NAME, "bytes", bytes, handle.comm.workspace_bytes()) }
+    })
+}
+
+/// Bytes of workspace that a communicator would hold.
+///
+/// # Safety
+/// As of [`fusewire_comm_from_env`]; `bytes` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_workspace_bytes(
+    device: *const c_char,
+    size: u32,
+    options: *const FusewireOptions,
+    bytes: *mut u64,
+) -> c_int {
+    const NAME: &str = "fusewire_workspace_bytes";
+    guard(|| {
+        // SAFETY: by the caller.
+        let device = unsafe { device_of(NAME, device)? };
+        // SAFETY: by the caller.
+        let asked = unsafe { Asked::read(NAME, options)? };
+        if asked.backend != "fusewire" {
+            return Err(argument(
+                NAME,
+                format!("what backend {} allocates is its own affair", asked.backend),
+            ));
+        }
+        let needed = asked.options.workspace_bytes(device, size)?;
+        // SAFETY: by the caller.
+        unsafe { give(NAME, "bytes", bytes, needed) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host_and_port;
+
+    #[test]
+    fn addresses() {
+        let parse = |text| host_and_port("test", text).ok();
+        assert_eq!(parse("10.0.0.1:29500"), Some(("10.0.0.1", 29500)));
+        assert_eq!(parse("[::1]:1"), Some(("::1", 1)));
+        for wrong in [
+            "",
+            "host",
+            "host:",
+            ":1",
+            "host:0",
+            "host:65536",
+            "::1:1",
+            "[]:1",
+        ] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+}

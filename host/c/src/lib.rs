@@ -1,0 +1,63 @@
+//! Fusewire's operations from C: what `include/fusewire.h` declares. The header is the documentation; the items
+//! here carry the same names.
+//!
+//! - Every function but the pure queries gives a code of [`codes`] and leaves a message for its thread
+//!   ([`fusewire_last_error`]). Nothing unwinds into C: a panic is [`codes::FUSEWIRE_ERROR_INTERNAL`].
+//! - Handles are boxes. A null handle is an error; a freed one is the caller's.
+//! - A buffer is an address, a count and a type. Blocking calls use it where it lies. Enqueued calls wrap it in a tensor
+//!   (`Tensor::adopt`), which copies nothing; memory of [`fusewire_alloc`] is kept alive by that, other memory by
+//!   the caller.
+
+mod comm;
+mod error;
+mod memory;
+mod norm;
+mod operations;
+mod types;
+mod work;
+
+pub use self::comm::{
+    FusewireComm, fusewire_comm_abort, fusewire_comm_create, fusewire_comm_destroy,
+    fusewire_comm_failure, fusewire_comm_from_env, fusewire_comm_on_stream, fusewire_comm_rank,
+    fusewire_comm_size, fusewire_comm_split, fusewire_comm_synchronize, fusewire_comm_warm_up,
+    fusewire_comm_workspace_bytes, fusewire_workspace_bytes,
+};
+pub use self::error::{codes, fusewire_last_error};
+pub use self::memory::{
+    fusewire_alloc, fusewire_deregister, fusewire_download, fusewire_free, fusewire_register,
+    fusewire_upload,
+};
+pub use self::norm::{
+    fusewire_all_reduce_norm, fusewire_all_reduce_norm_async, fusewire_reduce_scatter_norm,
+    fusewire_reduce_scatter_norm_async,
+};
+pub use self::operations::{
+    fusewire_all_gather, fusewire_all_gather_async, fusewire_all_reduce, fusewire_all_reduce_async,
+    fusewire_all_to_all, fusewire_all_to_all_async, fusewire_barrier, fusewire_barrier_async,
+    fusewire_broadcast, fusewire_broadcast_async, fusewire_recv, fusewire_recv_async,
+    fusewire_reduce_scatter, fusewire_reduce_scatter_async, fusewire_send, fusewire_send_async,
+};
+pub use self::types::{FusewireNorm, FusewireOptions, numbers};
+pub use self::work::{
+    FusewireGraph, FusewireWork, fusewire_capture_begin, fusewire_capture_end,
+    fusewire_graph_destroy, fusewire_graph_launch, fusewire_graph_run, fusewire_work_destroy,
+    fusewire_work_wait,
+};
+
+/// Version of the library, as `FUSEWIRE_VERSION` is the header's: major * 10000 + minor * 100 + patch.
+#[unsafe(no_mangle)]
+pub extern "C" fn fusewire_version() -> u32 {
+    const fn number(text: &str) -> u32 {
+        let (bytes, mut at, mut value) = (text.as_bytes(), 0, 0);
+        while at < bytes.len() {
+            value = value * 10 + (bytes[at] - b'0') as u32;
+            at += 1;
+        }
+        value
+    }
+    const {
+        number(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
+            + number(env!("CARGO_PKG_VERSION_MINOR")) * 100
+            + number(env!("CARGO_PKG_VERSION_PATCH"))
+    }
+}

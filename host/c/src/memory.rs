@@ -1,0 +1,363 @@
+//! Buffers: memory in windows, and any other by address, count and type.
+
+use core::any::Any;
+use core::ffi::{c_int, c_void};
+use core::ptr::{self, NonNull};
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use fusewire::{DType, Error, Input, Output, Registration, Tensor};
+
+use crate::comm::{FusewireComm, Shared};
+use crate::error::{Outcome, argument, give, guard};
+
+/// Most bytes of a buffer: what addresses have room for.
+const MOST_BYTES: usize = 1 << 47;
+
+/// Memory in a window.
+#[derive(Debug)]
+pub(crate) struct Region {
+    tensor: Tensor,
+    registration: Registration,
+    /// Whether the library allocated it.
+    owned: bool,
+}
+
+impl Shared {
+    fn regions(&self) -> MutexGuard<'_, BTreeMap<usize, Region>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What keeps the memory at `at` alive, where the library allocated it.
+    fn keeper(&self, at: usize) -> Option<Arc<dyn Any + Send + Sync>> {
+        let regions = self.regions();
+        let (start, region) = regions.range(..=at).next_back()?;
+        (region.owned && at < start + region.tensor.len())
+            .then(|| Arc::new(region.tensor.clone()) as _)
+    }
+}
+
+/// Memory that C named, checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffer {
+    at: *mut u8,
+    count: usize,
+    dtype: DType,
+}
+
+impl Buffer {
+    /// `count` elements at `at`, which is read or written as the operation says.
+    pub(crate) fn new(
+        operation: &str,
+        what: &str,
+        at: *const c_void,
+        count: Option<u64>,
+        dtype: DType,
+    ) -> Outcome<Self> {
+        let count = count.and_then(|count| usize::try_from(count).ok());
+        let sized = count.and_then(|count| Some((count, count.checked_mul(dtype.size())?)));
+        let Some((count, bytes)) = sized.filter(|(_, bytes)| *bytes <= MOST_BYTES) else {
+            return Err(argument(
+                operation,
+                format!("{what} has more elements than memory can hold"),
+            ));
+        };
+        let refuse = |detail: &str| Err(argument(operation, format!("{what} {detail}")));
+        if count == 0 {
+            // Any address will do; null is none.
+            let at = ptr::without_provenance_mut(4096);
+            return Ok(Self { at, count, dtype });
+        }
+        if at.is_null() {
+            return refuse("is NULL");
+        }
+        if !(at as usize).is_multiple_of(dtype.size()) {
+            return refuse(&format!("is at {at:p}, not aligned to {}", dtype.name()));
+        }
+        if (at as usize).checked_add(bytes).is_none() {
+            return refuse("reaches beyond the end of memory");
+        }
+        Ok(Self {
+            at: at.cast::<u8>().cast_mut(),
+            count,
+            dtype,
+        })
+    }
+
+    /// The buffer as operations take it; enqueued ones keep a tensor.
+    pub(crate) fn view(self, comm: &FusewireComm, enqueued: bool) -> Outcome<View> {
+        let tensor = if enqueued {
+            let keep = comm.shared.keeper(self.at as usize);
+            let device = comm.comm.device();
+            // SAFETY: the header: memory of the device until the work is done and every graph with it is gone; memory of
+            // the library's own is kept by `keep`.
+            Some(unsafe { Tensor::adopt(device, self.at, self.dtype, self.count, keep)? })
+        } else {
+            None
+        };
+        Ok(View {
+            buffer: self,
+            tensor,
+        })
+    }
+}
+
+/// A buffer of an operation.
+#[derive(Debug)]
+pub(crate) struct View {
+    buffer: Buffer,
+    tensor: Option<Tensor>,
+}
+
+impl View {
+    pub(crate) fn input(&self) -> Input<'_> {
+        let Buffer { at, count, dtype } = self.buffer;
+        match &self.tensor {
+            Some(tensor) => tensor.into(),
+            // SAFETY: the header: readable until the call returns.
+            None => unsafe { Input::from_raw(at, count, dtype) },
+        }
+    }
+
+    pub(crate) fn output(&self) -> Output<'_> {
+        let Buffer { at, count, dtype } = self.buffer;
+        match &self.tensor {
+            Some(tensor) => tensor.into(),
+            // SAFETY: the header: writable until the call returns, by nobody else.
+            None => unsafe { Output::from_raw(at, count, dtype) },
+        }
+    }
+
+    /// The tensor of an enqueued operation.
+    pub(crate) fn tensor(&self) -> Option<&Tensor> {
+        self.tensor.as_ref()
+    }
+
+    /// Whether both begin at one address.
+    pub(crate) fn is_at(&self, other: &Self) -> bool {
+        self.buffer.at == other.buffer.at
+    }
+}
+
+/// Zeroed memory of the device in a new window. All ranks together, with the same size.
+///
+/// # Safety
+/// `comm` is null or a live handle; `memory` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_alloc(
+    comm: *const FusewireComm,
+    bytes: u64,
+    memory: *mut *mut c_void,
+) -> c_int {
+    const NAME: &str = "fusewire_alloc";
+    guard(|| {
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "memory", memory, ptr::null_mut())? };
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        let count = usize::try_from(bytes)
+            .ok()
+            .filter(|bytes| (1..=MOST_BYTES).contains(bytes));
+        let Some(count) = count else {
+            return Err(argument(
+                NAME,
+                format!("{bytes} bytes; 1 to {MOST_BYTES} are possible"),
+            ));
+        };
+        let tensor = handle.comm.tensor(DType::U8, count)?;
+        let registration = handle.comm.tensor_register(&tensor)?;
+        let at = tensor.as_ptr();
+        let region = Region {
+            tensor,
+            registration,
+            owned: true,
+        };
+        handle.shared.regions().insert(at as usize, region);
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "memory", memory, at.cast()) }
+    })
+}
+
+/// Puts memory of a GPU into a window. All ranks together, with the same size.
+///
+/// # Safety
+/// `comm` is null or a live handle; `memory` is device memory of as many bytes, until it is deregistered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_register(
+    comm: *const FusewireComm,
+    memory: *mut c_void,
+    bytes: u64,
+) -> c_int {
+    const NAME: &str = "fusewire_register";
+    guard(|| {
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        if bytes == 0 {
+            return Err(argument(NAME, "0 bytes cannot be registered"));
+        }
+        let buffer = Buffer::new(NAME, "memory", memory, Some(bytes), DType::U8)?;
+        let (at, count) = (buffer.at as usize, buffer.count);
+        if handle.shared.overlaps(at, count) {
+            return Err(argument(
+                NAME,
+                format!("memory at {memory:p} lies in a window already"),
+            ));
+        }
+        // SAFETY: by the caller.
+        let tensor =
+            unsafe { Tensor::adopt(handle.comm.device(), buffer.at, DType::U8, count, None)? };
+        let registration = handle.comm.tensor_register(&tensor)?;
+        let region = Region {
+            tensor,
+            registration,
+            owned: false,
+        };
+        handle.shared.regions().insert(at, region);
+        Ok(())
+    })
+}
+
+impl Shared {
+    fn overlaps(&self, at: usize, count: usize) -> bool {
+        let regions = self.regions();
+        regions
+            .range(..at + count)
+            .next_back()
+            .is_some_and(|(start, region)| start + region.tensor.len() > at)
+    }
+
+    /// Takes the region that begins at `memory` out of the table.
+    fn take(&self, operation: &str, memory: *mut c_void, owned: bool) -> Outcome<Region> {
+        let mut regions = self.regions();
+        let key = memory as usize;
+        if regions
+            .get(&key)
+            .is_some_and(|region| region.owned == owned)
+            && let Some(region) = regions.remove(&key)
+        {
+            return Ok(region);
+        }
+        let from = if owned {
+            "fusewire_alloc"
+        } else {
+            "fusewire_register"
+        };
+        Err(argument(
+            operation,
+            format!(
+                "{memory:p} is no memory of {from} of this communicator, or was given back before"
+            ),
+        ))
+    }
+}
+
+/// # Safety
+/// `comm` is null or a live handle.
+unsafe fn give_back(
+    operation: &'static str,
+    comm: *const FusewireComm,
+    memory: *mut c_void,
+    owned: bool,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(operation, comm)? };
+        if memory.is_null() {
+            return Err(argument(operation, "memory is NULL"));
+        }
+        if handle.comm.stream().is_capturing() {
+            return Err(Error::CaptureState {
+                detail: "a window cannot end while its communicator's stream is capturing"
+                    .to_owned(),
+            }
+            .into());
+        }
+        let region = handle.shared.take(operation, memory, owned)?;
+        Ok(handle.comm.tensor_deregister(region.registration)?)
+    })
+}
+
+/// Gives memory of [`fusewire_alloc`] back. All ranks together.
+///
+/// # Safety
+/// `comm` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_free(comm: *const FusewireComm, memory: *mut c_void) -> c_int {
+    // SAFETY: by the caller.
+    unsafe { give_back("fusewire_free", comm, memory, true) }
+}
+
+/// Takes memory of [`fusewire_register`] out of its window. All ranks together.
+///
+/// # Safety
+/// `comm` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_deregister(
+    comm: *const FusewireComm,
+    memory: *mut c_void,
+) -> c_int {
+    // SAFETY: by the caller.
+    unsafe { give_back("fusewire_deregister", comm, memory, false) }
+}
+
+/// A tensor over device memory, and the host's address.
+fn copied(
+    operation: &str,
+    comm: &FusewireComm,
+    device: *const c_void,
+    host: *const c_void,
+    bytes: u64,
+) -> Outcome<(Tensor, NonNull<u8>)> {
+    let buffer = Buffer::new(operation, "device memory", device, Some(bytes), DType::U8)?;
+    let host = Buffer::new(operation, "host memory", host, Some(bytes), DType::U8)?;
+    let host = NonNull::new(host.at).ok_or_else(|| argument(operation, "host memory is NULL"))?;
+    // SAFETY: the header: memory of the device as long as the call.
+    let tensor =
+        unsafe { Tensor::adopt(comm.comm.device(), buffer.at, DType::U8, buffer.count, None)? };
+    Ok((tensor, host))
+}
+
+/// Copies from the host's memory to the device's, now.
+///
+/// # Safety
+/// As the header says: both are memory of as many bytes that nobody else uses, and they do not overlap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_upload(
+    comm: *const FusewireComm,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: u64,
+) -> c_int {
+    const NAME: &str = "fusewire_upload";
+    guard(|| {
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        let (tensor, host) = copied(NAME, handle, to, from, bytes)?;
+        // SAFETY: readable, by the caller.
+        let bytes = unsafe { core::slice::from_raw_parts(host.as_ptr(), tensor.len()) };
+        Ok(tensor.copy_from_bytes(bytes)?)
+    })
+}
+
+/// Copies from the device's memory to the host's, now.
+///
+/// # Safety
+/// As the header says: both are memory of as many bytes that nobody else uses, and they do not overlap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_download(
+    comm: *const FusewireComm,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: u64,
+) -> c_int {
+    const NAME: &str = "fusewire_download";
+    guard(|| {
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        let (tensor, host) = copied(NAME, handle, from, to, bytes)?;
+        let values = tensor.to_bytes()?;
+        // SAFETY: writable for as many bytes, by the caller; the values are the library's own.
+        unsafe { ptr::copy_nonoverlapping(values.as_ptr(), host.as_ptr(), values.len()) };
+        Ok(())
+    })
+}

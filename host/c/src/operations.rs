@@ -1,0 +1,221 @@
+//! Collectives, send and receive: blocking, and enqueued.
+
+use core::ffi::{c_int, c_void};
+
+use fusewire::{DType, Work};
+
+use crate::comm::FusewireComm;
+use crate::error::{Outcome, argument, guard};
+use crate::memory::{Buffer, View};
+use crate::types::{dtype, reduction};
+use crate::work::{FusewireWork, hand_out};
+
+/// What a call works with.
+pub(crate) struct Call<'a> {
+    name: &'static str,
+    pub(crate) handle: &'a FusewireComm,
+    enqueued: bool,
+}
+
+impl Call<'_> {
+    /// A buffer of `rows` rows of `count` elements.
+    pub(crate) fn view(
+        &self,
+        what: &str,
+        at: *const c_void,
+        count: Option<u64>,
+        dtype: DType,
+    ) -> Outcome<View> {
+        Buffer::new(self.name, what, at, count, dtype)?.view(self.handle, self.enqueued)
+    }
+
+    /// Elements of a row for every rank.
+    fn rows(&self, count: u64) -> Option<u64> {
+        count.checked_mul(u64::from(self.handle.comm.size()))
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+/// Runs an operation of the communicator behind `comm`, and hands its work out where it was enqueued.
+///
+/// # Safety
+/// `comm` is null or a live handle; `work` is null or writable.
+pub(crate) unsafe fn operate(
+    name: &'static str,
+    comm: *const FusewireComm,
+    work: Option<*mut *mut FusewireWork>,
+    run: impl FnOnce(&Call<'_>) -> Outcome<Option<Work>>,
+) -> c_int {
+    guard(|| {
+        let to = work.unwrap_or(core::ptr::null_mut());
+        if !to.is_null() {
+            // SAFETY: writable, by the caller.
+            unsafe { to.write(core::ptr::null_mut()) };
+        }
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(name, comm)? };
+        let call = Call {
+            name,
+            handle,
+            enqueued: work.is_some(),
+        };
+        if let Some(enqueued) = run(&call)? {
+            // SAFETY: null or writable, by the caller.
+            unsafe { hand_out(enqueued, to) };
+        }
+        Ok(())
+    })
+}
+
+/// One of the operation's two forms, by whether its buffers are tensors.
+macro_rules! either {
+    ($call:ident: $blocking:ident, $enqueued:ident,
+     outputs [$($output:ident)?], inputs [$($input:ident)?] $(, $arg:expr)*) => {{
+        let comm = &$call.handle.comm;
+        if $call.enqueued {
+            $(let Some($output) = $output.tensor() else { return Err(untensored($call)) };)?
+            $(let Some($input) = $input.tensor() else { return Err(untensored($call)) };)?
+            comm.$enqueued($($output,)? $($input,)? $($arg),*)?.into()
+        } else {
+            comm.$blocking($($output.output(),)? $($input.input(),)? $($arg),*)?;
+            None
+        }
+    }};
+}
+
+fn untensored(call: &Call<'_>) -> crate::error::Failed {
+    argument(
+        call.name,
+        "an enqueued operation on memory without a tensor",
+    )
+}
+
+/// Defines the C functions of an operation: blocking and enqueued.
+macro_rules! operation {
+    (
+        $(#[$doc:meta])*
+        $name:ident, $name_async:ident ($($arg:ident: $ty:ty),*) |$call:ident| $body:expr
+    ) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As the header says: `comm` is a live handle, buffers are memory of its device until the call returns.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(comm: *const FusewireComm, $($arg: $ty),*) -> c_int {
+            // SAFETY: by the caller.
+            unsafe { operate(stringify!($name), comm, None, |$call| Ok($body)) }
+        }
+
+        #[doc = concat!("As [`", stringify!($name), "`], enqueued on the handle's stream.")]
+        ///
+        /// # Safety
+        /// As there, but until the work is done and every graph that holds it is gone; `work` is null or writable.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name_async(
+            comm: *const FusewireComm,
+            $($arg: $ty,)*
+            work: *mut *mut FusewireWork,
+        ) -> c_int {
+            // SAFETY: by the caller.
+            unsafe { operate(stringify!($name_async), comm, Some(work), |$call| Ok($body)) }
+        }
+    };
+}
+
+operation!(
+    /// Reduces every rank's input; every rank gets the result.
+    fusewire_all_reduce, fusewire_all_reduce_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, op: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let op = reduction(call.name, op)?;
+        let input = call.view("input", input, Some(count), element)?;
+        let output = call.view("output", output, Some(count), element)?;
+        if input.is_at(&output) {
+            either!(call: all_reduce, all_reduce_async, outputs [output], inputs [], op)
+        } else {
+            either!(call: all_reduce_into, all_reduce_into_async, outputs [output], inputs [input], op)
+        }
+    }
+);
+
+operation!(
+    /// Reduces row r of every rank's input to rank r's output.
+    fusewire_reduce_scatter, fusewire_reduce_scatter_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, op: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let op = reduction(call.name, op)?;
+        let input = call.view("input", input, call.rows(count), element)?;
+        let output = call.view("output", output, Some(count), element)?;
+        either!(call: reduce_scatter_single, reduce_scatter_single_async,
+            outputs [output], inputs [input], op)
+    }
+);
+
+operation!(
+    /// Collects every rank's input as row r of every rank's output.
+    fusewire_all_gather, fusewire_all_gather_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, Some(count), element)?;
+        let output = call.view("output", output, call.rows(count), element)?;
+        either!(call: all_gather_single, all_gather_single_async, outputs [output], inputs [input])
+    }
+);
+
+operation!(
+    /// Sends row r of the input to rank r, where it becomes row (this rank) of the output.
+    fusewire_all_to_all, fusewire_all_to_all_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, call.rows(count), element)?;
+        let output = call.view("output", output, call.rows(count), element)?;
+        either!(call: all_to_all_single, all_to_all_single_async, outputs [output], inputs [input])
+    }
+);
+
+operation!(
+    /// Copies the root's buffer to every rank's.
+    fusewire_broadcast, fusewire_broadcast_async(
+        buffer: *mut c_void, count: u64, element: u32, root: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let buffer = call.view("buffer", buffer, Some(count), element)?;
+        either!(call: broadcast, broadcast_async, outputs [buffer], inputs [], root)
+    }
+);
+
+operation!(
+    /// Sends to a peer, which receives as many elements of the same type.
+    fusewire_send, fusewire_send_async(
+        input: *const c_void, count: u64, element: u32, peer: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, Some(count), element)?;
+        either!(call: send, send_async, outputs [], inputs [input], peer)
+    }
+);
+
+operation!(
+    /// Receives from a peer.
+    fusewire_recv, fusewire_recv_async(
+        output: *mut c_void, count: u64, element: u32, peer: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let output = call.view("output", output, Some(count), element)?;
+        either!(call: recv, recv_async, outputs [output], inputs [], peer)
+    }
+);
+
+operation!(
+    /// Returns when every rank has called it.
+    fusewire_barrier, fusewire_barrier_async() |call| {
+        either!(call: barrier, barrier_async, outputs [], inputs [])
+    }
+);

@@ -1,0 +1,327 @@
+//! Plain structs and numbers of the header.
+
+use core::ffi::{c_char, c_void};
+use core::mem::MaybeUninit;
+
+use core::time::Duration;
+use fusewire::{Algorithm, DType, Determinism, Options, ReduceOp};
+
+use crate::error::{Outcome, argument, text};
+
+/// The header's numbers.
+pub mod numbers {
+    /// Type of elements: that of the input, where one is left out.
+    pub const FUSEWIRE_DTYPE_DEFAULT: u32 = 0;
+    /// Reduction: sum, in rank order.
+    pub const FUSEWIRE_SUM: u32 = 1;
+    /// Reduction: product.
+    pub const FUSEWIRE_PRODUCT: u32 = 2;
+    /// Reduction: minimum.
+    pub const FUSEWIRE_MIN: u32 = 3;
+    /// Reduction: maximum.
+    pub const FUSEWIRE_MAX: u32 = 4;
+    /// Reduction: sum over the number of ranks.
+    pub const FUSEWIRE_AVERAGE: u32 = 5;
+    /// Reduction: bitwise and.
+    pub const FUSEWIRE_BIT_AND: u32 = 6;
+    /// Reduction: bitwise or.
+    pub const FUSEWIRE_BIT_OR: u32 = 7;
+    /// Reduction: bitwise exclusive or.
+    pub const FUSEWIRE_BIT_XOR: u32 = 8;
+    /// Algorithm: the plan chooses.
+    pub const FUSEWIRE_ALGORITHM_AUTO: u32 = 0;
+    /// Algorithm: packets.
+    pub const FUSEWIRE_ALGORITHM_PACKET: u32 = 1;
+    /// Algorithm: signals, one shot.
+    pub const FUSEWIRE_ALGORITHM_SIGNAL: u32 = 2;
+    /// Algorithm: two shots.
+    pub const FUSEWIRE_ALGORITHM_TWO_SHOT: u32 = 3;
+    /// Algorithm: multicast.
+    pub const FUSEWIRE_ALGORITHM_NVLS: u32 = 7;
+    /// Norm: root mean square.
+    pub const FUSEWIRE_NORM_RMS: u32 = 0;
+    /// Norm: mean and variance.
+    pub const FUSEWIRE_NORM_LAYER: u32 = 1;
+    /// Flag of a norm: multiply by 1 + weight.
+    pub const FUSEWIRE_NORM_UNIT_OFFSET: u32 = 1;
+    /// Flag of a norm: programmatic dependent launch.
+    pub const FUSEWIRE_NORM_DEPENDENT: u32 = 2;
+    /// Output of a norm: of the input's type.
+    pub const FUSEWIRE_SCALE_NONE: u32 = 0;
+    /// Output of a norm: fp8 by one given scale.
+    pub const FUSEWIRE_SCALE_GIVEN: u32 = 1;
+    /// Output of a norm: fp8 by a scale of each row.
+    pub const FUSEWIRE_SCALE_ROWS: u32 = 2;
+    /// Output of a norm: fp8 by a scale of each 128 elements.
+    pub const FUSEWIRE_SCALE_GROUPS: u32 = 3;
+    /// Elements of a group of scales.
+    pub const FUSEWIRE_SCALE_GROUP: u32 = 128;
+}
+
+/// `fusewire_options`: zeros are defaults.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FusewireOptions {
+    /// Bytes of the struct as the program knows it.
+    pub struct_size: usize,
+    /// Bound of every wait in seconds; 0 for the default.
+    pub timeout_seconds: f64,
+    /// Bytes of staging for input and output each; 0 for 1 MiB.
+    pub staging_bytes: u64,
+    /// Bytes of a packet slot; 0 for 32 KiB.
+    pub packet_slot_bytes: u64,
+    /// Blocks of a launch; 0 for the device's default.
+    pub blocks: u32,
+    /// Threads of a block on a GPU; 0 for 512.
+    pub threads: u32,
+    /// Algorithm of all_reduce.
+    pub algorithm: u32,
+    /// Not 0: reductions in any order of the ranks.
+    pub any_order: u32,
+    /// Not 0: somebody else serves the store, else rank 0 does.
+    pub store_is_served: u32,
+    /// Not 0: a failure ends the process.
+    pub abort_process: u32,
+    /// Name of the backend; null for Fusewire's kernels.
+    pub backend: *const c_char,
+}
+
+/// `fusewire_norm`: buffers and kind of a fused norm.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FusewireNorm {
+    /// Bytes of the struct as the program knows it.
+    pub struct_size: usize,
+    /// RMS or layer.
+    pub kind: u32,
+    /// Flags.
+    pub flags: u32,
+    /// Rows of the result.
+    pub rows: u64,
+    /// Elements of a row.
+    pub hidden: u64,
+    /// Type of input, weight, bias; and of the output where it is not fp8.
+    pub dtype: u32,
+    /// Type of residual and residual_out; 0 for `dtype`.
+    pub residual_dtype: u32,
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+    /// How ranks reduce.
+    pub algorithm: u32,
+    /// This rank's part of the sum.
+    pub input: *const c_void,
+    /// `hidden` elements.
+    pub weight: *const c_void,
+    /// `hidden` elements, or null.
+    pub bias: *const c_void,
+    /// As many rows as the result, or null.
+    pub residual: *const c_void,
+    /// As many rows as the result, or null.
+    pub residual_out: *mut c_void,
+    /// The result.
+    pub output: *mut c_void,
+    /// Whether the output is fp8, and by which scales.
+    pub scaling: u32,
+    /// F32, or U8 for powers of two; 0 for F32.
+    pub scale_dtype: u32,
+    /// The given scale: one f32.
+    pub scale: *const c_void,
+    /// Where scales of rows or groups go.
+    pub scales: *mut c_void,
+    /// From a group's first scale to the next group's; 0 for scales of a row side by side.
+    pub scale_stride: u64,
+}
+
+/// Structs that C fills: of numbers and addresses only, and with their size first.
+///
+/// # Safety
+/// All zeros is a value, and so are any bytes; the first field is a `usize`.
+pub(crate) unsafe trait Sized1 {
+    /// Name in the header.
+    const NAME: &'static str;
+    /// Size that the struct had in the first version.
+    const FIRST: usize;
+}
+
+// SAFETY: numbers and addresses, the size first.
+unsafe impl Sized1 for FusewireOptions {
+    const NAME: &'static str = "fusewire_options";
+    const FIRST: usize = 64;
+}
+
+// SAFETY: numbers and addresses, the size first.
+unsafe impl Sized1 for FusewireNorm {
+    const NAME: &'static str = "fusewire_norm";
+    const FIRST: usize = 128;
+}
+
+const _: () = assert!(size_of::<FusewireOptions>() >= FusewireOptions::FIRST);
+const _: () = assert!(size_of::<FusewireNorm>() >= FusewireNorm::FIRST);
+
+/// The struct at `from`, of as many bytes as its first field says: what an older program does not know is zero; what a
+/// newer one knows and this library does not must be zero.
+///
+/// # Safety
+/// `from` is null, or readable for as many bytes as its first field says.
+pub(crate) unsafe fn read<T: Sized1>(operation: &str, from: *const T) -> Outcome<T> {
+    if from.is_null() {
+        return Err(argument(operation, format!("the {} is NULL", T::NAME)));
+    }
+    if !from.is_aligned() {
+        return Err(argument(
+            operation,
+            format!("the {} at {from:p} is not aligned", T::NAME),
+        ));
+    }
+    // SAFETY: the first field.
+    let size = unsafe { from.cast::<usize>().read() };
+    if !(T::FIRST..=4096).contains(&size) {
+        return Err(argument(
+            operation,
+            format!(
+                "{}.struct_size is {size}: set it to sizeof({}), {} at least",
+                T::NAME,
+                T::NAME,
+                T::FIRST
+            ),
+        ));
+    }
+    let known = size.min(size_of::<T>());
+    // SAFETY: readable to its end, by the caller.
+    let tail = unsafe { core::slice::from_raw_parts(from.cast::<u8>().add(known), size - known) };
+    if let Some(at) = tail.iter().position(|byte| *byte != 0) {
+        return Err(argument(
+            operation,
+            format!(
+                "byte {} of {} is not zero, and this library (version {}) does not know what it asks for: use a newer one",
+                known + at,
+                T::NAME,
+                env!("CARGO_PKG_VERSION")
+            ),
+        ));
+    }
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: both are as long; they do not overlap.
+    unsafe {
+        core::ptr::copy_nonoverlapping(from.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known);
+    }
+    // SAFETY: any bytes are a value (`Sized1`).
+    Ok(unsafe { value.assume_init() })
+}
+
+/// The type of elements with this number.
+pub(crate) fn dtype(operation: &str, what: &str, number: u32) -> Outcome<DType> {
+    u8::try_from(number)
+        .ok()
+        .and_then(DType::from_code)
+        .ok_or_else(|| {
+            argument(
+                operation,
+                format!("{what} {number} is no type of elements (FUSEWIRE_F32, ...)"),
+            )
+        })
+}
+
+/// The reduction with this number.
+pub(crate) fn reduction(operation: &str, number: u32) -> Outcome<ReduceOp> {
+    Ok(match number {
+        numbers::FUSEWIRE_SUM => ReduceOp::Sum,
+        numbers::FUSEWIRE_PRODUCT => ReduceOp::Product,
+        numbers::FUSEWIRE_MIN => ReduceOp::Min,
+        numbers::FUSEWIRE_MAX => ReduceOp::Max,
+        numbers::FUSEWIRE_AVERAGE => ReduceOp::Average,
+        numbers::FUSEWIRE_BIT_AND => ReduceOp::BitAnd,
+        numbers::FUSEWIRE_BIT_OR => ReduceOp::BitOr,
+        numbers::FUSEWIRE_BIT_XOR => ReduceOp::BitXor,
+        _ => {
+            return Err(argument(
+                operation,
+                format!("{number} is no reduction (FUSEWIRE_SUM, ...)"),
+            ));
+        }
+    })
+}
+
+/// The algorithm with this number.
+pub(crate) fn algorithm(operation: &str, number: u32) -> Outcome<Algorithm> {
+    Ok(match number {
+        numbers::FUSEWIRE_ALGORITHM_AUTO => Algorithm::Auto,
+        numbers::FUSEWIRE_ALGORITHM_PACKET => Algorithm::Packet,
+        numbers::FUSEWIRE_ALGORITHM_SIGNAL => Algorithm::Signal,
+        numbers::FUSEWIRE_ALGORITHM_TWO_SHOT => Algorithm::TwoShot,
+        numbers::FUSEWIRE_ALGORITHM_NVLS => Algorithm::Nvls,
+        _ => {
+            return Err(argument(
+                operation,
+                format!("{number} is no algorithm (FUSEWIRE_ALGORITHM_AUTO, ...)"),
+            ));
+        }
+    })
+}
+
+/// Time that C gave in seconds.
+pub(crate) fn seconds(operation: &str, seconds: f64) -> Outcome<Duration> {
+    if seconds.is_finite() && seconds > 0.0 && seconds < 1e9 {
+        return Ok(Duration::from_secs_f64(seconds));
+    }
+    Err(argument(
+        operation,
+        format!("a time-out of {seconds} s; more than 0 and less than 1e9 are possible"),
+    ))
+}
+
+/// Options as C gave them, and what of them is no option of the communicator's.
+pub(crate) struct Asked {
+    pub(crate) options: Options,
+    pub(crate) backend: String,
+    pub(crate) store_is_served: bool,
+}
+
+impl Asked {
+    /// Reads options; null is all defaults.
+    ///
+    /// # Safety
+    /// `from` is null, or as the header says.
+    pub(crate) unsafe fn read(operation: &str, from: *const FusewireOptions) -> Outcome<Self> {
+        let mut options = Options::default();
+        options
+            .abort_process_on_timeout_or_error
+            .get_or_insert(false);
+        let mut asked = Self {
+            options,
+            backend: "fusewire".to_owned(),
+            store_is_served: false,
+        };
+        if from.is_null() {
+            return Ok(asked);
+        }
+        // SAFETY: by the caller.
+        let given = unsafe { read(operation, from)? };
+        let options = &mut asked.options;
+        if given.timeout_seconds != 0.0 {
+            options.timeout = seconds(operation, given.timeout_seconds)?;
+        }
+        for (value, own) in [
+            (given.staging_bytes, &mut options.staging_bytes),
+            (given.packet_slot_bytes, &mut options.packet_slot_bytes),
+        ] {
+            if value != 0 {
+                *own = value;
+            }
+        }
+        options.blocks = given.blocks;
+        options.threads = given.threads;
+        options.algorithm = algorithm(operation, given.algorithm)?;
+        if given.any_order != 0 {
+            options.determinism = Determinism::Any;
+        }
+        if given.abort_process != 0 {
+            options.abort_process_on_timeout_or_error = Some(true);
+        }
+        asked.store_is_served = given.store_is_served != 0;
+        // SAFETY: by the caller.
+        let backend = unsafe { text(operation, "backend", given.backend, Some("fusewire"))? };
+        asked.backend = backend.to_owned();
+        Ok(asked)
+    }
+}

@@ -1,0 +1,163 @@
+//! Enqueued work and graphs.
+
+use core::ffi::c_int;
+
+use fusewire::{GraphExec, Work};
+
+use crate::comm::FusewireComm;
+use crate::error::{Outcome, argument, give, guard};
+use crate::types::seconds;
+
+/// An enqueued operation: `fusewire_work`.
+#[derive(Debug)]
+pub struct FusewireWork(Work);
+
+/// Captured operations that can run: `fusewire_graph`.
+#[derive(Debug)]
+pub struct FusewireGraph(GraphExec);
+
+/// Gives the handle of `enqueued` to whoever wants it.
+///
+/// # Safety
+/// `to` is null or writable.
+pub(crate) unsafe fn hand_out(enqueued: Work, to: *mut *mut FusewireWork) {
+    if to.is_null() {
+        return;
+    }
+    // SAFETY: writable, by the caller.
+    unsafe { to.write(Box::into_raw(Box::new(FusewireWork(enqueued)))) };
+}
+
+/// Waits until the operation has ended; its result.
+///
+/// # Safety
+/// `work` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_work_wait(
+    work: *const FusewireWork,
+    timeout_seconds: f64,
+) -> c_int {
+    const NAME: &str = "fusewire_work_wait";
+    guard(|| {
+        // SAFETY: by the caller.
+        let work = unsafe { work.as_ref() }.ok_or_else(|| argument(NAME, "the work is NULL"))?;
+        if timeout_seconds == 0.0 {
+            return Ok(work.0.wait_blocking()?);
+        }
+        Ok(work.0.wait_timeout(seconds(NAME, timeout_seconds)?)?)
+    })
+}
+
+/// Ends a handle; the operation runs on.
+///
+/// # Safety
+/// `work` is null or a handle that nobody uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_work_destroy(work: *mut FusewireWork) -> c_int {
+    guard(|| {
+        if !work.is_null() {
+            // SAFETY: a handle of ours, which the caller gives up.
+            drop(unsafe { Box::from_raw(work) });
+        }
+        Ok(())
+    })
+}
+
+/// Records operations of the handle's stream from now on.
+///
+/// # Safety
+/// `comm` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_capture_begin(comm: *const FusewireComm) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of("fusewire_capture_begin", comm)? };
+        Ok(handle.comm.stream().begin_capture()?)
+    })
+}
+
+/// Ends the capture, and makes what was recorded a graph that can run.
+///
+/// # Safety
+/// `comm` is null or a live handle; `graph` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_capture_end(
+    comm: *const FusewireComm,
+    graph: *mut *mut FusewireGraph,
+) -> c_int {
+    const NAME: &str = "fusewire_capture_end";
+    guard(|| {
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "graph", graph, core::ptr::null_mut())? };
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        let captured = handle.comm.stream().end_capture()?.instantiate()?;
+        let made = Box::into_raw(Box::new(FusewireGraph(captured)));
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "graph", graph, made) }
+    })
+}
+
+/// # Safety
+/// `graph` is null or a handle that lives as long as the result is used.
+unsafe fn graph_of<'a>(operation: &str, graph: *const FusewireGraph) -> Outcome<&'a GraphExec> {
+    // SAFETY: by the caller.
+    let graph = unsafe { graph.as_ref() };
+    graph
+        .map(|graph| &graph.0)
+        .ok_or_else(|| argument(operation, "the graph is NULL"))
+}
+
+/// Replays a graph on the handle's stream and waits for its end.
+///
+/// # Safety
+/// `graph` and `comm` are null or live handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_graph_run(
+    graph: *const FusewireGraph,
+    comm: *const FusewireComm,
+) -> c_int {
+    const NAME: &str = "fusewire_graph_run";
+    guard(|| {
+        // SAFETY: by the caller.
+        let graph = unsafe { graph_of(NAME, graph)? };
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        Ok(graph.run(handle.comm.stream())?)
+    })
+}
+
+/// Enqueues a replay of a graph on the handle's stream.
+///
+/// # Safety
+/// `graph` and `comm` are null or live handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_graph_launch(
+    graph: *const FusewireGraph,
+    comm: *const FusewireComm,
+) -> c_int {
+    const NAME: &str = "fusewire_graph_launch";
+    guard(|| {
+        // SAFETY: by the caller.
+        let graph = unsafe { graph_of(NAME, graph)? };
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        graph.launch(handle.comm.stream())?;
+        Ok(())
+    })
+}
+
+/// Ends a graph; replays that are enqueued run on.
+///
+/// # Safety
+/// `graph` is null or a handle that nobody uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_graph_destroy(graph: *mut FusewireGraph) -> c_int {
+    guard(|| {
+        if !graph.is_null() {
+            // SAFETY: a handle of ours, which the caller gives up.
+            drop(unsafe { Box::from_raw(graph) });
+        }
+        Ok(())
+    })
+}

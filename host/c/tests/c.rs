@@ -1,0 +1,316 @@
+//! The header, the library and programs in C: what the header says is what the library is, and ranks that are C programs work.
+//!
+//! Skipped with a printed reason where there is no C compiler; `FUSEWIRE_REQUIRE` naming `cc` makes that a failure.
+//! `FUSEWIRE_TEST_DEVICE` (`cpu`, `cuda`, `hip`) is the device of the ranks.
+
+mod layout;
+
+use core::time::Duration;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Instant;
+
+/// The compilers of C and of C++, with all that they must be silent about.
+const C: [&str; 6] = [
+    "cc",
+    "-std=c99",
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Werror",
+];
+const CXX: [&str; 6] = [
+    "c++",
+    "-std=c++11",
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Werror",
+];
+
+/// Whether there is this compiler; prints why a test is skipped.
+fn has(compiler: &str) -> bool {
+    let found = Command::new(compiler).arg("--version").output();
+    if found.is_ok_and(|found| found.status.success()) {
+        return true;
+    }
+    let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|name| name.trim() == "cc"),
+        "FUSEWIRE_REQUIRE names cc, but {compiler} is not there"
+    );
+    eprintln!("skipped (cc): no {compiler}");
+    false
+}
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The folder of the library that cargo has built for this test: that of the test itself.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let folder = test.parent().expect("its folder").to_owned();
+    let name = format!(
+        "{}fusewire_c{}",
+        std::env::consts::DLL_PREFIX,
+        std::env::consts::DLL_SUFFIX
+    );
+    assert!(
+        folder.join(&name).exists(),
+        "no {name} in {}",
+        folder.display()
+    );
+    folder
+}
+
+/// A command that runs `program` with the library of this test. Cargo's own search path, which goes before what is written in a
+/// program, may have an older one that was built by itself.
+fn command(program: &Path) -> Command {
+    let mut search = vec![library()];
+    if let Some(more) = std::env::var_os("LD_LIBRARY_PATH") {
+        search.extend(std::env::split_paths(&more));
+    }
+    let mut command = Command::new(program);
+    command.env(
+        "LD_LIBRARY_PATH",
+        std::env::join_paths(search).expect("paths without colons"),
+    );
+    command
+}
+
+/// Compiles `source` to a program, linked with the library; what the compiler says where it refuses.
+fn compile(
+    compiler: &[&str],
+    source: &Path,
+    name: &str,
+    include: &Path,
+) -> Result<PathBuf, String> {
+    let program =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    let library = library();
+    let said = Command::new(compiler[0])
+        .args(&compiler[1..])
+        .arg("-I")
+        .arg(include)
+        .arg(source)
+        .arg("-L")
+        .arg(&library)
+        .args(["-lfusewire_c", "-lm", "-ldl", "-o"])
+        .arg(&program)
+        .output()
+        .map_err(|error| format!("{}: {error}", compiler[0]))?;
+    if said.status.success() {
+        return Ok(program);
+    }
+    Err(String::from_utf8_lossy(&said.stderr).into_owned())
+}
+
+/// As [`compile`], of text, with the header as it is.
+fn compile_text(compiler: &[&str], text: &str, name: &str) -> Result<PathBuf, String> {
+    let extension = if compiler[0] == "cc" { "c" } else { "cpp" };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let file = folder.join(format!("{name}-{}.{extension}", std::process::id()));
+    std::fs::write(&file, text).map_err(|error| error.to_string())?;
+    compile(compiler, &file, name, &here().join("include"))
+}
+
+/// The device of the ranks.
+fn device() -> String {
+    match std::env::var("FUSEWIRE_TEST_DEVICE").as_deref() {
+        Ok("cuda") => "cuda:0".to_owned(),
+        Ok("hip") => "hip:0".to_owned(),
+        _ => "cpu".to_owned(),
+    }
+}
+
+/// A port that was free just now.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    listener.local_addr().expect("its address").port()
+}
+
+/// Runs two ranks of `program`; `arguments` of each rank, and what each said.
+fn run_two(program: &Path, arguments: impl Fn(u32, u16) -> Vec<String>) -> [Output; 2] {
+    let port = free_port();
+    let ranks = [0, 1].map(|rank: u32| {
+        command(program)
+            .args(arguments(rank, port))
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "2")
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .env_remove("TORCHELASTIC_USE_AGENT_STORE")
+            .env("FUSEWIRE_TIMEOUT_SECONDS", "100")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts")
+    });
+    let deadline = Instant::now() + Duration::from_secs(240);
+    ranks.map(|rank| ended(rank, deadline))
+}
+
+/// What a process has said, once it has ended; it is killed at the deadline.
+fn ended(mut process: Child, deadline: Instant) -> Output {
+    while Instant::now() < deadline && process.try_wait().is_ok_and(|status| status.is_none()) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Harmless where it has ended.
+    let _ = process.kill();
+    process.wait_with_output().expect("its output")
+}
+
+fn said(output: &Output) -> String {
+    let text = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// The example, as the README has it compiled.
+fn example(name: &str) -> PathBuf {
+    let source = here().join("examples/all_reduce_norm.c");
+    compile(&C, &source, name, &here().join("include")).expect("the example compiles")
+}
+
+#[test]
+fn the_example_is_right_on_two_ranks() {
+    if !has("cc") {
+        return;
+    }
+    let program = example("example");
+    let outputs = run_two(&program, |_, _| vec![device()]);
+    for (rank, output) in outputs.iter().enumerate() {
+        let text = said(output);
+        assert_eq!(output.status.code(), Some(0), "rank {rank}: {text}");
+        for form in ["blocking", "enqueued"] {
+            let line = format!(
+                "rank {rank} of 2 on {}: all_reduce + residual + RMSNorm of 4 rows of 512, {form}: 0 of 2048 wrong",
+                device()
+            );
+            assert!(text.contains(&line), "no \"{line}\" in: {text}");
+        }
+    }
+}
+
+#[test]
+fn the_example_fails_where_the_result_is_not_what_it_expects() {
+    if !has("cc") {
+        return;
+    }
+    let program = example("example-wrong");
+    for output in run_two(&program, |_, _| vec![device(), "--wrong".to_owned()]) {
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains(": 1 of 2048 wrong"), "{text}");
+    }
+    for output in run_two(&program, |_, _| vec!["abacus".to_owned()]) {
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(
+            text.contains("joining: error 1: device: \"abacus\" is none of"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn every_operation_and_every_refusal() {
+    if !has("cc") {
+        return;
+    }
+    let source = here().join("tests/operations.c");
+    let program = compile(&C, &source, "operations", &here().join("include")).expect("it compiles");
+    let outputs = run_two(&program, |rank, port| {
+        vec![device(), rank.to_string(), format!("127.0.0.1:{port}")]
+    });
+    for (rank, output) in outputs.iter().enumerate() {
+        let text = said(output);
+        assert_eq!(output.status.code(), Some(0), "rank {rank}: {text}");
+        assert!(text.contains(&format!("rank {rank}: 0 failures")), "{text}");
+    }
+}
+
+#[test]
+fn the_header_and_the_library_agree() {
+    if !has("cc") {
+        return;
+    }
+    let lines = layout::Lines::new();
+    let program = compile_text(&C, &lines.program(), "layout").expect("the prototypes agree");
+    let output = command(&program).output().expect("it runs");
+    assert!(output.status.success(), "{}", said(&output));
+    let text = said(&output);
+    assert_eq!(text.lines().collect::<Vec<_>>(), lines.expected());
+    assert!(lines.expected().len() > 80, "{}", lines.expected().len());
+}
+
+#[test]
+fn nothing_of_the_header_is_left_out() {
+    let header = std::fs::read_to_string(here().join("include/fusewire.h")).expect("the header");
+    let lines = layout::Lines::new();
+    let declared: Vec<&str> = header
+        .lines()
+        .filter(|line| !line.starts_with([' ', '/', '#', 't', '}']))
+        .filter_map(|line| {
+            let name = line.split('(').next()?.rsplit([' ', '*']).next()?;
+            name.starts_with("fusewire_").then_some(name)
+        })
+        .collect();
+    assert_eq!(declared, lines.functions());
+    let numbers: Vec<&str> = header
+        .lines()
+        .filter_map(|line| line.strip_prefix("#define ")?.split_once(' '))
+        .filter(|(name, value)| !name.starts_with("FUSEWIRE_VERSION") && !value.is_empty())
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(numbers, lines.numbers());
+}
+
+#[test]
+fn a_header_that_differs_is_found() {
+    if !has("cc") {
+        return;
+    }
+    // Another prototype does not compile.
+    let lines = layout::Lines::new();
+    let program = lines.program();
+    let other = program.replacen(
+        "uint32_t *) = fusewire_comm_rank",
+        "uint64_t *) = fusewire_comm_rank",
+        1,
+    );
+    assert_ne!(program, other);
+    let error = compile_text(&C, &other, "prototype").expect_err("another prototype");
+    assert!(error.contains("incompatible"), "{error}");
+
+    // Another layout gives other lines.
+    let header = std::fs::read_to_string(here().join("include/fusewire.h")).expect("the header");
+    let field = "  float epsilon;\n";
+    assert!(header.contains(field));
+    let folder =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("other-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    std::fs::write(
+        folder.join("fusewire.h"),
+        header.replacen(field, "  double epsilon;\n", 1),
+    )
+    .expect("a file");
+    let source = folder.join("layout.c");
+    std::fs::write(&source, program).expect("a file");
+    let program = compile(&C, &source, "other-layout", &folder).expect("it compiles");
+    let output = command(&program).output().expect("it runs");
+    assert_ne!(said(&output).lines().collect::<Vec<_>>(), lines.expected());
+}
+
+#[test]
+fn the_header_is_cplusplus_too() {
+    if !has("c++") {
+        return;
+    }
+    let text = "#include <fusewire.h>\n\
+                int main() { return fusewire_version() == FUSEWIRE_VERSION ? 0 : 1; }\n";
+    let program = compile_text(&CXX, text, "cplusplus").expect("it compiles");
+    assert!(Command::new(program).status().expect("it runs").success());
+}

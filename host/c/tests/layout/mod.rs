@@ -1,0 +1,209 @@
+//! What the library's types say, in C: lines that a program prints, and prototypes that its compiler compares.
+
+use core::ffi::{c_char, c_int, c_void};
+use core::fmt::Write as _;
+use core::mem::offset_of;
+
+use fusewire::DType;
+use fusewire_c::{
+    FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireWork, codes, numbers,
+};
+
+/// A type that C has as well.
+trait CType {
+    fn c() -> String;
+}
+
+macro_rules! c_types {
+    ($($rust:ty = $c:literal,)*) => {$(
+        impl CType for $rust {
+            fn c() -> String {
+                $c.to_owned()
+            }
+        }
+    )*};
+}
+
+c_types!(
+    c_int = "int",
+    c_char = "char",
+    c_void = "void",
+    u32 = "uint32_t",
+    u64 = "uint64_t",
+    f64 = "double",
+    FusewireComm = "fusewire_comm",
+    FusewireWork = "fusewire_work",
+    FusewireGraph = "fusewire_graph",
+    FusewireOptions = "fusewire_options",
+    FusewireNorm = "fusewire_norm",
+);
+
+impl<T: CType> CType for *const T {
+    fn c() -> String {
+        format!("const {} *", T::c())
+    }
+}
+
+impl<T: CType> CType for *mut T {
+    fn c() -> String {
+        format!("{} *", T::c())
+    }
+}
+
+/// A function that C can call.
+trait Prototype {
+    /// The declaration of a pointer `name` to it.
+    fn pointer(self, name: &str) -> String;
+}
+
+macro_rules! prototypes {
+    ($(($($arg:ident)*))*) => {$(
+        impl<R: CType, $($arg: CType),*> Prototype for unsafe extern "C" fn($($arg),*) -> R {
+            fn pointer(self, name: &str) -> String {
+                let args: Vec<String> = vec![$($arg::c()),*];
+                let args = if args.is_empty() { "void".to_owned() } else { args.join(", ") };
+                format!("{} (*{name})({args})", R::c())
+            }
+        }
+    )*};
+}
+
+prototypes!(()(A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F)(A B C D E F G));
+
+/// What is compared.
+#[derive(Default)]
+pub(crate) struct Lines {
+    expected: Vec<String>,
+    prints: String,
+    pointers: String,
+    functions: Vec<&'static str>,
+    numbers: Vec<&'static str>,
+}
+
+macro_rules! fields {
+    ($lines:ident, $c:literal $name:ident: $($field:ident)*) => {{
+        $lines.push($c, concat!("sizeof(", $c, ")"), size_of::<$name>() as u64);
+        $($lines.push(
+            concat!($c, ".", stringify!($field)),
+            concat!("offsetof(", $c, ", ", stringify!($field), ")"),
+            offset_of!($name, $field) as u64,
+        );)*
+        // A field that is not listed here does not compile.
+        #[allow(dead_code)]
+        fn all(value: &$name) {
+            let $name { $($field: _),* } = value;
+        }
+    }};
+}
+
+macro_rules! numbers_of {
+    ($lines:ident: $($name:ident = $value:expr,)*) => {$(
+        $lines.numbers.push(stringify!($name));
+        $lines.push(stringify!($name), stringify!($name), $value as u64);
+    )*};
+    ($lines:ident from $module:ident: $($name:ident)*) => {
+        numbers_of!($lines: $($name = $module::$name,)*);
+    };
+}
+
+macro_rules! functions {
+    ($lines:ident: $($name:ident($($arg:ty),*))*) => {$({
+        let function: unsafe extern "C" fn($($arg),*) -> _ = fusewire_c::$name;
+        let pointer = function.pointer(concat!("p_", stringify!($name)));
+        writeln!($lines.pointers, "{pointer} = {};", stringify!($name)).expect("memory");
+        $lines.functions.push(stringify!($name));
+    })*};
+}
+
+impl Lines {
+    pub(crate) fn new() -> Self {
+        let mut lines = Self::default();
+        fields!(lines, "fusewire_options" FusewireOptions: struct_size timeout_seconds staging_bytes
+            packet_slot_bytes blocks threads algorithm any_order store_is_served abort_process backend);
+        fields!(lines, "fusewire_norm" FusewireNorm: struct_size kind flags rows hidden dtype residual_dtype
+            epsilon algorithm input weight bias residual residual_out output scaling scale_dtype scale
+            scales scale_stride);
+        numbers_of!(lines from codes: FUSEWIRE_OK FUSEWIRE_ERROR_ARGUMENT FUSEWIRE_ERROR_TIMEOUT
+            FUSEWIRE_ERROR_MISMATCH FUSEWIRE_ERROR_PEER FUSEWIRE_ERROR_ABORTED FUSEWIRE_ERROR_FAILED
+            FUSEWIRE_ERROR_BOOTSTRAP FUSEWIRE_ERROR_COMMUNICATOR FUSEWIRE_ERROR_DEVICE
+            FUSEWIRE_ERROR_MEMORY FUSEWIRE_ERROR_CAPTURE FUSEWIRE_ERROR_BACKEND
+            FUSEWIRE_ERROR_NOT_DONE FUSEWIRE_ERROR_OTHER FUSEWIRE_ERROR_INTERNAL);
+        numbers_of!(lines from numbers: FUSEWIRE_DTYPE_DEFAULT);
+        numbers_of!(lines: FUSEWIRE_F64 = DType::F64, FUSEWIRE_F32 = DType::F32, FUSEWIRE_F16 = DType::F16,
+            FUSEWIRE_BF16 = DType::Bf16, FUSEWIRE_E4M3 = DType::E4m3, FUSEWIRE_E5M2 = DType::E5m2,
+            FUSEWIRE_I8 = DType::I8, FUSEWIRE_U8 = DType::U8, FUSEWIRE_I32 = DType::I32,
+            FUSEWIRE_U32 = DType::U32, FUSEWIRE_I64 = DType::I64, FUSEWIRE_U64 = DType::U64,);
+        numbers_of!(lines from numbers: FUSEWIRE_SUM FUSEWIRE_PRODUCT FUSEWIRE_MIN FUSEWIRE_MAX
+            FUSEWIRE_AVERAGE FUSEWIRE_BIT_AND FUSEWIRE_BIT_OR FUSEWIRE_BIT_XOR
+            FUSEWIRE_ALGORITHM_AUTO FUSEWIRE_ALGORITHM_PACKET FUSEWIRE_ALGORITHM_SIGNAL
+            FUSEWIRE_ALGORITHM_TWO_SHOT FUSEWIRE_ALGORITHM_NVLS
+            FUSEWIRE_NORM_RMS FUSEWIRE_NORM_LAYER FUSEWIRE_NORM_UNIT_OFFSET FUSEWIRE_NORM_DEPENDENT
+            FUSEWIRE_SCALE_NONE FUSEWIRE_SCALE_GIVEN FUSEWIRE_SCALE_ROWS FUSEWIRE_SCALE_GROUPS
+            FUSEWIRE_SCALE_GROUP);
+        functions!(lines:
+            fusewire_version() fusewire_last_error()
+            fusewire_comm_from_env(_, _, _) fusewire_comm_create(_, _, _, _, _, _, _)
+            fusewire_comm_split(_, _, _, _, _)
+            fusewire_comm_on_stream(_, _, _) fusewire_comm_destroy(_) fusewire_comm_abort(_)
+            fusewire_comm_synchronize(_) fusewire_comm_warm_up(_) fusewire_comm_failure(_)
+            fusewire_comm_rank(_, _) fusewire_comm_size(_, _) fusewire_comm_workspace_bytes(_, _)
+            fusewire_workspace_bytes(_, _, _, _)
+            fusewire_alloc(_, _, _) fusewire_free(_, _) fusewire_register(_, _, _)
+            fusewire_deregister(_, _) fusewire_upload(_, _, _, _) fusewire_download(_, _, _, _)
+            fusewire_all_reduce(_, _, _, _, _, _) fusewire_all_reduce_async(_, _, _, _, _, _, _)
+            fusewire_reduce_scatter(_, _, _, _, _, _) fusewire_reduce_scatter_async(_, _, _, _, _, _, _)
+            fusewire_all_gather(_, _, _, _, _) fusewire_all_gather_async(_, _, _, _, _, _)
+            fusewire_all_to_all(_, _, _, _, _) fusewire_all_to_all_async(_, _, _, _, _, _)
+            fusewire_broadcast(_, _, _, _, _) fusewire_broadcast_async(_, _, _, _, _, _)
+            fusewire_send(_, _, _, _, _) fusewire_send_async(_, _, _, _, _, _)
+            fusewire_recv(_, _, _, _, _) fusewire_recv_async(_, _, _, _, _, _)
+            fusewire_barrier(_) fusewire_barrier_async(_, _)
+            fusewire_all_reduce_norm(_, _) fusewire_all_reduce_norm_async(_, _, _)
+            fusewire_reduce_scatter_norm(_, _) fusewire_reduce_scatter_norm_async(_, _, _)
+            fusewire_work_wait(_, _) fusewire_work_destroy(_)
+            fusewire_capture_begin(_) fusewire_capture_end(_, _)
+            fusewire_graph_run(_, _) fusewire_graph_launch(_, _) fusewire_graph_destroy(_)
+        );
+        lines.push(
+            "version",
+            "fusewire_version()",
+            u64::from(fusewire_c::fusewire_version()),
+        );
+        lines.push(
+            "version",
+            "FUSEWIRE_VERSION",
+            u64::from(fusewire_c::fusewire_version()),
+        );
+        lines
+    }
+
+    fn push(&mut self, what: &str, c: &str, value: u64) {
+        self.expected.push(format!("{what} {value}"));
+        writeln!(
+            self.prints,
+            "  printf(\"{what} %llu\\n\", (unsigned long long)({c}));"
+        )
+        .expect("memory");
+    }
+
+    /// The program.
+    pub(crate) fn program(&self) -> String {
+        format!(
+            "#include <fusewire.h>\n#include <stdio.h>\n{}int main(void) {{\n{}  return 0;\n}}\n",
+            self.pointers, self.prints
+        )
+    }
+
+    /// What it prints.
+    pub(crate) fn expected(&self) -> &[String] {
+        &self.expected
+    }
+
+    pub(crate) fn functions(&self) -> &[&'static str] {
+        &self.functions
+    }
+
+    pub(crate) fn numbers(&self) -> &[&'static str] {
+        &self.numbers
+    }
+}

@@ -1,0 +1,495 @@
+/*
+ * Every operation from C, on two ranks, compared with plain C; started by c.rs as
+ *   operations DEVICE RANK HOST:PORT
+ */
+#include <fusewire.h>
+
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANKS = 2, N = 3000 };
+
+static fusewire_comm *comm;
+static uint32_t rank;
+static const char *device;
+static int failures;
+
+static void expect_(int line, int code, int wanted, const char *what) {
+  if (code != wanted) {
+    printf("line %d: %s gave %d instead of %d: %s\n", line, what, code, wanted, fusewire_last_error());
+    exit(1);
+  }
+}
+#define OK(call) expect_(__LINE__, (call), FUSEWIRE_OK, #call)
+#define GIVES(code, call) expect_(__LINE__, (call), (code), #call)
+/* The code, and words that the message has. */
+#define SAYS(code, words, call)                                                     \
+  do {                                                                              \
+    GIVES(code, call);                                                              \
+    if (strstr(fusewire_last_error(), words) == NULL) {                             \
+      printf("line %d: no \"%s\" in: %s\n", __LINE__, words, fusewire_last_error()); \
+      failures++;                                                                   \
+    }                                                                               \
+  } while (0)
+#define TRUE(condition)                                        \
+  do {                                                         \
+    if (!(condition)) {                                        \
+      printf("line %d: not so: %s\n", __LINE__, #condition);   \
+      failures++;                                              \
+    }                                                          \
+  } while (0)
+
+static int on_cpu(void) { return strcmp(device, "cpu") == 0; }
+
+/* Memory in a window, or any other: a GPU's comes from windows here. */
+static void *memory(size_t bytes, int plain) {
+  void *at = NULL;
+  if (plain && on_cpu()) return malloc(bytes);
+  OK(fusewire_alloc(comm, bytes, &at));
+  return at;
+}
+
+static void release(void *at, int plain) {
+  if (plain && on_cpu()) {
+    free(at);
+  } else {
+    OK(fusewire_free(comm, at));
+  }
+}
+
+static void end(fusewire_work *work) {
+  OK(fusewire_work_wait(work, 60.0));
+  OK(fusewire_work_destroy(work));
+}
+
+static float value(uint32_t of, int i) { return (float)((i * 7 + (int)of * 13) % 31 - 15) / 4.0f; }
+
+static float host[RANKS * N], got[RANKS * N];
+
+static void put(void *to, int count) {
+  for (int i = 0; i < count; i++) host[i] = value(rank, i);
+  OK(fusewire_upload(comm, to, host, (uint64_t)count * 4));
+}
+
+static void get(const void *from, int count) {
+  memset(got, 0xff, sizeof got);
+  OK(fusewire_download(comm, got, from, (uint64_t)count * 4));
+}
+
+/* `form`: 0 blocking, 1 enqueued, 2 enqueued without a handle. */
+static void collectives(int plain, int form) {
+  float *in = memory(sizeof host, plain), *out = memory(sizeof host, plain);
+  fusewire_work *work = NULL, **handle = form == 1 ? &work : NULL;
+#define RUN(name, ...)                                     \
+  do {                                                     \
+    if (form == 0) {                                       \
+      OK(fusewire_##name(comm, __VA_ARGS__));              \
+    } else {                                               \
+      OK(fusewire_##name##_async(comm, __VA_ARGS__, handle)); \
+      if (form == 1) {                                     \
+        end(work);                                         \
+      } else {                                             \
+        OK(fusewire_comm_synchronize(comm));               \
+      }                                                    \
+    }                                                      \
+  } while (0)
+
+  put(in, N);
+  RUN(all_reduce, in, out, N, FUSEWIRE_F32, FUSEWIRE_SUM);
+  get(out, N);
+  for (int i = 0; i < N; i++) TRUE(got[i] == value(0, i) + value(1, i));
+  RUN(all_reduce, in, in, N, FUSEWIRE_F32, FUSEWIRE_MAX);
+  get(in, N);
+  for (int i = 0; i < N; i++) TRUE(got[i] == fmaxf(value(0, i), value(1, i)));
+
+  put(in, RANKS * N);
+  RUN(reduce_scatter, in, out, N, FUSEWIRE_F32, FUSEWIRE_AVERAGE);
+  get(out, N);
+  for (int i = 0; i < N; i++) {
+    int at = (int)rank * N + i;
+    TRUE(got[i] == (value(0, at) + value(1, at)) / 2.0f);
+  }
+
+  RUN(all_gather, in, out, N, FUSEWIRE_F32);
+  get(out, RANKS * N);
+  for (int i = 0; i < RANKS * N; i++) TRUE(got[i] == value((uint32_t)(i / N), i % N));
+
+  RUN(all_to_all, in, out, N, FUSEWIRE_F32);
+  get(out, RANKS * N);
+  for (int i = 0; i < RANKS * N; i++) TRUE(got[i] == value((uint32_t)(i / N), (int)rank * N + i % N));
+
+  put(out, N);
+  RUN(broadcast, out, N, FUSEWIRE_F32, 1);
+  get(out, N);
+  for (int i = 0; i < N; i++) TRUE(got[i] == value(1, i));
+
+  if (rank == 0) {
+    RUN(send, in, N, FUSEWIRE_F32, 1);
+    RUN(recv, out, N, FUSEWIRE_F32, 1);
+  } else {
+    RUN(recv, out, N, FUSEWIRE_F32, 0);
+    RUN(send, in, N, FUSEWIRE_F32, 0);
+  }
+  get(out, N);
+  for (int i = 0; i < N; i++) TRUE(got[i] == value(1 - rank, i));
+
+  RUN(all_reduce, NULL, NULL, 0, FUSEWIRE_F32, FUSEWIRE_SUM);
+  release(in, plain);
+  release(out, plain);
+}
+
+static double e4m3(uint8_t byte) {
+  int exponent = byte >> 3 & 15, mantissa = byte & 7;
+  double magnitude = exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, exponent - 10);
+  return byte & 128 ? -magnitude : magnitude;
+}
+
+/* Layer norm with bias and unit offset of a reduce_scatter's rows; fp8 with the scales of groups in columns, powers of two. */
+static void norms(int enqueued) {
+  enum { ROWS = 3, HIDDEN = 320, GROUPS = 3, STRIDE = 5, COUNT = ROWS * HIDDEN };
+  float *in = memory(RANKS * COUNT * 4, 0), *weight = memory(HIDDEN * 4, 0), *bias = memory(HIDDEN * 4, 0);
+  float *kept = memory(COUNT * 4, 0), *out = memory(COUNT * 4, 0);
+  uint8_t *scales = memory(16, 0);
+  put(in, RANKS * COUNT);
+  put(weight, HIDDEN);
+  put(bias, HIDDEN);
+  /* weight and bias are this rank's values: rank 0's and rank 1's differ, which a reduce_scatter may have */
+  fusewire_norm norm;
+  memset(&norm, 0, sizeof norm);
+  norm.struct_size = sizeof norm;
+  norm.kind = FUSEWIRE_NORM_LAYER;
+  norm.flags = FUSEWIRE_NORM_UNIT_OFFSET;
+  norm.rows = ROWS;
+  norm.hidden = HIDDEN;
+  norm.dtype = FUSEWIRE_F32;
+  norm.epsilon = 1e-5f;
+  norm.input = in;
+  norm.weight = weight;
+  norm.bias = bias;
+  norm.residual_out = kept;
+  norm.output = out;
+  if (enqueued) {
+    fusewire_work *work;
+    OK(fusewire_reduce_scatter_norm_async(comm, &norm, &work));
+    end(work);
+  } else {
+    OK(fusewire_reduce_scatter_norm(comm, &norm));
+  }
+  static double y[COUNT];
+  get(kept, COUNT);
+  for (int row = 0; row < ROWS; row++) {
+    double mean = 0, squares = 0;
+    for (int i = 0; i < HIDDEN; i++) {
+      int at = (int)rank * COUNT + row * HIDDEN + i;
+      y[row * HIDDEN + i] = value(0, at) + value(1, at);
+      TRUE(got[row * HIDDEN + i] == (float)y[row * HIDDEN + i]);
+      mean += y[row * HIDDEN + i] / HIDDEN;
+    }
+    for (int i = 0; i < HIDDEN; i++) squares += pow(y[row * HIDDEN + i] - mean, 2);
+    for (int i = 0; i < HIDDEN; i++) {
+      double normal = (y[row * HIDDEN + i] - mean) / sqrt(squares / HIDDEN + norm.epsilon);
+      y[row * HIDDEN + i] = normal * (1.0 + value(rank, i)) + value(rank, i);
+    }
+  }
+  get(out, COUNT);
+  for (int i = 0; i < COUNT; i++) TRUE(fabs(got[i] - y[i]) <= 1e-4);
+
+  norm.scaling = FUSEWIRE_SCALE_GROUPS;
+  norm.scale_dtype = FUSEWIRE_U8;
+  norm.scale_stride = STRIDE;
+  norm.scales = scales;
+  if (enqueued) {
+    OK(fusewire_reduce_scatter_norm_async(comm, &norm, NULL));
+    OK(fusewire_comm_synchronize(comm));
+  } else {
+    OK(fusewire_reduce_scatter_norm(comm, &norm));
+  }
+  uint8_t exponents[16], bytes[COUNT];
+  OK(fusewire_download(comm, exponents, scales, 16));
+  OK(fusewire_download(comm, bytes, out, COUNT));
+  for (int row = 0; row < ROWS; row++) {
+    for (int group = 0; group < GROUPS; group++) {
+      int first = row * HIDDEN + group * 128, count = group == GROUPS - 1 ? HIDDEN - 256 : 128;
+      double most = 0, scale = ldexp(1.0, exponents[group * STRIDE + row] - 127);
+      for (int i = first; i < first + count; i++) most = fmax(most, fabs(y[i]));
+      TRUE(scale >= most / 448 * 0.9999 && scale < most / 448 * 2.0001);
+      for (int i = first; i < first + count; i++) TRUE(fabs(e4m3(bytes[i]) * scale - y[i]) <= fabs(y[i]) / 15 + scale / 512);
+    }
+  }
+  for (int at = 0; at < 16; at++) {
+    if (at % STRIDE >= ROWS || at >= (GROUPS - 1) * STRIDE + ROWS) TRUE(exponents[at] == 0);
+  }
+  release(in, 0), release(weight, 0), release(bias, 0), release(kept, 0), release(out, 0), release(scales, 0);
+}
+
+/* Captured once, replayed twice. */
+static void graph(void) {
+  float *x = memory(N * 4, 0);
+  fusewire_graph *replay;
+  OK(fusewire_comm_warm_up(comm));
+  OK(fusewire_capture_begin(comm));
+  OK(fusewire_all_reduce_async(comm, x, x, N, FUSEWIRE_F32, FUSEWIRE_SUM, NULL));
+  GIVES(FUSEWIRE_ERROR_CAPTURE, fusewire_free(comm, x));
+  OK(fusewire_capture_end(comm, &replay));
+  put(x, N);
+  OK(fusewire_graph_run(replay, comm));
+  OK(fusewire_graph_launch(replay, comm));
+  OK(fusewire_comm_synchronize(comm));
+  get(x, N);
+  for (int i = 0; i < N; i++) TRUE(got[i] == 2.0f * (value(0, i) + value(1, i)));
+  OK(fusewire_graph_destroy(replay));
+  release(x, 0);
+}
+
+/* A function of the driver's. */
+static void symbol(void *library, const char *name, void *function) {
+  void *found = dlsym(library, name);
+  if (found == NULL) {
+    printf("no %s in the driver\n", name);
+    exit(1);
+  }
+  memcpy(function, &found, sizeof found);
+}
+
+/* The caller's own stream and memory, made by CUDA's driver, as an engine has them. */
+static void own_stream(void) {
+  if (strncmp(device, "cuda", 4) != 0) return;
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context, *stream, *raw;
+  int gpu, (*get_device)(int *, int), (*retain)(void **, int), (*set_current)(void *), (*create)(void **, unsigned);
+  int (*wait)(void *), (*destroy)(void *), (*allocate)(unsigned long long *, size_t), (*release_memory)(unsigned long long);
+  unsigned long long x;
+  TRUE(driver != NULL);
+  symbol(driver, "cuDeviceGet", &get_device);
+  symbol(driver, "cuDevicePrimaryCtxRetain", &retain);
+  symbol(driver, "cuCtxSetCurrent", &set_current);
+  symbol(driver, "cuStreamCreate", &create);
+  symbol(driver, "cuStreamSynchronize", &wait);
+  symbol(driver, "cuStreamDestroy_v2", &destroy);
+  symbol(driver, "cuMemAlloc_v2", &allocate);
+  symbol(driver, "cuMemFree_v2", &release_memory);
+  TRUE(get_device(&gpu, 0) == 0 && retain(&context, gpu) == 0 && set_current(context) == 0);
+  TRUE(create(&stream, 1) == 0 && allocate(&x, N * 4) == 0);
+  raw = (void *)(uintptr_t)x;
+
+  fusewire_comm *on;
+  fusewire_graph *replay;
+  OK(fusewire_comm_on_stream(comm, stream, &on));
+  for (int registered = 0; registered < 2; registered++) {
+    if (registered) OK(fusewire_register(comm, raw, N * 4));
+    if (registered) SAYS(FUSEWIRE_ERROR_ARGUMENT, "in a window already", fusewire_register(comm, raw, 4));
+    put(raw, N);
+    OK(fusewire_all_reduce_async(on, raw, raw, N, FUSEWIRE_F32, FUSEWIRE_SUM, NULL));
+    TRUE(wait(stream) == 0);
+    get(raw, N);
+    for (int i = 0; i < N; i++) TRUE(got[i] == value(0, i) + value(1, i));
+
+    OK(fusewire_capture_begin(on));
+    OK(fusewire_all_reduce_async(on, raw, raw, N, FUSEWIRE_F32, FUSEWIRE_SUM, NULL));
+    OK(fusewire_capture_end(on, &replay));
+    OK(fusewire_graph_launch(replay, on));
+    TRUE(wait(stream) == 0);
+    get(raw, N);
+    for (int i = 0; i < N; i++) TRUE(got[i] == 2.0f * (value(0, i) + value(1, i)));
+    OK(fusewire_graph_destroy(replay));
+  }
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_alloc", fusewire_free(comm, raw));
+  OK(fusewire_deregister(comm, raw));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_register", fusewire_deregister(comm, raw));
+  /* The communicator leaves the stream. */
+  OK(fusewire_barrier(comm));
+  OK(fusewire_comm_destroy(on));
+  TRUE(wait(stream) == 0 && destroy(stream) == 0 && release_memory(x) == 0);
+}
+
+/* What is refused moves nothing: this rank alone makes the calls, and the next operation of both works. */
+static void refused(void) {
+  float x[16] = {0};
+  void *at = x;
+  fusewire_norm norm;
+  fusewire_work *work = (fusewire_work *)x;
+  memset(&norm, 0, sizeof norm);
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "communicator is NULL", fusewire_barrier(NULL));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "input is NULL", fusewire_all_reduce(comm, NULL, x, 4, FUSEWIRE_F32, FUSEWIRE_SUM));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "99 is no type", fusewire_all_reduce(comm, x, x, 4, 99, FUSEWIRE_SUM));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "0 is no reduction", fusewire_all_reduce(comm, x, x, 4, FUSEWIRE_F32, 0));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "no reduction", fusewire_all_reduce(comm, x, x, 4, FUSEWIRE_F32, FUSEWIRE_BIT_OR));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "not aligned", fusewire_broadcast(comm, (char *)x + 1, 1, FUSEWIRE_F32, 0));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "more elements", fusewire_all_gather(comm, x, x, UINT64_MAX, FUSEWIRE_F32));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "overlap", fusewire_all_to_all(comm, x, x + 1, 4, FUSEWIRE_F32));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "root 2", fusewire_broadcast(comm, x, 4, FUSEWIRE_F32, 2));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "this rank itself", fusewire_send_async(comm, x, 4, FUSEWIRE_F32, rank, &work));
+  TRUE(work == NULL);
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "struct_size is 0", fusewire_all_reduce_norm(comm, &norm));
+  norm.struct_size = sizeof norm;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "dtype 0", fusewire_all_reduce_norm(comm, &norm));
+  norm.dtype = FUSEWIRE_F32;
+  norm.rows = 1;
+  norm.hidden = 8;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "input is NULL", fusewire_all_reduce_norm(comm, &norm));
+  norm.input = norm.weight = x;
+  norm.output = x + 4;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "overlap", fusewire_all_reduce_norm(comm, &norm));
+  norm.kind = 7;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "kind 7", fusewire_all_reduce_norm(comm, &norm));
+  norm.kind = 0;
+  norm.flags = 8;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "flags 0x8", fusewire_all_reduce_norm(comm, &norm));
+  norm.flags = 0;
+  norm.scaling = FUSEWIRE_SCALE_ROWS;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "scales is NULL", fusewire_all_reduce_norm(comm, &norm));
+  norm.scale = x;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "does not use", fusewire_all_reduce_norm(comm, &norm));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "norm is NULL", fusewire_all_reduce_norm(comm, NULL));
+
+  /* A newer program's struct: zeros are no demand, other bytes are. */
+  struct {
+    fusewire_norm norm;
+    uint64_t more;
+  } newer = {norm, 0};
+  newer.norm.scaling = FUSEWIRE_SCALE_NONE;
+  newer.norm.scale = NULL;
+  newer.norm.struct_size = sizeof newer;
+  newer.norm.kind = 7;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "kind 7", fusewire_all_reduce_norm(comm, &newer.norm));
+  newer.more = 1;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "use a newer one", fusewire_all_reduce_norm(comm, &newer.norm));
+
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_alloc", fusewire_free(comm, x));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "0 bytes", fusewire_alloc(comm, 0, &at));
+  TRUE(at == NULL);
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "NULL", fusewire_alloc(comm, 8, NULL));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "work is NULL", fusewire_work_wait(NULL, 0));
+  OK(fusewire_comm_destroy(NULL));
+  OK(fusewire_work_destroy(NULL));
+  OK(fusewire_graph_destroy(NULL));
+  if (on_cpu()) {
+    fusewire_comm *other = comm;
+    SAYS(FUSEWIRE_ERROR_ARGUMENT, "streams", fusewire_comm_on_stream(comm, x, &other));
+    TRUE(other == NULL);
+    OK(fusewire_capture_begin(comm));
+    GIVES(FUSEWIRE_ERROR_CAPTURE, fusewire_barrier(comm) == FUSEWIRE_OK ? fusewire_capture_begin(comm) : -1);
+    fusewire_graph *replay;
+    OK(fusewire_capture_end(comm, &replay));
+    OK(fusewire_graph_destroy(replay));
+  }
+}
+
+/* What other processes cannot map is refused on every rank alike, and staged all the same. */
+static void registration(void) {
+  if (!on_cpu()) return;
+  static float x[64];
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "did not allocate", fusewire_register(comm, x, sizeof x));
+  OK(fusewire_all_reduce(comm, x, x, 64, FUSEWIRE_F32, FUSEWIRE_SUM));
+}
+
+/* Parts: both ranks in the other order, each alone, and one that is in none. */
+static void parts(void) {
+  const uint32_t turned[RANKS] = {1, 0};
+  fusewire_comm *part;
+  uint32_t own;
+  float *x = memory(N * 4, 1);
+  OK(fusewire_comm_split(comm, turned, RANKS, "turned", &part));
+  OK(fusewire_comm_rank(part, &own));
+  TRUE(own == 1 - rank);
+  put(x, N);
+  OK(fusewire_broadcast(part, x, N, FUSEWIRE_F32, 0));
+  get(x, N);
+  for (int i = 0; i < N; i++) TRUE(got[i] == value(1, i));
+  OK(fusewire_comm_destroy(part));
+
+  OK(fusewire_comm_split(comm, &rank, 1, NULL, &part));
+  OK(fusewire_comm_size(part, &own));
+  TRUE(own == 1);
+  OK(fusewire_comm_destroy(part));
+
+  OK(fusewire_comm_split(comm, rank == 0 ? &rank : NULL, rank == 0, NULL, &part));
+  TRUE((part == NULL) == (rank == 1));
+  OK(fusewire_comm_destroy(part));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "does not have this rank", fusewire_comm_split(comm, &turned[rank], 1, NULL, &part));
+  TRUE(part == NULL);
+  release(x, 1);
+}
+
+/* More communicators over the store that the first one serves; they fail as they are told to. */
+static void failing(const char *store) {
+  fusewire_options options;
+  fusewire_comm *other;
+  float x[16] = {0};
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.store_is_served = 1;
+  options.timeout_seconds = 60.0;
+  OK(fusewire_comm_create("cpu", rank, RANKS, store, "aborted", &options, &other));
+  OK(fusewire_comm_failure(other));
+  OK(fusewire_barrier(other));
+  if (rank == 0) {
+    SAYS(FUSEWIRE_ERROR_ABORTED, "aborted", fusewire_barrier(other));
+  } else {
+    OK(fusewire_comm_abort(other));
+  }
+  SAYS(FUSEWIRE_ERROR_ABORTED, "aborted", fusewire_comm_failure(other));
+  GIVES(FUSEWIRE_ERROR_ABORTED, fusewire_comm_destroy(other));
+
+  OK(fusewire_comm_create("cpu", rank, RANKS, store, "mismatched", &options, &other));
+  SAYS(FUSEWIRE_ERROR_MISMATCH, "all_reduce", fusewire_all_reduce(other, x, x, 8 + rank, FUSEWIRE_F32, FUSEWIRE_SUM));
+  GIVES(FUSEWIRE_ERROR_MISMATCH, fusewire_comm_destroy(other));
+
+  options.store_is_served = 0;
+  if (rank == 0) {
+    SAYS(FUSEWIRE_ERROR_BOOTSTRAP, "rank 0 cannot serve", fusewire_comm_create("cpu", 0, RANKS, store, "second", &options, &other));
+  }
+  options.store_is_served = 1;
+  options.timeout_seconds = 0.2;
+  OK(fusewire_barrier(comm));
+  if (rank == 0) {
+    SAYS(FUSEWIRE_ERROR_COMMUNICATOR, "rank 1 did not come", fusewire_comm_create("cpu", 0, RANKS, store, "alone", &options, &other));
+  }
+  TRUE(rank != 0 || other == NULL);
+  OK(fusewire_barrier(comm));
+}
+
+int main(int argc, char **argv) {
+  if (argc != 4) return 2;
+  device = argv[1];
+  rank = (uint32_t)atoi(argv[2]);
+  uint64_t promised, held;
+  uint32_t own;
+  TRUE(strcmp(fusewire_last_error(), "") == 0);
+  TRUE(fusewire_version() == FUSEWIRE_VERSION);
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "host:port", fusewire_comm_create(device, 0, 1, "nowhere", NULL, NULL, &comm));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "\"abacus\"", fusewire_comm_create("abacus", 0, 1, argv[3], NULL, NULL, &comm));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "rank 5 of 2", fusewire_comm_create(device, 5, 2, argv[3], NULL, NULL, &comm));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "comm is NULL", fusewire_comm_create(device, 0, 1, argv[3], NULL, NULL, NULL));
+  OK(fusewire_comm_create(device, rank, RANKS, argv[3], "operations", NULL, &comm));
+  OK(fusewire_comm_rank(comm, &own));
+  TRUE(own == rank);
+  OK(fusewire_comm_size(comm, &own));
+  TRUE(own == RANKS);
+  OK(fusewire_workspace_bytes(device, RANKS, NULL, &promised));
+  OK(fusewire_comm_workspace_bytes(comm, &held));
+  TRUE(promised == held && held > 2 << 20);
+
+  for (int plain = 0; plain < 2; plain++) {
+    for (int form = 0; form < 3; form++) collectives(plain, form);
+  }
+  norms(0);
+  norms(1);
+  graph();
+  own_stream();
+  if (rank == 1) refused();
+  registration();
+  parts();
+  failing(argv[3]);
+  fusewire_comm *again;
+  OK(fusewire_comm_on_stream(comm, NULL, &again));
+  OK(fusewire_comm_destroy(comm));
+  comm = again;
+  collectives(0, 1);
+  OK(fusewire_barrier(comm));
+  OK(fusewire_comm_destroy(comm));
+  printf("rank %u: %d failures\n", rank, failures);
+  return failures != 0;
+}
