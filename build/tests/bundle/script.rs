@@ -168,6 +168,7 @@ fn sanitizers_must_find_what_is_planted_and_nothing_else() {
     ] {
         assert!(what.contains(says), "{what}");
     }
+    bundle.program("images/fusewire-kernels-one-grid.sm_90.ptx", "");
     let strict = [&only[..], &["--strict"]].concat();
     let output = bundle.run(&strict, CUDA);
     assert_eq!(output.status.code(), Some(0));
@@ -370,7 +371,7 @@ fn tools_see_ranks_in_one_grid() {
     // The conformance list, too; on the CPU there is no such thing.
     let test = "echo \"one grid: ${FUSEWIRE_TEST_ONE_GRID-no}\"";
     let passes =
-        "echo 'test result: ok. 30 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out'";
+        "echo 'test result: ok. 40 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out'";
     bundle.program("tests/on_device", &format!("{test}; {passes}"));
     for (device, times) in [("cuda", 1), ("cpu", 0)] {
         bundle.run(&["--device", device, "--only", "conformance"], CUDA);
