@@ -100,7 +100,7 @@ const ONE_SHOT_BYTES: u64 = 4 << 10;
 /// All_reduce by packets on GPUs up to this many bytes. Not measured: MSCCL++ and NCCL leave packets at 16 to 64 KiB on Hopper.
 const GPU_PACKET_BYTES: u64 = 32 << 10;
 
-/// One-shot all_reduce on 8 GPUs up to this many bytes; twice as many on 4, always on 2. Not measured: vLLM's thresholds.
+/// One-shot all_reduce on 8 GPUs up to this many bytes; twice as many on 4, four times on 2. Not measured: vLLM's thresholds.
 const GPU_ONE_SHOT_BYTES: u64 = 256 << 10;
 
 /// Bytes of staging that one round uses, rows and all: what stays in a core's cache.
@@ -139,7 +139,7 @@ impl Machine {
     /// All_reduce in one shot up to this many bytes.
     const fn one_shot_bytes(self, ranks: u32) -> u64 {
         match self.gpu {
-            true if ranks <= 2 => u64::MAX,
+            true if ranks <= 2 => 4 * GPU_ONE_SHOT_BYTES,
             true if ranks <= 4 => 2 * GPU_ONE_SHOT_BYTES,
             true => GPU_ONE_SHOT_BYTES,
             false => ONE_SHOT_BYTES,

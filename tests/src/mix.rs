@@ -30,8 +30,9 @@ struct Parts(usize);
 
 impl Parts {
     fn next(&mut self, count: usize) -> Part {
-        let at = self.0;
-        self.0 += count;
+        // Fused norms want 16 bytes on a GPU.
+        let at = self.0.next_multiple_of(8);
+        self.0 = at + count;
         (at, count)
     }
 }

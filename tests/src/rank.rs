@@ -9,6 +9,7 @@ use fusewire::{Communicator, DType, Operation, Result, Tensor, Work};
 
 use crate::call::{self, Buffers};
 use crate::cases::{Case, Memory};
+use crate::device;
 use crate::oracle::{self, Shape};
 
 /// How an operation is called.
@@ -65,6 +66,10 @@ impl Places {
         let mut next = |count: usize| {
             step += 1;
             at += GUARD + case.offset * (rank as usize + step);
+            if case.operation == Operation::AllReduceNorm && device().is_gpu() {
+                // On a GPU its buffers begin at multiples of 16 bytes.
+                at = at.next_multiple_of(8);
+            }
             let start = at;
             at += count;
             start..start + count
