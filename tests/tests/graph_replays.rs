@@ -73,7 +73,9 @@ fn the_check_of_one_of_everything_can_fail() {
             mix.check(0)
         })
     });
-    assert!(results.is_err(), "wrong contents were not noticed");
+    // By the check, or by the operation itself where the rounds' split sizes differ.
+    let noticed = results.map_or(true, |ranks| ranks.iter().any(Result::is_err));
+    assert!(noticed, "wrong contents were not noticed");
 }
 
 /// The ways to do a mix once.
