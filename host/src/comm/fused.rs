@@ -110,7 +110,17 @@ impl Communicator {
         if operation == Operation::ReduceScatterNorm {
             return Algorithm::Signal;
         }
-        plan::norm(options, wanted, self.machine(), self.size(), rows, row)
+        let planned = plan::norm(options, wanted, self.machine(), self.size(), rows, row);
+        let room = options
+            .staging_bytes
+            .saturating_sub(self.scratch(norm.hidden) + 32);
+        if planned == Algorithm::TwoShot
+            && output_bytes(norm, norm.spec(Route::TwoShot)) > room as usize
+        {
+            // What peers write must fit staging, should one of them have to take it there.
+            return Algorithm::Signal;
+        }
+        planned
     }
 
     fn prepare_norm<'a>(
@@ -269,12 +279,7 @@ impl Communicator {
         };
         let scratch = self.scratch(hidden);
         let outputs = if two_shot {
-            let kept = if norm.residual_out().is_some() {
-                spec.residual_bytes(hidden, size)
-            } else {
-                0
-            };
-            spec.out_bytes(hidden, size) + kept + spec.scales(hidden) * spec.scale_bytes()
+            output_bytes(norm, spec)
         } else {
             0
         };
@@ -348,6 +353,17 @@ impl Communicator {
             )),
         }
     }
+}
+
+/// Bytes of all that is written of a row.
+fn output_bytes(norm: &Checked<'_, '_>, spec: NormSpec) -> usize {
+    let (hidden, size) = (norm.hidden, norm.size());
+    let kept = if norm.residual_out().is_some() {
+        spec.residual_bytes(hidden, size)
+    } else {
+        0
+    };
+    spec.out_bytes(hidden, size) + kept + spec.scales(hidden) * spec.scale_bytes()
 }
 
 fn pointer(output: Option<&Output<'_>>) -> *mut u8 {

@@ -454,15 +454,18 @@ fn lanes_give_the_same_bits() {
         println!("lanes are those of the GPU");
         return;
     }
-    for lanes in [32, 64] {
-        for (ranks, dtype) in [(2, DType::Bf16), (3, DType::F32), (5, DType::F16)] {
-            let setup = Setup {
-                lanes,
-                staging: 128 << 10,
-                ..Setup::new(ranks)
-            };
-            run(&setup, &cases(dtype, &[(2, 136), (0, 8), (1, 1040)]));
-        }
+    let runs = [
+        (32, 2, DType::Bf16),
+        (64, 3, DType::F32),
+        (32, 4, DType::F16),
+    ];
+    for (lanes, ranks, dtype) in runs {
+        let setup = Setup {
+            lanes,
+            staging: 128 << 10,
+            ..Setup::new(ranks)
+        };
+        run(&setup, &cases(dtype, &[(2, 136), (0, 8), (1, 1040)]));
     }
 }
 
@@ -538,6 +541,34 @@ fn a_row_does_not_depend_on_how_many_there_are() {
                 assert!(out.to_bytes()? == together[bytes], "row {row} of {dtype:?}");
             }
         }
+        Ok(())
+    }) {
+        result.expect("both ranks");
+    }
+}
+
+#[test]
+fn rows_whose_outputs_do_not_fit_staging_take_one_shot() {
+    let setup = Setup {
+        staging: 16 << 10,
+        ..Setup::new(2)
+    };
+    for result in run_threads(2, &options(&setup), |comm| {
+        let (rows, hidden) = (4, 4096);
+        let get = |count| tensor(DType::F32, count).expect("memory");
+        let (x, y, kept, weight) = (
+            get(rows * hidden),
+            get(rows * hidden),
+            get(rows * hidden),
+            get(hidden),
+        );
+        x.copy_from(&vec![1f32; rows * hidden])?;
+        weight.copy_from(&vec![1f32; hidden])?;
+        let norm = Norm::rms(&y, &x, &weight, 0.0).with_residual_out(&kept);
+        assert_eq!(comm.plan_norm(&norm)?, Algorithm::Signal);
+        comm.all_reduce_norm(&norm)?;
+        assert_eq!(y.to_vec::<f32>()?, vec![1f32; rows * hidden]);
+        assert_eq!(kept.to_vec::<f32>()?, vec![2f32; rows * hidden]);
         Ok(())
     }) {
         result.expect("both ranks");
