@@ -28,13 +28,7 @@ pub(crate) struct Arguments {
 
 /// The test binaries of `tests/` that a bundle has: they run on the device that `FUSEWIRE_TEST_DEVICE` names, and need no file
 /// but themselves.
-const TESTS: [&str; 5] = [
-    "conformance",
-    "graph_replays",
-    "graphs",
-    "on_device",
-    "operations",
-];
+const TESTS: [&str; 4] = ["conformance", "graphs", "on_device", "operations"];
 
 /// The test binaries that it does not have.
 const LEFT_OUT: [(&str, &str); 24] = [

@@ -257,13 +257,13 @@ run_graphs() {
     exactly graphs several_graphs_and_eager_calls_between_them graphs_are_dropped_and_built_anew \
         streams_join_a_capture_by_events zero_elements_are_replayed_in_step memory_lives_as_long_as_the_graph
     if [ $quick = no ]; then
-        tests graphs 9
+        tests graphs 9 --skip replays::
         # As many on a GPU as on the CPU.
         FUSEWIRE_TEST_REPLAYS=${FUSEWIRE_TEST_REPLAYS-100000}
         export FUSEWIRE_TEST_REPLAYS
-        exactly graph_replays a_hundred_thousand_replays_of_one_of_everything
+        exactly graphs replays::a_hundred_thousand_replays_of_one_of_everything
         unset FUSEWIRE_TEST_REPLAYS
-        tests graph_replays 3 --skip a_hundred_thousand_replays
+        tests graphs 3 replays:: --skip a_hundred_thousand_replays
     fi
     note "$passed tests passed"
 }

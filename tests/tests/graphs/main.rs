@@ -1,5 +1,7 @@
 //! Graphs: captured once, replayed with whatever the memory holds then.
 
+mod replays;
+
 use core::time::Duration;
 
 use fusewire::{Communicator, DType, Error, Norm, Options, ReduceOp, Result, Tensor};
