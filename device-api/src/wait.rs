@@ -5,6 +5,9 @@
 //! are told at once, not at the time-out) and fails at the time-out. The first failure on a rank
 //! claims that rank's [`FailureRecord`] and writes the abort word of every peer.
 
+#[cfg(test)]
+mod tests;
+
 use crate::arch;
 use crate::comm::Comm;
 use crate::layout::{ABORT, BlockState, CommState, FailureKind, FailureRecord, LINE, Progress};

@@ -111,9 +111,7 @@ impl Communicator {
             return Algorithm::Signal;
         }
         let planned = plan::norm(options, wanted, self.machine(), self.size(), rows, row);
-        let room = options
-            .staging_bytes
-            .saturating_sub(self.scratch(norm.hidden) + 32);
+        let room = scratch_at(options.staging_bytes, self.scratch(norm.hidden) + 32).unwrap_or(0);
         if planned == Algorithm::TwoShot
             && output_bytes(norm, norm.spec(Route::TwoShot)) > room as usize
         {
@@ -151,20 +149,13 @@ impl Communicator {
             (false, _) => Route::OneShot,
         };
         let spec = norm.spec(route);
-        let keeps = norm.residual_out().is_some();
-        let agreed = (norm.rows as u64) << 32
-            ^ norm.hidden as u64
-            ^ u64::from(norm.epsilon().to_bits()) << 20
-            ^ u64::from(spec.0) << 52
-            ^ u64::from(keeps) << 62
-            ^ norm.stride() << 8;
         let call = Call::new(
             operation,
             norm.dtype as u8,
             0,
             algorithm as u8,
             0xffff,
-            agreed,
+            norm.agreed(spec),
         )
         .0;
         let note = Note {
@@ -320,11 +311,7 @@ impl Communicator {
             scales_at: scales.as_ref().map_or(null, spans),
             stride: norm.stride(),
             // Behind what peers write.
-            scratch: if scratch == 0 {
-                0
-            } else {
-                self.options().staging_bytes - scratch
-            },
+            scratch: scratch_at(self.options().staging_bytes, scratch).unwrap_or(0),
             chunk: chunk as u64,
             epsilon: norm.epsilon(),
             spec: spec.0,
@@ -340,7 +327,7 @@ impl Communicator {
         more: u64,
     ) -> Result<usize> {
         let staging = self.options().staging_bytes;
-        match staging.checked_sub(scratch + more) {
+        match scratch_at(staging, scratch + more) {
             Some(room) => Ok(room as usize),
             None => Err(invalid(
                 name,
@@ -353,6 +340,11 @@ impl Communicator {
             )),
         }
     }
+}
+
+/// Where `scratch` bytes begin at the end of `staging` bytes, on a multiple of 16; none where they do not fit.
+fn scratch_at(staging: u64, scratch: u64) -> Option<u64> {
+    Some(staging.checked_sub(scratch)? / 16 * 16)
 }
 
 /// Bytes of all that is written of a row.
@@ -368,4 +360,23 @@ fn output_bytes(norm: &Checked<'_, '_>, spec: NormSpec) -> usize {
 
 fn pointer(output: Option<&Output<'_>>) -> *mut u8 {
     output.map_or(core::ptr::null_mut(), |output| output.ptr)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_in_staging_are_aligned_and_end_within_it() {
+        for staging in [1024, 1025, 1031, 1039, 1040] {
+            let at = scratch_at(staging, 320).expect("room");
+            assert!(at.is_multiple_of(16), "{at} of {staging}");
+            assert!(
+                at + 320 <= staging && at + 336 > staging,
+                "{at} of {staging}"
+            );
+        }
+        assert_eq!(scratch_at(319, 320), None);
+        assert_eq!(scratch_at(320, 320), Some(0));
+    }
 }

@@ -1,5 +1,7 @@
 //! What a fused norm reads and writes.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use fusewire_device::DType;
 use fusewire_kernels::fused::{GROUP, NormSpec, Route, Statistics, Written};
 
@@ -386,6 +388,21 @@ impl<'n, 'a> Checked<'n, 'a> {
             spec = spec.with_column_major();
         }
         spec
+    }
+
+    /// All that must be equal on all ranks, where they are to take the same steps and have the same result.
+    pub(super) fn agreed(&self, spec: NormSpec) -> u64 {
+        let norm = self.norm;
+        let mut hasher = DefaultHasher::new();
+        (self.rows, self.hidden, spec.0, self.stride()).hash(&mut hasher);
+        norm.epsilon.to_bits().hash(&mut hasher);
+        [
+            norm.bias.is_some(),
+            norm.residual.is_some(),
+            norm.residual_out.is_some(),
+        ]
+        .hash(&mut hasher);
+        hasher.finish()
     }
 
     /// Scales from one group's first to the next one's; 0 where they are not column-major.

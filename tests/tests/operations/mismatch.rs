@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use fusewire::store::MemoryStore;
 use fusewire::{
-    Algorithm, Communicator, DType, Device, Error, FailureKind, Options, ReduceOp, Result,
+    Algorithm, Communicator, DType, Device, Error, FailureKind, Norm, Options, ReduceOp, Result,
 };
 use fusewire_tests::device::run_threads;
 
@@ -19,6 +19,19 @@ type Call = fn(&Communicator) -> Result<()>;
 
 fn f32s(count: usize) -> Vec<f32> {
     vec![1.0; count]
+}
+
+/// One row, perhaps with a residual and a bias.
+fn norm(comm: &Communicator, residual: bool, bias: bool, epsilon: f32) -> Result<()> {
+    let (mut out, row) = (f32s(16), f32s(16));
+    let mut norm = Norm::rms(&mut out[..], &row[..], &row[..], epsilon);
+    if residual {
+        norm = norm.with_residual(&row[..]);
+    }
+    if bias {
+        norm = norm.with_bias(&row[..]);
+    }
+    comm.all_reduce_norm(&norm)
 }
 
 /// What most ranks call, what one calls instead, and whether ranks can go different ways.
@@ -135,6 +148,21 @@ const CASES: &[(&str, Call, Call)] = &[
             let input = out.clone();
             comm.all_to_all_v_single(&mut out, &input, &splits, &send)
         },
+    ),
+    (
+        "a norm with a residual on one rank only",
+        |comm| norm(comm, false, false, 1e-6),
+        |comm| norm(comm, true, false, 1e-6),
+    ),
+    (
+        "a norm with a bias on one rank only",
+        |comm| norm(comm, true, false, 1e-6),
+        |comm| norm(comm, true, true, 1e-6),
+    ),
+    (
+        "a norm with another epsilon",
+        |comm| norm(comm, true, true, 1e-6),
+        |comm| norm(comm, true, true, 1e-5),
     ),
 ];
 
