@@ -12,7 +12,7 @@ use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::element::{Average, Max, Number, Reduction, Sum};
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Policy};
-use fusewire_device::packet::{PAIR_DATA, Slots, read_pair};
+use fusewire_device::packet::{PAIR_DATA, Slots};
 use fusewire_device::session::Session;
 use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
 
@@ -49,7 +49,7 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     let slots = Slots::open(&mut session, bytes);
     // SAFETY: this block's part of the caller's buffers.
     let received = unsafe {
-        slots.send_to_all(&mut session, from);
+        slots.send_to_each(&mut session, from);
         reduce_streams::<_, T, O>(&session, &slots, from, to, bytes)
     };
     if received {
@@ -95,44 +95,59 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         unsafe { bulk::reduce::<M, T, O>(block, tables, range) };
         return true;
     }
-    // The header must have come before a lane without data goes on: it is what keeps ranks within
-    // one epoch of each other.
     let mut failed = false;
-    for unit in block.elements_of_block(1 + bytes.div_ceil(PAIR_DATA)) {
+    // All headers must have come before this block ends: that keeps ranks within one epoch of each other. The last lanes look
+    // after them, which have no data where there is little.
+    let mut source = block.size() - 1 - block.rank();
+    while source < ranks && !failed {
+        failed = slots.receive_header(session, source).is_none();
+        source += block.size();
+    }
+    let fold = |acc: &mut [T::Acc; 4], rank: u32, data: u64| {
+        if rank >= ranks {
+            return;
+        }
+        for i in 0..PAIR_DATA / size {
+            let next = O::lift(T::from_bits(data >> (8 * i * size)), 0);
+            acc[i] = if rank == 0 {
+                next
+            } else {
+                O::combine(acc[i], next)
+            };
+        }
+    };
+    for pair in block.elements_of_block(bytes.div_ceil(PAIR_DATA)) {
+        let unit = 1 + pair;
         let mut acc = [T::Acc::ZERO; 4];
         let mut rank = 0;
         while rank < ranks && !failed {
-            let data = if rank == me {
-                if unit == 0 {
-                    0 // the header carries no element
-                } else {
-                    // SAFETY: within this rank's input.
-                    unsafe { read_pair(from, bytes, unit - 1) }
-                }
-            } else {
-                match slots.receive_pair(session, rank, unit) {
-                    Some(data) => data,
-                    None => {
-                        failed = true;
-                        0
-                    }
-                }
+            // Four ranks' packets under way at once: a rank alone costs a trip to memory.
+            let last = ranks - 1;
+            let peek = |i: u32| {
+                let rank = if rank + i < last { rank + i } else { last };
+                let (data, there) = slots.peek_pairs::<M, 1>(session, rank, unit);
+                (data[0], there)
             };
-            for i in 0..PAIR_DATA / size_of::<T>() {
-                let next = O::lift(T::from_bits(data >> (8 * i * size_of::<T>())), 0);
-                acc[i] = if rank == 0 {
-                    next
-                } else {
-                    O::combine(acc[i], next)
-                };
+            let seen = [peek(0), peek(1), peek(2), peek(3)];
+            if seen[0].1 & seen[1].1 & seen[2].1 & seen[3].1 {
+                fold(&mut acc, rank, seen[0].0);
+                fold(&mut acc, rank + 1, seen[1].0);
+                fold(&mut acc, rank + 2, seen[2].0);
+                fold(&mut acc, rank + 3, seen[3].0);
+                rank += 4;
+                continue;
+            }
+            match slots.receive_pair(session, rank, unit) {
+                Some(data) => fold(&mut acc, rank, data),
+                None => failed = true,
             }
             rank += 1;
         }
-        if unit == 0 || failed {
-            continue;
+        if failed {
+            break;
         }
-        let start = (unit - 1) * PAIR_DATA;
-        for i in 0..PAIR_DATA / size_of::<T>() {
+        let start = pair * PAIR_DATA;
+        for i in 0..PAIR_DATA / size {
             if start + i * size < bytes {
                 // SAFETY: within this block's part of the output.
                 unsafe {

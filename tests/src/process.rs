@@ -3,7 +3,7 @@
 
 use core::time::Duration;
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -21,9 +21,12 @@ pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Sends a line to the parent.
+/// Sends a line to the parent, in one write: a launcher gathers the lines of several ranks in one pipe.
 pub fn report(line: impl core::fmt::Display) {
-    eprintln!("{REPORT}{line}");
+    let line = format!("{REPORT}{line}\n");
+    std::io::stderr()
+        .write_all(line.as_bytes())
+        .expect("the parent reads");
 }
 
 /// Who runs the store that ranks meet in.
