@@ -4,6 +4,7 @@
 //! cargo run --release -p fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
 //! cargo run --release -p fusewire-benches -- versus cuda [--out FILE --json FILE]
 //! cargo run --release -p fusewire-benches -- counterpart --out DIR
+//! cargo run --release -p fusewire-benches -- loops --ours FILE
 //! cargo run --release -p fusewire-benches -- observe
 //! cargo run --release -p fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
@@ -14,6 +15,7 @@ mod bare;
 mod bootstrap;
 mod children;
 mod counterpart;
+mod loops;
 mod machine;
 mod measure;
 mod mpi;
@@ -42,6 +44,8 @@ enum Subject {
     Versus(Versus),
     /// Compiles the counterpart of the kernels in CUDA C++, for `versus cuda`.
     Counterpart(counterpart::Arguments),
+    /// Compares the inner loops of the kernels' machine code with the counterpart's.
+    Loops(loops::Arguments),
     /// What the flight recorder and hooks add to a call.
     Observe(observe::Arguments),
     /// Counts what it costs ranks to meet in a store.
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
         Subject::Versus(Versus::Mpi(arguments)) => versus::main(&arguments).map(done),
         Subject::Versus(Versus::Cuda(arguments)) => versus_cuda::main(&arguments),
         Subject::Counterpart(arguments) => counterpart::main(&arguments).map(done),
+        Subject::Loops(arguments) => loops::main(&arguments).map(done),
         Subject::Observe(arguments) => observe::main(&arguments).map(done),
         Subject::Bootstrap(arguments) => bootstrap::main(&arguments).map(done),
         Subject::Rank(arguments) => ranks::main(&arguments).map(done),

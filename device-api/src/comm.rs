@@ -157,6 +157,13 @@ impl Comm {
         unsafe { (&raw const (*self.window(0)).peers[rank as usize % 64]).read() as *mut u8 }
     }
 
+    /// The table of all ranks' pads, as [`Comm::pad_of`] reads it.
+    #[inline(always)]
+    pub(crate) fn pads(&self) -> *const u64 {
+        // SAFETY: window 0 exists in every communicator.
+        unsafe { (&raw const (*self.window(0)).peers).cast() }
+    }
+
     /// Address of byte `offset` of this rank's own pad.
     #[inline(always)]
     pub fn own(&self, offset: u64) -> *mut u8 {

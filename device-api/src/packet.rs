@@ -50,7 +50,12 @@ pub const fn capacity(slot: u64) -> u64 {
 pub struct Slots {
     epoch: u64,
     flag: u64,
-    base: u64,
+    /// This rank's slot of source 0.
+    own: *mut u8,
+    /// Addresses of all ranks' pads.
+    pads: *const u64,
+    /// Offset in a pad of the slot that this rank fills.
+    mine: u64,
     slot: u64,
     bytes: usize,
 }
@@ -70,19 +75,31 @@ impl Slots {
         } else {
             epoch & 0xffff_ffff
         };
+        let base = comm.pad().packets + set * ranks * slot;
         Self {
             epoch,
             flag,
-            base: comm.pad().packets + set * ranks * slot,
+            own: comm.own(base),
+            pads: comm.pads(),
+            mine: base + u64::from(comm.rank()) * slot,
             slot,
             bytes,
         }
     }
 
+    /// Where `source`'s stream arrives.
     #[inline(always)]
-    fn at<M: Machine>(&self, session: &Session<M>, rank: u32, source: u32) -> *mut u8 {
-        let offset = self.base + u64::from(source) * self.slot;
-        session.comm().pad_of(rank).wrapping_add(offset as usize)
+    fn arrival(&self, source: u32) -> *mut u8 {
+        self.own
+            .wrapping_add((u64::from(source) * self.slot) as usize)
+    }
+
+    /// Where this rank's stream goes at `rank`.
+    #[inline(always)]
+    fn departure(&self, rank: u32) -> *mut u8 {
+        // SAFETY: a table of more ranks than any communicator has.
+        let pad = unsafe { mem::read(self.pads.add(rank as usize)) };
+        (pad as *mut u8).wrapping_add(self.mine as usize)
     }
 
     /// Sends this rank's stream, at `from`, to every other rank. All lanes together.
@@ -116,7 +133,7 @@ impl Slots {
         if M::LANES == 1 {
             for step in 1..ranks {
                 let peer = ring(me, step, ranks);
-                let slot = self.at(session, peer, me);
+                let slot = self.departure(peer);
                 // SAFETY: within the slot and the source by the caller's bound.
                 unsafe {
                     if bytes <= LINE_DATA {
@@ -145,7 +162,7 @@ impl Slots {
                 let peer = ring(me, step, ranks);
                 // SAFETY: within the slot by the caller's bound.
                 unsafe {
-                    let to = self.at(session, peer, me).add(unit * 16).cast::<u64>();
+                    let to = self.departure(peer).add(unit * 16).cast::<u64>();
                     mem::store_packets(
                         to,
                         [self.pack(data as u32), self.pack((data >> 32) as u32)],
@@ -167,7 +184,7 @@ impl Slots {
         session: &Session<M>,
         source: u32,
     ) -> Option<*const u8> {
-        let slot = self.at(session, session.comm().rank(), source);
+        let slot = self.arrival(source);
         let flag = slot.wrapping_add(LINE_DATA).cast::<u64>();
         let data = if self.bytes <= LINE_DATA {
             slot
@@ -194,10 +211,7 @@ impl Slots {
         source: u32,
         unit: usize,
     ) -> Option<u64> {
-        let at = self
-            .at(session, session.comm().rank(), source)
-            .wrapping_add(unit * 16)
-            .cast::<u64>();
+        let at = self.arrival(source).wrapping_add(unit * 16).cast::<u64>();
         let data = session
             .watch()
             .until(Place::Packet, source, self.flag, || {
@@ -230,16 +244,8 @@ impl Slots {
     /// One look at the two-packet units `unit .. unit + N` of `source`'s stream, all loads under way at once: their bytes, and
     /// whether all are there.
     #[inline(always)]
-    pub fn peek_pairs<M: Machine, const N: usize>(
-        &self,
-        session: &Session<M>,
-        source: u32,
-        unit: usize,
-    ) -> ([u64; N], bool) {
-        let at = self
-            .at(session, session.comm().rank(), source)
-            .wrapping_add(unit * 16)
-            .cast::<u64>();
+    pub fn peek_pairs<const N: usize>(&self, source: u32, unit: usize) -> ([u64; N], bool) {
+        let at = self.arrival(source).wrapping_add(unit * 16).cast::<u64>();
         let mut data = [0; N];
         let mut there = true;
         for i in 0..N {
@@ -264,13 +270,13 @@ impl Slots {
             .watch()
             .until(Place::Packet, source, self.flag, || {
                 // What the record shows is the epoch that was awaited, not which unit lacked.
-                match self.peek_pairs::<M, N>(session, source, unit) {
+                match self.peek_pairs::<N>(source, unit) {
                     (_, true) => Ok(()),
                     (_, false) => Err(0),
                 }
             })?;
         // They stay until this rank has sent the next epoch's.
-        Some(self.peek_pairs::<M, N>(session, source, unit).0)
+        Some(self.peek_pairs::<N>(source, unit).0)
     }
 
     /// Awaits the first unit of `source`'s stream, which is there even if the stream is empty. A kernel
@@ -322,9 +328,7 @@ impl Slots {
         while i < SCRUB_UNITS * u64::from(session.comm().size()) {
             let source = (i / SCRUB_UNITS) as u32;
             let unit = (start + i % SCRUB_UNITS) % units;
-            let at = self
-                .at(session, session.comm().rank(), source)
-                .wrapping_add(unit as usize * 16);
+            let at = self.arrival(source).wrapping_add(unit as usize * 16);
             // SAFETY: within this rank's own slots, which nobody writes now.
             unsafe { mem::store_packets(at.cast(), [0, 0]) };
             i += u64::from(block.size());

@@ -264,13 +264,23 @@ impl<M: Machine> Session<M> {
                 timeout_ns
             },
         };
-        let mut refused = watch.aborted();
-        if block.is_leader() && !refused {
+        let mut refused = false;
+        if block.is_leader() {
+            // Both are under way at once. Neither orders what came before it: nothing of this launch did.
+            let aborted = watch.is_abort_set();
             // SAFETY: as above.
             let busy = unsafe {
-                mem::exchange_u64(&raw mut (*state).busy, 1, Order::AcqRel, Scope::Device)
+                mem::exchange_u64(&raw mut (*state).busy, 1, Order::Acquire, Scope::Device)
             };
-            if busy != 0 {
+            if aborted {
+                refused = watch.aborted();
+                if busy == 0 {
+                    // SAFETY: as above; no launch enters a communicator that has failed.
+                    unsafe {
+                        mem::store_u64(&raw mut (*state).busy, 0, Order::Relaxed, Scope::Device);
+                    }
+                }
+            } else if busy != 0 {
                 watch.sequence = load(sequence) + collective;
                 watch.fail(
                     FailureKind::Overlap,

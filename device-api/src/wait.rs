@@ -173,6 +173,16 @@ impl Watch {
         word != 0
     }
 
+    /// Whether the abort word is set, without a look at anything that it tells of.
+    #[inline(always)]
+    pub(crate) fn is_abort_set(&self) -> bool {
+        let state = self.comm.own(0).cast::<CommState>();
+        // SAFETY: every pad starts with a CommState; the abort word is only accessed atomically.
+        let word =
+            unsafe { mem::load_u64(&raw const (*state).abort, Order::Relaxed, Scope::System) };
+        word != 0
+    }
+
     /// Leaves the abort word where the host looks. Several lanes may do so; the host keeps the first that it sees.
     #[cold]
     fn tell_host(&self, word: u64) {

@@ -95,6 +95,8 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         unsafe { bulk::reduce::<M, T, O>(block, tables, range) };
         return true;
     }
+    // This rank's own packets are received like any other's: whoever writes over an input in place has received what was sent
+    // of it.
     let mut failed = false;
     // All headers must have come before this block ends: that keeps ranks within one epoch of each other. The last lanes look
     // after them, which have no data where there is little.
@@ -121,20 +123,32 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         let mut acc = [T::Acc::ZERO; 4];
         let mut rank = 0;
         while rank < ranks && !failed {
-            // Four ranks' packets under way at once: a rank alone costs a trip to memory.
+            // Packets of several ranks under way at once: each alone would cost a trip to memory.
             let last = ranks - 1;
             let peek = |i: u32| {
                 let rank = if rank + i < last { rank + i } else { last };
-                let (data, there) = slots.peek_pairs::<M, 1>(session, rank, unit);
+                let (data, there) = slots.peek_pairs::<1>(rank, unit);
                 (data[0], there)
             };
-            let seen = [peek(0), peek(1), peek(2), peek(3)];
-            if seen[0].1 & seen[1].1 & seen[2].1 & seen[3].1 {
-                fold(&mut acc, rank, seen[0].0);
-                fold(&mut acc, rank + 1, seen[1].0);
-                fold(&mut acc, rank + 2, seen[2].0);
-                fold(&mut acc, rank + 3, seen[3].0);
+            let four = [peek(0), peek(1), peek(2), peek(3)];
+            let next = if rank + 4 < ranks {
+                [peek(4), peek(5), peek(6), peek(7)]
+            } else {
+                [(0, false); 4]
+            };
+            if four[0].1 & four[1].1 & four[2].1 & four[3].1 {
+                fold(&mut acc, rank, four[0].0);
+                fold(&mut acc, rank + 1, four[1].0);
+                fold(&mut acc, rank + 2, four[2].0);
+                fold(&mut acc, rank + 3, four[3].0);
                 rank += 4;
+                if next[0].1 & next[1].1 & next[2].1 & next[3].1 {
+                    fold(&mut acc, rank, next[0].0);
+                    fold(&mut acc, rank + 1, next[1].0);
+                    fold(&mut acc, rank + 2, next[2].0);
+                    fold(&mut acc, rank + 3, next[3].0);
+                    rank += 4;
+                }
                 continue;
             }
             match slots.receive_pair(session, rank, unit) {

@@ -1,14 +1,10 @@
 //! The reduction of a block of several lanes: 16-byte vectors side by side.
 
-use crate::element::{Element, Number, Reduction};
-use crate::group::{Block, Machine};
-use crate::mem;
+use crate::element::{DType, Element, Number, Reduction};
+use crate::group::{Block, Group, Machine};
+use crate::mem::{self, Policy};
 
 use super::{Range, Tables, mask, reduce_one, unpack};
-
-/// Inputs that a lane loads before it combines the first: with the one in front of them, the four or
-/// eight of a node are under way in one or two flights.
-const BATCH: u32 = 3;
 
 #[inline(always)]
 pub(super) unsafe fn reduce_lanes<M: Machine, T: Element, O: Reduction<T>>(
@@ -42,47 +38,103 @@ pub(super) unsafe fn reduce_lanes<M: Machine, T: Element, O: Reduction<T>>(
         }
         let per = 16 / size;
         let vectors = (range.count - head) / per;
-        for vector in block.elements_of_block(vectors) {
-            let at = (head + vector * per) * size;
-            let load = |rank| mem::read_16(tables.source(rank).add(at), range.policy);
-            let mut acc = [T::Acc::ZERO; 16];
-            let pair = load(0);
-            let scalar = tables.scalar(0);
-            for i in 0..16 / size_of::<T>() {
-                acc[i] = O::lift(unpack::<T>(pair, i), scalar);
-            }
-            let mut add = |rank, pair| {
-                let scalar = tables.scalar(rank);
-                for i in 0..16 / size_of::<T>() {
-                    acc[i] = O::combine(acc[i], O::lift(unpack::<T>(pair, i), scalar));
-                }
-            };
-            let mut rank = 1;
-            while rank + BATCH <= range.ranks {
-                let pairs = [load(rank), load(rank + 1), load(rank + 2)];
-                add(rank, pairs[0]);
-                add(rank + 1, pairs[1]);
-                add(rank + 2, pairs[2]);
-                rank += BATCH;
-            }
-            while rank < range.ranks {
-                add(rank, load(rank));
-                rank += 1;
-            }
-            let mut out = [0u64; 2];
-            for i in 0..16 / size_of::<T>() {
-                let bits = O::finish(acc[i], range.ranks).to_bits() & mask(size);
-                out[i * size / 8] |= bits << (i * size % 8 * 8);
-            }
-            let mut target = 0;
-            while target < range.targets {
-                mem::write_16(tables.target(target).add(at), out, range.policy);
-                target += 1;
-            }
+        let lanes = block.size() as usize;
+        let mut vector = block.rank() as usize;
+        // The conversion of f16 takes registers that a second vector would need.
+        while T::DTYPE != DType::F16 && vector + lanes < vectors {
+            reduce_vectors::<T, O, 2>(tables, range, (head + vector * per) * size, 16 * lanes);
+            vector += 2 * lanes;
+        }
+        while vector < vectors {
+            reduce_vectors::<T, O, 1>(tables, range, (head + vector * per) * size, 0);
+            vector += lanes;
         }
         let tail = head + vectors * per;
         for index in block.elements_of_block(range.count - tail) {
             reduce_one::<T, O>(tables, range, tail + index);
         }
+    }
+}
+
+/// `N` vectors of 16 bytes, `apart` bytes from each other, the first at byte `at`. The loads of four ranks are under way at once:
+/// each is a trip to another GPU, perhaps, and a lane that waits for one after the other is idle.
+///
+/// # Safety
+/// As [`super::reduce`]; the vectors are within the range and aligned.
+#[inline(always)]
+unsafe fn reduce_vectors<T: Element, O: Reduction<T>, const N: usize>(
+    tables: Tables,
+    range: Range,
+    at: usize,
+    apart: usize,
+) {
+    let ranks = range.ranks;
+    let load = |rank| {
+        let from = tables.source(rank).wrapping_add(at);
+        let mut pairs = [[0; 2]; N];
+        for n in 0..N {
+            // SAFETY: the caller's promise. Nobody reads an input twice, so caches near the lanes need not keep it.
+            pairs[n] = unsafe { mem::read_16(from.wrapping_add(n * apart), Policy::Streaming) };
+        }
+        pairs
+    };
+    let mut acc = [[T::Acc::ZERO; 16]; N];
+    let mut fold = |rank: u32, pairs: [[u64; 2]; N], is_first: bool| {
+        let scalar = tables.scalar(rank);
+        for n in 0..N {
+            for i in 0..16 / size_of::<T>() {
+                let next = O::lift(unpack::<T>(pairs[n], i), scalar);
+                acc[n][i] = if is_first {
+                    next
+                } else {
+                    O::combine(acc[n][i], next)
+                };
+            }
+        }
+    };
+    let mut rank = if ranks >= 4 {
+        let four = [load(0), load(1), load(2), load(3)];
+        fold(0, four[0], true);
+        fold(1, four[1], false);
+        fold(2, four[2], false);
+        fold(3, four[3], false);
+        4
+    } else if ranks >= 2 {
+        let two = [load(0), load(1)];
+        fold(0, two[0], true);
+        fold(1, two[1], false);
+        2
+    } else {
+        fold(0, load(0), true);
+        1
+    };
+    while rank + 4 <= ranks {
+        let four = [load(rank), load(rank + 1), load(rank + 2), load(rank + 3)];
+        fold(rank, four[0], false);
+        fold(rank + 1, four[1], false);
+        fold(rank + 2, four[2], false);
+        fold(rank + 3, four[3], false);
+        rank += 4;
+    }
+    while rank < ranks {
+        fold(rank, load(rank), false);
+        rank += 1;
+    }
+    let size = size_of::<T>();
+    let mut out = [[0u64; 2]; N];
+    for n in 0..N {
+        for i in 0..16 / size_of::<T>() {
+            let bits = O::finish(acc[n][i], ranks).to_bits() & mask(size);
+            out[n][i * size / 8] |= bits << (i * size % 8 * 8);
+        }
+    }
+    let mut target = 0;
+    while target < range.targets {
+        let to = tables.target(target).wrapping_add(at);
+        for n in 0..N {
+            // SAFETY: the caller's promise.
+            unsafe { mem::write_16(to.wrapping_add(n * apart), out[n], range.policy) };
+        }
+        target += 1;
     }
 }

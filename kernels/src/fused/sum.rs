@@ -102,7 +102,7 @@ impl<M: Machine, T: Element<Acc = f32>> Arriving<'_, M, T> {
             let last = ranks - 1;
             let peek = |i: u32| {
                 let rank = if rank + i < last { rank + i } else { last };
-                self.slots.peek_pairs::<M, U>(self.session, rank, unit)
+                self.slots.peek_pairs::<U>(rank, unit)
             };
             // As many units under way as registers can hold.
             let (there, taken) = if U == 2 {

@@ -1,0 +1,173 @@
+//! The inner loops of two compilers' machine code side by side: what an instruction scheduler has to issue for each 16 bytes
+//! that a kernel moves, and how many loads it has under way before it waits for the first.
+
+mod sass;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use self::sass::{Code, Loop};
+use crate::counterpart;
+
+const INSTALL: &str = "pip install nvidia-cuda-nvdisasm, or a CUDA toolkit";
+
+/// Kernels that do the same: ours, the counterpart's.
+const PAIRS: [(&str, &str, &str); 8] = [
+    (
+        "one shot, bf16",
+        "all_reduce_signal_bf16_sum",
+        "one_stage_bf16_8",
+    ),
+    (
+        "one shot, f32",
+        "all_reduce_signal_f32_sum",
+        "one_stage_f32_8",
+    ),
+    (
+        "two shots, bf16",
+        "reduce_shards_bf16_sum",
+        "two_stage_push_bf16_8",
+    ),
+    (
+        "two shots, f32",
+        "reduce_shards_f32_sum",
+        "two_stage_push_f32_8",
+    ),
+    (
+        "packets, bf16",
+        "all_reduce_packet_bf16_sum",
+        "packets_one_shot_bf16_8",
+    ),
+    (
+        "packets, f32",
+        "all_reduce_packet_f32_sum",
+        "packets_one_shot_f32_8",
+    ),
+    (
+        "one shot and norm, bf16",
+        "reduce_norm_bf16",
+        "norm_by_barrier_bf16_8_2",
+    ),
+    (
+        "packets and norm, bf16",
+        "reduce_norm_packet_bf16",
+        "norm_by_packets_bf16_8_2",
+    ),
+];
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Fusewire's kernels: PTX of `fusewire-build build -p fusewire-kernels`, or a cubin.
+    #[arg(long, value_name = "FILE")]
+    ours: PathBuf,
+    /// Architecture of both.
+    #[arg(long, default_value = "sm_90")]
+    target: String,
+    /// Writes the tables here; else they are printed.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn main(arguments: &Arguments) -> Result<()> {
+    let nvcc = counterpart::find()?;
+    let tools = nvcc.parent().unwrap_or(Path::new(""));
+    let folder = tempfile::tempdir().context("a folder for machine code")?;
+    let theirs = folder.path().join("theirs.cubin");
+    let made = counterpart::compile(&nvcc, &arguments.target, &["-cubin"])?;
+    fs::write(&theirs, made).context("write the counterpart's machine code")?;
+    let ours = machine_code(arguments, tools, folder.path())?;
+    let ours = Code::parse(&disassembled(tools, &ours)?);
+    let theirs = Code::parse(&disassembled(tools, &theirs)?);
+    let text = report(&arguments.target, &ours, &theirs)?;
+    match &arguments.out {
+        Some(path) => fs::write(path, text).with_context(|| format!("write {}", path.display())),
+        None => {
+            print!("{text}");
+            Ok(())
+        }
+    }
+}
+
+/// A cubin of our kernels.
+fn machine_code(arguments: &Arguments, tools: &Path, folder: &Path) -> Result<PathBuf> {
+    let ours = &arguments.ours;
+    let bytes = fs::read(ours).with_context(|| format!("read {}", ours.display()))?;
+    if bytes.starts_with(b"\x7fELF") {
+        return Ok(ours.clone());
+    }
+    let out = folder.join("ours.cubin");
+    let mut ptxas = Command::new(tools.join("ptxas"));
+    ptxas.arg("-O3").arg(format!("-arch={}", arguments.target));
+    run(ptxas.arg(ours).arg("-o").arg(&out))?;
+    Ok(out)
+}
+
+fn run(command: &mut Command) -> Result<Vec<u8>> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("start {name}"))?;
+    if !output.status.success() {
+        bail!(
+            "{name} ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(output.stdout)
+}
+
+/// What nvdisasm says of a cubin: `$FUSEWIRE_NVDISASM`, else the one beside nvcc, else that in PATH.
+fn disassembled(tools: &Path, cubin: &Path) -> Result<String> {
+    let beside = tools.join("nvdisasm");
+    let nvdisasm = env::var_os("FUSEWIRE_NVDISASM")
+        .map(PathBuf::from)
+        .or(Some(beside).filter(|path| path.is_file()))
+        .unwrap_or_else(|| "nvdisasm".into());
+    let text = run(Command::new(&nvdisasm).arg("-c").arg(cubin))
+        .with_context(|| format!("disassemble; {INSTALL}"))?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+fn report(target: &str, ours: &Code, theirs: &Code) -> Result<String> {
+    let mut text = format!(
+        "Machine code of {target}. For every kernel the loops that move 16 bytes an instruction: per 16 bytes loaded or stored the \
+         instructions issued (all; integer, float, shared memory and constants, branches), loads and stores of 16 bytes in a pass \
+         and the loads that are under way before the first result is needed. An instruction whose guard is off is counted as issued.\n"
+    );
+    for (what, our_kernel, their_kernel) in PAIRS {
+        text += &format!(
+            "\n### {what}\n\n| kernel | instructions of the kernel | in the loop | loads | stores | under way | per 16 B | integer | float | shared, const | branch |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
+        );
+        for (whose, code, kernel) in [("Rust", ours, our_kernel), ("C++", theirs, their_kernel)] {
+            let loops = code.data_loops(kernel)?;
+            ensure!(
+                !loops.is_empty(),
+                "{kernel} has no loop that moves 16 bytes an instruction"
+            );
+            let all = code.length(kernel);
+            for found in loops {
+                text += &row(whose, kernel, all, &found);
+            }
+        }
+    }
+    Ok(text)
+}
+
+fn row(whose: &str, kernel: &str, all: usize, found: &Loop) -> String {
+    let per = |count: usize| count as f64 / found.moved() as f64;
+    format!(
+        "| {whose} `{kernel}` | {all} | {} | {} | {} | {} | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} |\n",
+        found.instructions,
+        found.loads,
+        found.stores,
+        found.under_way,
+        per(found.instructions),
+        per(found.integer),
+        per(found.float),
+        per(found.shared),
+        per(found.branch),
+    )
+}
