@@ -5,6 +5,7 @@
 //! cargo run --release -p fusewire-benches -- versus cuda [--out FILE --json FILE]
 //! cargo run --release -p fusewire-benches -- counterpart --out DIR
 //! cargo run --release -p fusewire-benches -- loops --ours FILE
+//! cargo run --release -p fusewire-benches -- fused [--ranks 2 --tokens 1,16,64]
 //! cargo run --release -p fusewire-benches -- observe
 //! cargo run --release -p fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
@@ -15,6 +16,7 @@ mod bare;
 mod bootstrap;
 mod children;
 mod counterpart;
+mod fused;
 mod loops;
 mod machine;
 mod measure;
@@ -46,6 +48,8 @@ enum Subject {
     Counterpart(counterpart::Arguments),
     /// Compares the inner loops of the kernels' machine code with the counterpart's.
     Loops(loops::Arguments),
+    /// A fused norm against its steps, on the CPU.
+    Fused(fused::Arguments),
     /// What the flight recorder and hooks add to a call.
     Observe(observe::Arguments),
     /// Counts what it costs ranks to meet in a store.
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         Subject::Versus(Versus::Cuda(arguments)) => versus_cuda::main(&arguments),
         Subject::Counterpart(arguments) => counterpart::main(&arguments).map(done),
         Subject::Loops(arguments) => loops::main(&arguments).map(done),
+        Subject::Fused(arguments) => fused::main(&arguments).map(done),
         Subject::Observe(arguments) => observe::main(&arguments).map(done),
         Subject::Bootstrap(arguments) => bootstrap::main(&arguments).map(done),
         Subject::Rank(arguments) => ranks::main(&arguments).map(done),

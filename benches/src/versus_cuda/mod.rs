@@ -11,7 +11,7 @@ mod loaded;
 mod meeting;
 mod prices;
 mod report;
-mod statistics;
+pub(crate) mod statistics;
 
 use core::cell::Cell;
 use core::time::Duration;

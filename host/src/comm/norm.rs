@@ -1,6 +1,7 @@
 //! What a fused norm reads and writes.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use core::hash::{Hash, Hasher};
+use std::hash::DefaultHasher;
 
 use fusewire_device::DType;
 use fusewire_kernels::fused::{GROUP, NormSpec, Route, Statistics, Written};
