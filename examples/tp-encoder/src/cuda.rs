@@ -7,7 +7,7 @@
 
 use core::ffi::c_void;
 
-use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
+use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtrMut};
 use candle_core::{CudaDevice, CudaStorage, Result, Storage};
 use fusewire::{Communicator, DType, Device, Norm, ReduceOp, Stream, Tensor};
 

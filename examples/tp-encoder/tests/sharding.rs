@@ -68,7 +68,7 @@ fn ranks_together_are_the_whole() {
         assert!((length - 1.0).abs() < 1e-5, "length {length}");
     }
     // Sentences are told apart.
-    assert!(difference(&expected[..1].to_vec(), &expected[2..].to_vec()).unwrap() > 1e-2);
+    assert!(difference(&expected[..1], &expected[2..]).unwrap() > 1e-2);
     for ranks in [1, 2, 4] {
         let results = cut(&config, ranks, &Options::default(), |_| weights.clone());
         let most = apart(&expected, &results);
@@ -90,7 +90,7 @@ fn padding_changes_nothing() {
     let encoder = Encoder::new(&config, &weights, Shard::WHOLE, &Device::Cpu).unwrap();
     let short = Batch::new(&[vec![1, 30, 12, 7, 2]]);
     let alone: Embeddings = encoder.embed(&short, &Alone).unwrap().to_vec2().unwrap();
-    assert!(difference(&expected[..1].to_vec(), &alone).unwrap() <= TOLERANCE);
+    assert!(difference(&expected[..1], &alone).unwrap() <= TOLERANCE);
 }
 
 #[test]
