@@ -22,8 +22,8 @@ pub(crate) fn on_stream_of(
     device: &CudaDevice,
 ) -> anyhow::Result<Communicator> {
     let raw = device.cuda_stream().cu_stream().cast::<c_void>();
-    // SAFETY: a stream of the GPU's primary context, which is the one that candle uses; the caller has the device, and with
-    // it the stream, as long as the communicator, for its encoder's tensors are there.
+    // SAFETY: a stream of the GPU's primary context, which is the one that candle uses. The device has it, and so have its
+    // clones in every tensor of the encoder that this communicator serves, which is there until the communicator has ended.
     let stream = unsafe { Stream::adopt(comm.device(), raw)? };
     Ok(comm.on(&stream))
 }

@@ -80,6 +80,9 @@ impl fmt::Display for Role {
 struct Refused(String);
 
 fn main() -> ExitCode {
+    // A reader that has seen enough, as in `tp-encoder | head -5`, ends this process quietly.
+    // SAFETY: at the start, before any thread; the default action is always valid.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let arguments = Arguments::parse();
     let result = match (arguments.role, &arguments.told) {
         (Some(role), Some(told)) => act(&arguments, role, told).map(|()| ExitCode::SUCCESS),
