@@ -2,7 +2,7 @@
 //!
 //! Nothing of CUDA's is linked and no tool kit is needed: `libcuda.so.1` comes with the driver. The types and
 //! constants are cudarc's (`cudarc::driver::sys`); the functions are called through a table of this room's own,
-//! whose signatures the compiler compares with cudarc's. That is for two reasons: a symbol that is absent is an
+//! whose signatures the compiler compares with cudarc's (in tests). That is for two reasons: a symbol that is absent is an
 //! error here and a panic there, and a result code that cudarc does not know is a number here and undefined
 //! behaviour there.
 //!

@@ -56,7 +56,7 @@ pub(super) fn workspace() -> anyhow::Result<PathBuf> {
 }
 
 /// Builds the test binaries `tests` of the package in `tests/` and the programs `bins`, for release. The packages are built
-/// with the features that a build of the whole workspace has, so that what such a build left is used again.
+/// with the features that a build of the default members has, so that what such a build left is used again.
 pub(super) fn build(workspace: &Path, tests: &[&str], bins: &[&str]) -> anyhow::Result<Programs> {
     let mut programs = Programs::new();
     let mut command = cargo(workspace);
@@ -75,7 +75,8 @@ pub(super) fn build(workspace: &Path, tests: &[&str], bins: &[&str]) -> anyhow::
 }
 
 fn collect(command: &mut Command, programs: &mut Programs) -> anyhow::Result<()> {
-    command.args(["--release", "--workspace"]);
+    // In the workspace's root: of its default members.
+    command.arg("--release");
     command.arg("--message-format=json-render-diagnostics");
     let mut child = command
         .stdout(Stdio::piped())

