@@ -9,12 +9,13 @@
 //! | [`exp`] | 0.991 ulp | `exp(-inf) = 0`, `exp(inf) = inf`, from 88.72284 on `inf`, below -103.97208 `0` |
 //! | [`log`] | 0.847 ulp | `log(+-0) = -inf`, `log(inf) = inf`, NaN of what is negative |
 //!
-//! An ulp is the distance of f32's neighbours around the exact result, 2^-149 where that is subnormal. NaN gives NaN; which one is not promised, as everywhere in floating point.
+//! An ulp is the distance of f32's neighbours around the exact result, 2^-149 where that is subnormal.
+//! NaN gives NaN; which one is not promised, as everywhere in floating point.
 
 /// 1.5 * 2^23: added to and taken from a number below 2^22, it rounds that to an integer, which is in the sum's low bits.
 const ROUNDER: f32 = 12_582_912.0;
 /// The upper part of ln 2, of 9 bits: its products with exponents are exact.
-const LN2_HIGH: f32 = 0.693_359_375;
+const LN2_HIGH: f32 = 355.0 / 512.0;
 /// What [`LN2_HIGH`] has too much.
 const LN2_LOW: f32 = 2.121_944_4e-4;
 
@@ -45,7 +46,7 @@ pub fn exp(x: f32) -> f32 {
     // In two steps, of which the first is exact and the second rounds where the result is subnormal.
     let half = n >> 1;
     let scaled = value * power_of_two(half) * power_of_two(n - half);
-    if x != x { x } else { scaled }
+    if x.is_nan() { x } else { scaled }
 }
 
 /// The natural logarithm. See the module for its error.
@@ -71,7 +72,7 @@ pub fn log(x: f32) -> f32 {
     p = p * f - 1.666_805_8e-1;
     p = p * f + 2.000_071_5e-1;
     p = p * f - 2.499_999_4e-1;
-    p = p * f + 3.333_333_1e-1;
+    p = p * f + 3.333_333e-1;
     let whole = e as f32;
     let low = (f * z) * p - whole * LN2_LOW - 0.5 * z;
     let value = (f + low) + whole * LN2_HIGH;

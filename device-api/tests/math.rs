@@ -13,15 +13,15 @@ fn stride() -> usize {
 /// All patterns by the stride, and every neighbour of what matters.
 fn samples() -> impl Iterator<Item = f32> {
     let sweep = (0..=u32::MAX).step_by(stride()).map(f32::from_bits);
-    let ln2 = std::f32::consts::LN_2;
+    let ln2 = core::f32::consts::LN_2;
     let edges = [
         0.0,
         f32::MIN_POSITIVE,
         f32::MAX,
         f32::INFINITY,
         1.0,
-        std::f32::consts::SQRT_2,
-        std::f32::consts::FRAC_1_SQRT_2,
+        core::f32::consts::SQRT_2,
+        core::f32::consts::FRAC_1_SQRT_2,
         88.722_84,
         89.0,
         103.972_08,
