@@ -36,5 +36,6 @@ pub mod rng;
 pub mod runner;
 pub mod skip;
 pub mod syscall;
+pub mod vocab;
 
 pub use self::device::device;

@@ -129,20 +129,14 @@ impl<T: Element<Acc = f32>> Part<T> {
 /// All of them are readable.
 #[inline(always)]
 unsafe fn fold(table: *const f32) -> f32 {
-    const EACH: usize = SUMS / PARTIALS;
-    let mut some = [0f32; EACH];
-    for i in 0..EACH {
-        // SAFETY: the caller's promise.
-        some[i] = unsafe { table.add(i * PARTIALS).read() };
-    }
-    const { assert!(EACH == 16) };
-    for i in 0..8 {
-        some[i] += some[i + 8];
-    }
-    for i in 0..4 {
-        some[i] += some[i + 4];
-    }
-    (some[0] + some[2]) + (some[1] + some[3])
+    const { assert!(SUMS / PARTIALS == 16) };
+    // SAFETY: the caller's promise.
+    let entry = |i: usize| unsafe { table.add(i * PARTIALS).read() };
+    // No array: it would lie in local memory.
+    let eight = |i: usize| entry(i) + entry(i + 8);
+    let four = |i: usize| eight(i) + eight(i + 4);
+    let two = |i: usize| four(i) + four(i + 2);
+    two(0) + two(1)
 }
 
 /// The whole tree, by one lane.
