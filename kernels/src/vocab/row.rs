@@ -70,9 +70,23 @@ impl<T: Element<Acc = f32>> Part<T> {
         while at < self.columns {
             // SAFETY: the caller's promise.
             let logits = unsafe { self.logits::<M, N>(at) };
-            for i in 0..N {
-                // -inf beyond the row adds 0, which changes no bits.
-                sums[i] += exp(logits[i] - base);
+            // -inf beyond the row adds 0, which changes no bits.
+            let mut add = |i: usize| sums[i] += exp(logits[i] - base);
+            if M::LANES == 1 {
+                for i in 0..N {
+                    add(i);
+                }
+            } else {
+                // A loop as long as this is not unrolled, and then the arrays lie in local memory.
+                const { assert!(CHUNK == 8) };
+                add(0);
+                add(1);
+                add(2);
+                add(3);
+                add(4);
+                add(5);
+                add(6);
+                add(7);
             }
             at += SUMS;
         }
