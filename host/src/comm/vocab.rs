@@ -87,8 +87,9 @@ impl<'a> VocabParallel<'a> {
     }
 
     /// The columns of the `k` greatest logits of each row go to `indices`: `rows * k` elements of i32, u32, i64 or u64, row after
-    /// row, descending by logit. Of equal logits the lower column comes first; -0 is less than +0, NaN less than everything. `k` is at most 64,
-    /// and at most the vocabulary. A place for which no rank has a column gets an index of all ones (-1) and a NaN as value.
+    /// row, descending by logit. Of equal logits the lower column comes first; -0 is less than +0, NaN less than everything.
+    /// `k` is at most 64, and at most the vocabulary. A place for which no rank has a column gets an index of all ones (-1)
+    /// and a NaN as value.
     #[must_use]
     pub fn with_top_k(mut self, k: usize, indices: impl Into<Output<'a>>) -> Self {
         self.top = Some((k, indices.into()));
