@@ -73,7 +73,7 @@ impl<M: Machine> Sorter<M> {
         let table = shared::warps(block, *turn);
         *turn += 1;
         let warp = block.warp();
-        let size = if warp.size() == 0 { 1 } else { warp.size() };
+        let size = warp.size().max(1);
         let of_warp = warp.reduce(mine, |a, b| if a > b { a } else { b });
         if warp.is_leader() {
             // SAFETY: each warp has an entry.
@@ -134,10 +134,11 @@ impl<M: Machine> Sorter<M> {
             return;
         }
         let mut mine = mine;
+        let lanes = block.size().max(1) as usize;
         let mut place = 0;
         while place < self.k {
             let top = self.greatest(mine, turn);
-            if block.rank() as usize == place % block.size().max(1) as usize {
+            if block.rank() as usize == place % lanes {
                 // SAFETY: within the list, of which this entry is this lane's.
                 unsafe { shared::list(block).add(place).write(top) };
             }
@@ -155,7 +156,7 @@ impl<M: Machine> Sorter<M> {
     fn count(&self, own: u32) -> (u32, u32) {
         let block = self.block;
         let warp = block.warp();
-        let size = if warp.size() == 0 { 1 } else { warp.size() };
+        let size = warp.size().max(1);
         let (lane, index) = (warp.rank(), block.rank() / size);
         let mut sum = own;
         let mut step = 1;

@@ -188,7 +188,8 @@ impl<M: Machine> Merge<'_, M> {
     unsafe fn keys_lanes(&self, first: usize, row: usize) -> bool {
         let block = self.session.block();
         let k = self.words.k;
-        let each = k.max(1) as u32;
+        // Of 32 bits, so that it is seen not to be 0.
+        let each = (k as u32).max(1);
         let ranks = self.session.comm().size();
         let sorter = Sorter { block, k };
         let list = shared::list(block);
