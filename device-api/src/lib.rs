@@ -33,6 +33,7 @@
 //! - [`net`]: put, get and signal to any rank.
 //! - [`window`]: a window with signals, counters and barriers of the user's.
 //! - [`element`]: number formats and reductions.
+//! - [`math`]: exponential and logarithm with the same bits everywhere.
 //! - [`bulk`]: copies and reductions over ranges.
 //! - [`one_grid`]: for tests, all ranks in one grid on one GPU.
 //!
@@ -60,6 +61,7 @@ pub mod comm;
 pub mod element;
 pub mod group;
 pub mod layout;
+pub mod math;
 pub mod mem;
 pub mod multimem;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]

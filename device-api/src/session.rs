@@ -57,6 +57,8 @@ pub enum Operation {
     User = 13,
     /// reduce_scatter, residual add and norm in one launch.
     ReduceScatterNorm = 14,
+    /// Greatest logits and log-sum-exp of logits that are split by columns.
+    VocabParallel = 15,
     /// To one peer.
     Send = 32,
     /// From one peer.
@@ -92,6 +94,7 @@ impl Operation {
             Self::AllReduceNorm => "all_reduce_norm",
             Self::User => "user kernel",
             Self::ReduceScatterNorm => "reduce_scatter_norm",
+            Self::VocabParallel => "vocab_parallel",
             Self::Send => "send",
             Self::Recv => "recv",
             Self::Batch => "batch",
@@ -119,6 +122,7 @@ impl Operation {
             12 => Self::AllReduceNorm,
             13 => Self::User,
             14 => Self::ReduceScatterNorm,
+            15 => Self::VocabParallel,
             32 => Self::Send,
             33 => Self::Recv,
             34 => Self::Batch,

@@ -50,8 +50,8 @@ pub use self::comm::{
     Activity, AllGatherP, Batch, Candidate, Communicator, Failure, FlightRecord, HookArguments,
     HookHandle, InitHandle, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind, P2pOp,
     ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge, ScaleLayout,
-    SignalUpdate, Window, WindowAccess, WindowOptions, Work, WorkStatus, new_comm, run_threads,
-    run_threads_on, run_threads_with,
+    SignalUpdate, VocabParallel, Window, WindowAccess, WindowOptions, Work, WorkStatus, new_comm,
+    run_threads, run_threads_on, run_threads_with,
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Error, Result};

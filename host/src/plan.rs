@@ -263,6 +263,7 @@ fn algorithm(
         | Operation::ReduceScatterNorm
         | Operation::Barrier => return Algorithm::Signal,
         Operation::Send | Operation::Recv => return Algorithm::Channel,
+        Operation::VocabParallel => return Algorithm::Packet,
         _ => return Algorithm::Pull,
     }
     let packets = reduction.is_some_and(|(dtype, code)| has_instance(dtype, code))

@@ -17,6 +17,7 @@
 //! | [`window`] | put, get, signal and wait on a window |
 //! | [`barrier`] | barrier |
 //! | [`fused`] | reduction over the ranks + residual add + norm, perhaps to fp8 |
+//! | [`vocab`] | top-k and log-sum-exp of logits that are split by columns |
 //! | [`one_sided`] | put with signal round a ring |
 #![no_std]
 #![cfg_attr(
@@ -38,6 +39,7 @@ pub mod quantize;
 pub mod reduce_scatter;
 mod reducer;
 pub mod vector;
+pub mod vocab;
 pub mod window;
 
 /// Every kernel instance of this crate: what an image must contain, no more and no less.
@@ -69,6 +71,7 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     reduce_scatter::REDUCE_SCATTER_ANY_INSTANCES,
     vector::ALL_GATHER_V_INSTANCES,
     vector::ALL_TO_ALL_V_INSTANCES,
+    vocab::VOCAB_INSTANCES,
     window::WINDOW_GET_INSTANCES,
     window::WINDOW_PUT_INSTANCES,
     window::WINDOW_SIGNAL_INSTANCES,

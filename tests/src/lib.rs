@@ -11,6 +11,7 @@
 //! | [`grid`] | every operation in every way to call it, over any communicator |
 //! | [`mix`] | one of everything, for graphs: issued, filled anew and checked |
 //! | [`oracle`] | what every rank puts in, and what must come out |
+//! | [`norm`], [`vocab`](mod@vocab) | what fused norms and sampling must give |
 //! | [`rank`] | one rank's part of a case, checked byte for byte |
 //! | [`runner`] | ways to start ranks: threads and processes |
 //! | [`process`] | the test binary as its own ranks |
@@ -36,5 +37,6 @@ pub mod rng;
 pub mod runner;
 pub mod skip;
 pub mod syscall;
+pub mod vocab;
 
 pub use self::device::device;

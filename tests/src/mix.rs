@@ -3,13 +3,14 @@
 
 use fusewire::{
     CallOptions, Communicator, Compare, DType, Error, Norm, Operation, ReduceOp, Result,
-    SignalUpdate, Tensor, Window, WindowOptions, reference,
+    SignalUpdate, Tensor, VocabParallel, Window, WindowOptions, reference,
 };
 use fusewire_kernels::one_sided::{RING_PUT, RingPutParams};
 use vocab_argmax::{VOCAB_ARGMAX, VocabArgmaxParams};
 
 use crate::device::tensor;
 use crate::rng::Rng;
+use crate::vocab;
 
 /// Elements of a part.
 const N: usize = 12;
@@ -17,6 +18,8 @@ const N: usize = 12;
 const ROWS: usize = 2;
 const HIDDEN: usize = 8;
 const COLUMNS: usize = 5;
+/// Logits of a row that are sampled.
+const TOP: usize = 3;
 /// What outputs hold before each round.
 const POISON: i64 = -0x5bad_5bad_5bad_5bad;
 const EPSILON: f32 = 1e-5;
@@ -99,6 +102,7 @@ struct Floats {
     weight: Part,
     logits: Part,
     output: Part,
+    sums: Part,
     all: usize,
 }
 
@@ -111,6 +115,7 @@ impl Floats {
             weight: parts.next(HIDDEN),
             logits: parts.next(ROWS * COLUMNS),
             output: parts.next(ROWS * HIDDEN),
+            sums: parts.next(ROWS),
             all: 0,
         };
         this.all = parts.0;
@@ -123,6 +128,7 @@ struct Words {
     splits: Part,
     keys: Part,
     winners: Part,
+    top: Part,
     launches: Part,
     all: usize,
 }
@@ -134,6 +140,7 @@ impl Words {
             splits: parts.next(2 * n),
             keys: parts.next(ROWS),
             winners: parts.next(ROWS),
+            top: parts.next(ROWS * TOP),
             launches: parts.next(1),
             all: 0,
         };
@@ -270,7 +277,7 @@ impl Mix {
         self.issue_kernels(comm)
     }
 
-    /// The fused norm, and kernels as users launch them.
+    /// The fused norm, sampling, and kernels as users launch them.
     fn issue_kernels(&self, comm: &Communicator) -> Result<()> {
         let n = comm.size() as usize;
         let (at, floats, words) = (Integers::new(n), Floats::new(), Words::new(n));
@@ -278,6 +285,13 @@ impl Mix {
         let (residual, weight) = (self.floats(floats.residual)?, self.floats(floats.weight)?);
         let norm = Norm::rms(&output, &input, &weight, EPSILON).with_residual(&residual);
         comm.all_reduce_norm_async(&norm)?;
+        let (logits, sums) = (self.floats(floats.logits)?, self.floats(floats.sums)?);
+        let top = self.words(words.top)?;
+        comm.vocab_parallel_async(
+            &VocabParallel::new(&logits, ROWS, n * COLUMNS)
+                .with_top_k(TOP, &top)
+                .with_log_sum_exp(&sums),
+        )?;
 
         let (x, pushed) = (self.integers(at.x)?, self.integers(at.pushed)?);
         let launches = self.words(words.launches)?;
@@ -297,7 +311,6 @@ impl Mix {
         if !self.argmax {
             return Ok(());
         }
-        let logits = self.floats(floats.logits)?;
         let (keys, winners) = (self.words(words.keys)?, self.words(words.winners)?);
         let params = VocabArgmaxParams {
             constants: comm.constants(),
@@ -407,6 +420,7 @@ impl Mix {
         let got = bytes(part(&seen, floats.output));
         let difference = reference::first_difference(&normed, &got, DType::F32);
         assert_eq!(difference, None, "fused norm of rank {me}, round {round}");
+        self.check_sampling(all, round, part(&seen, floats.sums))?;
         if !self.argmax {
             return Ok(());
         }
@@ -420,6 +434,27 @@ impl Mix {
                 .reduce(|a, b| if logit(b) > logit(a) { b } else { a })
                 .expect("a column");
             assert_eq!(winner, best as u64, "argmax of rank {me}, round {round}");
+        }
+        Ok(())
+    }
+
+    fn check_sampling(&self, all: &Round, round: u64, sums: &[f32]) -> Result<()> {
+        let (n, me) = (self.comm.size() as usize, self.comm.rank());
+        let (at, words) = (Floats::new().logits, Words::new(n));
+        let top = self.words(words.top)?.to_vec::<u64>()?;
+        let shards: Vec<_> = (0..n).map(|r| r * COLUMNS..(r + 1) * COLUMNS).collect();
+        for row in 0..ROWS {
+            let of_rank = |floats: &Vec<f32>| part(floats, at)[row * COLUMNS..][..COLUMNS].to_vec();
+            let logits: Vec<f32> = all.floats.iter().flat_map(of_rank).collect();
+            let want = vocab::expected(&logits, &shards, TOP);
+            let found: Vec<u32> = part(&top, (row * TOP, TOP))
+                .iter()
+                .map(|column| u32::try_from(*column).expect("a column"))
+                .collect();
+            // Values are not asked for.
+            let sum = Some(sums[row].to_bits());
+            let difference = vocab::difference(&want, &found, &want.values, sum);
+            assert_eq!(difference, None, "row {row} of rank {me}, round {round}");
         }
         Ok(())
     }

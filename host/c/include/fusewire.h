@@ -288,6 +288,35 @@ int fusewire_all_reduce_norm_async(const fusewire_comm *comm, const fusewire_nor
 int fusewire_reduce_scatter_norm(const fusewire_comm *comm, const fusewire_norm *norm);
 int fusewire_reduce_scatter_norm_async(const fusewire_comm *comm, const fusewire_norm *norm, fusewire_work **work);
 
+/* ---- Sampling ---- */
+
+#define FUSEWIRE_VOCAB_DEPENDENT 1 /* flag: programmatic dependent launch (NVIDIA from sm_90 on) */
+
+/* Logits whose columns are split over the ranks, as a tensor-parallel output layer leaves them. Of equal logits the lower column comes
+   first; -0 is less than +0, NaN less than everything. A place for which no rank has a column gets index -1 and NaN. The log-sum-exp
+   of a row with a NaN is NaN, of a row of -inf -inf. All ranks give equal dtype, rows, vocabulary and k, and log_sum_exp all or
+   none; their columns do not overlap, which is not checked. */
+typedef struct fusewire_vocab {
+  size_t struct_size;   /* sizeof(fusewire_vocab) */
+  uint32_t dtype;       /* F32, F16, BF16: of logits */
+  uint32_t flags;       /* FUSEWIRE_VOCAB_DEPENDENT */
+  uint64_t rows;        /* 0 is allowed */
+  uint64_t vocabulary;  /* columns of all ranks: from 1 to 2^31 - 1 */
+  uint64_t first;       /* this rank has columns first to first + columns */
+  uint64_t columns;     /* 0 is allowed */
+  uint64_t stride;      /* elements from a row's first logit to the next row's: 0 for columns, else at least columns */
+  uint32_t k;           /* logits that are wanted of each row: from 0 to 64, at most vocabulary */
+  uint32_t index_dtype; /* I64 (also by 0), I32, U32, U64 */
+  const void *logits;   /* rows x columns, stride apart */
+  void *indices;        /* rows x k: columns of the k greatest logits, descending; null where k is 0 */
+  void *values;         /* rows x k f32, or null: these logits */
+  void *log_sum_exp;    /* rows f32, or null: the logarithm of the sum of exponentials of the row */
+} fusewire_vocab;
+
+/* Every rank gets all results, the same to the bit. */
+int fusewire_vocab_parallel(const fusewire_comm *comm, const fusewire_vocab *vocab);
+int fusewire_vocab_parallel_async(const fusewire_comm *comm, const fusewire_vocab *vocab, fusewire_work **work);
+
 /* ---- Work and graphs ---- */
 
 /* Waits on this thread until the operation has ended; its result. `timeout_seconds` bounds the wait (FUSEWIRE_ERROR_NOT_DONE);

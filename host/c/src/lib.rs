@@ -14,6 +14,7 @@ mod memory;
 mod norm;
 mod operations;
 mod types;
+mod vocab;
 mod work;
 
 pub use self::comm::{
@@ -37,7 +38,8 @@ pub use self::operations::{
     fusewire_broadcast, fusewire_broadcast_async, fusewire_recv, fusewire_recv_async,
     fusewire_reduce_scatter, fusewire_reduce_scatter_async, fusewire_send, fusewire_send_async,
 };
-pub use self::types::{FusewireNorm, FusewireOptions, numbers};
+pub use self::types::{FusewireNorm, FusewireOptions, FusewireVocab, numbers};
+pub use self::vocab::{fusewire_vocab_parallel, fusewire_vocab_parallel_async};
 pub use self::work::{
     FusewireGraph, FusewireWork, fusewire_capture_begin, fusewire_capture_end,
     fusewire_graph_destroy, fusewire_graph_launch, fusewire_graph_run, fusewire_work_destroy,

@@ -56,6 +56,8 @@ pub mod numbers {
     pub const FUSEWIRE_SCALE_GROUPS: u32 = 3;
     /// Elements of a group of scales.
     pub const FUSEWIRE_SCALE_GROUP: u32 = 128;
+    /// Flag of sampling: programmatic dependent launch.
+    pub const FUSEWIRE_VOCAB_DEPENDENT: u32 = 1;
 }
 
 /// `fusewire_options`: zeros are defaults.
@@ -132,6 +134,40 @@ pub struct FusewireNorm {
     pub scale_stride: u64,
 }
 
+/// `fusewire_vocab`: logits that are split by columns, and what is wanted of them.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FusewireVocab {
+    /// Bytes of the struct as the program knows it.
+    pub struct_size: usize,
+    /// Type of the logits.
+    pub dtype: u32,
+    /// Flags.
+    pub flags: u32,
+    /// Rows.
+    pub rows: u64,
+    /// Columns of all ranks.
+    pub vocabulary: u64,
+    /// This rank's first column.
+    pub first: u64,
+    /// This rank's columns.
+    pub columns: u64,
+    /// From a row's first logit to the next row's; 0 for `columns`.
+    pub stride: u64,
+    /// Logits that are wanted of each row.
+    pub k: u32,
+    /// Type of the indices; 0 for I64.
+    pub index_dtype: u32,
+    /// This rank's part of each row.
+    pub logits: *const c_void,
+    /// `rows * k` columns; null where k is 0.
+    pub indices: *mut c_void,
+    /// `rows * k` f32, or null.
+    pub values: *mut c_void,
+    /// `rows` f32, or null.
+    pub log_sum_exp: *mut c_void,
+}
+
 /// Structs that C fills: of numbers and addresses only, and with their size first.
 ///
 /// # Safety
@@ -155,8 +191,15 @@ unsafe impl Sized1 for FusewireNorm {
     const FIRST: usize = 128;
 }
 
+// SAFETY: numbers and addresses, the size first.
+unsafe impl Sized1 for FusewireVocab {
+    const NAME: &'static str = "fusewire_vocab";
+    const FIRST: usize = 96;
+}
+
 const _: () = assert!(size_of::<FusewireOptions>() >= FusewireOptions::FIRST);
 const _: () = assert!(size_of::<FusewireNorm>() >= FusewireNorm::FIRST);
+const _: () = assert!(size_of::<FusewireVocab>() >= FusewireVocab::FIRST);
 
 /// The struct at `from`, of as many bytes as its first field says: what an older program does not know is zero; what a
 /// newer one knows and this library does not must be zero.

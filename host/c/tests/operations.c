@@ -304,6 +304,61 @@ static void own_stream(void) {
   TRUE(wait(stream) == 0 && destroy(stream) == 0 && release_memory(x) == 0);
 }
 
+/* The two greatest of each row of logits, which ascend over both ranks' columns, and the rows' sums; rank 1 has fewer columns. */
+static void sampling(int enqueued) {
+  enum { ROWS = 3, FIRST = 20, ALL = 33, STRIDE = 24, K = 2 };
+  static float logits[ROWS * STRIDE];
+  float *in = memory(sizeof logits, 0), *values = memory(ROWS * K * 4, 0), *sums = memory(ROWS * 4, 0);
+  int32_t *indices = memory(ROWS * K * 4, 0);
+  int first = rank == 0 ? 0 : FIRST, columns = rank == 0 ? FIRST : ALL - FIRST;
+  for (int at = 0; at < ROWS * STRIDE; at++) {
+    int row = at / STRIDE, column = at % STRIDE;
+    logits[at] = column < columns ? (float)(first + column) * (row == 1 ? -0.25f : 0.5f) : 1e6f;
+  }
+  OK(fusewire_upload(comm, in, logits, sizeof logits));
+  fusewire_vocab vocab;
+  memset(&vocab, 0, sizeof vocab);
+  vocab.struct_size = sizeof vocab;
+  vocab.dtype = FUSEWIRE_F32;
+  vocab.rows = ROWS;
+  vocab.vocabulary = ALL;
+  vocab.first = (uint64_t)first;
+  vocab.columns = (uint64_t)columns;
+  vocab.stride = STRIDE;
+  vocab.k = K;
+  vocab.index_dtype = FUSEWIRE_I32;
+  vocab.logits = in;
+  vocab.indices = indices;
+  vocab.values = values;
+  vocab.log_sum_exp = sums;
+  if (enqueued) {
+    fusewire_work *work;
+    OK(fusewire_vocab_parallel_async(comm, &vocab, &work));
+    end(work);
+  } else {
+    OK(fusewire_vocab_parallel(comm, &vocab));
+  }
+  int32_t found[ROWS * K];
+  float seen[ROWS * K], summed[ROWS];
+  OK(fusewire_download(comm, found, indices, sizeof found));
+  OK(fusewire_download(comm, seen, values, sizeof seen));
+  OK(fusewire_download(comm, summed, sums, sizeof summed));
+  for (int row = 0; row < ROWS; row++) {
+    double slope = row == 1 ? -0.25 : 0.5, sum = 0;
+    for (int place = 0; place < K; place++) {
+      int column = row == 1 ? place : ALL - 1 - place;
+      TRUE(found[row * K + place] == column);
+      TRUE(seen[row * K + place] == (float)(column * slope));
+    }
+    for (int column = 0; column < ALL; column++) sum += exp(column * slope);
+    TRUE(fabs(summed[row] - log(sum)) <= 1e-5);
+  }
+  release(in, 0);
+  release(values, 0);
+  release(sums, 0);
+  release(indices, 0);
+}
+
 /* What is refused moves nothing: this rank alone makes the calls, and the next operation of both works. */
 static void refused(void) {
   float x[16] = {0};
@@ -343,6 +398,35 @@ static void refused(void) {
   norm.scale = x;
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "does not use", fusewire_all_reduce_norm(comm, &norm));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "norm is NULL", fusewire_all_reduce_norm(comm, NULL));
+
+  fusewire_vocab vocab;
+  memset(&vocab, 0, sizeof vocab);
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "struct_size is 0", fusewire_vocab_parallel(comm, &vocab));
+  vocab.struct_size = sizeof vocab;
+  vocab.dtype = FUSEWIRE_F32;
+  vocab.rows = 1;
+  vocab.columns = 8;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "logits is NULL", fusewire_vocab_parallel(comm, &vocab));
+  vocab.logits = x;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "a vocabulary of 0", fusewire_vocab_parallel(comm, &vocab));
+  vocab.vocabulary = 16;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "nothing is asked for", fusewire_vocab_parallel(comm, &vocab));
+  vocab.k = 65;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "indices is NULL", fusewire_vocab_parallel(comm, &vocab));
+  vocab.indices = x + 8;
+  vocab.index_dtype = FUSEWIRE_I32;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "the 65 greatest", fusewire_vocab_parallel(comm, &vocab));
+  vocab.k = 0;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "indices must be NULL", fusewire_vocab_parallel(comm, &vocab));
+  vocab.k = 1;
+  vocab.first = 9;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "columns 9..17", fusewire_vocab_parallel(comm, &vocab));
+  vocab.first = 0;
+  vocab.stride = 7;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "a stride of 7", fusewire_vocab_parallel(comm, &vocab));
+  vocab.flags = 2;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "flags 0x2", fusewire_vocab_parallel(comm, &vocab));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "vocab is NULL", fusewire_vocab_parallel(comm, NULL));
 
   /* A newer program's struct: zeros are no demand, other bytes are. */
   struct {
@@ -479,6 +563,8 @@ int main(int argc, char **argv) {
   }
   norms(0);
   norms(1);
+  sampling(0);
+  sampling(1);
   graph();
   own_stream();
   if (rank == 1) refused();

@@ -29,6 +29,7 @@ mod reconfigure;
 mod rma;
 mod state;
 mod submit;
+mod vocab;
 mod warm_up;
 mod windows;
 mod work;
@@ -60,6 +61,7 @@ pub use self::observe::{
 pub use self::persistent::AllGatherP;
 pub use self::reconfigure::{Candidate, InitHandle, Members, ReconfigureOptions};
 pub use self::rma::{Registration, SignalUpdate, Window, WindowAccess, WindowOptions};
+pub use self::vocab::VocabParallel;
 pub use self::work::{Work, WorkStatus};
 
 use self::observe::{Hooks, Recorder};

@@ -11,7 +11,7 @@ use fusewire_device::{Element, Machine};
 /// As [`mem::read`] for `N` elements; elsewhere than on a CPU `at` must be 16-byte aligned and `N` elements whole
 /// 16-byte units.
 #[inline(always)]
-pub(super) unsafe fn read<M: Machine, E: Element, const N: usize>(at: *const E) -> [E; N] {
+pub(crate) unsafe fn read<M: Machine, E: Element, const N: usize>(at: *const E) -> [E; N] {
     if M::LANES == 1 {
         // SAFETY: the caller's promise.
         return unsafe { mem::read(at.cast()) };
@@ -61,7 +61,7 @@ pub(super) unsafe fn write<M: Machine, E: Element, const N: usize>(at: *mut E, v
 
 /// The exact values.
 #[inline(always)]
-pub(super) fn widen<E: Element<Acc = f32>, const N: usize>(values: [E; N]) -> [f32; N] {
+pub(crate) fn widen<E: Element<Acc = f32>, const N: usize>(values: [E; N]) -> [f32; N] {
     let mut out = [0.0; N];
     for i in 0..N {
         out[i] = values[i].widen();

@@ -21,10 +21,10 @@
 //! | `output` | normalising, fp8 and its scales |
 //! | `rounds` | whose rows a rank reduces, and where they go |
 
-mod chunk;
+pub(crate) mod chunk;
 mod output;
 mod rounds;
-mod row;
+pub(crate) mod row;
 mod spec;
 mod sum;
 

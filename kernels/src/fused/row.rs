@@ -14,7 +14,7 @@ use super::spec::NormSpec;
 use super::sum::Sums;
 
 /// Partial sums of a row.
-pub(super) const PARTIALS: usize = 128;
+pub(crate) const PARTIALS: usize = 128;
 /// Elements that a lane moves at once.
 pub(super) const CHUNK: usize = 8;
 /// Elements of a row that shared memory holds, in f32.
@@ -464,6 +464,17 @@ unsafe fn partial_sums<M: Machine>(
         }
     }
     block.sync();
+    // SAFETY: the block has written the table, and met.
+    unsafe { table_sum(block, table) }
+}
+
+/// The sum of a table's [`PARTIALS`] entries by the fixed tree, in every lane; all lanes together, behind a barrier. The table is
+/// this call's until the next one.
+///
+/// # Safety
+/// `table` is this block's, for [`PARTIALS`] elements.
+#[inline(always)]
+pub(crate) unsafe fn table_sum<M: Machine>(block: Block<M>, table: *mut f32) -> f32 {
     let warp = block.warp();
     if block.machine().warp_size() < 32 {
         let mut width = PARTIALS / 2;

@@ -6,7 +6,8 @@ use core::mem::offset_of;
 
 use fusewire::DType;
 use fusewire_c::{
-    FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireWork, codes, numbers,
+    FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireVocab, FusewireWork, codes,
+    numbers,
 };
 
 /// A type that C has as well.
@@ -36,6 +37,7 @@ c_types!(
     FusewireGraph = "fusewire_graph",
     FusewireOptions = "fusewire_options",
     FusewireNorm = "fusewire_norm",
+    FusewireVocab = "fusewire_vocab",
 );
 
 impl<T: CType> CType for *const T {
@@ -123,6 +125,8 @@ impl Lines {
         fields!(lines, "fusewire_norm" FusewireNorm: struct_size kind flags rows hidden dtype residual_dtype
             epsilon algorithm input weight bias residual residual_out output scaling scale_dtype scale
             scales scale_stride);
+        fields!(lines, "fusewire_vocab" FusewireVocab: struct_size dtype flags rows vocabulary first columns
+            stride k index_dtype logits indices values log_sum_exp);
         numbers_of!(lines from codes: FUSEWIRE_OK FUSEWIRE_ERROR_ARGUMENT FUSEWIRE_ERROR_TIMEOUT
             FUSEWIRE_ERROR_MISMATCH FUSEWIRE_ERROR_PEER FUSEWIRE_ERROR_ABORTED FUSEWIRE_ERROR_FAILED
             FUSEWIRE_ERROR_BOOTSTRAP FUSEWIRE_ERROR_COMMUNICATOR FUSEWIRE_ERROR_DEVICE
@@ -139,7 +143,7 @@ impl Lines {
             FUSEWIRE_ALGORITHM_TWO_SHOT FUSEWIRE_ALGORITHM_NVLS
             FUSEWIRE_NORM_RMS FUSEWIRE_NORM_LAYER FUSEWIRE_NORM_UNIT_OFFSET FUSEWIRE_NORM_DEPENDENT
             FUSEWIRE_SCALE_NONE FUSEWIRE_SCALE_GIVEN FUSEWIRE_SCALE_ROWS FUSEWIRE_SCALE_GROUPS
-            FUSEWIRE_SCALE_GROUP);
+            FUSEWIRE_SCALE_GROUP FUSEWIRE_VOCAB_DEPENDENT);
         functions!(lines:
             fusewire_version() fusewire_last_error()
             fusewire_comm_from_env(_, _, _) fusewire_comm_create(_, _, _, _, _, _, _)
@@ -160,6 +164,7 @@ impl Lines {
             fusewire_barrier(_) fusewire_barrier_async(_, _)
             fusewire_all_reduce_norm(_, _) fusewire_all_reduce_norm_async(_, _, _)
             fusewire_reduce_scatter_norm(_, _) fusewire_reduce_scatter_norm_async(_, _, _)
+            fusewire_vocab_parallel(_, _) fusewire_vocab_parallel_async(_, _, _)
             fusewire_work_wait(_, _) fusewire_work_destroy(_)
             fusewire_capture_begin(_) fusewire_capture_end(_, _)
             fusewire_graph_run(_, _) fusewire_graph_launch(_, _) fusewire_graph_destroy(_)

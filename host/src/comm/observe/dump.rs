@@ -229,6 +229,7 @@ impl Part {
             // It knows no fused operation, and no kernel of a user's: these match only themselves.
             Operation::AllReduceNorm => "allreduce_coalesced",
             Operation::ReduceScatterNorm => "reduce_scatter_tensor_coalesced",
+            Operation::VocabParallel => "all_gather_into_tensor_coalesced",
             // A batch's transfers are one entry of theirs, and it knows no one-sided operations.
             Operation::Batch
             | Operation::Put

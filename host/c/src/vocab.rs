@@ -1,0 +1,128 @@
+//! Sampling's reductions over logits that are split by columns.
+
+use core::ffi::{c_int, c_void};
+
+use fusewire::{DType, VocabParallel, Work};
+
+use crate::comm::FusewireComm;
+use crate::error::{Outcome, argument};
+use crate::operations::{Call, operate};
+use crate::types::{FusewireVocab, dtype, numbers as n, read};
+use crate::work::FusewireWork;
+
+fn run(call: &Call<'_>, vocab: &FusewireVocab, enqueued: bool) -> Outcome<Option<Work>> {
+    let name = call.name();
+    let element = dtype(name, "dtype", vocab.dtype)?;
+    let index = match vocab.index_dtype {
+        n::FUSEWIRE_DTYPE_DEFAULT => DType::I64,
+        other => dtype(name, "index_dtype", other)?,
+    };
+    let unknown = vocab.flags & !n::FUSEWIRE_VOCAB_DEPENDENT;
+    if unknown != 0 {
+        return Err(argument(name, format!("flags {unknown:#x} are unknown")));
+    }
+    let stride = match vocab.stride {
+        0 => vocab.columns,
+        stride => stride,
+    };
+    let count = match vocab.rows {
+        0 => Some(0),
+        rows => (rows - 1)
+            .checked_mul(stride)
+            .and_then(|before| before.checked_add(vocab.columns)),
+    };
+    let places = vocab.rows.checked_mul(u64::from(vocab.k));
+    let optional = |what: &str, at: *mut c_void, count, dtype| {
+        if at.is_null() {
+            Ok(None)
+        } else {
+            call.view(what, at, count, dtype).map(Some)
+        }
+    };
+    let logits = call.view("logits", vocab.logits, count, element)?;
+    let indices = if vocab.k > 0 {
+        Some(call.view("indices", vocab.indices, places, index)?)
+    } else if vocab.indices.is_null() {
+        None
+    } else {
+        return Err(argument(name, "k is 0, so indices must be NULL".to_owned()));
+    };
+    let values = optional("values", vocab.values, places, DType::F32)?;
+    let sums = optional(
+        "log_sum_exp",
+        vocab.log_sum_exp,
+        Some(vocab.rows),
+        DType::F32,
+    )?;
+
+    // What is too large is refused as such.
+    let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+    let end = vocab.first.saturating_add(vocab.columns);
+    let mut built = VocabParallel::new(logits.input(), size(vocab.rows), size(vocab.vocabulary))
+        .with_columns(size(vocab.first)..size(end))
+        .with_stride(size(stride));
+    if let Some(indices) = &indices {
+        built = built.with_top_k(size(u64::from(vocab.k)), indices.output());
+    }
+    if let Some(values) = &values {
+        built = built.with_values(values.output());
+    }
+    if let Some(sums) = &sums {
+        built = built.with_log_sum_exp(sums.output());
+    }
+    if vocab.flags & n::FUSEWIRE_VOCAB_DEPENDENT != 0 {
+        built = built.as_dependent();
+    }
+    let comm = &call.handle.comm;
+    if enqueued {
+        Ok(Some(comm.vocab_parallel_async(&built)?))
+    } else {
+        comm.vocab_parallel(&built)?;
+        Ok(None)
+    }
+}
+
+/// # Safety
+/// As of [`fusewire_vocab_parallel_async`], where `work` is given.
+unsafe fn sample(
+    name: &'static str,
+    comm: *const FusewireComm,
+    vocab: *const FusewireVocab,
+    work: Option<*mut *mut FusewireWork>,
+) -> c_int {
+    let body = |call: &Call<'_>| {
+        // SAFETY: by the caller.
+        let vocab = unsafe { read(name, vocab)? };
+        run(call, &vocab, work.is_some())
+    };
+    // SAFETY: by the caller.
+    unsafe { operate(name, comm, work, body) }
+}
+
+/// The greatest logits of each row with their columns, and each row's log-sum-exp; every rank gets all of them.
+///
+/// # Safety
+/// As the header says: `comm` is a live handle, `vocab` has as many bytes as it says, and its buffers are memory of the device
+/// until the call returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_vocab_parallel(
+    comm: *const FusewireComm,
+    vocab: *const FusewireVocab,
+) -> c_int {
+    // SAFETY: by the caller.
+    unsafe { sample("fusewire_vocab_parallel", comm, vocab, None) }
+}
+
+/// As [`fusewire_vocab_parallel`], enqueued on the handle's stream.
+///
+/// # Safety
+/// As there, but buffers are memory until the work is done and every graph that holds it is gone; `work` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_vocab_parallel_async(
+    comm: *const FusewireComm,
+    vocab: *const FusewireVocab,
+    work: *mut *mut FusewireWork,
+) -> c_int {
+    // SAFETY: by the caller.
+    unsafe { sample("fusewire_vocab_parallel_async", comm, vocab, Some(work)) }
+}

@@ -1,0 +1,432 @@
+//! Sampling's reductions over logits that are split by columns: what is asked, its checks, its launch.
+
+use core::ops::Range;
+use std::sync::Arc;
+
+use fusewire_device::native::Kernel;
+use fusewire_device::session::{Call, Operation};
+use fusewire_device::{DType, packet};
+use fusewire_kernels::vocab::{MAX_K, VOCAB_BF16, VOCAB_F16, VOCAB_F32, VocabParams, VocabSpec};
+
+use super::observe::Note;
+use super::submit::{Prepared, invalid};
+use super::{Communicator, LaunchAttributes, Work};
+use crate::Result;
+use crate::tensor::{Input, Output, Tensor};
+
+/// The name in messages.
+const NAME: &str = Operation::VocabParallel.name();
+
+/// Logits whose columns are split over the ranks, as a tensor-parallel output layer leaves them, and what is wanted of each
+/// row: the greatest logits and their columns ([`VocabParallel::with_top_k`], [`VocabParallel::with_argmax`]) and the
+/// logarithm of the sum of exponentials. See [`Communicator::vocab_parallel`].
+///
+/// ```no_run
+/// # use fusewire::{Communicator, DType, Result, VocabParallel};
+/// # fn sample(comm: &Communicator) -> Result<()> {
+/// let (rows, vocabulary, k) = (16, 128_256, 50);
+/// let columns = vocabulary / comm.size() as usize; // of this rank
+/// let logits = comm.alloc(DType::Bf16, rows * columns)?;
+/// let values = comm.alloc(DType::F32, rows * k)?;
+/// let indices = comm.alloc(DType::I64, rows * k)?;
+/// let lse = comm.alloc(DType::F32, rows)?;
+/// comm.vocab_parallel(
+///     &VocabParallel::new(&logits, rows, vocabulary)
+///         .with_top_k(k, &indices)
+///         .with_values(&values)
+///         .with_log_sum_exp(&lse),
+/// )
+/// // The winners' probabilities: exp(value - lse).
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct VocabParallel<'a> {
+    logits: Input<'a>,
+    rows: usize,
+    vocabulary: usize,
+    columns: Option<Range<usize>>,
+    stride: Option<usize>,
+    top: Option<(usize, Output<'a>)>,
+    values: Option<Output<'a>>,
+    log_sum_exp: Option<Output<'a>>,
+    dependent: bool,
+}
+
+impl<'a> VocabParallel<'a> {
+    /// `rows` rows of `vocabulary` columns over all ranks, less than 2^31; `logits` are this rank's columns of them, row after row: f32,
+    /// f16 or bf16. With `c = ceil(vocabulary / ranks)` rank r has columns `r * c ..` of each row, at most c of them, unless
+    /// [`VocabParallel::with_columns`] says something else.
+    pub fn new(logits: impl Into<Input<'a>>, rows: usize, vocabulary: usize) -> Self {
+        Self {
+            logits: logits.into(),
+            rows,
+            vocabulary,
+            columns: None,
+            stride: None,
+            top: None,
+            values: None,
+            log_sum_exp: None,
+            dependent: false,
+        }
+    }
+
+    /// This rank has these columns of each row, perhaps none. The ranks' columns must not overlap, which is not checked; a column that
+    /// no rank has is as if it were not there.
+    #[must_use]
+    pub fn with_columns(mut self, columns: Range<usize>) -> Self {
+        self.columns = Some(columns);
+        self
+    }
+
+    /// This rank's rows begin `stride` elements apart: at least its columns. A GPU reads rows that begin at multiples of 16 bytes
+    /// fastest.
+    #[must_use]
+    pub fn with_stride(mut self, stride: usize) -> Self {
+        self.stride = Some(stride);
+        self
+    }
+
+    /// The columns of the `k` greatest logits of each row go to `indices`: `rows * k` elements of i32, u32, i64 or u64, row after
+    /// row, descending by logit. Of equal logits the lower column comes first; -0 is less than +0, NaN less than everything.
+    /// `k` is at most 64, and at most the vocabulary. A place for which no rank has a column gets an index of all ones (-1)
+    /// and a NaN as value.
+    #[must_use]
+    pub fn with_top_k(mut self, k: usize, indices: impl Into<Output<'a>>) -> Self {
+        self.top = Some((k, indices.into()));
+        self
+    }
+
+    /// As [`VocabParallel::with_top_k`] with one logit of each row.
+    #[must_use]
+    pub fn with_argmax(self, indices: impl Into<Output<'a>>) -> Self {
+        self.with_top_k(1, indices)
+    }
+
+    /// The logits themselves go to `values`, in the places of their columns: as many f32 as there are indices, exactly the logits whatever
+    /// their type.
+    #[must_use]
+    pub fn with_values(mut self, values: impl Into<Output<'a>>) -> Self {
+        self.values = Some(values.into());
+        self
+    }
+
+    /// The logarithm of the sum of the exponentials of each row goes to `out`: `rows` of f32. A NaN in a row gives NaN; a row of -inf, or
+    /// without columns, -inf.
+    #[must_use]
+    pub fn with_log_sum_exp(mut self, out: impl Into<Output<'a>>) -> Self {
+        self.log_sum_exp = Some(out.into());
+        self
+    }
+
+    /// The launch may begin before the kernel before it on the stream has ended, and waits inside for its results
+    /// ("programmatic dependent launch", NVIDIA from sm_90 on; elsewhere it means nothing).
+    #[must_use]
+    pub fn as_dependent(mut self) -> Self {
+        self.dependent = true;
+        self
+    }
+
+    /// The even split's columns of `rank`.
+    fn even(&self, rank: u32, ranks: u32) -> Range<usize> {
+        let each = self.vocabulary.div_ceil(ranks as usize);
+        let first = (rank as usize * each).min(self.vocabulary);
+        first..(first + each).min(self.vocabulary)
+    }
+
+    /// All memory that takes part, with its name; the first is read, the others are written.
+    fn views(&self) -> [(&'static str, Option<Input<'_>>); 4] {
+        [
+            ("logits", Some(self.logits)),
+            (
+                "indices",
+                self.top.as_ref().map(|(_, indices)| indices.as_input()),
+            ),
+            ("values", self.values.as_ref().map(Output::as_input)),
+            (
+                "log_sum_exp",
+                self.log_sum_exp.as_ref().map(Output::as_input),
+            ),
+        ]
+    }
+
+    /// Logits of each row that are wanted.
+    fn k(&self) -> usize {
+        self.top.as_ref().map_or(0, |(k, _)| *k)
+    }
+
+    /// What is computed, as far as all ranks agree on it.
+    fn agreed_spec(&self) -> VocabSpec {
+        // At most MAX_K.
+        let spec = VocabSpec::new(self.k() as u8);
+        if self.log_sum_exp.is_some() {
+            spec.with_log_sum_exp()
+        } else {
+            spec
+        }
+    }
+
+    fn spec(&self) -> VocabSpec {
+        match &self.top {
+            Some((_, indices)) if indices.dtype.size() == 8 => {
+                self.agreed_spec().with_wide_indices()
+            }
+            _ => self.agreed_spec(),
+        }
+    }
+
+    /// This rank's columns and the stride of its rows, if everything fits.
+    fn check(&self, rank: u32, ranks: u32) -> Result<(Range<usize>, usize)> {
+        let refuse = |detail: String| Err(invalid(NAME, detail));
+        let dtype = self.logits.dtype;
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::Bf16) {
+            return refuse(format!("{}; f32, f16 and bf16 are possible", dtype.name()));
+        }
+        if self.vocabulary == 0 || self.vocabulary > i32::MAX as usize {
+            return refuse(format!(
+                "a vocabulary of {} columns; it must be from 1 to 2^31 - 1",
+                self.vocabulary
+            ));
+        }
+        let given = self.columns.is_some();
+        let columns = self.columns.clone();
+        let columns = columns.unwrap_or_else(|| self.even(rank, ranks));
+        if columns.start > columns.end || columns.end > self.vocabulary {
+            return refuse(format!(
+                "columns {}..{} of a vocabulary of {}",
+                columns.start, columns.end, self.vocabulary
+            ));
+        }
+        let stride = self.stride.unwrap_or(columns.len());
+        if stride < columns.len() {
+            return refuse(format!(
+                "a stride of {stride} elements from row to row; {} columns need at least as many",
+                columns.len()
+            ));
+        }
+        let needed = match self.rows {
+            0 => Some(0),
+            rows => stride
+                .checked_mul(rows - 1)
+                .and_then(|before| before.checked_add(columns.len())),
+        };
+        if needed.is_none_or(|needed| needed > self.logits.count) {
+            return refuse(format!(
+                "{} logits; {} rows of columns {}..{}{}, {stride} elements apart, need more",
+                self.logits.count,
+                self.rows,
+                columns.start,
+                columns.end,
+                if given {
+                    ""
+                } else {
+                    " (this rank's by the even split)"
+                },
+            ));
+        }
+        if self.top.is_none() && self.log_sum_exp.is_none() {
+            return refuse("nothing is asked for; with_top_k or with_log_sum_exp".to_owned());
+        }
+        self.check_outputs()?;
+        self.check_overlaps()?;
+        Ok((columns, stride))
+    }
+
+    fn check_outputs(&self) -> Result<()> {
+        let refuse = |detail: String| Err(invalid(NAME, detail));
+        let k = self.k();
+        if self.top.is_some() && (k == 0 || k > MAX_K || k > self.vocabulary) {
+            return refuse(format!(
+                "the {k} greatest of {} columns; from 1 to {MAX_K}, and no more than there are, are possible",
+                self.vocabulary
+            ));
+        }
+        if self.top.is_none() && self.values.is_some() {
+            return refuse("values without indices; they go with with_top_k".to_owned());
+        }
+        let winners = self.rows.checked_mul(k);
+        const INDICES: &[DType] = &[DType::I32, DType::U32, DType::I64, DType::U64];
+        const VALUES: &[DType] = &[DType::F32];
+        let [_, indices, values, sums] = self.views();
+        for ((what, view), needed, types) in [
+            (indices, winners, INDICES),
+            (values, winners, VALUES),
+            (sums, Some(self.rows), VALUES),
+        ] {
+            let Some(view) = view else { continue };
+            if Some(view.count) != needed || !types.contains(&view.dtype) {
+                let types: Vec<&str> = types.iter().map(|dtype| dtype.name()).collect();
+                return refuse(format!(
+                    "{what} has {} elements of {}; {} of {} are needed",
+                    view.count,
+                    view.dtype.name(),
+                    needed.map_or("more than there can be".to_owned(), |n| n.to_string()),
+                    types.join(" or ")
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_overlaps(&self) -> Result<()> {
+        let views = self.views();
+        let span = |view: &Input<'_>| {
+            let at = view.ptr as usize;
+            at..at + view.count * view.dtype.size()
+        };
+        for (index, (what, view)) in views.iter().enumerate() {
+            for (other, theirs) in &views[..index] {
+                let (Some(view), Some(theirs)) = (view, theirs) else {
+                    continue;
+                };
+                let (a, b) = (span(view), span(theirs));
+                if !a.is_empty() && !b.is_empty() && a.start < b.end && b.start < a.end {
+                    return Err(invalid(NAME, format!("{what} and {other} overlap")));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The kernel for logits of `dtype`, one of the three that it exists for.
+const fn kernel(dtype: DType) -> Kernel<VocabParams> {
+    match dtype {
+        DType::F16 => VOCAB_F16,
+        DType::Bf16 => VOCAB_BF16,
+        _ => VOCAB_F32,
+    }
+}
+
+impl Communicator {
+    /// The greatest logits of each row with their columns, and each row's log-sum-exp, of logits whose columns are split over the ranks,
+    /// in one launch. Every rank gets all results, the same to the bit.
+    ///
+    /// A row's results depend on nothing but the row and how its columns are split: not on the rows beside it, blocks, lanes or device.
+    /// The log-sum-exp is `m + log(s)`, m the greatest logit of the row and s the sum of `exp(logit - m_r) * exp(m_r - m)` over
+    /// the ranks in rank order, m_r a rank's greatest logit; within a rank partial sum j is that of the columns with index = j mod
+    /// 2048, counted from the rank's first one, and the partial sums are added by a binary tree. All in f32, by
+    /// [`fusewire_device::math`].
+    ///
+    /// Zero rows are legal, and ranks without columns.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure, among them a mismatch where
+    /// ranks differ in rows, vocabulary, k, type or whether the log-sum-exp is wanted.
+    pub fn vocab_parallel(&self, vocab: &VocabParallel<'_>) -> Result<()> {
+        self.run(&self.prepare_vocab(vocab, true)?)
+    }
+
+    /// As [`Communicator::vocab_parallel`], enqueued. All buffers must be tensors: they are kept alive as long as the
+    /// launch, and any graph that holds it.
+    ///
+    /// # Errors
+    /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.
+    pub fn vocab_parallel_async(&self, vocab: &VocabParallel<'_>) -> Result<Work> {
+        self.enqueue(&self.prepare_vocab(vocab, false)?)
+    }
+
+    fn prepare_vocab<'a>(&self, vocab: &VocabParallel<'a>, borrowed: bool) -> Result<Prepared<'a>> {
+        let (columns, stride) = vocab.check(self.rank(), self.size())?;
+        for (what, view) in vocab.views() {
+            let Some(view) = view else { continue };
+            self.refuse_slice(NAME, &view)?;
+            if !borrowed && view.tensor.is_none() {
+                return Err(invalid(
+                    NAME,
+                    format!(
+                        "{what} is no tensor; an enqueued operation keeps its memory alive, which takes tensors"
+                    ),
+                ));
+            }
+            if view.count > 0 && !(view.ptr as usize).is_multiple_of(view.dtype.size()) {
+                return Err(invalid(
+                    NAME,
+                    format!(
+                        "{what} is at {:p}, which is not aligned to {}",
+                        view.ptr,
+                        view.dtype.name()
+                    ),
+                ));
+            }
+        }
+        if let Some(backend) = &self.inner.backend {
+            return Err(crate::backend::backend_error(
+                backend.name(),
+                NAME,
+                "vocabulary-parallel reductions are kernels of Fusewire's; use all_gather and reduce apart",
+            ));
+        }
+        let spec = vocab.agreed_spec();
+        let rows = vocab.rows as u64;
+        let agreed = rows.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ (vocab.vocabulary as u64).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
+            ^ u64::from(spec.0) << 40;
+        let call = Call::new(
+            Operation::VocabParallel,
+            vocab.logits.dtype as u8,
+            0,
+            0,
+            0xffff,
+            agreed,
+        )
+        .0;
+        let note = Note {
+            call,
+            input_count: rows * columns.len() as u64,
+            output_count: rows * (spec.row_bytes() / 8) as u64,
+        };
+        let pointer =
+            |output: Option<&Output<'_>>| output.map_or(core::ptr::null_mut(), |out| out.ptr);
+        let params = VocabParams {
+            constants: self.constants(),
+            call,
+            rows,
+            columns: columns.len() as u64,
+            first: columns.start as u64,
+            stride: stride as u64,
+            timeout_ns: self.timeout_ns,
+            logits: vocab.logits.ptr,
+            values: pointer(vocab.values.as_ref()).cast(),
+            indices: pointer(vocab.top.as_ref().map(|(_, indices)| indices)),
+            log_sum_exp: pointer(vocab.log_sum_exp.as_ref()).cast(),
+            round: self.vocab_round(spec)?,
+            spec: vocab.spec().0,
+        };
+        let kernel = kernel(vocab.logits.dtype);
+        let mut prepared = Prepared::new(self, &kernel, params, [None; 3], borrowed, note);
+        if vocab.dependent {
+            prepared = prepared.shaped(LaunchAttributes {
+                dependent: true,
+                ..LaunchAttributes::default()
+            });
+        }
+        if borrowed {
+            return Ok(prepared);
+        }
+        let tensors: Vec<Tensor> = vocab
+            .views()
+            .into_iter()
+            .filter_map(|(_, view)| view?.tensor.cloned())
+            .collect();
+        Ok(prepared.owning(Arc::new(tensors)))
+    }
+
+    /// Rows of a block's round: what a packet slot holds, and a block's part of staging.
+    fn vocab_round(&self, spec: VocabSpec) -> Result<u64> {
+        let options = self.options();
+        let slot = packet::capacity(options.packet_slot_bytes);
+        let staged = options.staging_bytes / u64::from(options.blocks.max(1));
+        let row = spec.row_bytes() as u64;
+        match slot.min(staged) / row {
+            0 => Err(invalid(
+                NAME,
+                format!(
+                    "a rank sends {row} bytes of a row; a packet slot of {} bytes holds {slot}, a block's part of staging \
+                     {staged}; raise Options::packet_slot_bytes or Options::staging_bytes, or use fewer blocks",
+                    options.packet_slot_bytes
+                ),
+            )),
+            round => Ok(round),
+        }
+    }
+}

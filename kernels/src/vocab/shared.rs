@@ -1,0 +1,59 @@
+//! What lies where in a block's shared memory.
+
+use fusewire_device::{Block, Machine, arch};
+
+use super::MAX_K;
+use crate::fused::row::PARTIALS;
+
+/// Keys that are sorted at once.
+pub(super) const BUFFER: usize = 1024;
+/// Partial sums of a row.
+pub(super) const SUMS: usize = 2048;
+/// Lanes, and warps, of the largest block.
+const MAX_LANES: usize = 1024;
+const MAX_WARPS: usize = 64;
+
+const MAXIMA_AT: usize = 0;
+const WARPS_AT: usize = MAXIMA_AT + 8 * MAX_LANES;
+const LIST_AT: usize = WARPS_AT + 2 * 8 * MAX_WARPS;
+const BUFFER_AT: usize = LIST_AT + 8 * MAX_K;
+const SUMS_AT: usize = BUFFER_AT + 8 * BUFFER;
+const FOLDED_AT: usize = SUMS_AT + 4 * SUMS;
+const THRESHOLD_AT: usize = FOLDED_AT + 4 * PARTIALS;
+const COUNTS_AT: usize = THRESHOLD_AT + 8;
+
+const _: () = assert!(COUNTS_AT + 4 * MAX_WARPS + 16 <= arch::SHARED_BYTES);
+
+macro_rules! places {
+    ($($(#[$doc:meta])* $name:ident: $t:ty = $at:expr;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub(super) fn $name<M: Machine>(block: Block<M>) -> *mut $t {
+            block.shared().wrapping_add($at).cast()
+        }
+    )*};
+}
+
+places! {
+    /// The greatest key of each lane.
+    maxima: u64 = MAXIMA_AT;
+    /// The `k` greatest keys, in order.
+    list: u64 = LIST_AT;
+    /// [`BUFFER`] keys.
+    buffer: u64 = BUFFER_AT;
+    /// Partial sums of a row: [`SUMS`].
+    sums: f32 = SUMS_AT;
+    /// Those of them that belong together, added: [`PARTIALS`].
+    folded: f32 = FOLDED_AT;
+    /// A key that at least `k` keys are not less than.
+    threshold: u64 = THRESHOLD_AT;
+    /// Keys of the lanes of each warp.
+    counts: u32 = COUNTS_AT;
+}
+
+/// The greatest key of each warp; `turn` tells a table from the one before it, which slow lanes may still read.
+#[inline(always)]
+pub(super) fn warps<M: Machine>(block: Block<M>, turn: usize) -> *mut u64 {
+    let table = turn % 2 * MAX_WARPS;
+    block.shared().wrapping_add(WARPS_AT + 8 * table).cast()
+}
