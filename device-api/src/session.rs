@@ -57,6 +57,10 @@ pub enum Operation {
     User = 13,
     /// reduce_scatter, residual add and norm in one launch.
     ReduceScatterNorm = 14,
+    /// all_gather that raises a word for each chunk.
+    AllGatherSignalled = 20,
+    /// reduce_scatter that waits for a counter of each tile.
+    ReduceScatterWhen = 21,
     /// To one peer.
     Send = 32,
     /// From one peer.
@@ -92,6 +96,8 @@ impl Operation {
             Self::AllReduceNorm => "all_reduce_norm",
             Self::User => "user kernel",
             Self::ReduceScatterNorm => "reduce_scatter_norm",
+            Self::AllGatherSignalled => "all_gather_signalled",
+            Self::ReduceScatterWhen => "reduce_scatter_when",
             Self::Send => "send",
             Self::Recv => "recv",
             Self::Batch => "batch",
@@ -119,6 +125,8 @@ impl Operation {
             12 => Self::AllReduceNorm,
             13 => Self::User,
             14 => Self::ReduceScatterNorm,
+            20 => Self::AllGatherSignalled,
+            21 => Self::ReduceScatterWhen,
             32 => Self::Send,
             33 => Self::Recv,
             34 => Self::Batch,

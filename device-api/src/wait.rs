@@ -29,6 +29,9 @@ pub enum Place {
     Signal = 6,
     /// The launch itself, before any wait.
     Launch = 7,
+    /// A counter that a neighbouring computation of this rank raises. The expected value is the tile, shifted by 32 bits, and
+    /// the count that is wanted.
+    Tile = 8,
 }
 
 /// After how long a stalled wait compares progress with its peers.
@@ -133,7 +136,11 @@ impl Watch {
             }
         }
         if elapsed > self.timeout_ns {
-            let blamed = self.least_progress(awaited);
+            let blamed = match place {
+                // What nobody but this rank could have done.
+                Place::Tile => awaited,
+                _ => self.least_progress(awaited),
+            };
             self.fail(
                 FailureKind::Timeout,
                 place,
