@@ -224,6 +224,18 @@ impl fmt::Display for Failure {
                     self.seconds, self.awaited, self.place, self.expected, self.observed
                 )
             }
+            FailureKind::Mismatch
+                if self.activity == self.blamed
+                    && matches!(
+                        activity.operation,
+                        Operation::AllGatherSignalled | Operation::ReduceScatterWhen
+                    ) =>
+            {
+                write!(
+                    f,
+                    "rank {rank} called it with another number of elements in a chunk or tile; all ranks must cut alike"
+                )
+            }
             FailureKind::Mismatch if self.peer.is_some() || self.activity == self.blamed => write!(
                 f,
                 "sizes differ: rank {} sends {}, this rank expects {}; make counts and types agree",

@@ -7,4 +7,5 @@ mod lists;
 mod mismatch;
 mod norms;
 mod one_sided;
+mod overlap_gemm;
 mod windows;
