@@ -154,8 +154,16 @@ impl<M: Machine> Body<M> for Chunks {
             // What lies in staging was put there by the peer's block of this number, its part only. What lies in user
             // memory is all there, and blocks share each chunk, so that one is complete before the next.
             let staged = session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
-            let mut low = if staged { round.start + mine } else { round.start };
-            let end = if staged { round.start + limit } else { round.end };
+            let mut low = if staged {
+                round.start + mine
+            } else {
+                round.start
+            };
+            let end = if staged {
+                round.start + limit
+            } else {
+                round.end
+            };
             while low < end {
                 let high = self.end_of(low, end);
                 let (first, last) = if staged {
@@ -288,17 +296,15 @@ impl<M: Machine, R: Reducer> Body<M> for Tiles<R> {
             let tile = wait / tiles * per_row + first + wait % tiles;
             let expected = (tile as u64) << 32 | u64::from(self.wanted);
             let counter = self.counters.wrapping_add(tile);
-            let there = session
-                .watch()
-                .until(wait::Place::Tile, me, expected, || {
-                    // SAFETY: a counter of the caller's, which is only accessed atomically while the kernel runs.
-                    let seen = unsafe { mem::load_u32(counter, Order::Acquire, Scope::System) };
-                    if seen >= self.wanted {
-                        Ok(())
-                    } else {
-                        Err(u64::from(seen))
-                    }
-                });
+            let there = session.watch().until(wait::Place::Tile, me, expected, || {
+                // SAFETY: a counter of the caller's, which is only accessed atomically while the kernel runs.
+                let seen = unsafe { mem::load_u32(counter, Order::Acquire, Scope::System) };
+                if seen >= self.wanted {
+                    Ok(())
+                } else {
+                    Err(u64::from(seen))
+                }
+            });
             failed = there.is_none();
             wait += block.size() as usize;
         }
@@ -379,8 +385,7 @@ pub unsafe fn reduce_scatter_when<T: Element>(
     let policy = policy(hint);
     let session_of = &mut session;
     // SAFETY: the caller's promise.
-    let done =
-        unsafe { reduce_tiles(session_of, reducer, memory, policy, counters, span, wanted) };
+    let done = unsafe { reduce_tiles(session_of, reducer, memory, policy, counters, span, wanted) };
     if done {
         session.end();
     }
@@ -422,8 +427,7 @@ pub unsafe fn reduce_scatter_when_any(
     let policy = policy(hint);
     let session_of = &mut session;
     // SAFETY: the caller's promise.
-    let done =
-        unsafe { reduce_tiles(session_of, reducer, memory, policy, counters, span, wanted) };
+    let done = unsafe { reduce_tiles(session_of, reducer, memory, policy, counters, span, wanted) };
     if done {
         session.end();
     }

@@ -95,13 +95,15 @@ impl Communicator {
             0 => self.options().timeout,
             nanoseconds => Duration::from_nanos(nanoseconds),
         };
+        // Device memory is allocated by large pieces: one for both.
+        let counts = self.tensor(DType::U64, 2 * words.len())?;
         Ok(ChunkSignals {
             state: Arc::new(State {
                 comm: Arc::clone(&self.inner),
                 timeout,
                 words: words.clone(),
-                arrivals: self.tensor(DType::U64, words.len())?,
-                zeros: self.tensor(DType::U64, words.len())?,
+                arrivals: counts.slice(0, words.len())?,
+                zeros: counts.slice(words.len(), words.len())?,
                 last: Mutex::default(),
             }),
         })

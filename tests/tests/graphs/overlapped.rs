@@ -258,12 +258,7 @@ fn both_sides_of_a_layer_in_one_graph() {
         let parts = Parts::new(&comm)?;
         let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
         let t = |count| comm.alloc(DType::U64, count);
-        let (x, y, z, out) = (
-            t(COUNT)?,
-            t(COUNT * ranks)?,
-            t(COUNT * ranks)?,
-            t(COUNT)?,
-        );
+        let (x, y, z, out) = (t(COUNT)?, t(COUNT * ranks)?, t(COUNT * ranks)?, t(COUNT)?);
         let words = comm.chunks(COUNT, CHUNK);
         let (signals, tiles) = (comm.chunk_signals(words)?, comm.chunk_signals(words)?);
         let graph = parts.capture(|| {

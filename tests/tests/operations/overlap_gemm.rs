@@ -243,8 +243,7 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
             let late = (u64::from(comm.rank()) + round) % 3;
             std::thread::sleep(Duration::from_micros(300 * late));
             x.copy_from(&vec![round * 10 + u64::from(comm.rank()); COUNT])?;
-            let gathered =
-                comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, CHUNK)?;
+            let gathered = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, CHUNK)?;
             let scattered = comm.reduce_scatter_when_async(
                 &neighbour,
                 &output,
@@ -421,6 +420,12 @@ fn what_is_refused_before_anything_moves() {
             says("stream", gather(&Stream::new(), &y, &signals, 50));
         }
         // Nothing of this counts as a call.
-        comm.barrier()
+        comm.barrier()?;
+        // Nothing to move is no mistake, and takes no words.
+        let (none, nothing) = (tensor(DType::F32, 0)?, comm.chunk_signals(0)?);
+        comm.all_gather_signalled_async(&neighbour, &none, &none, &nothing, 0)?
+            .wait_blocking()?;
+        comm.reduce_scatter_when_async(&neighbour, &none, &none, &nothing, 0, 1, ReduceOp::Sum)?
+            .wait_blocking()
     });
 }

@@ -238,9 +238,13 @@ pub unsafe fn compare_exchange_u32(
     scope: Scope,
 ) -> u32 {
     let ordering = |found: &Found| updates(found, order, scope);
-    update_u32(at, ordering, |before| {
-        if before == expected { new } else { before }
-    })
+    update_u32(
+        at,
+        ordering,
+        |before| {
+            if before == expected { new } else { before }
+        },
+    )
     // SAFETY: the caller's promise.
     .unwrap_or_else(|| unsafe { native::compare_exchange_u32(at, expected, new, order, scope) })
 }

@@ -69,13 +69,7 @@ impl Communicator {
         self.beside(name, neighbour, [output, input], signals, from.count, chunk)?;
         let (size, count) = (from.dtype.size(), from.count);
         let plan = self.plan_rows(Operation::AllGatherSignalled, count, from.dtype, 1, None);
-        let call = self.call(
-            &plan,
-            Some(from.dtype),
-            None,
-            NO_ROOT,
-            agreed(count, chunk),
-        );
+        let call = self.call(&plan, Some(from.dtype), None, NO_ROOT, agreed(count, chunk));
         let source_at = self.place_of(from.ptr, count * size, false);
         let params = AllGatherSignalledParams {
             constants: self.constants(),

@@ -244,7 +244,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Error::Driver {
             library: self.library(),
             call: "stream memory operations",
-            detail: "this library has none; have a kernel wait for the word, or write it".to_owned(),
+            detail: "this library has none; have a kernel wait for the word, or write it"
+                .to_owned(),
         }
     }
 

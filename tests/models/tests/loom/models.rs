@@ -317,8 +317,16 @@ fn neighbours() -> Vec<Entry> {
     [
         ("a word a chunk, 2 ranks x 2 epochs", WORDS, vec![gather; 2]),
         ("a word a chunk, staged, 2 ranks", staging, staged(gather)),
-        ("a counter a tile, 2 ranks x 2 epochs", WORDS, vec![scatter; 2]),
-        ("a counter a tile, staged, 2 ranks", staging, staged(scatter)),
+        (
+            "a counter a tile, 2 ranks x 2 epochs",
+            WORDS,
+            vec![scatter; 2],
+        ),
+        (
+            "a counter a tile, staged, 2 ranks",
+            staging,
+            staged(scatter),
+        ),
     ]
     .into_iter()
     .map(|(name, parts, steps)| {
