@@ -50,6 +50,22 @@ pub const THERE: u32 = 1;
 /// memory operations.
 pub const FAILED: u32 = 0x4000_0000;
 
+/// Which piece of `span` element `at` lies in. (Nothing that could panic is left in a kernel, so 0 is asked for here.)
+#[inline(always)]
+const fn piece(at: usize, span: usize) -> usize {
+    if span == 0 { 0 } else { at / span }
+}
+
+/// Pieces of `span` that `count` elements take.
+#[inline(always)]
+const fn pieces(count: usize, span: usize) -> usize {
+    if count == 0 {
+        0
+    } else {
+        piece(count - 1, span) + 1
+    }
+}
+
 /// The words of an all_gather's chunks.
 #[derive(Clone, Copy)]
 struct Chunks {
@@ -58,23 +74,21 @@ struct Chunks {
     arrivals: *mut u64,
     /// Units of a chunk, not 0.
     span: usize,
+    /// Chunks of a rank.
+    per_rank: usize,
     policy: Policy,
 }
 
 impl Chunks {
-    fn per_rank(&self, count: usize) -> usize {
-        count.div_ceil(self.span)
-    }
-
-    /// Units `[low, high)` of `rank`'s row are there, all of one chunk, as far as this block moves them. All lanes together.
+    /// `units` more of chunk `chunk` of `rank` are there, as far as this block moves them. All lanes together.
     #[inline(always)]
     fn arrive<M: Machine>(
         &self,
         session: &Session<M>,
         memory: &Memory,
         rank: u32,
-        low: usize,
-        high: usize,
+        chunk: usize,
+        units: usize,
     ) {
         let block = session.block();
         // Each lane's own writes, before the leader speaks for all.
@@ -83,21 +97,15 @@ impl Chunks {
         if !block.is_leader() {
             return;
         }
-        let chunk = low / self.span;
         let rest = memory.count - chunk * self.span;
         let whole = if rest < self.span { rest } else { self.span };
-        let index = rank as usize * self.per_rank(memory.count) + chunk;
-        let units = (high - low) as u64;
-        // SAFETY: the caller's arrays have an entry for every chunk; arrivals are only accessed atomically.
-        let before = unsafe {
-            mem::fetch_add_u64(
-                self.arrivals.add(index),
-                units,
-                Order::AcqRel,
-                Scope::Device,
-            )
-        };
-        if before + units == whole as u64 {
+        let index = rank as usize * self.per_rank + chunk;
+        // SAFETY: the caller's arrays have an entry for every chunk.
+        let arrivals = unsafe { self.arrivals.add(index) };
+        // SAFETY: as above; arrivals are only accessed atomically while the kernel runs.
+        let before =
+            unsafe { mem::fetch_add_u64(arrivals, units as u64, Order::AcqRel, Scope::Device) };
+        if before + units as u64 == whole as u64 {
             // SAFETY: as above.
             let at = unsafe { self.words.add(index) };
             // SAFETY: as above; words are only accessed atomically while the kernel runs.
@@ -113,13 +121,13 @@ impl Chunks {
     unsafe fn own<M: Machine>(&self, session: &Session<M>, memory: &Memory) {
         let block = session.block();
         let rank = session.comm().rank();
-        let row = memory
-            .target
-            .wrapping_add(rank as usize * memory.count * memory.size);
-        let mut start = 0;
+        let row = rank as usize * memory.count * memory.size;
+        let row = memory.target.wrapping_add(row);
+        let (mut chunk, mut start) = (0, 0);
         while start < memory.count {
-            let end = self.end_of(start, memory.count);
-            let (first, last) = block.slice(end - start, memory.granule);
+            let rest = memory.count - start;
+            let length = if rest < self.span { rest } else { self.span };
+            let (first, last) = block.slice(length, memory.granule);
             if last > first {
                 let at = (start + first) * memory.size;
                 let (to, from) = (row.wrapping_add(at), memory.source.wrapping_add(at));
@@ -128,17 +136,11 @@ impl Chunks {
                     // SAFETY: within the caller's input and row.
                     unsafe { bulk::copy(block, to, from, bytes, self.policy) };
                 }
-                self.arrive(session, memory, rank, start + first, start + last);
+                self.arrive(session, memory, rank, chunk, last - first);
             }
-            start = end;
+            start += length;
+            chunk += 1;
         }
-    }
-
-    /// Where the chunk that `at` lies in ends, `limit` at most.
-    #[inline(always)]
-    fn end_of(&self, at: usize, limit: usize) -> usize {
-        let end = (at / self.span + 1) * self.span;
-        if end < limit { end } else { limit }
     }
 }
 
@@ -154,18 +156,16 @@ impl<M: Machine> Body<M> for Chunks {
             // What lies in staging was put there by the peer's block of this number, its part only. What lies in user
             // memory is all there, and blocks share each chunk, so that one is complete before the next.
             let staged = session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
-            let mut low = if staged {
-                round.start + mine
+            let (from, to) = if staged {
+                (mine, limit)
             } else {
-                round.start
+                (0, round.len())
             };
-            let end = if staged {
-                round.start + limit
-            } else {
-                round.end
-            };
+            let (mut low, end) = (round.start + from, round.start + to);
+            let mut chunk = piece(low, self.span);
             while low < end {
-                let high = self.end_of(low, end);
+                let limit = (chunk + 1) * self.span;
+                let high = if limit < end { limit } else { end };
                 let (first, last) = if staged {
                     (0, high - low)
                 } else {
@@ -181,9 +181,10 @@ impl<M: Machine> Body<M> for Chunks {
                     let to = memory.target.wrapping_add(to);
                     // SAFETY: the source was checked against its window; the target is the caller's.
                     unsafe { bulk::copy(block, to, from, length * memory.size, self.policy) };
-                    self.arrive(session, memory, rank, at, at + length);
+                    self.arrive(session, memory, rank, chunk, length);
                 }
                 low = high;
+                chunk += 1;
             }
             step += 1;
         }
@@ -217,10 +218,12 @@ pub unsafe fn all_gather_signalled(
     hint: u32,
 ) {
     let policy = policy(hint);
+    let span = if span == 0 { 1 } else { span as usize };
     let chunks = Chunks {
         words,
         arrivals,
-        span: if span == 0 { 1 } else { span as usize },
+        span,
+        per_rank: pieces(count as usize, span),
         policy,
     };
     let memory = Memory {
@@ -251,7 +254,7 @@ pub unsafe fn all_gather_signalled(
     // SAFETY: the caller's promise.
     let ranks = unsafe { fusewire_device::comm::Comm::new(constants) }.size() as usize;
     let mut index = block.rank() as usize;
-    while index < ranks * chunks.per_rank(memory.count) {
+    while index < ranks * chunks.per_rank {
         // SAFETY: an entry of the caller's array.
         let at = unsafe { words.add(index) };
         // SAFETY: as above; words are only accessed atomically while the kernel runs.
@@ -285,28 +288,32 @@ impl<M: Machine, R: Reducer> Body<M> for Tiles<R> {
     #[inline(always)]
     unsafe fn before(&self, session: &Session<M>, memory: &Memory, round: Round) -> bool {
         let block = session.block();
-        let first = round.start / self.span;
-        let tiles = round.end.div_ceil(self.span) - first;
-        let per_row = memory.count.div_ceil(self.span);
-        let me = session.comm().rank();
-        let waits = tiles * session.comm().size() as usize;
+        let first = piece(round.start, self.span);
+        let last = pieces(round.end, self.span);
+        let per_row = pieces(memory.count, self.span);
+        let (me, rows) = (session.comm().rank(), session.comm().size() as usize);
         let mut failed = false;
-        let mut wait = block.rank() as usize;
-        while wait < waits && !failed {
-            let tile = wait / tiles * per_row + first + wait % tiles;
-            let expected = (tile as u64) << 32 | u64::from(self.wanted);
-            let counter = self.counters.wrapping_add(tile);
-            let there = session.watch().until(wait::Place::Tile, me, expected, || {
-                // SAFETY: a counter of the caller's, which is only accessed atomically while the kernel runs.
-                let seen = unsafe { mem::load_u32(counter, Order::Acquire, Scope::System) };
-                if seen >= self.wanted {
-                    Ok(())
-                } else {
-                    Err(u64::from(seen))
-                }
-            });
-            failed = there.is_none();
-            wait += block.size() as usize;
+        let mut of_row = first;
+        // A round is of one tile, as a rule: lanes share the rows.
+        while of_row < last && !failed {
+            let mut row = block.rank() as usize;
+            while row < rows && !failed {
+                let tile = row * per_row + of_row;
+                let expected = (tile as u64) << 32 | u64::from(self.wanted);
+                let counter = self.counters.wrapping_add(tile);
+                let there = session.watch().until(wait::Place::Tile, me, expected, || {
+                    // SAFETY: a counter of the caller's, which is only accessed atomically while the kernel runs.
+                    let seen = unsafe { mem::load_u32(counter, Order::Acquire, Scope::System) };
+                    if seen >= self.wanted {
+                        Ok(())
+                    } else {
+                        Err(u64::from(seen))
+                    }
+                });
+                failed = there.is_none();
+                row += block.size() as usize;
+            }
+            of_row += 1;
         }
         let failed = block.any(failed);
         mem::fence(Order::Acquire, Scope::System);

@@ -181,7 +181,8 @@ impl Play {
             }
             if lane == 0 {
                 step.prepare(world, rank, epoch);
-                if world.config().parts.words && self.sabotage != Some(Sabotage::KeptWords) {
+                let kept = self.sabotage == Some(Sabotage::KeptWords) && step.has_neighbour(rank);
+                if world.config().parts.words && !kept {
                     step.clear(world, rank);
                 }
             }
