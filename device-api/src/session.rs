@@ -59,6 +59,10 @@ pub enum Operation {
     ReduceScatterNorm = 14,
     /// Greatest logits and log-sum-exp of logits that are split by columns.
     VocabParallel = 15,
+    /// all_gather that raises a word for each chunk.
+    AllGatherSignalled = 20,
+    /// reduce_scatter that waits for a counter of each tile.
+    ReduceScatterWhen = 21,
     /// To one peer.
     Send = 32,
     /// From one peer.
@@ -95,6 +99,8 @@ impl Operation {
             Self::User => "user kernel",
             Self::ReduceScatterNorm => "reduce_scatter_norm",
             Self::VocabParallel => "vocab_parallel",
+            Self::AllGatherSignalled => "all_gather_signalled",
+            Self::ReduceScatterWhen => "reduce_scatter_when",
             Self::Send => "send",
             Self::Recv => "recv",
             Self::Batch => "batch",
@@ -123,6 +129,8 @@ impl Operation {
             13 => Self::User,
             14 => Self::ReduceScatterNorm,
             15 => Self::VocabParallel,
+            20 => Self::AllGatherSignalled,
+            21 => Self::ReduceScatterWhen,
             32 => Self::Send,
             33 => Self::Recv,
             34 => Self::Batch,

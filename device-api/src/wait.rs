@@ -32,6 +32,9 @@ pub enum Place {
     Signal = 6,
     /// The launch itself, before any wait.
     Launch = 7,
+    /// A counter that a neighbouring computation of this rank raises. The expected value is the tile, shifted by 32 bits, and
+    /// the count that is wanted.
+    Tile = 8,
 }
 
 /// After how long a stalled wait compares progress with its peers.
@@ -135,8 +138,17 @@ impl Watch {
                 return false;
             }
         }
-        if elapsed > self.timeout_ns {
-            let blamed = self.least_progress(awaited);
+        // Who waits for a tile of its own tells of it before those who wait for this rank's next signal do.
+        let early = match place {
+            Place::Tile => self.timeout_ns / 8,
+            _ => 0,
+        };
+        if elapsed > self.timeout_ns - early {
+            let blamed = match place {
+                // What nobody but this rank could have done.
+                Place::Tile => awaited,
+                _ => self.least_progress(awaited),
+            };
             self.fail(
                 FailureKind::Timeout,
                 place,

@@ -47,9 +47,9 @@ pub mod transport;
 #[doc(hidden)]
 pub use self::comm::rehearse_meeting;
 pub use self::comm::{
-    Activity, AllGatherP, Batch, Candidate, Communicator, Failure, FlightRecord, HookArguments,
-    HookHandle, InitHandle, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind, P2pOp,
-    ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge, ScaleLayout,
+    Activity, AllGatherP, Batch, Candidate, ChunkSignals, Communicator, Failure, FlightRecord,
+    HookArguments, HookHandle, InitHandle, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind,
+    P2pOp, ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge, ScaleLayout,
     SignalUpdate, VocabParallel, Window, WindowAccess, WindowOptions, Work, WorkStatus, new_comm,
     run_threads, run_threads_on, run_threads_with,
 };

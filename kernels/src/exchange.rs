@@ -122,6 +122,16 @@ pub(crate) trait Body<M: Machine> {
         }
     }
 
+    /// Before a round: its part of the input must be there when this returns. False after a failure. All lanes together.
+    ///
+    /// # Safety
+    /// As [`Body::round`], but for the words.
+    #[inline(always)]
+    unsafe fn before(&self, session: &Session<M>, memory: &Memory, round: Round) -> bool {
+        let _ = (session, memory, round);
+        true
+    }
+
     /// After a round: every peer's done signal has been acquired. All lanes together.
     ///
     /// # Safety
@@ -202,6 +212,10 @@ impl Memory {
         let mut start = 0;
         loop {
             let mut round = self.round(session.block(), start, chunked);
+            // SAFETY: the caller's promise.
+            if !unsafe { body.before(session, self, round) } {
+                return false;
+            }
             if flags & SOURCE_STAGED != 0 {
                 // SAFETY: staging has room for `source_rows` rows of a chunk; peers read it only
                 // between ready and done.

@@ -18,6 +18,7 @@
 //! | [`barrier`] | barrier |
 //! | [`fused`] | reduction over the ranks + residual add + norm, perhaps to fp8 |
 //! | [`vocab`] | top-k and log-sum-exp of logits that are split by columns |
+//! | [`overlap`] | all_gather and reduce_scatter beside a neighbouring computation: a word a chunk, a counter a tile |
 //! | [`one_sided`] | put with signal round a ring |
 #![no_std]
 #![cfg_attr(
@@ -34,6 +35,7 @@ pub mod fused;
 pub mod movement;
 pub mod nvls;
 pub mod one_sided;
+pub mod overlap;
 pub mod point;
 pub mod quantize;
 pub mod reduce_scatter;
@@ -63,6 +65,9 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     nvls::ALL_REDUCE_NVLS_INSTANCES,
     nvls::REDUCE_SCATTER_NVLS_INSTANCES,
     one_sided::RING_PUT_INSTANCES,
+    overlap::ALL_GATHER_SIGNALLED_INSTANCES,
+    overlap::REDUCE_SCATTER_WHEN_INSTANCES,
+    overlap::REDUCE_SCATTER_WHEN_ANY_INSTANCES,
     point::RECV_INSTANCES,
     point::SEND_INSTANCES,
     quantize::QUANTIZE_INSTANCES,

@@ -13,6 +13,7 @@ use crate::exchange::{Body, Memory, Round};
 use crate::reducer::{Reducer, reduction_kernel};
 
 /// This rank reduces its own row of every rank's input.
+#[derive(Clone, Copy)]
 pub(crate) struct OwnRow<R> {
     pub(crate) reducer: R,
     pub(crate) policy: Policy,

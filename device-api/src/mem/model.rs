@@ -25,6 +25,8 @@ use super::prim::{AtomicU64, Ordering};
 pub enum Kind {
     /// Words that other ranks access: signals, packets, credits.
     Peer,
+    /// Words that only this rank's own device accesses: any scope of the device covers them.
+    Own,
     /// Payload: plain accesses only; any race is an error of the model (loom).
     Data,
 }

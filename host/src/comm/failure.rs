@@ -10,6 +10,10 @@ use fusewire_device::session::{Call, Operation};
 use crate::Error;
 use crate::options::Algorithm;
 
+/// The place of a wait for a tile, and what it is called.
+const TILE: u64 = fusewire_device::wait::Place::Tile as u64;
+const TILE_WORDS: &str = "a tile of its own";
+
 /// What a rank was doing: one side of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -143,6 +147,7 @@ impl Failure {
                 4 => "room in the channel to it",
                 5 => "its data",
                 6 => "its signal",
+                TILE => TILE_WORDS,
                 _ => "the launch",
             },
             expected: record.expected,
@@ -155,6 +160,11 @@ impl Failure {
             },
             progress: Vec::new(),
         }
+    }
+
+    /// The tile of this rank's own input that was waited for, where it was that.
+    pub fn tile(&self) -> Option<u32> {
+        (self.place == TILE_WORDS).then_some((self.expected >> 32) as u32)
     }
 
     pub(crate) fn into_error(self) -> Error {
@@ -181,6 +191,16 @@ impl fmt::Display for Failure {
             "communicator \"{communicator}\": rank {reporter} in {activity}: "
         )?;
         match self.kind {
+            FailureKind::Timeout if self.tile().is_some() => write!(
+                f,
+                "timed out after {:.3} s waiting for tile {} of its own input (wanted count {}, saw {}); the computation that \
+                 makes the tile has not raised its counter on rank {rank}: is it enqueued, on a stream that does not wait \
+                 for this operation, with room on the device? Or raise the time-out",
+                self.seconds,
+                self.expected >> 32,
+                self.expected as u32,
+                self.observed
+            ),
             FailureKind::Timeout => {
                 let late = match self.peer {
                     Some(peer) if peer == *reporter => {
@@ -202,6 +222,18 @@ impl fmt::Display for Failure {
                     "timed out after {:.3} s waiting for rank {}, {} (expected {:#x}, saw {:#x}); \
                      {late}; look at rank {rank} (killed, stopped, or behind?), or raise the time-out",
                     self.seconds, self.awaited, self.place, self.expected, self.observed
+                )
+            }
+            FailureKind::Mismatch
+                if self.activity == self.blamed
+                    && matches!(
+                        activity.operation,
+                        Operation::AllGatherSignalled | Operation::ReduceScatterWhen
+                    ) =>
+            {
+                write!(
+                    f,
+                    "rank {rank} called it with another number of elements in a chunk or tile; all ranks must cut alike"
                 )
             }
             FailureKind::Mismatch if self.peer.is_some() || self.activity == self.blamed => write!(

@@ -27,6 +27,7 @@ mod persistent;
 mod quantized;
 mod reconfigure;
 mod rma;
+mod signals;
 mod state;
 mod submit;
 mod vocab;
@@ -61,6 +62,7 @@ pub use self::observe::{
 pub use self::persistent::AllGatherP;
 pub use self::reconfigure::{Candidate, InitHandle, Members, ReconfigureOptions};
 pub use self::rma::{Registration, SignalUpdate, Window, WindowAccess, WindowOptions};
+pub use self::signals::ChunkSignals;
 pub use self::vocab::VocabParallel;
 pub use self::work::{Work, WorkStatus};
 

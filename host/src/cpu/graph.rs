@@ -2,7 +2,7 @@
 
 use core::cell::Cell;
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::event::Event;
@@ -25,6 +25,30 @@ pub(crate) enum Node {
     Wait(Event),
     Host(HostFn),
     Graph(GraphExec),
+    /// On the thread of a branch.
+    Beside(Branch, Arc<Self>),
+}
+
+/// A part of a graph that runs beside the rest: a stream of its own.
+#[derive(Clone, Default)]
+pub(crate) struct Branch(Stream);
+
+impl Branch {
+    /// Has the branch do `node`. Records count from now on, waits are for the records that have been counted.
+    fn give(&self, node: &Arc<Node>) -> Result<()> {
+        let item = match &**node {
+            Node::Record(event) => Item::Record(event.clone()),
+            Node::Wait(event) => Item::Wait(event.clone()),
+            _ => {
+                let (node, replay) = (Arc::clone(node), current_replay());
+                Item::Host(Box::new(move || match replay {
+                    Some(replay) => with_replay(replay, || node.execute()),
+                    None => node.execute(),
+                }))
+            }
+        };
+        self.0.enqueue(item).map(drop)
+    }
 }
 
 impl Node {
@@ -41,6 +65,7 @@ impl Node {
             }
             Self::Host(call) => call(),
             Self::Graph(graph) => graph.execute(),
+            Self::Beside(branch, node) => branch.give(node),
         }
     }
 }
@@ -51,6 +76,8 @@ impl Node {
 pub(super) struct Capture {
     /// `None` once the capture has ended.
     nodes: Mutex<Option<Vec<Node>>>,
+    /// Whether some of it is a branch: then events are edges, and nodes.
+    branched: AtomicBool,
 }
 
 impl fmt::Debug for Capture {
@@ -65,6 +92,7 @@ impl Capture {
     pub(super) fn begin() -> Arc<Self> {
         Arc::new(Self {
             nodes: Mutex::new(Some(Vec::new())),
+            branched: AtomicBool::new(false),
         })
     }
 
@@ -74,6 +102,14 @@ impl Capture {
 
     pub(super) fn is_active(&self) -> bool {
         self.nodes().is_some()
+    }
+
+    pub(super) fn is_branched(&self) -> bool {
+        self.branched.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_branched(&self) {
+        self.branched.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn push(&self, node: Node) -> Result<()> {
@@ -124,8 +160,17 @@ impl Graph {
     /// # Errors
     /// None on the CPU; other devices refuse graphs that they cannot run.
     pub fn instantiate(&self) -> Result<GraphExec> {
+        let mut branches: Vec<Branch> = Vec::new();
+        for node in &*self.nodes {
+            if let Node::Beside(branch, _) = node
+                && branches.iter().all(|known| known.0.id() != branch.0.id())
+            {
+                branches.push(branch.clone());
+            }
+        }
         Ok(GraphExec {
             nodes: Arc::clone(&self.nodes),
+            branches: branches.into(),
             id: next_graph(),
             replays: Arc::default(),
         })
@@ -134,11 +179,13 @@ impl Graph {
 
 /// A runnable graph. Clones are the same graph.
 ///
-/// A replay runs the captured work in order and ends at the first failure, which is its result. Two
-/// replays of one graph on two streams are not ordered with each other.
+/// A replay runs the captured work in order and ends at the first failure, which is its result; branches
+/// ([`Stream::branch`]) run beside it, and have ended when it ends. Two replays of one graph on two streams are not ordered
+/// with each other.
 #[derive(Clone)]
 pub struct GraphExec {
     nodes: Arc<[Node]>,
+    branches: Arc<[Branch]>,
     id: u64,
     replays: Arc<AtomicU64>,
 }
@@ -215,13 +262,16 @@ impl GraphExec {
     pub(super) fn execute(&self) -> Result<()> {
         let replay = self.replays.fetch_add(1, Ordering::Relaxed) + 1;
         let _outer = Outer(REPLAY.get());
-        (0..).zip(&*self.nodes).try_for_each(|(index, node)| {
+        let done = (0..).zip(&*self.nodes).try_for_each(|(index, node)| {
             REPLAY.set(Some(Replay {
                 graph: self.id,
                 replay,
                 index,
             }));
             node.execute()
-        })
+        });
+        self.branches
+            .iter()
+            .fold(done, |done, branch| done.and(branch.0.synchronize()))
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::event::Event;
-use super::graph::{Capture, Node};
+use super::graph::{Branch, Capture, Node};
 use super::stream::Origin;
 use crate::{Error, Result};
 
@@ -112,6 +112,8 @@ pub(super) struct State {
     /// First failure since the last synchronisation.
     pub(super) sticky: Option<Error>,
     capture: Option<Arc<Capture>>,
+    /// What the stream records into, where its part of the capture is a branch.
+    pub(super) branch: Option<Branch>,
     waiting: u32,
     /// Failures by number, oldest first.
     failures: VecDeque<(u64, Error)>,
@@ -129,6 +131,7 @@ impl Default for State {
             origin: Origin::Here,
             sticky: None,
             capture: None,
+            branch: None,
             waiting: 0,
             failures: VecDeque::new(),
             evicted: 0,
@@ -182,12 +185,14 @@ impl Shared {
 
     pub(super) fn set_capture(&self, state: &mut State, capture: Arc<Capture>, origin: Origin) {
         state.capture = Some(capture);
+        state.branch = None;
         state.origin = origin;
         self.flags.fetch_or(CAPTURE, Ordering::AcqRel);
     }
 
     pub(super) fn clear_capture(&self, state: &mut State) {
         state.capture = None;
+        state.branch = None;
         self.flags.fetch_and(!CAPTURE, Ordering::AcqRel);
     }
 

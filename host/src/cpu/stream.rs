@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use super::event::Event;
-use super::graph::{Capture, Graph, GraphExec, HostFn, Node};
+use super::graph::{Branch, Capture, Graph, GraphExec, HostFn, Node};
 use super::launch::{Launch, message};
 use super::queue::{CAPTURE, DIRECT, Entry, Op, Report, Shared, UNIT};
 use crate::{Error, Result};
@@ -321,8 +321,9 @@ impl Stream {
             return Ok(Ticket::DONE);
         }
         if let Some(capture) = shared.active_capture(&mut state) {
+            let branch = state.branch.clone();
             drop(state);
-            return self.capture(&capture, op).map(|()| Ticket::DONE);
+            return Self::capture(&capture, branch, op).map(|()| Ticket::DONE);
         }
         self.start_worker()?;
         let op = match op {
@@ -346,7 +347,7 @@ impl Stream {
         Ok(Ticket { seq })
     }
 
-    fn capture(&self, capture: &Arc<Capture>, op: Op) -> Result<()> {
+    fn capture(capture: &Arc<Capture>, branch: Option<Branch>, op: Op) -> Result<()> {
         let node = match op {
             Op::Node(node) => node,
             Op::Record(event, _) => {
@@ -354,10 +355,11 @@ impl Stream {
                 Node::Record(event)
             }
             Op::Wait(event, _) => {
-                // An event of this same capture: the order of the nodes is the edge.
-                if event
-                    .capture()
-                    .is_some_and(|other| Arc::ptr_eq(&other, capture))
+                // An event of this same capture: the order of the nodes is the edge, unless there are branches.
+                if !capture.is_branched()
+                    && event
+                        .capture()
+                        .is_some_and(|other| Arc::ptr_eq(&other, capture))
                 {
                     return Ok(());
                 }
@@ -370,7 +372,31 @@ impl Stream {
             }
             Op::Nothing => return Ok(()),
         };
-        capture.push(node)
+        capture.push(match branch {
+            Some(branch) => Node::Beside(branch, Arc::new(node)),
+            None => node,
+        })
+    }
+
+    /// Makes what this stream records from now on a branch of its capture: a replay runs it on a thread of its own, beside the
+    /// work of the other streams, ordered with that by the events between them alone. Without branches a replay runs
+    /// everything one after the other. Nothing happens while the stream is not capturing. What is joined to no other stream is
+    /// waited for where the replay ends.
+    pub fn branch(&self) {
+        let mut state = self.shared().lock();
+        if let Some(capture) = self.shared().active_capture(&mut state)
+            && state.branch.is_none()
+        {
+            capture.set_branched();
+            state.branch = Some(Branch::default());
+        }
+    }
+
+    /// Tells the capture that the stream is in from every other that goes on.
+    pub(crate) fn capture_number(&self) -> Option<u64> {
+        let mut state = self.shared().lock();
+        let capture = self.shared().active_capture(&mut state)?;
+        Some(Arc::as_ptr(&capture) as u64)
     }
 
     fn start_worker(&self) -> Result<()> {

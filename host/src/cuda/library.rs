@@ -243,6 +243,8 @@ symbols! {
             *mut *const sys::CUgraphEdgeData,
             *mut usize,
         );
+        cuStreamWaitValue32_v2, "11.7", (sys::CUstream, sys::CUdeviceptr, sys::cuuint32_t, c_uint);
+        cuStreamWriteValue32_v2, "11.7", (sys::CUstream, sys::CUdeviceptr, sys::cuuint32_t, c_uint);
         cuMulticastCreate, "12.1", (
             *mut sys::CUmemGenericAllocationHandle,
             *const sys::CUmulticastObjectProp,

@@ -28,6 +28,7 @@
 //! | since CUDA | symbols | without them |
 //! |---|---|---|
 //! | 11.3 | `cuStreamGetCaptureInfo_v2` | asked only where `cuStreamGetCaptureInfo_v3` is absent |
+//! | 11.7 | `cuStreamWaitValue32_v2` `cuStreamWriteValue32_v2` | no waiting for words on streams |
 //! | 12.1 | `cuMulticastCreate` `cuMulticastAddDevice` `cuMulticastBindMem` `cuMulticastUnbind` `cuMulticastGetGranularity` | no multicast objects |
 //! | 12.3 | `cuStreamGetCaptureInfo_v3` | `cuStreamGetCaptureInfo_v2` |
 //! | 12.4 | `cuFuncLoad` `cuModuleGetFunctionCount` `cuModuleEnumerateFunctions` | a kernel is loaded when it is asked for, not with its module |

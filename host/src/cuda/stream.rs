@@ -99,6 +99,36 @@ impl Cuda {
         })
     }
 
+    /// Has a stream wait for a word of device memory. Of the second version of these functions, 32 bits need no attribute of the
+    /// device (numbers 122 and 123 tell of 64 bits and of NOR): a device that has none, as under some virtual ones, refuses
+    /// the call.
+    ///
+    /// # Safety
+    /// As [`Driver::wait_value`](crate::gpu::driver::Driver::wait_value).
+    pub(super) unsafe fn wait_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
+        let library = self.enter()?;
+        let function = library.cuStreamWaitValue32_v2.need()?;
+        let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as c_uint;
+        // SAFETY: a live stream, by its type; the word is mapped, by this function's requirement.
+        library.check("cuStreamWaitValue32", unsafe {
+            function(raw(stream), at, value, flags)
+        })
+    }
+
+    /// Has a stream write a word of device memory, with the memory barrier that is the default.
+    ///
+    /// # Safety
+    /// As [`Driver::write_value`](crate::gpu::driver::Driver::write_value).
+    pub(super) unsafe fn write_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
+        let library = self.enter()?;
+        let function = library.cuStreamWriteValue32_v2.need()?;
+        let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as c_uint;
+        // SAFETY: as in `wait_value`.
+        library.check("cuStreamWriteValue32", unsafe {
+            function(raw(stream), at, value, flags)
+        })
+    }
+
     /// Copies in the order of a stream.
     ///
     /// # Safety

@@ -141,6 +141,7 @@ constants! {
     HOST_COHERENT: c_uint = 0x4000_0000, hipHostMallocCoherent;
     IPC_LAZY_PEER_ACCESS: c_uint = 1, hipIpcMemLazyEnablePeerAccess;
     STREAM_NON_BLOCKING: c_uint = 1, hipStreamNonBlocking;
+    STREAM_WAIT_VALUE_GTE: c_uint = 0, hipStreamWaitValueGte;
     EVENT_DEFAULT: c_uint = 0, hipEventDefault;
     EVENT_DISABLE_TIMING: c_uint = 2, hipEventDisableTiming;
     COPY_HOST_TO_DEVICE: c_uint = 1, hipMemcpyKind_hipMemcpyHostToDevice;

@@ -355,6 +355,21 @@ double! {
     hipStreamWaitEvent(_s: hipStream_t, _e: hipEvent_t, flags: c_uint) -> hipError_t {
         done("hipStreamWaitEvent", flags)
     }
+    hipStreamWaitValue32(
+        stream: hipStream_t, at: *mut c_void, _value: u32, flags: c_uint, mask: u32
+    ) -> hipError_t {
+        let fits = !stream.is_null() && !at.is_null() && flags == 0 && mask == u32::MAX;
+        done("hipStreamWaitValue32", c_uint::from(!fits))
+    }
+    hipStreamWriteValue32(
+        stream: hipStream_t, at: *mut c_void, value: u32, flags: c_uint
+    ) -> hipError_t {
+        if stream.is_null() || flags != 0 {
+            return done("hipStreamWriteValue32", 1);
+        }
+        put(at.cast::<u32>(), value);
+        done("hipStreamWriteValue32", 0)
+    }
     hipLaunchHostFunc(
         _stream: hipStream_t, function: hipHostFn_t, data: *mut c_void
     ) -> hipError_t {

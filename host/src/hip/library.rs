@@ -90,6 +90,8 @@ functions! {
     hipStreamQuery(hipStream_t) -> hipError_t;
     hipStreamSynchronize(hipStream_t) -> hipError_t;
     hipStreamWaitEvent(hipStream_t, hipEvent_t, c_uint) -> hipError_t;
+    hipStreamWaitValue32(hipStream_t, *mut c_void, u32, c_uint, u32) -> hipError_t;
+    hipStreamWriteValue32(hipStream_t, *mut c_void, u32, c_uint) -> hipError_t;
     hipLaunchHostFunc(hipStream_t, hipHostFn_t, *mut c_void) -> hipError_t;
     hipEventCreateWithFlags(*mut hipEvent_t, c_uint) -> hipError_t;
     hipEventDestroy(hipEvent_t) -> hipError_t;

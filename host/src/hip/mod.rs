@@ -22,6 +22,7 @@
 //! | `hipModuleLaunchCooperativeKernel` | `hipErrorCooperativeLaunchTooLarge` where blocks would not be resident together | an error with a hint |
 //! | the same, on a captured stream | run at once by some run times | the graph must have grown, else an error |
 //! | `hipStreamQuery`, `hipEventQuery` | `hipErrorNotReady` | is `false` |
+//! | `hipStreamWaitValue32` | by the command processor for memory of `hipMallocSignalMemory`, else by a small kernel; captures up to the run time | called with all bits of the mask; what it says is passed on |
 //! | `hipStreamBeginCapture` | thread-local: ends on its thread | as the trait says; the error has a hint |
 //! | `hipStreamEndCapture` | leaves the graph undefined after an error | not looked at |
 //! | `hipUserObjectCreate` | flags must be `hipUserObjectNoDestructorSync` | so they are; the one reference moves to the graph |

@@ -59,6 +59,37 @@ impl Hip {
         self.functions.check("hipLaunchHostFunc", status)
     }
 
+    /// Whether such a wait can be captured, and on what memory it takes the command processor and not a small kernel, is the run
+    /// time's affair: it says so where it cannot.
+    ///
+    /// # Safety
+    /// As `Driver::wait_value`.
+    pub(super) unsafe fn wait_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
+        self.current()?;
+        let (stream, at) = (stream.0 as hipStream_t, at as *mut c_void);
+        // SAFETY: the caller promises the word; all of its bits count.
+        let status = unsafe {
+            (self.functions.hipStreamWaitValue32)(
+                stream,
+                at,
+                value,
+                hip::STREAM_WAIT_VALUE_GTE,
+                u32::MAX,
+            )
+        };
+        self.functions.check("hipStreamWaitValue32", status)
+    }
+
+    /// # Safety
+    /// As `Driver::write_value`.
+    pub(super) unsafe fn write_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
+        self.current()?;
+        let (stream, at) = (stream.0 as hipStream_t, at as *mut c_void);
+        // SAFETY: the caller promises the word; the flags are reserved.
+        let status = unsafe { (self.functions.hipStreamWriteValue32)(stream, at, value, 0) };
+        self.functions.check("hipStreamWriteValue32", status)
+    }
+
     pub(super) fn create_event(&self, timed: bool) -> Result<RawEvent> {
         let _relaxed = self.relaxed()?;
         let flags = if timed {

@@ -279,6 +279,29 @@ fn streams_and_events_say_whether_they_are_done() {
 }
 
 #[test]
+fn streams_wait_for_words_and_write_them() {
+    let driver = driver();
+    let stream = driver.create_stream().unwrap();
+    let mut word = 7_u32;
+    let at = (&raw mut word) as u64;
+    // SAFETY: the word outlives the calls, which the double makes at once.
+    unsafe { driver.write_value(stream, at, 3) }.unwrap();
+    // SAFETY: as above.
+    unsafe { driver.wait_value(stream, at, 3) }.unwrap();
+    assert_eq!(word, 3);
+    for call in ["hipStreamWaitValue32", "hipStreamWriteValue32"] {
+        fail(call, hip::ERROR_ILLEGAL_ADDRESS);
+        // SAFETY: as above.
+        let waited = unsafe { driver.wait_value(stream, at, 3) };
+        // SAFETY: as above.
+        let both = waited.and_then(|()| unsafe { driver.write_value(stream, at, 3) });
+        let text = both.unwrap_err().to_string();
+        assert!(text.contains(call) && text.contains("(700)"), "{text}");
+    }
+    check_thread();
+}
+
+#[test]
 fn calls_during_a_capture_are_allowed() {
     let driver = driver();
     let stream = driver.create_stream().unwrap();

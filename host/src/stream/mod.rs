@@ -15,6 +15,7 @@ pub(crate) use self::task::{Recording, Task};
 use self::task::{RecordingKind, failing};
 use crate::cpu::{self, HostFn, Node};
 use crate::device::Device;
+use crate::gpu::driver::CaptureStatus;
 use crate::gpu::{self, Gpu};
 use crate::{Error, Result};
 
@@ -311,6 +312,28 @@ impl Stream {
             Kind::Cpu(stream) => GraphKind::Cpu(stream.end_capture()?),
             Kind::Gpu(stream) => GraphKind::Gpu(stream.end_capture()?),
         }))
+    }
+
+    /// While the stream is captured: a replay on the CPU runs what it records from now on beside the work of other streams, as
+    /// a GPU does by itself.
+    pub(crate) fn branch(&self) {
+        if let Kind::Cpu(stream) = &self.0 {
+            stream.branch();
+        }
+    }
+
+    /// Tells the capture that the stream is in from every other that goes on.
+    pub(crate) fn capture_number(&self) -> Result<Option<u64>> {
+        match &self.0 {
+            Kind::Cpu(stream) => Ok(stream.capture_number()),
+            Kind::Gpu(stream) => match stream.capture_status()? {
+                CaptureStatus::None => Ok(None),
+                CaptureStatus::Active(number, _) => Ok(Some(number)),
+                CaptureStatus::Invalidated => Err(Error::capture(
+                    "the capture became invalid by an earlier call; end it, and begin anew",
+                )),
+            },
+        }
     }
 
     /// Whether work of this stream is recorded instead of run.

@@ -47,6 +47,10 @@ pub enum Sabotage {
     FreeCredits,
     /// Rank 1 never launches.
     Absent,
+    /// The words of chunks and tiles stay as the launch before has left them.
+    KeptWords,
+    /// A neighbour calls tiles done before it has made them.
+    EarlyTiles,
 }
 
 /// A model: ranks that run launches, one after the other.
@@ -144,7 +148,7 @@ impl Play {
         match self.sabotage {
             Some(Sabotage::OneSlotSet) => self.world.lose_second_slots(model),
             Some(Sabotage::FreeCredits) => self.world.forge_credits(model),
-            Some(Sabotage::Absent) | None => {}
+            Some(Sabotage::Absent | Sabotage::KeptWords | Sabotage::EarlyTiles) | None => {}
         }
     }
 
@@ -177,8 +181,17 @@ impl Play {
             }
             if lane == 0 {
                 step.prepare(world, rank, epoch);
+                let kept = self.sabotage == Some(Sabotage::KeptWords) && step.has_neighbour(rank);
+                if world.config().parts.words && !kept {
+                    step.clear(world, rank);
+                }
             }
             boundary();
+            let neighbour = (lane == 0 && step.has_neighbour(rank)).then(|| {
+                let (world, step) = (Arc::clone(&self.world), *step);
+                let early = self.sabotage == Some(Sabotage::EarlyTiles);
+                tool::spawn(move || step.neighbour(&world, rank, epoch, early))
+            });
             match self.blocks {
                 Blocks::Single => {
                     // SAFETY: the context describes this lane, and outlives the launch.
@@ -203,6 +216,9 @@ impl Play {
                     };
                     step.launch(world, rank, Block::new(weak));
                 }
+            }
+            if let Some(neighbour) = neighbour {
+                neighbour.join().expect("a neighbour that ends");
             }
             boundary();
             if self.failed(rank, epoch) {

@@ -4,13 +4,14 @@
 
 use fusewire_device::comm::Place;
 use fusewire_device::element::{ReductionCode, Sum};
-use fusewire_device::mem;
+use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::{Block, DType, Machine};
 use fusewire_kernels::batch::BatchOp;
 use fusewire_kernels::fused::{NormSpec, Route, Statistics, Written};
 use fusewire_kernels::{
-    GRANULE, all_reduce, barrier, batch, fused, movement, one_sided, point, reduce_scatter, vector,
+    GRANULE, all_reduce, barrier, batch, fused, movement, one_sided, overlap, point,
+    reduce_scatter, vector,
 };
 
 use crate::broken;
@@ -51,6 +52,10 @@ pub enum Op {
     NormPacket,
     /// Put with signal round the ring.
     RingPut,
+    /// all_gather with a word for each rank's row; rank 0 has a neighbour, who reads each row as its word says.
+    GatherSignalled,
+    /// reduce_scatter with a counter for each row; rank 0 has a neighbour, who makes its rows.
+    ScatterWhen,
     /// barrier.
     Barrier,
     /// send from the first rank to the second; the others pass.
@@ -159,7 +164,7 @@ impl Step {
             Op::RingPut => (0..self.count as u64)
                 .flat_map(|i| number(i as usize).to_le_bytes())
                 .collect(),
-            Op::ReduceScatter | Op::Scatter(_) | Op::AllToAll => {
+            Op::ReduceScatter | Op::ScatterWhen | Op::Scatter(_) | Op::AllToAll => {
                 (0..self.count * rows).map(|i| number(i) as u8).collect()
             }
             Op::AllToAllV => {
@@ -211,8 +216,8 @@ impl Step {
                     Vec::new()
                 }
             }
-            Op::ReduceScatter => sums()[me * count..(me + 1) * count].to_vec(),
-            Op::AllGather => inputs.concat(),
+            Op::ReduceScatter | Op::ScatterWhen => sums()[me * count..(me + 1) * count].to_vec(),
+            Op::AllGather | Op::GatherSignalled => inputs.concat(),
             Op::Broadcast(root) => inputs[root as usize].clone(),
             Op::Scatter(root) => inputs[root as usize][me * count..(me + 1) * count].to_vec(),
             Op::Gather(root) => {
@@ -277,7 +282,9 @@ impl Step {
         let poison = vec![0xee; self.output(ranks, rank, epoch).len()];
         // SAFETY: this rank's buffers, which hold the bytes; the model says whether a peer still uses them.
         unsafe {
-            mem::copy(world.source(rank), input.as_ptr(), input.len());
+            if !self.has_neighbour(rank) || self.op != Op::ScatterWhen {
+                mem::copy(world.source(rank), input.as_ptr(), input.len());
+            }
             if !self.in_place {
                 mem::copy(world.target(rank), poison.as_ptr(), poison.len());
             }
@@ -328,6 +335,64 @@ impl Step {
         }
     }
 
+    /// Whether a neighbouring computation of `rank` runs beside the launch.
+    pub fn has_neighbour(&self, rank: u32) -> bool {
+        matches!(self.op, Op::GatherSignalled | Op::ScatterWhen) && rank == 0
+    }
+
+    /// What the neighbour's stream does before launch and neighbour: clears the words. Of a rank without a neighbour all
+    /// tiles are made.
+    pub fn clear(&self, world: &World, rank: u32) {
+        let made = self.op == Op::ScatterWhen && !self.has_neighbour(rank);
+        for index in 0..world.config().ranks as usize {
+            let word = world.words(rank).wrapping_add(index);
+            // SAFETY: words of this rank, which nobody else uses before the launch.
+            unsafe { mem::store_u32(word, u32::from(made), Order::Relaxed, Scope::Device) };
+            // SAFETY: as above.
+            unsafe { world.arrivals(rank).add(index).write(0) };
+        }
+    }
+
+    /// The neighbour of `rank` in launch `epoch`; with `early` it calls a tile done before it has made it.
+    ///
+    /// # Panics
+    /// When a row is not there although its word says so: then the model fails.
+    pub fn neighbour(&self, world: &World, rank: u32, epoch: u64, early: bool) {
+        let ranks = world.config().ranks;
+        for row in 0..ranks {
+            let word = world.words(rank).wrapping_add(row as usize);
+            let at = row as usize * self.count;
+            let raise = || {
+                // SAFETY: a word of this rank, accessed atomically only.
+                unsafe { mem::fetch_add_u32(word, 1, Order::Release, Scope::Device) }
+            };
+            if self.op == Op::ScatterWhen {
+                if early {
+                    raise();
+                }
+                let input = self.input(ranks, rank, epoch);
+                let tile = &input[at..at + self.count];
+                let to = world.source(rank).wrapping_add(at);
+                // SAFETY: this rank's input holds the bytes.
+                unsafe { mem::copy(to, tile.as_ptr(), tile.len()) };
+                if !early {
+                    raise();
+                }
+                continue;
+            }
+            // SAFETY: as above.
+            while unsafe { mem::load_u32(word, Order::Acquire, Scope::Device) } < overlap::THERE {
+                crate::tool::yield_now();
+            }
+            let expected = self.input(ranks, row, epoch);
+            let mut found = vec![0; expected.len()];
+            let from = self.target(world, rank).wrapping_add(at);
+            // SAFETY: this rank's output holds the bytes.
+            unsafe { mem::copy(found.as_mut_ptr(), from, found.len()) };
+            assert!(found == expected, "row {row} is not there: {found:?}");
+        }
+    }
+
     /// The user's reads after launch `epoch`.
     ///
     /// # Panics
@@ -363,6 +428,8 @@ impl Step {
             Op::Reduce(root) => (Operation::Reduce, byte, reduction, root as u16),
             Op::ReduceScatter => (Operation::ReduceScatter, byte, reduction, 0),
             Op::AllGather => (Operation::AllGather, byte, 0, 0),
+            Op::GatherSignalled => (Operation::AllGatherSignalled, byte, 0, 0),
+            Op::ScatterWhen => (Operation::ReduceScatterWhen, byte, reduction, 0),
             Op::Broadcast(root) => (Operation::Broadcast, byte, 0, root as u16),
             Op::Scatter(root) => (Operation::Scatter, byte, 0, root as u16),
             Op::Gather(root) => (Operation::Gather, byte, 0, root as u16),
@@ -444,6 +511,38 @@ impl Step {
                 Op::TwoShot | Op::Reduce(_) => reduce!(all_reduce::reduce_shards_any),
                 Op::ReduceScatter => reduce!(reduce_scatter::reduce_scatter_any),
                 Op::AllGather => movement!(movement::all_gather),
+                Op::GatherSignalled => overlap::all_gather_signalled(
+                    block,
+                    constants,
+                    call,
+                    count,
+                    1,
+                    timeout,
+                    source,
+                    source_at,
+                    target,
+                    chunk,
+                    world.words(rank),
+                    world.arrivals(rank),
+                    count,
+                    0,
+                ),
+                Op::ScatterWhen => overlap::reduce_scatter_when_any(
+                    block,
+                    constants,
+                    call,
+                    count,
+                    timeout,
+                    source,
+                    source_at,
+                    target,
+                    0,
+                    chunk,
+                    world.words(rank),
+                    count,
+                    1,
+                    0,
+                ),
                 Op::Broadcast(_) => movement!(movement::broadcast),
                 Op::Scatter(_) => movement!(movement::scatter),
                 Op::Gather(_) => movement!(movement::gather),

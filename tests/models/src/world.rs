@@ -50,6 +50,8 @@ pub struct Parts {
     pub channels: bool,
     /// Abort words, failure records, progress.
     pub failure: bool,
+    /// Words of chunks and tiles.
+    pub words: bool,
 }
 
 impl Config {
@@ -106,6 +108,9 @@ unsafe impl Send for World {}
 unsafe impl Sync for World {}
 
 const PRIVATE_BYTES: usize = 4096;
+/// Where private memory has words, and what has arrived.
+const WORDS_AT: usize = 3072;
+const ARRIVALS_AT: usize = 3584;
 
 impl World {
     /// The memory for `config`.
@@ -195,9 +200,19 @@ impl World {
         Place::new(1, self.config.user as u64)
     }
 
-    /// `rank`'s memory that lies in no window and is never under the tool.
+    /// `rank`'s memory that lies in no window and is under the tool nowhere but in [`World::words`].
     pub fn private(&self, rank: u32) -> *mut u8 {
         self.ranks[rank as usize].private
+    }
+
+    /// `rank`'s words of chunks or tiles.
+    pub fn words(&self, rank: u32) -> *mut u32 {
+        self.private(rank).wrapping_add(WORDS_AT).cast()
+    }
+
+    /// What has arrived of `rank`'s chunks; one block alone counts it.
+    pub fn arrivals(&self, rank: u32) -> *mut u64 {
+        self.private(rank).wrapping_add(ARRIVALS_AT).cast()
     }
 
     /// Shared memory of `rank`'s block.
@@ -297,6 +312,10 @@ impl World {
                     self.pad(rank, self.layout.staging_out),
                     self.config.staging,
                 );
+            }
+            if parts.words {
+                let bytes = 4 * self.config.ranks as usize;
+                model.register(self.words(rank).cast(), bytes, Kind::Own);
             }
             if parts.failure {
                 let abort = self.pad(rank, core::mem::offset_of!(CommState, abort) as u64);

@@ -15,6 +15,7 @@ mod models {
         staging: true,
         channels: true,
         failure: true,
+        words: true,
     };
 
     fn config(ranks: u32, lanes: u32) -> Config {

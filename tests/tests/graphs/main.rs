@@ -1,5 +1,6 @@
 //! Graphs: captured once, replayed with whatever the memory holds then.
 
+mod overlapped;
 mod replays;
 
 use core::time::Duration;

@@ -7,5 +7,6 @@ mod lists;
 mod mismatch;
 mod norms;
 mod one_sided;
+mod overlap_gemm;
 mod vocab;
 mod windows;

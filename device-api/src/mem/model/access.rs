@@ -141,9 +141,113 @@ pub unsafe fn compare_exchange_u64(
     .unwrap_or_else(|| unsafe { native::compare_exchange_u64(at, expected, new, order, scope) })
 }
 
-pub use crate::mem::native::{
-    compare_exchange_u32, drain, exchange_u32, fetch_add_u32, load_u32, prefetch_write, store_u32,
-};
+pub use crate::mem::native::{drain, exchange_u32, prefetch_write};
+
+/// Bits before the half of a word of the table that `at` is.
+fn half(at: usize) -> u32 {
+    (at % 8) as u32 * 8
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn load_u32(at: *const u32, order: Order, scope: Scope) -> u32 {
+    match find(at as usize) {
+        Some(found) => {
+            let all = atomic(&found).map_or_else(
+                |forged| forged,
+                |word| word.get().load(loads(demote(&found, order, scope))),
+            );
+            (all >> half(at as usize)) as u32
+        }
+        // SAFETY: the caller's promise.
+        None => unsafe { native::load_u32(at, order, scope) },
+    }
+}
+
+/// Changes half of a word; gives what it was. Who stores the other half at the same time is ordered with this more than by
+/// memory: a model that shall see the difference has its words in different ones of the table.
+fn update_u32(
+    at: *mut u32,
+    ordering: impl Fn(&Found) -> Ordering,
+    change: impl Fn(u32) -> u32,
+) -> Option<u32> {
+    let found = find(at as usize)?;
+    let half = half(at as usize);
+    let ordering = ordering(&found);
+    Some(match atomic(&found) {
+        Err(forged) => (forged >> half) as u32,
+        Ok(word) => {
+            let mut before = word.get().load(Ordering::Relaxed);
+            loop {
+                let old = (before >> half) as u32;
+                let other = before & !(u64::from(u32::MAX) << half);
+                let all = other | u64::from(change(old)) << half;
+                match word
+                    .get()
+                    .compare_exchange(before, all, ordering, Ordering::Relaxed)
+                {
+                    Ok(_) => break old,
+                    Err(now) => before = now,
+                }
+            }
+        }
+    })
+}
+
+fn updates(found: &Found, order: Order, scope: Scope) -> Ordering {
+    match demote(found, order, scope) {
+        Order::Relaxed => Ordering::Relaxed,
+        _ => Ordering::AcqRel,
+    }
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn store_u32(at: *mut u32, value: u32, order: Order, scope: Scope) {
+    let ordering = |found: &Found| stores(demote(found, order, scope));
+    if update_u32(at, ordering, |_| value).is_none() {
+        // SAFETY: the caller's promise.
+        unsafe { native::store_u32(at, value, order, scope) };
+    }
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn fetch_add_u32(at: *mut u32, value: u32, order: Order, scope: Scope) -> u32 {
+    let ordering = |found: &Found| updates(found, order, scope);
+    update_u32(at, ordering, |before| before.wrapping_add(value))
+        // SAFETY: the caller's promise.
+        .unwrap_or_else(|| unsafe { native::fetch_add_u32(at, value, order, scope) })
+}
+
+/// See the CPU's function of this name.
+///
+/// # Safety
+/// As there.
+pub unsafe fn compare_exchange_u32(
+    at: *mut u32,
+    expected: u32,
+    new: u32,
+    order: Order,
+    scope: Scope,
+) -> u32 {
+    let ordering = |found: &Found| updates(found, order, scope);
+    update_u32(
+        at,
+        ordering,
+        |before| {
+            if before == expected { new } else { before }
+        },
+    )
+    // SAFETY: the caller's promise.
+    .unwrap_or_else(|| unsafe { native::compare_exchange_u32(at, expected, new, order, scope) })
+}
 
 /// See the CPU's function of this name.
 pub fn fence(order: Order, scope: Scope) {

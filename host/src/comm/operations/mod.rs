@@ -6,6 +6,7 @@
 
 mod checks;
 mod movement;
+mod overlap;
 mod point;
 mod reduce;
 mod vector;

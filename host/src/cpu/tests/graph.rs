@@ -137,3 +137,67 @@ fn captures_refuse_what_does_not_fit() {
     assert!(!joined.is_capturing());
     joined.synchronize().unwrap();
 }
+
+#[test]
+fn a_branch_runs_beside_the_rest() {
+    let (main, side) = (Stream::new(), Stream::new());
+    let (fork, join, again) = (Event::new(), Event::new(), Event::new());
+    let flag = Arc::new(AtomicU32::new(0));
+    let seen = Arc::new(AtomicU32::new(0));
+    let host = |stream: &Stream, call: Box<dyn Fn() -> crate::Result<()> + Send + Sync>| {
+        stream.enqueue(Item::HostFn(Arc::from(call))).unwrap();
+    };
+    let set = |to: u32| {
+        let flag = Arc::clone(&flag);
+        Box::new(move || {
+            flag.store(to, Ordering::Release);
+            Ok(())
+        })
+    };
+    let (awaited, noted) = (Arc::clone(&flag), Arc::clone(&seen));
+    let graph = capture(&main, || {
+        main.record(&fork).unwrap();
+        side.wait_event(&fork).unwrap();
+        side.branch();
+        // The branch waits for what the origin does behind it: one after the other, this would never end.
+        host(
+            &side,
+            Box::new(move || {
+                while awaited.load(Ordering::Acquire) != 1 {
+                    std::thread::yield_now();
+                }
+                noted.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }),
+        );
+        side.record(&join).unwrap();
+        host(&main, set(1));
+        main.wait_event(&join).unwrap();
+        host(&main, set(2));
+        // And once more the other way: the branch behind the origin.
+        main.record(&again).unwrap();
+        side.wait_event(&again).unwrap();
+        let (flag, seen) = (Arc::clone(&flag), Arc::clone(&seen));
+        host(
+            &side,
+            Box::new(move || {
+                let in_order = flag.load(Ordering::Acquire) == 2;
+                seen.fetch_add(if in_order { 1 } else { 1000 }, Ordering::Relaxed);
+                if seen.load(Ordering::Relaxed) >= 40 {
+                    return Err(Error::launch("the branch fails"));
+                }
+                Ok(())
+            }),
+        );
+    });
+    assert!(!side.is_capturing());
+    for replay in 1..20 {
+        graph.run(&main).unwrap();
+        // Unjoined work has ended too.
+        assert_eq!(seen.load(Ordering::Relaxed), 2 * replay);
+    }
+    let error = graph.run(&main).unwrap_err();
+    assert!(error.to_string().contains("the branch fails"), "{error}");
+    let ticket = graph.launch(&main).unwrap();
+    assert!(main.wait(ticket, None).is_err());
+}

@@ -50,6 +50,8 @@ macro_rules! driver_by_methods {
                     fn query_stream(stream: RawStream) -> Result<bool>;
                     fn synchronize_stream(stream: RawStream) -> Result<()>;
                     unsafe fn host_function(stream: RawStream, callback: Callback, data: *mut c_void) -> Result<()>;
+                    unsafe fn wait_value(stream: RawStream, at: u64, value: u32) -> Result<()>;
+                    unsafe fn write_value(stream: RawStream, at: u64, value: u32) -> Result<()>;
 
                     fn create_event(timed: bool) -> Result<RawEvent>;
                     unsafe fn destroy_event(event: RawEvent) -> Result<()>;

@@ -214,6 +214,41 @@ pub trait Driver: fmt::Debug + Send + Sync {
         data: *mut c_void,
     ) -> Result<()>;
 
+    /// Has the work of a stream behind this wait until the u32 at device address `at` is not less than `value`, as the
+    /// difference of both, signed, says. Nothing bounds the wait but whoever writes the word.
+    ///
+    /// # Safety
+    /// `at` is mapped, aligned to 4 bytes, and stays so until the stream has come past this.
+    ///
+    /// # Errors
+    /// `Error::Driver`, also where the driver has no stream memory operations.
+    unsafe fn wait_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
+        let _ = (stream, at, value);
+        Err(self.no_stream_memory())
+    }
+
+    /// Has a stream write `value` to the u32 at device address `at`, behind all that its work before this has written.
+    ///
+    /// # Safety
+    /// As [`Driver::wait_value`].
+    ///
+    /// # Errors
+    /// As there.
+    unsafe fn write_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
+        let _ = (stream, at, value);
+        Err(self.no_stream_memory())
+    }
+
+    /// The error of the two methods above where they do not exist.
+    fn no_stream_memory(&self) -> Error {
+        Error::Driver {
+            library: self.library(),
+            call: "stream memory operations",
+            detail: "this library has none; have a kernel wait for the word, or write it"
+                .to_owned(),
+        }
+    }
+
     /// A new event; with `timed`, two of them give a duration.
     ///
     /// # Errors

@@ -1,7 +1,8 @@
 //! Captures: which streams take part, what a call may do meanwhile, and the graph that grows.
 //!
-//! All streams of a capture put their work into one recording stream; the order of the calls respects every edge.
-//! The edges are kept beside it, to find work that was not joined.
+//! Every stream of a capture has a recording stream of its own, so that a replay runs what the origin has recorded one after the
+//! other, and the work of each other stream beside it; events are the edges between them. The edges are kept beside it, to
+//! find work that was not joined.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,10 +40,45 @@ struct Capture {
     thread: ThreadId,
     origin: usize,
     recorder: cpu::Stream,
+    /// Those of streams that have joined.
+    branches: BTreeMap<usize, cpu::Stream>,
     graph: Arc<Graph>,
     invalid: bool,
     /// Nodes, and whether another one depends on them.
     nodes: BTreeMap<usize, bool>,
+    /// Which stream recorded a node, and the event behind it.
+    ends: BTreeMap<usize, (usize, cpu::Event)>,
+}
+
+impl Capture {
+    /// Records work of `stream` that comes after the nodes `before`; its node.
+    fn push(&mut self, stream: usize, before: &[usize], item: cpu::Item) -> Result<usize> {
+        let failed = |_| Status::Unknown;
+        if stream != self.origin && !self.branches.contains_key(&stream) {
+            let (branch, joined) = (cpu::Stream::new(), cpu::Event::new());
+            self.recorder.record(&joined).map_err(failed)?;
+            branch.wait_event(&joined).map_err(failed)?;
+            branch.branch();
+            self.branches.insert(stream, branch);
+        }
+        let recorder = self.branches.get(&stream).unwrap_or(&self.recorder);
+        for node in before {
+            if let Some((other, end)) = self.ends.get(node)
+                && *other != stream
+            {
+                recorder.wait_event(end).map_err(failed)?;
+            }
+        }
+        recorder.enqueue(item).map_err(failed)?;
+        let (node, end) = (fresh(), cpu::Event::new());
+        recorder.record(&end).map_err(failed)?;
+        self.ends.insert(node, (stream, end));
+        for node in before {
+            self.nodes.insert(*node, true);
+        }
+        self.nodes.insert(node, false);
+        Ok(node)
+    }
 }
 
 /// A point of a capture: its number, and the nodes before it.
@@ -219,9 +255,11 @@ pub(crate) fn begin(stream: &Stream, mode: u32) -> Result<()> {
         thread: thread::current().id(),
         origin: stream.handle,
         recorder,
+        branches: BTreeMap::new(),
         graph,
         invalid: false,
         nodes: BTreeMap::new(),
+        ends: BTreeMap::new(),
     };
     captures.active.insert(id, capture);
     let point = Point {
@@ -312,14 +350,13 @@ pub(crate) fn submit(stream: &Stream, item: cpu::Item) -> Result<Option<Arc<Grap
     if capture.invalid {
         return Err(Status::CaptureInvalidated);
     }
-    capture.recorder.enqueue(item).or(Err(Status::Unknown))?;
-    let node = fresh();
-    for before in &point.nodes {
-        capture.nodes.insert(*before, true);
+    let before = point.nodes.clone();
+    let node = capture.push(stream.handle, &before, item)?;
+    let graph = Arc::clone(&capture.graph);
+    if let Some(point) = captures.streams.get_mut(&stream.handle) {
+        point.nodes = vec![node];
     }
-    capture.nodes.insert(node, false);
-    point.nodes = vec![node];
-    Ok(Some(Arc::clone(&capture.graph)))
+    Ok(Some(graph))
 }
 
 /// Records an event. In a capture that marks a point of it, or with `external` is a node of the graph.

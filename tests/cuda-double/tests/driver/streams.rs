@@ -42,6 +42,52 @@ driver_test! {
 }
 
 driver_test! {
+    /// A stream waits for a word of device memory, as often as a graph says so; the comparison is cyclic.
+    memory_operations() {
+        start();
+        let (waiting, writing) = (stream(), stream());
+        let mut word = 0;
+        ok!(cuMemAlloc_v2(&raw mut word, 64));
+        ok!(cuMemsetD8Async(word, 0, 64, writing));
+        ok!(cuStreamSynchronize(writing));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuStreamWaitValue32_v2(waiting, word + 2, 1, 0));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuStreamWriteValue32_v2(waiting, 0, 1, 0));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuStreamWaitValue32_v2(waiting, word + 64, 1, 0));
+        fails!(CUDA_ERROR_NOT_SUPPORTED, cuStreamWaitValue32_v2(waiting, word, 1, 3));
+        ok!(cuStreamWaitValue32_v2(waiting, word, 5, 0));
+        ok!(cuLaunchHostFunc(waiting, Some(count), null_mut()));
+        for value in [4, u32::MAX] {
+            ok!(cuStreamWriteValue32_v2(writing, word, value, 0));
+            ok!(cuStreamSynchronize(writing));
+            std::thread::sleep(core::time::Duration::from_millis(5));
+            fails!(CUDA_ERROR_NOT_READY, cuStreamQuery(waiting));
+        }
+        ok!(cuStreamWriteValue32_v2(writing, word, 6, 0));
+        ok!(cuStreamSynchronize(waiting));
+        assert_eq!(COUNT.load(Ordering::SeqCst), 1);
+        // In a graph: cleared, then raised by another branch, three times.
+        let (fork, join) = (event(), event());
+        ok!(cuStreamBeginCapture_v2(waiting, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED));
+        ok!(cuMemsetD8Async(word, 0, 4, waiting));
+        ok!(cuEventRecord(fork, waiting));
+        ok!(cuStreamWaitValue32_v2(waiting, word, 1, 0));
+        ok!(cuLaunchHostFunc(waiting, Some(count), null_mut()));
+        ok!(cuStreamWaitEvent(writing, fork, 0));
+        ok!(cuStreamWriteValue32_v2(writing, word, 1, 0));
+        ok!(cuEventRecord(join, writing));
+        ok!(cuStreamWaitEvent(waiting, join, 0));
+        let (mut graph, mut exec) = (null_mut(), null_mut());
+        ok!(cuStreamEndCapture(waiting, &raw mut graph));
+        ok!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+        for _ in 0..3 {
+            ok!(cuGraphLaunch(exec, waiting));
+        }
+        ok!(cuStreamSynchronize(waiting));
+        assert_eq!(COUNT.load(Ordering::SeqCst), 4);
+    }
+}
+
+driver_test! {
     /// A function of the host must not call the driver; the same call outside is allowed.
     callbacks_are_outside() {
         unsafe extern "C" fn calls(event: *mut c_void) {

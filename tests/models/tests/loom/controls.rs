@@ -6,13 +6,13 @@ use fusewire_models::play::{Blocks, Sabotage};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::step::{Op, Step};
 
-use crate::models::{CHANNELS, PACKETS, ROUNDS, lanes_config, play, single, two};
+use crate::models::{CHANNELS, PACKETS, ROUNDS, WORDS, lanes_config, play, single, two};
 
 const BOUND: Bound = Bound::Preemptions(3);
 
 /// All controls.
 pub(crate) fn entries() -> Vec<Entry> {
-    [orders(), fences(), slots(), kernels()]
+    [orders(), fences(), slots(), kernels(), neighbours()]
         .into_iter()
         .flatten()
         .collect()
@@ -122,4 +122,34 @@ fn kernels() -> Vec<Entry> {
         entries.push(Entry::control(&name, BOUND, None, of(kernel)));
     }
     entries
+}
+
+/// Words that come too early, and words that nobody clears.
+fn neighbours() -> Vec<Entry> {
+    let gather = || single(two(WORDS), vec![Step::new(Op::GatherSignalled, 8); 2]);
+    let scatter = || single(two(WORDS), vec![Step::new(Op::ScatterWhen, 8); 2]);
+    let relaxed = Some(Fault::NoRelease);
+    let unordered = Some(Fault::NoAcquire);
+    [
+        ("no release, a word a chunk", relaxed, gather()),
+        ("no acquire, a counter a tile", unordered, scatter()),
+        (
+            "words that are not cleared",
+            None,
+            gather().sabotage(Sabotage::KeptWords),
+        ),
+        (
+            "counters that are not cleared",
+            None,
+            scatter().sabotage(Sabotage::KeptWords),
+        ),
+        (
+            "a tile called done before it is made",
+            None,
+            scatter().sabotage(Sabotage::EarlyTiles),
+        ),
+    ]
+    .into_iter()
+    .map(|(what, fault, play)| Entry::control(&format!("control: {what}"), BOUND, fault, play))
+    .collect()
 }

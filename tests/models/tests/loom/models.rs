@@ -12,6 +12,7 @@ const NONE: Parts = Parts {
     staging: false,
     channels: false,
     failure: false,
+    words: false,
 };
 pub(crate) const PACKETS: Parts = Parts {
     packets: true,
@@ -23,6 +24,10 @@ pub(crate) const ROUNDS: Parts = Parts {
 };
 const STAGED: Parts = Parts {
     staging: true,
+    ..ROUNDS
+};
+pub(crate) const WORDS: Parts = Parts {
+    words: true,
     ..ROUNDS
 };
 pub(crate) const CHANNELS: Parts = Parts {
@@ -49,6 +54,7 @@ pub(crate) fn entries() -> Vec<Entry> {
         rounds(),
         channels(),
         mixtures(),
+        neighbours(),
         many_ranks(),
         lanes(),
         failures(),
@@ -297,6 +303,37 @@ fn mixtures() -> Vec<Entry> {
             ),
         ),
     ]
+}
+
+/// Operations beside a computation of rank 0, which is a thread of its own.
+fn neighbours() -> Vec<Entry> {
+    let gather = Step::new(Op::GatherSignalled, 8);
+    let scatter = Step::new(Op::ScatterWhen, 8);
+    let staged = |step: Step| vec![step.memory(Memory::Staged)];
+    let staging = Parts {
+        staging: true,
+        ..WORDS
+    };
+    [
+        ("a word a chunk, 2 ranks x 2 epochs", WORDS, vec![gather; 2]),
+        ("a word a chunk, staged, 2 ranks", staging, staged(gather)),
+        (
+            "a counter a tile, 2 ranks x 2 epochs",
+            WORDS,
+            vec![scatter; 2],
+        ),
+        (
+            "a counter a tile, staged, 2 ranks",
+            staging,
+            staged(scatter),
+        ),
+    ]
+    .into_iter()
+    .map(|(name, parts, steps)| {
+        let bound = Bound::Preemptions(2);
+        Entry::model(name, bound, single(two(parts), steps)).within(30)
+    })
+    .collect()
 }
 
 fn many_ranks() -> Vec<Entry> {

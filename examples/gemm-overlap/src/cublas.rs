@@ -1,0 +1,113 @@
+//! Matrix products on an NVIDIA GPU: cuBLAS, opened at run time, on whatever stream.
+
+use core::ptr;
+use std::sync::Arc;
+
+use cudarc::cublas::sys;
+use cudarc::driver::CudaContext;
+use fusewire::{Error, Result, Stream, Tensor};
+
+use crate::Gemm;
+
+/// Whether the library is there. (cudarc ends the thread where it is not.)
+pub(crate) fn is_there() -> bool {
+    // SAFETY: opens the library, whose initialisers are made for that.
+    unsafe { sys::is_culib_present() }
+}
+
+/// A handle of the library on one GPU, for one thread.
+pub(crate) struct Cublas {
+    handle: sys::cublasHandle_t,
+    /// The GPU's primary context, which the library uses too.
+    _context: Arc<CudaContext>,
+}
+
+fn failed(call: &'static str, detail: String) -> Error {
+    Error::Driver {
+        library: "cuBLAS",
+        call,
+        detail,
+    }
+}
+
+fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<()> {
+    if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+        return Ok(());
+    }
+    Err(failed(call, format!("{status:?}")))
+}
+
+fn int(number: usize) -> Result<i32> {
+    i32::try_from(number).map_err(|_| {
+        failed(
+            "cublasSgemm",
+            format!("{number} rows or columns are too many"),
+        )
+    })
+}
+
+impl Cublas {
+    /// A handle for this thread.
+    pub(crate) fn new(ordinal: u32) -> Result<Self> {
+        let context = CudaContext::new(ordinal as usize)
+            .map_err(|error| failed("the primary context", error.to_string()))?;
+        context
+            .bind_to_thread()
+            .map_err(|error| failed("the primary context", error.to_string()))?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is writable, and a context is current.
+        check("cublasCreate", unsafe {
+            sys::cublasCreate_v2(&raw mut handle)
+        })?;
+        Ok(Self {
+            handle,
+            _context: context,
+        })
+    }
+}
+
+impl Gemm for Cublas {
+    fn enqueue(
+        &self,
+        stream: &Stream,
+        [a, b, c]: [&Tensor; 3],
+        [m, k, n]: [usize; 3],
+    ) -> Result<()> {
+        assert!(a.len() >= m * k && b.len() >= k * n && c.len() >= m * n);
+        // SAFETY: a live stream of the context that the handle was made in.
+        check("cublasSetStream", unsafe {
+            sys::cublasSetStream_v2(self.handle, stream.as_raw().cast())
+        })?;
+        let (one, zero) = (1.0_f32, 0.0_f32);
+        let (m, k, n) = (int(m)?, int(k)?, int(n)?);
+        let plain = sys::cublasOperation_t::CUBLAS_OP_N;
+        // The library's matrices are column-major: row-major c is b transposed times a transposed.
+        // SAFETY: the matrices have these sizes, as asserted, in memory of this GPU; the caller keeps them alive until the
+        // stream's work is done; scalars are read before the call returns.
+        check("cublasSgemm", unsafe {
+            sys::cublasSgemm_v2(
+                self.handle,
+                plain,
+                plain,
+                n,
+                m,
+                k,
+                &raw const one,
+                b.as_ptr().cast(),
+                n,
+                a.as_ptr().cast(),
+                k,
+                &raw const zero,
+                c.as_ptr().cast(),
+                n,
+            )
+        })
+    }
+}
+
+impl Drop for Cublas {
+    fn drop(&mut self) {
+        // SAFETY: this value's own handle, for the last time.
+        let _ = unsafe { sys::cublasDestroy_v2(self.handle) };
+    }
+}

@@ -1,0 +1,283 @@
+//! The pair of layers, in both ways.
+
+use core::fmt;
+use std::time::Instant;
+
+use fusewire::{
+    ChunkSignals, Communicator, DType, GraphExec, ReduceOp, Result, Stream, Tensor, Work,
+};
+
+use crate::Gemm;
+
+/// Sizes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Tokens of each rank.
+    pub(crate) tokens: usize,
+    /// Elements of a token.
+    pub(crate) hidden: usize,
+    /// Columns of each rank's part of the layer between.
+    pub(crate) inner: usize,
+    /// Tokens of a chunk.
+    pub(crate) chunk: usize,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} tokens a rank, {} to {} to {}, chunks of {}",
+            self.tokens, self.hidden, self.inner, self.hidden, self.chunk
+        )
+    }
+}
+
+/// What came out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outcome {
+    /// Greatest difference between an overlapped call and a plain one, relative to the greatest value.
+    pub(crate) eager: f32,
+    /// The same of replays.
+    pub(crate) replayed: f32,
+    /// Median milliseconds.
+    pub(crate) plain_ms: f64,
+    pub(crate) overlapped_ms: f64,
+    pub(crate) replay_ms: f64,
+}
+
+impl Outcome {
+    /// The worse of both, each number by itself.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            eager: self.eager.max(other.eager),
+            replayed: self.replayed.max(other.replayed),
+            plain_ms: self.plain_ms.max(other.plain_ms),
+            overlapped_ms: self.overlapped_ms.max(other.overlapped_ms),
+            replay_ms: self.replay_ms.max(other.replay_ms),
+        }
+    }
+
+    /// Whether both ways gave the same, but for how a library may cut a product into sums.
+    pub(crate) fn is_right(&self) -> bool {
+        self.eager < 1e-4 && self.replayed < 1e-4
+    }
+}
+
+/// A rank's part.
+pub(crate) struct Layer<'a> {
+    /// On a stream of its own.
+    comm: Communicator,
+    /// Where matrix products run.
+    stream: Stream,
+    gemm: &'a dyn Gemm,
+    shape: Shape,
+    /// This rank's tokens, and all of them.
+    x: Tensor,
+    gathered: Tensor,
+    /// Weights: columns of the first layer, rows of the second.
+    w: Tensor,
+    v: Tensor,
+    /// Between the layers; this rank's part of the sum.
+    y: Tensor,
+    z: Tensor,
+    /// This rank's tokens again.
+    out: Tensor,
+    chunks: ChunkSignals,
+    tiles: ChunkSignals,
+}
+
+/// Numbers between -0.5 and 0.5, other ones for each seed.
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    core::iter::repeat_with(next).take(count).collect()
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+impl<'a> Layer<'a> {
+    pub(crate) fn new(comm: &Communicator, gemm: &'a dyn Gemm, shape: Shape) -> Result<Self> {
+        let all = shape.tokens * comm.size() as usize;
+        let seed = u64::from(comm.rank()) + 100;
+        let Shape { hidden, inner, .. } = shape;
+        // What peers read lies in windows; the rest is this rank's own.
+        let (window, own) = (
+            |count| comm.alloc(DType::F32, count),
+            |count| comm.tensor(DType::F32, count),
+        );
+        let (w, v) = (own(hidden * inner)?, own(inner * hidden)?);
+        w.copy_from(&numbers(seed, hidden * inner))?;
+        v.copy_from(&numbers(seed + 1000, inner * hidden))?;
+        let words = comm.chunks(shape.tokens, shape.chunk);
+        Ok(Self {
+            stream: Stream::on_device(comm.device())?,
+            gemm,
+            shape,
+            x: window(shape.tokens * hidden)?,
+            gathered: own(all * hidden)?,
+            w,
+            v,
+            y: own(all * inner)?,
+            z: window(all * hidden)?,
+            out: own(shape.tokens * hidden)?,
+            chunks: comm.chunk_signals(words)?,
+            tiles: comm.chunk_signals(words)?,
+            comm: comm.on(&Stream::on_device(comm.device())?),
+        })
+    }
+
+    /// First and number of tokens of chunk `index`, as words count: those of a rank, then those of the next one.
+    fn piece(&self, index: usize) -> (usize, usize) {
+        let Shape { tokens, chunk, .. } = self.shape;
+        let per_rank = tokens.div_ceil(chunk);
+        let start = index % per_rank * chunk;
+        (index / per_rank * tokens + start, chunk.min(tokens - start))
+    }
+
+    /// `y = x * w` for some tokens.
+    fn up(&self, first: usize, count: usize) -> Result<()> {
+        let Shape { hidden, inner, .. } = self.shape;
+        let x = self.gathered.slice(first * hidden, count * hidden)?;
+        let y = self.y.slice(first * inner, count * inner)?;
+        self.gemm
+            .enqueue(&self.stream, [&x, &self.w, &y], [count, hidden, inner])
+    }
+
+    /// `z = y * v` for some tokens.
+    fn down(&self, first: usize, count: usize) -> Result<()> {
+        let Shape { hidden, inner, .. } = self.shape;
+        let y = self.y.slice(first * inner, count * inner)?;
+        let z = self.z.slice(first * hidden, count * hidden)?;
+        self.gemm
+            .enqueue(&self.stream, [&y, &self.v, &z], [count, inner, hidden])
+    }
+
+    /// One after the other, on one stream.
+    fn plain(&self) -> Result<Work> {
+        let comm = self.comm.on(&self.stream);
+        let all = self.shape.tokens * comm.size() as usize;
+        comm.all_gather_single_async(&self.gathered, &self.x)?;
+        self.up(0, all)?;
+        self.down(0, all)?;
+        comm.reduce_scatter_single_async(&self.out, &self.z, ReduceOp::Sum)
+    }
+
+    /// Overlapped: products on one stream, collectives on the other.
+    fn overlapped(&self) -> Result<Work> {
+        let (comm, stream) = (&self.comm, &self.stream);
+        let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
+        let Shape {
+            tokens,
+            hidden,
+            chunk,
+            ..
+        } = self.shape;
+        let (per_rank, span) = (tokens.div_ceil(chunk), chunk * hidden);
+        let (x, gathered, words) = (&self.x, &self.gathered, &self.chunks);
+        let gather = comm.all_gather_signalled_async(stream, gathered, x, words, span)?;
+        // As chunks come: own ones first, then those of the next ranks round the ring.
+        for row in (0..ranks).map(|step| (me + step) % ranks) {
+            for index in row * per_rank..(row + 1) * per_rank {
+                self.chunks.stream_wait(stream, index)?;
+                let (first, count) = self.piece(index);
+                self.up(first, count)?;
+            }
+        }
+        gather.wait(stream)?;
+        let (out, z, tiles, sum) = (&self.out, &self.z, &self.tiles, ReduceOp::Sum);
+        let scatter = comm.reduce_scatter_when_async(stream, out, z, tiles, span, 1, sum)?;
+        // As tiles are taken: tile t of all rows, then the next.
+        for t in 0..per_rank {
+            for index in (0..ranks).map(|row| row * per_rank + t) {
+                let (first, count) = self.piece(index);
+                self.down(first, count)?;
+                self.tiles.stream_write(stream, index, 1)?;
+            }
+        }
+        scatter.wait(stream)?;
+        Ok(scatter)
+    }
+
+    /// One call, and how long it took, in milliseconds.
+    fn timed(&self, call: impl FnOnce() -> Result<()>) -> Result<f64> {
+        self.comm.barrier()?;
+        let start = Instant::now();
+        call()?;
+        self.stream.synchronize()?;
+        Ok(start.elapsed().as_secs_f64() * 1e3)
+    }
+
+    fn graph(&self) -> Result<GraphExec> {
+        self.stream.begin_capture()?;
+        let issued = self.overlapped();
+        let graph = self.stream.end_capture()?;
+        issued?;
+        graph.instantiate()
+    }
+
+    /// Difference of `found` from `expected`, relative to the greatest value; infinite where one is no number.
+    fn difference(found: &[f32], expected: &[f32]) -> f32 {
+        let greatest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+        let pairs = found.iter().zip(expected);
+        let apart = pairs.fold(0.0_f32, |most, (a, b)| match (a - b).abs() {
+            apart if apart.is_nan() => f32::INFINITY,
+            apart => most.max(apart),
+        });
+        apart / greatest.max(f32::MIN_POSITIVE)
+    }
+
+    fn fill(&self, round: u64) -> Result<()> {
+        let seed = round * 64 + u64::from(self.comm.rank());
+        self.x.copy_from(&numbers(seed, self.x.len()))
+    }
+
+    /// Both ways, compared and timed. All ranks together.
+    pub(crate) fn contest(&self, rounds: u32) -> Result<Outcome> {
+        // Kernels of all libraries are loaded now: nothing may be loaded while an operation waits on the device.
+        self.comm.warm_up()?;
+        self.fill(0)?;
+        self.plain()?.wait_blocking()?;
+        for index in 0..self.tiles.len() {
+            let (first, count) = self.piece(index);
+            self.up(first, count)?;
+            self.down(first, count)?;
+        }
+        self.stream.synchronize()?;
+        let expected = self.out.to_vec::<f32>()?;
+        self.out.copy_from(&vec![f32::NAN; expected.len()])?;
+        let work = self.overlapped()?;
+        self.stream.synchronize()?;
+        work.wait_blocking()?;
+        let eager = Self::difference(&self.out.to_vec::<f32>()?, &expected);
+        let (mut plain, mut overlapped, mut replays) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            plain.push(self.timed(|| self.plain().map(drop))?);
+            overlapped.push(self.timed(|| self.overlapped().map(drop))?);
+        }
+        let graph = self.graph()?;
+        let mut replayed = 0.0_f32;
+        for round in 1..=u64::from(rounds) {
+            self.fill(round)?;
+            replays.push(self.timed(|| graph.run(&self.stream))?);
+            let found = self.out.to_vec::<f32>()?;
+            self.plain()?.wait_blocking()?;
+            let difference = Self::difference(&found, &self.out.to_vec::<f32>()?);
+            replayed = replayed.max(difference);
+        }
+        Ok(Outcome {
+            eager,
+            replayed,
+            plain_ms: median(plain),
+            overlapped_ms: median(overlapped),
+            replay_ms: median(replays),
+        })
+    }
+}

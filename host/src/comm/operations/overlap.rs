@@ -1,0 +1,276 @@
+//! Operations beside a neighbouring computation, bound to their kernels.
+
+use super::NO_ROOT;
+use super::checks::{apart, reducible, same_type, within};
+use crate::comm::observe::Note;
+use crate::comm::signals::ChunkSignals;
+use crate::comm::submit::{Prepared, invalid};
+use crate::comm::{Communicator, Work};
+use crate::options::ReduceOp;
+use crate::stream::{Event, Stream};
+use crate::tensor::{Input, Output, Tensor};
+use crate::{Error, Result};
+use fusewire_device::DType;
+use fusewire_device::comm::Place;
+use fusewire_device::native::KernelInfo;
+use fusewire_device::session::Operation;
+use fusewire_kernels::overlap::{
+    ALL_GATHER_SIGNALLED, AllGatherSignalledParams, FAILED, REDUCE_SCATTER_WHEN_ANY,
+    REDUCE_SCATTER_WHEN_BF16, REDUCE_SCATTER_WHEN_F16, REDUCE_SCATTER_WHEN_F32,
+    ReduceScatterWhenAnyParams, ReduceScatterWhenParams,
+};
+
+const _: () =
+    assert!(size_of::<ReduceScatterWhenParams>() == size_of::<ReduceScatterWhenAnyParams>());
+
+/// The instance of a type and a reduction.
+fn instance(dtype: DType, op: ReduceOp) -> &'static KernelInfo {
+    match (dtype, op) {
+        (DType::F32, ReduceOp::Sum) => const { REDUCE_SCATTER_WHEN_F32.info() },
+        (DType::F16, ReduceOp::Sum) => const { REDUCE_SCATTER_WHEN_F16.info() },
+        (DType::Bf16, ReduceOp::Sum) => const { REDUCE_SCATTER_WHEN_BF16.info() },
+        _ => const { REDUCE_SCATTER_WHEN_ANY.info() },
+    }
+}
+
+/// All that ranks must agree on, in a word.
+fn agreed(count: usize, span: usize) -> u64 {
+    count as u64 ^ (span as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+impl Communicator {
+    /// Collects every rank's `input` as row r of `output`, as [`Communicator::all_gather_single_async`], and raises a word of
+    /// `signals` as soon as a chunk is there, so that a neighbouring computation on the stream `neighbour` begins with what has
+    /// come. Chunk c of rank r, `chunk` elements of its row from `c * chunk` on (the last one may be shorter), has word
+    /// `r * input.len().div_ceil(chunk) + c`. This rank's own chunks come first, then those of the next ranks round the ring.
+    ///
+    /// All words are cleared on `neighbour`; behind that the operation runs on the communicator's stream, which must be
+    /// another one ([`Communicator::on`]). What is enqueued on `neighbour` from now on waits for chunks by
+    /// [`ChunkSignals::stream_wait`], or in its own kernels; before it ends a capture, or uses the words or `output` for something
+    /// else, it waits for all of the operation by [`Work::wait`]. Both streams may be captured: a replay begins with cleared words.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] before anything moves: lengths and types as there, too few words, words or streams of another
+    /// device, the neighbour's stream being the communicator's, a chunk of no elements, a backend. The communicator's first
+    /// failure; one while running is the [`Work`]'s, and lets whoever waits for a word go on.
+    pub fn all_gather_signalled_async(
+        &self,
+        neighbour: &Stream,
+        output: &Tensor,
+        input: &Tensor,
+        signals: &ChunkSignals,
+        chunk: usize,
+    ) -> Result<Work> {
+        let name = Operation::AllGatherSignalled.name();
+        let (to, from) = (Output::from(output), Input::from(input));
+        same_type(name, &to, &from)?;
+        self.rows(name, "output", to.count, from.count)?;
+        within(name, &to, &from, self.rank() as usize * from.count)?;
+        self.beside(name, neighbour, [output, input], signals, from.count, chunk)?;
+        let (size, count) = (from.dtype.size(), from.count);
+        let plan = self.plan_rows(Operation::AllGatherSignalled, count, from.dtype, 1, None);
+        let call = self.call(&plan, Some(from.dtype), None, NO_ROOT, agreed(count, chunk));
+        let source_at = self.place_of(from.ptr, count * size, false);
+        let params = AllGatherSignalledParams {
+            constants: self.constants(),
+            call,
+            count: count as u64,
+            size: size as u64,
+            timeout_ns: self.timeout_ns,
+            source: from.ptr,
+            source_at,
+            target: to.ptr,
+            chunk: plan.chunk,
+            words: signals.as_ptr(),
+            arrivals: signals.arrivals(),
+            span: chunk.max(1) as u64,
+            hint: self.hint(to.count * size, source_at == Place::NONE.0),
+        };
+        let note = Note {
+            call,
+            input_count: count as u64,
+            output_count: to.count as u64,
+        };
+        let tensors = [Some(output), Some(input), Some(signals.words())];
+        let prepared = Prepared::new(self, &ALL_GATHER_SIGNALLED, params, tensors, false, note);
+        self.fork(neighbour, signals, &prepared.keeping(signals.keep()))
+    }
+
+    /// Reduces row r of every rank's `input` to rank r's `output`, as [`Communicator::reduce_scatter_single_async`], taking each
+    /// tile of this rank's input as soon as its word of `tiles` says that it is done, so that a neighbouring computation on
+    /// the stream `neighbour` ends while the first tiles are on their way. Tile t of row r, `tile` elements from `t * tile` on
+    /// (the last one may be shorter), has word `r * output.len().div_ceil(tile) + t`, and is done when that is `target` or more.
+    /// Tiles are taken in the order of t, those of all rows together: a computation had best make them in that order.
+    ///
+    /// Streams, captures and words are as in [`Communicator::all_gather_signalled_async`]: this call comes first, then the
+    /// neighbour's work, which raises words by [`ChunkSignals::stream_write`], in its own kernels or by [`ChunkSignals::add`],
+    /// then [`Work::wait`]. Each tile is an exchange between all ranks: few large tiles are better than many small ones.
+    ///
+    /// On a GPU the operation waits in `Options::blocks` blocks, which stay resident from its start to its end: what makes the
+    /// tiles must do with the other multiprocessors, and must be loaded before (a library that loads a kernel at its first
+    /// call may wait for the device then).
+    ///
+    /// The result has the same bits as that of [`Communicator::reduce_scatter_single`].
+    ///
+    /// # Errors
+    /// As there, and for a `target` of 0 or above 2^30 - 1, and on a GPU where the operation would leave no multiprocessor. A tile
+    /// that is not made in time is the [`Work`]'s failure, which names it ([`crate::Failure::tile`]).
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "what an overlapped reduction is made of"
+    )]
+    pub fn reduce_scatter_when_async(
+        &self,
+        neighbour: &Stream,
+        output: &Tensor,
+        input: &Tensor,
+        tiles: &ChunkSignals,
+        tile: usize,
+        target: u32,
+        op: ReduceOp,
+    ) -> Result<Work> {
+        let name = Operation::ReduceScatterWhen.name();
+        let (to, from) = (Output::from(output), Input::from(input));
+        same_type(name, &to, &from)?;
+        self.rows(name, "input", from.count, to.count)?;
+        reducible(name, from.dtype, op)?;
+        let own = self.rank() as usize * to.count;
+        apart(name, &to, &from, Some(own))?;
+        self.beside(name, neighbour, [output, input], tiles, to.count, tile)?;
+        if target == 0 || target >= FAILED {
+            return Err(invalid(
+                name,
+                format!("target {target}; a tile is done at 1 to {}", FAILED - 1),
+            ));
+        }
+        self.leaves_room(name)?;
+        let (dtype, count, size) = (from.dtype, to.count, from.dtype.size());
+        let rows = u64::from(self.size());
+        let plan = self.plan_rows(Operation::ReduceScatterWhen, count, dtype, rows, Some(op));
+        let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, agreed(count, tile));
+        let source_at = self.place_of(from.ptr, from.count * size, false);
+        let params = ReduceScatterWhenAnyParams {
+            constants: self.constants(),
+            call,
+            count: count as u64,
+            timeout_ns: self.timeout_ns,
+            source: from.ptr,
+            source_at,
+            target: to.ptr,
+            scalar: op.scalar(dtype),
+            chunk: plan.chunk.min(tile.max(1) as u64),
+            counters: tiles.as_ptr(),
+            span: tile.max(1) as u64,
+            wanted: target,
+            hint: self.hint(count * size, source_at == Place::NONE.0),
+        };
+        let note = Note {
+            call,
+            input_count: from.count as u64,
+            output_count: count as u64,
+        };
+        let tensors = [Some(output), Some(input), Some(tiles.words())];
+        let kernel = instance(dtype, op);
+        let prepared = Prepared::from_parts(self, kernel, params, tensors, false, note);
+        self.fork(neighbour, tiles, &prepared.keeping(tiles.keep()))
+    }
+
+    /// What is refused of both: `count` elements a rank in chunks of `span`.
+    fn beside(
+        &self,
+        name: &'static str,
+        neighbour: &Stream,
+        tensors: [&Tensor; 2],
+        signals: &ChunkSignals,
+        count: usize,
+        span: usize,
+    ) -> Result<()> {
+        let refuse = |detail: String| Err(invalid(name, detail));
+        if self.inner.backend.is_some() {
+            return refuse(format!(
+                "backend {} raises no words and waits for none; only Fusewire's own kernels do",
+                self.backend()
+            ));
+        }
+        let device = self.device();
+        if neighbour.device() != device {
+            let other = neighbour.device();
+            return refuse(format!(
+                "the neighbour's stream is of {other}, the communicator is on {device}"
+            ));
+        }
+        if let Some(tensor) = tensors.iter().find(|tensor| tensor.device() != device) {
+            let other = tensor.device();
+            return refuse(format!(
+                "a tensor is on {other}, the communicator is on {device}"
+            ));
+        }
+        if neighbour.id() == self.stream.id() {
+            return refuse(
+                "the neighbour's stream is the communicator's own, where one would wait behind the other; give the \
+                 operation a stream of its own: comm.on(&stream)"
+                    .to_owned(),
+            );
+        }
+        if !signals.is_of(&self.inner) {
+            return refuse("the words belong to another communicator".to_owned());
+        }
+        if span == 0 && count > 0 {
+            return refuse("chunks of no elements".to_owned());
+        }
+        let needed = self.chunks(count, span);
+        if signals.len() < needed {
+            return refuse(format!(
+                "{} words; {count} elements of {} ranks in chunks of {span} need {needed}",
+                signals.len(),
+                self.size()
+            ));
+        }
+        Ok(())
+    }
+
+    /// On a GPU the kernel must leave multiprocessors to what it waits for.
+    fn leaves_room(&self, name: &'static str) -> Result<()> {
+        let Some(on_gpu) = &self.inner.on_gpu else {
+            return Ok(());
+        };
+        let (blocks, there) = (
+            self.options().blocks,
+            on_gpu.gpu().properties().multiprocessors,
+        );
+        if blocks < there {
+            return Ok(());
+        }
+        Err(invalid(
+            name,
+            format!(
+                "{blocks} blocks would wait on {there} multiprocessors, with no room for what they wait for; make the \
+                 communicator with fewer (Options::blocks)"
+            ),
+        ))
+    }
+
+    /// Clears the words on the neighbour's stream, then lets the operation go its own way.
+    fn fork(
+        &self,
+        neighbour: &Stream,
+        signals: &ChunkSignals,
+        prepared: &Prepared<'_>,
+    ) -> Result<Work> {
+        self.inner.check()?;
+        if self.stream.capture_number()?.is_some() && neighbour.capture_number()?.is_none() {
+            return Err(Error::capture(
+                "the communicator's stream is captured, the neighbour's is not: begin the capture on the neighbour's, which \
+                 the communicator's then joins",
+            ));
+        }
+        signals.clear_on(neighbour)?;
+        let cleared = Event::new();
+        neighbour.record(&cleared)?;
+        self.stream.wait_event(&cleared)?;
+        self.stream.branch();
+        let work = self.enqueue(prepared)?;
+        signals.used_on(&self.stream)?;
+        Ok(work)
+    }
+}

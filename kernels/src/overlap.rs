@@ -1,0 +1,441 @@
+//! all_gather and reduce_scatter beside a neighbouring computation: it starts as soon as a chunk is there, and what it
+//! computes leaves as soon as a tile is done. Protocol: rounds ([`crate::exchange`]), and words of this rank's own.
+//!
+//! # Words
+//! A word is a u32 in memory of the rank's own device; no peer touches it. The host clears all words of an operation on the
+//! neighbour's stream, before the neighbour's work and before this kernel: so what a captured graph compares with is not there
+//! yet at any replay.
+//!
+//! **Chunks** (all_gather). Chunk `source * chunks_per_rank + c` is units `[c * span, (c + 1) * span)` of what `source` sends.
+//! - **Who may overwrite what:** the kernel writes a chunk of the output and its word; whoever comes next on the neighbour's
+//!   stream clears the word and may overwrite the chunk;
+//! - **after having acquired:** the kernel the end of the stream's work before it (its launch); the next one the end of this
+//!   kernel (an event);
+//! - **released by:** the neighbour, behind its last read of the chunk; this kernel, behind its last write of chunk and word.
+//!
+//! Blocks add the units that they have moved to the chunk's arrivals; whoever completes it stores [`THERE`] by system
+//! release, having acquired the parts of the others. A launch that fails stores [`FAILED`] in every word that is still 0:
+//! nobody waits for ever for what does not come.
+//!
+//! **Tiles** (reduce_scatter). Tile `row * tiles_per_row + t` is elements `[t * span, (t + 1) * span)` of row `row` of the input.
+//! - **Who may overwrite what:** the neighbour writes a tile of this rank's input, and peers read it; the next one on the
+//!   neighbour's stream clears the word and overwrites the tile;
+//! - **after having acquired:** a peer this rank's ready signal of the tile's round, the next one the end of this kernel, which has
+//!   acquired every peer's done signal of every round;
+//! - **released by:** this rank, after it has acquired the tile's counter, which the neighbour raised by release after its last
+//!   write of the tile; the peer, after its last read.
+//!
+//! So there is one round for tile t of all rows: tiles are needed in the order of t, those of all rows together.
+
+use core::marker::PhantomData;
+
+use fusewire_device::bulk;
+use fusewire_device::comm::{Place, ring};
+use fusewire_device::element::Sum;
+use fusewire_device::layout::CommConst;
+use fusewire_device::mem::{self, Order, Policy, Scope};
+use fusewire_device::session::{Call, Session};
+use fusewire_device::wait;
+use fusewire_device::{Block, Element, Group, Machine, kernel};
+
+use crate::exchange::{Body, CHUNKED, Memory, Round, SOURCE_STAGED, Words, word};
+use crate::policy;
+use crate::reduce_scatter::OwnRow;
+use crate::reducer::{Any, Reducer, Typed, memory};
+
+/// Word of a chunk that is there.
+pub const THERE: u32 = 1;
+
+/// Word of a chunk that will not come: the launch has failed. Not less than [`THERE`], also in the cyclic comparison of stream
+/// memory operations.
+pub const FAILED: u32 = 0x4000_0000;
+
+/// Which piece of `span` element `at` lies in. (Nothing that could panic is left in a kernel, so 0 is asked for here.)
+#[inline(always)]
+const fn piece(at: usize, span: usize) -> usize {
+    if span == 0 { 0 } else { at / span }
+}
+
+/// Pieces of `span` that `count` elements take.
+#[inline(always)]
+const fn pieces(count: usize, span: usize) -> usize {
+    if count == 0 {
+        0
+    } else {
+        piece(count - 1, span) + 1
+    }
+}
+
+/// The words of an all_gather's chunks.
+#[derive(Clone, Copy)]
+struct Chunks {
+    words: *mut u32,
+    /// Units of each chunk that have arrived.
+    arrivals: *mut u64,
+    /// Units of a chunk, not 0.
+    span: usize,
+    /// Chunks of a rank.
+    per_rank: usize,
+    policy: Policy,
+}
+
+impl Chunks {
+    /// `units` more of chunk `chunk` of `rank` are there, as far as this block moves them. All lanes together.
+    #[inline(always)]
+    fn arrive<M: Machine>(
+        &self,
+        session: &Session<M>,
+        memory: &Memory,
+        rank: u32,
+        chunk: usize,
+        units: usize,
+    ) {
+        let block = session.block();
+        // Each lane's own writes, before the leader speaks for all.
+        mem::fence(Order::Release, Scope::Device);
+        block.sync();
+        if !block.is_leader() {
+            return;
+        }
+        let rest = memory.count - chunk * self.span;
+        let whole = if rest < self.span { rest } else { self.span };
+        let index = rank as usize * self.per_rank + chunk;
+        // SAFETY: the caller's arrays have an entry for every chunk.
+        let arrivals = unsafe { self.arrivals.add(index) };
+        // SAFETY: as above; arrivals are only accessed atomically while the kernel runs.
+        let before =
+            unsafe { mem::fetch_add_u64(arrivals, units as u64, Order::AcqRel, Scope::Device) };
+        if before + units as u64 == whole as u64 {
+            // SAFETY: as above.
+            let at = unsafe { self.words.add(index) };
+            // SAFETY: as above; words are only accessed atomically while the kernel runs.
+            unsafe { mem::store_u32(at, THERE, Order::Release, Scope::System) };
+        }
+    }
+
+    /// This rank's own row, which needs no peer. All lanes together.
+    ///
+    /// # Safety
+    /// The memory is valid as for [`Memory::run`].
+    #[inline(always)]
+    unsafe fn own<M: Machine>(&self, session: &Session<M>, memory: &Memory) {
+        let block = session.block();
+        let rank = session.comm().rank();
+        let row = rank as usize * memory.count * memory.size;
+        let row = memory.target.wrapping_add(row);
+        let (mut chunk, mut start) = (0, 0);
+        while start < memory.count {
+            let rest = memory.count - start;
+            let length = if rest < self.span { rest } else { self.span };
+            let (first, last) = block.slice(length, memory.granule);
+            if last > first {
+                let at = (start + first) * memory.size;
+                let (to, from) = (row.wrapping_add(at), memory.source.wrapping_add(at));
+                if !core::ptr::eq(to, from) {
+                    let bytes = (last - first) * memory.size;
+                    // SAFETY: within the caller's input and row.
+                    unsafe { bulk::copy(block, to, from, bytes, self.policy) };
+                }
+                self.arrive(session, memory, rank, chunk, last - first);
+            }
+            start += length;
+            chunk += 1;
+        }
+    }
+}
+
+impl<M: Machine> Body<M> for Chunks {
+    #[inline(always)]
+    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
+        let block = session.block();
+        let (me, size) = (session.comm().rank(), session.comm().size());
+        let (mine, limit) = memory.part(block, round, 0);
+        let mut step = 1;
+        while step < size {
+            let rank = ring(me, step, size);
+            // What lies in staging was put there by the peer's block of this number, its part only. What lies in user
+            // memory is all there, and blocks share each chunk, so that one is complete before the next.
+            let staged = session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
+            let (from, to) = if staged {
+                (mine, limit)
+            } else {
+                (0, round.len())
+            };
+            let (mut low, end) = (round.start + from, round.start + to);
+            let mut chunk = piece(low, self.span);
+            while low < end {
+                let limit = (chunk + 1) * self.span;
+                let high = if limit < end { limit } else { end };
+                let (first, last) = if staged {
+                    (0, high - low)
+                } else {
+                    block.slice(high - low, memory.granule)
+                };
+                if last > first {
+                    let (at, length) = (low + first, last - first);
+                    let found = memory.source_of(session, round, rank, 0, at - round.start, length);
+                    let Some(from) = found else {
+                        return false;
+                    };
+                    let to = (rank as usize * memory.count + at) * memory.size;
+                    let to = memory.target.wrapping_add(to);
+                    // SAFETY: the source was checked against its window; the target is the caller's.
+                    unsafe { bulk::copy(block, to, from, length * memory.size, self.policy) };
+                    self.arrive(session, memory, rank, chunk, length);
+                }
+                low = high;
+                chunk += 1;
+            }
+            step += 1;
+        }
+        block.sync();
+        true
+    }
+}
+
+/// all_gather that raises a word as soon as a chunk is there: `count` units of `size` bytes of every rank, to row r of every
+/// rank's output; own row first, then those of the next ranks round the ring. `span` is units of a chunk; `words` and `arrivals`
+/// have an entry for every chunk of every rank, all 0.
+///
+/// # Safety
+/// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes; `chunk` units of
+/// each row (a multiple of [`crate::GRANULE`]) must fit staging; `span` is not 0.
+#[kernel]
+pub unsafe fn all_gather_signalled(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    count: u64,
+    size: u64,
+    timeout_ns: u64,
+    source: *const u8,
+    source_at: u64,
+    target: *mut u8,
+    chunk: u64,
+    words: *mut u32,
+    arrivals: *mut u64,
+    span: u64,
+    hint: u32,
+) {
+    let policy = policy(hint);
+    let span = if span == 0 { 1 } else { span as usize };
+    let chunks = Chunks {
+        words,
+        arrivals,
+        span,
+        per_rank: pieces(count as usize, span),
+        policy,
+    };
+    let memory = Memory {
+        size: size as usize,
+        count: count as usize,
+        chunk: chunk as usize,
+        source,
+        source_at: Place(source_at),
+        source_rows: 1,
+        target,
+        target_at: Place::NONE,
+        target_shared: false,
+        shards: 1,
+        granule: crate::GRANULE,
+        scalar: 0,
+    };
+    // SAFETY: the caller's promise.
+    let session = unsafe { Session::begin(block, constants, call, count, timeout_ns) };
+    if let Some(mut session) = session {
+        // SAFETY: the caller's promise.
+        unsafe { chunks.own(&session, &memory) };
+        // SAFETY: the caller's promise.
+        if unsafe { memory.run(&mut session, policy, &chunks) } {
+            session.end();
+            return;
+        }
+    }
+    // SAFETY: the caller's promise.
+    let ranks = unsafe { fusewire_device::comm::Comm::new(constants) }.size() as usize;
+    let mut index = block.rank() as usize;
+    while index < ranks * chunks.per_rank {
+        // SAFETY: an entry of the caller's array.
+        let at = unsafe { words.add(index) };
+        // SAFETY: as above; words are only accessed atomically while the kernel runs.
+        unsafe { mem::compare_exchange_u32(at, 0, FAILED, Order::AcqRel, Scope::System) };
+        index += block.size() as usize;
+    }
+}
+
+/// Tiles of this rank's input, and how their counters stand.
+#[derive(Clone, Copy)]
+struct Tiles<R> {
+    rows: OwnRow<R>,
+    counters: *const u32,
+    /// Elements of a tile, not 0.
+    span: usize,
+    /// What a counter reaches when its tile is done.
+    wanted: u32,
+}
+
+impl<M: Machine, R: Reducer> Body<M> for Tiles<R> {
+    #[inline(always)]
+    fn words(&self, session: &Session<M>) -> Words {
+        let _ = session;
+        Words {
+            extra: [0; 3],
+            flags: CHUNKED,
+        }
+    }
+
+    /// Awaits the counters of all tiles that the round touches, in every row.
+    #[inline(always)]
+    unsafe fn before(&self, session: &Session<M>, memory: &Memory, round: Round) -> bool {
+        let block = session.block();
+        let first = piece(round.start, self.span);
+        let last = pieces(round.end, self.span);
+        let per_row = pieces(memory.count, self.span);
+        let (me, rows) = (session.comm().rank(), session.comm().size() as usize);
+        let mut failed = false;
+        let mut of_row = first;
+        // A round is of one tile, as a rule: lanes share the rows.
+        while of_row < last && !failed {
+            let mut row = block.rank() as usize;
+            while row < rows && !failed {
+                let tile = row * per_row + of_row;
+                let expected = (tile as u64) << 32 | u64::from(self.wanted);
+                let counter = self.counters.wrapping_add(tile);
+                let there = session.watch().until(wait::Place::Tile, me, expected, || {
+                    // SAFETY: a counter of the caller's, which is only accessed atomically while the kernel runs.
+                    let seen = unsafe { mem::load_u32(counter, Order::Acquire, Scope::System) };
+                    if seen >= self.wanted {
+                        Ok(())
+                    } else {
+                        Err(u64::from(seen))
+                    }
+                });
+                failed = there.is_none();
+                row += block.size() as usize;
+            }
+            of_row += 1;
+        }
+        let failed = block.any(failed);
+        mem::fence(Order::Acquire, Scope::System);
+        !failed
+    }
+
+    #[inline(always)]
+    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.rows.round(session, memory, round) }
+    }
+}
+
+/// # Safety
+/// As the kernels below promise.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)] // the arguments of a kernel
+unsafe fn reduce_tiles<M: Machine, R: Reducer>(
+    session: &mut Session<M>,
+    reducer: R,
+    memory: Memory,
+    policy: Policy,
+    counters: *const u32,
+    span: u64,
+    wanted: u32,
+) -> bool {
+    let memory = Memory {
+        source_rows: session.comm().size(),
+        ..memory
+    };
+    let tiles = Tiles {
+        rows: OwnRow { reducer, policy },
+        counters,
+        span: if span == 0 { 1 } else { span as usize },
+        wanted,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { memory.run(session, policy, &tiles) }
+}
+
+/// reduce_scatter by sum that takes each tile as soon as its counter says so: `count` elements a rank; the input has `count`
+/// times the number of ranks. Rounds are of `chunk` elements of every row; a counter of `wanted` says that its tile, `span`
+/// elements, is done.
+///
+/// # Safety
+/// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes; `chunk` elements
+/// of each row, rounded up to [`crate::GRANULE`], must fit staging; `counters` has an entry for every tile of every row; `span` is
+/// not 0.
+#[kernel(each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16))]
+pub unsafe fn reduce_scatter_when<T: Element>(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    count: u64,
+    timeout_ns: u64,
+    source: *const u8,
+    source_at: u64,
+    target: *mut u8,
+    scalar: u64,
+    chunk: u64,
+    counters: *const u32,
+    span: u64,
+    wanted: u32,
+    hint: u32,
+) {
+    // SAFETY: the caller's promise.
+    let session = unsafe { Session::begin(block, constants, call, count, timeout_ns) };
+    let Some(mut session) = session else {
+        return;
+    };
+    let reducer = Typed::<T, Sum>(PhantomData);
+    let none = Place::NONE.0;
+    let memory = memory(
+        reducer, count, source, source_at, target, none, scalar, chunk,
+    );
+    let policy = policy(hint);
+    let session_of = &mut session;
+    // SAFETY: the caller's promise.
+    let done = unsafe { reduce_tiles(session_of, reducer, memory, policy, counters, span, wanted) };
+    if done {
+        session.end();
+    }
+}
+
+/// As [`reduce_scatter_when`], for every type and reduction: they are switched at run time.
+///
+/// # Safety
+/// As there.
+#[kernel]
+pub unsafe fn reduce_scatter_when_any(
+    block: Block<impl Machine>,
+    constants: *const CommConst,
+    call: u64,
+    count: u64,
+    timeout_ns: u64,
+    source: *const u8,
+    source_at: u64,
+    target: *mut u8,
+    scalar: u64,
+    chunk: u64,
+    counters: *const u32,
+    span: u64,
+    wanted: u32,
+    hint: u32,
+) {
+    let Some(reducer) = Any::of(Call(call)) else {
+        return;
+    };
+    // SAFETY: the caller's promise.
+    let session = unsafe { Session::begin(block, constants, call, count, timeout_ns) };
+    let Some(mut session) = session else {
+        return;
+    };
+    let none = Place::NONE.0;
+    let memory = memory(
+        reducer, count, source, source_at, target, none, scalar, chunk,
+    );
+    let policy = policy(hint);
+    let session_of = &mut session;
+    // SAFETY: the caller's promise.
+    let done = unsafe { reduce_tiles(session_of, reducer, memory, policy, counters, span, wanted) };
+    if done {
+        session.end();
+    }
+}

@@ -1,0 +1,297 @@
+//! Graphs of an operation and the computation beside it: each replay finds its own contents, chunk by chunk and tile by tile,
+//! and the checks find it out where one does not.
+//!
+//! The computation is a copy of each chunk, right behind the wait for its word, by a communicator of one rank on the
+//! neighbour's stream: so it is the same on every device.
+
+use core::time::Duration;
+
+use fusewire::{ChunkSignals, Communicator, DType, GraphExec, ReduceOp, Result, Stream, Tensor};
+use fusewire_tests::device::{device, stream, tensor};
+use fusewire_tests::rng::Rng;
+
+use super::all;
+
+const COUNT: usize = 700;
+const CHUNK: usize = 256;
+
+/// Replays: as many on every device, since what they look for is rare; fewer where a launch takes long.
+fn replays() -> u64 {
+    if device().is_gpu() { 150 } else { 1500 }
+}
+
+/// A rank's parts: the operations' communicator on a stream of its own, one of this rank alone, and the neighbour's stream.
+struct Parts {
+    comm: Communicator,
+    solo: Communicator,
+    neighbour: Stream,
+}
+
+impl Parts {
+    fn new(comm: &Communicator) -> Result<Self> {
+        let solo = comm.split(&[comm.rank()], "solo")?.expect("its own group");
+        let neighbour = stream();
+        let solo = solo.on(&neighbour);
+        solo.warm_up()?;
+        Ok(Self {
+            comm: comm.on(&stream()),
+            solo,
+            neighbour,
+        })
+    }
+
+    /// Copies on the neighbour's stream.
+    fn copy(&self, to: &Tensor, from: &Tensor) -> Result<()> {
+        self.solo.all_gather_single_async(to, from).map(drop)
+    }
+
+    /// What `calls` put on both streams, as a graph.
+    fn capture(&self, calls: impl FnOnce() -> Result<()>) -> Result<GraphExec> {
+        self.neighbour.begin_capture()?;
+        let called = calls();
+        let graph = self.neighbour.end_capture()?;
+        called?;
+        graph.instantiate()
+    }
+
+    /// Pieces of a tensor of rows: row, first element, length.
+    fn pieces(&self) -> Vec<(usize, usize, usize)> {
+        let per_row = COUNT.div_ceil(CHUNK);
+        let ranks = self.comm.size() as usize;
+        (0..per_row * ranks)
+            .map(|index| {
+                let (row, at) = (index / per_row, index % per_row * CHUNK);
+                (row, row * COUNT + at, CHUNK.min(COUNT - at))
+            })
+            .collect()
+    }
+}
+
+fn value(round: u64, rank: usize) -> u64 {
+    round * 16 + rank as u64 + 1
+}
+
+/// A gather whose chunks are copied to `seen` as they come, as the words of `watched` say; replayed by `replay`.
+struct Gather {
+    parts: Parts,
+    x: Tensor,
+    y: Tensor,
+    seen: Tensor,
+}
+
+impl Gather {
+    fn new(comm: &Communicator, registered: bool) -> Result<Self> {
+        let parts = Parts::new(comm)?;
+        let ranks = comm.size() as usize;
+        let x = comm.alloc(DType::U64, COUNT)?;
+        Ok(Self {
+            parts,
+            x: if registered {
+                x
+            } else {
+                tensor(DType::U64, COUNT)?
+            },
+            y: tensor(DType::U64, COUNT * ranks)?,
+            seen: tensor(DType::U64, COUNT * ranks)?,
+        })
+    }
+
+    fn capture(&self, signals: &ChunkSignals, watched: &ChunkSignals) -> Result<GraphExec> {
+        let (parts, comm) = (&self.parts, &self.parts.comm);
+        parts.capture(|| {
+            let neighbour = &parts.neighbour;
+            let work =
+                comm.all_gather_signalled_async(neighbour, &self.y, &self.x, signals, CHUNK)?;
+            // Own row first, as chunks come.
+            let (pieces, me) = (parts.pieces(), comm.rank() as usize);
+            let ranks = comm.size() as usize;
+            for step in 0..ranks {
+                let row = (me + step) % ranks;
+                for (index, (of, at, length)) in pieces.iter().copied().enumerate() {
+                    if of == row {
+                        watched.stream_wait(neighbour, index)?;
+                        parts.copy(&self.seen.slice(at, length)?, &self.y.slice(at, length)?)?;
+                    }
+                }
+            }
+            work.wait(neighbour)
+        })
+    }
+
+    /// Whether the copies are those of `round`.
+    fn replay(&self, graph: &GraphExec, round: u64) -> Result<bool> {
+        let me = self.parts.comm.rank() as usize;
+        self.x.copy_from(&vec![value(round, me); COUNT])?;
+        graph.run(&self.parts.neighbour)?;
+        let rows = self.seen.to_vec::<u64>()?;
+        let right = |(rank, row): (usize, &[u64])| row.iter().all(|x| *x == value(round, rank));
+        Ok(rows.chunks(COUNT).enumerate().all(right))
+    }
+}
+
+#[test]
+fn a_thousand_replays_consume_each_chunk_right_behind_its_word() {
+    for (ranks, registered) in [(2, true), (3, false)] {
+        all(ranks, |comm| {
+            let gather = Gather::new(&comm, registered)?;
+            let signals = comm.chunk_signals(comm.chunks(COUNT, CHUNK))?;
+            let graph = gather.capture(&signals, &signals)?;
+            let mut rng = Rng::new(u64::from(comm.rank()));
+            for round in 0..replays() {
+                if rng.one_in(20) {
+                    std::thread::sleep(Duration::from_micros(rng.below(800) as u64));
+                }
+                assert!(gather.replay(&graph, round)?, "replay {round}");
+                // An eager call with the same words, now and then.
+                if round % 64 == 63 {
+                    let (parts, neighbour) = (&gather.parts, &gather.parts.neighbour);
+                    let (comm, x, y) = (&parts.comm, &gather.x, &gather.y);
+                    comm.all_gather_signalled_async(neighbour, y, x, &signals, CHUNK)?
+                        .wait(neighbour)?;
+                    neighbour.synchronize()?;
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn words_that_nobody_clears_give_stale_chunks_and_are_caught() {
+    all(2, |comm| {
+        let gather = Gather::new(&comm, true)?;
+        let count = comm.chunks(COUNT, CHUNK);
+        let (signals, raised) = (comm.chunk_signals(count)?, comm.chunk_signals(count)?);
+        // As at a second replay without clearing: all words say that all is there.
+        let graph = gather.capture(&signals, &raised)?;
+        raised.words().copy_from(&vec![1_u32; count])?;
+        let mut stale = 0;
+        for round in 0..8 {
+            if comm.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            stale += u64::from(!gather.replay(&graph, round)?);
+            comm.barrier()?;
+        }
+        assert!(
+            comm.rank() == 1 || stale == 8,
+            "rank 0 saw {stale} stale replays"
+        );
+        Ok(())
+    });
+}
+
+/// A reduce_scatter whose tiles are made by copies; `early`: their words are raised before, by a neighbour that is late.
+fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
+    let parts = Parts::new(comm)?;
+    let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
+    let (made, input) = (
+        tensor(DType::U64, COUNT * ranks)?,
+        comm.alloc(DType::U64, COUNT * ranks)?,
+    );
+    let output = tensor(DType::U64, COUNT)?;
+    let tiles = comm.chunk_signals(comm.chunks(COUNT, CHUNK))?;
+    let graph = parts.capture(|| {
+        let (comm, neighbour) = (&parts.comm, &parts.neighbour);
+        let sum = ReduceOp::Sum;
+        let work =
+            comm.reduce_scatter_when_async(neighbour, &output, &input, &tiles, CHUNK, 1, sum)?;
+        let pieces = parts.pieces();
+        if early {
+            for index in 0..pieces.len() {
+                tiles.stream_write(neighbour, index, 1)?;
+            }
+            neighbour.host_fn(std::sync::Arc::new(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                Ok(())
+            }))?;
+        }
+        // Tile t of all rows, then the next.
+        let per_row = COUNT.div_ceil(CHUNK);
+        for index in (0..per_row).flat_map(|t| (0..ranks).map(move |row| row * per_row + t)) {
+            let (_, at, length) = pieces[index];
+            parts.copy(&input.slice(at, length)?, &made.slice(at, length)?)?;
+            if !early {
+                tiles.stream_write(neighbour, index, 1)?;
+            }
+        }
+        work.wait(neighbour)
+    })?;
+    let mut wrong = 0;
+    let mut rng = Rng::new(me as u64);
+    for round in 0..replays {
+        if rng.one_in(20) {
+            std::thread::sleep(Duration::from_micros(rng.below(800) as u64));
+        }
+        made.copy_from(&vec![value(round, me); COUNT * ranks])?;
+        graph.run(&parts.neighbour)?;
+        let sum: u64 = (0..ranks).map(|rank| value(round, rank)).sum();
+        wrong += u64::from(output.to_vec::<u64>()? != vec![sum; COUNT]);
+    }
+    Ok(wrong)
+}
+
+#[test]
+fn a_thousand_replays_send_each_tile_as_soon_as_it_is_made() {
+    for ranks in [2, 3] {
+        all(ranks, |comm| {
+            let wrong = scatter(&comm, false, replays())?;
+            assert_eq!(wrong, 0);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn tiles_that_are_called_done_too_early_are_caught() {
+    all(2, |comm| {
+        let wrong = scatter(&comm, true, 6)?;
+        assert_eq!(wrong, 6);
+        Ok(())
+    });
+}
+
+#[test]
+fn both_sides_of_a_layer_in_one_graph() {
+    // all_gather, the computation, reduce_scatter: on one communicator, several times a graph, with the same words.
+    all(2, |comm| {
+        let parts = Parts::new(&comm)?;
+        let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
+        let t = |count| comm.alloc(DType::U64, count);
+        let (x, y, z, out) = (t(COUNT)?, t(COUNT * ranks)?, t(COUNT * ranks)?, t(COUNT)?);
+        let words = comm.chunks(COUNT, CHUNK);
+        let (signals, tiles) = (comm.chunk_signals(words)?, comm.chunk_signals(words)?);
+        let graph = parts.capture(|| {
+            let (comm, neighbour) = (&parts.comm, &parts.neighbour);
+            for layer in 0..3 {
+                let from = if layer == 0 { &x } else { &out };
+                let gathered =
+                    comm.all_gather_signalled_async(neighbour, &y, from, &signals, CHUNK)?;
+                let scattered = comm.reduce_scatter_when_async(
+                    neighbour,
+                    &out,
+                    &z,
+                    &tiles,
+                    CHUNK,
+                    1,
+                    ReduceOp::Sum,
+                )?;
+                for (index, (_, at, length)) in parts.pieces().into_iter().enumerate() {
+                    signals.stream_wait(neighbour, index)?;
+                    parts.copy(&z.slice(at, length)?, &y.slice(at, length)?)?;
+                    tiles.stream_write(neighbour, index, 1)?;
+                }
+                gathered.wait(neighbour)?;
+                scattered.wait(neighbour)?;
+            }
+            Ok(())
+        })?;
+        for round in 0..replays() / 3 {
+            x.copy_from(&vec![value(round, me); COUNT])?;
+            graph.run(&parts.neighbour)?;
+            // Each layer adds the rows of both ranks, which are equal: twice the value.
+            assert_eq!(out.to_vec::<u64>()?, vec![8 * value(round, me); COUNT]);
+        }
+        Ok(())
+    });
+}

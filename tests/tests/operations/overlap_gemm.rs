@@ -1,0 +1,431 @@
+//! all_gather with a word a chunk and reduce_scatter with a counter a tile, eager: results, words, what is refused, and what is
+//! said of a tile that nobody makes.
+
+use core::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fusewire::reference::{fill, reduce};
+use fusewire::{
+    ChunkSignals, Communicator, DType, Error, FailureKind, Operation, Options, ReduceOp, Result,
+    Stream, Tensor,
+};
+use fusewire_tests::device::{device, run_threads, stream, tensor};
+
+fn options(lanes: u32, blocks: u32) -> Options {
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(60);
+    if !device().is_gpu() {
+        options.lanes = lanes;
+    }
+    options.blocks = blocks;
+    options
+}
+
+fn all<R: Send>(
+    ranks: u32,
+    options: &Options,
+    body: impl Fn(Communicator) -> Result<R> + Sync,
+) -> Vec<R> {
+    let results = run_threads(ranks, options, body);
+    results
+        .into_iter()
+        .map(|result| result.expect("all ranks"))
+        .collect()
+}
+
+/// A communicator whose operations run on a stream of their own, and the neighbour's stream.
+fn beside(comm: &Communicator) -> (Communicator, Stream) {
+    (comm.on(&stream()), stream())
+}
+
+/// Where buffers lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    Registered,
+    Ordinary,
+    /// Odd ranks' in windows.
+    Mixed,
+}
+
+impl Memory {
+    fn take(self, comm: &Communicator, dtype: DType, count: usize) -> Result<Tensor> {
+        let window = comm.alloc(dtype, count)?;
+        match self {
+            Self::Registered => Ok(window),
+            Self::Mixed if comm.rank() % 2 == 1 => Ok(window),
+            _ => tensor(dtype, count),
+        }
+    }
+}
+
+/// Words behind those of an operation, which must stay as they are cleared.
+const GUARD: usize = 3;
+
+fn gather(
+    comm: &Communicator,
+    neighbour: &Stream,
+    signals: &ChunkSignals,
+    memory: Memory,
+    dtype: DType,
+    [count, chunk]: [usize; 2],
+) -> Result<()> {
+    let (ranks, me) = (comm.size() as usize, comm.rank());
+    let input = memory.take(comm, dtype, count)?;
+    let output = tensor(dtype, count * ranks)?;
+    for call in 0..3 {
+        input.copy_from_bytes(&fill(dtype, me, call, count))?;
+        output.copy_from_bytes(&vec![0xee; count * ranks * dtype.size()])?;
+        let work = comm.all_gather_signalled_async(neighbour, &output, &input, signals, chunk)?;
+        // The neighbour goes on when all chunks are there.
+        let chunks = comm.chunks(count, chunk);
+        for index in (0..chunks).rev() {
+            signals.stream_wait(neighbour, index)?;
+        }
+        neighbour.synchronize()?;
+        work.wait_blocking()?;
+        let expected: Vec<u8> = (0..comm.size())
+            .flat_map(|rank| fill(dtype, rank, call, count))
+            .collect();
+        let case = (dtype, count, chunk, memory, call);
+        assert!(output.to_bytes()? == expected, "{case:?}");
+        let words = signals.words().to_vec::<u32>()?;
+        assert!(words[..chunks].iter().all(|word| *word == 1), "{case:?}");
+        assert!(words[chunks..].iter().all(|word| *word == 0), "{case:?}");
+    }
+    Ok(())
+}
+
+/// Counts and chunks: none, less than a chunk, dividing and not, more than staging takes at once.
+const SHAPES: [[usize; 2]; 8] = [
+    [0, 5],
+    [1, 1],
+    [7, 3],
+    [64, 64],
+    [1000, 130],
+    [4099, 512],
+    [70_001, 9000],
+    [300, 1_000_000],
+];
+
+#[test]
+fn chunks_of_every_rank_arrive() {
+    let memories = [Memory::Registered, Memory::Ordinary, Memory::Mixed];
+    for (ranks, lanes, blocks) in [
+        (1, 1, 1),
+        (2, 1, 1),
+        (3, 1, 3),
+        (4, 1, 2),
+        (8, 1, 1),
+        (2, 32, 1),
+        (3, 64, 2),
+    ] {
+        let mut options = options(lanes, blocks);
+        options.staging_bytes = 64 << 10;
+        all(ranks, &options, |comm| {
+            let (comm, neighbour) = beside(&comm);
+            for (i, shape) in SHAPES.into_iter().enumerate() {
+                let signals = comm.chunk_signals(comm.chunks(shape[0], shape[1]) + GUARD)?;
+                let dtype = [DType::F32, DType::U8, DType::I64, DType::Bf16][i % 4];
+                let memory = memories[(i + ranks as usize) % 3];
+                gather(&comm, &neighbour, &signals, memory, dtype, shape)?;
+            }
+            Ok(())
+        });
+    }
+}
+
+fn scatter(
+    comm: &Communicator,
+    neighbour: &Stream,
+    (dtype, op): (DType, ReduceOp),
+    memory: Memory,
+    [count, tile]: [usize; 2],
+) -> Result<()> {
+    let (ranks, me) = (comm.size(), comm.rank());
+    let rows = ranks as usize;
+    let input = memory.take(comm, dtype, count * rows)?;
+    let (output, whole) = (tensor(dtype, count)?, tensor(dtype, count)?);
+    let tiles = comm.chunk_signals(comm.chunks(count, tile) + GUARD)?;
+    let per_row = count.div_ceil(tile);
+    for call in 0..2 {
+        input.copy_from_bytes(&fill(dtype, me, call, count * rows))?;
+        let work =
+            comm.reduce_scatter_when_async(neighbour, &output, &input, &tiles, tile, 3, op)?;
+        // In another order than they are taken.
+        for index in (0..per_row * rows).rev() {
+            tiles.stream_write(neighbour, index, 3)?;
+        }
+        work.wait(neighbour)?;
+        neighbour.synchronize()?;
+        work.wait_blocking()?;
+        comm.reduce_scatter_single(&whole, &input, op)?;
+        let case = (dtype, op, count, tile, memory, call);
+        let found = output.to_bytes()?;
+        assert!(found == whole.to_bytes()?, "{case:?}: other bits");
+        let inputs: Vec<Vec<u8>> = (0..ranks)
+            .map(|rank| {
+                let row = count * dtype.size();
+                let from = me as usize * row;
+                fill(dtype, rank, call, count * rows)[from..from + row].to_vec()
+            })
+            .collect();
+        assert!(found == reduce(dtype, op, &[], &inputs), "{case:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn tiles_of_every_rank_are_reduced_to_the_same_bits() {
+    let memories = [Memory::Registered, Memory::Ordinary, Memory::Mixed];
+    let kinds = [
+        (DType::F32, ReduceOp::Sum),
+        (DType::F16, ReduceOp::Sum),
+        (DType::Bf16, ReduceOp::Sum),
+        (DType::F32, ReduceOp::Average),
+        (DType::I32, ReduceOp::Sum),
+        (DType::Bf16, ReduceOp::Max),
+        (DType::F64, ReduceOp::Product),
+    ];
+    let shapes: [[usize; 2]; 6] = [
+        [0, 5],
+        [1, 1],
+        [70, 32],
+        [1000, 300],
+        [4099, 1024],
+        [20_000, 1_000_000],
+    ];
+    for (ranks, lanes, blocks) in [
+        (1, 1, 1),
+        (2, 1, 1),
+        (3, 1, 3),
+        (4, 1, 2),
+        (8, 1, 1),
+        (2, 32, 1),
+        (3, 64, 2),
+    ] {
+        let mut options = options(lanes, blocks);
+        options.staging_bytes = 64 << 10;
+        all(ranks, &options, |comm| {
+            let (comm, neighbour) = beside(&comm);
+            for (i, kind) in kinds.into_iter().enumerate() {
+                let memory = memories[(i + ranks as usize) % 3];
+                let shape = shapes[(i + lanes as usize) % shapes.len()];
+                scatter(&comm, &neighbour, kind, memory, shape)?;
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
+    if device().is_gpu() {
+        return;
+    }
+    const COUNT: usize = 1000;
+    const CHUNK: usize = 300;
+    let turn = AtomicU64::new(0);
+    all(3, &options(1, 1), |comm| {
+        let (comm, neighbour) = beside(&comm);
+        let ranks = comm.size() as usize;
+        let (x, y) = (
+            comm.alloc(DType::U64, COUNT)?,
+            comm.alloc(DType::U64, COUNT * ranks)?,
+        );
+        let signals = comm.chunk_signals(comm.chunks(COUNT, CHUNK))?;
+        let (input, output) = (
+            comm.alloc(DType::U64, COUNT * ranks)?,
+            tensor(DType::U64, COUNT)?,
+        );
+        let tiles = comm.chunk_signals(comm.chunks(COUNT, CHUNK))?;
+        for round in 1..60_u64 {
+            // Ranks come one after the other, another one first each time.
+            let late = (u64::from(comm.rank()) + round) % 3;
+            std::thread::sleep(Duration::from_micros(300 * late));
+            x.copy_from(&vec![round * 10 + u64::from(comm.rank()); COUNT])?;
+            let gathered = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, CHUNK)?;
+            let scattered = comm.reduce_scatter_when_async(
+                &neighbour,
+                &output,
+                &input,
+                &tiles,
+                CHUNK,
+                2,
+                ReduceOp::Sum,
+            )?;
+            // The words of both have been cleared when the neighbour's stream has come this far.
+            neighbour.synchronize()?;
+            let per_row = COUNT.div_ceil(CHUNK);
+            for chunk in 0..per_row {
+                for rank in 0..ranks {
+                    let index = rank * per_row + chunk;
+                    signals.wait(index)?;
+                    // At once: what is not there yet is of the round before.
+                    let (from, to) = (chunk * CHUNK, COUNT.min((chunk + 1) * CHUNK));
+                    let part = y.slice(rank * COUNT + from, to - from)?.to_vec::<u64>()?;
+                    let value = round * 10 + rank as u64;
+                    assert!(part.iter().all(|x| *x == value), "round {round}");
+                    let row = input.slice(rank * COUNT + from, to - from)?;
+                    row.copy_from(&part)?;
+                    tiles.add(index, 1)?;
+                    turn.fetch_add(1, Ordering::Relaxed);
+                    tiles.add(index, 1)?;
+                }
+            }
+            gathered.wait_blocking()?;
+            scattered.wait_blocking()?;
+            let sum = 3 * (round * 10 + u64::from(comm.rank()));
+            assert_eq!(output.to_vec::<u64>()?, vec![sum; COUNT]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn words_in_memory_of_the_callers() {
+    all(2, &options(1, 1), |comm| {
+        let (comm, neighbour) = beside(&comm);
+        let words = tensor(DType::U32, 9)?;
+        words.copy_from(&[7_u32; 9])?;
+        let signals = comm.adopt_chunk_signals(&words.slice(2, 5)?)?;
+        assert_eq!((signals.len(), signals.is_empty()), (5, false));
+        let (x, y) = (comm.alloc(DType::F32, 20)?, tensor(DType::F32, 40)?);
+        let work = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, 10)?;
+        work.wait(&neighbour)?;
+        neighbour.synchronize()?;
+        assert_eq!(words.to_vec::<u32>()?, [7, 7, 1, 1, 1, 1, 0, 7, 7]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_tile_that_nobody_makes_is_named() {
+    let mut options = options(1, 1);
+    options.timeout = Duration::from_secs(2);
+    let failures = all(2, &options, |comm| {
+        let (comm, neighbour) = beside(&comm);
+        let (x, y) = (comm.alloc(DType::F32, 200)?, tensor(DType::F32, 100)?);
+        let tiles = comm.chunk_signals(comm.chunks(100, 30))?;
+        let sum = ReduceOp::Sum;
+        let work = comm.reduce_scatter_when_async(&neighbour, &y, &x, &tiles, 30, 5, sum)?;
+        for index in 0..tiles.len() {
+            // Rank 1's GEMM is one short of tile 2 of row 1.
+            let short = u32::from(comm.rank() == 1 && index == 6);
+            tiles.stream_write(&neighbour, index, 5 - short)?;
+        }
+        let error = work.wait_blocking().expect_err("a tile is missing");
+        assert!(comm.barrier().is_err(), "the communicator has failed");
+        Ok((error.to_string(), comm.failure().expect("a failure")))
+    });
+    for (text, failure) in failures {
+        let Error::Timeout(failure) = failure else {
+            panic!("{text}");
+        };
+        assert_eq!(failure.kind, FailureKind::Timeout);
+        assert_eq!(failure.activity.operation, Operation::ReduceScatterWhen);
+        assert_eq!((failure.reporter, failure.rank), (1, 1), "{text}");
+        assert_eq!(failure.tile(), Some(6), "{text}");
+        let named = "waiting for tile 6 of its own input (wanted count 5, saw 4)";
+        assert!(text.contains(named), "{text}");
+    }
+}
+
+#[test]
+fn a_gather_that_fails_lets_its_neighbour_go_on() {
+    let mut options = options(1, 1);
+    options.timeout = Duration::from_millis(400);
+    all(2, &options, |comm| {
+        if comm.rank() == 1 {
+            while comm.failure().is_none() {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            return Ok(());
+        }
+        let (comm, neighbour) = beside(&comm);
+        let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
+        let signals = comm.chunk_signals(4)?;
+        let work = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, 50)?;
+        for index in 0..4 {
+            let _ = signals.stream_wait(&neighbour, index)?;
+        }
+        // On the CPU the waits themselves fail; a GPU's have no result, and pass.
+        assert_eq!(neighbour.synchronize().is_err(), !device().is_gpu());
+        let error = work.wait_blocking().expect_err("rank 1 does not come");
+        assert!(matches!(error, Error::Timeout(_)), "{error}");
+        let words = signals.words().to_vec::<u32>()?;
+        assert_eq!(words[..2], [1, 1], "own chunks need nobody");
+        assert_eq!(words[2..], [ChunkSignals::FAILED; 2]);
+        // What is launched on a communicator that has failed is refused before it clears anything.
+        let again = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, 50);
+        assert!(matches!(again, Err(Error::Timeout(_))));
+        assert_eq!(signals.words().to_vec::<u32>()?, words);
+        Ok(())
+    });
+}
+
+#[test]
+fn ranks_that_cut_differently_are_told_so() {
+    let mut options = options(1, 1);
+    options.timeout = Duration::from_secs(5);
+    let texts = all(2, &options, |comm| {
+        let (comm, neighbour) = beside(&comm);
+        let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
+        let signals = comm.chunk_signals(20)?;
+        let chunk = 50 - 10 * comm.rank() as usize;
+        let work = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, chunk)?;
+        Ok(work.wait_blocking().expect_err("chunks differ").to_string())
+    });
+    for text in texts {
+        assert!(text.contains("number of elements in a chunk"), "{text}");
+    }
+}
+
+#[test]
+fn what_is_refused_before_anything_moves() {
+    all(2, &options(1, 1), |comm| {
+        let (comm, neighbour) = beside(&comm);
+        let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
+        let signals = comm.chunk_signals(4)?;
+        let says = |what: &str, result: Result<fusewire::Work>| match result {
+            Err(Error::InvalidArgument { detail, .. }) => {
+                assert!(detail.contains(what), "{detail}");
+            }
+            other => panic!("{what}: {other:?}"),
+        };
+        let gather = |stream: &Stream, output: &Tensor, signals: &ChunkSignals, chunk: usize| {
+            comm.all_gather_signalled_async(stream, output, &x, signals, chunk)
+        };
+        says("needed", gather(&neighbour, &x, &signals, 50));
+        says("need 6", gather(&neighbour, &y, &signals, 40));
+        says("no elements", gather(&neighbour, &y, &signals, 0));
+        says("own", gather(comm.stream(), &y, &signals, 50));
+        let other = comm.dup()?.chunk_signals(4)?;
+        says("another communicator", gather(&neighbour, &y, &other, 50));
+        let ints = tensor(DType::I32, 200)?;
+        says("output is i32", gather(&neighbour, &ints, &signals, 50));
+        let scatter = |target: u32, op: ReduceOp| {
+            comm.reduce_scatter_when_async(&neighbour, &x, &y, &signals, 50, target, op)
+        };
+        says("target 0", scatter(0, ReduceOp::Sum));
+        says("target 1073741824", scatter(1 << 30, ReduceOp::Sum));
+        says("no reduction", scatter(1, ReduceOp::BitAnd));
+        let word = tensor(DType::I32, 4)?;
+        assert!(comm.adopt_chunk_signals(&word).is_err());
+        assert!(signals.stream_wait(&neighbour, 4).is_err());
+        assert!(signals.stream_write(&neighbour, 4, 1).is_err());
+        assert_eq!(signals.words().to_vec::<u32>()?, [0; 4]);
+        if device().is_gpu() {
+            assert!(signals.wait(0).is_err());
+            assert!(signals.add(0, 1).is_err());
+            says("stream", gather(&Stream::new(), &y, &signals, 50));
+        }
+        // Nothing of this counts as a call.
+        comm.barrier()?;
+        // Nothing to move is no mistake, and takes no words.
+        let (none, nothing) = (tensor(DType::F32, 0)?, comm.chunk_signals(0)?);
+        comm.all_gather_signalled_async(&neighbour, &none, &none, &nothing, 0)?
+            .wait_blocking()?;
+        comm.reduce_scatter_when_async(&neighbour, &none, &none, &nothing, 0, 1, ReduceOp::Sum)?
+            .wait_blocking()
+    });
+}
