@@ -53,7 +53,10 @@ pub const FAILED: u32 = 0x4000_0000;
 /// Which piece of `span` element `at` lies in. (Nothing that could panic is left in a kernel, so 0 is asked for here.)
 #[inline(always)]
 const fn piece(at: usize, span: usize) -> usize {
-    if span == 0 { 0 } else { at / span }
+    match at.checked_div(span) {
+        Some(piece) => piece,
+        None => 0,
+    }
 }
 
 /// Pieces of `span` that `count` elements take.
