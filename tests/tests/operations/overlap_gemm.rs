@@ -1,8 +1,8 @@
 //! all_gather with a word a chunk and reduce_scatter with a counter a tile, eager: results, words, what is refused, and what is
 //! said of a tile that nobody makes.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use fusewire::reference::{fill, reduce};
 use fusewire::{
