@@ -92,7 +92,9 @@ unsafe fn reduce_vectors<T: Element, O: Reduction<T>, const N: usize>(
             }
         }
     };
-    let mut rank = if ranks >= 4 {
+    // The conversion of f16 takes registers: it has three ranks under way.
+    let narrow = T::DTYPE == DType::F16;
+    let mut rank = if ranks >= 4 && !narrow {
         let four = [load(0), load(1), load(2), load(3)];
         fold(0, four[0], true);
         fold(1, four[1], false);
@@ -108,7 +110,14 @@ unsafe fn reduce_vectors<T: Element, O: Reduction<T>, const N: usize>(
         fold(0, load(0), true);
         1
     };
-    while rank + 4 <= ranks {
+    while narrow && rank + 3 <= ranks {
+        let three = [load(rank), load(rank + 1), load(rank + 2)];
+        fold(rank, three[0], false);
+        fold(rank + 1, three[1], false);
+        fold(rank + 2, three[2], false);
+        rank += 3;
+    }
+    while !narrow && rank + 4 <= ranks {
         let four = [load(rank), load(rank + 1), load(rank + 2), load(rank + 3)];
         fold(rank, four[0], false);
         fold(rank + 1, four[1], false);
