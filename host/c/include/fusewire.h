@@ -97,6 +97,7 @@ extern "C" {
 typedef struct fusewire_comm fusewire_comm;   /* a communicator on a stream */
 typedef struct fusewire_work fusewire_work;   /* an enqueued operation */
 typedef struct fusewire_graph fusewire_graph; /* captured operations that can run */
+typedef struct fusewire_signals fusewire_signals; /* words of chunks or tiles */
 
 /* FUSEWIRE_VERSION of the library. */
 uint32_t fusewire_version(void);
@@ -144,6 +145,9 @@ int fusewire_comm_split(const fusewire_comm *comm, const uint32_t *ranks, uint32
    outlives the handle, all work enqueued by it, and the communicator's next use on another stream. Null for the
    communicator's own stream, the only one on a CPU. The legacy default stream cannot be used. Destroyed as any handle. */
 int fusewire_comm_on_stream(const fusewire_comm *comm, void *stream, fusewire_comm **on_stream);
+
+/* As fusewire_comm_on_stream, on a new stream of the library's, which goes with the handle and its work: on a CPU, too. */
+int fusewire_comm_on_new_stream(const fusewire_comm *comm, fusewire_comm **on_stream);
 
 /* Ends a handle. The last one of a communicator waits for all work, ends the communicator on this rank, and gives the
    failure of it or of work that nobody waited for; the handle is gone in any case. Null is allowed. Peers may go on
@@ -317,11 +321,58 @@ typedef struct fusewire_vocab {
 int fusewire_vocab_parallel(const fusewire_comm *comm, const fusewire_vocab *vocab);
 int fusewire_vocab_parallel_async(const fusewire_comm *comm, const fusewire_vocab *vocab, fusewire_work **work);
 
+/* ---- Collectives beside a matrix product (docs/overlap.md) ---- */
+
+/* Words of u32 in memory of the communicator's device, one for each chunk or tile: a neighbouring computation learns
+   which chunks are there, or says which tiles are done. Used by one operation at a time. */
+int fusewire_signals_create(const fusewire_comm *comm, uint64_t count, fusewire_signals **signals);
+
+/* Ends a handle; operations and graphs that use the words keep them. Null is allowed. */
+int fusewire_signals_destroy(fusewire_signals *signals);
+
+/* Address of the first word, for the neighbour's kernels: a chunk's word is 0, then 1, to be read by acquire; a tile's is
+   counted up by release. 0x40000000 where the operation has failed. */
+int fusewire_signals_words(const fusewire_signals *signals, uint32_t **words);
+
+/* For a thread, on a CPU: waits for a chunk, within twice the communicator's time-out; adds to a tile's word. */
+int fusewire_signals_wait(const fusewire_signals *signals, uint64_t index);
+int fusewire_signals_add(const fusewire_signals *signals, uint64_t index, uint32_t count);
+
+/* For a stream, that of the handle `neighbour`: what is enqueued there from now on waits for a chunk; it writes a tile's word when its
+   work so far is done. Stream memory operations, which take no multiprocessor; nodes of a graph in a capture. */
+int fusewire_signals_stream_wait(const fusewire_signals *signals, const fusewire_comm *neighbour, uint64_t index);
+int fusewire_signals_stream_write(const fusewire_signals *signals, const fusewire_comm *neighbour, uint64_t index, uint32_t value);
+
+typedef struct fusewire_overlap {
+  size_t struct_size;
+  uint32_t dtype;
+  uint32_t op;                     /* reduction; 0 for all_gather */
+  uint32_t target;                 /* a tile is done when its word is this or more; 0 for all_gather */
+  uint32_t flags;                  /* 0 */
+  uint64_t count;                  /* elements a rank */
+  uint64_t chunk;                  /* elements of a chunk or tile, of which the last of a rank may have less */
+  const void *input;               /* count elements; for reduce_scatter a row of count for every rank */
+  void *output;                    /* a row of count for every rank; for reduce_scatter count elements */
+  const fusewire_signals *signals; /* ranks x ceil(count / chunk) words: chunk c of rank or row r has word r * ceil(count / chunk) + c */
+} fusewire_overlap;
+
+/* Enqueued on the stream of `comm`, beside what is enqueued on the stream of `neighbour`, another handle of the same communicator
+   (fusewire_comm_on_stream, fusewire_comm_on_new_stream). The words are cleared on the neighbour's stream first: what is
+   enqueued there afterwards sees words of this call only, in replays of a graph, too. Then comes the neighbour's work, and
+   then fusewire_work_join brings the operation back to the neighbour's stream, also before a capture ends there. */
+int fusewire_all_gather_signalled(const fusewire_comm *comm, const fusewire_comm *neighbour, const fusewire_overlap *overlap,
+                                  fusewire_work **work);
+int fusewire_reduce_scatter_when(const fusewire_comm *comm, const fusewire_comm *neighbour, const fusewire_overlap *overlap,
+                                 fusewire_work **work);
+
 /* ---- Work and graphs ---- */
 
 /* Waits on this thread until the operation has ended; its result. `timeout_seconds` bounds the wait (FUSEWIRE_ERROR_NOT_DONE);
    0 for as long as the operation takes, which the communicator's time-out bounds. */
 int fusewire_work_wait(const fusewire_work *work, double timeout_seconds);
+
+/* Has what is enqueued on the handle's stream from now on wait for the operation; this thread does not wait. */
+int fusewire_work_join(const fusewire_work *work, const fusewire_comm *comm);
 
 /* Ends a handle; the operation runs on. Null is allowed. */
 int fusewire_work_destroy(fusewire_work *work);

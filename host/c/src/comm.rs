@@ -208,6 +208,31 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
     })
 }
 
+/// Another handle of the communicator, on a new stream of its device.
+///
+/// # Safety
+/// `comm` is null or a live handle; `on_stream` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_on_new_stream(
+    comm: *const FusewireComm,
+    on_stream: *mut *mut FusewireComm,
+) -> c_int {
+    const NAME: &str = "fusewire_comm_on_new_stream";
+    guard(|| {
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        let home = &handle.shared.home;
+        let made = Box::new(FusewireComm {
+            comm: home.on(&Stream::on_device(home.device())?),
+            shared: Arc::clone(&handle.shared),
+        });
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
+    })
+}
+
 /// A communicator of some ranks of this one, in the order of the list; null where the list is empty. All ranks together.
 ///
 /// # Safety

@@ -13,15 +13,17 @@ mod error;
 mod memory;
 mod norm;
 mod operations;
+mod overlap;
 mod types;
 mod vocab;
 mod work;
 
 pub use self::comm::{
     FusewireComm, fusewire_comm_abort, fusewire_comm_create, fusewire_comm_destroy,
-    fusewire_comm_failure, fusewire_comm_from_env, fusewire_comm_on_stream, fusewire_comm_rank,
-    fusewire_comm_size, fusewire_comm_split, fusewire_comm_synchronize, fusewire_comm_warm_up,
-    fusewire_comm_workspace_bytes, fusewire_workspace_bytes,
+    fusewire_comm_failure, fusewire_comm_from_env, fusewire_comm_on_new_stream,
+    fusewire_comm_on_stream, fusewire_comm_rank, fusewire_comm_size, fusewire_comm_split,
+    fusewire_comm_synchronize, fusewire_comm_warm_up, fusewire_comm_workspace_bytes,
+    fusewire_workspace_bytes,
 };
 pub use self::error::{codes, fusewire_last_error};
 pub use self::memory::{
@@ -38,12 +40,18 @@ pub use self::operations::{
     fusewire_broadcast, fusewire_broadcast_async, fusewire_recv, fusewire_recv_async,
     fusewire_reduce_scatter, fusewire_reduce_scatter_async, fusewire_send, fusewire_send_async,
 };
-pub use self::types::{FusewireNorm, FusewireOptions, FusewireVocab, numbers};
+pub use self::overlap::{
+    FusewireSignals, fusewire_all_gather_signalled, fusewire_reduce_scatter_when,
+    fusewire_signals_add, fusewire_signals_create, fusewire_signals_destroy,
+    fusewire_signals_stream_wait, fusewire_signals_stream_write, fusewire_signals_wait,
+    fusewire_signals_words,
+};
+pub use self::types::{FusewireNorm, FusewireOptions, FusewireOverlap, FusewireVocab, numbers};
 pub use self::vocab::{fusewire_vocab_parallel, fusewire_vocab_parallel_async};
 pub use self::work::{
     FusewireGraph, FusewireWork, fusewire_capture_begin, fusewire_capture_end,
     fusewire_graph_destroy, fusewire_graph_launch, fusewire_graph_run, fusewire_work_destroy,
-    fusewire_work_wait,
+    fusewire_work_join, fusewire_work_wait,
 };
 
 /// Version of the library, as `FUSEWIRE_VERSION` is the header's: major * 10000 + minor * 100 + patch.

@@ -30,7 +30,7 @@ impl Call<'_> {
     }
 
     /// Elements of a row for every rank.
-    fn rows(&self, count: u64) -> Option<u64> {
+    pub(crate) fn rows(&self, count: u64) -> Option<u64> {
         count.checked_mul(u64::from(self.handle.comm.size()))
     }
 
@@ -86,7 +86,7 @@ macro_rules! either {
     }};
 }
 
-fn untensored(call: &Call<'_>) -> crate::error::Failed {
+pub(crate) fn untensored(call: &Call<'_>) -> crate::error::Failed {
     argument(
         call.name,
         "an enqueued operation on memory without a tensor",

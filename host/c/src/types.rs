@@ -168,6 +168,32 @@ pub struct FusewireVocab {
     pub log_sum_exp: *mut c_void,
 }
 
+/// `fusewire_overlap`: a collective beside a neighbouring computation.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FusewireOverlap {
+    /// Bytes of the struct as the program knows it.
+    pub struct_size: usize,
+    /// Type of the elements.
+    pub dtype: u32,
+    /// Reduction; 0 for all_gather.
+    pub op: u32,
+    /// Value at which a tile is done; 0 for all_gather.
+    pub target: u32,
+    /// 0.
+    pub flags: u32,
+    /// Elements a rank.
+    pub count: u64,
+    /// Elements of a chunk or tile.
+    pub chunk: u64,
+    /// What this rank gives.
+    pub input: *const c_void,
+    /// What it gets.
+    pub output: *mut c_void,
+    /// A word for each chunk or tile.
+    pub signals: *const crate::overlap::FusewireSignals,
+}
+
 /// Structs that C fills: of numbers and addresses only, and with their size first.
 ///
 /// # Safety
@@ -197,9 +223,16 @@ unsafe impl Sized1 for FusewireVocab {
     const FIRST: usize = 96;
 }
 
+// SAFETY: numbers and addresses, the size first.
+unsafe impl Sized1 for FusewireOverlap {
+    const NAME: &'static str = "fusewire_overlap";
+    const FIRST: usize = 64;
+}
+
 const _: () = assert!(size_of::<FusewireOptions>() >= FusewireOptions::FIRST);
 const _: () = assert!(size_of::<FusewireNorm>() >= FusewireNorm::FIRST);
 const _: () = assert!(size_of::<FusewireVocab>() >= FusewireVocab::FIRST);
+const _: () = assert!(size_of::<FusewireOverlap>() >= FusewireOverlap::FIRST);
 
 /// The struct at `from`, of as many bytes as its first field says: what an older program does not know is zero; what a
 /// newer one knows and this library does not must be zero.

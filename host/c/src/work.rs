@@ -48,6 +48,25 @@ pub unsafe extern "C" fn fusewire_work_wait(
     })
 }
 
+/// Has what is enqueued on the handle's stream from now on wait for the operation.
+///
+/// # Safety
+/// `work` and `comm` are null or live handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_work_join(
+    work: *const FusewireWork,
+    comm: *const FusewireComm,
+) -> c_int {
+    const NAME: &str = "fusewire_work_join";
+    guard(|| {
+        // SAFETY: by the caller.
+        let work = unsafe { work.as_ref() }.ok_or_else(|| argument(NAME, "the work is NULL"))?;
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        Ok(work.0.wait(handle.comm.stream())?)
+    })
+}
+
 /// Ends a handle; the operation runs on.
 ///
 /// # Safety

@@ -2,82 +2,8 @@
  * Every operation from C, on two ranks, compared with plain C; started by c.rs as
  *   operations DEVICE RANK HOST:PORT
  */
-#include <fusewire.h>
-
-#include <dlfcn.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-enum { RANKS = 2, N = 3000 };
-
-static fusewire_comm *comm;
-static uint32_t rank;
-static const char *device;
-static int failures;
-
-static void expect_(int line, int code, int wanted, const char *what) {
-  if (code != wanted) {
-    printf("line %d: %s gave %d instead of %d: %s\n", line, what, code, wanted, fusewire_last_error());
-    exit(1);
-  }
-}
-#define OK(call) expect_(__LINE__, (call), FUSEWIRE_OK, #call)
-#define GIVES(code, call) expect_(__LINE__, (call), (code), #call)
-/* The code, and words that the message has. */
-#define SAYS(code, words, call)                                                     \
-  do {                                                                              \
-    GIVES(code, call);                                                              \
-    if (strstr(fusewire_last_error(), words) == NULL) {                             \
-      printf("line %d: no \"%s\" in: %s\n", __LINE__, words, fusewire_last_error()); \
-      failures++;                                                                   \
-    }                                                                               \
-  } while (0)
-#define TRUE(condition)                                        \
-  do {                                                         \
-    if (!(condition)) {                                        \
-      printf("line %d: not so: %s\n", __LINE__, #condition);   \
-      failures++;                                              \
-    }                                                          \
-  } while (0)
-
-static int on_cpu(void) { return strcmp(device, "cpu") == 0; }
-
-/* Memory in a window, or any other: a GPU's comes from windows here. */
-static void *memory(size_t bytes, int plain) {
-  void *at = NULL;
-  if (plain && on_cpu()) return malloc(bytes);
-  OK(fusewire_alloc(comm, bytes, &at));
-  return at;
-}
-
-static void release(void *at, int plain) {
-  if (plain && on_cpu()) {
-    free(at);
-  } else {
-    OK(fusewire_free(comm, at));
-  }
-}
-
-static void end(fusewire_work *work) {
-  OK(fusewire_work_wait(work, 60.0));
-  OK(fusewire_work_destroy(work));
-}
-
-static float value(uint32_t of, int i) { return (float)((i * 7 + (int)of * 13) % 31 - 15) / 4.0f; }
-
-static float host[RANKS * N], got[RANKS * N];
-
-static void put(void *to, int count) {
-  for (int i = 0; i < count; i++) host[i] = value(rank, i);
-  OK(fusewire_upload(comm, to, host, (uint64_t)count * 4));
-}
-
-static void get(const void *from, int count) {
-  memset(got, 0xff, sizeof got);
-  OK(fusewire_download(comm, got, from, (uint64_t)count * 4));
-}
+#include "beside.h"
+#include "check.h"
 
 /* `form`: 0 blocking, 1 enqueued, 2 enqueued without a handle. */
 static void collectives(int plain, int form) {
@@ -566,6 +492,7 @@ int main(int argc, char **argv) {
   sampling(0);
   sampling(1);
   graph();
+  beside();
   own_stream();
   if (rank == 1) refused();
   registration();

@@ -6,8 +6,8 @@ use core::mem::offset_of;
 
 use fusewire::DType;
 use fusewire_c::{
-    FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireVocab, FusewireWork, codes,
-    numbers,
+    FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireOverlap, FusewireSignals,
+    FusewireVocab, FusewireWork, codes, numbers,
 };
 
 /// A type that C has as well.
@@ -38,6 +38,8 @@ c_types!(
     FusewireOptions = "fusewire_options",
     FusewireNorm = "fusewire_norm",
     FusewireVocab = "fusewire_vocab",
+    FusewireOverlap = "fusewire_overlap",
+    FusewireSignals = "fusewire_signals",
 );
 
 impl<T: CType> CType for *const T {
@@ -127,6 +129,8 @@ impl Lines {
             scales scale_stride);
         fields!(lines, "fusewire_vocab" FusewireVocab: struct_size dtype flags rows vocabulary first columns
             stride k index_dtype logits indices values log_sum_exp);
+        fields!(lines, "fusewire_overlap" FusewireOverlap: struct_size dtype op target flags count chunk
+            input output signals);
         numbers_of!(lines from codes: FUSEWIRE_OK FUSEWIRE_ERROR_ARGUMENT FUSEWIRE_ERROR_TIMEOUT
             FUSEWIRE_ERROR_MISMATCH FUSEWIRE_ERROR_PEER FUSEWIRE_ERROR_ABORTED FUSEWIRE_ERROR_FAILED
             FUSEWIRE_ERROR_BOOTSTRAP FUSEWIRE_ERROR_COMMUNICATOR FUSEWIRE_ERROR_DEVICE
@@ -148,7 +152,7 @@ impl Lines {
             fusewire_version() fusewire_last_error()
             fusewire_comm_from_env(_, _, _) fusewire_comm_create(_, _, _, _, _, _, _)
             fusewire_comm_split(_, _, _, _, _)
-            fusewire_comm_on_stream(_, _, _) fusewire_comm_destroy(_) fusewire_comm_abort(_)
+            fusewire_comm_on_stream(_, _, _) fusewire_comm_on_new_stream(_, _) fusewire_comm_destroy(_) fusewire_comm_abort(_)
             fusewire_comm_synchronize(_) fusewire_comm_warm_up(_) fusewire_comm_failure(_)
             fusewire_comm_rank(_, _) fusewire_comm_size(_, _) fusewire_comm_workspace_bytes(_, _)
             fusewire_workspace_bytes(_, _, _, _)
@@ -165,7 +169,11 @@ impl Lines {
             fusewire_all_reduce_norm(_, _) fusewire_all_reduce_norm_async(_, _, _)
             fusewire_reduce_scatter_norm(_, _) fusewire_reduce_scatter_norm_async(_, _, _)
             fusewire_vocab_parallel(_, _) fusewire_vocab_parallel_async(_, _, _)
-            fusewire_work_wait(_, _) fusewire_work_destroy(_)
+            fusewire_signals_create(_, _, _) fusewire_signals_destroy(_) fusewire_signals_words(_, _)
+            fusewire_signals_wait(_, _) fusewire_signals_add(_, _, _)
+            fusewire_signals_stream_wait(_, _, _) fusewire_signals_stream_write(_, _, _, _)
+            fusewire_all_gather_signalled(_, _, _, _) fusewire_reduce_scatter_when(_, _, _, _)
+            fusewire_work_wait(_, _) fusewire_work_join(_, _) fusewire_work_destroy(_)
             fusewire_capture_begin(_) fusewire_capture_end(_, _)
             fusewire_graph_run(_, _) fusewire_graph_launch(_, _) fusewire_graph_destroy(_)
         );

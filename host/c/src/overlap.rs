@@ -1,0 +1,330 @@
+//! all_gather and reduce_scatter beside a neighbouring computation.
+
+use core::ffi::c_int;
+
+use fusewire::{ChunkSignals, Stream, Work};
+
+use crate::comm::FusewireComm;
+use crate::error::{Outcome, argument, give, guard};
+use crate::operations::{Call, operate, untensored};
+use crate::types::{FusewireOverlap, dtype, read, reduction};
+use crate::work::FusewireWork;
+
+/// Words of chunks or tiles: `fusewire_signals`.
+#[derive(Debug)]
+pub struct FusewireSignals(ChunkSignals);
+
+/// # Safety
+/// `signals` is null or a handle that lives as long as the result is used.
+unsafe fn signals_of<'a>(
+    operation: &str,
+    signals: *const FusewireSignals,
+) -> Outcome<&'a ChunkSignals> {
+    // SAFETY: by the caller.
+    let signals = unsafe { signals.as_ref() };
+    signals
+        .map(|signals| &signals.0)
+        .ok_or_else(|| argument(operation, "the signals are NULL"))
+}
+
+/// The stream of the handle `neighbour`.
+///
+/// # Safety
+/// `neighbour` is null or a handle that lives as long as the result is used.
+unsafe fn stream_of<'a>(operation: &str, neighbour: *const FusewireComm) -> Outcome<&'a Stream> {
+    // SAFETY: by the caller.
+    let handle = unsafe { neighbour.as_ref() };
+    handle
+        .map(|handle| handle.comm.stream())
+        .ok_or_else(|| argument(operation, "the neighbour is NULL"))
+}
+
+fn index_of(operation: &str, index: u64) -> Outcome<usize> {
+    usize::try_from(index).map_err(|_| argument(operation, format!("word {index} does not exist")))
+}
+
+/// `count` words in memory of the communicator's device, all 0.
+///
+/// # Safety
+/// `comm` is null or a live handle; `signals` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_signals_create(
+    comm: *const FusewireComm,
+    count: u64,
+    signals: *mut *mut FusewireSignals,
+) -> c_int {
+    const NAME: &str = "fusewire_signals_create";
+    guard(|| {
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "signals", signals, core::ptr::null_mut())? };
+        // SAFETY: by the caller.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        let count = usize::try_from(count)
+            .ok()
+            .filter(|count| *count <= u32::MAX as usize)
+            .ok_or_else(|| argument(NAME, format!("{count} words; 2^32 - 1 are possible")))?;
+        let made = Box::new(FusewireSignals(handle.comm.chunk_signals(count)?));
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "signals", signals, Box::into_raw(made)) }
+    })
+}
+
+/// Ends a handle; operations and graphs that use the words keep them.
+///
+/// # Safety
+/// `signals` is null or a handle that nobody uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_signals_destroy(signals: *mut FusewireSignals) -> c_int {
+    guard(|| {
+        if !signals.is_null() {
+            // SAFETY: a handle of ours, which the caller gives up.
+            drop(unsafe { Box::from_raw(signals) });
+        }
+        Ok(())
+    })
+}
+
+/// Address of the first word on the device.
+///
+/// # Safety
+/// `signals` is null or a live handle; `words` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_signals_words(
+    signals: *const FusewireSignals,
+    words: *mut *mut u32,
+) -> c_int {
+    const NAME: &str = "fusewire_signals_words";
+    guard(|| {
+        // SAFETY: by the caller.
+        let held = unsafe { signals_of(NAME, signals)? };
+        // SAFETY: writable, by the caller.
+        unsafe { give(NAME, "words", words, held.as_ptr()) }
+    })
+}
+
+/// Waits on this thread until a chunk is there. CPU only.
+///
+/// # Safety
+/// `signals` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_signals_wait(
+    signals: *const FusewireSignals,
+    index: u64,
+) -> c_int {
+    const NAME: &str = "fusewire_signals_wait";
+    guard(|| {
+        // SAFETY: by the caller.
+        let held = unsafe { signals_of(NAME, signals)? };
+        Ok(held.wait(index_of(NAME, index)?)?)
+    })
+}
+
+/// Adds to a tile's word: what this thread has written is there. CPU only.
+///
+/// # Safety
+/// `signals` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_signals_add(
+    signals: *const FusewireSignals,
+    index: u64,
+    count: u32,
+) -> c_int {
+    const NAME: &str = "fusewire_signals_add";
+    guard(|| {
+        // SAFETY: by the caller.
+        let held = unsafe { signals_of(NAME, signals)? };
+        Ok(held.add(index_of(NAME, index)?, count)?)
+    })
+}
+
+/// Has what is enqueued on the neighbour's stream from now on wait for a chunk.
+///
+/// # Safety
+/// `signals` and `neighbour` are null or live handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_signals_stream_wait(
+    signals: *const FusewireSignals,
+    neighbour: *const FusewireComm,
+    index: u64,
+) -> c_int {
+    const NAME: &str = "fusewire_signals_stream_wait";
+    guard(|| {
+        // SAFETY: by the caller.
+        let held = unsafe { signals_of(NAME, signals)? };
+        // SAFETY: by the caller.
+        let stream = unsafe { stream_of(NAME, neighbour)? };
+        held.stream_wait(stream, index_of(NAME, index)?)?;
+        Ok(())
+    })
+}
+
+/// Has the neighbour's stream write a tile's word, when its work so far is done.
+///
+/// # Safety
+/// `signals` and `neighbour` are null or live handles.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_signals_stream_write(
+    signals: *const FusewireSignals,
+    neighbour: *const FusewireComm,
+    index: u64,
+    value: u32,
+) -> c_int {
+    const NAME: &str = "fusewire_signals_stream_write";
+    guard(|| {
+        // SAFETY: by the caller.
+        let held = unsafe { signals_of(NAME, signals)? };
+        // SAFETY: by the caller.
+        let stream = unsafe { stream_of(NAME, neighbour)? };
+        held.stream_write(stream, index_of(NAME, index)?, value)?;
+        Ok(())
+    })
+}
+
+/// What both operations are given.
+struct Arguments<'a> {
+    neighbour: &'a Stream,
+    signals: &'a ChunkSignals,
+    overlap: FusewireOverlap,
+    chunk: usize,
+}
+
+/// # Safety
+/// As of [`fusewire_all_gather_signalled`].
+unsafe fn overlapped(
+    name: &'static str,
+    comm: *const FusewireComm,
+    neighbour: *const FusewireComm,
+    overlap: *const FusewireOverlap,
+    work: *mut *mut FusewireWork,
+    run: impl FnOnce(&Call<'_>, &Arguments<'_>) -> Outcome<Work>,
+) -> c_int {
+    let body = |call: &Call<'_>| {
+        // SAFETY: by the caller.
+        let overlap = unsafe { read(name, overlap)? };
+        if overlap.flags != 0 {
+            let flags = overlap.flags;
+            return Err(argument(name, format!("flags {flags:#x} are unknown")));
+        }
+        // SAFETY: by the caller.
+        let signals = unsafe { signals_of(name, overlap.signals)? };
+        let arguments = Arguments {
+            // SAFETY: by the caller.
+            neighbour: unsafe { stream_of(name, neighbour)? },
+            signals,
+            // What is too large is refused as such.
+            chunk: usize::try_from(overlap.chunk).unwrap_or(usize::MAX),
+            overlap,
+        };
+        run(call, &arguments).map(Some)
+    };
+    // SAFETY: by the caller.
+    unsafe { operate(name, comm, Some(work), body) }
+}
+
+/// all_gather that raises a word for each chunk.
+///
+/// # Safety
+/// As the header says: handles are live, `overlap` has as many bytes as it says, its buffers and signals are memory until the work
+/// is done and every graph that holds it is gone; `work` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_all_gather_signalled(
+    comm: *const FusewireComm,
+    neighbour: *const FusewireComm,
+    overlap: *const FusewireOverlap,
+    work: *mut *mut FusewireWork,
+) -> c_int {
+    let body = |call: &Call<'_>, given: &Arguments<'_>| {
+        let name = call.name();
+        let FusewireOverlap {
+            op,
+            target,
+            count,
+            input,
+            output,
+            ..
+        } = given.overlap;
+        if op != 0 || target != 0 {
+            return Err(argument(
+                name,
+                "op and target are of the other operation: set them to 0",
+            ));
+        }
+        let element = dtype(name, "dtype", given.overlap.dtype)?;
+        let input = call.view("input", input, Some(count), element)?;
+        let output = call.view("output", output, call.rows(count), element)?;
+        let (Some(input), Some(output)) = (input.tensor(), output.tensor()) else {
+            return Err(untensored(call));
+        };
+        let comm = &call.handle.comm;
+        Ok(comm.all_gather_signalled_async(
+            given.neighbour,
+            output,
+            input,
+            given.signals,
+            given.chunk,
+        )?)
+    };
+    // SAFETY: by the caller.
+    unsafe {
+        overlapped(
+            "fusewire_all_gather_signalled",
+            comm,
+            neighbour,
+            overlap,
+            work,
+            body,
+        )
+    }
+}
+
+/// reduce_scatter that waits for a counter of each tile.
+///
+/// # Safety
+/// As of [`fusewire_all_gather_signalled`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_reduce_scatter_when(
+    comm: *const FusewireComm,
+    neighbour: *const FusewireComm,
+    overlap: *const FusewireOverlap,
+    work: *mut *mut FusewireWork,
+) -> c_int {
+    let body = |call: &Call<'_>, given: &Arguments<'_>| {
+        let name = call.name();
+        let FusewireOverlap {
+            op,
+            target,
+            count,
+            input,
+            output,
+            ..
+        } = given.overlap;
+        let element = dtype(name, "dtype", given.overlap.dtype)?;
+        let op = reduction(name, op)?;
+        let input = call.view("input", input, call.rows(count), element)?;
+        let output = call.view("output", output, Some(count), element)?;
+        let (Some(input), Some(output)) = (input.tensor(), output.tensor()) else {
+            return Err(untensored(call));
+        };
+        let comm = &call.handle.comm;
+        Ok(comm.reduce_scatter_when_async(
+            given.neighbour,
+            output,
+            input,
+            given.signals,
+            given.chunk,
+            target,
+            op,
+        )?)
+    };
+    // SAFETY: by the caller.
+    unsafe {
+        overlapped(
+            "fusewire_reduce_scatter_when",
+            comm,
+            neighbour,
+            overlap,
+            work,
+            body,
+        )
+    }
+}
