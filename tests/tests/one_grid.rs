@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use fusewire::{
     Algorithm, CallOptions, Communicator, DType, Device, Error, Norm, Options, ReduceOp, Residency,
-    Result, SignalUpdate, Tensor, WindowOptions, new_comm, run_threads_on,
+    Result, SignalUpdate, Tensor, VocabParallel, WindowOptions, new_comm, run_threads_on,
 };
 use fusewire_tests::device;
 use fusewire_tests::double::Double;
@@ -166,7 +166,18 @@ fn everything(comm: &Communicator) -> Result<(Vec<Vec<u8>>, u64)> {
             .with_residual_out(&kept);
         comm.all_reduce_norm(&norm)?;
         out.extend([y.to_bytes()?, kept.to_bytes()?]);
-        calls += 3 + 36 + 1 + 1;
+        let (rows, columns) = (3, 40);
+        let logits = filled(dtype, rows * columns, 8)?;
+        let (indices, sums) = (
+            comm.alloc(DType::I64, rows * 5)?,
+            comm.alloc(DType::F32, rows)?,
+        );
+        let sampling = VocabParallel::new(&logits, rows, columns * ranks)
+            .with_top_k(5, &indices)
+            .with_log_sum_exp(&sums);
+        comm.vocab_parallel(&sampling)?;
+        out.extend([indices.to_bytes()?, sums.to_bytes()?]);
+        calls += 3 + 36 + 1 + 1 + 1;
     }
     Ok((out, calls))
 }

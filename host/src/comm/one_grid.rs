@@ -19,7 +19,7 @@ use crate::options::Residency;
 use crate::{Error, Result};
 
 /// Families of the library's kernels whose launches belong to all ranks: the same kernel, in the same order, on each.
-const GATHERED: [&str; 7] = [
+const GATHERED: [&str; 8] = [
     "all_reduce",
     "barrier",
     "fused",
@@ -27,10 +27,12 @@ const GATHERED: [&str; 7] = [
     "nvls",
     "reduce_scatter",
     "vector",
+    "vocab",
 ];
 
 /// Whether a launch of that kernel for that operation is one of all ranks. Others go out by themselves, in one grid as
-/// without it: those between two ranks (send, recv, batches, windows), those that wait for nobody (quantize), and those
+/// without it: those between two ranks (send, recv, batches, windows), those that wait for nobody (quantize) or for a neighbouring
+/// computation, which may be behind another rank's launch (overlap), and those
 /// of which only the caller knows who makes them (kernels of users).
 pub(super) fn is_gathered(kernel: &KernelInfo, operation: Operation) -> bool {
     operation != Operation::User
@@ -221,7 +223,14 @@ mod tests {
     use super::*;
 
     /// Families whose launches are not those of all ranks.
-    const APART: [&str; 5] = ["batch", "one_sided", "point", "quantize", "window"];
+    const APART: [&str; 6] = [
+        "batch",
+        "one_sided",
+        "overlap",
+        "point",
+        "quantize",
+        "window",
+    ];
 
     #[test]
     fn every_family_is_gathered_or_apart() {
