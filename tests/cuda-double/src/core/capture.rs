@@ -1,8 +1,8 @@
 //! Captures: which streams take part, what a call may do meanwhile, and the graph that grows.
 //!
 //! Every stream of a capture has a recording stream of its own, so that a replay runs what the origin has recorded one after the
-//! other, and the work of each other stream beside it; events are the edges between them. The edges are kept beside it, to
-//! find work that was not joined.
+//! other, and the work of each other stream beside it, begun in the order of the calls; events are the edges between
+//! them. The edges are kept beside it, to find work that was not joined.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,6 +40,8 @@ struct Capture {
     thread: ThreadId,
     origin: usize,
     recorder: cpu::Stream,
+    /// The beginning: other streams' work waits for what it depends on, and for nothing else.
+    start: cpu::Event,
     /// Those of streams that have joined.
     branches: BTreeMap<usize, cpu::Stream>,
     graph: Arc<Graph>,
@@ -55,9 +57,8 @@ impl Capture {
     fn push(&mut self, stream: usize, before: &[usize], item: cpu::Item) -> Result<usize> {
         let failed = |_| Status::Unknown;
         if stream != self.origin && !self.branches.contains_key(&stream) {
-            let (branch, joined) = (cpu::Stream::new(), cpu::Event::new());
-            self.recorder.record(&joined).map_err(failed)?;
-            branch.wait_event(&joined).map_err(failed)?;
+            let branch = cpu::Stream::new();
+            branch.wait_event(&self.start).map_err(failed)?;
             branch.branch();
             self.branches.insert(stream, branch);
         }
@@ -247,6 +248,8 @@ pub(crate) fn begin(stream: &Stream, mode: u32) -> Result<()> {
     }
     let recorder = cpu::Stream::new();
     recorder.begin_capture().or(Err(Status::Unknown))?;
+    let start = cpu::Event::new();
+    recorder.record(&start).or(Err(Status::Unknown))?;
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let graph = Graph::growing(stream.context);
     GRAPHS.insert_as(graph.handle, Arc::clone(&graph));
@@ -255,6 +258,7 @@ pub(crate) fn begin(stream: &Stream, mode: u32) -> Result<()> {
         thread: thread::current().id(),
         origin: stream.handle,
         recorder,
+        start,
         branches: BTreeMap::new(),
         graph,
         invalid: false,

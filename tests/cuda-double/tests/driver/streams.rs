@@ -65,16 +65,17 @@ driver_test! {
         ok!(cuStreamWriteValue32_v2(writing, word, 6, 0));
         ok!(cuStreamSynchronize(waiting));
         assert_eq!(COUNT.load(Ordering::SeqCst), 1);
-        // In a graph: cleared, then raised by another branch, three times.
+        // In a graph: cleared, then raised by another branch, three times. (A replay of the double begins work in the order of the
+        // calls: a wait for what a later call writes would not end.)
         let (fork, join) = (event(), event());
         ok!(cuStreamBeginCapture_v2(waiting, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED));
         ok!(cuMemsetD8Async(word, 0, 4, waiting));
         ok!(cuEventRecord(fork, waiting));
-        ok!(cuStreamWaitValue32_v2(waiting, word, 1, 0));
-        ok!(cuLaunchHostFunc(waiting, Some(count), null_mut()));
         ok!(cuStreamWaitEvent(writing, fork, 0));
         ok!(cuStreamWriteValue32_v2(writing, word, 1, 0));
         ok!(cuEventRecord(join, writing));
+        ok!(cuStreamWaitValue32_v2(waiting, word, 1, 0));
+        ok!(cuLaunchHostFunc(waiting, Some(count), null_mut()));
         ok!(cuStreamWaitEvent(waiting, join, 0));
         let (mut graph, mut exec) = (null_mut(), null_mut());
         ok!(cuStreamEndCapture(waiting, &raw mut graph));
