@@ -80,7 +80,11 @@ fn a_bundle_runs_elsewhere_on_the_cpu() {
     }
 
     // A former bundle is made anew, what was changed in it too; too small a limit names the largest.
-    fs::copy("/bin/false", elsewhere.join("tests/on_device")).expect("a program that fails");
+    let packed = std::process::Command::new("gzip")
+        .args(["-c", "/bin/false"])
+        .output()
+        .expect("gzip");
+    fs::write(elsewhere.join("tests/on_device.gz"), packed.stdout).expect("a program that fails");
     let output = run(&elsewhere, &["--only", "bitwise,files"], &results);
     assert_eq!(output.status.code(), Some(1));
     for (section, result, what) in rows(&results) {

@@ -52,15 +52,34 @@ impl Manifest {
         }
     }
 
-    /// Takes the file `path` of the folder into the list.
-    pub(super) fn add(&mut self, folder: &Path, path: &str) -> anyhow::Result<()> {
-        let bytes = read(&folder.join(path))?;
-        if let Some(needed) = glibc(&bytes) {
+    /// Packs the program `path` of the folder, and takes it into the list as `path.gz`: programs have much in common, and
+    /// are a third as large.
+    pub(super) fn add_packed(&mut self, folder: &Path, path: &str) -> anyhow::Result<()> {
+        let program = folder.join(path);
+        if let Some(needed) = glibc(&read(&program)?) {
             let known = self.glibc.as_deref().and_then(numbers);
             if known < numbers(&needed) {
                 self.glibc = Some(needed);
             }
         }
+        // No name and no time in it.
+        let output = Command::new("gzip")
+            .args(["-9", "-n", "-f"])
+            .arg(&program)
+            .output()
+            .context("cannot start gzip")?;
+        ensure!(
+            output.status.success(),
+            "gzip {} failed: {}",
+            program.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        self.add(folder, &format!("{path}.gz"))
+    }
+
+    /// Takes the file `path` of the folder into the list.
+    pub(super) fn add(&mut self, folder: &Path, path: &str) -> anyhow::Result<()> {
+        let bytes = read(&folder.join(path))?;
         self.files.push(File {
             path: path.to_owned(),
             bytes: bytes.len() as u64,

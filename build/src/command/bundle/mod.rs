@@ -117,14 +117,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let wanted = TESTS.iter().map(|name| ("test", "tests", *name));
     let wanted = wanted.chain(PROGRAMS.iter().map(|name| ("bin", "bin", *name)));
-    let mut target = None;
+    let (mut target, mut packed) = (None, Vec::new());
     for (kind, place, name) in wanted {
         let from = programs
             .get(&(kind.to_owned(), name.to_owned()))
             .with_context(|| format!("cargo has built no {kind} named {name}"))?;
         let path = format!("{place}/{name}");
         stripper.copy(from, &folder.join(&path))?;
-        manifest.add(&folder, &path)?;
+        packed.push(path);
         if kind == "bin" {
             // target/release/fusewire.
             target = from.ancestors().nth(2).map(Path::to_owned);
@@ -134,6 +134,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     add_images(&mut manifest, &folder, &target.unwrap_or_default())?;
     add_grid_images(&mut manifest, &folder)?;
     add_counterpart(&mut manifest, &folder)?;
+    // When the counterpart has been made by one of them.
+    for path in packed {
+        manifest.add_packed(&folder, &path)?;
+    }
     add_texts(&mut manifest, &folder)?;
     // Also where it is too large: a former bundle can be made anew.
     manifest.write(&folder)?;

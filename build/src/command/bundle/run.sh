@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs Fusewire's tests and benches on a device, from a folder that `fusewire-build bundle` made. Needs a shell, coreutils,
-# and, for a GPU, its driver. Status: 0 if all is well, 1 if a section failed, 2 for wrong usage or a missing device,
+# gzip, and, for a GPU, its driver. Status: 0 if all is well, 1 if a section failed, 2 for wrong usage or a missing device,
 # 130 if it was interrupted.
 set -u
 
@@ -103,12 +103,29 @@ out=$(CDPATH='' cd -- "$out" && pwd) || wrong "--out cannot be entered"
 rows=$out/.rows
 { : >"$rows"; } 2>/dev/null || wrong "--out $out cannot be written"
 
+# Programs are compressed; they run unpacked, from the folder of results, and go with the script.
+programs=$here
+if [ -e "$here/bin/fusewire.gz" ]; then
+    command -v gzip >/dev/null 2>&1 || wrong 'gzip is not in the path'
+    programs=$out/.programs
+    trap 'rm -rf "$out/.programs"' EXIT
+    mkdir -p "$programs/bin" "$programs/tests" || wrong "--out $out cannot be written"
+    for packed in "$here"/bin/*.gz "$here"/tests/*.gz; do
+        to=${packed#"$here"/}
+        to=$programs/${to%.gz}
+        # What cannot be unpacked is said by the section that needs it, and by the sums.
+        gzip -dc "$packed" >"$to" 2>/dev/null
+        chmod 755 "$to"
+    done
+    ln -sfn "$here/cuda" "$programs/cuda"
+fi
+
 # The device has to be there. One line says so otherwise.
 section=info
 : >"$out/devices.txt"
-bounded 60 "$out/devices.txt" "$here/bin/fusewire" info
+bounded 60 "$out/devices.txt" "$programs/bin/fusewire" info
 code=$?
-[ $code -eq 0 ] || wrong "$here/bin/fusewire does not run here (status $code): $(tail -n 1 "$out/devices.txt"); README.txt says what it needs"
+[ $code -eq 0 ] || wrong "bin/fusewire does not run here (status $code): $(tail -n 1 "$out/devices.txt"); README.txt says what it needs"
 line=$(grep -E "^  (found  |missing)  $kind " "$out/devices.txt" |
     if [ "$device" = "$kind" ]; then cat; else grep -E " $device: |missing"; fi | head -n 1)
 name=$(echo "$line" | sed -E "s/^  (found|missing) +$kind +//")
@@ -158,7 +175,7 @@ tests() {
     : >"$part"
     left
     # shellcheck disable=SC2086 # words
-    bounded "$seconds_left" "$part" ${sanitizer-} "$here/tests/$binary" --test-threads=1 --nocapture "$@"
+    bounded "$seconds_left" "$part" ${sanitizer-} "$programs/tests/$binary" --test-threads=1 --nocapture "$@"
     code=$?
     cat "$part" >>"$log"
     good=$(awk '/^test result: / { for (i = 2; i <= NF; i++) if ($i ~ /^passed/) sum += $(i - 1) } END { print sum + 0 }' "$part")
@@ -187,7 +204,7 @@ command_of() {
     part=$out/.part
     : >"$part"
     left
-    bounded "$seconds_left" "$part" "$here/bin/$program" "$@"
+    bounded "$seconds_left" "$part" "$programs/bin/$program" "$@"
     code=$?
     cat "$part" >>"$log"
     [ "$code" -eq 0 ] || explain "$code" "bin/$program $1 $2"
@@ -325,7 +342,7 @@ planted() {
     left
     # shellcheck disable=SC2046 # words
     bounded "$seconds_left" "$part" compute-sanitizer $(tool_options memcheck) \
-        "$here/tests/on_device" --test-threads=1 --nocapture --exact --ignored planted_write_beyond_memory
+        "$programs/tests/on_device" --test-threads=1 --nocapture --exact --ignored planted_write_beyond_memory
     code=$?
     cat "$part" >>"$log"
     ran=$(grep -c '^planted: ' "$part")
@@ -356,7 +373,7 @@ under() {
     [ "$seconds_left" -le 120 ] || seconds_left=120
     # shellcheck disable=SC2046 # words
     bounded "$seconds_left" "$part" compute-sanitizer $(tool_options "$1") \
-        "$here/tests/on_device" --test-threads=1 --nocapture --exact --ignored "$2"
+        "$programs/tests/on_device" --test-threads=1 --nocapture --exact --ignored "$2"
     code=$?
     cat "$part" >>"$log"
 }
@@ -496,7 +513,7 @@ done
 
 # ---- one page ----------------------------------------------------------------------------------------------------
 
-version=$("$here/bin/fusewire" --version)
+version=$("$programs/bin/fusewire" --version)
 commit=$(sed -n 's/^  "commit": "\(.*\)",$/\1/p' "$here/manifest.json" 2>/dev/null)
 when=$(date -u +%Y-%m-%dT%H:%M:%SZ)
 host=$(uname -srm)
