@@ -1,5 +1,5 @@
 //! all_gather and reduce_scatter beside a neighbouring computation: it starts as soon as a chunk is there, and what it
-//! computes leaves as soon as a tile is done. Protocol: rounds ([`crate::exchange`]), and words of this rank's own.
+//! computes leaves as soon as a tile is done. Protocol: rounds (`exchange`), and words of this rank's own.
 //!
 //! # Words
 //! A word is a u32 in memory of the rank's own device; no peer touches it. The host clears all words of an operation on the
