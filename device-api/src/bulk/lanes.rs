@@ -40,8 +40,10 @@ pub(super) unsafe fn reduce_lanes<M: Machine, T: Element, O: Reduction<T>>(
         let vectors = (range.count - head) / per;
         let lanes = block.size() as usize;
         let mut vector = block.rank() as usize;
-        // Smaller elements are more of them, and take the registers that a second vector would need.
-        while size == 4 && vector + lanes < vectors {
+        // Smaller elements are more of them, and take the registers that a second vector would need; on AMD its sums would lie in
+        // memory.
+        let doubles = size == 4 && !cfg!(target_arch = "amdgpu");
+        while doubles && vector + lanes < vectors {
             reduce_vectors::<T, O, 2>(tables, range, (head + vector * per) * size, 16 * lanes);
             vector += 2 * lanes;
         }
