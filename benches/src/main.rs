@@ -6,6 +6,7 @@
 //! cargo run --release -p fusewire-benches -- counterpart --out DIR
 //! cargo run --release -p fusewire-benches -- loops --ours FILE
 //! cargo run --release -p fusewire-benches -- fused [--ranks 2 --tokens 1,16,64]
+//! cargo run --release -p fusewire-benches -- bounds --unbounded PATH [--device cuda]
 //! cargo run --release -p fusewire-benches -- observe
 //! cargo run --release -p fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
@@ -14,6 +15,7 @@
 
 mod bare;
 mod bootstrap;
+mod bounds;
 mod children;
 mod counterpart;
 mod fused;
@@ -50,6 +52,8 @@ enum Subject {
     Loops(loops::Arguments),
     /// A fused norm against its steps, on the CPU.
     Fused(fused::Arguments),
+    /// What it costs that waits end: all_reduce with kernels whose waits are bounded, and with kernels whose are not.
+    Bounds(bounds::Arguments),
     /// What the flight recorder and hooks add to a call.
     Observe(observe::Arguments),
     /// Counts what it costs ranks to meet in a store.
@@ -57,6 +61,9 @@ enum Subject {
     /// One rank of a measurement; `versus` starts these.
     #[command(hide = true)]
     Rank(ranks::Arguments),
+    /// Whether this program's kernels have bounded waits; `bounds` asks.
+    #[command(hide = true)]
+    Built,
 }
 
 #[derive(Debug, Subcommand)]
@@ -77,9 +84,14 @@ fn main() -> ExitCode {
         Subject::Counterpart(arguments) => counterpart::main(&arguments).map(done),
         Subject::Loops(arguments) => loops::main(&arguments).map(done),
         Subject::Fused(arguments) => fused::main(&arguments).map(done),
+        Subject::Bounds(arguments) => bounds::main(&arguments).map(done),
         Subject::Observe(arguments) => observe::main(&arguments).map(done),
         Subject::Bootstrap(arguments) => bootstrap::main(&arguments).map(done),
         Subject::Rank(arguments) => ranks::main(&arguments).map(done),
+        Subject::Built => {
+            println!("{}", bounds::BUILT);
+            Ok(ExitCode::SUCCESS)
+        }
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

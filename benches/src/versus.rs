@@ -3,8 +3,8 @@
 use core::time::Duration;
 use std::env;
 use std::fs;
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     out: Option<PathBuf>,
 }
 
-fn size(text: &str) -> Result<usize> {
+pub(crate) fn size(text: &str) -> Result<usize> {
     let (digits, unit) = match text.as_bytes().last() {
         Some(b'K' | b'k') => (&text[..text.len() - 1], 1 << 10),
         Some(b'M' | b'm') => (&text[..text.len() - 1], 1 << 20),
@@ -100,31 +100,62 @@ impl Contestant {
                 children::run(vec![mpi.command(ranks, cores, schedule, touch)], limit)
             }
             Self::Own(kind) => {
-                let store = TcpStoreServer::bind("127.0.0.1:0")?;
                 let memory = bare::memory(ranks, schedule.longest())?;
-                let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
-                let program = env::current_exe().context("this program's own path")?;
-                let rank = |rank: usize| {
-                    let mut command = Command::new(&program);
-                    command
-                        .args(["rank", kind])
-                        .args(["--rank", &rank.to_string()])
-                        .args(["--ranks", &ranks.to_string()])
-                        .args(["--cores", &cores.join(",")])
-                        .args(["--schedule", &schedule.to_string()])
-                        .args(["--algorithm", &arguments.algorithm])
-                        .args(touch.then_some("--touch"))
-                        .args(["--fd", &memory.as_raw_fd().to_string()])
-                        .env("TORCHCOMM_RANK", rank.to_string())
-                        .env("TORCHCOMM_SIZE", ranks.to_string())
-                        .env("MASTER_ADDR", "127.0.0.1")
-                        .env("MASTER_PORT", store.port().to_string())
-                        .env("TORCHELASTIC_USE_AGENT_STORE", "True");
-                    command
+                let ours = Ours {
+                    program: &env::current_exe().context("this program's own path")?,
+                    kind,
+                    algorithm: &arguments.algorithm,
+                    touch,
+                    memory: Some(memory.as_raw_fd()),
                 };
-                children::run((0..ranks).map(rank).collect(), limit)
+                ours.run(ranks, cores, schedule, limit)
             }
         }
+    }
+}
+
+/// Ranks of a program such as this one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ours<'a> {
+    pub(crate) program: &'a Path,
+    /// Name of its kind on the command line of a rank.
+    pub(crate) kind: &'a str,
+    pub(crate) algorithm: &'a str,
+    pub(crate) touch: bool,
+    /// The shared memory of the bare program.
+    pub(crate) memory: Option<RawFd>,
+}
+
+impl Ours<'_> {
+    /// Runs the ranks as processes. `None` when they did not end within `limit`.
+    pub(crate) fn run(
+        &self,
+        ranks: usize,
+        cores: &[usize],
+        schedule: &Schedule,
+        limit: Duration,
+    ) -> Result<Option<Vec<Figure>>> {
+        let store = TcpStoreServer::bind("127.0.0.1:0")?;
+        let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
+        let rank = |rank: usize| {
+            let mut command = Command::new(self.program);
+            command
+                .args(["rank", self.kind])
+                .args(["--rank", &rank.to_string()])
+                .args(["--ranks", &ranks.to_string()])
+                .args(["--cores", &cores.join(",")])
+                .args(["--schedule", &schedule.to_string()])
+                .args(["--algorithm", self.algorithm])
+                .args(self.touch.then_some("--touch"))
+                .args(self.memory.map(|fd| format!("--fd={fd}")))
+                .env("TORCHCOMM_RANK", rank.to_string())
+                .env("TORCHCOMM_SIZE", ranks.to_string())
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", store.port().to_string())
+                .env("TORCHELASTIC_USE_AGENT_STORE", "True");
+            command
+        };
+        children::run((0..ranks).map(rank).collect(), limit)
     }
 }
 

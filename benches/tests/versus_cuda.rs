@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use fusewire::gpu::images::Images;
 use fusewire_counterpart_double::{VARIABLE, image, library};
 
 /// The shared object with the counterpart's kernels, made of the sources after `change` has given one another text; `None` where
@@ -50,14 +51,8 @@ fn emulation(folder: &Path, change: Option<(&str, &str, &str)>) -> Option<PathBu
 
 /// Runs the harness on the double.
 fn versus(folder: &Path, object: &Path, arguments: &[&str]) -> Output {
-    let driver = folder.join("driver");
-    fs::create_dir_all(&driver).expect("a folder");
-    let place = driver.join("libcuda.so.1");
-    let _ = fs::remove_file(&place);
-    std::os::unix::fs::symlink(library().expect("the double"), place).expect("a link");
-    let cubin = folder.join("counterpart.image");
-    fs::write(&cubin, image(object).expect("an image")).expect("written");
-    Command::new(env!("CARGO_BIN_EXE_fusewire-benches"))
+    let cubin = cubin(folder, object);
+    command(folder, object)
         .args(["versus", "cuda", "--ranks", "2", "--types", "bf16"])
         .args(["--threads", "64", "--blocks", "2", "--hidden", "248"])
         .args(["--rounds", "1", "--operations", "2", "--cubin"])
@@ -67,11 +62,29 @@ fn versus(folder: &Path, object: &Path, arguments: &[&str]) -> Output {
         .arg("--out")
         .arg(folder.join("out.md"))
         .args(arguments)
-        .env("LD_LIBRARY_PATH", driver)
-        .env(VARIABLE, object)
-        .env_remove("FUSEWIRE_IMAGES")
         .output()
         .expect("the harness")
+}
+
+/// The program, with the double as its driver.
+fn command(folder: &Path, object: &Path) -> Command {
+    let driver = folder.join("driver");
+    fs::create_dir_all(&driver).expect("a folder");
+    let place = driver.join("libcuda.so.1");
+    let _ = fs::remove_file(&place);
+    std::os::unix::fs::symlink(library().expect("the double"), place).expect("a link");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fusewire-benches"));
+    command
+        .env("LD_LIBRARY_PATH", driver)
+        .env(VARIABLE, object)
+        .env_remove("FUSEWIRE_IMAGES");
+    command
+}
+
+fn cubin(folder: &Path, object: &Path) -> PathBuf {
+    let cubin = folder.join("counterpart.image");
+    fs::write(&cubin, image(object).expect("an image")).expect("written");
+    cubin
 }
 
 /// Name and wrong elements of every contestant of a section.
@@ -159,4 +172,64 @@ fn a_wrong_counterpart_is_named_and_makes_the_run_fail() {
         .map(|(name, _)| name)
         .collect();
     assert_eq!(wrong, ["one_stage"]);
+}
+
+#[test]
+fn what_bounds_cost_is_measured_with_other_images_only() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    let Some(object) = emulation(at, None) else {
+        return;
+    };
+    let cubin = cubin(at, &object);
+    let images = at.join("unbounded");
+    fs::create_dir_all(&images).expect("a folder");
+    let run = || {
+        command(at, &object)
+            .args([
+                "bounds", "--device", "cuda", "--rounds", "2", "--sizes", "512",
+            ])
+            .arg("--unbounded")
+            .arg(&images)
+            .args([
+                "--",
+                "--hidden",
+                "248",
+                "--threads",
+                "64",
+                "--blocks",
+                "2",
+                "--operations",
+                "2",
+            ])
+            .arg("--cubin")
+            .arg(&cubin)
+            .output()
+            .expect("the harness")
+    };
+    let refused = |says: &str| {
+        let output = run();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(says), "{said}");
+    };
+    refused("there is none for sm_");
+    let own = Images::in_folders("sm_80", Vec::new()).library("all_reduce");
+    let mut own = own.expect("the library's own").bytes;
+    assert_eq!(own.pop(), Some(0));
+    fs::write(images.join("all_reduce.sm_80.ptx"), &own).expect("written");
+    // The double has an architecture of its own, whose image the library may have.
+    let newer = Images::in_folders("sm_90", Vec::new()).library("all_reduce");
+    let mut newer = newer.expect("the library's own").bytes;
+    assert_eq!(newer.pop(), Some(0));
+    fs::write(images.join("all_reduce.sm_90.ptx"), &newer).expect("written");
+    refused("is the library's own");
+    for (name, mut bytes) in [("sm_80", own), ("sm_90", newer)] {
+        bytes.extend(b"// another\n");
+        fs::write(images.join(format!("all_reduce.{name}.ptx")), bytes).expect("written");
+    }
+    let output = run();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(table.contains("| signal | 512 | "), "{table}");
 }

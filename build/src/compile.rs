@@ -21,6 +21,8 @@ pub struct Options {
     pub families: Vec<Family>,
     /// Exports the grid form of every kernel, `NAME__grid`, in place of `NAME`: for tests in which all ranks share one grid.
     pub one_grid: bool,
+    /// Kernels whose waits have no bounds: for measuring what bounds cost.
+    pub unbounded: bool,
 }
 
 /// What compiling gave, on disk.
@@ -53,23 +55,25 @@ pub struct Part {
 
 impl Options {
     /// What stands behind the package's name in names of files and folders.
-    pub fn suffix(&self) -> &'static str {
-        match (self.jump_threading, self.one_grid, self.families.is_empty()) {
-            (true, false, _) => "-threaded",
-            (true, true, _) => "-threaded-one-grid",
-            (false, true, _) => "-one-grid",
-            (false, false, true) => "",
-            (false, false, false) => "-families",
-        }
+    pub fn suffix(&self) -> String {
+        let parts = [
+            (self.jump_threading, "-threaded"),
+            (self.one_grid, "-one-grid"),
+            (self.unbounded, "-unbounded"),
+            (!self.families.is_empty(), "-families"),
+        ];
+        let told = parts.into_iter().filter(|(is, _)| *is);
+        told.map(|(_, name)| name).collect()
     }
 
-    const fn flags(&self) -> &'static str {
-        match (self.jump_threading, self.one_grid) {
-            (false, false) => "-Zmir-enable-passes=-JumpThreading",
-            (true, false) => "",
-            (false, true) => "-Zmir-enable-passes=-JumpThreading --cfg=fusewire_one_grid",
-            (true, true) => "--cfg=fusewire_one_grid",
-        }
+    fn flags(&self) -> String {
+        let parts = [
+            (!self.jump_threading, "-Zmir-enable-passes=-JumpThreading"),
+            (self.one_grid, "--cfg=fusewire_one_grid"),
+            (self.unbounded, "--cfg=fusewire_unbounded"),
+        ];
+        let told = parts.into_iter().filter(|(is, _)| *is);
+        told.map(|(_, flag)| flag).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -385,7 +389,7 @@ fn key(
     let mut hash = Hash::default();
     for text in [
         &sources::hash(project)?,
-        options.flags(),
+        &options.flags(),
         target.name(),
         target.features(),
         &toolchain.version,

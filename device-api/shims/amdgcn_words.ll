@@ -39,6 +39,18 @@ define i32 @fusewire_add_32_acq_rel(ptr %at, i32 %value) #0 {
   ret i32 %r
 }
 
+define i32 @fusewire_add_32_acquire(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i32 %value acquire
+  ret i32 %r
+}
+
+define i32 @fusewire_add_32_release(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i32 %value release
+  ret i32 %r
+}
+
 define i32 @fusewire_exchange_32_relaxed(ptr %at, i32 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value monotonic
@@ -48,6 +60,18 @@ define i32 @fusewire_exchange_32_relaxed(ptr %at, i32 %value) #0 {
 define i32 @fusewire_exchange_32_acq_rel(ptr %at, i32 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value acq_rel
+  ret i32 %r
+}
+
+define i32 @fusewire_exchange_32_acquire(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value acquire
+  ret i32 %r
+}
+
+define i32 @fusewire_exchange_32_release(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value release
   ret i32 %r
 }
 
@@ -61,6 +85,20 @@ define i32 @fusewire_cas_32_relaxed(ptr %at, i32 %expected, i32 %new) #0 {
 define i32 @fusewire_cas_32_acq_rel(ptr %at, i32 %expected, i32 %new) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %p = cmpxchg ptr addrspace(1) %g, i32 %expected, i32 %new acq_rel acquire
+  %r = extractvalue { i32, i1 } %p, 0
+  ret i32 %r
+}
+
+define i32 @fusewire_cas_32_acquire(ptr %at, i32 %expected, i32 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i32 %expected, i32 %new acquire acquire
+  %r = extractvalue { i32, i1 } %p, 0
+  ret i32 %r
+}
+
+define i32 @fusewire_cas_32_release(ptr %at, i32 %expected, i32 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i32 %expected, i32 %new release monotonic
   %r = extractvalue { i32, i1 } %p, 0
   ret i32 %r
 }
@@ -101,6 +139,18 @@ define i32 @fusewire_add_32_acq_rel_agent(ptr %at, i32 %value) #0 {
   ret i32 %r
 }
 
+define i32 @fusewire_add_32_acquire_agent(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i32 %value syncscope("agent") acquire
+  ret i32 %r
+}
+
+define i32 @fusewire_add_32_release_agent(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i32 %value syncscope("agent") release
+  ret i32 %r
+}
+
 define i32 @fusewire_exchange_32_relaxed_agent(ptr %at, i32 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value syncscope("agent") monotonic
@@ -110,6 +160,18 @@ define i32 @fusewire_exchange_32_relaxed_agent(ptr %at, i32 %value) #0 {
 define i32 @fusewire_exchange_32_acq_rel_agent(ptr %at, i32 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value syncscope("agent") acq_rel
+  ret i32 %r
+}
+
+define i32 @fusewire_exchange_32_acquire_agent(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value syncscope("agent") acquire
+  ret i32 %r
+}
+
+define i32 @fusewire_exchange_32_release_agent(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value syncscope("agent") release
   ret i32 %r
 }
 
@@ -123,6 +185,20 @@ define i32 @fusewire_cas_32_relaxed_agent(ptr %at, i32 %expected, i32 %new) #0 {
 define i32 @fusewire_cas_32_acq_rel_agent(ptr %at, i32 %expected, i32 %new) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %p = cmpxchg ptr addrspace(1) %g, i32 %expected, i32 %new syncscope("agent") acq_rel acquire
+  %r = extractvalue { i32, i1 } %p, 0
+  ret i32 %r
+}
+
+define i32 @fusewire_cas_32_acquire_agent(ptr %at, i32 %expected, i32 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i32 %expected, i32 %new syncscope("agent") acquire acquire
+  %r = extractvalue { i32, i1 } %p, 0
+  ret i32 %r
+}
+
+define i32 @fusewire_cas_32_release_agent(ptr %at, i32 %expected, i32 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i32 %expected, i32 %new syncscope("agent") release monotonic
   %r = extractvalue { i32, i1 } %p, 0
   ret i32 %r
 }
@@ -163,6 +239,18 @@ define i32 @fusewire_add_32_acq_rel_workgroup(ptr %at, i32 %value) #0 {
   ret i32 %r
 }
 
+define i32 @fusewire_add_32_acquire_workgroup(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i32 %value syncscope("workgroup") acquire
+  ret i32 %r
+}
+
+define i32 @fusewire_add_32_release_workgroup(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i32 %value syncscope("workgroup") release
+  ret i32 %r
+}
+
 define i32 @fusewire_exchange_32_relaxed_workgroup(ptr %at, i32 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value syncscope("workgroup") monotonic
@@ -172,6 +260,18 @@ define i32 @fusewire_exchange_32_relaxed_workgroup(ptr %at, i32 %value) #0 {
 define i32 @fusewire_exchange_32_acq_rel_workgroup(ptr %at, i32 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value syncscope("workgroup") acq_rel
+  ret i32 %r
+}
+
+define i32 @fusewire_exchange_32_acquire_workgroup(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value syncscope("workgroup") acquire
+  ret i32 %r
+}
+
+define i32 @fusewire_exchange_32_release_workgroup(ptr %at, i32 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i32 %value syncscope("workgroup") release
   ret i32 %r
 }
 
@@ -185,6 +285,20 @@ define i32 @fusewire_cas_32_relaxed_workgroup(ptr %at, i32 %expected, i32 %new) 
 define i32 @fusewire_cas_32_acq_rel_workgroup(ptr %at, i32 %expected, i32 %new) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %p = cmpxchg ptr addrspace(1) %g, i32 %expected, i32 %new syncscope("workgroup") acq_rel acquire
+  %r = extractvalue { i32, i1 } %p, 0
+  ret i32 %r
+}
+
+define i32 @fusewire_cas_32_acquire_workgroup(ptr %at, i32 %expected, i32 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i32 %expected, i32 %new syncscope("workgroup") acquire acquire
+  %r = extractvalue { i32, i1 } %p, 0
+  ret i32 %r
+}
+
+define i32 @fusewire_cas_32_release_workgroup(ptr %at, i32 %expected, i32 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i32 %expected, i32 %new syncscope("workgroup") release monotonic
   %r = extractvalue { i32, i1 } %p, 0
   ret i32 %r
 }
@@ -225,6 +339,18 @@ define i64 @fusewire_add_64_acq_rel(ptr %at, i64 %value) #0 {
   ret i64 %r
 }
 
+define i64 @fusewire_add_64_acquire(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i64 %value acquire
+  ret i64 %r
+}
+
+define i64 @fusewire_add_64_release(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i64 %value release
+  ret i64 %r
+}
+
 define i64 @fusewire_exchange_64_relaxed(ptr %at, i64 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value monotonic
@@ -234,6 +360,18 @@ define i64 @fusewire_exchange_64_relaxed(ptr %at, i64 %value) #0 {
 define i64 @fusewire_exchange_64_acq_rel(ptr %at, i64 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value acq_rel
+  ret i64 %r
+}
+
+define i64 @fusewire_exchange_64_acquire(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value acquire
+  ret i64 %r
+}
+
+define i64 @fusewire_exchange_64_release(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value release
   ret i64 %r
 }
 
@@ -247,6 +385,20 @@ define i64 @fusewire_cas_64_relaxed(ptr %at, i64 %expected, i64 %new) #0 {
 define i64 @fusewire_cas_64_acq_rel(ptr %at, i64 %expected, i64 %new) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %p = cmpxchg ptr addrspace(1) %g, i64 %expected, i64 %new acq_rel acquire
+  %r = extractvalue { i64, i1 } %p, 0
+  ret i64 %r
+}
+
+define i64 @fusewire_cas_64_acquire(ptr %at, i64 %expected, i64 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i64 %expected, i64 %new acquire acquire
+  %r = extractvalue { i64, i1 } %p, 0
+  ret i64 %r
+}
+
+define i64 @fusewire_cas_64_release(ptr %at, i64 %expected, i64 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i64 %expected, i64 %new release monotonic
   %r = extractvalue { i64, i1 } %p, 0
   ret i64 %r
 }
@@ -287,6 +439,18 @@ define i64 @fusewire_add_64_acq_rel_agent(ptr %at, i64 %value) #0 {
   ret i64 %r
 }
 
+define i64 @fusewire_add_64_acquire_agent(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i64 %value syncscope("agent") acquire
+  ret i64 %r
+}
+
+define i64 @fusewire_add_64_release_agent(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i64 %value syncscope("agent") release
+  ret i64 %r
+}
+
 define i64 @fusewire_exchange_64_relaxed_agent(ptr %at, i64 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value syncscope("agent") monotonic
@@ -296,6 +460,18 @@ define i64 @fusewire_exchange_64_relaxed_agent(ptr %at, i64 %value) #0 {
 define i64 @fusewire_exchange_64_acq_rel_agent(ptr %at, i64 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value syncscope("agent") acq_rel
+  ret i64 %r
+}
+
+define i64 @fusewire_exchange_64_acquire_agent(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value syncscope("agent") acquire
+  ret i64 %r
+}
+
+define i64 @fusewire_exchange_64_release_agent(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value syncscope("agent") release
   ret i64 %r
 }
 
@@ -309,6 +485,20 @@ define i64 @fusewire_cas_64_relaxed_agent(ptr %at, i64 %expected, i64 %new) #0 {
 define i64 @fusewire_cas_64_acq_rel_agent(ptr %at, i64 %expected, i64 %new) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %p = cmpxchg ptr addrspace(1) %g, i64 %expected, i64 %new syncscope("agent") acq_rel acquire
+  %r = extractvalue { i64, i1 } %p, 0
+  ret i64 %r
+}
+
+define i64 @fusewire_cas_64_acquire_agent(ptr %at, i64 %expected, i64 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i64 %expected, i64 %new syncscope("agent") acquire acquire
+  %r = extractvalue { i64, i1 } %p, 0
+  ret i64 %r
+}
+
+define i64 @fusewire_cas_64_release_agent(ptr %at, i64 %expected, i64 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i64 %expected, i64 %new syncscope("agent") release monotonic
   %r = extractvalue { i64, i1 } %p, 0
   ret i64 %r
 }
@@ -349,6 +539,18 @@ define i64 @fusewire_add_64_acq_rel_workgroup(ptr %at, i64 %value) #0 {
   ret i64 %r
 }
 
+define i64 @fusewire_add_64_acquire_workgroup(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i64 %value syncscope("workgroup") acquire
+  ret i64 %r
+}
+
+define i64 @fusewire_add_64_release_workgroup(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw add ptr addrspace(1) %g, i64 %value syncscope("workgroup") release
+  ret i64 %r
+}
+
 define i64 @fusewire_exchange_64_relaxed_workgroup(ptr %at, i64 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value syncscope("workgroup") monotonic
@@ -358,6 +560,18 @@ define i64 @fusewire_exchange_64_relaxed_workgroup(ptr %at, i64 %value) #0 {
 define i64 @fusewire_exchange_64_acq_rel_workgroup(ptr %at, i64 %value) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value syncscope("workgroup") acq_rel
+  ret i64 %r
+}
+
+define i64 @fusewire_exchange_64_acquire_workgroup(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value syncscope("workgroup") acquire
+  ret i64 %r
+}
+
+define i64 @fusewire_exchange_64_release_workgroup(ptr %at, i64 %value) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %r = atomicrmw xchg ptr addrspace(1) %g, i64 %value syncscope("workgroup") release
   ret i64 %r
 }
 
@@ -371,6 +585,20 @@ define i64 @fusewire_cas_64_relaxed_workgroup(ptr %at, i64 %expected, i64 %new) 
 define i64 @fusewire_cas_64_acq_rel_workgroup(ptr %at, i64 %expected, i64 %new) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %p = cmpxchg ptr addrspace(1) %g, i64 %expected, i64 %new syncscope("workgroup") acq_rel acquire
+  %r = extractvalue { i64, i1 } %p, 0
+  ret i64 %r
+}
+
+define i64 @fusewire_cas_64_acquire_workgroup(ptr %at, i64 %expected, i64 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i64 %expected, i64 %new syncscope("workgroup") acquire acquire
+  %r = extractvalue { i64, i1 } %p, 0
+  ret i64 %r
+}
+
+define i64 @fusewire_cas_64_release_workgroup(ptr %at, i64 %expected, i64 %new) #0 {
+  %g = addrspacecast ptr %at to ptr addrspace(1)
+  %p = cmpxchg ptr addrspace(1) %g, i64 %expected, i64 %new syncscope("workgroup") release monotonic
   %r = extractvalue { i64, i1 } %p, 0
   ret i64 %r
 }

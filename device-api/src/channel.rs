@@ -101,7 +101,7 @@ impl Sender {
     ) -> u64 {
         let comm = *session.comm();
         let block = session.block();
-        mem::fence(Order::Acquire, Scope::System);
+        block.acquired(Scope::System);
         let part = (message.bytes - sent).min(comm.pad().channel_slot);
         let to = slot(&comm, self.peer, block.index(), comm.rank(), self.chunk);
         // SAFETY: the slot is free (credit); the source is the caller's.
@@ -212,7 +212,7 @@ impl Receiver {
     ) -> u64 {
         let comm = *session.comm();
         let block = session.block();
-        mem::fence(Order::Acquire, Scope::System);
+        block.acquired(Scope::System);
         let part = (message.bytes - received).min(comm.pad().channel_slot);
         let from = slot(&comm, comm.rank(), block.index(), self.peer, self.chunk);
         // SAFETY: the chunk has been acquired; the target is the caller's.

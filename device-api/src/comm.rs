@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use crate::layout::{CommConst, LINE, MAX_WINDOWS, PadLayout, WindowConst};
+use crate::layout::{CommConst, LINE, MAX_RANKS, MAX_WINDOWS, PadLayout, WindowConst};
 
 /// A place in a window: 16 bits of window, 48 bits of offset. How ranks name memory to each other;
 /// addresses are local to a rank.
@@ -153,15 +153,15 @@ impl Comm {
     /// Address of byte 0 of `rank`'s pad.
     #[inline(always)]
     pub fn pad_of(&self, rank: u32) -> *mut u8 {
-        // SAFETY: window 0 exists in every communicator, and `rank` indexes its table.
-        unsafe { (&raw const (*self.window(0)).peers[rank as usize % 64]).read() as *mut u8 }
+        // SAFETY: the constants are live, and the index is within their table.
+        unsafe { (&raw const (*self.constants).pads[rank as usize % MAX_RANKS]).read() as *mut u8 }
     }
 
     /// The table of all ranks' pads, as [`Comm::pad_of`] reads it.
     #[inline(always)]
     pub(crate) fn pads(&self) -> *const u64 {
-        // SAFETY: window 0 exists in every communicator.
-        unsafe { (&raw const (*self.window(0)).peers).cast() }
+        // SAFETY: the constants are live.
+        unsafe { (&raw const (*self.constants).pads).cast() }
     }
 
     /// Address of byte `offset` of this rank's own pad.
@@ -182,7 +182,7 @@ impl Comm {
         let (size, base) = unsafe {
             (
                 (&raw const (*window).bytes).read(),
-                (&raw const (*window).peers[rank as usize % 64]).read(),
+                (&raw const (*window).peers[rank as usize % MAX_RANKS]).read(),
             )
         };
         let fits = place.offset() <= size && bytes <= size - place.offset();

@@ -5,9 +5,13 @@
 //! [`CommState`]; [`PadLayout`] says where the arrays behind it lie.
 //!
 //! ```text
-//! pad: CommState | progress[block] | block state[block] | inbox[block][rank] | packet slots
+//! pad: CommState | CommConst | block state[block] | progress[block] | inbox[block][rank] | packet slots
 //!      [block][parity][rank] | channels | staging in | staging out
 //! ```
+//!
+//! The constants in the pad are the ones that NVIDIA's kernels get, and lanes of the CPU: block states and the abort word are at
+//! fixed distances from them. AMD's kernels get theirs in memory of the device's own, a CPU's in that of the process; there the
+//! place in the pad is not used.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -16,11 +20,15 @@ pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
 /// First word of [`CommState`].
 pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 /// Version of everything in this file; host and kernels must agree.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 /// Most ranks whose memory a kernel can reach by load and store.
 pub const MAX_RANKS: usize = 64;
 /// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is the pad.
 pub const MAX_WINDOWS: usize = 1024;
+/// Where the [`CommConst`] lies in a pad.
+pub const CONSTANTS_AT: u64 = 256;
+/// Where the [`BlockState`]s lie in a pad: [`PadLayout::blocks`] of every layout.
+pub const BLOCKS_AT: u64 = 1024;
 /// Size of a line: what one signal with its words occupies.
 pub const LINE: u64 = 64;
 /// Words that travel with a ready signal.
@@ -32,7 +40,7 @@ pub const SIGNAL_WORDS: usize = 7;
 pub struct PadLayout {
     /// [`Progress`] of each block.
     pub progress: u64,
-    /// [`BlockState`] of each block.
+    /// [`BlockState`] of each block: [`BLOCKS_AT`].
     pub blocks: u64,
     /// Signal lines: per block and source rank one ready line, then one done line.
     pub inbox: u64,
@@ -94,11 +102,10 @@ impl PadLayout {
         }
         let ranks = config.size as u64;
         let blocks = config.max_blocks as u64;
-        let mut at = 0;
-        next(&mut at, size_of::<CommState>() as u64);
+        let mut at = BLOCKS_AT;
         let mut layout = Self {
-            progress: next(&mut at, blocks * LINE),
             blocks: next(&mut at, blocks * LINE),
+            progress: next(&mut at, blocks * LINE),
             inbox: next(&mut at, blocks * ranks * 2 * LINE),
             packets: next(&mut at, blocks * 2 * ranks * config.packet_slot),
             packet_slot: config.packet_slot,
@@ -178,6 +185,8 @@ pub struct CommConst {
     /// Address, for the device, of a word in host memory where a kernel that meets a failure leaves the abort word for
     /// its host, which cannot look into device memory at each call; 0 where it can.
     pub host_word: u64,
+    /// Address of each rank's pad, or 0: those of window 0.
+    pub pads: [u64; MAX_RANKS],
 }
 
 /// Why a launch failed.
@@ -290,9 +299,18 @@ pub struct BlockState {
     pub packet_epoch: u64,
     /// Signal rounds that this block has finished.
     pub rounds: u64,
-    /// 1 while a launch of this block is in flight.
+    /// 1 while a launch of this block is in flight, [`BlockState::idle`] else.
     pub busy: u64,
     _line: [u64; 4],
+}
+
+impl BlockState {
+    /// The busy word of a block with these epochs on which no launch is in flight: even, and different whenever one of the
+    /// epochs is.
+    #[inline(always)]
+    pub const fn idle(sequence: u64, rounds: u64, packet_epoch: u64) -> u64 {
+        sequence.wrapping_add(rounds).wrapping_add(packet_epoch) << 1
+    }
 }
 
 /// Counters of one channel end; touched by the owning block only.
@@ -308,13 +326,16 @@ pub struct ChannelState {
 
 const _: () = {
     assert!(size_of::<PadLayout>() == 128);
-    assert!(size_of::<CommConst>() == 232);
+    assert!(size_of::<CommConst>() == 232 + 8 * MAX_RANKS);
+    assert!(CONSTANTS_AT >= size_of::<CommState>() as u64);
+    assert!(BLOCKS_AT >= CONSTANTS_AT + size_of::<CommConst>() as u64);
     assert!(core::mem::offset_of!(CommConst, rank) == 16);
     assert!(core::mem::offset_of!(CommConst, id) == 40);
     assert!(core::mem::offset_of!(CommConst, windows) == 64);
     assert!(core::mem::offset_of!(CommConst, state) == 72);
     assert!(core::mem::offset_of!(CommConst, pad) == 96);
     assert!(core::mem::offset_of!(CommConst, host_word) == 224);
+    assert!(core::mem::offset_of!(CommConst, pads) == 232);
     assert!(size_of::<WindowConst>() == 16 + 8 * MAX_RANKS);
     assert!(size_of::<FailureRecord>() == 128);
     assert!(size_of::<CommState>() == 256);

@@ -109,15 +109,14 @@ pub unsafe fn signal<M: Machine>(
     op: SignalOp,
 ) -> Result<(), NoRoute> {
     let word = comm.pointer(at, 1).ok_or(NoRoute)?;
-    mem::fence(Order::Release, Scope::System);
-    block.sync();
+    block.publish(Scope::System);
     if block.is_leader() {
         // SAFETY: the caller's promise; the word was checked against its window.
         unsafe {
             match op {
                 SignalOp::Set(value) => mem::store_u64(word, value, Order::Release, Scope::System),
                 SignalOp::Add(value) => {
-                    mem::fetch_add_u64(word, value, Order::AcqRel, Scope::System);
+                    mem::fetch_add_u64(word, value, Order::Release, Scope::System);
                 }
             }
         }

@@ -98,7 +98,7 @@ impl Slots {
     #[inline(always)]
     fn departure(&self, rank: u32) -> *mut u8 {
         // SAFETY: a table of more ranks than any communicator has.
-        let pad = unsafe { mem::read(self.pads.add(rank as usize)) };
+        let pad = unsafe { self.pads.add(rank as usize).read() };
         (pad as *mut u8).wrapping_add(self.mine as usize)
     }
 
@@ -109,23 +109,37 @@ impl Slots {
     #[inline(always)]
     pub unsafe fn send_to_all<M: Machine>(&self, session: &mut Session<M>, from: *const u8) {
         // SAFETY: the caller's promise.
-        unsafe { self.send(session, from, 1) };
+        unsafe {
+            let head = Head::read(session.block(), from, self.bytes);
+            self.send(session, from, head, 1);
+        }
     }
 
-    /// As [`Slots::send_to_all`]; blocks of several lanes send to this rank, too, so that it can receive its own stream as any
-    /// other.
+    /// As [`Slots::send_to_all`], with the stream's `head`, which was asked for before; blocks of several lanes send to this rank,
+    /// too, so that it can receive its own stream as any other.
     ///
     /// # Safety
-    /// As there.
+    /// As there; `head` must be that of the same stream.
     #[inline(always)]
-    pub unsafe fn send_to_each<M: Machine>(&self, session: &mut Session<M>, from: *const u8) {
+    pub unsafe fn send_to_each<M: Machine>(
+        &self,
+        session: &mut Session<M>,
+        from: *const u8,
+        head: Head,
+    ) {
         // SAFETY: the caller's promise.
-        unsafe { self.send(session, from, 0) };
+        unsafe { self.send(session, from, head, 0) };
     }
 
     /// Sends to all ranks from the one `nearest` places behind this one.
     #[inline(always)]
-    unsafe fn send<M: Machine>(&self, session: &mut Session<M>, from: *const u8, nearest: u32) {
+    unsafe fn send<M: Machine>(
+        &self,
+        session: &mut Session<M>,
+        from: *const u8,
+        head: Head,
+        nearest: u32,
+    ) {
         let block = session.block();
         let (me, ranks) = (session.comm().rank(), session.comm().size());
         let bytes = self.bytes;
@@ -154,6 +168,8 @@ impl Slots {
         for unit in block.elements_of_block(units) {
             let data = if unit == 0 {
                 header
+            } else if unit == block.rank() as usize {
+                head.0
             } else {
                 // SAFETY: the unit is within the source.
                 unsafe { read_pair(from, bytes, unit - 1) }
@@ -335,6 +351,28 @@ impl Slots {
         }
         mem::fence(Order::AcqRel, Scope::System);
         block.sync();
+    }
+}
+
+/// What a lane sends first of a stream. A kernel asks for it before it begins its session: then the answer is under way while the
+/// launch enters the communicator, and not behind that.
+#[derive(Clone, Copy, Debug)]
+pub struct Head(u64);
+
+impl Head {
+    /// This lane's, of the stream of `bytes` bytes at `from` that the block sends.
+    ///
+    /// # Safety
+    /// `from` must be readable for `bytes` bytes.
+    #[inline(always)]
+    pub unsafe fn read<M: Machine>(block: Block<M>, from: *const u8, bytes: usize) -> Self {
+        // Unit 0 is the header. Blocks of one lane copy.
+        let unit = block.rank() as usize;
+        if M::LANES == 1 || unit == 0 || (unit - 1) * PAIR_DATA >= bytes {
+            return Self(0);
+        }
+        // SAFETY: the caller's promise.
+        Self(unsafe { read_pair(from, bytes, unit - 1) })
     }
 }
 

@@ -17,11 +17,15 @@
 //! Every operation of this family receives from every rank in every round, so one line suffices
 //! where there is a done signal, and no credit is needed.
 
+mod entrance;
+
 use crate::comm::Comm;
 use crate::group::{Block, Group, Machine};
-use crate::layout::{BlockState, CommConst, FailureKind, LINE, SIGNAL_WORDS};
+use crate::layout::{CommConst, LINE, SIGNAL_WORDS};
 use crate::mem::{self, Order, Scope};
-use crate::wait::{Place, Watch};
+use crate::wait::{BOUNDED, Place, Watch};
+
+use entrance::{Entrance, Epochs};
 
 /// The operations that a call word can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,10 +231,13 @@ pub struct Session<M> {
     block: Block<M>,
     comm: Comm,
     watch: Watch,
-    state: *mut BlockState,
-    round: u64,
-    packet_epoch: u64,
-    steps: u64,
+    /// Blocks of one lane: rounds and packet epoch at the begin. Others find them in shared memory.
+    begun: (u64, u64),
+    /// Rounds of this launch.
+    rounds: u32,
+    /// By how much the packet epoch has grown.
+    packets: u64,
+    steps: u32,
 }
 
 impl<M: Machine> Session<M> {
@@ -238,7 +245,8 @@ impl<M: Machine> Session<M> {
     /// flight (then a failure is recorded). All lanes of the block together.
     ///
     /// # Safety
-    /// `constants` must describe a live communicator of which this launch is the next operation.
+    /// `constants` must describe a live communicator of which this launch is the next operation, and be what its host says
+    /// (`Communicator::constants`), not a copy. A block has one session at a time.
     #[inline(always)]
     pub unsafe fn begin(
         block: Block<M>,
@@ -250,19 +258,6 @@ impl<M: Machine> Session<M> {
         // SAFETY: the caller's promise.
         let comm = unsafe { Comm::new(constants) };
         let call = Call(call);
-        let state = Watch::block_state(&comm, block.index());
-        // SAFETY: the state lies in the pad; its words are only accessed atomically.
-        let (sequence, rounds, packet_epoch) = unsafe {
-            (
-                &raw const (*state).sequence,
-                &raw const (*state).rounds,
-                &raw const (*state).packet_epoch,
-            )
-        };
-        let load = |at| {
-            // SAFETY: as above.
-            unsafe { mem::load_u64(at, Order::Relaxed, Scope::Device) }
-        };
         let collective = u64::from(call.is_collective());
         let mut watch = Watch {
             comm,
@@ -270,50 +265,13 @@ impl<M: Machine> Session<M> {
             count,
             sequence: 0,
             block: block.index(),
-            timeout_ns: if timeout_ns == 0 {
-                comm.constants().timeout_ns
-            } else {
-                timeout_ns
-            },
+            timeout_ns,
         };
-        let mut refused = false;
-        if block.is_leader() {
-            // Both are under way at once. Neither orders what came before it: nothing of this launch did.
-            let aborted = watch.is_abort_set();
-            // SAFETY: as above.
-            let busy = unsafe {
-                mem::exchange_u64(&raw mut (*state).busy, 1, Order::Acquire, Scope::Device)
-            };
-            if aborted {
-                refused = watch.aborted();
-                if busy == 0 {
-                    // SAFETY: as above; no launch enters a communicator that has failed.
-                    unsafe {
-                        mem::store_u64(&raw mut (*state).busy, 0, Order::Relaxed, Scope::Device);
-                    }
-                }
-            } else if busy != 0 {
-                watch.sequence = load(sequence) + collective;
-                watch.fail(
-                    FailureKind::Overlap,
-                    Place::Launch,
-                    comm.rank(),
-                    comm.rank(),
-                    0,
-                    busy,
-                    0,
-                );
-                refused = true;
-            }
-        }
-        if block.any(refused) {
-            return None;
-        }
-        // The busy word orders launches: epochs read before it was taken may be those of a launch
-        // that has ended since.
-        watch.sequence = load(sequence) + collective;
-        let rounds = load(rounds);
-        let packet_epoch = load(packet_epoch);
+        let entrance = Entrance::new::<M>(constants, &comm, block.index());
+        // SAFETY: the caller's promise.
+        let entered = unsafe { entrance.pass(block, constants, &mut watch, collective) };
+        let (comm, epochs) = entered?;
+        watch.comm = comm;
         if block.is_leader() {
             watch.enter();
         }
@@ -321,9 +279,9 @@ impl<M: Machine> Session<M> {
             block,
             comm,
             watch,
-            state,
-            round: rounds,
-            packet_epoch,
+            begun: (epochs.rounds, epochs.packet_epoch),
+            rounds: 0,
+            packets: 0,
             steps: 0,
         })
     }
@@ -349,16 +307,20 @@ impl<M: Machine> Session<M> {
     /// The fingerprint of this launch's call.
     #[inline(always)]
     pub fn fingerprint(&self) -> u64 {
-        self.watch.call.fingerprint()
+        if BOUNDED {
+            self.watch.call.fingerprint()
+        } else {
+            0
+        }
     }
 
     /// Opens a round: publishes everything that this block has written so far, sends `words(peer)` to each
     /// peer and awaits every peer's words. False after a failure. All lanes together.
     #[inline(always)]
     pub fn ready(&mut self, words: impl Fn(u32) -> [u64; SIGNAL_WORDS]) -> bool {
-        self.round += 1;
+        self.rounds += 1;
         self.publish();
-        let value = self.round << 16 | self.fingerprint();
+        let value = self.round() << 16 | self.fingerprint();
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
             let line = self.line(peer, self.comm.rank(), 0);
@@ -392,7 +354,7 @@ impl<M: Machine> Session<M> {
     #[inline(always)]
     pub fn done(&mut self) -> bool {
         self.publish();
-        let value = self.round << 16 | self.fingerprint();
+        let value = self.round() << 16 | self.fingerprint();
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
             if peer != self.comm.rank() {
@@ -410,21 +372,24 @@ impl<M: Machine> Session<M> {
     pub fn end(self) {
         self.block.sync();
         if self.block.is_leader() {
-            let collective = u64::from(self.watch.call.is_collective());
+            let state = Entrance::state(self.block, &self.comm);
+            let epochs = Epochs {
+                sequence: self.watch.sequence(),
+                rounds: self.round(),
+                packet_epoch: self.current_packet_epoch(),
+            };
             // SAFETY: the state belongs to this block, whose only launch this is (busy word).
             unsafe {
                 let store = |at, value| mem::store_u64(at, value, Order::Relaxed, Scope::Device);
-                if collective != 0 {
-                    store(&raw mut (*self.state).sequence, self.watch.sequence);
+                if self.watch.call.is_collective() {
+                    store(&raw mut (*state).sequence, epochs.sequence);
                 }
-                store(&raw mut (*self.state).rounds, self.round);
-                store(&raw mut (*self.state).packet_epoch, self.packet_epoch);
-                mem::store_u64(
-                    &raw mut (*self.state).busy,
-                    0,
-                    Order::Release,
-                    Scope::Device,
-                );
+                store(&raw mut (*state).rounds, epochs.rounds);
+                store(&raw mut (*state).packet_epoch, epochs.packet_epoch);
+                if BOUNDED {
+                    let busy = &raw mut (*state).busy;
+                    mem::store_u64(busy, epochs.idle(), Order::Release, Scope::Device);
+                }
             }
         }
     }
@@ -432,14 +397,26 @@ impl<M: Machine> Session<M> {
     /// Starts a launch that uses packet slots: its epoch. See [`crate::packet`].
     #[inline(always)]
     pub(crate) fn next_packet_epoch(&mut self) -> u64 {
-        let mut epoch = self.packet_epoch + 1;
+        let before = self.current_packet_epoch();
+        let mut epoch = before + 1;
         if epoch & 0xffff_ffff == 0 {
             // A packet's flag is the epoch's low half and never 0; two are skipped, so that the
             // parity still alternates.
             epoch += 2;
         }
-        self.packet_epoch = epoch;
+        self.packets += epoch - before;
         epoch
+    }
+
+    #[inline(always)]
+    fn current_packet_epoch(&self) -> u64 {
+        Entrance::begun(self.block, self.begun).1 + self.packets
+    }
+
+    /// The block's signal rounds, this launch's included.
+    #[inline(always)]
+    fn round(&self) -> u64 {
+        Entrance::begun(self.block, self.begun).0 + u64::from(self.rounds)
     }
 
     /// Records one more published step.
@@ -447,15 +424,14 @@ impl<M: Machine> Session<M> {
     pub(crate) fn advance(&mut self) {
         self.steps += 1;
         if self.block.is_leader() {
-            self.watch.step(self.steps);
+            self.watch.step(u64::from(self.steps));
         }
     }
 
-    /// Every lane releases what it wrote, then the block meets.
+    /// The block meets; what its lanes wrote is part of what one of them releases next.
     #[inline(always)]
     pub fn publish(&mut self) {
-        mem::fence(Order::Release, Scope::System);
-        self.block.sync();
+        self.block.publish(Scope::System);
         self.advance();
     }
 
@@ -495,7 +471,7 @@ impl<M: Machine> Session<M> {
             peer += self.block.size();
         }
         let failed = self.block.any(failed);
-        mem::fence(Order::Acquire, Scope::System);
+        self.block.acquired(Scope::System);
         !failed
     }
 }

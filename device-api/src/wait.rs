@@ -37,6 +37,10 @@ pub enum Place {
     Tile = 8,
 }
 
+/// False only where kernels are compiled with `--cfg fusewire_unbounded`, to measure what it costs that waits end: then
+/// nothing is recorded, compared or refused, and a rank whose peer is gone waits for ever.
+pub(crate) const BOUNDED: bool = !cfg!(fusewire_unbounded);
+
 /// After how long a stalled wait compares progress with its peers.
 const COMPARE_NS: u64 = 50_000;
 
@@ -48,6 +52,7 @@ pub struct Watch {
     pub(crate) count: u64,
     pub(crate) sequence: u64,
     pub(crate) block: u32,
+    /// 0: the communicator's.
     pub(crate) timeout_ns: u64,
 }
 
@@ -62,6 +67,23 @@ struct Stall {
 }
 
 impl Watch {
+    /// Sequence number of the launch.
+    #[inline(always)]
+    pub(crate) fn sequence(&self) -> u64 {
+        // Where registers are short it stays where the block keeps it.
+        #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+        // SAFETY: written when the launch entered.
+        return unsafe { (&raw const (*crate::near::at(arch::shared())).sequence).read() };
+        #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+        self.sequence
+    }
+
+    /// Says the sequence number. A GPU's lanes find it where the block keeps it.
+    #[inline(always)]
+    pub(crate) fn set_sequence(&mut self, sequence: u64) {
+        self.sequence = sequence;
+    }
+
     /// Polls until `poll` gives a value. `None` after a failure, which is then recorded.
     ///
     /// `poll` gives `Err(observed)` while the awaited thing is not there.
@@ -87,7 +109,7 @@ impl Watch {
                 Err(observed) => observed,
             };
             polls += 1;
-            if polls < spins {
+            if polls < spins || !BOUNDED {
                 pause();
             } else if !self.stalled(&mut stall, place, awaited, expected, observed) {
                 return None;
@@ -138,12 +160,16 @@ impl Watch {
                 return false;
             }
         }
+        let timeout_ns = match self.timeout_ns {
+            0 => self.comm.constants().timeout_ns,
+            given => given,
+        };
         // Who waits for a tile of its own tells of it before those who wait for this rank's next signal do.
         let early = match place {
-            Place::Tile => self.timeout_ns / 8,
+            Place::Tile => timeout_ns / 8,
             _ => 0,
         };
-        if elapsed > self.timeout_ns - early {
+        if elapsed > timeout_ns - early {
             let blamed = match place {
                 // What nobody but this rank could have done.
                 Place::Tile => awaited,
@@ -182,16 +208,6 @@ impl Watch {
         if word != 0 {
             self.tell_host(word);
         }
-        word != 0
-    }
-
-    /// Whether the abort word is set, without a look at anything that it tells of.
-    #[inline(always)]
-    pub(crate) fn is_abort_set(&self) -> bool {
-        let state = self.comm.own(0).cast::<CommState>();
-        // SAFETY: every pad starts with a CommState; the abort word is only accessed atomically.
-        let word =
-            unsafe { mem::load_u64(&raw const (*state).abort, Order::Relaxed, Scope::System) };
         word != 0
     }
 
@@ -240,7 +256,7 @@ impl Watch {
 
     /// The rank that has come least far; `awaited` where several are equally late.
     fn least_progress(&self, awaited: u32) -> u32 {
-        let base = self.sequence;
+        let base = self.sequence();
         // Sequence numbers are compared by their distance from this rank's own, 24 bits signed.
         let key = |rank: u32| {
             let progress = self.progress(rank);
@@ -285,7 +301,7 @@ impl Watch {
             }
             let progress = self.progress(blamed);
             let distance =
-                ((progress.call >> 40) as i64 - (self.sequence & 0xff_ffff) as i64) << 40 >> 40;
+                ((progress.call >> 40) as i64 - (self.sequence() & 0xff_ffff) as i64) << 40 >> 40;
             mem::write(
                 record
                     .cast::<[u64; 16]>()
@@ -294,14 +310,14 @@ impl Watch {
                     .cast::<[u64; 15]>(),
                 [
                     kind as u64,
-                    self.sequence,
+                    self.sequence(),
                     self.call.0,
                     self.count,
                     u64::from(self.block),
                     place as u64,
                     u64::from(awaited),
                     u64::from(blamed),
-                    self.sequence.wrapping_add_signed(distance),
+                    self.sequence().wrapping_add_signed(distance),
                     Call::from_progress(progress.call).0,
                     progress.count & 0xffff_ffff_ffff,
                     expected,
@@ -330,17 +346,17 @@ impl Watch {
     /// Writes this launch's progress: the operation that block 0 is in.
     #[inline(always)]
     pub(crate) fn enter(&self) {
-        if self.block != 0 {
+        if self.block != 0 || !BOUNDED {
             return;
         }
         let at = self.comm.own(self.comm.pad().progress).cast::<u64>();
-        let tag = self.sequence << 40;
+        let tag = self.sequence() << 40;
         // SAFETY: the line belongs to this block; peers read its words atomically.
         unsafe {
             mem::store_u64(at.add(2), tag, Order::Relaxed, Scope::System);
             mem::store_u64(
                 at.add(1),
-                self.sequence << 48 | self.count & 0xffff_ffff_ffff,
+                self.sequence() << 48 | self.count & 0xffff_ffff_ffff,
                 Order::Relaxed,
                 Scope::System,
             );
@@ -356,7 +372,7 @@ impl Watch {
     /// Writes how many steps of the operation are behind.
     #[inline(always)]
     pub(crate) fn step(&self, steps: u64) {
-        if self.block != 0 {
+        if self.block != 0 || !BOUNDED {
             return;
         }
         let at = self.comm.own(self.comm.pad().progress + 16).cast::<u64>();
@@ -364,7 +380,7 @@ impl Watch {
         unsafe {
             mem::store_u64(
                 at,
-                self.sequence << 40 | steps & 0xff_ffff_ffff,
+                self.sequence() << 40 | steps & 0xff_ffff_ffff,
                 Order::Relaxed,
                 Scope::System,
             );

@@ -276,7 +276,7 @@ impl DeviceWindow {
                 .is_none();
         }
         let failed = block.any(failed);
-        mem::fence(Order::Acquire, Scope::System);
+        block.acquired(Scope::System);
         !failed
     }
 
@@ -340,8 +340,7 @@ impl DeviceWindow {
         };
         // SAFETY: this rank's count of the barrier, touched by it only.
         let count = unsafe { mem::load_u64(own, Order::Relaxed, Scope::Device) } + 1;
-        mem::fence(Order::Release, Scope::System);
-        block.sync();
+        block.publish(Scope::System);
         let mut failed = false;
         let mut peer = block.rank();
         while peer < self.size {
@@ -368,7 +367,7 @@ impl DeviceWindow {
             peer += block.size();
         }
         let failed = block.any(failed);
-        mem::fence(Order::Acquire, Scope::System);
+        block.acquired(Scope::System);
         if block.is_leader() {
             // SAFETY: as above.
             unsafe { mem::store_u64(own, count, Order::Relaxed, Scope::Device) };

@@ -4,7 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 use fusewire_device::channel::{Message, Receiver, Sender};
 use fusewire_device::layout::CommConst;
-use fusewire_device::mem::{self, Order, Policy, Scope};
+use fusewire_device::mem::{self, Policy, Scope};
 use fusewire_device::session::Session;
 use fusewire_device::wait::Place;
 use fusewire_device::{Block, Group, Machine, bulk, kernel};
@@ -148,7 +148,7 @@ pub unsafe fn batch(
         }
         let at = picked - 1;
         let moved = block.broadcast(if block.is_leader() { done(at) } else { 0 });
-        mem::fence(Order::Acquire, Scope::System);
+        block.acquired(Scope::System);
         let op = operation(at);
         let (from, to) = block.slice(op.bytes as usize, PART);
         let message = Message {

@@ -94,9 +94,8 @@ impl Chunks {
         units: usize,
     ) {
         let block = session.block();
-        // Each lane's own writes, before the leader speaks for all.
-        mem::fence(Order::Release, Scope::Device);
-        block.sync();
+        // The leader speaks for all.
+        block.publish(Scope::Device);
         if !block.is_leader() {
             return;
         }
@@ -319,7 +318,7 @@ impl<M: Machine, R: Reducer> Body<M> for Tiles<R> {
             of_row += 1;
         }
         let failed = block.any(failed);
-        mem::fence(Order::Acquire, Scope::System);
+        block.acquired(Scope::System);
         !failed
     }
 

@@ -7,7 +7,9 @@ use std::time::Instant;
 use anyhow::Context as _;
 use fusewire_build::image::ManifestImage;
 use fusewire_build::sources::{self, sha256};
-use fusewire_build::{Image, Options, Project, Target, Toolchain, Vendor, compile, toolchain};
+use fusewire_build::{
+    Image, Options, Project, Target, Toolchain, Vendor, compile, host, toolchain,
+};
 
 use super::{Which, shown};
 
@@ -26,6 +28,9 @@ pub(crate) struct Arguments {
     /// blocks of all ranks in one launch.
     #[arg(long)]
     one_grid: bool,
+    /// For `fusewire-benches bounds`: kernels whose waits have no bounds; an image for each family.
+    #[arg(long)]
+    unbounded: bool,
 }
 
 impl Arguments {
@@ -36,6 +41,7 @@ impl Arguments {
             target: target.to_owned(),
             out: None,
             one_grid: false,
+            unbounded: false,
         }
     }
 }
@@ -55,7 +61,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let ptxas = toolchain::find_ptxas().ok();
     let options = Options {
         one_grid: arguments.one_grid,
-        ..Options::default()
+        ..match arguments.unbounded {
+            true => unbounded(&project)?,
+            false => Options::default(),
+        }
     };
     let name = format!("{}{}", project.name, options.suffix());
     let out = arguments
@@ -113,6 +122,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// How kernels without bounds are compiled: families apart, so that each can stand in for the library's own.
+pub(super) fn unbounded(project: &Project) -> anyhow::Result<Options> {
+    Ok(Options {
+        families: host::probe(project)?.families(),
+        unbounded: true,
+        ..Options::default()
+    })
+}
+
 /// The image in the file `from` as it is to lie in a folder: under the name by which the host library finds it, and with the
 /// hash of its sources where it is PTX of grid forms. Their own parameters say nothing of the structs in their table, so
 /// the library compares the hash with that of its own images.
@@ -123,7 +141,11 @@ pub(super) fn installed(
     name: &str,
     from: &Path,
 ) -> anyhow::Result<(String, Vec<u8>)> {
-    let suffix = options.suffix();
+    let suffix = match options.families.is_empty() {
+        true => options.suffix(),
+        // Named as the library looks for a family.
+        false => String::new(),
+    };
     let file = format!("{name}{suffix}.{target}.{}", target.extension());
     let mut bytes =
         std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;

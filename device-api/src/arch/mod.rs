@@ -20,6 +20,10 @@ pub use self::native::*;
 /// Bytes of block-shared scratch memory that every machine offers: tables, and a row of 8192 numbers.
 pub const SHARED_BYTES: usize = 38 * 1024;
 
+/// Bytes at the end of it that are the library's own in every kernel: the communicator's constants while a session lasts, and
+/// what a broadcast needs.
+pub const RESERVED_BYTES: usize = 832;
+
 /// Waits until the launches that this one depends on have ended and what they wrote is visible, where the launch was
 /// allowed to begin before ("programmatic dependent launch", NVIDIA from sm_90 on); elsewhere it began after they ended.
 /// Nothing of the communicator may be touched before.

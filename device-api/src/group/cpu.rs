@@ -31,7 +31,9 @@ impl<const ISA: u32> Single<ISA> {
 
 impl<const ISA: u32> Machine for Single<ISA> {
     const LANES: u32 = 1;
+    const CONSTANTS_IN_PAD: bool = false;
     const ISA: u32 = ISA;
+    const CUMULATIVE: bool = true;
 
     #[inline(always)]
     fn lane(self) -> u32 {
@@ -105,6 +107,8 @@ impl Lanes {
 
 impl Machine for Lanes {
     const LANES: u32 = 0;
+    const CONSTANTS_IN_PAD: bool = true;
+    const CUMULATIVE: bool = true;
 
     fn lane(self) -> u32 {
         self.context.lane

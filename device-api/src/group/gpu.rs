@@ -8,6 +8,8 @@ pub struct Gpu;
 
 impl Machine for Gpu {
     const LANES: u32 = 0;
+    const CONSTANTS_IN_PAD: bool = cfg!(target_arch = "nvptx64");
+    const CUMULATIVE: bool = cfg!(target_arch = "nvptx64");
 
     #[inline(always)]
     fn lane(self) -> u32 {
@@ -77,6 +79,8 @@ impl PartOfGrid {
 
 impl Machine for PartOfGrid {
     const LANES: u32 = Gpu::LANES;
+    const CONSTANTS_IN_PAD: bool = Gpu::CONSTANTS_IN_PAD;
+    const CUMULATIVE: bool = Gpu::CUMULATIVE;
 
     #[inline(always)]
     fn lane(self) -> u32 {

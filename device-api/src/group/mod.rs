@@ -10,6 +10,8 @@ mod cpu;
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 mod gpu;
 
+use crate::mem::{self, Order, Scope};
+
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub use self::cpu::{Lanes, Single};
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
@@ -28,6 +30,18 @@ pub trait Machine: Copy {
     /// AVX-512. Lets a machine's code call functions that are compiled for the same one.
     const ISA: u32 = 0;
 
+    /// Whether a communicator's constants lie in the rank's pad, so that a launch finds its words by their distance from them
+    /// and need not read the constants first. Not on AMD, where a pad is memory that is not cached, nor where blocks of a
+    /// CPU have one lane: everything is near there, and the constants are nobody else's.
+    const CONSTANTS_IN_PAD: bool;
+
+    /// Whether the block's barrier orders memory for all that its lanes do with other ranks: what one lane
+    /// wrote before the barrier is part of what another releases behind it, and what one acquired before it, the
+    /// others may read behind it. So it is on NVIDIA (PTX's causality order goes through barriers, and releases are
+    /// cumulative) and on CPUs. Where it is not (AMD: a wave's fence does not drain its neighbours), every lane
+    /// fences for itself.
+    const CUMULATIVE: bool;
+
     /// Index of this lane in its block.
     fn lane(self) -> u32;
     /// Lanes in the block.
@@ -39,7 +53,7 @@ pub trait Machine: Copy {
     /// Lanes in a warp (a wave on AMD).
     fn warp_size(self) -> u32;
     /// Barrier over the block. Orders shared memory and this block's own global memory; publishes
-    /// nothing to another rank.
+    /// nothing to another rank: see [`Block::publish`].
     fn sync(self);
     /// Barrier over the warp.
     fn sync_warp(self);
@@ -224,13 +238,33 @@ impl<M: Machine> Block<M> {
         }
     }
 
+    /// Barrier in front of a release: what any lane of the block wrote before is part of what a lane releases to
+    /// `scope` behind it. Collective over the block.
+    #[inline(always)]
+    pub fn publish(self, scope: Scope) {
+        if !M::CUMULATIVE {
+            mem::fence(Order::Release, scope);
+        }
+        self.sync();
+    }
+
+    /// Behind a barrier, a vote or a broadcast of the block: what one lane acquired from `scope` before, every lane
+    /// may read now.
+    #[inline(always)]
+    pub fn acquired(self, scope: Scope) {
+        if !M::CUMULATIVE {
+            mem::fence(Order::Acquire, scope);
+        }
+    }
+
     /// True in every lane if `value` is true in all; collective over the block.
     #[inline(always)]
     pub fn all(self, value: bool) -> bool {
         !self.any(!value)
     }
 
-    /// Block-shared scratch memory: [`crate::arch::SHARED_BYTES`] bytes, 128-byte aligned.
+    /// Block-shared scratch memory: [`crate::arch::SHARED_BYTES`] bytes, 128-byte aligned, of which the last
+    /// [`crate::arch::RESERVED_BYTES`] are the library's.
     #[inline(always)]
     pub fn shared(self) -> *mut u8 {
         self.0.shared()

@@ -18,6 +18,13 @@ macro_rules! scoped {
             (_, Scope::System) => scoped!(@ $ordered, 0, $arguments),
         }
     };
+    ($order:expr, $scope:expr, $relaxed:tt, $acquire:tt, $release:tt, $both:tt, $arguments:tt) => {
+        match $order {
+            Order::Acquire => scoped!($order, $scope, $relaxed, $acquire, $arguments),
+            Order::Release => scoped!($order, $scope, $relaxed, $release, $arguments),
+            _ => scoped!($order, $scope, $relaxed, $both, $arguments),
+        }
+    };
     (@ [$system:ident $agent:ident $workgroup:ident], 0, ($($argument:expr),*)) => { $system($($argument),*) };
     (@ [$system:ident $agent:ident $workgroup:ident], 1, ($($argument:expr),*)) => { $agent($($argument),*) };
     (@ [$system:ident $agent:ident $workgroup:ident], 2, ($($argument:expr),*)) => { $workgroup($($argument),*) };
@@ -28,14 +35,15 @@ macro_rules! words {
         $int:ty,
         $load:ident $load_relaxed:tt $load_acquire:tt,
         $store:ident $store_relaxed:tt $store_release:tt,
-        $add:ident $add_relaxed:tt $add_both:tt,
-        $exchange:ident $exchange_relaxed:tt $exchange_both:tt,
-        $cas:ident $cas_relaxed:tt $cas_both:tt
+        $add:ident $add_relaxed:tt $add_acquire:tt $add_release:tt $add_both:tt,
+        $exchange:ident $exchange_relaxed:tt $exchange_acquire:tt $exchange_release:tt $exchange_both:tt,
+        $cas:ident $cas_relaxed:tt $cas_acquire:tt $cas_release:tt $cas_both:tt
     ) => {
         words!(@load $int, $load_relaxed $load_acquire);
         words!(@store $int, $store_relaxed $store_release);
-        words!(@update $int, $add_relaxed $add_both $exchange_relaxed $exchange_both);
-        words!(@cas $int, $cas_relaxed $cas_both);
+        words!(@update $int, $add_relaxed $add_acquire $add_release $add_both);
+        words!(@update $int, $exchange_relaxed $exchange_acquire $exchange_release $exchange_both);
+        words!(@cas $int, $cas_relaxed $cas_acquire $cas_release $cas_both);
 
         /// Atomic load. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
         ///
@@ -67,7 +75,7 @@ macro_rules! words {
         #[inline(always)]
         pub unsafe fn $add(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
             // SAFETY: the caller's promise.
-            unsafe { scoped!(order, scope, $add_relaxed, $add_both, (at, value)) }
+            unsafe { scoped!(order, scope, $add_relaxed, $add_acquire, $add_release, $add_both, (at, value)) }
         }
 
         /// Replaces; gives the value before.
@@ -78,7 +86,7 @@ macro_rules! words {
         #[inline(always)]
         pub unsafe fn $exchange(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
             // SAFETY: the caller's promise.
-            unsafe { scoped!(order, scope, $exchange_relaxed, $exchange_both, (at, value)) }
+            unsafe { scoped!(order, scope, $exchange_relaxed, $exchange_acquire, $exchange_release, $exchange_both, (at, value)) }
         }
 
         /// Replaces `expected` by `new`; gives the value before, which is `expected` on success.
@@ -95,7 +103,7 @@ macro_rules! words {
             scope: Scope,
         ) -> $int {
             // SAFETY: the caller's promise.
-            unsafe { scoped!(order, scope, $cas_relaxed, $cas_both, (at, expected, new)) }
+            unsafe { scoped!(order, scope, $cas_relaxed, $cas_acquire, $cas_release, $cas_both, (at, expected, new)) }
         }
     };
     // Defined in the shim with these signatures.
@@ -125,12 +133,18 @@ words!(
         [fusewire_store_32_release fusewire_store_32_release_agent fusewire_store_32_release_workgroup],
     fetch_add_u32
         [fusewire_add_32_relaxed fusewire_add_32_relaxed_agent fusewire_add_32_relaxed_workgroup]
+        [fusewire_add_32_acquire fusewire_add_32_acquire_agent fusewire_add_32_acquire_workgroup]
+        [fusewire_add_32_release fusewire_add_32_release_agent fusewire_add_32_release_workgroup]
         [fusewire_add_32_acq_rel fusewire_add_32_acq_rel_agent fusewire_add_32_acq_rel_workgroup],
     exchange_u32
         [fusewire_exchange_32_relaxed fusewire_exchange_32_relaxed_agent fusewire_exchange_32_relaxed_workgroup]
+        [fusewire_exchange_32_acquire fusewire_exchange_32_acquire_agent fusewire_exchange_32_acquire_workgroup]
+        [fusewire_exchange_32_release fusewire_exchange_32_release_agent fusewire_exchange_32_release_workgroup]
         [fusewire_exchange_32_acq_rel fusewire_exchange_32_acq_rel_agent fusewire_exchange_32_acq_rel_workgroup],
     compare_exchange_u32
         [fusewire_cas_32_relaxed fusewire_cas_32_relaxed_agent fusewire_cas_32_relaxed_workgroup]
+        [fusewire_cas_32_acquire fusewire_cas_32_acquire_agent fusewire_cas_32_acquire_workgroup]
+        [fusewire_cas_32_release fusewire_cas_32_release_agent fusewire_cas_32_release_workgroup]
         [fusewire_cas_32_acq_rel fusewire_cas_32_acq_rel_agent fusewire_cas_32_acq_rel_workgroup]
 );
 words!(
@@ -143,12 +157,18 @@ words!(
         [fusewire_store_64_release fusewire_store_64_release_agent fusewire_store_64_release_workgroup],
     fetch_add_u64
         [fusewire_add_64_relaxed fusewire_add_64_relaxed_agent fusewire_add_64_relaxed_workgroup]
+        [fusewire_add_64_acquire fusewire_add_64_acquire_agent fusewire_add_64_acquire_workgroup]
+        [fusewire_add_64_release fusewire_add_64_release_agent fusewire_add_64_release_workgroup]
         [fusewire_add_64_acq_rel fusewire_add_64_acq_rel_agent fusewire_add_64_acq_rel_workgroup],
     exchange_u64
         [fusewire_exchange_64_relaxed fusewire_exchange_64_relaxed_agent fusewire_exchange_64_relaxed_workgroup]
+        [fusewire_exchange_64_acquire fusewire_exchange_64_acquire_agent fusewire_exchange_64_acquire_workgroup]
+        [fusewire_exchange_64_release fusewire_exchange_64_release_agent fusewire_exchange_64_release_workgroup]
         [fusewire_exchange_64_acq_rel fusewire_exchange_64_acq_rel_agent fusewire_exchange_64_acq_rel_workgroup],
     compare_exchange_u64
         [fusewire_cas_64_relaxed fusewire_cas_64_relaxed_agent fusewire_cas_64_relaxed_workgroup]
+        [fusewire_cas_64_acquire fusewire_cas_64_acquire_agent fusewire_cas_64_acquire_workgroup]
+        [fusewire_cas_64_release fusewire_cas_64_release_agent fusewire_cas_64_release_workgroup]
         [fusewire_cas_64_acq_rel fusewire_cas_64_acq_rel_agent fusewire_cas_64_acq_rel_workgroup]
 );
 

@@ -44,7 +44,7 @@ use core::time::Duration;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use fusewire_device::DType;
-use fusewire_device::layout::CommConst;
+use fusewire_device::layout::{CONSTANTS_AT, CommConst};
 use fusewire_device::native::Isa;
 
 pub use self::attributes::LaunchAttributes;
@@ -331,9 +331,13 @@ impl Communicator {
 
     /// Address of the communicator's constants in device memory: what a kernel of the user's takes.
     pub fn constants(&self) -> *const CommConst {
-        match &self.inner.on_gpu {
-            Some(on_gpu) => on_gpu.constants(),
-            None => &raw const *self.inner.constants,
+        let inner = &*self.inner;
+        // As `Machine::CONSTANTS_IN_PAD` of the kernels that get them.
+        let in_pad = (inner.constants.state + CONSTANTS_AT) as *const CommConst;
+        match &inner.on_gpu {
+            Some(on_gpu) => on_gpu.constants().unwrap_or(in_pad),
+            None if inner.options.lanes == 1 => &raw const *inner.constants,
+            None => in_pad,
         }
     }
 

@@ -10,6 +10,7 @@ use fusewire_device::layout::CommConst;
 
 use super::bootstrap::Forming;
 use super::meeting::{Card, Meeting};
+use crate::device::Device;
 use crate::gpu::driver::LaunchShape;
 use crate::gpu::one_grid::Gang;
 use crate::gpu::{self, Gpu, HostLine, Scratch};
@@ -28,7 +29,8 @@ const SHARED_TIMEOUT_SECONDS: u64 = 10;
 /// A communicator's things on a GPU.
 pub(super) struct OnGpu {
     gpu: Arc<Gpu>,
-    constants: Scratch,
+    /// Where the pad, which holds a copy, is memory that is not cached.
+    constants: Option<Scratch>,
     line: HostLine,
     threads: u32,
     gang: Option<Arc<Gang>>,
@@ -50,8 +52,10 @@ impl fmt::Debug for OnGpu {
 impl OnGpu {
     /// `threads`: of a block; 0 for the default. `gang`: where launches of all ranks gather, if they share a grid.
     pub(super) fn new(gpu: Arc<Gpu>, threads: u32, gang: Option<Arc<Gang>>) -> Result<Self> {
+        let apart = matches!(gpu.device(), Device::Hip(_));
+        let constants = apart.then(|| Scratch::take(&gpu, size_of::<CommConst>()));
         Ok(Self {
-            constants: Scratch::take(&gpu, size_of::<CommConst>())?,
+            constants: constants.transpose()?,
             line: gpu.take_line()?,
             threads: if threads == 0 { THREADS } else { threads },
             gang,
@@ -59,11 +63,14 @@ impl OnGpu {
         })
     }
 
-    /// Writes the constants to device memory.
+    /// Writes the constants to device memory of their own, where they have such.
     pub(super) fn publish(&self, constants: &CommConst) -> Result<()> {
+        let Some(scratch) = &self.constants else {
+            return Ok(());
+        };
         let bytes = bytemuck::bytes_of(constants);
         // SAFETY: the scratch is large enough, and no kernel runs yet.
-        unsafe { self.gpu.driver().write(self.constants.address(), bytes) }
+        unsafe { self.gpu.driver().write(scratch.address(), bytes) }
     }
 
     pub(super) fn gpu(&self) -> &Arc<Gpu> {
@@ -74,9 +81,10 @@ impl OnGpu {
         self.gang.as_ref()
     }
 
-    /// Device address of the constants.
-    pub(super) fn constants(&self) -> *const CommConst {
-        self.constants.address() as *const CommConst
+    /// Device address of the constants, where they do not lie in the pad.
+    pub(super) fn constants(&self) -> Option<*const CommConst> {
+        let scratch = self.constants.as_ref()?;
+        Some(scratch.address() as *const CommConst)
     }
 
     /// Device address of the word that kernels write.

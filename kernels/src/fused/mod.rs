@@ -34,7 +34,7 @@ use fusewire_device::bulk::Tables;
 use fusewire_device::comm::Place;
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::Policy;
-use fusewire_device::packet::Slots;
+use fusewire_device::packet::{Head, Slots};
 use fusewire_device::session::Session;
 use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
 
@@ -182,6 +182,12 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     spec: u32,
 ) {
     fusewire_device::arch::await_dependency();
+    let size = size_of::<T>();
+    let (first, last) = block.slice(rows as usize, 1);
+    let from = source.wrapping_add(first * hidden as usize * size);
+    let bytes = (last - first) * hidden as usize * size;
+    // SAFETY: this block's part of the caller's rows.
+    let head = unsafe { Head::read(block, from, bytes) };
     // SAFETY: the caller's promise.
     let Some(mut session) =
         (unsafe { Session::begin(block, constants, call, rows * hidden, timeout_ns) })
@@ -211,13 +217,10 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
         hidden: hidden as usize,
         element: PhantomData,
     };
-    let size = size_of::<T>();
     let hidden = hidden as usize;
-    let (first, last) = block.slice(rows as usize, 1);
-    let from = source.wrapping_add(first * hidden * size);
-    let slots = Slots::open(&mut session, (last - first) * hidden * size);
+    let slots = Slots::open(&mut session, bytes);
     // SAFETY: this block's part of the caller's rows.
-    unsafe { slots.send_to_each(&mut session, from) };
+    unsafe { slots.send_to_each(&mut session, from, head) };
     let targets = Targets::new(block, 1);
     if block.is_leader() {
         let strides = if spec.is_column_major() {

@@ -30,7 +30,7 @@ const ROW_AT: usize = (ARGUMENTS_AT + size_of::<Arguments>()).next_multiple_of(1
 /// Warps of the largest block.
 const MAX_WARPS: usize = 64;
 
-const _: () = assert!(ROW_AT + 4 * SHARED_ROW + 16 <= arch::SHARED_BYTES);
+const _: () = assert!(ROW_AT + 4 * SHARED_ROW + arch::RESERVED_BYTES <= arch::SHARED_BYTES);
 
 /// Where a norm's buffers are. In shared memory: too much for the registers of hundreds of lanes, and rarely looked at.
 #[derive(Clone, Copy, Debug)]

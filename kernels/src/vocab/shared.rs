@@ -22,7 +22,7 @@ const FOLDED_AT: usize = SUMS_AT + 4 * SUMS;
 const THRESHOLD_AT: usize = FOLDED_AT + 4 * PARTIALS;
 const COUNTS_AT: usize = THRESHOLD_AT + 8;
 
-const _: () = assert!(COUNTS_AT + 4 * MAX_WARPS + 16 <= arch::SHARED_BYTES);
+const _: () = assert!(COUNTS_AT + 4 * MAX_WARPS + arch::RESERVED_BYTES <= arch::SHARED_BYTES);
 
 macro_rules! places {
     ($($(#[$doc:meta])* $name:ident: $t:ty = $at:expr;)*) => {$(

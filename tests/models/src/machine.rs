@@ -16,6 +16,8 @@ pub struct Solo {
 
 impl Machine for Solo {
     const LANES: u32 = 0;
+    const CONSTANTS_IN_PAD: bool = true;
+    const CUMULATIVE: bool = true;
 
     fn lane(self) -> u32 {
         0
@@ -78,13 +80,14 @@ impl Barrier {
     }
 }
 
-/// A lane of a block whose barrier promises a peer no more than a GPU's does.
+/// A lane of a block whose barrier promises a peer no more than AMD's does.
 ///
 /// `sync` passes on what the arriving lanes have *released by a fence*, no more: a wave's release does
 /// not drain its neighbours. `any` passes on what its lanes know, but a lane that leaves sees it only
 /// behind an *acquire fence* of its own: its caches may be stale. Votes are never true in these models.
+/// Where `CLAIMS`, the machine says that its barrier is cumulative, which it is not.
 #[derive(Clone, Copy, Debug)]
-pub struct Weak<'a> {
+pub struct Weak<'a, const CLAIMS: bool> {
     /// Index of the lane.
     pub lane: u32,
     /// The block's barrier.
@@ -95,8 +98,10 @@ pub struct Weak<'a> {
     pub shared: *mut u8,
 }
 
-impl Machine for Weak<'_> {
+impl<const CLAIMS: bool> Machine for Weak<'_, CLAIMS> {
     const LANES: u32 = 0;
+    const CONSTANTS_IN_PAD: bool = true;
+    const CUMULATIVE: bool = CLAIMS;
 
     fn lane(self) -> u32 {
         self.lane

@@ -25,8 +25,10 @@ pub enum Blocks {
     Solo,
     /// The emulator's lanes, with its barrier.
     Lanes,
-    /// Lanes whose barrier is as weak as a GPU's.
+    /// Lanes whose barrier is as weak as AMD's.
     Weak,
+    /// The same, but its machine says that the barrier orders memory.
+    Claimed,
 }
 
 /// How ranks end.
@@ -159,7 +161,7 @@ impl Play {
         let passed = Cell::new(0);
         let boundaries = Cell::new(0);
         let boundary = || {
-            if matches!(self.blocks, Blocks::Solo | Blocks::Weak) {
+            if matches!(self.blocks, Blocks::Solo | Blocks::Weak | Blocks::Claimed) {
                 stream_order();
             }
             if lanes > 1 {
@@ -208,13 +210,22 @@ impl Play {
                     step.launch(world, rank, Block::new(Solo { shared }));
                 }
                 Blocks::Weak => {
-                    let weak = Weak {
+                    let weak = Weak::<false> {
                         lane,
                         barrier: &block.weak,
                         passed: &passed,
                         shared: world.shared(rank),
                     };
                     step.launch(world, rank, Block::new(weak));
+                }
+                Blocks::Claimed => {
+                    let claimed = Weak::<true> {
+                        lane,
+                        barrier: &block.weak,
+                        passed: &passed,
+                        shared: world.shared(rank),
+                    };
+                    step.launch(world, rank, Block::new(claimed));
                 }
             }
             if let Some(neighbour) = neighbour {
@@ -225,6 +236,9 @@ impl Play {
                 return;
             }
             if lane == 0 {
+                if step.has_neighbour(rank) {
+                    step.raised(world, rank);
+                }
                 step.verify(world, rank, epoch);
             }
         }
@@ -237,7 +251,7 @@ impl Play {
         // SAFETY: this rank's own state; the abort word is only accessed atomically.
         let (busy, abort) = unsafe {
             let state = world.state(rank);
-            let busy = (*world.block_state(rank)).busy != 0;
+            let busy = (*world.block_state(rank)).busy & 1 == 1;
             let abort = if world.config().parts.failure {
                 mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System)
             } else {

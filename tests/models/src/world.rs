@@ -6,8 +6,8 @@ use bytemuck::Zeroable;
 use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::comm::Place;
 use fusewire_device::layout::{
-    BlockState, CONST_MAGIC, CommConst, CommState, FailureRecord, LAYOUT_VERSION, LINE,
-    MAX_WINDOWS, PadConfig, PadLayout, WindowConst,
+    BlockState, CONST_MAGIC, CONSTANTS_AT, CommConst, CommState, FailureRecord, LAYOUT_VERSION,
+    LINE, MAX_WINDOWS, PadConfig, PadLayout, WindowConst,
 };
 use fusewire_device::mem::model::{Kind, Model};
 
@@ -85,7 +85,10 @@ fn pages(bytes: usize) -> *mut u8 {
 
 #[derive(Clone, Copy, Debug)]
 struct Rank {
-    constants: *const CommConst,
+    /// In the pad.
+    constants: *mut CommConst,
+    /// What stands there.
+    content: CommConst,
     pad: *mut u8,
     /// Window 1: input, then output.
     window: *mut u8,
@@ -126,7 +129,8 @@ impl World {
         });
         let mut ranks: Vec<Rank> = (0..config.ranks)
             .map(|_| Rank {
-                constants: core::ptr::null(),
+                constants: core::ptr::null_mut(),
+                content: CommConst::zeroed(),
                 pad: pages(layout.bytes as usize),
                 window: pages(2 * config.user),
                 private: pages(PRIVATE_BYTES),
@@ -140,9 +144,11 @@ impl World {
             windows[0].peers[index] = rank.pad as u64;
             windows[1].peers[index] = rank.window as u64;
         }
+        let pads = windows[0].peers;
         let windows = windows.leak().as_ptr() as u64;
         for (index, rank) in ranks.iter_mut().enumerate() {
-            rank.constants = Box::leak(Box::new(CommConst {
+            rank.constants = rank.pad.wrapping_add(CONSTANTS_AT as usize).cast();
+            rank.content = CommConst {
                 magic: CONST_MAGIC,
                 version: LAYOUT_VERSION,
                 bytes: size_of::<CommConst>() as u32,
@@ -161,7 +167,8 @@ impl World {
                 context_count: 0,
                 pad: layout,
                 host_word: 0,
-            }));
+                pads,
+            };
         }
         Self {
             config,
@@ -265,9 +272,11 @@ impl World {
             unsafe {
                 memory.pad.write_bytes(0, self.layout.bytes as usize);
                 memory.private.write_bytes(0, PRIVATE_BYTES);
+                memory.constants.write(memory.content);
                 let state = self.block_state(rank);
                 (*state).packet_epoch = self.config.first_epoch;
                 (*state).rounds = self.config.first_epoch;
+                (*state).busy = BlockState::idle(0, (*state).rounds, (*state).packet_epoch);
             }
             if parts.packets {
                 let bytes = self.config.packet_slot as usize;

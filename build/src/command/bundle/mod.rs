@@ -95,6 +95,10 @@ const GRID_TARGETS: &str = "sm_80,sm_90";
 /// later GPUs.
 const PLANTED: (&str, &str, &str) = ("planted-errors", "tests/planted", "sm_80");
 
+/// Targets and family of the kernels without bounded waits. The targets are those of the library's own PTX, so that both sides of the
+/// comparison are made for the same.
+const UNBOUNDED: (&str, &str) = ("sm_80,sm_90", "all_reduce");
+
 /// What the counterpart in CUDA C++ is compiled for.
 const COUNTERPARTS: [&str; 2] = ["sm_80", "sm_90"];
 
@@ -133,6 +137,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     make_planted(&workspace);
     add_images(&mut manifest, &folder, &target.unwrap_or_default())?;
     add_grid_images(&mut manifest, &folder)?;
+    add_unbounded_images(&mut manifest, &folder)?;
     add_counterpart(&mut manifest, &folder)?;
     // When the counterpart has been made by one of them.
     for path in packed {
@@ -198,6 +203,33 @@ fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()>
                 .with_context(|| format!("{} for {target} has no image", part.name))?;
             let (name, bytes) = installed(&project, &options, target, &part.name, &from)?;
             let path = format!("images/{name}.lzma");
+            contents::write(&folder.join(&path), &pack(&bytes)?)?;
+            manifest.add(folder, &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the images of kernels without bounded waits that `fusewire-benches bounds` measures beside the library's own.
+fn add_unbounded_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
+    let toolchain = match Toolchain::find() {
+        Ok(toolchain) => toolchain,
+        Err(error) => {
+            println!("left out: images without bounded waits: {error}");
+            return Ok(());
+        }
+    };
+    let project = Project::named("fusewire-kernels")?;
+    let options = super::build::unbounded(&project)?;
+    for target in Target::list(UNBOUNDED.0)? {
+        let parts = compile(&toolchain, &project, target, &options)?.parts;
+        for part in parts.iter().filter(|part| part.name == UNBOUNDED.1) {
+            let from = part
+                .image
+                .as_ref()
+                .with_context(|| format!("{} for {target} has no image", part.name))?;
+            let (name, bytes) = installed(&project, &options, target, &part.name, from)?;
+            let path = format!("unbounded/{name}.lzma");
             contents::write(&folder.join(&path), &pack(&bytes)?)?;
             manifest.add(folder, &path)?;
         }

@@ -449,6 +449,16 @@ versus_cuda() {
     # shellcheck disable=SC2086 # words
     command_of fusewire-benches versus cuda --gpu "$gpu" $few --out "$out/versus-cuda.md" --json "$out/versus-cuda.json"
     [ "$code" -ne 0 ] || note 'beside CUDA C++: versus-cuda.md'
+    [ -d "$here/unbounded" ] || return
+    few=
+    [ $quick = no ] || few='--sizes 512,64K --rounds 7'
+    for count in 2 8; do
+        [ $quick = no ] || [ $count = 2 ] || continue
+        # shellcheck disable=SC2086 # words
+        command_of fusewire-benches bounds --device cuda --gpu "$gpu" --ranks $count --unbounded "$here/unbounded" $few \
+            --out "$out/bounds.md"
+    done
+    [ "$code" -ne 0 ] || note 'what bounded waits cost: bounds.md'
 }
 
 run_benches() {

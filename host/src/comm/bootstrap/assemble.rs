@@ -5,7 +5,9 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use fusewire_device::layout::{CONST_MAGIC, CommConst, LAYOUT_VERSION, PadLayout};
+use fusewire_device::layout::{
+    CONST_MAGIC, CONSTANTS_AT, CommConst, LAYOUT_VERSION, MAX_RANKS, PadLayout,
+};
 
 use super::forming::Forming;
 use crate::Result;
@@ -85,6 +87,10 @@ impl Communicator {
             .transpose()?;
         let mut hasher = DefaultHasher::new();
         prefix.hash(&mut hasher);
+        let mut addresses = [0; MAX_RANKS];
+        for (address, pad) in addresses.iter_mut().zip(&pads) {
+            *address = pad.ptr() as u64;
+        }
         let constants = Box::new(CommConst {
             magic: CONST_MAGIC,
             version: LAYOUT_VERSION,
@@ -110,7 +116,10 @@ impl Communicator {
             context_count: 0,
             pad: layout,
             host_word: on_gpu.as_ref().map_or(0, OnGpu::host_word),
+            pads: addresses,
         });
+        // SAFETY: the place is for them, and no kernel runs yet.
+        unsafe { pad.write(CONSTANTS_AT, bytemuck::bytes_of(&*constants))? };
         if let Some(on_gpu) = &on_gpu {
             on_gpu.publish(&constants)?;
         }

@@ -37,6 +37,11 @@ pub(super) fn write_state(
     block_state.sequence = options.first_epoch;
     block_state.rounds = options.first_epoch;
     block_state.packet_epoch = options.first_epoch;
+    block_state.busy = BlockState::idle(
+        block_state.sequence,
+        block_state.rounds,
+        block_state.packet_epoch,
+    );
     // No operation yet, but the sequence number that peers compare with.
     let mut progress: Progress = bytemuck::Zeroable::zeroed();
     progress.call = options.first_epoch << 40;

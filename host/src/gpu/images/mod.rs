@@ -15,6 +15,11 @@
 //! The first folder that has one for the device decides; there a cubin that the GPU runs (of its major version and not of a newer
 //! minor one; of the very architecture, where it is made for that alone) goes before PTX. [`Images::from_path`] takes a file. One that
 //! ends with `.lzma` besides is unpacked.
+//!
+//! # The library's own, from elsewhere
+//! Where [`LIBRARY_IMAGES`] names a folder, the families that it has an image of (`all_reduce.sm_90.ptx`) are taken from there: kernels
+//! that were changed can be measured without building the program anew. What they must agree on with the program, their
+//! parameters, is compared when they are loaded.
 
 mod code_object;
 mod cubin;
@@ -32,6 +37,9 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
+
+/// The environment variable that names a folder of images which go before the library's own.
+pub const LIBRARY_IMAGES: &str = "FUSEWIRE_LIBRARY_IMAGES";
 
 /// Most bytes of a file that is taken for an image.
 const MOST_BYTES: u64 = 256 << 20;
@@ -151,6 +159,8 @@ pub struct Images {
     folders: Vec<PathBuf>,
     /// Cargo's target folders around the program.
     around: Vec<PathBuf>,
+    /// What goes before the library's own.
+    library: Option<PathBuf>,
 }
 
 impl Images {
@@ -176,6 +186,7 @@ impl Images {
             architecture: architecture.to_owned(),
             folders,
             around,
+            library: std::env::var_os(LIBRARY_IMAGES).map(PathBuf::from),
         }
     }
 
@@ -185,6 +196,7 @@ impl Images {
             architecture: architecture.to_owned(),
             folders,
             around: Vec::new(),
+            library: None,
         }
     }
 
@@ -201,11 +213,19 @@ impl Images {
         library::families(&self.architecture)
     }
 
-    /// One family of the library's own kernels, unpacked.
+    /// One family of the library's own kernels, unpacked; that of the folder in [`LIBRARY_IMAGES`], where it has one.
     ///
     /// # Errors
-    /// `Error::Image` when the library has none for the device, and when what it carries is damaged.
+    /// `Error::Image` when the library has none for the device, and when what it carries is damaged; when the folder's is no
+    /// image.
     pub fn library(&self, family: &str) -> Result<Image> {
+        if let Some(folder) = &self.library {
+            let candidates = candidates(folder, family);
+            if let Some(path) = chosen(&self.architecture, &candidates) {
+                tracing::info!(family, path = %path.display(), "kernels of the library's own from elsewhere");
+                return self.from_path(path);
+            }
+        }
         library::image(&self.architecture, family)
     }
 

@@ -269,3 +269,34 @@ fn images_of_barrier() -> Image {
     let images = Images::in_folders("sm_80", Vec::new());
     images.library("barrier").unwrap()
 }
+
+#[test]
+fn a_folder_may_stand_in_for_families_of_the_librarys_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut images = images_in_library(folder.path());
+    let own = images.library("barrier").unwrap();
+    assert_eq!(own.name, "barrier", "the folder is empty");
+    put(
+        folder.path(),
+        "barrier.sm_100.ptx",
+        &PTX.replace("sm_80", "sm_100"),
+    );
+    assert_eq!(images.library("barrier").unwrap().bytes, own.bytes);
+    put(folder.path(), "barrier.sm_80.ptx", PTX);
+    let other = images.library("barrier").unwrap();
+    assert_eq!(other.name, "barrier");
+    assert!(other.entry("argmax").is_some() && other.entry("barrier").is_none());
+    // Other families stay the library's own.
+    assert!(images.library("batch").unwrap().entry("batch").is_some());
+    put(folder.path(), "barrier.sm_80.ptx", "no image");
+    assert!(images.library("barrier").is_err());
+    images.library = None;
+    assert_eq!(images.library("barrier").unwrap().bytes, own.bytes);
+}
+
+fn images_in_library(folder: &Path) -> Images {
+    Images {
+        library: Some(folder.to_owned()),
+        ..Images::in_folders("sm_80", Vec::new())
+    }
+}
