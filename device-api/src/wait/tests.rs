@@ -11,8 +11,8 @@ use bytemuck::Zeroable;
 use super::{Place, Watch};
 use crate::comm::Comm;
 use crate::layout::{
-    CONST_MAGIC, CommConst, CommState, FailureKind, LAYOUT_VERSION, LINE, MAX_WINDOWS, PadConfig,
-    PadLayout, WindowConst,
+    CONST_MAGIC, CommConst, CommState, FailureKind, LAYOUT_VERSION, LINE, MAX_RANKS, PadConfig,
+    PadLayout,
 };
 use crate::session::{Call, Operation};
 
@@ -45,9 +45,8 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
         memory[(pad.progress / LINE) as usize][0] = SEQUENCE << 40 | call.0 & 0xff_ffff_ffff;
     }
     let bases = pads.each_mut().map(|memory| memory.as_mut_ptr() as u64);
-    let mut windows = vec![WindowConst::zeroed(); MAX_WINDOWS];
-    windows[0].bytes = pad.bytes;
-    windows[0].peers[..2].copy_from_slice(&bases);
+    let mut addresses = [0; MAX_RANKS];
+    addresses[..2].copy_from_slice(&bases);
     let constants = Box::new(CommConst {
         magic: CONST_MAGIC,
         version: LAYOUT_VERSION,
@@ -56,13 +55,13 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
         team_size: 2,
         max_blocks: 2,
         spins: 1,
-        windows: windows.as_ptr() as u64,
         state: bases[0],
         pad,
+        pads: addresses,
         ..CommConst::zeroed()
     });
     let watch = Watch {
-        // SAFETY: the constants, the windows and the pads outlive the watch.
+        // SAFETY: the constants and the pads outlive the watch.
         comm: unsafe { Comm::new(from_ref(&*constants)) },
         call: call(Operation::AllReduce, 16),
         count: 16,
