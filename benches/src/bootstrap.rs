@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
-use fusewire::rehearse_meeting;
+use fusewire::bench_rendezvous;
 use fusewire::store::{TcpStore, TcpStoreServer};
 
 /// What to measure.
@@ -29,7 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Memory of a rank's stack.
 const STACK: usize = 128 << 10;
 
-/// One meeting.
+/// One rendezvous.
 struct Row {
     connect: f64,
     meet: f64,
@@ -42,7 +42,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<()> {
     raise_descriptors(arguments.ranks.iter().copied().max().unwrap_or(1))?;
     println!(
         "| ranks | per host | requests per rank | bytes to the store per rank | bytes from it per rank \
-         | s to connect | s to meet | meeting, \u{b5}s per rank |"
+         | s to connect | s to meet | rendezvous, \u{b5}s per rank |"
     );
     println!("|---:|---:|---:|---:|---:|---:|---:|---:|");
     for &ranks in &arguments.ranks {
@@ -87,7 +87,7 @@ fn measure(ranks: u32, per_host: u32) -> anyhow::Result<Row> {
                     connected.wait();
                     counted.wait();
                     let host = format!("00000000-0000-0000-0000-{:012}", rank / per_host);
-                    rehearse_meeting(&store?, "bench", (rank, ranks), &host, TIMEOUT)
+                    bench_rendezvous(&store?, "bench", (rank, ranks), &host, TIMEOUT)
                 })
                 .context("a thread")
         })

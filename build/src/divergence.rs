@@ -45,7 +45,7 @@ pub fn divergent_blocks(function: &Function) -> HashMap<usize, String> {
             }
             branches.insert(index);
             changed = true;
-            let end = flow.meeting_point(index);
+            let end = flow.rendezvous_point(index);
             let reached: Vec<HashSet<usize>> = flow
                 .live_successors(index)
                 .iter()
@@ -209,7 +209,7 @@ impl<'a> Flow<'a> {
         out
     }
 
-    fn meeting_point(&self, block: usize) -> Option<usize> {
+    fn rendezvous_point(&self, block: usize) -> Option<usize> {
         self.post[block]
     }
 

@@ -242,7 +242,7 @@ impl BootstrapStore {
 /// connection and each later answer.
 ///
 /// A store that rank 0 hosts ends with rank 0's value, also for ranks that have connected to it for a
-/// next meeting already: call this once where rank 0 hosts, and use the store for all meetings.
+/// next rendezvous already: call this once where rank 0 hosts, and use the store for all rendezvous.
 ///
 /// Where neither variable is set, and Open MPI, PMIx or Slurm say that all ranks are on this host, the
 /// ranks meet in a file, in a directory of the job's in `XDG_RUNTIME_DIR` or `/tmp`, which the last

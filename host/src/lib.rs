@@ -45,7 +45,7 @@ mod tensor;
 pub mod transport;
 
 #[doc(hidden)]
-pub use self::comm::rehearse_meeting;
+pub use self::comm::bench_rendezvous;
 pub use self::comm::{
     Activity, AllGatherP, Batch, Candidate, ChunkSignals, Communicator, Failure, FlightRecord,
     HookArguments, HookHandle, InitHandle, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind,

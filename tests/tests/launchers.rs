@@ -10,7 +10,7 @@ use fusewire_tests::process::{report, role};
 use fusewire_tests::skip::skip;
 
 /// One rank, as a launcher has started it, which meets the others so many times, one after the other: a
-/// later meeting must not find what an earlier one has left.
+/// later rendezvous must not find what an earlier one has left.
 fn rank(times: u32) {
     for call in 0..times {
         let mut options = Options::default();

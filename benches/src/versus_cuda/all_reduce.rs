@@ -48,10 +48,10 @@ impl RankPart<'_> {
     pub(crate) fn places(&self, dtype: DType, count: usize) -> Result<Places> {
         let input = self.comm.alloc(dtype, count)?;
         let output = self.comm.alloc(dtype, count)?;
-        let meeting = self.contest.meeting;
+        let rendezvous = self.contest.rendezvous;
         Ok(Places {
-            inputs: meeting.exchange(self.rank(), input.as_ptr() as u64)?,
-            outputs: meeting.exchange(self.rank(), output.as_ptr() as u64)?,
+            inputs: rendezvous.exchange(self.rank(), input.as_ptr() as u64)?,
+            outputs: rendezvous.exchange(self.rank(), output.as_ptr() as u64)?,
             input,
             output,
         })

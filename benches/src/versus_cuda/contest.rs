@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::buffers::Gate;
 use super::entries::{Entry, Kernel, Values};
 use super::loaded::{Counterpart, Launch};
-use super::meeting::Meeting;
+use super::rendezvous::Rendezvous;
 
 /// Operations of a captured graph, where nothing else is asked for.
 pub(crate) const OPERATIONS: usize = 100;
@@ -166,7 +166,7 @@ struct Runner {
 #[derive(Debug)]
 pub(crate) struct Contest<'a> {
     pub(crate) stream: Stream,
-    pub(crate) meeting: &'a Meeting,
+    pub(crate) rendezvous: &'a Rendezvous,
     pub(crate) counterpart: &'a Counterpart,
     pub(crate) gate: &'a Gate,
     pub(crate) rank: usize,
@@ -196,12 +196,12 @@ impl Contest<'_> {
                 .runner(mode, contestant)
                 .with_context(|| name.clone())?;
             spoil(index)?;
-            self.meeting.wait()?;
+            self.rendezvous.wait()?;
             self.launch(&mut runner, 1)?;
             self.stream.synchronize().with_context(|| name.clone())?;
-            self.meeting.wait()?;
+            self.rendezvous.wait()?;
             let wrong = check(runner.figure.side, index)?;
-            runner.figure.wrong = self.meeting.exchange(self.rank, wrong)?.iter().sum();
+            runner.figure.wrong = self.rendezvous.exchange(self.rank, wrong)?.iter().sum();
             if runner.figure.wrong > 0 {
                 runner.figure.left_out = Some("wrong".to_owned());
             } else {
@@ -229,13 +229,13 @@ impl Contest<'_> {
             }
         }
         // Graphs end where nothing runs: to free one may wait for the device.
-        self.meeting.wait()?;
+        self.rendezvous.wait()?;
         let figures = runners.into_iter().map(|runner| {
             drop(runner.graph);
             runner.figure
         });
         let figures = figures.collect();
-        self.meeting.wait()?;
+        self.rendezvous.wait()?;
         Ok(figures)
     }
 
@@ -248,12 +248,12 @@ impl Contest<'_> {
             left_out: None,
             wrong: 0,
         };
-        self.meeting.wait()?;
+        self.rendezvous.wait()?;
         let graph = match mode {
             Mode::Eager => None,
             Mode::Graph => Some(self.capture(&mut contestant)?),
         };
-        self.meeting.wait()?;
+        self.rendezvous.wait()?;
         Ok(Runner {
             contestant,
             graph,
@@ -298,7 +298,7 @@ impl Contest<'_> {
     fn time(&self, mode: Mode, runner: &mut Runner) -> Result<f64> {
         let (start, end) = (Event::new(), Event::new());
         let name = runner.figure.name.clone();
-        self.meeting.wait()?;
+        self.rendezvous.wait()?;
         let operations = match mode {
             Mode::Eager => {
                 self.launch(runner, WARM)?;
@@ -314,13 +314,13 @@ impl Contest<'_> {
         self.launch(runner, runner.repeats)?;
         self.stream.record(&end)?;
         if mode == Mode::Graph {
-            self.meeting.wait()?;
+            self.rendezvous.wait()?;
             self.gate.open(self.turn.get());
         }
         self.stream.synchronize().with_context(|| name)?;
         let elapsed: Duration = end.elapsed_since(&start)?;
         let ns = elapsed.as_secs_f64() * 1e9 / operations as f64;
-        self.meeting.greatest(self.rank, ns)
+        self.rendezvous.greatest(self.rank, ns)
     }
 
     /// Has the stream wait until the gate opens for the next turn.

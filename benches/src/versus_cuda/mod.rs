@@ -8,7 +8,7 @@ mod data;
 pub(crate) mod entries;
 mod fused;
 mod loaded;
-mod meeting;
+mod rendezvous;
 mod prices;
 mod report;
 pub(crate) mod statistics;
@@ -30,7 +30,7 @@ use self::buffers::{Buffers, Gate, Packets, Peers};
 use self::contest::{Contest, Mode};
 use self::entries::{PAD_BYTES, RANKS, TYPES, VECTOR};
 use self::loaded::Counterpart;
-use self::meeting::{Attendance, Meeting};
+use self::rendezvous::{Attendance, Rendezvous};
 use self::prices::Price;
 use self::report::{Report, Row};
 use crate::report as documents;
@@ -261,14 +261,14 @@ fn measure(
     shape: Shape,
 ) -> Result<Report> {
     let buffers = allocate(arguments, gpu, shape)?;
-    let meeting = Meeting::new(shape.ranks);
+    let rendezvous = Rendezvous::new(shape.ranks);
     let mut options = Options::default();
     options.blocks = shape.blocks;
     options.threads = shape.threads;
     options.timeout = Duration::from_secs(30);
     let body = |comm: Communicator| {
-        let attendance = Attendance::new(&meeting);
-        let result = rank(arguments, counterpart, &buffers, &meeting, shape, &comm);
+        let attendance = Attendance::new(&rendezvous);
+        let result = rank(arguments, counterpart, &buffers, &rendezvous, shape, &comm);
         if result.is_ok() {
             attendance.end();
         } else {
@@ -289,7 +289,7 @@ fn measure(
         }
     }
     // The error that counts is not that of a rank that another one's has freed.
-    let own = |error: &anyhow::Error| error.to_string() != meeting::FREED;
+    let own = |error: &anyhow::Error| error.to_string() != rendezvous::FREED;
     if let Some(at) = errors.iter().position(own) {
         return Err(errors.swap_remove(at));
     }
@@ -327,14 +327,14 @@ fn rank(
     arguments: &Arguments,
     counterpart: &Counterpart,
     buffers: &Buffers,
-    meeting: &Meeting,
+    rendezvous: &Rendezvous,
     shape: Shape,
     comm: &Communicator,
 ) -> Result<Report> {
     comm.warm_up()?;
     let contest = Contest {
         stream: comm.stream().clone(),
-        meeting,
+        rendezvous,
         counterpart,
         gate: &buffers.gate,
         rank: comm.rank() as usize,
@@ -366,7 +366,7 @@ fn rank(
         report.fused = part.all_tokens(&arguments.tokens, arguments.hidden, say)?;
     }
     contest.stream.synchronize()?;
-    meeting.wait()?;
+    rendezvous.wait()?;
     comm.finalize()?;
     Ok(report)
 }

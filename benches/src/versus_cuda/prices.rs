@@ -201,10 +201,10 @@ fn turns(
     for _ in 0..=contest.rounds {
         let mut taken = [0.0; 2];
         for (launch, taken) in launches.iter_mut().zip(&mut taken) {
-            contest.meeting.wait()?;
+            contest.rendezvous.wait()?;
             // The ranks meet in the first launch.
             let own = timed(&contest.stream, 1, 1, || enqueue(launch, &contest.stream))?;
-            *taken = contest.meeting.greatest(contest.rank, own)?;
+            *taken = contest.rendezvous.greatest(contest.rank, own)?;
         }
         found.push((taken[1] - taken[0]) * 1e6 / f64::from(TURNS[1] - TURNS[0]));
     }

@@ -29,7 +29,7 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-// Gloo's store over the caller's rendezvous, with one deadline for the whole meeting.
+// Gloo's store over the caller's rendezvous, with one deadline for the whole rendezvous.
 class RustStore : public gloo::rendezvous::Store {
  public:
   RustStore(const StoreBox& store, Milliseconds timeout)

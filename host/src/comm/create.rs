@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::bootstrap::{Forming, agreed_hash, store_of_environment, validate};
 use super::directory::Site;
-use super::meeting::Seat;
+use super::rendezvous::Seat;
 use super::observe::Hooks;
 use super::submit::invalid;
 use super::{Communicator, nanoseconds};
@@ -83,17 +83,17 @@ pub fn new_comm(
         options,
         generation: 0,
         hooks: Hooks::default(),
-        meeting_timeout: None,
+        rendezvous_timeout: None,
         reach: Reach::Host,
     };
     Communicator::form_over(backend, forming)
 }
 
 impl Forming {
-    /// Meets the other ranks, whichever their hosts, and runs `make` before the meeting ends.
+    /// Meets the other ranks, whichever their hosts, and runs `make` before the rendezvous ends.
     fn met<R>(&self, make: impl FnOnce(Reach) -> Result<R>) -> Result<(R, Reach)> {
         let agreed = format!("pad-{:016x}", agreed_hash(self.size, &self.options));
-        let (meeting, host) = (self.meeting(), host_id()?);
+        let (rendezvous, host) = (self.rendezvous(), host_id()?);
         // Nobody maps anything.
         let nothing = MemoryDescriptor::Host(SegmentDescriptor {
             pid: std::process::id(),
@@ -102,10 +102,10 @@ impl Forming {
             inode: 0,
             start_time: 0,
         });
-        let (elsewhere, _) = meeting.gather(&agreed, &nothing, &Site::on_host(&host))?;
+        let (elsewhere, _) = rendezvous.gather(&agreed, &nothing, &Site::on_host(&host))?;
         let reach = elsewhere.map_or(Reach::Host, |_| Reach::Network);
         let made = make(reach)?;
-        meeting.end("made", &agreed, &host, &[])?;
+        rendezvous.end("made", &agreed, &host, &[])?;
         Ok((made, reach))
     }
 
@@ -156,7 +156,7 @@ impl Communicator {
             options,
             generation: 0,
             hooks: Hooks::default(),
-            meeting_timeout: None,
+            rendezvous_timeout: None,
             reach: Reach::Host,
         };
         Self::over(backend, forming)
@@ -257,7 +257,7 @@ impl Communicator {
             options: self.inner.options.clone(),
             generation: 0,
             hooks: self.inner.hooks.clone(),
-            meeting_timeout: None,
+            rendezvous_timeout: None,
             reach: self.inner.reach,
         }
     }

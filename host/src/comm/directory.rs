@@ -83,7 +83,7 @@ pub(super) struct Neighbours {
     pub(super) elsewhere: Option<(u32, String)>,
 }
 
-/// How a meeting has ended.
+/// How a rendezvous has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// All ranks have come, and fit together.

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use fusewire_device::layout::MAX_WINDOWS;
 
 use super::Communicator;
-use super::meeting::Meeting;
+use super::rendezvous::Rendezvous;
 use crate::memory::Memory;
 use crate::{Error, Result};
 
@@ -34,24 +34,24 @@ impl Communicator {
                 ),
             });
         }
-        self.meeting().share(self.device(), &what, memory)
+        self.rendezvous().share(self.device(), &what, memory)
     }
 
     /// Waits in the store until all ranks are here.
     pub(super) fn meet(&self, what: &str) -> Result<()> {
-        self.meeting()
+        self.rendezvous()
             .barrier(&format!("{what}-{}", self.next_host_call()))
     }
 
     /// Every rank's bytes. All ranks together.
     pub(super) fn exchange(&self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let what = format!("{what}-{}", self.next_host_call());
-        self.meeting().exchange(&what, own)
+        self.rendezvous().exchange(&what, own)
     }
 
-    pub(super) fn meeting(&self) -> Meeting<'_> {
+    pub(super) fn rendezvous(&self) -> Rendezvous<'_> {
         let inner = &*self.inner;
-        Meeting {
+        Rendezvous {
             store: &*inner.store,
             prefix: &inner.prefix,
             name: &inner.name,

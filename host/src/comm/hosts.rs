@@ -14,7 +14,7 @@ mod over_gloo {
     use crate::bootstrap::host_id;
 
     impl Forming {
-        /// Ends the meeting of ranks that have found themselves on several hosts, `here` on this one, and joins
+        /// Ends the rendezvous of ranks that have found themselves on several hosts, `here` on this one, and joins
         /// them: the ranks of each host among themselves, then all of them.
         pub(in crate::comm) fn over_hosts(
             self,
@@ -33,17 +33,17 @@ mod over_gloo {
                 size: here.len() as u32,
                 store: Arc::clone(&self.store),
                 name: format!("{} on the host of rank {}", self.name, here[0]),
-                // Not to end with a number: that would be a meeting's.
+                // Not to end with a number: that would be a rendezvous's.
                 prefix: format!("{}/host-{}", self.prefix, here[0]),
                 options,
                 generation: self.generation,
                 hooks: Hooks::default(),
-                meeting_timeout: self.meeting_timeout,
+                rendezvous_timeout: self.rendezvous_timeout,
                 reach: Reach::Host,
             };
             let local = Communicator::form(local)?;
             let made = Hierarchy::new(&self.setup(Reach::Network), local, here)?;
-            self.meeting().end("made", agreed, &host_id()?, &[])?;
+            self.rendezvous().end("made", agreed, &host_id()?, &[])?;
             let reach = Reach::Network;
             Communicator::over(Arc::new(made), Self { reach, ..self })
         }

@@ -13,7 +13,7 @@ mod hosts;
 mod instances;
 mod lend;
 mod lists;
-mod meeting;
+mod rendezvous;
 mod multicast;
 mod norm;
 mod objects;
@@ -54,7 +54,7 @@ pub use self::batch::{Batch, P2pKind, P2pOp};
 pub use self::bootstrap::{run_threads, run_threads_on, run_threads_with};
 pub use self::create::new_comm;
 pub use self::failure::{Activity, Failure};
-pub use self::meeting::rehearse_meeting;
+pub use self::rendezvous::bench_rendezvous;
 pub use self::norm::{Norm, ScaleLayout};
 pub use self::observe::{
     FlightRecord, HookArguments, HookHandle, RecordState, ReplayArguments, ReplayEdge,

@@ -1,6 +1,6 @@
 //! Multicast addresses of windows: one store reaches every rank's part, in the NVLink switch.
 //!
-//! Whether it is possible at all is in the cards of the communicator's meeting: each rank has a GPU of its own, and every GPU has
+//! Whether it is possible at all is in the cards of the communicator's rendezvous: each rank has a GPU of its own, and every GPU has
 //! multicast. Where it is not, windows ask nobody. Where it is, all ranks take part in every step, and tell each other in
 //! the store how it went: a rank that cannot go on leaves all of them without a multicast address, and the window is as
 //! any other.
@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Communicator;
-use super::meeting::Card;
+use super::rendezvous::Card;
 use crate::gpu::driver::{RawMemory, RawMulticast};
 use crate::gpu::{Gpu, Offer};
 use crate::memory::Memory;

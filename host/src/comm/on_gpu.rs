@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fusewire_device::layout::CommConst;
 
 use super::bootstrap::Forming;
-use super::meeting::{Card, Meeting};
+use super::rendezvous::{Card, Rendezvous};
 use crate::device::Device;
 use crate::gpu::driver::LaunchShape;
 use crate::gpu::one_grid::Gang;
@@ -177,7 +177,7 @@ impl Forming {
     }
 }
 
-impl Meeting<'_> {
+impl Rendezvous<'_> {
     /// All ranks hear of one that has come but cannot take part: who went on would wait for it.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ pub(super) fn is_gathered(kernel: &KernelInfo, operation: Operation) -> bool {
 /// The gangs of this process, by the number that rank 0 tells the other ranks.
 static GANGS: Mutex<Option<HashMap<u64, Weak<Gang>>>> = Mutex::new(None);
 
-/// What rank 0 says in the meeting: a gang's number, or why there is none.
+/// What rank 0 says in the rendezvous: a gang's number, or why there is none.
 const NUMBER: u8 = b'#';
 const REASON: u8 = b'!';
 
@@ -131,7 +131,7 @@ impl Forming {
             return Ok(None);
         }
         let mut made = None;
-        let said = self.meeting().told(KEY, || match self.make_gang() {
+        let said = self.rendezvous().told(KEY, || match self.make_gang() {
             Ok((number, gang)) => {
                 made = Some(Ok(gang));
                 said(NUMBER, &number.to_le_bytes())

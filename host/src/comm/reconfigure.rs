@@ -129,7 +129,7 @@ pub struct ReconfigureOptions {
     pub uuid: u64,
     /// Who is in it.
     pub members: Members,
-    /// Bound of the meeting; the communicator's time-out where it is `None`.
+    /// Bound of the rendezvous; the communicator's time-out where it is `None`.
     pub timeout: Option<Duration>,
 }
 
@@ -143,7 +143,7 @@ impl ReconfigureOptions {
         }
     }
 
-    /// With a bound for the meeting.
+    /// With a bound for the rendezvous.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -209,7 +209,7 @@ impl Candidate {
             options: self.options.clone(),
             generation: 0,
             hooks: Hooks::default(),
-            meeting_timeout: None,
+            rendezvous_timeout: None,
             reach: crate::backend::Reach::Host,
         };
         join(forming, &self.handle, options, None)
@@ -256,7 +256,7 @@ impl Communicator {
             options: inner.options.clone(),
             generation: 0,
             hooks: inner.hooks.clone(),
-            meeting_timeout: None,
+            rendezvous_timeout: None,
             reach: inner.reach,
         };
         // Kernels on several hosts find out anew who is where.
@@ -301,7 +301,7 @@ fn join(
         .max()
         .unwrap_or(0);
     forming.prefix = format!("fusewire/reconfigure/{:016x}", options.uuid);
-    forming.meeting_timeout = options.timeout;
+    forming.rendezvous_timeout = options.timeout;
     let list: Vec<String> = members.iter().map(ToString::to_string).collect();
     let list = list.join(" ");
     let agreed =

@@ -46,7 +46,7 @@ fn join(rank: u32, store: Arc<dyn Store>) -> Result<()> {
         timeout: TIMEOUT,
         ..Options::default()
     };
-    Communicator::new(Device::Cpu, rank, 3, store, "meeting", options).map(drop)
+    Communicator::new(Device::Cpu, rank, 3, store, "rendezvous", options).map(drop)
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_rank_that_hosts_the_store_leaves_last() -> Result<()> {
     drop(server);
     for rank in late {
         rank.join().map_err(|_| Error::Communicator {
-            name: "meeting".to_owned(),
+            name: "rendezvous".to_owned(),
             detail: "a rank panicked".to_owned(),
         })??;
     }
@@ -182,10 +182,10 @@ fn the_seat_of_a_process_that_is_no_more_is_free() {
 }
 
 #[test]
-fn a_meeting_that_has_ended_leaves_only_its_number() {
+fn a_rendezvous_that_has_ended_leaves_only_its_number() {
     let store = Arc::new(MemoryStore::new());
     all_meet(3, &store);
-    // The number of the next meeting; nothing that grows with the meetings.
+    // The number of the next rendezvous; nothing that grows with the rendezvous.
     let left = store.num_keys().unwrap();
     all_meet(3, &store);
     all_meet(5, &store);

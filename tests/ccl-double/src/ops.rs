@@ -140,7 +140,7 @@ impl Op {
         record::note(self.name, Some(comm), depth(), &fields);
     }
 
-    /// What a rank brings to the meeting.
+    /// What a rank brings to the rendezvous.
     fn part(&self, comm: &Comm, bytes: usize) -> Part {
         let bytes = bytes * self.rows(comm).0;
         let data = if bytes == 0 {

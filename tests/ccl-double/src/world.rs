@@ -1,4 +1,4 @@
-//! The ranks of one communicator: their meeting places and mailboxes.
+//! The ranks of one communicator: their rendezvous places and mailboxes.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
@@ -44,7 +44,7 @@ pub(crate) struct World {
 /// Name, count, type, operation and root: what must agree between ranks.
 pub(crate) type Shape = (&'static str, usize, i32, i32, i32);
 
-/// What a rank brings to a meeting: its data, and its factor where the sum is scaled.
+/// What a rank brings to a rendezvous: its data, and its factor where the sum is scaled.
 pub(crate) type Part = (Vec<u8>, Vec<u8>);
 
 /// A message on its way.
@@ -61,7 +61,7 @@ struct State {
     joined: Vec<bool>,
     aborted: bool,
     next: Vec<u64>,
-    meetings: HashMap<u64, Meeting>,
+    rendezvous: HashMap<u64, Rendezvous>,
     mail: HashMap<(usize, usize), VecDeque<Mail>>,
     sent: u64,
     /// Whether a message was what its receiver asked for, by number.
@@ -69,7 +69,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Meeting {
+struct Rendezvous {
     shape: Shape,
     mismatch: bool,
     parts: Vec<Option<Part>>,
@@ -142,38 +142,38 @@ impl World {
         self.lock().aborted
     }
 
-    /// Brings a part to this rank's next meeting, whose number it returns.
+    /// Brings a part to this rank's next rendezvous, whose number it returns.
     pub(crate) fn post(&self, rank: usize, shape: Shape, part: Part) -> u64 {
         let mut state = self.lock();
         let number = state.next[rank];
         state.next[rank] += 1;
         let count = self.count;
-        let meeting = state.meetings.entry(number).or_insert_with(|| Meeting {
+        let rendezvous = state.rendezvous.entry(number).or_insert_with(|| Rendezvous {
             shape,
             mismatch: false,
             parts: vec![None; count],
             left: 0,
             children: HashMap::new(),
         });
-        meeting.mismatch |= meeting.shape != shape;
-        meeting.parts[rank] = Some(part);
+        rendezvous.mismatch |= rendezvous.shape != shape;
+        rendezvous.parts[rank] = Some(part);
         drop(state);
         self.moved.notify_all();
         number
     }
 
-    /// Every rank's part, once all came. The last rank that leaves ends the meeting, but for a split's.
+    /// Every rank's part, once all came. The last rank that leaves ends the rendezvous, but for a split's.
     pub(crate) fn meet(&self, number: u64) -> Result<Vec<Part>, ncclResult_t> {
         self.wait(|state| {
-            let meeting = state.meetings.get_mut(&number)?;
-            if meeting.mismatch {
+            let rendezvous = state.rendezvous.get_mut(&number)?;
+            if rendezvous.mismatch {
                 crate::record::tell("the ranks' calls differ");
                 return Some(Err(ncclInvalidUsage));
             }
-            let parts = meeting.parts.iter().cloned().collect::<Option<Vec<_>>>()?;
-            meeting.left += 1;
-            if meeting.left == self.count && meeting.shape.0 != "ncclCommSplit" {
-                state.meetings.remove(&number);
+            let parts = rendezvous.parts.iter().cloned().collect::<Option<Vec<_>>>()?;
+            rendezvous.left += 1;
+            if rendezvous.left == self.count && rendezvous.shape.0 != "ncclCommSplit" {
+                state.rendezvous.remove(&number);
             }
             Some(Ok(parts))
         })?
@@ -182,9 +182,9 @@ impl World {
     /// The child of a split for one colour.
     pub(crate) fn child(&self, number: u64, colour: i32, count: usize) -> Arc<Self> {
         let mut state = self.lock();
-        let meeting = state.meetings.get_mut(&number).expect("met before");
+        let rendezvous = state.rendezvous.get_mut(&number).expect("met before");
         Arc::clone(
-            meeting
+            rendezvous
                 .children
                 .entry(colour)
                 .or_insert_with(|| Self::new(count)),

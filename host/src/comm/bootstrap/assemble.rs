@@ -54,7 +54,7 @@ impl Communicator {
             prefix,
             generation,
             hooks,
-            meeting_timeout: _,
+            rendezvous_timeout: _,
             reach,
         } = forming;
         let Parts {

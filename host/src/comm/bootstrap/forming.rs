@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use crate::backend::Reach;
-use crate::comm::meeting::Meeting;
+use crate::comm::rendezvous::Rendezvous;
 use crate::comm::observe::Hooks;
 use crate::device::Device;
 use crate::options::Options;
@@ -22,20 +22,20 @@ pub(in crate::comm) struct Forming {
     pub(in crate::comm) prefix: String,
     pub(in crate::comm) generation: u64,
     pub(in crate::comm) hooks: Hooks,
-    /// Bound of the meeting, where it is not the communicator's.
-    pub(in crate::comm) meeting_timeout: Option<Duration>,
+    /// Bound of the rendezvous, where it is not the communicator's.
+    pub(in crate::comm) rendezvous_timeout: Option<Duration>,
     pub(in crate::comm) reach: Reach,
 }
 
 impl Forming {
-    pub(in crate::comm) fn meeting(&self) -> Meeting<'_> {
-        Meeting {
+    pub(in crate::comm) fn rendezvous(&self) -> Rendezvous<'_> {
+        Rendezvous {
             store: &*self.store,
             prefix: &self.prefix,
             name: &self.name,
             rank: self.rank,
             size: self.size,
-            timeout: self.meeting_timeout.unwrap_or(self.options.timeout),
+            timeout: self.rendezvous_timeout.unwrap_or(self.options.timeout),
         }
     }
 }

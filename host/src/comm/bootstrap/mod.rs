@@ -18,7 +18,7 @@ use self::assemble::{Parts, cores};
 use self::pad::{layout, write_state};
 use super::Communicator;
 use super::directory::Site;
-use super::meeting::{Card, Seat};
+use super::rendezvous::{Card, Seat};
 use super::multicast;
 use super::observe::Hooks;
 use super::one_grid;
@@ -77,7 +77,7 @@ impl Communicator {
             options,
             generation: 0,
             hooks: Hooks::default(),
-            meeting_timeout: None,
+            rendezvous_timeout: None,
             reach: Reach::Host,
         })
     }
@@ -101,7 +101,7 @@ impl Communicator {
         forming.check_one_grid(None)?;
         let layout = layout(size, options);
         let agreed = format!("pad-{:016x}", agreed_hash(size, options));
-        let meeting = forming.meeting();
+        let rendezvous = forming.rendezvous();
         if forming.device.is_gpu() {
             // Before any kernel can wait for another: loading one may wait for the device.
             Gpu::open(forming.device)?.load()?;
@@ -109,7 +109,7 @@ impl Communicator {
         let pad = Memory::create(forming.device, layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, options, forming.generation)?;
         let site = Site::of(forming.device)?;
-        let (elsewhere, cards) = meeting.gather(&agreed, &pad.descriptor()?, &site)?;
+        let (elsewhere, cards) = rendezvous.gather(&agreed, &pad.descriptor()?, &site)?;
         if let Some(elsewhere) = elsewhere {
             forming.check_one_grid_over(&elsewhere)?;
             let here = cards.iter().map(|card| card.rank).collect();
@@ -124,12 +124,12 @@ impl Communicator {
             // Others map it also where this rank is refused.
             let _offered = pad.clone();
             let room = forming.check_neighbours(cards.iter().map(|card| &card.memory));
-            let pads = room.and_then(|()| meeting.open(forming.device, pad, cards));
-            meeting.unanimous(pads)?
+            let pads = room.and_then(|()| rendezvous.open(forming.device, pad, cards));
+            rendezvous.unanimous(pads)?
         } else {
-            meeting.open(forming.device, pad, cards)?
+            rendezvous.open(forming.device, pad, cards)?
         };
-        let crowded = meeting.agree("crowded", !forming.device.is_gpu() && size > cores())?;
+        let crowded = rendezvous.agree("crowded", !forming.device.is_gpu() && size > cores())?;
         let gang = forming.gang()?;
         let parts = Parts {
             place: (rank, size),
@@ -143,7 +143,7 @@ impl Communicator {
         };
         let comm = Self::assemble(forming, parts)?;
         let mapped = format!("mapped-{}", comm.next_host_call());
-        comm.meeting()
+        comm.rendezvous()
             .end(&mapped, &agreed, &site.host, &["crowded", one_grid::KEY])?;
         Ok(comm)
     }

@@ -200,7 +200,7 @@ fn a_launch_has_a_time_out_of_its_own_and_a_gang_is_broken_from_outside() {
 }
 
 #[test]
-fn the_meeting_can_fail() {
+fn the_rendezvous_can_fail() {
     let driver = double(64);
     let gang = gang(&driver, 2);
     assert!(

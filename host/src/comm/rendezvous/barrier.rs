@@ -1,0 +1,83 @@
+//! Barriers: ranks wait for each other; at the last one of a rendezvous, what it published goes.
+
+use std::time::Instant;
+
+use super::{Rendezvous, class};
+use crate::{Error, Result};
+
+impl Rendezvous<'_> {
+    /// Waits until all ranks are here; rank 0 also until all others know it, because its process may host
+    /// the store and end right after.
+    pub(in crate::comm) fn barrier(&self, what: &str) -> Result<()> {
+        self.barrier_then(what, || ())
+    }
+
+    /// The last barrier of a rendezvous: all have read what there was to read, and it is deleted.
+    pub(in crate::comm) fn end(
+        &self,
+        what: &str,
+        published: &str,
+        host: &str,
+        agreed: &[&str],
+    ) -> Result<()> {
+        let class = class(published);
+        self.barrier_then(what, || {
+            // What cannot be deleted stays; it is in nobody's way.
+            let _ = self.store.delete(&self.card(class, self.rank));
+            let _ = self
+                .store
+                .delete(&format!("{}/seat/{}", self.prefix, self.rank));
+            let _ = self.store.delete(&self.host(class, host));
+            if self.rank == 0 {
+                let _ = self.store.delete(&self.verdict_key(class));
+                for key in agreed {
+                    let _ = self.store.delete(&format!("{}/{key}", self.prefix));
+                }
+            }
+        })
+    }
+
+    /// `clean` runs when all ranks are here, and before the store may go.
+    pub(in crate::comm) fn barrier_then(&self, what: &str, clean: impl FnOnce()) -> Result<()> {
+        if self.size == 1 {
+            clean();
+            return Ok(());
+        }
+        let key = format!("{}/{what}", self.prefix);
+        let started = Instant::now();
+        let (all, gone, left) = (
+            format!("{key}/all"),
+            format!("{key}/gone"),
+            format!("{key}/left"),
+        );
+        if self.store.add(&key, 1)? == i64::from(self.size) {
+            self.store.set(&all, b"1")?;
+        } else {
+            self.await_key(&all, started)?;
+        }
+        clean();
+        if self.rank == 0 {
+            self.await_key(&gone, started)?;
+            for key in [&key, &all, &left, &gone] {
+                let _ = self.store.delete(key);
+            }
+        } else if self.store.add(&left, 1)? == i64::from(self.size) - 1 {
+            // If rank 0 sees the key it may leave at once, with the store: the answer does not matter.
+            let _ = self.store.set(&gone, b"1");
+        }
+        Ok(())
+    }
+
+    fn await_key(&self, key: &str, started: Instant) -> Result<()> {
+        self.store
+            .wait(&[key], self.timeout)
+            .map_err(|error| match error {
+                Error::StoreTimeout { .. } => self.refuse(format!(
+                    "not all of the {} ranks came within {:.1} s",
+                    self.size,
+                    started.elapsed().as_secs_f64()
+                )),
+                other => other,
+            })
+    }
+}

@@ -1,0 +1,45 @@
+//! A rendezvous without memory, for measurements.
+
+use core::time::Duration;
+
+use super::{Rendezvous, Seat};
+use crate::Result;
+use crate::comm::directory::Site;
+use crate::cpu::SegmentDescriptor;
+use crate::memory::MemoryDescriptor;
+use crate::store::Store;
+
+/// Meets as [`Communicator::new`](crate::Communicator::new) does, on the pretended host `host`, without
+/// mapping memory; returns how many ranks are on it. For measurements.
+///
+/// # Errors
+/// As [`Communicator::new`](crate::Communicator::new).
+#[doc(hidden)]
+pub fn bench_rendezvous(
+    store: &dyn Store,
+    name: &str,
+    (rank, size): (u32, u32),
+    host: &str,
+    timeout: Duration,
+) -> Result<usize> {
+    let seat = Seat::take(store, name, rank, host)?;
+    let rendezvous = Rendezvous {
+        store,
+        prefix: &seat.prefix,
+        name,
+        rank,
+        size,
+        timeout,
+    };
+    let own = MemoryDescriptor::Host(SegmentDescriptor {
+        pid: std::process::id(),
+        fd: rank,
+        bytes: 1,
+        inode: 1,
+        start_time: 1,
+    });
+    let (_, cards) = rendezvous.gather("pad-bench", &own, &Site::on_host(host))?;
+    rendezvous.agree("crowded", true)?;
+    rendezvous.end("mapped", "pad-bench", host, &["crowded"])?;
+    Ok(cards.len())
+}

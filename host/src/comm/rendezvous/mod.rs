@@ -1,0 +1,139 @@
+//! Ranks that meet in a store: they exchange memory, agree, and wait for each other.
+//!
+//! What a rank sends and gets does not grow with the number of ranks, but on rank 0. Each publishes its
+//! card. Rank 0 reads them all, compares, publishes for each host which ranks are there, and then its
+//! [`Verdict`](super::directory::Verdict): that all have come, or why there is no rendezvous. The others wait for that one
+//! value, and read the cards of their own host (of all hosts, where the ranks are in one NVLink domain).
+//!
+//! The rendezvous of one name are numbered. Whoever finds that one has ended, well or not, moves the
+//! number on, so that a rendezvous that failed is not in the way of the next.
+
+mod barrier;
+mod cards;
+mod bench;
+mod seat;
+mod verdict;
+
+use core::time::Duration;
+
+pub(super) use self::cards::Card;
+pub use self::bench::bench_rendezvous;
+pub(super) use self::seat::Seat;
+use super::directory::Site;
+use crate::device::Device;
+use crate::memory::Memory;
+use crate::store::Store;
+use crate::{Error, Result};
+
+/// Ranks that meet in a store.
+pub(super) struct Rendezvous<'a> {
+    pub(super) store: &'a dyn Store,
+    pub(super) prefix: &'a str,
+    pub(super) name: &'a str,
+    pub(super) rank: u32,
+    pub(super) size: u32,
+    pub(super) timeout: Duration,
+}
+
+impl Rendezvous<'_> {
+    /// Publishes this rank's segment and maps everybody's. `what` holds whatever must agree: a rank with
+    /// something else is told so.
+    pub(super) fn share(&self, device: Device, what: &str, own: Memory) -> Result<Vec<Memory>> {
+        let site = Site::of(device)?;
+        let (elsewhere, cards) = self.gather(what, &own.descriptor()?, &site)?;
+        if let Some((rank, theirs)) = elsewhere {
+            return Err(self.refuse(format!(
+                "rank {rank} is on another host ({theirs}) than rank {} ({}): memory cannot be shared",
+                self.rank, site.host
+            )));
+        }
+        self.open(device, own, cards)
+    }
+
+    /// Maps everybody's segment.
+    pub(super) fn open(
+        &self,
+        device: Device,
+        own: Memory,
+        cards: Vec<Card>,
+    ) -> Result<Vec<Memory>> {
+        let mut all = Vec::with_capacity(self.size as usize);
+        for card in cards {
+            all.push(if card.rank == self.rank {
+                own.clone()
+            } else {
+                Memory::open(device, &card.memory, card.rank)?
+            });
+        }
+        Ok(all)
+    }
+
+    /// Every rank's bytes.
+    pub(super) fn exchange(&self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let key = |rank: u32| format!("{}/{what}/{rank}", self.prefix);
+        // Not nothing: some stores know no empty value.
+        let mut value = vec![0];
+        value.extend(own);
+        self.store.set(&key(self.rank), &value)?;
+        let keys: Vec<_> = (0..self.size).map(key).collect();
+        let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+        let mut all = self.store.multi_get(&keys, self.timeout)?;
+        for value in &mut all {
+            if !value.is_empty() {
+                value.remove(0);
+            }
+        }
+        Ok(all)
+    }
+
+    /// What rank 0 says, for decisions that must be the same on all ranks.
+    pub(super) fn agree(&self, what: &str, own: bool) -> Result<bool> {
+        Ok(self.told(what, || vec![u8::from(own)])? == [1])
+    }
+
+    /// The bytes, not none, that rank 0 has for all.
+    pub(super) fn told(&self, what: &str, own: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>> {
+        let key = format!("{}/{what}", self.prefix);
+        if self.rank == 0 {
+            let own = own();
+            self.store.set(&key, &own)?;
+            return Ok(own);
+        }
+        self.store.get(&key, self.timeout)
+    }
+
+    fn card(&self, class: &str, rank: u32) -> String {
+        format!("{}/{class}/{rank}", self.prefix)
+    }
+
+    fn host(&self, class: &str, host: &str) -> String {
+        format!("{}/{class}/host/{host}", self.prefix)
+    }
+
+    fn verdict_key(&self, class: &str) -> String {
+        format!("{}/{class}/all", self.prefix)
+    }
+
+    fn missing(&self, rank: u32) -> Error {
+        self.refuse(format!(
+            "rank {rank} did not come within {:.1} s",
+            self.timeout.as_secs_f64()
+        ))
+    }
+
+    fn unreadable(&self, rank: u32) -> Error {
+        self.refuse(format!("rank {rank} published something else"))
+    }
+
+    fn refuse(&self, detail: String) -> Error {
+        Error::Communicator {
+            name: self.name.to_owned(),
+            detail,
+        }
+    }
+}
+
+/// The key of a publication: without the hash of what must agree, so that ranks that differ meet.
+fn class(what: &str) -> &str {
+    what.strip_prefix("pad-").map_or(what, |_| "pad")
+}
