@@ -66,7 +66,7 @@ pub mod mem;
 pub mod multimem;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub mod native;
-mod near;
+mod shared_cache;
 pub mod net;
 pub mod one_grid;
 pub mod packet;

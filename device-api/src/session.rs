@@ -17,7 +17,7 @@
 //! Every operation of this family receives from every rank in every round, so one line suffices
 //! where there is a done signal, and no credit is needed.
 
-mod entrance;
+mod prologue;
 
 use crate::comm::Comm;
 use crate::group::{Block, Group, Machine};
@@ -25,7 +25,7 @@ use crate::layout::{CommConst, LINE, SIGNAL_WORDS};
 use crate::mem::{self, Order, Scope};
 use crate::wait::{BOUNDED, Place, Watch};
 
-use entrance::{Entrance, Epochs};
+use prologue::{Epochs, Prologue};
 
 /// The operations that a call word can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,9 +267,9 @@ impl<M: Machine> Session<M> {
             block: block.index(),
             timeout_ns,
         };
-        let entrance = Entrance::new::<M>(constants, &comm, block.index());
+        let prologue = Prologue::new::<M>(constants, &comm, block.index());
         // SAFETY: the caller's promise.
-        let entered = unsafe { entrance.pass(block, constants, &mut watch, collective) };
+        let entered = unsafe { prologue.pass(block, constants, &mut watch, collective) };
         let (comm, epochs) = entered?;
         watch.comm = comm;
         if block.is_leader() {
@@ -372,7 +372,7 @@ impl<M: Machine> Session<M> {
     pub fn end(self) {
         self.block.sync();
         if self.block.is_leader() {
-            let state = Entrance::state(self.block, &self.comm);
+            let state = Prologue::state(self.block, &self.comm);
             let epochs = Epochs {
                 sequence: self.watch.sequence(),
                 rounds: self.round(),
@@ -410,13 +410,13 @@ impl<M: Machine> Session<M> {
 
     #[inline(always)]
     fn current_packet_epoch(&self) -> u64 {
-        Entrance::begun(self.block, self.begun).1 + self.packets
+        Prologue::begun(self.block, self.begun).1 + self.packets
     }
 
     /// The block's signal rounds, this launch's included.
     #[inline(always)]
     fn round(&self) -> u64 {
-        Entrance::begun(self.block, self.begun).0 + u64::from(self.rounds)
+        Prologue::begun(self.block, self.begun).0 + u64::from(self.rounds)
     }
 
     /// Records one more published step.

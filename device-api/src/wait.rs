@@ -73,7 +73,7 @@ impl Watch {
         // Where registers are short it stays where the block keeps it.
         #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
         // SAFETY: written when the launch entered.
-        return unsafe { (&raw const (*crate::near::at(arch::shared())).sequence).read() };
+        return unsafe { (&raw const (*crate::shared_cache::at(arch::shared())).sequence).read() };
         #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
         self.sequence
     }
