@@ -66,11 +66,11 @@ pub mod mem;
 pub mod multimem;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub mod native;
-mod shared_cache;
 pub mod net;
 pub mod one_grid;
 pub mod packet;
 pub mod session;
+mod shared_cache;
 pub mod wait;
 pub mod window;
 

@@ -31,7 +31,7 @@ fn samples() -> impl Iterator<Item = f32> {
         ln2 * 1.5,
         ln2 * 64.5,
     ];
-    let cache = edges.into_iter().flat_map(|edge: f32| {
+    let near = edges.into_iter().flat_map(|edge: f32| {
         (-3000i32..3000).flat_map(move |step| {
             let bits = edge.to_bits().wrapping_add_signed(step);
             [f32::from_bits(bits), -f32::from_bits(bits)]

@@ -11,7 +11,7 @@
 //! before the busy word is taken, and may be those of a launch that has ended since. They are the newest exactly if the busy
 //! word says so: idle it is twice their sum, and none of them ever shrinks. Otherwise they are read again.
 //!
-//! Lanes get epochs and constants through shared memory: behind the block's barrier both are in shared memory.
+//! Lanes get epochs and constants through shared memory: after the block's barrier both are there.
 
 use crate::comm::Comm;
 use crate::group::{Block, Group, Machine};
