@@ -1,4 +1,4 @@
-//! `versus cuda` from its first call of the driver to its tables, without a GPU: on the double of the driver, where the kernels of
+//! `versus cuda` from its first call of the driver to its tables, without a GPU: on the fake of the driver, where the kernels of
 //! both sides run by host threads. Figures mean nothing there; results, checks and reports do.
 
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use fusewire::gpu::images::Images;
-use fusewire_counterpart_double::{VARIABLE, image, library};
+use fusewire_baseline_fake::{VARIABLE, image, library};
 
 /// The shared object with the counterpart's kernels, made of the sources after `change` has given one another text; `None` where
 /// there is no g++.
@@ -49,7 +49,7 @@ fn emulation(folder: &Path, change: Option<(&str, &str, &str)>) -> Option<PathBu
     Some(object)
 }
 
-/// Runs the harness on the double.
+/// Runs the harness on the fake.
 fn versus(folder: &Path, object: &Path, arguments: &[&str]) -> Output {
     let cubin = cubin(folder, object);
     command(folder, object)
@@ -66,13 +66,13 @@ fn versus(folder: &Path, object: &Path, arguments: &[&str]) -> Output {
         .expect("the harness")
 }
 
-/// The program, with the double as its driver.
+/// The program, with the fake as its driver.
 fn command(folder: &Path, object: &Path) -> Command {
     let driver = folder.join("driver");
     fs::create_dir_all(&driver).expect("a folder");
     let place = driver.join("libcuda.so.1");
     let _ = fs::remove_file(&place);
-    std::os::unix::fs::symlink(library().expect("the double"), place).expect("a link");
+    std::os::unix::fs::symlink(library().expect("the fake"), place).expect("a link");
     let mut command = Command::new(env!("CARGO_BIN_EXE_fusewire-benches"));
     command
         .env("LD_LIBRARY_PATH", driver)
@@ -217,7 +217,7 @@ fn what_bounds_cost_is_measured_with_other_images_only() {
     let mut own = own.expect("the library's own").bytes;
     assert_eq!(own.pop(), Some(0));
     fs::write(images.join("all_reduce.sm_80.ptx"), &own).expect("written");
-    // The double has an architecture of its own, whose image the library may have.
+    // The fake has an architecture of its own, whose image the library may have.
     let newer = Images::in_folders("sm_90", Vec::new()).library("all_reduce");
     let mut newer = newer.expect("the library's own").bytes;
     assert_eq!(newer.pop(), Some(0));

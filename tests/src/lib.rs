@@ -7,7 +7,7 @@
 //! | [`call`] | one operation, called |
 //! | [`backends`] | which backends are there |
 //! | [`device`](mod@device) | the device that the tests run on |
-//! | [`double`] | the double of the CUDA driver, asked and told |
+//! | [`fake`] | the fake of the CUDA driver, asked and told |
 //! | [`grid`] | every operation in every way to call it, over any communicator |
 //! | [`mix`] | one of everything, for graphs: issued, filled anew and checked |
 //! | [`oracle`] | what every rank puts in, and what must come out |
@@ -24,7 +24,7 @@ pub mod backends;
 pub mod call;
 pub mod cases;
 pub mod device;
-pub mod double;
+pub mod fake;
 pub mod grid;
 pub mod mix;
 pub mod netns;

@@ -1,6 +1,6 @@
 //! Captures: what they take up and keep alive, what they must not do, and captures that somebody else has begun.
 //!
-//! On the double of the CUDA driver the tests want `--test-threads=1`: its counters are the process'.
+//! On the fake of the CUDA driver the tests want `--test-threads=1`: its counters are the process'.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use fusewire::{
 };
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, stream, tensor};
-use fusewire_tests::double::Double;
+use fusewire_tests::fake::Fake;
 use fusewire_tests::mix::Mix;
 
 /// One block, as kernels of users want it.
@@ -163,16 +163,16 @@ const DISTURBING: [&CStr; 16] = [
     c"cuCtxSynchronize",
 ];
 
-fn disturbed(double: &Double) -> Vec<(&'static CStr, u64)> {
+fn disturbed(fake: &Fake) -> Vec<(&'static CStr, u64)> {
     DISTURBING
         .into_iter()
-        .map(|name| (name, double.calls(name)))
+        .map(|name| (name, fake.calls(name)))
         .collect()
 }
 
 #[test]
 fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
-    let Some(double) = Double::open() else {
+    let Some(fake) = Fake::open() else {
         return;
     };
     // Both ranks do the same at the same time, for the counters are the process'.
@@ -184,12 +184,12 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         on.warm_up()?;
         mix.fill(1)?;
         met.wait();
-        let before = disturbed(&double);
+        let before = disturbed(&fake);
         stream.begin_capture()?;
         mix.issue(&on)?;
         let graph = stream.end_capture()?;
         // The batch's table is written once, here.
-        let after = disturbed(&double);
+        let after = disturbed(&fake);
         met.wait();
         for ((name, before), (_, after)) in before.iter().zip(&after) {
             if *name != c"cuStreamSynchronize" {
@@ -202,14 +202,14 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         mix.issue(&on)?;
         on.barrier()?;
         met.wait();
-        let before = disturbed(&double);
+        let before = disturbed(&fake);
         for _ in 0..5 {
             graph.run(&stream)?;
             graph.launch(&stream)?;
             mix.issue(&on)?;
             on.barrier()?;
         }
-        let after = disturbed(&double);
+        let after = disturbed(&fake);
         assert_eq!(before, after, "steady launches and replays");
         met.wait();
         mix.check(1)?;
@@ -217,13 +217,13 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         let event = Event::new();
         stream.record(&event)?;
         stream.synchronize()?;
-        assert_ne!(disturbed(&double), after);
+        assert_ne!(disturbed(&fake), after);
         Ok(())
     });
 }
 
-/// What lives in the double that a program could leak.
-fn live(double: &Double) -> Vec<(&'static CStr, u64)> {
+/// What lives in the fake that a program could leak.
+fn live(fake: &Fake) -> Vec<(&'static CStr, u64)> {
     [
         c"stream",
         c"event",
@@ -237,13 +237,13 @@ fn live(double: &Double) -> Vec<(&'static CStr, u64)> {
         c"host",
     ]
     .into_iter()
-    .map(|kind| (kind, double.live(kind)))
+    .map(|kind| (kind, fake.live(kind)))
     .collect()
 }
 
 #[test]
 fn graphs_streams_events_and_memory_are_given_back() {
-    let Some(double) = Double::open() else {
+    let Some(fake) = Fake::open() else {
         return;
     };
     let life = || {
@@ -267,17 +267,17 @@ fn graphs_streams_events_and_memory_are_given_back() {
     };
     // The first leaves what pools keep.
     let settled = || {
-        let mut last = live(&double);
+        let mut last = live(&fake);
         for _ in 0..200 {
             drop(tensor(DType::U8, 1).expect("memory"));
             std::thread::sleep(Duration::from_millis(5));
-            let now = live(&double);
+            let now = live(&fake);
             if now == last {
                 break;
             }
             last = now;
         }
-        live(&double)
+        live(&fake)
     };
     life();
     let before = settled();
@@ -301,13 +301,13 @@ fn graphs_streams_events_and_memory_are_given_back() {
 #[test]
 fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
     const N: usize = 40_000;
-    let Some(double) = Double::open() else {
+    let Some(fake) = Fake::open() else {
         return;
     };
     for mode in 0..3 {
         let met = std::sync::Barrier::new(2);
         all(2, |comm| {
-            let raw = double.stream();
+            let raw = fake.stream();
             // SAFETY: destroyed below, behind everything.
             let stream = unsafe { Stream::adopt(device(), raw as *mut c_void)? };
             let on = comm.on(&stream);
@@ -316,7 +316,7 @@ fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
             let mix = Mix::new(&comm)?;
             mix.fill(5)?;
             met.wait();
-            double.begin_capture(raw, mode);
+            fake.begin_capture(raw, mode);
             assert!(stream.is_capturing());
             let captured = on
                 .all_reduce_into_async(&between, &x, ReduceOp::Sum)
@@ -326,7 +326,7 @@ fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
             assert!(matches!(refused, Error::CaptureState { .. }), "{refused}");
             // In the strictest mode no thread may disturb another one's capture.
             met.wait();
-            let (graph, exec) = double.end_capture(raw);
+            let (graph, exec) = fake.end_capture(raw);
             captured?;
             met.wait();
             let held = Tensor::clone(&between);
@@ -340,24 +340,24 @@ fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
             for round in 0..10 {
                 x.copy_from(&[(round + comm.rank()) as f32; N])?;
                 mix.fill(u64::from(round))?;
-                double.launch(exec, raw);
-                double.call("cuStreamSynchronize", raw);
+                fake.launch(exec, raw);
+                fake.call("cuStreamSynchronize", raw);
                 assert_eq!(y.to_vec::<f32>()?, [(2 * round + 1) as f32; N]);
                 mix.check(u64::from(round))?;
             }
             met.wait();
-            let before = double.live(c"user_object");
+            let before = fake.live(c"user_object");
             met.wait();
             drop((on, stream, mix));
-            double.call("cuGraphExecDestroy", exec);
-            double.call("cuGraphDestroy", graph);
+            fake.call("cuGraphExecDestroy", exec);
+            fake.call("cuGraphDestroy", graph);
             soon(&comm, "the end of what the graph kept", || {
-                double.live(c"user_object") < before
+                fake.live(c"user_object") < before
             })?;
             met.wait();
             // The communicator was used on that stream last.
             comm.barrier()?;
-            double.call("cuStreamDestroy_v2", raw);
+            fake.call("cuStreamDestroy_v2", raw);
             Ok(())
         });
     }
@@ -365,22 +365,22 @@ fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
 
 #[test]
 fn somebody_elses_replay_that_fails_is_known_to_the_next_call() {
-    let Some(double) = Double::open() else {
+    let Some(fake) = Fake::open() else {
         return;
     };
     let mut options = options();
     options.timeout = Duration::from_millis(500);
     for result in run_threads(2, &options, |comm| {
-        let raw = double.stream();
+        let raw = fake.stream();
         // SAFETY: never destroyed.
         let stream = unsafe { Stream::adopt(device(), raw as *mut c_void)? };
         let x = comm.alloc(DType::F32, 10)?;
-        double.begin_capture(raw, 1);
+        fake.begin_capture(raw, 1);
         comm.on(&stream).all_reduce_async(&x, ReduceOp::Sum)?;
-        let (_, exec) = double.end_capture(raw);
+        let (_, exec) = fake.end_capture(raw);
         if comm.rank() == 0 {
-            double.launch(exec, raw);
-            double.call("cuStreamSynchronize", raw);
+            fake.launch(exec, raw);
+            fake.call("cuStreamSynchronize", raw);
         } else {
             while comm.failure().is_none() {
                 std::thread::sleep(Duration::from_millis(2));
@@ -406,13 +406,13 @@ impl Drop for Told {
 #[test]
 fn adopted_streams_and_memory_stay_their_owners() {
     const N: usize = 1000;
-    let Some(double) = Double::open() else {
+    let Some(fake) = Fake::open() else {
         return;
     };
     all(1, |comm| {
         comm.warm_up()?;
-        let raw = double.stream();
-        let at = double.allocate(4 * N);
+        let raw = fake.stream();
+        let at = fake.allocate(4 * N);
         let dropped = Arc::new(AtomicU32::new(0));
         let calls = || {
             [
@@ -422,7 +422,7 @@ fn adopted_streams_and_memory_stay_their_owners() {
                 c"cuStreamSynchronize",
                 c"cuCtxSynchronize",
             ]
-            .map(|name| double.calls(name))
+            .map(|name| fake.calls(name))
         };
         let open = {
             // SAFETY: destroyed below, behind everything.
@@ -449,16 +449,16 @@ fn adopted_streams_and_memory_stay_their_owners() {
             dropped.load(Ordering::Acquire) == 1
         })?;
         // Both are still there, and their owner's to end.
-        double.call("cuStreamSynchronize", raw);
-        double.call("cuStreamDestroy_v2", raw);
-        double.call("cuMemFree_v2", at as usize);
+        fake.call("cuStreamSynchronize", raw);
+        fake.call("cuStreamDestroy_v2", raw);
+        fake.call("cuMemFree_v2", at as usize);
         Ok(())
     });
 }
 
 #[test]
 fn launches_free_nothing_and_allocations_do() {
-    let Some(double) = Double::open() else {
+    let Some(fake) = Fake::open() else {
         return;
     };
     all(1, |comm| {
@@ -468,8 +468,8 @@ fn launches_free_nothing_and_allocations_do() {
         let open = gate(comm.stream())?;
         comm.all_reduce_async(&x, ReduceOp::Sum)?;
         drop(x);
-        let before = double.live(c"mapping") + double.live(c"block");
-        let calls = || double.calls(c"cuMemFree_v2") + double.calls(c"cuMemUnmap");
+        let before = fake.live(c"mapping") + fake.live(c"block");
+        let calls = || fake.calls(c"cuMemFree_v2") + fake.calls(c"cuMemUnmap");
         let freed = calls();
         drop(open);
         for _ in 0..10 {
@@ -479,7 +479,7 @@ fn launches_free_nothing_and_allocations_do() {
         }
         assert_eq!(calls(), freed, "on the path of launches");
         soon(&comm, "the end of the memory", || {
-            double.live(c"mapping") + double.live(c"block") < before
+            fake.live(c"mapping") + fake.live(c"block") < before
         })
     });
 }
@@ -559,12 +559,12 @@ fn a_hook_that_panics_is_an_error_and_no_hang() {
 #[test]
 fn a_driver_that_fails_leaves_nothing_unknown() {
     const N: usize = 100;
-    let Some(double) = Double::open() else {
+    let Some(fake) = Fake::open() else {
         return;
     };
     all(1, |comm| {
         let dropped = Arc::new(AtomicU32::new(0));
-        let at = double.allocate(4 * N);
+        let at = fake.allocate(4 * N);
         let adopted = || {
             let keep = Arc::new(Told(Arc::clone(&dropped)));
             // SAFETY: freed below, behind everything.
@@ -576,7 +576,7 @@ fn a_driver_that_fails_leaves_nothing_unknown() {
         let x = adopted()?;
         x.copy_from(&[5f32; N])?;
         let sequence = comm.flight_records().len();
-        double.fail(c"cuEventCreate", 1, 2);
+        fake.fail(c"cuEventCreate", 1, 2);
         let refused = on.all_reduce_async(&x, ReduceOp::Sum).map(drop);
         assert!(matches!(refused, Err(Error::Driver { .. })), "{refused:?}");
         assert!(comm.flight_records().len() <= sequence + 1);
@@ -586,7 +586,7 @@ fn a_driver_that_fails_leaves_nothing_unknown() {
         // An event that cannot be recorded: the work goes on, and so long its memory stays.
         let open = gate(&stream)?;
         let x = adopted()?;
-        double.fail(c"cuEventRecord", 1, 700);
+        fake.fail(c"cuEventRecord", 1, 700);
         let work = on.all_reduce_async(&x, ReduceOp::Sum)?;
         drop(x);
         std::thread::sleep(Duration::from_millis(20));
@@ -602,7 +602,7 @@ fn a_driver_that_fails_leaves_nothing_unknown() {
         // A graph that keeps nothing alive gets no work.
         let x = adopted()?;
         stream.begin_capture()?;
-        double.fail(c"cuGraphRetainUserObject", 1, 2);
+        fake.fail(c"cuGraphRetainUserObject", 1, 2);
         let refused = on.all_reduce_async(&x, ReduceOp::Sum).map(drop);
         assert!(matches!(refused, Err(Error::Driver { .. })), "{refused:?}");
         let graph = stream.end_capture()?;
@@ -610,14 +610,14 @@ fn a_driver_that_fails_leaves_nothing_unknown() {
 
         // A graph that cannot be launched.
         let graph = capture(&on, || on.all_reduce_async(&x, ReduceOp::Sum).map(drop))?;
-        double.fail(c"cuGraphLaunch", 1, 719);
+        fake.fail(c"cuGraphLaunch", 1, 719);
         let failed = graph.run(&stream);
         assert!(matches!(failed, Err(Error::Driver { .. })), "{failed:?}");
         drop((x, graph, stream, on));
         soon(&comm, "the end of the memory's keeper", || {
             dropped.load(Ordering::Acquire) == 1
         })?;
-        double.call("cuMemFree_v2", at as usize);
+        fake.call("cuMemFree_v2", at as usize);
         Ok(())
     });
 }

@@ -1,5 +1,5 @@
 //! All ranks in one grid, on a machine without a GPU: each test starts itself again as a process in which the executing
-//! double of the driver library takes the place of `libcuda.so.1`, beside an image that declares grid forms.
+//! fake of the driver library takes the place of `libcuda.so.1`, beside an image that declares grid forms.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -10,7 +10,7 @@ use fusewire::{
     Result, SignalUpdate, Tensor, VocabParallel, WindowOptions, new_comm, run_threads_on,
 };
 use fusewire_tests::device;
-use fusewire_tests::double::Double;
+use fusewire_tests::fake::Fake;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, Ranks, report, role, start};
 use fusewire_tests::rank::Mode;
@@ -33,28 +33,28 @@ enum Image {
     Stale,
 }
 
-/// Runs `body` in a child process on the double, with `environment`; it is test `test` of this binary.
-fn on_double(test: &str, image: Image, environment: &[(&str, &str)], body: impl FnOnce()) {
-    if role().as_deref() == Some("double") {
+/// Runs `body` in a child process on the fake, with `environment`; it is test `test` of this binary.
+fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl FnOnce()) {
+    if role().as_deref() == Some("fake") {
         assert!(device().is_gpu());
         body();
         report("done");
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    fusewire_cuda_double::install(folder.path()).expect("the double, built beside this test");
+    fusewire_cuda_fake::install(folder.path()).expect("the fake, built beside this test");
     let kernels = fusewire_kernels::KERNELS;
     let text = match image {
-        Image::There => fusewire_cuda_double::stand_in_one_grid(kernels, 90),
+        Image::There => fusewire_cuda_fake::stand_in_one_grid(kernels, 90),
         Image::Stale => {
-            fusewire_cuda_double::stand_in_one_grid(kernels, 90)
+            fusewire_cuda_fake::stand_in_one_grid(kernels, 90)
                 + "\n// fusewire sources 0b5e55ed\n"
         }
-        Image::Ordinary => fusewire_cuda_double::stand_in(kernels, 90),
+        Image::Ordinary => fusewire_cuda_fake::stand_in(kernels, 90),
     };
     let place = folder.path().join("fusewire-kernels-one-grid.sm_90.ptx");
     std::fs::write(place, text).expect("an image");
-    let image = fusewire_cuda_double::stand_in(vocab_argmax::KERNELS, 90);
+    let image = fusewire_cuda_fake::stand_in(vocab_argmax::KERNELS, 90);
     let place = folder.path().join("vocab_argmax.sm_90.ptx");
     std::fs::write(place, image).expect("an image");
     let path = folder.path().display().to_string();
@@ -67,7 +67,7 @@ fn on_double(test: &str, image: Image, environment: &[(&str, &str)], body: impl 
         all.push(((*name).to_owned(), (*value).to_owned()));
     }
     let started = Instant::now();
-    let mut child = start(test, "double", &all);
+    let mut child = start(test, "fake", &all);
     let said = child.next_report(PATIENCE);
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
     child.succeed(PATIENCE).expect("success behind its report");
@@ -86,7 +86,7 @@ fn one_grid(timeout: Duration) -> Options {
     options(Residency::OneGrid, timeout)
 }
 
-/// Ranks as threads on the double.
+/// Ranks as threads on the fake.
 fn run<R: Send>(
     size: u32,
     options: &Options,
@@ -96,9 +96,9 @@ fn run<R: Send>(
 }
 
 /// How often grid forms were launched, and ordinary ones.
-fn launches(double: &Double) -> (u64, u64) {
-    let grids = double.launch_count(c"*__grid");
-    (grids, double.launch_count(c"*") - grids)
+fn launches(fake: &Fake) -> (u64, u64) {
+    let grids = fake.launch_count(c"*__grid");
+    (grids, fake.launch_count(c"*") - grids)
 }
 
 /// What a communicator of `size` ranks adds up; right on each of them.
@@ -194,12 +194,12 @@ fn all_of(device: Device, ranks: u32, residency: Residency) -> (Vec<Vec<Vec<u8>>
 
 #[test]
 fn the_bits_are_those_of_the_cpu() {
-    on_double("the_bits_are_those_of_the_cpu", Image::There, &[], || {
-        let double = Double::open().expect("the double");
+    on_fake("the_bits_are_those_of_the_cpu", Image::There, &[], || {
+        let fake = Fake::open().expect("the fake");
         for ranks in [1, 2, 4, 8] {
-            let before = launches(&double);
+            let before = launches(&fake);
             let (bytes, calls) = all_of(device(), ranks, Residency::OneGrid);
-            let after = launches(&double);
+            let after = launches(&fake);
             // A launch for all ranks each, and nothing else.
             assert_eq!((after.0 - before.0, after.1 - before.1), (calls, 0));
             let (cpu, _) = all_of(Device::Cpu, ranks, Residency::Separate);
@@ -208,9 +208,9 @@ fn the_bits_are_those_of_the_cpu() {
             assert!(bytes[0].iter().all(|out| out.iter().any(|byte| *byte != 0)));
         }
         // The count itself.
-        let before = launches(&double);
+        let before = launches(&fake);
         let (_, calls) = all_of(device(), 2, Residency::Separate);
-        let after = launches(&double);
+        let after = launches(&fake);
         assert_eq!((after.0 - before.0, after.1 - before.1), (0, 2 * calls));
     });
 }
@@ -219,8 +219,8 @@ fn the_bits_are_those_of_the_cpu() {
 fn the_conformance_list_in_one_grid() {
     let environment = [("FUSEWIRE_TEST_ONE_GRID", "1")];
     let test = "the_conformance_list_in_one_grid";
-    on_double(test, Image::There, &environment, || {
-        let double = Double::open().expect("the double");
+    on_fake(test, Image::There, &environment, || {
+        let fake = Fake::open().expect("the fake");
         let setup = Setup::new(2);
         let blocks = Setup { blocks: 3, ..setup };
         let mode = Mode::Async;
@@ -236,13 +236,13 @@ fn the_conformance_list_in_one_grid() {
             (Setup::new(8), "core"),
             (norms, "norms"),
         ] {
-            let before = double.launch_count(c"*__grid");
+            let before = fake.launch_count(c"*__grid");
             let calls = Threads.run(&setup, list).unwrap_or_else(|e| panic!("{e}"));
-            let grids = double.launch_count(c"*__grid") - before;
+            let grids = fake.launch_count(c"*__grid") - before;
             assert!(calls > 0 && grids >= calls, "{calls} calls, {grids} grids");
             println!("{list}: {calls} calls a rank, {grids} grids, {setup:?}");
         }
-        assert_eq!(launches(&double).1, 0, "ordinary launches");
+        assert_eq!(launches(&fake).1, 0, "ordinary launches");
         let graphs = Setup {
             mode: Mode::Graph,
             ..setup
@@ -254,8 +254,8 @@ fn the_conformance_list_in_one_grid() {
 #[test]
 fn what_not_all_ranks_launch_goes_out_by_itself() {
     let test = "what_not_all_ranks_launch_goes_out_by_itself";
-    on_double(test, Image::There, &[], || {
-        let double = Double::open().expect("the double");
+    on_fake(test, Image::There, &[], || {
+        let fake = Fake::open().expect("the fake");
         for result in run(3, &one_grid(PATIENCE), |comm| {
             let x = comm.alloc(DType::F32, 500)?;
             let y = comm.alloc(DType::F32, 500)?;
@@ -287,16 +287,16 @@ fn what_not_all_ranks_launch_goes_out_by_itself() {
         }) {
             result.expect("every rank");
         }
-        assert_eq!(double.launch_count(c"send"), 3);
-        assert_eq!(double.launch_count(c"window_put"), 3);
-        assert_eq!(double.launch_count(c"send__grid"), 0);
+        assert_eq!(fake.launch_count(c"send"), 3);
+        assert_eq!(fake.launch_count(c"window_put"), 3);
+        assert_eq!(fake.launch_count(c"send__grid"), 0);
     });
 }
 
 #[test]
 fn communicators_have_grids_of_their_own() {
     let test = "communicators_have_grids_of_their_own";
-    on_double(test, Image::There, &[], || {
+    on_fake(test, Image::There, &[], || {
         for result in run(4, &one_grid(PATIENCE), |comm| {
             let dup = comm.dup()?;
             let pair = [comm.rank() / 2 * 2, comm.rank() / 2 * 2 + 1];
@@ -320,7 +320,7 @@ fn communicators_have_grids_of_their_own() {
 #[test]
 fn a_rank_that_never_comes_is_named() {
     let test = "a_rank_that_never_comes_is_named";
-    on_double(test, Image::There, &[], || {
+    on_fake(test, Image::There, &[], || {
         let results = run(3, &one_grid(SHORT), |comm| {
             let x = comm.alloc(DType::F32, 10)?;
             comm.all_reduce(&x, ReduceOp::Sum)?;
@@ -352,7 +352,7 @@ fn a_rank_that_never_comes_is_named() {
 #[test]
 fn a_call_has_a_time_out_of_its_own() {
     let test = "a_call_has_a_time_out_of_its_own";
-    on_double(test, Image::There, &[], || {
+    on_fake(test, Image::There, &[], || {
         for result in run(2, &one_grid(PATIENCE), |comm| {
             comm.barrier()?;
             if comm.rank() == 1 {
@@ -373,7 +373,7 @@ fn a_call_has_a_time_out_of_its_own() {
 #[test]
 fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
     let test = "whoever_waits_hears_of_an_abort_and_of_other_failures";
-    on_double(test, Image::There, &[], || {
+    on_fake(test, Image::There, &[], || {
         // An abort.
         let met = Barrier::new(2);
         for result in run(2, &one_grid(PATIENCE), |comm| {
@@ -419,7 +419,7 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
 #[test]
 fn different_calls_are_told_at_once() {
     let test = "different_calls_are_told_at_once";
-    on_double(test, Image::There, &[], || {
+    on_fake(test, Image::There, &[], || {
         for result in run(3, &one_grid(PATIENCE), |comm| {
             let x = comm.alloc(DType::F32, 10)?;
             let began = Instant::now();
@@ -444,7 +444,7 @@ fn different_calls_are_told_at_once() {
 
 #[test]
 fn captures_are_refused() {
-    on_double("captures_are_refused", Image::There, &[], || {
+    on_fake("captures_are_refused", Image::There, &[], || {
         for result in run(2, &one_grid(PATIENCE), |comm| {
             let x = comm.alloc(DType::F32, 10)?;
             x.copy_from(&[1f32; 10])?;
@@ -473,8 +473,8 @@ fn refusals(size: u32, options: &Options) -> Vec<String> {
 fn blocks_that_one_grid_does_not_hold_are_refused() {
     let test = "blocks_that_one_grid_does_not_hold_are_refused";
     // Four blocks of 512 threads each.
-    let environment = [("FUSEWIRE_CUDA_DOUBLE_MULTIPROCESSORS", "2")];
-    on_double(test, Image::There, &environment, || {
+    let environment = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "2")];
+    on_fake(test, Image::There, &environment, || {
         for error in refusals(5, &one_grid(PATIENCE)) {
             assert!(
                 error.contains("one grid of 5 ranks with 2 blocks of 512 threads"),
@@ -496,7 +496,7 @@ fn ranks_in_processes_are_refused() {
         report(error.to_string().replace('\n', " "));
         return;
     }
-    on_double(test, Image::There, &[], || {
+    on_fake(test, Image::There, &[], || {
         let mut ranks = Ranks::start(test, "rank", 2, Host::Parent, &[]);
         for process in &mut ranks.processes {
             let error = process.next_report(PATIENCE).expect("an error");
@@ -509,7 +509,7 @@ fn ranks_in_processes_are_refused() {
 
 #[test]
 fn what_has_no_grid_is_refused() {
-    on_double("what_has_no_grid_is_refused", Image::There, &[], || {
+    on_fake("what_has_no_grid_is_refused", Image::There, &[], || {
         let options = one_grid(PATIENCE);
         let on_cpu = run_threads_on(Device::Cpu, "fusewire", 2, &options, |_| Ok(()));
         for result in on_cpu {
@@ -542,7 +542,7 @@ fn what_has_no_grid_is_refused() {
 #[test]
 fn an_image_of_other_forms_is_refused() {
     let test = "an_image_of_other_forms_is_refused";
-    on_double(test, Image::Ordinary, &[], || {
+    on_fake(test, Image::Ordinary, &[], || {
         for error in refusals(2, &one_grid(PATIENCE)) {
             assert!(error.contains("it lacks all_reduce"), "{error}");
             assert!(error.contains("build --one-grid --target sm_90"), "{error}");
@@ -555,7 +555,7 @@ fn an_image_of_other_forms_is_refused() {
 #[test]
 fn an_image_of_other_sources_is_refused() {
     let test = "an_image_of_other_sources_is_refused";
-    on_double(test, Image::Stale, &[], || {
+    on_fake(test, Image::Stale, &[], || {
         for error in refusals(2, &one_grid(PATIENCE)) {
             assert!(error.contains("made from other sources"), "{error}");
             assert!(error.contains("build --one-grid --target sm_90"), "{error}");
@@ -582,7 +582,7 @@ fn an_image_that_is_absent_is_said_to_be() {
     }
     // Away from cargo's target folder, where one may have been built.
     let folder = tempfile::tempdir().expect("a folder");
-    fusewire_cuda_double::install(folder.path()).expect("the double, built beside this test");
+    fusewire_cuda_fake::install(folder.path()).expect("the fake, built beside this test");
     let copy = folder.path().join("one_grid");
     std::fs::copy(std::env::current_exe().expect("this binary"), &copy).expect("a copy");
     let output = std::process::Command::new(copy)

@@ -7,7 +7,7 @@ use fusewire::{Communicator, DType, Error, FailureKind, Options, ReduceOp, Resul
 use fusewire::{GraphExec, Stream};
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, stream};
-use fusewire_tests::double::Double;
+use fusewire_tests::fake::Fake;
 
 fn options() -> Options {
     let mut options = Options::default();
@@ -210,8 +210,8 @@ fn finished(comm: &Communicator) -> u64 {
 #[test]
 fn no_launch_goes_uncounted_when_launches_overlap() {
     // Epochs that were read before the launch owned the communicator would be used twice.
-    // The count is read where the device keeps it, which the double of a GPU lets the host do.
-    if device().is_gpu() && Double::open().is_none() {
+    // The count is read where the device keeps it, which the fake of a GPU lets the host do.
+    if device().is_gpu() && Fake::open().is_none() {
         return;
     }
     let (trials, replays) = if device().is_gpu() {

@@ -1,4 +1,4 @@
-// The counterpart's kernels by their names, as the double of the CUDA driver (../double) calls them: block by block, with the
+// The counterpart's kernels by their names, as the fake of the CUDA driver (../fake) calls them: block by block, with the
 // arguments as they lie in a launch's buffer. A block has 32 host threads, however many were asked for.
 
 #include "../counterpart.cu"

@@ -87,7 +87,7 @@ impl Library {
         result::code_text(&self.inner.table, code)
     }
 
-    /// Whether it works on host memory: only a double for tests says so, by `fusewireDoubleHostMemory`.
+    /// Whether it works on host memory: only a fake for tests says so, by `fusewireCclFakeHostMemory`.
     pub const fn uses_host_memory(&self) -> bool {
         self.inner.host_memory
     }
@@ -220,9 +220,9 @@ fn adopt(object: Object, path: String, rccl: bool) -> Result<&'static Inner> {
     // SAFETY: the symbols are those of nccl.h, and the object is never unloaded (ManuallyDrop).
     let table = unsafe { Table::load(&object, version, rccl) }.map_err(lacks)?;
     result::check(&table, VERSION, answer)?;
-    // SAFETY: the double's own function, which takes nothing.
+    // SAFETY: the fake's own function, which takes nothing.
     let host_memory = unsafe {
-        find::<unsafe extern "C" fn() -> c_int>(&object, "fusewireDoubleHostMemory")
+        find::<unsafe extern "C" fn() -> c_int>(&object, "fusewireCclFakeHostMemory")
             .is_some_and(|says| says() == 1)
     };
     let features = Features::of(&table);

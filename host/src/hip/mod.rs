@@ -1,7 +1,7 @@
 //! AMD GPUs, by the HIP run time of ROCm 6 or 7 (`libamdhip64.so`), opened when it is first needed.
 //!
 //! None of this has been executed on a GPU yet: prototypes, constants and layouts are compared with AMD's headers by the
-//! feature `hip-prototypes`, the order of calls is tested with a double of the library, and the rest was
+//! feature `hip-prototypes`, the order of calls is tested with a fake of the library, and the rest was
 //! reviewed against HIP's documentation and source:
 //!
 //! | function | rule | how it is kept |
@@ -44,7 +44,7 @@ mod properties;
 mod streams;
 
 #[cfg(test)]
-mod double;
+mod fake;
 #[cfg(test)]
 mod tests;
 

@@ -1,11 +1,11 @@
-//! The driver over the double of its library; and, where asked for, over a GPU.
+//! The driver over the fake of its library; and, where asked for, over a GPU.
 
 use core::ffi::c_void;
 use core::ptr;
 
 use super::bindings as hip;
 use super::device::Hip;
-use super::double;
+use super::fake;
 use crate::Error;
 use crate::gpu::driver::{
     CaptureStatus, Driver, Export, FunctionProperties, HANDLE_BYTES, Import, LaunchShape,
@@ -15,20 +15,20 @@ use crate::gpu::driver::{
 const IMAGE: &[u8] = include_bytes!("fixtures/vocab-argmax-gfx942.co");
 
 fn driver() -> Box<dyn Driver> {
-    let hip = Hip::open(&double::FUNCTIONS, 0).unwrap();
+    let hip = Hip::open(&fake::FUNCTIONS, 0).unwrap();
     // Another library of the process takes the thread for another device.
-    double::with(|state| state.device.set(-1));
+    fake::with(|state| state.device.set(-1));
     Box::new(hip)
 }
 
 /// The next call of that name fails with that error.
 fn fail(call: &'static str, status: hip::hipError_t) {
-    double::with(|state| state.fail.set(Some((call, status))));
+    fake::with(|state| state.fail.set(Some((call, status))));
 }
 
 /// What must hold after every method: the thread's mode is as it was, and no error of ours is left for others.
 fn check_thread() {
-    double::with(|state| {
+    fake::with(|state| {
         assert_eq!(state.mode.get(), 0);
         assert_eq!(state.last.get(), 0);
         assert!(state.fail.get().is_none(), "a failure was not met");
@@ -56,7 +56,7 @@ fn properties_are_asked_for() {
     );
     assert_eq!(properties.version, 60_443_482);
     assert!(properties.cooperative && !properties.descriptors && !properties.multicast);
-    let flags = double::with(|state| state.flags.get());
+    let flags = fake::with(|state| state.flags.get());
     assert_eq!(
         flags[1],
         hip::HOST_PORTABLE | hip::HOST_MAPPED | hip::HOST_COHERENT
@@ -67,13 +67,13 @@ fn properties_are_asked_for() {
 
 #[test]
 fn absent_gpus_are_said_so() {
-    let error = Hip::open(&double::FUNCTIONS, 1).unwrap_err().to_string();
+    let error = Hip::open(&fake::FUNCTIONS, 1).unwrap_err().to_string();
     assert!(
         error.starts_with("device hip:1: the process sees 1 AMD GPUs"),
         "{error}"
     );
     fail("hipInit", hip::ERROR_NO_DEVICE);
-    let error = Hip::open(&double::FUNCTIONS, 0).unwrap_err();
+    let error = Hip::open(&fake::FUNCTIONS, 0).unwrap_err();
     assert!(matches!(&error, Error::NoDevice { device, .. } if device == "hip"));
     assert!(error.to_string().contains("/dev/kfd"), "{error}");
     check_thread();
@@ -94,7 +94,7 @@ fn memory_is_zeroed_rounded_and_copied() {
         unsafe { driver.release(memory) }.unwrap();
     }
     assert_eq!(
-        double::with(|state| state.flags.get())[0],
+        fake::with(|state| state.flags.get())[0],
         hip::MALLOC_UNCACHED
     );
 
@@ -120,7 +120,7 @@ fn memory_is_zeroed_rounded_and_copied() {
     // SAFETY: as above.
     unsafe { driver.read(&mut back[..100], memory.address) }.unwrap();
     assert_eq!(back[..100], bytes[..100]);
-    // SAFETY: beyond the allocation: the double refuses, as a negative control.
+    // SAFETY: beyond the allocation: the fake refuses, as a negative control.
     unsafe { driver.write(memory.address + (3 << 20) - 1, &[1, 2]) }.unwrap_err();
     check_thread();
 }
@@ -128,7 +128,7 @@ fn memory_is_zeroed_rounded_and_copied() {
 #[test]
 fn failures_leave_nothing_behind() {
     let driver = driver();
-    let before = double::allocations();
+    let before = fake::allocations();
     fail("hipMemsetAsync", hip::ERROR_LAUNCH_FAILURE);
     driver.allocate(1, MemoryKind::Shared).unwrap_err();
     fail("hipHostGetDevicePointer", 1);
@@ -139,10 +139,10 @@ fn failures_leave_nothing_behind() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.starts_with("HIP: hipMalloc: hipErrorDouble (2): as asked for; free memory"),
+        error.starts_with("HIP: hipMalloc: hipErrorFake (2): as asked for; free memory"),
         "{error}"
     );
-    assert_eq!(double::allocations(), before);
+    assert_eq!(fake::allocations(), before);
     driver.allocate(u64::MAX, MemoryKind::Private).unwrap_err();
     driver.allocate_host(0).unwrap_err();
     check_thread();
@@ -163,7 +163,7 @@ fn memory_is_shared_by_its_base() {
     unsafe { driver.release(imported) }.unwrap();
 
     // A peer that says more than it has is refused, and the mapping is closed.
-    let before = double::allocations();
+    let before = fake::allocations();
     let error = driver
         .import(Import::Ipc(&handle), memory.bytes + 1)
         .unwrap_err();
@@ -171,7 +171,7 @@ fn memory_is_shared_by_its_base() {
         error.to_string().contains("the peer says 2097153 bytes"),
         "{error}"
     );
-    assert_eq!(double::allocations(), before);
+    assert_eq!(fake::allocations(), before);
     driver
         .import(Import::Fabric(&[0; HANDLE_BYTES]), 1)
         .unwrap_err();
@@ -220,9 +220,9 @@ fn kernels_are_found_and_launched() {
             cooperative,
             ..LaunchShape::default()
         };
-        // SAFETY: the double reads one u32.
+        // SAFETY: the fake reads one u32.
         unsafe { driver.launch(function, &shape, &mut arguments, stream) }.unwrap();
-        let launched = double::with(|state| state.launched.take());
+        let launched = fake::with(|state| state.launched.take());
         assert_eq!(launched, Some((cooperative, 304, 512, 64, 77)));
         let cluster = LaunchShape {
             cluster: 4,
@@ -230,7 +230,7 @@ fn kernels_are_found_and_launched() {
         };
         // SAFETY: as above.
         unsafe { driver.launch(function, &cluster, &mut arguments, stream) }.unwrap_err();
-        assert_eq!(double::with(|state| state.launched.take()), None);
+        assert_eq!(fake::with(|state| state.launched.take()), None);
     }
 
     fail("hipModuleLoadData", hip::ERROR_NO_BINARY);
@@ -284,7 +284,7 @@ fn streams_wait_for_words_and_write_them() {
     let stream = driver.create_stream().unwrap();
     let mut word = 7_u32;
     let at = (&raw mut word) as u64;
-    // SAFETY: the word outlives the calls, which the double makes at once.
+    // SAFETY: the word outlives the calls, which the fake makes at once.
     unsafe { driver.write_value(stream, at, 3) }.unwrap();
     // SAFETY: as above.
     unsafe { driver.wait_value(stream, at, 3) }.unwrap();
@@ -315,16 +315,16 @@ fn calls_during_a_capture_are_allowed() {
     unsafe { driver.write(memory.address, &[1]) }.unwrap();
     // SAFETY: nobody uses it.
     unsafe { driver.release(memory) }.unwrap();
-    // Without the relaxed mode the double refuses: that the calls above passed means something.
+    // Without the relaxed mode the fake refuses: that the calls above passed means something.
     let mut pointer = ptr::null_mut();
     // SAFETY: `pointer` is writable.
-    let status = unsafe { (double::FUNCTIONS.hipMalloc)(&mut pointer, 8) };
+    let status = unsafe { (fake::FUNCTIONS.hipMalloc)(&mut pointer, 8) };
     assert_eq!(status, hip::ERROR_CAPTURE_UNSUPPORTED);
-    double::with(|state| state.last.set(0));
+    fake::with(|state| state.last.set(0));
     assert_eq!(driver.end_capture(stream).unwrap(), graph);
     assert_eq!(driver.graph_nodes(graph).unwrap(), 3);
     let exec = driver.instantiate(graph).unwrap();
-    // SAFETY: the double does nothing.
+    // SAFETY: the fake does nothing.
     unsafe { driver.launch_graph(exec, stream) }.unwrap();
     // SAFETY: nobody uses it.
     unsafe { driver.destroy_exec(exec) }.unwrap();
@@ -346,8 +346,8 @@ fn a_cooperative_launch_that_was_not_captured_is_an_error() {
         ..LaunchShape::default()
     };
     for old in [false, true] {
-        double::with(|state| state.old.set(old));
-        // SAFETY: the double reads one u32.
+        fake::with(|state| state.old.set(old));
+        // SAFETY: the fake reads one u32.
         unsafe { driver.launch(function, &shape, &mut arguments, stream) }.unwrap();
         driver.begin_capture(stream).unwrap();
         // SAFETY: as above.
@@ -372,7 +372,7 @@ fn graphs_call_back_when_they_took_the_data() {
         unsafe { driver.retain(graph, count, data) }.unwrap_err();
         // SAFETY: the counter is alive.
         assert_eq!(unsafe { *data.cast::<u32>() }, 0);
-        double::with(|state| state.fail.set(None));
+        fake::with(|state| state.fail.set(None));
     }
     // SAFETY: the counter outlives the graph.
     unsafe { driver.retain(graph, count, data) }.unwrap();

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use fusewire::{Communicator, Error, ReduceOp, Result};
 
-use crate::{Double, PATIENCE, ranks_of};
+use crate::{Fake, PATIENCE, ranks_of};
 
 fn sum(comm: &Communicator) -> Result<()> {
     comm.all_reduce([1f32; 64].as_mut_slice(), ReduceOp::Sum)
@@ -28,8 +28,8 @@ fn assert_poisoned(comm: &Communicator, error: &Error) {
 }
 
 /// How often `name` was called by `rank`.
-fn called(double: &Double, name: &str) -> Vec<i64> {
-    let records = double.take();
+fn called(fake: &Fake, name: &str) -> Vec<i64> {
+    let records = fake.take();
     let mut ranks: Vec<_> = records
         .iter()
         .filter(|record| record.name == name)
@@ -41,8 +41,8 @@ fn called(double: &Double, name: &str) -> Vec<i64> {
 
 #[test]
 fn a_late_rank_is_a_time_out() {
-    let double = Double::new();
-    let mut options = double.options();
+    let fake = Fake::new();
+    let mut options = fake.options();
     options.timeout = Duration::from_secs(1);
     let waited = Barrier::new(2);
     let results = ranks_of("nccl", 2, &options, |comm| {
@@ -77,16 +77,16 @@ fn a_late_rank_is_a_time_out() {
         "{message}"
     );
     // Both have aborted the library's communicator, once.
-    assert_eq!(called(&double, "ncclCommAbort"), [0, 1]);
+    assert_eq!(called(&fake, "ncclCommAbort"), [0, 1]);
 }
 
 /// A call's own time-out counts, also when it is shorter than that of the call before; enough time is no
 /// error.
 #[test]
 fn a_calls_own_time_out() {
-    let double = Double::new();
+    let fake = Fake::new();
     let ready = Barrier::new(2);
-    let errors = double.all(2, |comm| {
+    let errors = fake.all(2, |comm| {
         let patient = comm.with_timeout(PATIENCE);
         if comm.rank() == 1 {
             thread::sleep(Duration::from_millis(200));
@@ -112,8 +112,8 @@ fn a_calls_own_time_out() {
 
 #[test]
 fn abort_frees_who_waits() {
-    let double = Double::new();
-    let results = double.all(2, |comm| {
+    let fake = Fake::new();
+    let results = fake.all(2, |comm| {
         let started = Instant::now();
         let mut aborting = None;
         if comm.rank() == 0 {
@@ -136,13 +136,13 @@ fn abort_frees_who_waits() {
     for error in results {
         assert!(error.contains("abort"), "{error}");
     }
-    assert_eq!(called(&double, "ncclCommAbort"), [0, 1]);
+    assert_eq!(called(&fake, "ncclCommAbort"), [0, 1]);
 }
 
 #[test]
 fn other_counts_are_an_error_on_both() {
-    let double = Double::new();
-    for error in double.all(2, |comm| {
+    let fake = Fake::new();
+    for error in fake.all(2, |comm| {
         let count = 10 + comm.rank() as usize;
         let mut x = vec![0u8; 2 * count];
         let error = comm.all_gather_single(&mut x, &vec![1u8; count]);
@@ -157,8 +157,8 @@ fn other_counts_are_an_error_on_both() {
 
 #[test]
 fn another_length_of_a_message_is_an_error_on_both() {
-    let double = Double::new();
-    for error in double.all(2, |comm| {
+    let fake = Fake::new();
+    for error in fake.all(2, |comm| {
         let error = if comm.rank() == 0 {
             comm.send([1i32; 4].as_slice(), 1)
         } else {
@@ -178,9 +178,9 @@ fn another_length_of_a_message_is_an_error_on_both() {
 /// A rank whose calls end without an end of the communicator frees its peers.
 #[test]
 fn a_rank_that_leaves_frees_the_others() {
-    let double = Double::new();
+    let fake = Fake::new();
     let started = Instant::now();
-    let results = double.ranks(2, |comm| {
+    let results = fake.ranks(2, |comm| {
         if comm.rank() == 1 {
             return Err(Error::InvalidArgument {
                 operation: "this test",
@@ -197,13 +197,13 @@ fn a_rank_that_leaves_frees_the_others() {
 /// What one rank cannot, another hears at once.
 #[test]
 fn a_rank_without_its_library_is_named_by_the_others() {
-    let double = Double::new();
+    let fake = Fake::new();
     for lacking in [0u32, 2] {
         let store = std::sync::Arc::new(fusewire::store::MemoryStore::new());
         let started = Instant::now();
         let errors: Vec<String> = thread::scope(|scope| {
             let make = |rank: u32| {
-                let mut options = double.options();
+                let mut options = fake.options();
                 options.store = Some(std::sync::Arc::clone(&store) as _);
                 options.rank_size = Some((rank, 3));
                 if rank == lacking {

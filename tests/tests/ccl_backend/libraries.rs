@@ -8,7 +8,7 @@ use fusewire_ccl_sys::{Kind, Library};
 use fusewire_tests::process::{Host, Ranks, report, role};
 use fusewire_tests::skip::skip;
 
-use crate::{Double, PATIENCE};
+use crate::{Fake, PATIENCE};
 
 fn alone(backend: &str, library: Option<&str>) -> Result<Communicator> {
     let mut options = Options::default();
@@ -91,13 +91,13 @@ fn the_environment_names_the_library() {
         report(format!("{} {}", comm.backend_version(), x[0]));
         return;
     }
-    let double = Double::new();
-    let path = double.path.display().to_string();
+    let fake = Fake::new();
+    let path = fake.path.display().to_string();
     for (own, torchcomms) in [(path.as_str(), "/nowhere"), ("", path.as_str())] {
         let environment = [
             ("FUSEWIRE_NCCL_PATH", own.to_owned()),
             ("TORCHCOMMS_BACKEND_LIB_PATH_NCCL", torchcomms.to_owned()),
-            ("FUSEWIRE_DOUBLE_VERSION", "22304".to_owned()),
+            ("FUSEWIRE_CCL_FAKE_VERSION", "22304".to_owned()),
         ];
         let mut ranks = Ranks::start(TEST, "named", 1, Host::Parent, &environment);
         let told = ranks.processes[0].next_report(PATIENCE);

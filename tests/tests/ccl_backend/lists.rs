@@ -3,7 +3,7 @@
 use fusewire::Stream;
 use fusewire::{Communicator, DType, ReduceOp, Result, Tensor, Work};
 
-use crate::Double;
+use crate::Fake;
 
 /// What rank `from` has for rank `to`.
 fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
@@ -137,9 +137,9 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
 
 #[test]
 fn every_list_operation() {
-    let double = Double::new();
+    let fake = Fake::new();
     for ranks in [1, 2, 3, 4, 8] {
-        double.all(ranks, |comm| {
+        fake.all(ranks, |comm| {
             for mode in [Mode::Blocking, Mode::Async, Mode::Graph] {
                 for joined in [false, true] {
                     for count in [0, 4, 300] {

@@ -1,4 +1,4 @@
-//! The backends nccl, ncclx, rccl and rcclx over a double of their libraries, whose ranks are threads on host
+//! The backends nccl, ncclx, rccl and rcclx over a fake of their libraries, whose ranks are threads on host
 //! memory and which records every call.
 
 mod failures;
@@ -23,10 +23,10 @@ use tempfile::TempDir;
 /// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The double's shared library. Cargo builds it beside this binary; if it did not, it is told to.
+/// The fake's shared library. Cargo builds it beside this binary; if it did not, it is told to.
 fn built() -> PathBuf {
     let name = format!(
-        "{}fusewire_ccl_double{}",
+        "{}fusewire_ccl_fake{}",
         std::env::consts::DLL_PREFIX,
         std::env::consts::DLL_SUFFIX
     );
@@ -43,17 +43,17 @@ fn built() -> PathBuf {
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
-        .args(["build", "-p", "fusewire-ccl-double", "--profile", profile])
+        .args(["build", "-p", "fusewire-ccl-fake", "--profile", profile])
         .arg("--target-dir")
         .arg(folder.parent().expect("the target folder"))
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
         .status()
         .expect("cargo");
-    assert!(built.success(), "the double is not built");
+    assert!(built.success(), "the fake is not built");
     folder.join(&name)
 }
 
-/// A call that the double has seen. Numbers that a call does not have are -1.
+/// A call that the fake has seen. Numbers that a call does not have are -1.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 struct Record {
@@ -110,39 +110,39 @@ impl Default for Record {
     }
 }
 
-/// A copy of the double: with a version, communicators and records of its own.
+/// A copy of the fake: with a version, communicators and records of its own.
 #[derive(Debug)]
-struct Double {
+struct Fake {
     path: PathBuf,
     object: libloading::Library,
     _folder: TempDir,
 }
 
-impl Double {
+impl Fake {
     fn new() -> Self {
         Self::of_version(23_203)
     }
 
     fn of_version(version: c_int) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("double.so");
-        std::fs::copy(built(), &path).expect("a copy of the double");
-        // SAFETY: the double has no initialisers of its own.
-        let object = unsafe { libloading::Library::new(&path) }.expect("the double");
-        let double = Self {
+        let path = folder.path().join("fake.so");
+        std::fs::copy(built(), &path).expect("a copy of the fake");
+        // SAFETY: the fake has no initialisers of its own.
+        let object = unsafe { libloading::Library::new(&path) }.expect("the fake");
+        let fake = Self {
             path,
             object,
             _folder: folder,
         };
-        // SAFETY: the double's signature.
+        // SAFETY: the fake's signature.
         unsafe {
-            let set = double
+            let set = fake
                 .object
-                .get::<unsafe extern "C" fn(c_int) -> c_int>(b"fusewireDoubleSetVersion")
+                .get::<unsafe extern "C" fn(c_int) -> c_int>(b"fusewireCclFakeSetVersion")
                 .expect("its own function");
             assert_eq!(set(version), 0);
         }
-        double
+        fake
     }
 
     /// What was called since the last time.
@@ -150,9 +150,9 @@ impl Double {
         type Take = unsafe extern "C" fn(*mut c_char, usize) -> usize;
         let mut text = vec![0u8; 1 << 16];
         loop {
-            // SAFETY: the double's signature; the buffer has as many bytes as it says.
+            // SAFETY: the fake's signature; the buffer has as many bytes as it says.
             let need = unsafe {
-                let take = self.object.get::<Take>(b"fusewireDoubleTake");
+                let take = self.object.get::<Take>(b"fusewireCclFakeTake");
                 take.expect("its own function")(text.as_mut_ptr().cast(), text.len())
             };
             if need <= text.len() {
@@ -182,7 +182,7 @@ impl Double {
         ranks_of("nccl", size, &self.options(), body)
     }
 
-    /// As [`Double::ranks`], where all must succeed.
+    /// As [`Fake::ranks`], where all must succeed.
     fn all<R: Send>(&self, size: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> Vec<R> {
         self.ranks(size, body)
             .into_iter()

@@ -1,8 +1,8 @@
-//! Which C calls, with which arguments, each operation becomes: what the double has recorded.
+//! Which C calls, with which arguments, each operation becomes: what the fake has recorded.
 
 use fusewire::{Communicator, DType, ReduceOp, Result, Tensor};
 
-use crate::{Double, Record, ranks_of};
+use crate::{Fake, Record, ranks_of};
 
 const RANKS: u32 = 3;
 const ROOT: u32 = 1;
@@ -53,19 +53,19 @@ fn by_rank(records: &[Record], ranks: u32) -> Vec<Vec<String>> {
     (0..i64::from(ranks)).map(own).collect()
 }
 
-fn calls(double: &Double, body: impl Fn(&Communicator) -> Result<()> + Sync) -> Vec<Vec<String>> {
-    double.take();
-    double.all(RANKS, |comm| body(&comm));
-    by_rank(&double.take(), RANKS)
+fn calls(fake: &Fake, body: impl Fn(&Communicator) -> Result<()> + Sync) -> Vec<Vec<String>> {
+    fake.take();
+    fake.all(RANKS, |comm| body(&comm));
+    by_rank(&fake.take(), RANKS)
 }
 
 /// Runs `body` on three ranks and compares what rank r called with `expected(r)`.
 fn check(
-    double: &Double,
+    fake: &Fake,
     body: impl Fn(&Communicator) -> Result<()> + Sync,
     expected: impl Fn(u32) -> Vec<String>,
 ) {
-    for (rank, called) in (0..).zip(calls(double, body)) {
+    for (rank, called) in (0..).zip(calls(fake, body)) {
         assert_eq!(called, expected(rank), "rank {rank}");
     }
 }
@@ -98,7 +98,7 @@ fn floats(count: usize) -> Result<Tensor> {
 
 #[test]
 fn types() {
-    let double = Double::new();
+    let fake = Fake::new();
     let numbers = [
         (DType::I8, 0),
         (DType::U8, 1),
@@ -115,7 +115,7 @@ fn types() {
     ];
     for (dtype, number) in numbers {
         check(
-            &double,
+            &fake,
             |comm| {
                 let (from, to) = (Tensor::new(dtype, COUNT)?, Tensor::new(dtype, 3 * COUNT)?);
                 comm.all_gather_single(&to, &from)
@@ -124,7 +124,7 @@ fn types() {
         );
     }
     // Before 2.24 the 8-bit floats are bytes.
-    let old = Double::of_version(22_304);
+    let old = Fake::of_version(22_304);
     for dtype in [DType::E4m3, DType::E5m2] {
         check(
             &old,
@@ -136,7 +136,7 @@ fn types() {
 
 #[test]
 fn reductions() {
-    let double = Double::new();
+    let fake = Fake::new();
     for (op, number) in [
         (ReduceOp::Sum, 0),
         (ReduceOp::Product, 1),
@@ -145,19 +145,19 @@ fn reductions() {
         (ReduceOp::Average, 4),
     ] {
         check(
-            &double,
+            &fake,
             |comm| comm.all_reduce(&floats(COUNT)?, op),
             |_| vec![format!("ncclAllReduce 5 of 7, op {number}, in place")],
         );
     }
-    double.take();
+    fake.take();
     // Each rank its own factor, as an element; made for the call and freed after it.
-    double.all(RANKS, |comm| {
+    fake.all(RANKS, |comm| {
         let op = ReduceOp::PreMulSum(f64::from(comm.rank()) + 0.5);
         comm.all_reduce(&floats(COUNT)?, op)?;
         comm.reduce_scatter_single(&floats(COUNT)?, &floats(COUNT * 3)?, op)
     });
-    let records = double.take();
+    let records = fake.take();
     for called in by_rank(&records, RANKS) {
         let expected = [
             "ncclRedOpCreatePreMulSum of 7, op 5",
@@ -179,15 +179,15 @@ fn reductions() {
 
 #[test]
 fn collectives() {
-    let double = Double::new();
+    let fake = Fake::new();
     let root = |rank: u32| rank == ROOT;
     check(
-        &double,
+        &fake,
         |comm| comm.all_reduce_into(&floats(COUNT)?, &floats(COUNT)?, ReduceOp::Max),
         |_| one("ncclAllReduce 5 of 7, op 2"),
     );
     check(
-        &double,
+        &fake,
         |comm| comm.reduce(&floats(COUNT)?, ROOT, ReduceOp::Sum),
         |rank| {
             let place = if root(rank) { ", in place" } else { "" };
@@ -195,17 +195,17 @@ fn collectives() {
         },
     );
     check(
-        &double,
+        &fake,
         |comm| comm.reduce_into(&floats(COUNT)?, &floats(COUNT)?, ROOT, ReduceOp::Sum),
         |_| one("ncclReduce 5 of 7, op 0, root 1"),
     );
     check(
-        &double,
+        &fake,
         |comm| comm.broadcast(&floats(COUNT)?, ROOT),
         |_| one("ncclBroadcast 5 of 7, root 1, in place"),
     );
     check(
-        &double,
+        &fake,
         |comm| {
             let whole = floats(3 * COUNT)?;
             let row = whole.slice(comm.rank() as usize * COUNT, COUNT)?;
@@ -220,20 +220,20 @@ fn collectives() {
         },
     );
     check(
-        &double,
+        &fake,
         |comm| comm.all_to_all_single(&floats(3 * COUNT)?, &floats(3 * COUNT)?),
         |_| one("ncclAlltoAll 5 of 7"),
     );
-    check(&double, Communicator::barrier, |_| {
+    check(&fake, Communicator::barrier, |_| {
         one("ncclAllReduce 1 of 7, op 0, in place")
     });
     check(
-        &double,
+        &fake,
         |comm| comm.barrier_async()?.wait_blocking(),
         |_| one("ncclAllReduce 1 of 7, op 0, in place"),
     );
     check(
-        &double,
+        &fake,
         |comm| comm.tensor_deregister(comm.tensor_register(&floats(COUNT)?)?),
         |_| {
             vec![
@@ -246,9 +246,9 @@ fn collectives() {
 
 #[test]
 fn messages() {
-    let double = Double::new();
+    let fake = Fake::new();
     check(
-        &double,
+        &fake,
         |comm| match comm.rank() {
             0 => comm.send(&floats(COUNT)?, 2),
             2 => comm.recv(&floats(COUNT)?, 0),
@@ -261,7 +261,7 @@ fn messages() {
         },
     );
     check(
-        &double,
+        &fake,
         |comm| {
             let (rank, x) = (comm.rank(), floats(COUNT)?);
             let mut batch = comm.batch_op_create();
@@ -286,7 +286,7 @@ fn messages() {
 /// What the libraries lack, or have for equal sizes only: grouped sends and receives.
 #[test]
 fn composed() {
-    let double = Double::new();
+    let fake = Fake::new();
     let rooted = |all: fn(usize, u32) -> String, own: fn(usize, u32) -> String| {
         move |rank: u32| -> (Vec<String>, String) {
             let all = if rank == ROOT {
@@ -298,7 +298,7 @@ fn composed() {
         }
     };
     check(
-        &double,
+        &fake,
         |comm| comm.scatter_single(&floats(COUNT)?, &floats(3 * COUNT)?, ROOT),
         |rank| {
             let (mut calls, own) = rooted(send, recv)(rank);
@@ -307,7 +307,7 @@ fn composed() {
         },
     );
     check(
-        &double,
+        &fake,
         |comm| comm.gather_single(&floats(3 * COUNT)?, &floats(COUNT)?, ROOT),
         |rank| {
             let (mut calls, own) = rooted(recv, send)(rank);
@@ -325,7 +325,7 @@ fn composed() {
         )
     };
     check(
-        &double,
+        &fake,
         |comm| {
             let own = floats(comm.rank() as usize + 2)?;
             comm.all_gather_v_single(&floats(9)?, &own, &[2, 3, 4])
@@ -333,7 +333,7 @@ fn composed() {
         gathered,
     );
     check(
-        &double,
+        &fake,
         |comm| {
             let own = floats(comm.rank() as usize + 2)?;
             comm.all_gather_v(&[floats(2)?, floats(3)?, floats(4)?], &own)
@@ -341,7 +341,7 @@ fn composed() {
         gathered,
     );
     check(
-        &double,
+        &fake,
         |comm| {
             let own = floats(comm.rank() as usize + 2)?;
             let inputs = [floats(2)?, floats(3)?, floats(4)?];
@@ -355,7 +355,7 @@ fn composed() {
     // No message where there is nothing to move.
     let split = |from: u32, to: u32| ((from + 2 * to) % 3) as usize;
     check(
-        &double,
+        &fake,
         |comm| {
             let rank = comm.rank();
             let sent: Vec<u64> = (0..3).map(|to| split(rank, to) as u64).collect();
@@ -375,26 +375,26 @@ fn composed() {
 
 #[test]
 fn lists_of_equal_lengths_are_the_librarys() {
-    let double = Double::new();
+    let fake = Fake::new();
     let three = || -> Result<_> { Ok([floats(COUNT)?, floats(COUNT)?, floats(COUNT)?]) };
     check(
-        &double,
+        &fake,
         |comm| comm.all_gather(&three()?, &floats(COUNT)?),
         |_| one("ncclAllGather 5 of 7"),
     );
     check(
-        &double,
+        &fake,
         |comm| comm.reduce_scatter(&floats(COUNT)?, &three()?, ReduceOp::Min),
         |_| one("ncclReduceScatter 5 of 7, op 3"),
     );
 }
 
-/// Symbols are there in every version of the double: the version decides.
+/// Symbols are there in every version of the fake: the version decides.
 #[test]
 fn an_old_version_is_asked_for_what_it_has() {
-    let double = Double::of_version(22_703);
+    let fake = Fake::of_version(22_703);
     check(
-        &double,
+        &fake,
         |comm| comm.all_to_all_single(&floats(3 * COUNT)?, &floats(3 * COUNT)?),
         |_| {
             group(
@@ -404,7 +404,7 @@ fn an_old_version_is_asked_for_what_it_has() {
             )
         },
     );
-    let older = Double::of_version(21_405);
+    let older = Fake::of_version(21_405);
     check(
         &older,
         |comm| {
@@ -438,13 +438,13 @@ fn amds_spelling_is_amds() {
         ("nccl", 22_803, "ncclAlltoAll 5 of 7"),
         ("ncclx", 22_803, "ncclAlltoAll 5 of 7"),
     ] {
-        let double = Double::of_version(version);
-        for result in ranks_of(backend, RANKS, &double.options(), |comm| {
+        let fake = Fake::of_version(version);
+        for result in ranks_of(backend, RANKS, &fake.options(), |comm| {
             comm.all_to_all_single(&floats(3 * COUNT)?, &floats(3 * COUNT)?)
         }) {
             result.expect("it is the library's");
         }
-        for called in by_rank(&double.take(), RANKS) {
+        for called in by_rank(&fake.take(), RANKS) {
             assert_eq!(called, [call], "{backend} {version}");
         }
     }

@@ -6,7 +6,7 @@ use fusewire::{
     Result, Tensor,
 };
 
-use crate::Double;
+use crate::Fake;
 
 const OPS: [ReduceOp; 6] = [
     ReduceOp::Sum,
@@ -292,9 +292,9 @@ const AT_LEAST: u64 = 1_400;
 
 #[test]
 fn one_to_eight_ranks() {
-    let double = Double::new();
+    let fake = Fake::new();
     for size in [1, 2, 3, 4, 8] {
-        for done in double.all(size, |comm| {
+        for done in fake.all(size, |comm| {
             assert_eq!((comm.backend(), comm.size()), ("nccl", size));
             assert_eq!(comm.backend_version(), "2.32.3");
             let done = every_operation(&comm)?;
@@ -309,8 +309,8 @@ fn one_to_eight_ranks() {
 /// Without all_to_all, split and the 8-bit floats of its own, the same results.
 #[test]
 fn an_old_version_gives_the_same() {
-    let double = Double::of_version(21_105);
-    for done in double.all(3, |comm| {
+    let fake = Fake::of_version(21_105);
+    for done in fake.all(3, |comm| {
         assert_eq!(comm.backend_version(), "2.11.5");
         every_operation(&comm)
     }) {
@@ -333,8 +333,8 @@ fn what_is_not_there_is_refused_before_it_is_called() {
         ReductionCode::BitXor,
     ];
     for version in [20_908, 21_003, 21_105, 23_203] {
-        let double = Double::of_version(version);
-        double.all(2, |comm| {
+        let fake = Fake::of_version(version);
+        fake.all(2, |comm| {
             let backend = comm.backend_impl().expect("a backend");
             for dtype in DType::ALL {
                 assert!(backend.supports(Operation::AllGather, dtype, None));
@@ -374,7 +374,7 @@ fn what_is_not_there_is_refused_before_it_is_called() {
             Ok(())
         });
         assert!(
-            double
+            fake
                 .take()
                 .iter()
                 .any(|record| record.name == "ncclAllReduce")

@@ -5,7 +5,7 @@ use std::thread;
 use fusewire::{Communicator, Device, Error, ReduceOp, Result, backend};
 use fusewire_ccl_sys::{Kind, Library};
 
-use crate::{Double, ranks_of};
+use crate::{Fake, ranks_of};
 
 fn sum(comm: &Communicator, value: i64) -> Result<i64> {
     let mut x = [value];
@@ -15,8 +15,8 @@ fn sum(comm: &Communicator, value: i64) -> Result<i64> {
 
 #[test]
 fn parts_are_the_librarys() {
-    let double = Double::new();
-    let results = double.all(5, |comm| {
+    let fake = Fake::new();
+    let results = fake.all(5, |comm| {
         // Ranks 3, 0 and ranks 4, 1; rank 2 joins none, but the library needs its call.
         let list: &[u32] = [&[3, 0][..], &[4, 1], &[], &[3, 0], &[4, 1]][comm.rank() as usize];
         let Some(part) = comm.split(list, "part")? else {
@@ -42,7 +42,7 @@ fn parts_are_the_librarys() {
         Some((0, 2, 4, 0b10010)),
     ];
     assert_eq!(results, expected);
-    let records = double.take();
+    let records = fake.take();
     let world = |name: &str| {
         let named = records.iter().filter(move |record| record.name == name);
         let mut calls: Vec<_> = named
@@ -68,8 +68,8 @@ fn parts_are_the_librarys() {
 
 #[test]
 fn copies_meet_in_the_store() {
-    let double = Double::new();
-    double.all(3, |comm| {
+    let fake = Fake::new();
+    fake.all(3, |comm| {
         let copy = comm.dup()?;
         assert_eq!(copy.backend(), "nccl");
         assert_eq!(sum(&copy, i64::from(comm.rank()))?, 3);
@@ -77,15 +77,15 @@ fn copies_meet_in_the_store() {
         assert_eq!(sum(&comm, 1)?, 3);
         Ok(())
     });
-    let records = double.take();
+    let records = fake.take();
     let ends = |name: &str| records.iter().filter(|record| record.name == name).count();
     assert_eq!((ends("ncclCommInitRank"), ends("ncclCommDestroy")), (6, 6));
 }
 
 #[test]
 fn an_adopted_communicator_works_and_is_destroyed() {
-    let double = Double::new();
-    let library = Library::open(Kind::Nccl, Some(&double.path)).expect("the double");
+    let fake = Fake::new();
+    let library = Library::open(Kind::Nccl, Some(&fake.path)).expect("the fake");
     let id = library.unique_id().expect("an id");
     let raws = |rank: i32| {
         let mut raw = core::ptr::null_mut();
@@ -96,13 +96,13 @@ fn an_adopted_communicator_works_and_is_destroyed() {
     };
     thread::scope(|scope| {
         for rank in 0..3 {
-            let double = &double;
+            let fake = &fake;
             scope.spawn(move || {
                 // SAFETY: nobody else uses the communicator.
                 let adopted =
-                    unsafe { backend::adopt_nccl("nccl", Some(&double.path), raws(rank)) };
+                    unsafe { backend::adopt_nccl("nccl", Some(&fake.path), raws(rank)) };
                 let adopted = adopted.expect("its library");
-                let options = double.options();
+                let options = fake.options();
                 let comm = Communicator::adopt(adopted, "adopted", Device::Cpu, options);
                 let comm = comm.expect("a communicator");
                 assert_eq!((comm.rank(), comm.size()), (rank as u32, 3));
@@ -118,7 +118,7 @@ fn an_adopted_communicator_works_and_is_destroyed() {
             });
         }
     });
-    let records = double.take();
+    let records = fake.take();
     let ends = |name: &str| records.iter().filter(|record| record.name == name).count();
     assert_eq!((ends("ncclCommDestroy"), ends("ncclCommAbort")), (6, 0));
     // SAFETY: null is refused before it is used.
@@ -136,9 +136,9 @@ fn an_adopted_communicator_works_and_is_destroyed() {
 /// Two files with the same symbols: calls go to the one that was asked for.
 #[test]
 fn two_libraries_in_one_process() {
-    let (nvidia, amd) = (Double::of_version(23_203), Double::of_version(22_106));
-    let totals = |backend: &str, double: &Double| {
-        ranks_of(backend, 2, &double.options(), |comm| {
+    let (nvidia, amd) = (Fake::of_version(23_203), Fake::of_version(22_106));
+    let totals = |backend: &str, fake: &Fake| {
+        ranks_of(backend, 2, &fake.options(), |comm| {
             assert_eq!(comm.backend(), backend);
             for _ in 0..10 {
                 sum(&comm, 1)?;
@@ -159,8 +159,8 @@ fn two_libraries_in_one_process() {
             assert_eq!(result.expect("a sum"), (version.to_owned(), 3));
         }
     }
-    for double in [&nvidia, &amd] {
-        let records = double.take();
+    for fake in [&nvidia, &amd] {
+        let records = fake.take();
         let sums = records
             .iter()
             .filter(|record| record.name == "ncclAllReduce");
@@ -176,8 +176,8 @@ fn two_libraries_in_one_process() {
 #[test]
 fn metas_libraries_too() {
     for backend in ["ncclx", "rcclx"] {
-        let double = Double::new();
-        for result in ranks_of(backend, 2, &double.options(), |comm| {
+        let fake = Fake::new();
+        for result in ranks_of(backend, 2, &fake.options(), |comm| {
             assert_eq!(comm.backend(), backend);
             sum(&comm, 2)
         }) {

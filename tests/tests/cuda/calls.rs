@@ -6,14 +6,14 @@ use std::sync::mpsc::channel;
 
 use fusewire::{Communicator, DType, ReduceOp, Result, Stream};
 use fusewire_tests::device::{run_threads, stream, tensor};
-use fusewire_tests::double::Double;
+use fusewire_tests::fake::Fake;
 use serde_json::Value;
 
-use crate::{on_double, options};
+use crate::{on_fake, options};
 
 /// How often each was called since the process began.
-fn calls(double: &Double) -> BTreeMap<String, u64> {
-    let report: Value = serde_json::from_str(&double.report()).expect("JSON");
+fn calls(fake: &Fake) -> BTreeMap<String, u64> {
+    let report: Value = serde_json::from_str(&fake.report()).expect("JSON");
     let calls = report["calls"].as_object().expect("the calls");
     let count = |count: &Value| count.as_u64().expect("a number");
     calls
@@ -27,7 +27,7 @@ const TIMES: u64 = 10;
 
 /// What one issue of `work` calls, in a stream that is busy meanwhile, so that nothing ends on its way.
 fn of(
-    double: &Double,
+    fake: &Fake,
     stream: &Stream,
     work: impl Fn() -> Result<()>,
 ) -> Result<BTreeMap<String, u64>> {
@@ -42,11 +42,11 @@ fn of(
         let _ = wait.lock().expect("no panic").recv();
         Ok(())
     }))?;
-    let before = calls(double);
+    let before = calls(fake);
     for _ in 0..TIMES {
         work()?;
     }
-    let after = calls(double);
+    let after = calls(fake);
     drop(open);
     stream.synchronize()?;
     let mut out = BTreeMap::new();
@@ -60,9 +60,9 @@ fn of(
     Ok(out)
 }
 
-fn one(body: impl Fn(&Double, Communicator) -> Result<()> + Sync) {
-    let double = Double::open().expect("the double");
-    for result in run_threads(1, &options(), |comm| body(&double, comm)) {
+fn one(body: impl Fn(&Fake, Communicator) -> Result<()> + Sync) {
+    let fake = Fake::open().expect("the fake");
+    for result in run_threads(1, &options(), |comm| body(&fake, comm)) {
         result.expect("one rank");
     }
 }
@@ -76,8 +76,8 @@ fn list(calls: &[(&str, u64)]) -> BTreeMap<String, u64> {
 #[test]
 fn steady_launches_and_replays_call_this_and_nothing_else() {
     let test = "calls::steady_launches_and_replays_call_this_and_nothing_else";
-    on_double(test, &[], || {
-        one(|double, comm| {
+    on_fake(test, &[], || {
+        one(|fake, comm| {
             let stream = stream();
             let on = comm.on(&stream);
             on.warm_up()?;
@@ -85,19 +85,19 @@ fn steady_launches_and_replays_call_this_and_nothing_else() {
             let staged = tensor(DType::F32, 3000)?;
             for tensor in [&x, &staged] {
                 let launch = || on.all_reduce_async(tensor, ReduceOp::Sum).map(drop);
-                let seen = of(double, &stream, launch)?;
+                let seen = of(fake, &stream, launch)?;
                 assert_eq!(seen, list(EAGER), "a launch");
                 stream.begin_capture()?;
                 let captured = launch();
                 let graph = stream.end_capture()?.instantiate()?;
                 captured?;
-                let seen = of(double, &stream, || graph.launch(&stream).map(drop))?;
+                let seen = of(fake, &stream, || graph.launch(&stream).map(drop))?;
                 assert_eq!(seen, list(REPLAY), "a replay");
             }
             // A negative control: an event more is seen.
             let event = fusewire::Event::new();
             stream.record(&event)?;
-            let seen = of(double, &stream, || {
+            let seen = of(fake, &stream, || {
                 on.all_reduce_async(&x, ReduceOp::Sum)?;
                 stream.record(&event)
             })?;

@@ -1,4 +1,4 @@
-//! The CUDA device on a machine without a GPU: each test starts itself again as a process in which the executing double
+//! The CUDA device on a machine without a GPU: each test starts itself again as a process in which the executing fake
 //! of the driver library takes the place of `libcuda.so.1`.
 
 mod calls;
@@ -18,23 +18,23 @@ use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Runs `body` in a child process on the double, with `environment`; it is test `test` of this binary.
-pub(crate) fn on_double(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
-    if role().as_deref() == Some("double") {
+/// Runs `body` in a child process on the fake, with `environment`; it is test `test` of this binary.
+pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
+    if role().as_deref() == Some("fake") {
         assert!(fusewire_tests::device().is_gpu());
         body();
         report("done");
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    fusewire_cuda_double::install(folder.path()).expect("the double, built beside this test");
+    fusewire_cuda_fake::install(folder.path()).expect("the fake, built beside this test");
     // What stands for the images that `fusewire-build` makes of users' crates.
     for (name, kernels) in [
         ("vocab_argmax.sm_90.ptx", vocab_argmax::KERNELS),
         ("planted-errors.sm_80.ptx", planted_errors::KERNELS),
     ] {
         let target = if name.contains("sm_90") { 90 } else { 80 };
-        let image = fusewire_cuda_double::stand_in(kernels, target);
+        let image = fusewire_cuda_fake::stand_in(kernels, target);
         std::fs::write(folder.path().join(name), image).expect("an image");
     }
     let path = folder.path().display().to_string();
@@ -47,7 +47,7 @@ pub(crate) fn on_double(test: &str, environment: &[(&str, &str)], body: impl FnO
         all.push(((*name).to_owned(), (*value).to_owned()));
     }
     let started = Instant::now();
-    let mut child = start(test, "double", &all);
+    let mut child = start(test, "fake", &all);
     let said = child.next_report(PATIENCE);
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
     child.succeed(PATIENCE).expect("success behind its report");
@@ -63,7 +63,7 @@ fn run(runner: &dyn Runner, setup: Setup, list: &str) {
 
 #[test]
 fn ranks_as_threads() {
-    on_double("ranks_as_threads", &[], || {
+    on_fake("ranks_as_threads", &[], || {
         for ranks in [1, 2, 3, 4, 8] {
             run(&Threads, Setup::new(ranks), "core");
         }
@@ -72,7 +72,7 @@ fn ranks_as_threads() {
 
 #[test]
 fn blocks_norms_and_replays() {
-    on_double("blocks_norms_and_replays", &[], || {
+    on_fake("blocks_norms_and_replays", &[], || {
         let setup = Setup {
             blocks: 3,
             ..Setup::new(2)
@@ -93,7 +93,7 @@ fn ranks_as_processes() {
     if Processes::child() {
         return;
     }
-    on_double("ranks_as_processes", &[], || {
+    on_fake("ranks_as_processes", &[], || {
         let runner = Processes {
             test: "ranks_as_processes",
             host: Host::Parent,
@@ -112,7 +112,7 @@ pub(crate) fn options() -> Options {
 
 #[test]
 fn one_of_everything_eager_and_replayed() {
-    on_double("one_of_everything_eager_and_replayed", &[], || {
+    on_fake("one_of_everything_eager_and_replayed", &[], || {
         for result in run_threads(3, &options(), |comm| {
             comm.warm_up()?;
             let mix = Mix::new(&comm)?;
@@ -139,7 +139,7 @@ fn one_of_everything_eager_and_replayed() {
 
 #[test]
 fn a_rank_that_never_launches_is_named() {
-    on_double("a_rank_that_never_launches_is_named", &[], || {
+    on_fake("a_rank_that_never_launches_is_named", &[], || {
         let mut options = options();
         options.timeout = Duration::from_millis(500);
         let met = std::sync::Barrier::new(3);
@@ -201,7 +201,7 @@ fn sums(device: Device, dtype: DType) -> Vec<Vec<u8>> {
 
 #[test]
 fn sums_have_the_bits_of_the_cpu() {
-    on_double("sums_have_the_bits_of_the_cpu", &[], || {
+    on_fake("sums_have_the_bits_of_the_cpu", &[], || {
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             let gpu = sums(fusewire_tests::device(), dtype);
             let cpu = sums(Device::Cpu, dtype);
@@ -223,10 +223,10 @@ fn a_driver_with_a_fault_is_noticed_and_named() {
     ] {
         let fault = format!("{call}={code}");
         let environment = [
-            ("FUSEWIRE_CUDA_DOUBLE_FAIL", fault.as_str()),
+            ("FUSEWIRE_CUDA_FAKE_FAIL", fault.as_str()),
             ("NAME", name),
         ];
-        on_double(
+        on_fake(
             "a_driver_with_a_fault_is_noticed_and_named",
             &environment,
             faulty,
@@ -239,7 +239,7 @@ fn a_driver_with_a_fault_is_noticed_and_named() {
 
 /// In the child: some rank tells of the fault by the driver's call and name, all end, and what follows works.
 fn faulty() {
-    let fault = std::env::var("FUSEWIRE_CUDA_DOUBLE_FAIL").expect("set by the parent");
+    let fault = std::env::var("FUSEWIRE_CUDA_FAKE_FAIL").expect("set by the parent");
     let name = std::env::var("NAME").expect("set by the parent");
     let call = fault.split(['_', ':']).next().unwrap_or_default();
     let work = |options: &Options| {

@@ -11,14 +11,14 @@ use fusewire::{
 };
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, tensor};
-use fusewire_tests::double::Double;
+use fusewire_tests::fake::Fake;
 use fusewire_tests::process::{Host, Ranks, report, role};
 
-use crate::{on_double, options};
+use crate::{on_fake, options};
 
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Runs `body` as two processes on the double, with `environment` for each rank.
+/// Runs `body` as two processes on the fake, with `environment` for each rank.
 fn two_processes(
     test: &str,
     environment: impl Fn(u32) -> Vec<(&'static str, String)>,
@@ -31,7 +31,7 @@ fn two_processes(
         body(&options);
         return;
     }
-    on_double(test, &[], || {
+    on_fake(test, &[], || {
         let mut ranks = Ranks::start_each(test, "rank", 2, Host::Parent, environment);
         ranks.succeed(PATIENCE).expect("both ranks");
     });
@@ -51,8 +51,8 @@ fn sums(comm: &Communicator, x: &Tensor, what: &str) -> Result<()> {
 #[test]
 fn blocks_that_are_not_resident_together_are_refused_on_every_rank() {
     let test = "neighbours::blocks_that_are_not_resident_together_are_refused_on_every_rank";
-    let small = [("FUSEWIRE_CUDA_DOUBLE_MULTIPROCESSORS", "2")];
-    on_double(test, &small, || {
+    let small = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "2")];
+    on_fake(test, &small, || {
         let sized = |blocks: u32, threads: u32| {
             let mut options = options();
             (options.blocks, options.threads) = (blocks, threads);
@@ -88,7 +88,7 @@ fn one_rank_without_room_is_told_to_the_other_process() {
     let test = "neighbours::one_rank_without_room_is_told_to_the_other_process";
     let processors = |rank: u32| {
         let count = if rank == 0 { "1" } else { "132" };
-        vec![("FUSEWIRE_CUDA_DOUBLE_MULTIPROCESSORS", count.to_owned())]
+        vec![("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", count.to_owned())]
     };
     two_processes(test, processors, |options| {
         let mut options = options.clone();
@@ -143,8 +143,8 @@ fn exchange(options: &Options) -> Result<()> {
 
 /// Calls by which memory goes to another process, each with whether it was used: by descriptor, by IPC.
 fn ways() -> (bool, bool) {
-    let double = Double::open().expect("the double");
-    let used = |name| double.calls(name) > 0;
+    let fake = Fake::open().expect("the fake");
+    let used = |name| fake.calls(name) > 0;
     (
         used(c"cuMemImportFromShareableHandle"),
         used(c"cuIpcOpenMemHandle_v2"),
@@ -154,7 +154,7 @@ fn ways() -> (bool, bool) {
 #[test]
 fn memory_goes_by_ipc_where_it_has_no_descriptors() {
     let test = "neighbours::memory_goes_by_ipc_where_it_has_no_descriptors";
-    let none = |_| vec![("FUSEWIRE_CUDA_DOUBLE_DESCRIPTORS", "0".to_owned())];
+    let none = |_| vec![("FUSEWIRE_CUDA_FAKE_DESCRIPTORS", "0".to_owned())];
     two_processes(test, none, |options| {
         exchange(options).expect("by IPC");
         assert_eq!(ways(), (false, true), "descriptors, IPC");
@@ -185,13 +185,13 @@ impl Drop for Owner {
 
 fn adopted(options: &Options) -> Result<()> {
     const COUNT: usize = 50_000;
-    let double = Double::open().expect("the double");
+    let fake = Fake::open().expect("the fake");
     let mut options = options.clone();
     // What peers write where it is registered.
     options.algorithm = Algorithm::TwoShot;
     let comm = new_comm("fusewire", device(), "adopted", options)?;
-    let (blocks, opened) = (double.live(c"block"), double.live(c"ipc"));
-    let at = double.allocate(COUNT * 4 + 1024);
+    let (blocks, opened) = (fake.live(c"block"), fake.live(c"ipc"));
+    let at = fake.allocate(COUNT * 4 + 1024);
     let dropped = Arc::new(AtomicU32::new(0));
     // Somewhere within the allocation, at another place on each rank.
     let offset = 256 * (comm.rank() as usize + 1);
@@ -201,11 +201,11 @@ fn adopted(options: &Options) -> Result<()> {
     let x = unsafe { Tensor::adopt(device(), own, DType::F32, COUNT, Some(keep))? };
     sums(&comm, &x, "adopted, staged")?;
     assert!(comm.place(&x).is_err());
-    assert_eq!(double.live(c"ipc"), opened);
+    assert_eq!(fake.live(c"ipc"), opened);
     let registration = comm.tensor_register(&x)?;
     // The peer's memory is mapped here, and the tensor has a place that peers name.
     assert!(comm.place(&x).is_ok());
-    assert_eq!(double.live(c"ipc"), opened + 1);
+    assert_eq!(fake.live(c"ipc"), opened + 1);
     sums(&comm, &x, "adopted, registered")?;
     comm.stream().begin_capture()?;
     let captured = comm.all_reduce_async(&x, ReduceOp::Sum);
@@ -229,9 +229,9 @@ fn adopted(options: &Options) -> Result<()> {
         drop(tensor(DType::U8, 1)?);
         std::thread::sleep(Duration::from_millis(5));
     }
-    double.call("cuMemFree_v2", at as usize);
-    assert!(double.live(c"block") <= blocks, "the memory is given back");
-    assert_eq!(double.live(c"ipc"), opened, "and the peer's is unmapped");
+    fake.call("cuMemFree_v2", at as usize);
+    assert!(fake.live(c"block") <= blocks, "the memory is given back");
+    assert_eq!(fake.live(c"ipc"), opened, "and the peer's is unmapped");
     Ok(())
 }
 

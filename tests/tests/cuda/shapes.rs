@@ -6,11 +6,11 @@ use fusewire::{
 };
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
 use fusewire_tests::device::{run_threads, tensor};
-use fusewire_tests::double::Double;
+use fusewire_tests::fake::Fake;
 use fusewire_tests::planted::{LANES, Planted};
 use serde_json::{Value, json};
 
-use crate::{on_double, options};
+use crate::{on_fake, options};
 
 const COUNT: usize = 1000;
 
@@ -103,9 +103,9 @@ fn asked() -> Vec<(LaunchAttributes, Value)> {
     ]
 }
 
-/// The launches that the double has seen since it had seen `before`.
-fn seen(double: &Double, before: usize) -> Vec<Value> {
-    let all: Value = serde_json::from_str(&double.launches(c"quantize")).expect("JSON");
+/// The launches that the fake has seen since it had seen `before`.
+fn seen(fake: &Fake, before: usize) -> Vec<Value> {
+    let all: Value = serde_json::from_str(&fake.launches(c"quantize")).expect("JSON");
     all.as_array().expect("a list")[before..].to_vec()
 }
 
@@ -123,12 +123,12 @@ fn expected(attributes: &LaunchAttributes, list: &Value, captured: bool) -> Valu
 
 #[test]
 fn attributes_arrive_as_they_were_given() {
-    on_double("shapes::attributes_arrive_as_they_were_given", &[], || {
-        let double = Double::open().expect("the double");
+    on_fake("shapes::attributes_arrive_as_they_were_given", &[], || {
+        let fake = Fake::open().expect("the fake");
         for result in run_threads(1, &options(), |comm| {
             let rounding = Rounding::new(fusewire_tests::device())?;
             for (attributes, list) in asked() {
-                let before = seen(&double, 0).len();
+                let before = seen(&fake, 0).len();
                 rounding.launch(&comm, attributes)?.wait_blocking()?;
                 rounding.check("eager")?;
                 let stream = comm.stream();
@@ -137,13 +137,13 @@ fn attributes_arrive_as_they_were_given() {
                 let graph = stream.end_capture()?.instantiate()?;
                 captured?;
                 let wanted = [false, true].map(|it| expected(&attributes, &list, it));
-                assert_eq!(seen(&double, before), wanted, "{attributes:?}");
+                assert_eq!(seen(&fake, before), wanted, "{attributes:?}");
                 for _ in 0..2 {
                     graph.run(stream)?;
                     rounding.check("replayed")?;
                 }
                 // A replay is no launch of its own.
-                assert_eq!(seen(&double, before).len(), 2);
+                assert_eq!(seen(&fake, before).len(), 2);
             }
             Ok(())
         }) {
@@ -155,8 +155,8 @@ fn attributes_arrive_as_they_were_given() {
 /// Every shape of `shapes` is refused with its words, eager and in a capture, before the driver hears of it; then everything goes
 /// on.
 fn refused(shapes: &[(LaunchAttributes, &str)]) {
-    let double = Double::open().expect("the double");
-    let launches = || double.calls(c"cuLaunchKernel") + double.calls(c"cuLaunchKernelEx");
+    let fake = Fake::open().expect("the fake");
+    let launches = || fake.calls(c"cuLaunchKernel") + fake.calls(c"cuLaunchKernelEx");
     for result in run_threads(1, &options(), |comm| {
         let rounding = Rounding::new(fusewire_tests::device())?;
         for (attributes, says) in shapes {
@@ -189,8 +189,8 @@ fn refused(shapes: &[(LaunchAttributes, &str)]) {
 #[test]
 fn shapes_that_the_device_has_no_room_for_are_refused() {
     let test = "shapes::shapes_that_the_device_has_no_room_for_are_refused";
-    let small = [("FUSEWIRE_CUDA_DOUBLE_MULTIPROCESSORS", "2")];
-    on_double(test, &small, || {
+    let small = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "2")];
+    on_fake(test, &small, || {
         let own = LaunchAttributes::default();
         refused(&[
             (
@@ -243,17 +243,17 @@ fn shapes_that_the_device_has_no_room_for_are_refused() {
 #[test]
 fn a_gpu_before_hopper_has_no_clusters_and_launches_nothing_early() {
     let test = "shapes::a_gpu_before_hopper_has_no_clusters_and_launches_nothing_early";
-    on_double(test, &[("FUSEWIRE_CUDA_DOUBLE_SM", "80")], || {
+    on_fake(test, &[("FUSEWIRE_CUDA_FAKE_SM", "80")], || {
         let own = LaunchAttributes {
             blocks: 4,
             ..LaunchAttributes::default()
         };
         let cluster = LaunchAttributes { cluster: 2, ..own };
         refused(&[(cluster, "which there are on NVIDIA GPUs from sm_90 on")]);
-        let double = Double::open().expect("the double");
+        let fake = Fake::open().expect("the fake");
         for result in run_threads(1, &options(), |comm| {
             let rounding = Rounding::new(fusewire_tests::device())?;
-            let before = seen(&double, 0).len();
+            let before = seen(&fake, 0).len();
             let dependent = LaunchAttributes {
                 dependent: true,
                 ..own
@@ -261,7 +261,7 @@ fn a_gpu_before_hopper_has_no_clusters_and_launches_nothing_early() {
             rounding.launch(&comm, dependent)?.wait_blocking()?;
             rounding.check("an ordinary launch")?;
             assert_eq!(
-                seen(&double, before),
+                seen(&fake, before),
                 [expected(&dependent, &json!([]), false)]
             );
             Ok(())
@@ -303,8 +303,8 @@ fn the_cpu_takes_blocks_checks_clusters_and_ignores_the_rest() {
 #[test]
 fn planted_errors_are_launched_as_a_block_of_two_warps() {
     let test = "shapes::planted_errors_are_launched_as_a_block_of_two_warps";
-    on_double(test, &[], || {
-        let double = Double::open().expect("the double");
+    on_fake(test, &[], || {
+        let fake = Fake::open().expect("the fake");
         for planted in [
             Planted::Race { ordered: false },
             Planted::Divergence { limit: LANES / 2 },
@@ -313,7 +313,7 @@ fn planted_errors_are_launched_as_a_block_of_two_warps() {
             planted.run();
         }
         for kernel in [c"planted_race", c"planted_divergence"] {
-            let launches: Value = serde_json::from_str(&double.launches(kernel)).expect("JSON");
+            let launches: Value = serde_json::from_str(&fake.launches(kernel)).expect("JSON");
             assert_eq!(launches.as_array().expect("a list").len(), 1, "{kernel:?}");
             assert_eq!(launches[0]["grid"], json!([1, 1, 1]));
             assert_eq!(launches[0]["block"], json!([LANES, 1, 1]));

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 use fusewire::{Communicator, DType, Device, Error, ReduceOp, Tensor, WindowOptions};
-use fusewire_tests::double::Double;
+use fusewire_tests::fake::Fake;
 use fusewire_tests::process::{Host, Ranks, report, role};
 
 use super::{Driver, PATIENCE, algorithm, options, sum};
@@ -19,8 +19,8 @@ const CLUSTER: &str = "3:0:00112233445566778899aabbccddeeff:7";
 fn host<'a>(name: &'a str, number: &'a str, more: &[(&'static str, &'a str)]) -> Variables<'a> {
     let mut all = vec![
         ("FUSEWIRE_HOST_ID", name),
-        ("FUSEWIRE_CUDA_DOUBLE_HOST", number),
-        ("FUSEWIRE_CUDA_DOUBLE_FABRIC", "rack"),
+        ("FUSEWIRE_CUDA_FAKE_HOST", number),
+        ("FUSEWIRE_CUDA_FAKE_FABRIC", "rack"),
         ("TORCHCOMM_GLOO_HOSTNAME", "127.0.0.1"),
     ];
     all.extend(more);
@@ -46,7 +46,7 @@ fn works() -> bool {
     if role().as_deref() != Some("works") {
         return false;
     }
-    let double = Double::open().expect("the double");
+    let fake = Fake::open().expect("the fake");
     let comm = Communicator::from_env(Device::Cuda(0), options()).expect("a communicator");
     let (rank, size) = (comm.rank(), comm.size());
     assert!(comm.backend_impl().is_none(), "kernels alone");
@@ -72,7 +72,7 @@ fn works() -> bool {
     assert_eq!(found, [theirs as i32 + 1; 8]);
     window.free().expect("an end");
     // What another library allocates has no fabric handle: all ranks refuse, and go on.
-    let address = double.allocate(4096);
+    let address = fake.allocate(4096);
     // SAFETY: allocated just now, and never freed.
     let foreign = unsafe { Tensor::adopt(Device::Cuda(0), address, DType::F32, 1024, None) };
     let foreign = foreign.expect("a tensor");
@@ -97,9 +97,9 @@ fn hosts_of_one_domain_work_as_one() {
     let driver = Driver::install();
     let test = "domains::hosts_of_one_domain_work_as_one";
     let named = ("FUSEWIRE_NVLINK_DOMAIN", "d");
-    let told = ("FUSEWIRE_CUDA_DOUBLE_NVML", CLUSTER);
-    let switch = ("FUSEWIRE_CUDA_DOUBLE_MULTICAST", "1");
-    let alone = ("FUSEWIRE_CUDA_DOUBLE_DESCRIPTORS", "0");
+    let told = ("FUSEWIRE_CUDA_FAKE_NVML", CLUSTER);
+    let switch = ("FUSEWIRE_CUDA_FAKE_MULTICAST", "1");
+    let alone = ("FUSEWIRE_CUDA_FAKE_DESCRIPTORS", "0");
     for (ranks, by) in [
         (
             vec![host("x", "1", &[named]), host("y", "2", &[named])],
@@ -159,9 +159,9 @@ fn hosts_of_several_domains_are_apart() {
         .iter()
         .any(|name| name == "gloo");
     let named = |name| ("FUSEWIRE_NVLINK_DOMAIN", name);
-    let told = |state| ("FUSEWIRE_CUDA_DOUBLE_NVML", state);
+    let told = |state| ("FUSEWIRE_CUDA_FAKE_NVML", state);
     let cluster = told(CLUSTER);
-    let no_fabric = ("FUSEWIRE_CUDA_DOUBLE_FABRIC", "");
+    let no_fabric = ("FUSEWIRE_CUDA_FAKE_FABRIC", "");
     for (one, other) in [
         (vec![named("d")], vec![named("e")]),
         // An empty name is none, also where the management library has one.

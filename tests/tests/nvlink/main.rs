@@ -1,5 +1,5 @@
 //! What NVLink switches give, on a machine without a GPU: multicast objects, and ranks of several hosts in one domain. The executing
-//! double of the driver has both.
+//! fake of the driver has both.
 
 mod domains;
 mod multicast;
@@ -11,17 +11,17 @@ use fusewire_tests::process::{report, role, start};
 
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Where the double is installed: for child processes.
+/// Where the fake is installed: for child processes.
 struct Driver(tempfile::TempDir);
 
 impl Driver {
     fn install() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        fusewire_cuda_double::install(folder.path()).expect("the double, built beside this test");
+        fusewire_cuda_fake::install(folder.path()).expect("the fake, built beside this test");
         Self(folder)
     }
 
-    /// The environment of a process that finds the double, and `more` of it.
+    /// The environment of a process that finds the fake, and `more` of it.
     fn environment<'a>(&self, device: &str, more: &[(&'a str, &str)]) -> Vec<(&'a str, String)> {
         let mut all = vec![
             ("LD_LIBRARY_PATH", self.0.path().display().to_string()),
@@ -35,9 +35,9 @@ impl Driver {
     }
 }
 
-/// Runs `body` in a child process on the double, whose ranks have a device each; it is test `test` of this binary.
-fn on_double(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
-    if role().as_deref() == Some("double") {
+/// Runs `body` in a child process on the fake, whose ranks have a device each; it is test `test` of this binary.
+fn on_fake(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
+    if role().as_deref() == Some("fake") {
         body();
         report("done");
         return;
@@ -48,7 +48,7 @@ fn on_double(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))
         .collect();
-    let mut child = start(test, "double", &environment);
+    let mut child = start(test, "fake", &environment);
     let said = child.next_report(PATIENCE);
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
     child.succeed(PATIENCE).expect("success behind its report");

@@ -10,23 +10,23 @@ use std::time::Instant;
 use fusewire::store::{MemoryStore, Store};
 use fusewire::{Algorithm, Communicator, DType, Result, Tensor};
 use fusewire_tests::device::device_of;
-use fusewire_tests::double::Double;
+use fusewire_tests::fake::Fake;
 use fusewire_tests::grid::warnings;
 use fusewire_tests::process::{Host, Ranks, report, role};
 use fusewire_tests::rank::Mode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 
-use super::{Driver, PATIENCE, algorithm, on_double, options, sum};
+use super::{Driver, PATIENCE, algorithm, on_fake, options, sum};
 
-const SWITCH: (&str, &str) = ("FUSEWIRE_CUDA_DOUBLE_MULTICAST", "1");
+const SWITCH: (&str, &str) = ("FUSEWIRE_CUDA_FAKE_MULTICAST", "1");
 
 /// Devices for that many ranks, with a switch.
 const fn devices(count: &str) -> [(&str, &str); 2] {
-    [("FUSEWIRE_CUDA_DOUBLE_DEVICES", count), SWITCH]
+    [("FUSEWIRE_CUDA_FAKE_DEVICES", count), SWITCH]
 }
 
 /// What lives of multicast, and of the memory under it.
-fn live(double: &Double) -> [u64; 5] {
+fn live(fake: &Fake) -> [u64; 5] {
     [
         c"multicast",
         c"binding",
@@ -34,16 +34,16 @@ fn live(double: &Double) -> [u64; 5] {
         c"mapping",
         c"reservation",
     ]
-    .map(|kind| double.live(kind))
+    .map(|kind| fake.live(kind))
 }
 
 /// Waits until as much lives as `wanted`. What the last operation on a device has held goes when the device is used again.
-fn settles(double: &Double, wanted: &[u64]) {
-    let devices = std::env::var("FUSEWIRE_CUDA_DOUBLE_DEVICES").expect("set by the parent");
+fn settles(fake: &Fake, wanted: &[u64]) {
+    let devices = std::env::var("FUSEWIRE_CUDA_FAKE_DEVICES").expect("set by the parent");
     let devices: u32 = devices.parse().expect("a number");
     let began = Instant::now();
-    while live(double)[..wanted.len()] != *wanted {
-        let found = live(double);
+    while live(fake)[..wanted.len()] != *wanted {
+        let found = live(fake);
         let patience = Duration::from_secs(20);
         assert!(began.elapsed() < patience, "{found:?}, not {wanted:?}");
         for rank in 0..devices {
@@ -90,8 +90,8 @@ fn run(runner: &dyn Runner, setup: Setup) {
 #[test]
 fn all_that_goes_by_multicast_among_threads() {
     let test = "multicast::all_that_goes_by_multicast_among_threads";
-    on_double(test, &devices("4"), || {
-        let double = Double::open().expect("the double");
+    on_fake(test, &devices("4"), || {
+        let fake = Fake::open().expect("the fake");
         for setup in [
             nvls(2),
             Setup {
@@ -104,17 +104,17 @@ fn all_that_goes_by_multicast_among_threads() {
                 ..nvls(2)
             },
         ] {
-            let before = double.calls(c"cuMulticastBindMem");
+            let before = fake.calls(c"cuMulticastBindMem");
             run(&Threads, setup);
-            let bound = double.calls(c"cuMulticastBindMem") - before;
+            let bound = fake.calls(c"cuMulticastBindMem") - before;
             assert!(
                 bound > 0 && bound.is_multiple_of(u64::from(setup.ranks)),
                 "{bound}"
             );
-            settles(&double, &[0, 0]);
+            settles(&fake, &[0, 0]);
             assert_eq!(
-                double.calls(c"cuMulticastUnbind"),
-                double.calls(c"cuMulticastBindMem")
+                fake.calls(c"cuMulticastUnbind"),
+                fake.calls(c"cuMulticastBindMem")
             );
         }
     });
@@ -123,13 +123,13 @@ fn all_that_goes_by_multicast_among_threads() {
 #[test]
 fn all_that_goes_by_multicast_among_processes() {
     if Processes::child() {
-        let double = Double::open().expect("the double");
-        assert!(double.calls(c"cuMulticastBindMem") > 0);
-        settles(&double, &[0, 0]);
+        let fake = Fake::open().expect("the fake");
+        assert!(fake.calls(c"cuMulticastBindMem") > 0);
+        settles(&fake, &[0, 0]);
         return;
     }
     let test = "multicast::all_that_goes_by_multicast_among_processes";
-    on_double(test, &devices("3"), || {
+    on_fake(test, &devices("3"), || {
         let host = Host::Parent;
         run(&Processes { test, host }, nvls(3));
     });
@@ -138,8 +138,8 @@ fn all_that_goes_by_multicast_among_processes() {
 #[test]
 fn a_window_has_an_address_as_long_as_it_lives() {
     let test = "multicast::a_window_has_an_address_as_long_as_it_lives";
-    on_double(test, &devices("3"), || {
-        let double = Double::open().expect("the double");
+    on_fake(test, &devices("3"), || {
+        let fake = Fake::open().expect("the fake");
         let met = Barrier::new(3);
         let work = |comm: Communicator| {
             assert_eq!(algorithm(&comm)?, Algorithm::TwoShot, "there is no window");
@@ -149,12 +149,12 @@ fn a_window_has_an_address_as_long_as_it_lives() {
             sum(&comm, window.tensor())?;
             met.wait();
             // One handle and one binding a rank, of the tensor and of the signals.
-            assert_eq!(live(&double)[..2], [6, 6]);
+            assert_eq!(live(&fake)[..2], [6, 6]);
             met.wait();
             window.free()?;
             comm.barrier()?;
             met.wait();
-            assert_eq!(live(&double)[..2], [0, 0], "freed with the window");
+            assert_eq!(live(&fake)[..2], [0, 0], "freed with the window");
             met.wait();
             let (first, second) = (
                 comm.alloc(DType::F32, 1000)?,
@@ -163,15 +163,15 @@ fn a_window_has_an_address_as_long_as_it_lives() {
             sum(&comm, &first)?;
             sum(&comm, &second)?;
             met.wait();
-            assert_eq!(live(&double)[..2], [6, 6]);
+            assert_eq!(live(&fake)[..2], [6, 6]);
             met.wait();
             comm.finalize()
         };
         // Freed with the communicator; nothing grows from one to the next.
         run_each(3, work);
-        settles(&double, &[0, 0, 0, 0, 0]);
+        settles(&fake, &[0, 0, 0, 0, 0]);
         run_each(3, work);
-        settles(&double, &[0, 0, 0, 0, 0]);
+        settles(&fake, &[0, 0, 0, 0, 0]);
     });
 }
 
@@ -193,22 +193,22 @@ const REFUSED: [(&CStr, u64); 9] = [
 #[test]
 fn a_rank_that_is_refused_leaves_all_without() {
     let test = "multicast::a_rank_that_is_refused_leaves_all_without";
-    on_double(test, &devices("3"), || {
-        let double = Double::open().expect("the double");
+    on_fake(test, &devices("3"), || {
+        let fake = Fake::open().expect("the fake");
         let met = Barrier::new(3);
         let work = |refused: Option<(&CStr, u64)>| {
             let said = run_each(3, |comm| {
                 met.wait();
                 if let Some((call, nth)) = refused.filter(|_| comm.rank() == 0) {
                     // CUDA_ERROR_NOT_SUPPORTED
-                    double.fail(call, nth, 801);
+                    fake.fail(call, nth, 801);
                 }
                 met.wait();
                 let (window, said) = warnings::of(|| comm.alloc(DType::F32, 70_000));
                 let window = window?;
                 let by = algorithm(&comm)?;
                 met.wait();
-                let held = live(&double)[..2].to_vec();
+                let held = live(&fake)[..2].to_vec();
                 met.wait();
                 sum(&comm, &window)?;
                 // The next one has an address, but some operations are on the first.
@@ -229,10 +229,10 @@ fn a_rank_that_is_refused_leaves_all_without() {
             }
         };
         work(None);
-        settles(&double, &[0, 0, 0, 0, 0]);
+        settles(&fake, &[0, 0, 0, 0, 0]);
         for refused in REFUSED {
             work(Some(refused));
-            settles(&double, &[0, 0, 0, 0, 0]);
+            settles(&fake, &[0, 0, 0, 0, 0]);
         }
         work(None);
     });
@@ -241,8 +241,8 @@ fn a_rank_that_is_refused_leaves_all_without() {
 #[test]
 fn ranks_that_share_a_gpu_never_try() {
     let test = "multicast::ranks_that_share_a_gpu_never_try";
-    on_double(test, &devices("2"), || {
-        let double = Double::open().expect("the double");
+    on_fake(test, &devices("2"), || {
+        let fake = Fake::open().expect("the fake");
         // With as many devices; gives whether the ranks ask each other for a window's object.
         let asked = |ranks: u32, expected: Algorithm| {
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
@@ -265,9 +265,9 @@ fn ranks_that_share_a_gpu_never_try() {
             })
         };
         assert!(!asked(3, Algorithm::TwoShot), "two ranks share device 0");
-        assert_eq!(double.calls(c"cuMulticastCreate"), 0);
+        assert_eq!(fake.calls(c"cuMulticastCreate"), 0);
         assert!(asked(2, Algorithm::Nvls), "a device each");
-        assert_eq!(double.calls(c"cuMulticastCreate"), 1);
+        assert_eq!(fake.calls(c"cuMulticastCreate"), 1);
     });
 }
 
@@ -276,7 +276,7 @@ fn one_window() -> bool {
     if role().as_deref() != Some("one window") {
         return false;
     }
-    let double = Double::open().expect("the double");
+    let fake = Fake::open().expect("the fake");
     let rank: u32 = std::env::var("TORCHCOMM_RANK")
         .ok()
         .and_then(|rank| rank.parse().ok())
@@ -289,8 +289,8 @@ fn one_window() -> bool {
     report(format!(
         "{by}, {} warnings, {} objects, {} attempts",
         said.len(),
-        live(&double)[0],
-        double.calls(c"cuMulticastCreate") + double.calls(c"cuMulticastAddDevice"),
+        live(&fake)[0],
+        fake.calls(c"cuMulticastCreate") + fake.calls(c"cuMulticastAddDevice"),
     ));
     comm.finalize().expect("an end");
     true
@@ -324,9 +324,9 @@ fn a_process_without_multicast_or_one_that_is_refused() {
     assert_eq!(said[0], "nvls, 0 warnings, 1 objects, 2 attempts");
     assert_eq!(said[1], "nvls, 0 warnings, 1 objects, 1 attempts");
     assert_eq!(said[2], said[1]);
-    let said = three_processes(test, ("FUSEWIRE_CUDA_DOUBLE_MULTICAST", "0"));
+    let said = three_processes(test, ("FUSEWIRE_CUDA_FAKE_MULTICAST", "0"));
     assert_eq!(said, ["two_shot, 0 warnings, 0 objects, 0 attempts"; 3]);
-    let refused = ("FUSEWIRE_CUDA_DOUBLE_FAIL", "cuMulticastBindMem=801");
+    let refused = ("FUSEWIRE_CUDA_FAKE_FAIL", "cuMulticastBindMem=801");
     let said = three_processes(test, refused);
     assert_eq!(said[0], "two_shot, 1 warnings, 0 objects, 2 attempts");
     assert_eq!(said[1], "two_shot, 1 warnings, 0 objects, 1 attempts");

@@ -35,7 +35,7 @@ const LEFT_OUT: [(&str, &str); 24] = [
     ("arguments", "refused arguments: nothing reaches a device"),
     ("ccl_backend", "needs a library that cargo builds beside it"),
     ("controls", "checks the checkers, and the CPU's lanes"),
-    ("cuda", "runs on a double of the driver"),
+    ("cuda", "runs on a fake of the driver"),
     (
         "external_backend",
         "needs a library that cargo builds beside it",
@@ -48,7 +48,7 @@ const LEFT_OUT: [(&str, &str); 24] = [
     ("flight_recorder", "the host's records"),
     (
         "graph_capture",
-        "counts the calls of a double of the driver",
+        "counts the calls of a fake of the driver",
     ),
     (
         "grid",
@@ -57,7 +57,7 @@ const LEFT_OUT: [(&str, &str); 24] = [
     ("hosts", "needs a build with Gloo"),
     ("hosts_cable", "needs network namespaces and Gloo"),
     ("launchers", "needs mpirun and torchrun"),
-    ("nvlink", "runs on a double of the driver and of its switch"),
+    ("nvlink", "runs on a fake of the driver and of its switch"),
     (
         "nvls",
         "multicast as the CPU emulates it; a GPU needs a switch and peers",
@@ -65,7 +65,7 @@ const LEFT_OUT: [(&str, &str); 24] = [
     ("objects", "no device"),
     (
         "one_grid",
-        "runs on a double of the driver; on_device has it with FUSEWIRE_TEST_ONE_GRID=1",
+        "runs on a fake of the driver; on_device has it with FUSEWIRE_TEST_ONE_GRID=1",
     ),
     (
         "overlap",

@@ -1,0 +1,466 @@
+//! A fake of the run time for tests without a GPU: its memory is the host's, streams do their work at once, and it
+//! refuses what the documentation forbids, where the driver could do so in silence: calls without the device or during a
+//! capture, ranges outside of allocations, the null stream, flags.
+
+use core::cell::{Cell, RefCell};
+use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use core::ptr;
+use std::collections::BTreeMap;
+
+use super::bindings::{
+    self as hip, Prop, hipDeviceptr_t, hipError_t, hipEvent_t, hipFunction_t, hipGraph_t,
+    hipGraphExec_t, hipGraphNode_t, hipHostFn_t, hipIpcMemHandle_t, hipModule_t, hipStream_t,
+    hipUUID, hipUserObject_t,
+};
+use super::library::Functions;
+
+/// What a test thread's fake knows. Each test has a thread, and so a fake, of its own.
+#[derive(Default)]
+pub(super) struct State {
+    /// Allocations: base, and the memory.
+    memory: RefCell<BTreeMap<usize, Box<[u64]>>>,
+    /// The thread's device, -1 before it was set.
+    pub(super) device: Cell<c_int>,
+    /// The thread's capture mode.
+    pub(super) mode: Cell<c_uint>,
+    /// The thread's latest error.
+    pub(super) last: Cell<hipError_t>,
+    /// The next call of that name fails with this.
+    pub(super) fail: Cell<Option<(&'static str, hipError_t)>>,
+    /// Whether a stream is being captured, and how many nodes the graph has.
+    pub(super) capture: Cell<Option<usize>>,
+    /// Whether cooperative launches are run also on a captured stream, as old run times do.
+    pub(super) old: Cell<bool>,
+    /// The latest launch.
+    pub(super) launched: Cell<Option<Launched>>,
+    /// Flags of the latest allocation of shared memory, of host memory, of a stream.
+    pub(super) flags: Cell<[c_uint; 3]>,
+    /// The user object that the graph has.
+    object: Cell<Option<(hipHostFn_t, *mut c_void)>>,
+}
+
+/// A launch: whether it is cooperative, blocks, threads, shared bytes, first argument.
+pub(super) type Launched = (bool, u32, u32, u32, u32);
+
+thread_local! {
+    static STATE: State = State {
+        device: Cell::new(-1),
+        ..State::default()
+    };
+}
+
+/// This thread's fake.
+pub(super) fn with<T>(act: impl FnOnce(&State) -> T) -> T {
+    STATE.with(act)
+}
+
+/// Ends a call: a failure that a test asked for, or `status`.
+fn done(call: &'static str, status: hipError_t) -> hipError_t {
+    with(|state| {
+        let status = match state.fail.get() {
+            Some((name, status)) if name == call => {
+                state.fail.set(None);
+                status
+            }
+            _ => status,
+        };
+        if status != hip::SUCCESS {
+            state.last.set(status);
+        }
+        status
+    })
+}
+
+/// Whether the next such call fails.
+fn fails(call: &'static str) -> bool {
+    with(|state| state.fail.get().is_some_and(|(name, _)| name == call))
+}
+
+/// As the run time: what a capture forbids needs the relaxed mode; all else needs the device.
+fn unsafe_call(call: &'static str) -> Option<hipError_t> {
+    let state = with(|state| (state.mode.get(), state.capture.get(), state.device.get()));
+    match state {
+        (mode, Some(_), _) if mode != hip::CAPTURE_RELAXED => {
+            Some(done(call, hip::ERROR_CAPTURE_UNSUPPORTED))
+        }
+        (_, _, 0) => fails(call).then(|| done(call, 0)),
+        _ => Some(done(call, hip::ERROR_INVALID_DEVICE)),
+    }
+}
+
+fn allocate(call: &'static str, out: *mut *mut c_void, bytes: usize) -> hipError_t {
+    if let Some(status) = unsafe_call(call) {
+        return status;
+    }
+    let mut memory = vec![0xa5a5_a5a5_a5a5_a5a5_u64; bytes.div_ceil(8)].into_boxed_slice();
+    let base = memory.as_mut_ptr();
+    with(|state| state.memory.borrow_mut().insert(base as usize, memory));
+    // SAFETY: the driver gives a writable pointer.
+    unsafe { *out = base.cast() };
+    done(call, hip::SUCCESS)
+}
+
+fn free(call: &'static str, pointer: *mut c_void) -> hipError_t {
+    if let Some(status) = unsafe_call(call) {
+        return status;
+    }
+    let found = with(|state| state.memory.borrow_mut().remove(&(pointer as usize)));
+    let known = found.is_some();
+    done(
+        call,
+        if known {
+            hip::SUCCESS
+        } else {
+            hip::ERROR_INVALID_DEVICE_POINTER
+        },
+    )
+}
+
+/// Base and bytes of the allocation around an address.
+fn range(address: usize) -> Option<(usize, usize)> {
+    with(|state| {
+        let memory = state.memory.borrow();
+        let (base, words) = memory.range(..=address).next_back()?;
+        (address - base < words.len() * 8).then_some((*base, words.len() * 8))
+    })
+}
+
+/// How many allocations there are.
+pub(super) fn allocations() -> usize {
+    with(|state| state.memory.borrow().len())
+}
+
+/// Writes through a pointer that the driver gave.
+fn put<T>(out: *mut T, value: T) {
+    // SAFETY: the driver's out parameters are writable.
+    unsafe { *out = value };
+}
+
+fn set_flag(at: usize, flags: c_uint) {
+    with(|state| {
+        let mut all = state.flags.get();
+        all[at] = flags;
+        state.flags.set(all);
+    });
+}
+
+macro_rules! fake {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => {
+        /// The fake's functions.
+        pub(super) static FUNCTIONS: Functions = Functions {
+            $($name: {
+                #[allow(non_snake_case)]
+                unsafe extern "C" fn $name($($argument: $type),*) -> $result $body
+                $name
+            },)*
+        };
+    };
+}
+
+const STREAM: usize = 0x51;
+const GRAPH: usize = 0x61;
+
+fake! {
+    hipInit(_flags: c_uint) -> hipError_t { done("hipInit", 0) }
+    hipGetDeviceCount(count: *mut c_int) -> hipError_t {
+        put(count, 1);
+        done("hipGetDeviceCount", 0)
+    }
+    hipRuntimeGetVersion(version: *mut c_int) -> hipError_t {
+        put(version, 60_443_482);
+        done("hipRuntimeGetVersion", 0)
+    }
+    hipSetDevice(device: c_int) -> hipError_t {
+        with(|state| state.device.set(device));
+        done("hipSetDevice", 0)
+    }
+    hipDeviceGetAttribute(value: *mut c_int, attribute: c_uint, _device: c_int) -> hipError_t {
+        put(value, match attribute {
+            hip::ATTRIBUTE_COOPERATIVE => 1,
+            hip::ATTRIBUTE_MAX_THREADS => 1024,
+            hip::ATTRIBUTE_MULTIPROCESSORS => 304,
+            hip::ATTRIBUTE_SHARED_BYTES => 65536,
+            hip::ATTRIBUTE_WARP => 64,
+            hip::ATTRIBUTE_PCI_BUS | hip::ATTRIBUTE_PCI_DEVICE | hip::ATTRIBUTE_PCI_DOMAIN => 3,
+            _ => return done("hipDeviceGetAttribute", 1),
+        });
+        done("hipDeviceGetAttribute", 0)
+    }
+    hipDeviceGetName(name: *mut c_char, _len: c_int, _device: c_int) -> hipError_t {
+        // SAFETY: the driver's buffer has 256 bytes.
+        unsafe { name.copy_from(c"AMD Instinct MI300X".as_ptr(), 20) };
+        done("hipDeviceGetName", 0)
+    }
+    hipDeviceGetUuid(uuid: *mut hipUUID, _device: c_int) -> hipError_t {
+        put(uuid, hipUUID { bytes: (*b"0123456789abcdef").map(u8::cast_signed) });
+        done("hipDeviceGetUuid", 0)
+    }
+    hipDeviceTotalMem(bytes: *mut usize, _device: c_int) -> hipError_t {
+        put(bytes, 192 << 30);
+        done("hipDeviceTotalMem", 0)
+    }
+    hipGetDevicePropertiesR0600(prop: *mut Prop, _device: c_int) -> hipError_t {
+        let name = b"gfx942:sramecc+:xnack-\0";
+        let out = prop.cast::<u8>().wrapping_add(hip::PROP_ARCHITECTURE);
+        // SAFETY: the driver's buffer is larger than the structure.
+        unsafe { out.copy_from(name.as_ptr(), name.len()) };
+        done("hipGetDevicePropertiesR0600", 0)
+    }
+    hipGetErrorName(_error: hipError_t) -> *const c_char { c"hipErrorFake".as_ptr() }
+    hipGetErrorString(_error: hipError_t) -> *const c_char { c"as asked for".as_ptr() }
+    hipGetLastError() -> hipError_t { with(|state| state.last.replace(0)) }
+    hipMalloc(out: *mut *mut c_void, bytes: usize) -> hipError_t {
+        allocate("hipMalloc", out, bytes)
+    }
+    hipExtMallocWithFlags(out: *mut *mut c_void, bytes: usize, flags: c_uint) -> hipError_t {
+        set_flag(0, flags);
+        allocate("hipExtMallocWithFlags", out, bytes)
+    }
+    hipFree(pointer: *mut c_void) -> hipError_t { free("hipFree", pointer) }
+    hipMemGetAddressRange(
+        base: *mut hipDeviceptr_t, bytes: *mut usize, address: hipDeviceptr_t
+    ) -> hipError_t {
+        let Some(found) = range(address as usize) else {
+            return done("hipMemGetAddressRange", hip::ERROR_INVALID_DEVICE_POINTER);
+        };
+        put(base, found.0 as hipDeviceptr_t);
+        put(bytes, found.1);
+        done("hipMemGetAddressRange", 0)
+    }
+    hipIpcGetMemHandle(handle: *mut hipIpcMemHandle_t, pointer: *mut c_void) -> hipError_t {
+        let mut reserved = [0; 64];
+        let bytes = (pointer as usize).to_le_bytes().map(u8::cast_signed);
+        reserved[..8].copy_from_slice(&bytes);
+        put(handle, hipIpcMemHandle_t { reserved });
+        done("hipIpcGetMemHandle", 0)
+    }
+    hipIpcOpenMemHandle(
+        out: *mut *mut c_void, handle: hipIpcMemHandle_t, flags: c_uint
+    ) -> hipError_t {
+        if flags != 1 {
+            return done("hipIpcOpenMemHandle", 1);
+        }
+        let bytes: [c_char; 8] = core::array::from_fn(|at| handle.reserved[at]);
+        let address = usize::from_le_bytes(bytes.map(c_char::cast_unsigned));
+        let Some((_, bytes)) = range(address) else {
+            return done("hipIpcOpenMemHandle", hip::ERROR_INVALID_DEVICE_POINTER);
+        };
+        allocate("hipIpcOpenMemHandle", out, bytes)
+    }
+    hipIpcCloseMemHandle(pointer: *mut c_void) -> hipError_t {
+        free("hipIpcCloseMemHandle", pointer)
+    }
+    hipHostMalloc(out: *mut *mut c_void, bytes: usize, flags: c_uint) -> hipError_t {
+        set_flag(1, flags);
+        allocate("hipHostMalloc", out, bytes)
+    }
+    hipHostFree(pointer: *mut c_void) -> hipError_t { free("hipHostFree", pointer) }
+    hipHostGetDevicePointer(
+        out: *mut *mut c_void, host: *mut c_void, _flags: c_uint
+    ) -> hipError_t {
+        put(out, host);
+        done("hipHostGetDevicePointer", 0)
+    }
+    hipMemcpyAsync(
+        to: *mut c_void, from: *const c_void, bytes: usize, _kind: c_uint, stream: hipStream_t
+    ) -> hipError_t {
+        if stream.is_null() || fails("hipMemcpyAsync") {
+            return done("hipMemcpyAsync", 1);
+        }
+        for address in [to as usize, from as usize] {
+            let end = range(address).map(|(base, size)| base + size);
+            if end.is_none_or(|end| address + bytes > end) {
+                return done("hipMemcpyAsync", 1);
+            }
+        }
+        // SAFETY: both ranges lie within allocations of the fake.
+        unsafe { ptr::copy(from.cast::<u8>(), to.cast(), bytes) };
+        done("hipMemcpyAsync", 0)
+    }
+    hipMemsetAsync(
+        to: *mut c_void, value: c_int, bytes: usize, stream: hipStream_t
+    ) -> hipError_t {
+        let known = range(to as usize).is_some_and(|(_, size)| bytes <= size);
+        if stream.is_null() || !known {
+            return done("hipMemsetAsync", 1);
+        }
+        // SAFETY: the range lies within an allocation of the fake.
+        unsafe { to.cast::<u8>().write_bytes(value as u8, bytes) };
+        done("hipMemsetAsync", 0)
+    }
+    hipModuleLoadData(module: *mut hipModule_t, _image: *const c_void) -> hipError_t {
+        put(module, 0x71 as hipModule_t);
+        done("hipModuleLoadData", 0)
+    }
+    hipModuleGetFunction(
+        function: *mut hipFunction_t, _module: hipModule_t, name: *const c_char
+    ) -> hipError_t {
+        // SAFETY: the driver's name ends with a zero.
+        if unsafe { core::ffi::CStr::from_ptr(name) } != c"vocab_argmax" {
+            return done("hipModuleGetFunction", hip::ERROR_NOT_FOUND);
+        }
+        put(function, 0x72 as hipFunction_t);
+        done("hipModuleGetFunction", 0)
+    }
+    hipFuncGetAttribute(
+        value: *mut c_int, attribute: c_uint, _function: hipFunction_t
+    ) -> hipError_t {
+        put(value, 100 + attribute.cast_signed());
+        done("hipFuncGetAttribute", 0)
+    }
+    hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: *mut c_int, _function: hipFunction_t, threads: c_int, shared: usize
+    ) -> hipError_t {
+        put(blocks, (2048 / threads).min(65536 / shared.max(1) as c_int));
+        done("hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", 0)
+    }
+    hipModuleLaunchKernel(
+        _function: hipFunction_t, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint,
+        bz: c_uint, shared: c_uint, stream: hipStream_t, arguments: *mut *mut c_void,
+        extra: *mut *mut c_void
+    ) -> hipError_t {
+        if stream.is_null() || !extra.is_null() || [gy, gz, by, bz] != [1; 4] {
+            return done("hipModuleLaunchKernel", 1);
+        }
+        // SAFETY: the test gives the address of a u32.
+        let argument = unsafe { **arguments.cast::<*mut u32>() };
+        with(|state| state.launched.set(Some((false, gx, bx, shared, argument))));
+        done("hipModuleLaunchKernel", 0)
+    }
+    hipModuleLaunchCooperativeKernel(
+        _function: hipFunction_t, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint,
+        bz: c_uint, shared: c_uint, stream: hipStream_t, arguments: *mut *mut c_void
+    ) -> hipError_t {
+        if stream.is_null() || [gy, gz, by, bz] != [1; 4] {
+            return done("hipModuleLaunchCooperativeKernel", 1);
+        }
+        // SAFETY: the test gives the address of a u32.
+        let argument = unsafe { **arguments.cast::<*mut u32>() };
+        with(|state| state.launched.set(Some((true, gx, bx, shared, argument))));
+        with(|state| {
+            if !state.old.get() {
+                state.capture.set(state.capture.get().map(|nodes| nodes + 1));
+            }
+        });
+        done("hipModuleLaunchCooperativeKernel", 0)
+    }
+    hipStreamCreateWithFlags(stream: *mut hipStream_t, flags: c_uint) -> hipError_t {
+        set_flag(2, flags);
+        put(stream, STREAM as hipStream_t);
+        done("hipStreamCreateWithFlags", 0)
+    }
+    hipStreamDestroy(_stream: hipStream_t) -> hipError_t { done("hipStreamDestroy", 0) }
+    hipStreamQuery(_stream: hipStream_t) -> hipError_t { done("hipStreamQuery", 0) }
+    hipStreamSynchronize(_stream: hipStream_t) -> hipError_t { done("hipStreamSynchronize", 0) }
+    hipStreamWaitEvent(_s: hipStream_t, _e: hipEvent_t, flags: c_uint) -> hipError_t {
+        done("hipStreamWaitEvent", flags)
+    }
+    hipStreamWaitValue32(
+        stream: hipStream_t, at: *mut c_void, _value: u32, flags: c_uint, mask: u32
+    ) -> hipError_t {
+        let fits = !stream.is_null() && !at.is_null() && flags == 0 && mask == u32::MAX;
+        done("hipStreamWaitValue32", c_uint::from(!fits))
+    }
+    hipStreamWriteValue32(
+        stream: hipStream_t, at: *mut c_void, value: u32, flags: c_uint
+    ) -> hipError_t {
+        if stream.is_null() || flags != 0 {
+            return done("hipStreamWriteValue32", 1);
+        }
+        put(at.cast::<u32>(), value);
+        done("hipStreamWriteValue32", 0)
+    }
+    hipLaunchHostFunc(
+        _stream: hipStream_t, function: hipHostFn_t, data: *mut c_void
+    ) -> hipError_t {
+        if let Some(function) = function {
+            // SAFETY: the test's promise.
+            unsafe { function(data) };
+        }
+        done("hipLaunchHostFunc", 0)
+    }
+    hipEventCreateWithFlags(event: *mut hipEvent_t, flags: c_uint) -> hipError_t {
+        put(event, (0x80 + flags as usize) as hipEvent_t);
+        done("hipEventCreateWithFlags", 0)
+    }
+    hipEventDestroy(_event: hipEvent_t) -> hipError_t { done("hipEventDestroy", 0) }
+    hipEventRecord(_e: hipEvent_t, _s: hipStream_t) -> hipError_t { done("hipEventRecord", 0) }
+    hipEventQuery(_event: hipEvent_t) -> hipError_t { done("hipEventQuery", 0) }
+    hipEventElapsedTime(ms: *mut f32, _start: hipEvent_t, _end: hipEvent_t) -> hipError_t {
+        put(ms, 1.5);
+        done("hipEventElapsedTime", 0)
+    }
+    hipStreamBeginCapture(_stream: hipStream_t, _mode: c_uint) -> hipError_t {
+        with(|state| state.capture.set(Some(0)));
+        done("hipStreamBeginCapture", 0)
+    }
+    hipStreamEndCapture(_stream: hipStream_t, graph: *mut hipGraph_t) -> hipError_t {
+        put(graph, GRAPH as hipGraph_t);
+        with(|state| state.capture.set(None));
+        done("hipStreamEndCapture", 0)
+    }
+    hipStreamGetCaptureInfo_v2(
+        _stream: hipStream_t, status: *mut c_uint, id: *mut c_ulonglong, graph: *mut hipGraph_t,
+        _dependencies: *mut *const hipGraphNode_t, _number: *mut usize
+    ) -> hipError_t {
+        if with(|state| state.capture.get().is_some()) {
+            put(status, hip::CAPTURE_STATUS_ACTIVE);
+            put(id, 7);
+            put(graph, GRAPH as hipGraph_t);
+        } else {
+            put(status, hip::CAPTURE_STATUS_NONE);
+        }
+        done("hipStreamGetCaptureInfo_v2", 0)
+    }
+    hipThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> hipError_t {
+        // SAFETY: the driver gives a readable mode.
+        let new = unsafe { *mode };
+        put(mode, with(|state| state.mode.replace(new)));
+        done("hipThreadExchangeStreamCaptureMode", 0)
+    }
+    hipUserObjectCreate(
+        object: *mut hipUserObject_t, data: *mut c_void, destroy: hipHostFn_t, count: c_uint,
+        flags: c_uint
+    ) -> hipError_t {
+        if count != 1 || flags != 1 || fails("hipUserObjectCreate") {
+            return done("hipUserObjectCreate", 1);
+        }
+        with(|state| state.object.set(Some((destroy, data))));
+        put(object, 0x91 as hipUserObject_t);
+        done("hipUserObjectCreate", 0)
+    }
+    hipUserObjectRelease(_object: hipUserObject_t, _count: c_uint) -> hipError_t {
+        if let Some((Some(destroy), data)) = with(|state| state.object.take()) {
+            // SAFETY: the driver promises it for once.
+            unsafe { destroy(data) };
+        }
+        done("hipUserObjectRelease", 0)
+    }
+    hipGraphRetainUserObject(
+        _graph: hipGraph_t, _object: hipUserObject_t, count: c_uint, flags: c_uint
+    ) -> hipError_t {
+        let moved = count == 1 && flags == hip::USER_OBJECT_MOVE;
+        done("hipGraphRetainUserObject", c_uint::from(!moved))
+    }
+    hipGraphGetNodes(
+        _graph: hipGraph_t, nodes: *mut hipGraphNode_t, count: *mut usize
+    ) -> hipError_t {
+        put(count, with(|state| state.capture.get().unwrap_or(3)));
+        done("hipGraphGetNodes", c_uint::from(!nodes.is_null()))
+    }
+    hipGraphInstantiateWithFlags(
+        exec: *mut hipGraphExec_t, _graph: hipGraph_t, _flags: c_ulonglong
+    ) -> hipError_t {
+        put(exec, 0x62 as hipGraphExec_t);
+        done("hipGraphInstantiateWithFlags", 0)
+    }
+    hipGraphLaunch(_exec: hipGraphExec_t, _stream: hipStream_t) -> hipError_t {
+        done("hipGraphLaunch", 0)
+    }
+    hipGraphDestroy(_graph: hipGraph_t) -> hipError_t {
+        // SAFETY: the graph has the object's only reference.
+        let _ = unsafe { (FUNCTIONS.hipUserObjectRelease)(ptr::null_mut(), 1) };
+        done("hipGraphDestroy", 0)
+    }
+    hipGraphExecDestroy(_exec: hipGraphExec_t) -> hipError_t { done("hipGraphExecDestroy", 0) }
+}

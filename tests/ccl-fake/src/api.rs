@@ -1,0 +1,290 @@
+//! The exported C functions.
+#![allow(non_snake_case)] // the names of nccl.h
+
+use core::ffi::{c_char, c_int, c_void};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use fusewire_ccl_sys::sys::*;
+
+use crate::ops::{NONE, Op, comm_of, depth, group_end, group_start, issue};
+use crate::record;
+use crate::reduce::size;
+use crate::world::{Comm, World};
+
+static WORLDS: LazyLock<Mutex<HashMap<[c_char; 128], Arc<World>>>> = LazyLock::new(Mutex::default);
+/// The version that was set; 0: the environment's.
+static VERSION: AtomicI32 = AtomicI32::new(0);
+
+fn version() -> i32 {
+    let set = VERSION.load(Ordering::Relaxed);
+    if set != 0 {
+        return set;
+    }
+    let variable = std::env::var("FUSEWIRE_CCL_FAKE_VERSION").ok();
+    variable
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(22_800)
+}
+
+/// Whether a version has a function that came with `since`.
+fn has(since: i32) -> bool {
+    let has = version() >= since;
+    if !has {
+        record::tell("this version does not have the function");
+    }
+    has
+}
+
+macro_rules! export {
+    ($($(#[$m:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $body:block)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`: see `nccl.h`.\n\n# Safety\nAs `nccl.h` says.")]
+        #[unsafe(no_mangle)]
+        #[allow(unreachable_pub, clippy::too_many_arguments)]
+        pub unsafe extern "C" fn $name($($arg: $ty),*) -> $ret $body
+    )*};
+}
+
+/// Writes through a pointer of the caller.
+fn put<T>(place: *mut T, value: T) -> ncclResult_t {
+    if place.is_null() {
+        return ncclInvalidArgument;
+    }
+    // SAFETY: not null; the caller of the C function promises it is writable.
+    unsafe { place.write(value) };
+    ncclSuccess
+}
+
+fn init(
+    name: &str,
+    out: *mut ncclComm_t,
+    count: c_int,
+    id: ncclUniqueId,
+    rank: c_int,
+) -> ncclResult_t {
+    if out.is_null() || count < 1 || rank < 0 || rank >= count || depth() > 0 {
+        return ncclInvalidArgument;
+    }
+    let mut worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = worlds.entry(id.internal);
+    let world = Arc::clone(world.or_insert_with(|| World::new(count as usize)));
+    drop(worlds);
+    if world.count != count as usize {
+        return ncclInvalidArgument;
+    }
+    let comm = Comm::new(world, rank as usize);
+    record::note(name, Some(&comm), 0, &[]);
+    match comm.world.join(rank as usize) {
+        Ok(()) => put(out, Box::into_raw(Box::new(comm)).cast()),
+        Err(code) => code,
+    }
+}
+
+fn split(comm: &Comm, colour: c_int, key: c_int, out: *mut ncclComm_t) -> ncclResult_t {
+    let fields = [("colour", i64::from(colour)), ("key", i64::from(key))];
+    record::note("ncclCommSplit", Some(comm), depth(), &fields);
+    let Comm { world, rank, .. } = comm;
+    let part = [colour.to_ne_bytes(), key.to_ne_bytes()].concat();
+    let number = world.post(*rank, ("ncclCommSplit", 0, 0, 0, 0), (part, Vec::new()));
+    let parts = match world.meet(number) {
+        Ok(parts) => parts,
+        Err(code) => return code,
+    };
+    if colour < 0 {
+        return put(out, core::ptr::null_mut());
+    }
+    let word = |part: &[u8], at: usize| i32::from_ne_bytes(part[at..at + 4].try_into().unwrap());
+    let mut members: Vec<_> = parts
+        .iter()
+        .enumerate()
+        .filter(|(_, (part, _))| word(part, 0) == colour)
+        .map(|(rank, (part, _))| (word(part, 4), rank))
+        .collect();
+    members.sort_unstable();
+    let at = members.iter().position(|(_, member)| member == rank);
+    let world = world.child(number, colour, members.len());
+    put(
+        out,
+        Box::into_raw(Box::new(Comm::new(world, at.unwrap_or(0)))).cast(),
+    )
+}
+
+/// Notes a call that takes a communicator and nothing else of interest.
+fn on(
+    name: &str,
+    comm: ncclComm_t,
+    then: impl FnOnce(&'static Comm) -> ncclResult_t,
+) -> ncclResult_t {
+    comm_of(comm).map_or(ncclInvalidArgument, |comm| {
+        record::note(name, Some(comm), depth(), &[]);
+        then(comm)
+    })
+}
+
+export! {
+    fn ncclGetVersion(out: *mut c_int) -> ncclResult_t {
+        put(out, version())
+    }
+    fn ncclGetUniqueId(out: *mut ncclUniqueId) -> ncclResult_t {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut id = ncclUniqueId { internal: [0; 128] };
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        for (place, byte) in id.internal.iter_mut().zip(number.to_ne_bytes()) {
+            *place = byte as c_char;
+        }
+        put(out, id)
+    }
+    fn ncclGetErrorString(code: ncclResult_t) -> *const c_char {
+        match code {
+            ncclSuccess => c"no error",
+            ncclInvalidArgument => c"invalid argument",
+            ncclInvalidUsage => c"invalid usage",
+            ncclRemoteError => c"remote process exited or there was a network error",
+            _ => c"unknown result code",
+        }.as_ptr()
+    }
+    fn ncclGetLastError(_comm: ncclComm_t) -> *const c_char {
+        record::last()
+    }
+    fn ncclCommInitRank(out: *mut ncclComm_t, count: c_int, id: ncclUniqueId, rank: c_int) -> ncclResult_t {
+        init("ncclCommInitRank", out, count, id, rank)
+    }
+    fn ncclCommInitRankConfig(
+        out: *mut ncclComm_t, count: c_int, id: ncclUniqueId, rank: c_int, _config: *mut ncclConfig_t
+    ) -> ncclResult_t {
+        if !has(21_400) { return ncclInvalidUsage }
+        init("ncclCommInitRankConfig", out, count, id, rank)
+    }
+    fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
+        if !has(21_400) { return ncclInvalidUsage }
+        on("ncclCommFinalize", comm, |_| ncclSuccess)
+    }
+    fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
+        on("ncclCommDestroy", comm, |_| ncclSuccess)
+    }
+    fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
+        on("ncclCommAbort", comm, |comm| { comm.world.abort(); ncclSuccess })
+    }
+    fn ncclCommCount(comm: ncclComm_t, out: *mut c_int) -> ncclResult_t {
+        comm_of(comm).map_or(ncclInvalidArgument, |comm| put(out, comm.world.count as c_int))
+    }
+    fn ncclCommUserRank(comm: ncclComm_t, out: *mut c_int) -> ncclResult_t {
+        comm_of(comm).map_or(ncclInvalidArgument, |comm| put(out, comm.rank as c_int))
+    }
+    fn ncclCommGetAsyncError(comm: ncclComm_t, out: *mut ncclResult_t) -> ncclResult_t {
+        let error = |comm: &Comm| if comm.world.aborted() { ncclRemoteError } else { ncclSuccess };
+        comm_of(comm).map_or(ncclInvalidArgument, |comm| put(out, error(comm)))
+    }
+    fn ncclCommSplit(
+        comm: ncclComm_t, colour: c_int, key: c_int, out: *mut ncclComm_t, _config: *mut ncclConfig_t
+    ) -> ncclResult_t {
+        if !has(21_800) { return ncclInvalidUsage }
+        comm_of(comm).map_or(ncclInvalidArgument, |comm| split(comm, colour, key, out))
+    }
+    fn ncclCommRegister(
+        comm: ncclComm_t, at: *mut c_void, bytes: usize, out: *mut *mut c_void
+    ) -> ncclResult_t {
+        if !has(21_900) || at.is_null() { return ncclInvalidUsage }
+        let Some(comm) = comm_of(comm) else { return ncclInvalidArgument };
+        record::note("ncclCommRegister", Some(comm), depth(), &[("count", bytes as i64)]);
+        put(out, at)
+    }
+    fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t {
+        if !has(21_900) || handle.is_null() { return ncclInvalidUsage }
+        on("ncclCommDeregister", comm, |_| ncclSuccess)
+    }
+    fn ncclRedOpCreatePreMulSum(
+        out: *mut ncclRedOp_t, scalar: *mut c_void, dtype: i32, residence: c_int, comm: ncclComm_t
+    ) -> ncclResult_t {
+        let (Some(comm), Some(size)) = (comm_of(comm), size(dtype)) else { return ncclInvalidArgument };
+        if !has(21_100) || scalar.is_null() || residence != ncclScalarHostImmediate {
+            return ncclInvalidUsage;
+        }
+        // SAFETY: the caller promises one element.
+        let bytes = unsafe { core::slice::from_raw_parts(scalar.cast::<u8>(), size) }.to_vec();
+        let word = bytes.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+        let mut scales = comm.scales();
+        scales.push(Some((dtype, bytes)));
+        let op = ncclAvg + scales.len() as i32;
+        let fields = [("dtype", i64::from(dtype)), ("op", i64::from(op)), ("scalar", word as i64)];
+        record::note("ncclRedOpCreatePreMulSum", Some(comm), depth(), &fields);
+        put(out, op)
+    }
+    fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t {
+        let Some(comm) = comm_of(comm) else { return ncclInvalidArgument };
+        if !has(21_100) { return ncclInvalidUsage }
+        record::note("ncclRedOpDestroy", Some(comm), depth(), &[("op", i64::from(op))]);
+        let at = usize::try_from(i64::from(op) - i64::from(ncclAvg) - 1).unwrap_or(usize::MAX);
+        match comm.scales().get_mut(at).and_then(Option::take) {
+            Some(_) => ncclSuccess,
+            None => ncclInvalidArgument,
+        }
+    }
+    fn ncclGroupStart() -> ncclResult_t {
+        group_start()
+    }
+    fn ncclGroupEnd() -> ncclResult_t {
+        group_end()
+    }
+    fn fusewireCclFakeHostMemory() -> c_int { 1 }
+    fn fusewireCclFakeSetVersion(version: c_int) -> c_int {
+        VERSION.store(version, Ordering::Relaxed);
+        0
+    }
+    fn fusewireCclFakeTake(buffer: *mut c_char, len: usize) -> usize {
+        // SAFETY: the caller promises `len` writable bytes.
+        unsafe { record::take(buffer, len) }
+    }
+}
+
+/// Exports operations: their arguments as in nccl.h, what stands for the ones they lack, and their version.
+macro_rules! operations {
+    ($($name:ident($($arg:ident: $ty:ty),*) { $($field:ident: $value:expr),* } since $since:literal)*) => {$(
+        export! {
+            fn $name($($arg: $ty,)* comm: ncclComm_t, _stream: ncclStream_t) -> ncclResult_t {
+                if !has($since) { return ncclInvalidUsage }
+                let none = Op {
+                    name: stringify!($name),
+                    send: core::ptr::null(),
+                    recv: core::ptr::null_mut(),
+                    count: 0,
+                    dtype: 0,
+                    red: NONE,
+                    root: NONE,
+                    comm,
+                };
+                issue(Op { $($field: $value,)* ..none })
+            }
+        }
+    )*};
+}
+
+type From = *const c_void;
+type To = *mut c_void;
+
+operations! {
+    ncclAllReduce(send: From, recv: To, count: usize, dtype: i32, red: i32)
+        { send: send, recv: recv, count: count, dtype: dtype, red: red } since 0
+    ncclReduce(send: From, recv: To, count: usize, dtype: i32, red: i32, root: c_int)
+        { send: send, recv: recv, count: count, dtype: dtype, red: red, root: root } since 0
+    ncclBroadcast(send: From, recv: To, count: usize, dtype: i32, root: c_int)
+        { send: send, recv: recv, count: count, dtype: dtype, root: root } since 0
+    ncclAllGather(send: From, recv: To, count: usize, dtype: i32)
+        { send: send, recv: recv, count: count, dtype: dtype } since 0
+    ncclReduceScatter(send: From, recv: To, count: usize, dtype: i32, red: i32)
+        { send: send, recv: recv, count: count, dtype: dtype, red: red } since 0
+    ncclSend(send: From, count: usize, dtype: i32, peer: c_int)
+        { send: send, count: count, dtype: dtype, root: peer } since 0
+    ncclRecv(recv: To, count: usize, dtype: i32, peer: c_int)
+        { recv: recv, count: count, dtype: dtype, root: peer } since 0
+    ncclAlltoAll(send: From, recv: To, count: usize, dtype: i32)
+        { send: send, recv: recv, count: count, dtype: dtype } since 22_800
+    // AMD's spelling, which is older.
+    ncclAllToAll(send: From, recv: To, count: usize, dtype: i32)
+        { send: send, recv: recv, count: count, dtype: dtype } since 0
+    ncclScatter(send: From, recv: To, count: usize, dtype: i32, root: c_int)
+        { send: send, recv: recv, count: count, dtype: dtype, root: root } since 22_800
+    ncclGather(send: From, recv: To, count: usize, dtype: i32, root: c_int)
+        { send: send, recv: recv, count: count, dtype: dtype, root: root } since 22_800
+}

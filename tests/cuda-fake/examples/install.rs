@@ -1,0 +1,42 @@
+//! Places the fake as the driver library, with stand-in images, in a folder.
+//!
+//! ```text
+//! cargo run -p fusewire-cuda-fake --example install -- FOLDER
+//! LD_LIBRARY_PATH=FOLDER some-program-that-uses-cuda
+//! ```
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::{env, fs, io};
+
+fn install(folder: &PathBuf) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    fusewire_cuda_fake::install(folder)?;
+    for (name, kernels) in [
+        ("fusewire-kernels.ptx", fusewire_kernels::KERNELS),
+        ("vocab-argmax.ptx", vocab_argmax::KERNELS),
+    ] {
+        fs::write(
+            folder.join(name),
+            fusewire_cuda_fake::stand_in(kernels, 90),
+        )?;
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let Some(folder) = env::args_os().nth(1).map(PathBuf::from) else {
+        eprintln!("usage: install FOLDER");
+        return ExitCode::from(2);
+    };
+    match install(&folder) {
+        Ok(()) => {
+            println!("LD_LIBRARY_PATH={}", folder.display());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{}: {error}", folder.display());
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The management library, as far as it tells of the fabric: the fake is installed under its name, too.
+
+use core::ffi::{CStr, c_char, c_int, c_uint};
+
+use super::device::bus_id;
+use crate::core::record;
+use crate::core::settings::{settings, variable};
+
+const SUCCESS: c_int = 0;
+/// `NVML_ERROR_INVALID_ARGUMENT`.
+const INVALID: c_int = 2;
+/// `NVML_ERROR_NOT_FOUND`.
+const NOT_FOUND: c_int = 6;
+/// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`.
+const VERSION_MISMATCH: c_int = 25;
+
+/// `nvmlGpuFabricInfo_v2_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct FabricInfo {
+    version: c_uint,
+    cluster: [u8; 16],
+    status: c_int,
+    clique: c_uint,
+    state: u8,
+    health: c_uint,
+}
+
+/// `nvmlGpuFabricInfo_v2`.
+const VERSION: c_uint = 0x0200_0024;
+
+const _: () = assert!(size_of::<FabricInfo>() == (VERSION & 0xff_ffff) as usize);
+
+/// What `FUSEWIRE_CUDA_FAKE_NVML` says: `STATE:STATUS:CLUSTER:CLIQUE`, the cluster in 32 hexadecimal digits.
+fn told() -> Option<FabricInfo> {
+    let text = variable("NVML")?;
+    let mut parts = text.split(':');
+    let state = parts.next()?.parse().ok()?;
+    let status = parts.next()?.parse().ok()?;
+    let cluster = u128::from_str_radix(parts.next()?, 16).ok()?;
+    Some(FabricInfo {
+        version: VERSION,
+        cluster: cluster.to_be_bytes(),
+        status,
+        clique: parts.next()?.parse().ok()?,
+        state,
+        health: 0,
+    })
+}
+
+/// Counts a call; its code where it shall fail.
+fn enter(name: &'static str) -> c_int {
+    record::enter(name).err().unwrap_or(0) as c_int
+}
+
+/// `nvmlInit_v2`: see `nvml.h`.
+#[unsafe(no_mangle)]
+#[allow(unreachable_pub)]
+pub extern "C" fn nvmlInit_v2() -> c_int {
+    enter("nvmlInit_v2")
+}
+
+/// `nvmlDeviceGetHandleByPciBusId_v2`: see `nvml.h`. A handle is a device's number, from 1 on.
+///
+/// # Safety
+/// As `nvml.h` says.
+#[unsafe(no_mangle)]
+#[allow(unreachable_pub)]
+pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
+    bus: *const c_char,
+    device: *mut usize,
+) -> c_int {
+    let code = enter("nvmlDeviceGetHandleByPciBusId_v2");
+    if code != SUCCESS {
+        return code;
+    }
+    if bus.is_null() || device.is_null() {
+        return INVALID;
+    }
+    // SAFETY: the caller promises a C string.
+    let bus = unsafe { CStr::from_ptr(bus) };
+    let found = (0..settings().devices).find(|device| bus.to_bytes() == bus_id(*device).as_bytes());
+    let Some(found) = found else {
+        return NOT_FOUND;
+    };
+    // SAFETY: not null; the caller promises that it is writable.
+    unsafe { device.write(found as usize + 1) };
+    SUCCESS
+}
+
+/// `nvmlDeviceGetGpuFabricInfoV`: see `nvml.h`. Version 2 of the structure.
+///
+/// # Safety
+/// As `nvml.h` says.
+#[unsafe(no_mangle)]
+#[allow(unreachable_pub)]
+pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
+    device: usize,
+    info: *mut FabricInfo,
+) -> c_int {
+    let code = enter("nvmlDeviceGetGpuFabricInfoV");
+    if code != SUCCESS {
+        return code;
+    }
+    if info.is_null() || device == 0 || device > settings().devices as usize {
+        return INVALID;
+    }
+    // SAFETY: not null; the caller promises a structure, whose first word is its version.
+    if unsafe { info.cast::<c_uint>().read() } != VERSION {
+        return VERSION_MISMATCH;
+    }
+    let none = FabricInfo {
+        version: VERSION,
+        cluster: [0; 16],
+        status: SUCCESS,
+        clique: 0,
+        // `NVML_GPU_FABRIC_STATE_NOT_SUPPORTED`.
+        state: 0,
+        health: 0,
+    };
+    // SAFETY: not null, and of that version, so that it has room for all of it.
+    unsafe { info.write(told().unwrap_or(none)) };
+    SUCCESS
+}

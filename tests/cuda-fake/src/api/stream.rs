@@ -1,0 +1,298 @@
+//! Streams and events.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+use std::sync::Arc;
+
+use fusewire::cpu;
+
+use super::{export, put, put_if, with};
+use crate::core::capture::{self, Info};
+use crate::core::context::current;
+use crate::core::graph::{Callback, run};
+use crate::core::handles::EVENTS;
+use crate::core::memory;
+use crate::core::stream::{self, find};
+use crate::status::{Result, Status};
+
+/// Writes what is known of a stream's capture.
+fn capture_info(
+    handle: usize,
+    (status, id, graph): (*mut c_uint, *mut u64, *mut usize),
+    (nodes, count): (*mut *const usize, *mut usize),
+) -> Result<()> {
+    let context = current()?;
+    let stream = find(&context, handle)?;
+    match capture::info(&stream)? {
+        Info::None => put(status, 0),
+        Info::Invalidated(number) => {
+            put_if(id, number);
+            put(status, 2)
+        }
+        Info::Active {
+            id: number,
+            graph: growing,
+            nodes: (first, length),
+        } => {
+            put_if(id, number);
+            put_if(graph, growing);
+            put_if(nodes, first);
+            put_if(count, length);
+            put(status, 1)
+        }
+    }
+}
+
+/// Milliseconds between two events.
+fn elapsed(place: *mut f32, start: usize, end: usize) -> Result<()> {
+    let (_, start) = with(&EVENTS, start)?;
+    let (_, end) = with(&EVENTS, end)?;
+    let usable =
+        |event: &capture::EventRecord| event.timed && event.recorded.load(Ordering::Acquire);
+    if !usable(&start) || !usable(&end) || start.context != end.context {
+        return Err(Status::InvalidHandle);
+    }
+    capture::observes_event(&start)?;
+    capture::observes_event(&end)?;
+    if !start.inner.query() || !end.inner.query() {
+        return Err(Status::NotReady);
+    }
+    let time = end.inner.elapsed_since(&start.inner);
+    put(place, time.or(Err(Status::NotReady))?.as_secs_f32() * 1e3)
+}
+
+/// A stream with the flags and the priority of `cuda.h`.
+fn create(place: *mut usize, flags: c_uint, priority: c_int) -> Result<()> {
+    let context = current()?;
+    if place.is_null() || flags > 1 {
+        return Err(Status::InvalidValue);
+    }
+    put(
+        place,
+        stream::Stream::create(&context, flags == 0, priority.clamp(-5, 0)),
+    )
+}
+
+/// A stream memory operation on a word of device memory: `act` says whether it is done.
+fn memory_operation(
+    handle: usize,
+    address: u64,
+    write: bool,
+    act: impl Fn(&AtomicU32) -> bool + Send + Sync + 'static,
+) -> Result<()> {
+    let context = current()?;
+    let stream = find(&context, handle)?;
+    if address == 0 || !address.is_multiple_of(4) {
+        return Err(Status::InvalidValue);
+    }
+    if !matches!(
+        memory::check(address, 4, context.device, write),
+        Ok(memory::Place::Device | memory::Place::Host)
+    ) {
+        return Err(Status::InvalidValue);
+    }
+    let owner = Arc::clone(&context);
+    let item = cpu::Item::HostFn(Arc::new(move || {
+        let mut naps = 0_u32;
+        while owner.failure().is_ok() {
+            if memory::check(address, 4, owner.device, write).is_err() {
+                owner.fail(Status::IllegalAddress);
+                break;
+            }
+            // SAFETY: four aligned bytes of mapped memory, as just checked; who writes a word that a stream waits for does so
+            // atomically.
+            if act(unsafe { AtomicU32::from_ptr(address as *mut u32) }) {
+                break;
+            }
+            naps = naps.saturating_add(1);
+            if naps < 50 {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+        Ok(())
+    }));
+    capture::submit(&stream, item).map(drop)
+}
+
+export! {
+    fn cuStreamWaitValue32_v2(handle: usize, address: u64, value: u32, flags: c_uint) {
+        let there: fn(u32, u32) -> bool = match flags {
+            0 => |word, value| word.wrapping_sub(value) as i32 >= 0,
+            1 => |word, value| word == value,
+            2 => |word, value| word & value != 0,
+            // NOR (3) and the flush of remote writes (1 << 30) need attributes that the fake's device does not have.
+            _ => return Err(Status::NotSupported),
+        };
+        memory_operation(handle, address, false, move |word| {
+            there(word.load(Ordering::Acquire), value)
+        })
+    }
+
+    fn cuStreamWriteValue32_v2(handle: usize, address: u64, value: u32, flags: c_uint) {
+        if flags > 1 {
+            return Err(Status::InvalidValue);
+        }
+        memory_operation(handle, address, true, move |word| {
+            word.store(value, Ordering::Release);
+            true
+        })
+    }
+
+    fn cuStreamCreate(place: *mut usize, flags: c_uint) {
+        create(place, flags, 0)
+    }
+
+    fn cuStreamCreateWithPriority(place: *mut usize, flags: c_uint, priority: c_int) {
+        create(place, flags, priority)
+    }
+
+    fn cuStreamDestroy_v2(handle: usize) {
+        current()?;
+        stream::destroy(handle)
+    }
+
+    fn cuStreamGetCtx(handle: usize, place: *mut usize) {
+        let context = current()?;
+        put(place, find(&context, handle)?.context)
+    }
+
+    fn cuStreamGetFlags(handle: usize, place: *mut c_uint) {
+        let context = current()?;
+        put(place, c_uint::from(!find(&context, handle)?.blocking))
+    }
+
+    fn cuStreamGetPriority(handle: usize, place: *mut c_int) {
+        let context = current()?;
+        put(place, find(&context, handle)?.priority)
+    }
+
+    fn cuStreamQuery(handle: usize) {
+        let context = current()?;
+        let stream = find(&context, handle)?;
+        stream::query(&context, &stream)
+    }
+
+    fn cuStreamSynchronize(handle: usize) {
+        let context = current()?;
+        let stream = find(&context, handle)?;
+        stream::synchronize(&context, &stream)
+    }
+
+    fn cuStreamWaitEvent(handle: usize, event: usize, flags: c_uint) {
+        let (context, event) = with(&EVENTS, event)?;
+        let stream = find(&context, handle)?;
+        if flags > 1 {
+            return Err(Status::InvalidValue);
+        }
+        capture::wait(&stream, &event, flags == 1)
+    }
+
+    fn cuLaunchHostFunc(handle: usize, function: Option<Callback>, data: *mut c_void) {
+        let context = current()?;
+        let stream = find(&context, handle)?;
+        let function = function.ok_or(Status::InvalidValue)?;
+        let (data, owner) = (data as usize, Arc::clone(&context));
+        let item = cpu::Item::HostFn(Arc::new(move || {
+            if owner.failure().is_ok() {
+                run(function, data);
+            }
+            Ok(())
+        }));
+        capture::submit(&stream, item).map(drop)
+    }
+
+    fn cuStreamBeginCapture_v2(handle: usize, mode: c_uint) {
+        let context = current()?;
+        let stream = find(&context, handle)?;
+        capture::begin(&stream, mode)
+    }
+
+    fn cuStreamEndCapture(handle: usize, graph: *mut usize) {
+        let context = current()?;
+        let stream = find(&context, handle)?;
+        put(graph, 0)?;
+        put(graph, capture::end(&stream)?)
+    }
+
+    fn cuStreamIsCapturing(handle: usize, status: *mut c_uint) {
+        use core::ptr::null_mut;
+        capture_info(handle, (status, null_mut(), null_mut()), (null_mut(), null_mut()))
+    }
+
+    fn cuStreamGetCaptureInfo_v2(
+        handle: usize,
+        status: *mut c_uint,
+        id: *mut u64,
+        graph: *mut usize,
+        nodes: *mut *const usize,
+        count: *mut usize,
+    ) {
+        capture_info(handle, (status, id, graph), (nodes, count))
+    }
+
+    fn cuStreamGetCaptureInfo_v3(
+        handle: usize,
+        status: *mut c_uint,
+        id: *mut u64,
+        graph: *mut usize,
+        nodes: *mut *const usize,
+        edges: *mut *const c_void,
+        count: *mut usize,
+    ) {
+        put_if(edges, core::ptr::null());
+        capture_info(handle, (status, id, graph), (nodes, count))
+    }
+
+    fn cuEventCreate(place: *mut usize, flags: c_uint) {
+        let context = current()?;
+        // Interprocess events (4) are not among what the fake does.
+        if place.is_null() || flags > 3 {
+            return Err(Status::InvalidValue);
+        }
+        put(place, stream::create_event(&context, flags & 2 == 0))
+    }
+
+    fn cuEventDestroy_v2(handle: usize) {
+        current()?;
+        stream::destroy_event(handle)
+    }
+
+    fn cuEventRecord(event: usize, handle: usize) {
+        let (context, event) = with(&EVENTS, event)?;
+        let stream = find(&context, handle)?;
+        capture::record(&event, &stream, false)
+    }
+
+    fn cuEventRecordWithFlags(event: usize, handle: usize, flags: c_uint) {
+        let (context, event) = with(&EVENTS, event)?;
+        let stream = find(&context, handle)?;
+        if flags > 1 {
+            return Err(Status::InvalidValue);
+        }
+        capture::record(&event, &stream, flags == 1)
+    }
+
+    fn cuEventQuery(event: usize) {
+        let (_, event) = with(&EVENTS, event)?;
+        capture::observes_event(&event)?;
+        if event.inner.query() { Ok(()) } else { Err(Status::NotReady) }
+    }
+
+    fn cuEventSynchronize(event: usize) {
+        let (context, event) = with(&EVENTS, event)?;
+        capture::observes_event(&event)?;
+        event.inner.synchronize();
+        context.failure()
+    }
+
+    fn cuEventElapsedTime(place: *mut f32, start: usize, end: usize) {
+        elapsed(place, start, end)
+    }
+
+    fn cuEventElapsedTime_v2(place: *mut f32, start: usize, end: usize) {
+        elapsed(place, start, end)
+    }
+}

@@ -1,0 +1,194 @@
+//! Device memory: memory files.
+
+use core::ptr;
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::Mutex;
+
+use super::lock;
+use super::settings::{POISON, settings};
+use crate::status::{Result, Status};
+
+/// Bytes to which the driver rounds physical memory.
+pub(crate) const GRANULARITY: u64 = 2 << 20;
+
+/// Most bytes of an allocation that are poisoned.
+const POISONED: u64 = 16 << 20;
+
+const NAME: &str = "fusewire-cuda-fake";
+
+/// Physical memory of a device.
+#[derive(Debug)]
+pub(crate) struct Backing {
+    pub(crate) file: File,
+    pub(crate) bytes: u64,
+    pub(crate) device: u32,
+    /// Handle types that it was made for, a bit set.
+    pub(crate) handles: u32,
+    /// Whether this process made it, which counts against the device's memory.
+    made: bool,
+}
+
+/// Bytes in use of each device.
+static USED: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
+
+/// Bytes of a device that this process uses.
+pub(crate) fn used(device: u32) -> u64 {
+    lock(&USED).get(&device).copied().unwrap_or(0)
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        if self.made
+            && let Some(used) = lock(&USED).get_mut(&self.device)
+        {
+            *used -= self.bytes;
+        }
+    }
+}
+
+impl Backing {
+    /// New memory, filled with what nobody expects.
+    pub(crate) fn new(bytes: u64, device: u32, handles: u32) -> Result<Self> {
+        {
+            let mut used = lock(&USED);
+            let used = used.entry(device).or_default();
+            let total = used.checked_add(bytes).ok_or(Status::OutOfMemory)?;
+            if total > settings().memory {
+                return Err(Status::OutOfMemory);
+            }
+            *used = total;
+        }
+        let made = Self::create(bytes, device, handles);
+        if made.is_err()
+            && let Some(used) = lock(&USED).get_mut(&device)
+        {
+            *used -= bytes;
+        }
+        made
+    }
+
+    fn create(bytes: u64, device: u32, handles: u32) -> Result<Self> {
+        let name = CString::new(format!("{NAME} {device} {handles}")).or(Err(Status::Unknown))?;
+        // SAFETY: the name is a live C string.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(Status::OperatingSystem);
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        file.set_len(bytes).or(Err(Status::OutOfMemory))?;
+        if settings().poison {
+            let chunk = vec![POISON; (1 << 20).min(bytes as usize)];
+            let mut at = 0;
+            while at < bytes.min(POISONED) {
+                let part = chunk.len().min((bytes - at) as usize);
+                file.write_all_at(&chunk[..part], at)
+                    .or(Err(Status::OutOfMemory))?;
+                at += part as u64;
+            }
+        }
+        Ok(Self {
+            file,
+            bytes,
+            device,
+            handles,
+            made: true,
+        })
+    }
+
+    /// Memory behind a descriptor that another process, or this one, exported; `None` if it is anything else.
+    pub(crate) fn adopt(fd: OwnedFd) -> Option<Self> {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
+        let (device, handles) = attributes(&link)?;
+        let file = File::from(fd);
+        let bytes = file.metadata().ok()?.size();
+        Some(Self {
+            file,
+            bytes,
+            device,
+            handles,
+            made: false,
+        })
+    }
+
+    /// Tells this memory from any other of the host.
+    pub(crate) fn inode(&self) -> u64 {
+        self.file.metadata().map_or(0, |data| data.ino())
+    }
+
+    /// Maps the memory from its beginning at `place`, or anywhere.
+    pub(crate) fn map(&self, place: Option<u64>, bytes: u64, protection: i32) -> Result<u64> {
+        let (hint, fixed) = place.map_or((ptr::null_mut(), 0), |place| {
+            (place as *mut libc::c_void, libc::MAP_FIXED)
+        });
+        // SAFETY: without a place nothing of others is replaced; a place lies in a reservation of the fake,
+        // where nothing else is mapped.
+        let address = unsafe {
+            libc::mmap(
+                hint,
+                bytes as usize,
+                protection,
+                libc::MAP_SHARED | fixed,
+                self.file.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(Status::OutOfMemory);
+        }
+        Ok(address as u64)
+    }
+}
+
+/// Device and handle types, out of the file's name: `/memfd:NAME 0 1 (deleted)`.
+fn attributes(link: &Path) -> Option<(u32, u32)> {
+    let text = link.to_str()?.strip_prefix("/memfd:")?;
+    let mut parts = text.strip_prefix(NAME)?.split_whitespace();
+    let device = parts.next()?.parse().ok()?;
+    let handles = parts.next()?.parse().ok()?;
+    Some((device, handles))
+}
+
+/// Addresses that nothing else of the process gets.
+pub(crate) fn reserve(place: Option<u64>, bytes: u64) -> Result<u64> {
+    let (hint, fixed) = place.map_or((ptr::null_mut(), 0), |place| {
+        (place as *mut libc::c_void, libc::MAP_FIXED)
+    });
+    // SAFETY: as in `Backing::map`.
+    let address = unsafe {
+        libc::mmap(
+            hint,
+            bytes as usize,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed,
+            -1,
+            0,
+        )
+    };
+    if address == libc::MAP_FAILED {
+        return Err(Status::OutOfMemory);
+    }
+    Ok(address as u64)
+}
+
+/// Gives addresses back.
+pub(crate) fn unmap(address: u64, bytes: u64) {
+    // SAFETY: a range that the fake mapped and now forgets.
+    unsafe { libc::munmap(address as *mut libc::c_void, bytes as usize) };
+}
+
+/// Sets what a mapped range allows.
+pub(crate) fn protect(address: u64, bytes: u64, protection: i32) -> Result<()> {
+    // SAFETY: a range that the fake mapped.
+    let code = unsafe { libc::mprotect(address as *mut libc::c_void, bytes as usize, protection) };
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(Status::OperatingSystem)
+    }
+}

@@ -1,0 +1,249 @@
+//! Devices and their primary contexts; which one is current on a thread.
+
+use core::cell::{Cell, RefCell};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use super::handles::{CONTEXTS, EVENTS, EXECS, FUNCTIONS, GRAPHS, MODULES, STREAMS, fresh};
+use super::settings::settings;
+use super::stream::Stream;
+use super::{capture, lock, memory};
+use crate::status::{Result, Status};
+
+static READY: AtomicBool = AtomicBool::new(false);
+
+/// Primary contexts by device.
+static PRIMARY: Mutex<BTreeMap<u32, Primary>> = Mutex::new(BTreeMap::new());
+
+#[derive(Debug, Default)]
+struct Primary {
+    references: u32,
+    flags: u32,
+    context: Option<Arc<Context>>,
+}
+
+thread_local! {
+    /// Handles of contexts; the last is current.
+    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// Whether this thread runs a function that must not call the driver.
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A device's context.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) handle: usize,
+    pub(crate) device: u32,
+    /// The stream of handle 0.
+    pub(crate) legacy: Arc<Stream>,
+    /// What has failed on the device, 0 for nothing; nothing works any more then.
+    failed: AtomicU32,
+    /// Devices of contexts whose memory this one may touch.
+    pub(crate) peers: Mutex<Vec<usize>>,
+}
+
+impl Context {
+    /// The error that the device is in.
+    pub(crate) fn failure(&self) -> Result<()> {
+        match self.failed.load(Ordering::Acquire) {
+            0 => Ok(()),
+            code => Err(Status::from_code(code).unwrap_or(Status::Unknown)),
+        }
+    }
+
+    /// Something failed on the device: from now on every call says so.
+    pub(crate) fn fail(&self, status: Status) {
+        let _ = self
+            .failed
+            .compare_exchange(0, status as u32, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Waits for all streams.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        let handle = self.handle;
+        for stream in STREAMS.select(|stream| stream.context == handle) {
+            stream.settle();
+        }
+        self.legacy.settle();
+        self.failure()
+    }
+}
+
+/// `cuInit`.
+pub(crate) fn initialize() -> Result<()> {
+    if settings().devices == 0 {
+        return Err(Status::NoDevice);
+    }
+    READY.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Whether `cuInit` was called.
+pub(crate) fn ready() -> Result<()> {
+    if READY.load(Ordering::Acquire) {
+        Ok(())
+    } else {
+        Err(Status::NotInitialized)
+    }
+}
+
+/// A device by its number.
+pub(crate) fn device(number: i32) -> Result<u32> {
+    ready()?;
+    u32::try_from(number)
+        .ok()
+        .filter(|number| *number < settings().devices)
+        .ok_or(Status::InvalidDevice)
+}
+
+/// What tells a device from all others.
+pub(crate) fn uuid(device: u32) -> [u8; 16] {
+    let mut bytes = *b"fusewire-fake\0";
+    bytes[14] = bytes[14].wrapping_add(settings().host);
+    bytes[15] = device as u8;
+    bytes
+}
+
+/// The context that is current on this thread, in working order.
+pub(crate) fn current() -> Result<Arc<Context>> {
+    ready()?;
+    let context = current_or_none()?.ok_or(Status::InvalidContext)?;
+    context.failure()?;
+    Ok(context)
+}
+
+/// The context that is current on this thread.
+pub(crate) fn current_or_none() -> Result<Option<Arc<Context>>> {
+    let Some(handle) = CURRENT.with_borrow(|stack| stack.last().copied()) else {
+        return Ok(None);
+    };
+    if handle == 0 {
+        return Ok(None);
+    }
+    match CONTEXTS.get(handle) {
+        Some(context) => Ok(Some(context)),
+        None => Err(Status::ContextIsDestroyed),
+    }
+}
+
+/// Makes a context current instead of the one that is; 0 for none.
+pub(crate) fn set_current(handle: usize) -> Result<()> {
+    ready()?;
+    if handle != 0 && CONTEXTS.get(handle).is_none() {
+        return Err(Status::InvalidContext);
+    }
+    CURRENT.with_borrow_mut(|stack| {
+        stack.pop();
+        if handle != 0 {
+            stack.push(handle);
+        }
+    });
+    Ok(())
+}
+
+/// Makes a context current until it is popped.
+pub(crate) fn push(handle: usize) -> Result<()> {
+    ready()?;
+    if CONTEXTS.get(handle).is_none() {
+        return Err(Status::InvalidContext);
+    }
+    CURRENT.with_borrow_mut(|stack| stack.push(handle));
+    Ok(())
+}
+
+/// Undoes [`push`].
+pub(crate) fn pop() -> Result<usize> {
+    ready()?;
+    CURRENT
+        .with_borrow_mut(Vec::pop)
+        .ok_or(Status::InvalidContext)
+}
+
+/// Takes a reference to a device's primary context.
+pub(crate) fn retain_primary(device: u32) -> usize {
+    let mut primary = lock(&PRIMARY);
+    let primary = primary.entry(device).or_default();
+    primary.references += 1;
+    let context = primary.context.get_or_insert_with(|| {
+        let handle = fresh();
+        let context = Arc::new(Context {
+            handle,
+            device,
+            legacy: Arc::new(Stream::legacy(handle)),
+            failed: AtomicU32::new(0),
+            peers: Mutex::default(),
+        });
+        CONTEXTS.insert_as(handle, Arc::clone(&context));
+        context
+    });
+    context.handle
+}
+
+/// Gives a reference back; the last one takes everything of the context along.
+pub(crate) fn release_primary(device: u32) -> Result<()> {
+    let mut all = lock(&PRIMARY);
+    let primary = all.entry(device).or_default();
+    if primary.references == 0 {
+        return Err(Status::InvalidContext);
+    }
+    primary.references -= 1;
+    let gone = if primary.references == 0 {
+        primary.context.take()
+    } else {
+        None
+    };
+    drop(all);
+    if let Some(context) = gone {
+        destroy(&context);
+    }
+    Ok(())
+}
+
+/// Ends a primary context, whoever holds it.
+pub(crate) fn reset_primary(device: u32) {
+    let gone = lock(&PRIMARY).entry(device).or_default().context.take();
+    if let Some(context) = gone {
+        destroy(&context);
+    }
+}
+
+fn destroy(context: &Context) {
+    let _ = context.synchronize();
+    let handle = context.handle;
+    CONTEXTS.remove(handle);
+    for stream in STREAMS.take(|stream| stream.context == handle) {
+        capture::forget_stream(&stream);
+    }
+    EVENTS.take(|event| event.context == handle);
+    MODULES.take(|module| module.context == handle);
+    FUNCTIONS.take(|function| function.context == handle);
+    EXECS.take(|exec| exec.context == handle);
+    GRAPHS.take(|graph| graph.context == handle);
+    memory::free_context(handle);
+}
+
+/// Flags of a primary context, and whether it lives.
+pub(crate) fn primary_state(device: u32) -> (u32, bool) {
+    let all = lock(&PRIMARY);
+    all.get(&device).map_or((0, false), |primary| {
+        (primary.flags, primary.context.is_some())
+    })
+}
+
+/// Sets the flags of a primary context.
+pub(crate) fn set_primary_flags(device: u32, flags: u32) {
+    lock(&PRIMARY).entry(device).or_default().flags = flags;
+}
+
+/// Whether this thread runs a callback.
+pub(crate) fn in_callback() -> bool {
+    IN_CALLBACK.try_with(Cell::get).unwrap_or(false)
+}
+
+/// Runs a callback of the user's, in which the driver cannot be called.
+pub(crate) fn callback(call: impl FnOnce()) {
+    let before = IN_CALLBACK.replace(true);
+    call();
+    IN_CALLBACK.set(before);
+}

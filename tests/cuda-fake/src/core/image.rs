@@ -1,0 +1,518 @@
+//! PTX: the entries of an image with their parameters, read from its text; and text of that kind, written.
+
+use fusewire_device::native::{KernelInfo, ParamField};
+use fusewire_device::one_grid::{GridParams, SUFFIX};
+
+/// One parameter of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parameter {
+    pub(crate) offset: usize,
+    pub(crate) size: usize,
+}
+
+/// One `.entry`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) parameters: Vec<Parameter>,
+    /// Bytes of all parameters.
+    pub(crate) bytes: usize,
+    /// `.maxntid`, 0 for none.
+    pub(crate) max_threads: u32,
+    /// Bytes of shared memory whose names stand in the body.
+    pub(crate) shared_bytes: usize,
+}
+
+/// What an image declares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Image {
+    /// `.version`, ten times.
+    pub(crate) version: u32,
+    /// `.target sm_90a`: 90.
+    pub(crate) target: u32,
+    /// Whether the target is for that architecture alone.
+    pub(crate) exact: bool,
+    pub(crate) entries: Vec<Entry>,
+    /// Functions that the image calls and does not have.
+    pub(crate) unresolved: Vec<String>,
+}
+
+/// Why text is no PTX: the line, and what is wrong there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Malformed {
+    pub(crate) line: u32,
+    pub(crate) detail: String,
+}
+
+type Parsed<T> = Result<T, Malformed>;
+
+/// Words and signs of a text, without comments.
+struct Tokens<'a> {
+    text: &'a str,
+    at: usize,
+    line: u32,
+}
+
+impl<'a> Tokens<'a> {
+    fn error<T>(&self, detail: impl Into<String>) -> Parsed<T> {
+        Err(Malformed {
+            line: self.line,
+            detail: detail.into(),
+        })
+    }
+
+    fn skip(&mut self) -> Parsed<()> {
+        let bytes = self.text.as_bytes();
+        while let Some(byte) = bytes.get(self.at) {
+            match (byte, bytes.get(self.at + 1)) {
+                (b'\n', _) => {
+                    self.line += 1;
+                    self.at += 1;
+                }
+                (b'/', Some(b'/')) => {
+                    let rest = &self.text[self.at..];
+                    self.at += rest.find('\n').unwrap_or(rest.len());
+                }
+                (b'/', Some(b'*')) => {
+                    let rest = &self.text[self.at..];
+                    let Some(end) = rest.find("*/") else {
+                        return self.error("a comment does not end");
+                    };
+                    self.line += rest[..end].matches('\n').count() as u32;
+                    self.at += end + 2;
+                }
+                (byte, _) if byte.is_ascii_whitespace() => self.at += 1,
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Parsed<Option<&'a str>> {
+        self.skip()?;
+        let rest = &self.text[self.at..];
+        let Some(first) = rest.bytes().next() else {
+            return Ok(None);
+        };
+        let word = |byte: u8| byte.is_ascii_alphanumeric() || b"_$%.".contains(&byte);
+        let length = if first == b'"' {
+            match rest[1..].find('"') {
+                Some(end) => end + 2,
+                None => return self.error("a string does not end"),
+            }
+        } else if word(first) {
+            rest.bytes()
+                .position(|byte| !word(byte))
+                .unwrap_or(rest.len())
+        } else if first.is_ascii() {
+            1
+        } else {
+            return self.error("a character that is not ASCII");
+        };
+        self.at += length;
+        Ok(Some(&rest[..length]))
+    }
+
+    fn need(&mut self, what: &str) -> Parsed<&'a str> {
+        match self.next()? {
+            Some(token) => Ok(token),
+            None => self.error(format!("the text ends where {what} must stand")),
+        }
+    }
+
+    fn expect(&mut self, token: &str) -> Parsed<()> {
+        let found = self.need(token)?;
+        if found == token {
+            Ok(())
+        } else {
+            self.error(format!("{found:?} stands where {token:?} must"))
+        }
+    }
+
+    fn number(&mut self, what: &str) -> Parsed<usize> {
+        let token = self.need(what)?;
+        match token.parse() {
+            Ok(number) => Ok(number),
+            Err(_) => self.error(format!("{token:?} stands where {what} must")),
+        }
+    }
+}
+
+/// Bytes of a type, `.u64`.
+fn size_of(name: &str) -> Option<usize> {
+    Some(match name {
+        ".b8" | ".u8" | ".s8" => 1,
+        ".b16" | ".u16" | ".s16" | ".f16" | ".bf16" => 2,
+        ".b32" | ".u32" | ".s32" | ".f32" | ".f16x2" | ".bf16x2" => 4,
+        ".b64" | ".u64" | ".s64" | ".f64" => 8,
+        ".b128" => 16,
+        _ => return None,
+    })
+}
+
+/// Functions that every driver has.
+const SYSTEM: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
+
+impl Image {
+    /// Reads PTX.
+    pub(crate) fn parse(text: &str) -> Parsed<Self> {
+        let mut tokens = Tokens {
+            text,
+            at: 0,
+            line: 1,
+        };
+        let mut image = Self::default();
+        let mut shared: Vec<(String, usize)> = Vec::new();
+        tokens.expect(".version")?;
+        image.version = version(&mut tokens)?;
+        tokens.expect(".target")?;
+        (image.target, image.exact) = target(&mut tokens)?;
+        tokens.expect(".address_size")?;
+        if tokens.number("the size of an address")? != 64 {
+            return tokens.error("addresses must have 64 bits");
+        }
+        let (mut linkage, mut depth) = ("", 0u32);
+        while let Some(token) = tokens.next()? {
+            match token {
+                ".visible" | ".extern" | ".weak" => linkage = token,
+                ".entry" => {
+                    let entry = entry(&mut tokens, &shared)?;
+                    if image.entries.iter().any(|other| other.name == entry.name) {
+                        return tokens.error(format!("entry {} is there twice", entry.name));
+                    }
+                    image.entries.push(entry);
+                    linkage = "";
+                }
+                ".func" => {
+                    let name = function(&mut tokens)?;
+                    if linkage == ".extern" && !SYSTEM.contains(&name) {
+                        image.unresolved.push(name.to_owned());
+                    }
+                    linkage = "";
+                }
+                ".shared" => {
+                    let (name, bytes) = variable(&mut tokens)?;
+                    if linkage != ".extern" {
+                        shared.push((name.to_owned(), bytes));
+                    }
+                    linkage = "";
+                }
+                "{" => depth += 1,
+                "}" if depth == 0 => return tokens.error("a brace closes that was not opened"),
+                "}" => depth -= 1,
+                ";" => linkage = "",
+                _ => {}
+            }
+        }
+        if depth > 0 {
+            return tokens.error("the text ends within braces");
+        }
+        Ok(image)
+    }
+
+    pub(crate) fn entry(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.name == name)
+    }
+}
+
+fn version(tokens: &mut Tokens<'_>) -> Parsed<u32> {
+    let text = tokens.need("a version")?;
+    let parts = text.split_once('.');
+    let number = parts.and_then(|(major, minor)| {
+        Some(major.parse::<u32>().ok()? * 10 + minor.parse::<u32>().ok()?)
+    });
+    match number {
+        Some(number) => Ok(number),
+        None => tokens.error(format!("{text:?} is no version")),
+    }
+}
+
+fn target(tokens: &mut Tokens<'_>) -> Parsed<(u32, bool)> {
+    let text = tokens.need("a target")?;
+    let number = text.strip_prefix("sm_").and_then(|number| {
+        let digits = number.trim_end_matches(['a', 'f']);
+        Some((digits.parse().ok()?, digits.len() != number.len()))
+    });
+    match number {
+        Some(target) => Ok(target),
+        None => tokens.error(format!("{text:?} is no target")),
+    }
+}
+
+/// `[.align N] TYPE NAME[N]...;` behind `.shared`: name and bytes.
+fn variable<'a>(tokens: &mut Tokens<'a>) -> Parsed<(&'a str, usize)> {
+    let mut size = None;
+    loop {
+        let token = tokens.need("a variable")?;
+        if token == ".align" {
+            tokens.number("an alignment")?;
+        } else if let Some(bytes) = size_of(token) {
+            size = Some(bytes);
+        } else if token.starts_with('.') || size.is_none() {
+            return tokens.error(format!("{token:?} stands where a variable's type must"));
+        } else {
+            let mut bytes = size.unwrap_or(1);
+            loop {
+                match tokens.need("the end of a variable")? {
+                    "[" => {}
+                    "]" => {}
+                    ";" => return Ok((token, bytes)),
+                    number => match number.parse::<usize>() {
+                        Ok(number) => bytes *= number,
+                        Err(_) => return tokens.error(format!("{number:?} is no length")),
+                    },
+                }
+            }
+        }
+    }
+}
+
+/// The name of a function, behind `.func`; what follows is read by the caller.
+fn function<'a>(tokens: &mut Tokens<'a>) -> Parsed<&'a str> {
+    let mut token = tokens.need("a function")?;
+    if token == "(" {
+        while tokens.need("the end of a function's result")? != ")" {}
+        token = tokens.need("a function's name")?;
+    }
+    Ok(token)
+}
+
+/// An entry with its body, behind `.entry`.
+fn entry(tokens: &mut Tokens<'_>, shared: &[(String, usize)]) -> Parsed<Entry> {
+    let name = tokens.need("an entry's name")?;
+    if name.starts_with(['.', '(', '{']) {
+        return tokens.error(format!("{name:?} stands where an entry's name must"));
+    }
+    let mut entry = Entry {
+        name: name.to_owned(),
+        ..Entry::default()
+    };
+    let mut token = tokens.need("an entry's parameters")?;
+    if token == "(" {
+        parameters(tokens, &mut entry)?;
+        token = tokens.need("an entry's body")?;
+    }
+    while token != "{" {
+        match token {
+            ".maxntid" | ".reqntid" => {
+                entry.max_threads = 1;
+                loop {
+                    entry.max_threads *= tokens.number("a number of threads")? as u32;
+                    token = tokens.need("an entry's body")?;
+                    if token != "," {
+                        break;
+                    }
+                }
+                continue;
+            }
+            ".minnctapersm" | ".maxnreg" | ".maxnctapersm" => {
+                tokens.number("a number")?;
+            }
+            ";" => return tokens.error(format!("entry {name} has no body")),
+            _ => {}
+        }
+        token = tokens.need("an entry's body")?;
+    }
+    let mut used = vec![false; shared.len()];
+    let mut depth = 1;
+    while depth > 0 {
+        match tokens.need("the end of an entry's body")? {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            ".shared" => entry.shared_bytes += variable(tokens)?.1,
+            ".entry" => return tokens.error(format!("the body of entry {name} does not end")),
+            word => {
+                if let Some(at) = shared.iter().position(|(name, _)| name == word) {
+                    used[at] = true;
+                }
+            }
+        }
+    }
+    for ((_, bytes), used) in shared.iter().zip(used) {
+        entry.shared_bytes += if used { *bytes } else { 0 };
+    }
+    Ok(entry)
+}
+
+/// `.param [.align N] TYPE [.ptr [.SPACE] [.align N]] NAME[N], ...)`, behind the parenthesis.
+fn parameters(tokens: &mut Tokens<'_>, entry: &mut Entry) -> Parsed<()> {
+    let mut token = tokens.need("a parameter")?;
+    while token != ")" {
+        if token != ".param" {
+            return tokens.error(format!("{token:?} stands where .param must"));
+        }
+        let (mut size, mut alignment, mut pointee) = (0, 0, false);
+        let name = loop {
+            let token = tokens.need("a parameter's type")?;
+            match token {
+                ".align" => {
+                    let number = tokens.number("an alignment")?;
+                    if !number.is_power_of_two() {
+                        return tokens.error(format!("alignment {number} is no power of two"));
+                    }
+                    if !pointee {
+                        alignment = number;
+                    }
+                }
+                ".ptr" => pointee = true,
+                ".global" | ".shared" | ".const" | ".local" if pointee => {}
+                _ if !token.starts_with('.') => break token,
+                _ => match size_of(token) {
+                    Some(bytes) if size == 0 => size = bytes,
+                    _ => return tokens.error(format!("{token:?} is no type of a parameter")),
+                },
+            }
+        };
+        if size == 0 || matches!(name, "," | "(" | ")" | "[") {
+            return tokens.error(format!("{name:?} stands where a type or a name must"));
+        }
+        let alignment = alignment.max(size);
+        token = tokens.need("the end of a parameter")?;
+        if token == "[" {
+            size *= tokens.number("a length")?;
+            tokens.expect("]")?;
+            token = tokens.need("the end of a parameter")?;
+        }
+        let offset = entry.bytes.next_multiple_of(alignment);
+        entry.parameters.push(Parameter { offset, size });
+        entry.bytes = offset + size;
+        match token {
+            "," => token = tokens.need("a parameter")?,
+            ")" => {}
+            other => return tokens.error(format!("{other:?} stands behind a parameter")),
+        }
+    }
+    Ok(())
+}
+
+/// PTX that declares the kernels of some lists and does nothing: a stand-in for an image, for the fake alone.
+///
+/// `capability` is the target: 90 for `sm_90`. Parameters have the sizes, and so the offsets, of the kernels' own
+/// parameter structs.
+pub fn stand_in(lists: &[&[KernelInfo]], capability: u32) -> String {
+    let all = lists.iter().copied().flatten();
+    declare(
+        all.map(|kernel| (kernel.name.to_owned(), kernel.params)),
+        capability,
+    )
+}
+
+/// As [`stand_in`], for an image of the grid forms of these kernels: `NAME__grid` in place of `NAME`.
+pub fn stand_in_one_grid(lists: &[&[KernelInfo]], capability: u32) -> String {
+    let all = lists.iter().copied().flatten();
+    declare(
+        all.map(|kernel| (format!("{}{SUFFIX}", kernel.name), GridParams::FIELDS)),
+        capability,
+    )
+}
+
+fn declare(
+    entries: impl Iterator<Item = (String, &'static [ParamField])>,
+    capability: u32,
+) -> String {
+    let mut text = format!(".version 8.0\n.target sm_{capability}\n.address_size 64\n");
+    for (name, params) in entries {
+        let parameters: Vec<String> = params
+            .iter()
+            .enumerate()
+            .map(|(at, field)| match field.size {
+                1 | 2 | 4 | 8 => format!("\t.param .u{} {name}_param_{at}", field.size * 8),
+                size => {
+                    let alignment = 1 << field.offset.trailing_zeros().min(3);
+                    format!("\t.param .align {alignment} .b8 {name}_param_{at}[{size}]")
+                }
+            })
+            .collect();
+        text.push_str(&format!(
+            "\n.visible .entry {name}(\n{}\n)\n.maxntid 512\n.minnctapersm 1\n{{\n\tret;\n}}\n",
+            parameters.join(",\n")
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = ".version 8.6\n.target sm_90a\n.address_size 64\n";
+
+    fn parse(body: &str) -> Parsed<Image> {
+        Image::parse(&format!("{HEAD}{body}"))
+    }
+
+    #[test]
+    fn entries_with_offsets_and_attributes() {
+        let image = parse(
+            "// a comment with .entry nothing(\n\
+             .extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n\
+             .shared .align 128 .b8 scratch[64];\n\
+             .visible .entry first(\n .param .u64 .ptr .global .align 16 a,\n .param .u32 b,\n\
+             .param .align 16 .b8 c[20],\n .param .f16 d)\n.maxntid 16, 8\n{ mov.b64 %rd1, scratch; { } ret; }\n\
+             .visible .entry second()\n{ /* } */ ret; }\n",
+        )
+        .unwrap();
+        assert_eq!((image.version, image.target, image.exact), (86, 90, true));
+        assert_eq!(image.unresolved, [""; 0]);
+        let first = image.entry("first").unwrap();
+        let places: Vec<_> = first
+            .parameters
+            .iter()
+            .map(|it| (it.offset, it.size))
+            .collect();
+        assert_eq!(places, [(0, 8), (8, 4), (16, 20), (36, 2)]);
+        assert_eq!(
+            (first.bytes, first.max_threads, first.shared_bytes),
+            (38, 128, 64)
+        );
+        let second = image.entry("second").unwrap();
+        assert!(second.parameters.is_empty() && second.shared_bytes == 0);
+        assert!(image.entry("nothing").is_none());
+    }
+
+    #[test]
+    fn malformed_text_is_refused_with_its_line() {
+        for (body, line) in [
+            (".visible .entry k(.param .u64 a", 4),
+            (".visible .entry k(.param .u65 a) { }", 4),
+            ("\n.visible .entry k(.param .u64 a)\n{", 6),
+            (".visible .entry k(.param .u64 a);", 4),
+            (".visible .entry k(.param .align 3 .b8 a[3]) { }", 4),
+            (".visible .entry k() { }\n.visible .entry k() { }", 5),
+            ("}", 4),
+            ("/* no end", 4),
+        ] {
+            let error = parse(body).unwrap_err();
+            assert_eq!(error.line, line, "{body:?}: {error:?}");
+        }
+        for text in [
+            "",
+            "hello",
+            ".version 8.6\n.target gfx942\n",
+            ".version x\n",
+        ] {
+            assert!(Image::parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn calls_to_functions_that_are_not_there() {
+        let image = parse(".extern .func panic_somewhere\n(\n.param .b64 a\n);").unwrap();
+        assert_eq!(image.unresolved, ["panic_somewhere"]);
+    }
+
+    #[test]
+    fn stand_ins_declare_what_the_structs_have() {
+        for lists in [fusewire_kernels::KERNELS, vocab_argmax::KERNELS] {
+            let image = Image::parse(&stand_in(lists, 90)).unwrap();
+            let kernels: Vec<_> = lists.iter().copied().flatten().collect();
+            assert_eq!(image.entries.len(), kernels.len());
+            for kernel in kernels {
+                let entry = image.entry(kernel.name).unwrap();
+                let places = entry.parameters.iter().map(|it| (it.offset, it.size));
+                let fields = kernel.params.iter().map(|it| (it.offset, it.size));
+                assert!(places.eq(fields), "{}", kernel.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! Modules, functions and launches.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use fusewire::cpu::{self, BlockOrder, Grid, LaunchNote, LaunchOwner};
+use fusewire_device::arch::SHARED_BYTES;
+use fusewire_device::native::{KernelInfo, NativeEntry, ParamField};
+use fusewire_device::one_grid::{GridParams, kernel_name};
+
+use super::context::Context;
+use super::grid::{self, Bound};
+use super::handles::{FUNCTIONS, MODULES, fresh};
+use super::image::{Entry, Image};
+use super::record::{count_launch, tell};
+use super::settings::settings;
+use super::stream::Stream;
+use super::{capture, lock, memory};
+use crate::status::{Result, Status};
+
+/// Shared memory of a block without asking for more.
+pub(crate) const SHARED_USUAL: u32 = 48 << 10;
+/// Most shared memory of a block (sm_90).
+pub(crate) const SHARED_MOST: u32 = 227 << 10;
+/// Shared memory of a multiprocessor.
+pub(crate) const SHARED_MULTIPROCESSOR: u32 = 228 << 10;
+/// What the system takes of it for each block.
+const SHARED_SYSTEM: u32 = 1 << 10;
+/// Most threads of a block.
+pub(crate) const MAX_THREADS: u32 = 1024;
+/// Most threads and blocks of a multiprocessor.
+pub(crate) const RESIDENT: (u32, u32) = (2048, 32);
+/// Registers that every function is said to need.
+pub(crate) const REGISTERS: u32 = 32;
+
+/// Lists of kernels that have native entries, beside the project's own.
+static LISTS: Mutex<Vec<&'static [&'static [KernelInfo]]>> = Mutex::new(Vec::new());
+
+/// Adds kernels that modules may have: what an image declares is executable if its name is in a list.
+pub fn register(lists: &'static [&'static [KernelInfo]]) {
+    lock(&LISTS).push(lists);
+}
+
+fn native(name: &str) -> Option<&'static KernelInfo> {
+    let own = [
+        fusewire_kernels::KERNELS,
+        vocab_argmax::KERNELS,
+        planted_errors::KERNELS,
+    ];
+    let added = lock(&LISTS);
+    own.iter()
+        .chain(added.iter())
+        .flat_map(|lists| lists.iter().copied().flatten())
+        .find(|kernel| kernel.name == name)
+}
+
+/// How an entry of an image runs here.
+#[derive(Clone, Copy, Debug)]
+enum Native {
+    /// As the native entry of a kernel.
+    Ordinary(&'static KernelInfo),
+    /// `NAME__grid`: as the native entry of the kernel `NAME`, for all ranks.
+    Grid(&'static KernelInfo),
+}
+
+impl Native {
+    fn find(symbol: &str) -> Option<Self> {
+        let ordinary = native(symbol).map(Self::Ordinary);
+        ordinary.or_else(|| Some(Self::Grid(native(kernel_name(symbol)?)?)))
+    }
+
+    /// The arguments.
+    fn params(self) -> &'static [ParamField] {
+        match self {
+            Self::Ordinary(kernel) => kernel.params,
+            Self::Grid(_) => GridParams::FIELDS,
+        }
+    }
+}
+
+/// A loaded image.
+#[derive(Debug)]
+pub(crate) struct Module {
+    pub(crate) handle: usize,
+    pub(crate) context: usize,
+    image: Image,
+    /// Functions that were asked for, by name.
+    functions: Mutex<BTreeMap<String, usize>>,
+}
+
+/// An entry of a module.
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) module: usize,
+    pub(crate) context: usize,
+    pub(crate) entry: Entry,
+    native: Option<Native>,
+    pub(crate) max_dynamic: AtomicU32,
+}
+
+/// Shape and attributes of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    pub(crate) cluster: [u32; 3],
+    pub(crate) cooperative: bool,
+}
+
+/// Loads PTX; the error comes with what a compiler would say.
+pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize, (Status, String)> {
+    let image = Image::parse(text).map_err(|error| {
+        let detail = format!(
+            "ptxas application ptx input, line {}; fatal   : {}",
+            error.line, error.detail
+        );
+        (Status::InvalidPtx, detail)
+    })?;
+    let settings = settings();
+    let fatal = |status, detail: String| Err((status, format!("ptxas fatal   : {detail}")));
+    // PTX 8.7 came with 12.8, 9.0 with 13.0.
+    let newest = match settings.driver {
+        13_000.. => 90,
+        driver => 80 + (driver - 12_000.min(driver)) / 10 - u32::from(driver >= 12_060),
+    };
+    if image.version > newest {
+        return fatal(
+            Status::UnsupportedPtxVersion,
+            format!(
+                "Unsupported .version {}.{}; current version is '{}.{}'",
+                image.version / 10,
+                image.version % 10,
+                newest / 10,
+                newest % 10
+            ),
+        );
+    }
+    let target = image.target;
+    if target > settings.capability || (image.exact && target != settings.capability) {
+        return fatal(
+            Status::InvalidPtx,
+            format!(
+                "SM version specified by .target (sm_{target}) is higher than, or another than, the device's sm_{}",
+                settings.capability
+            ),
+        );
+    }
+    if let Some(name) = image.unresolved.first() {
+        return fatal(
+            Status::InvalidPtx,
+            format!("Unresolved extern function '{name}'"),
+        );
+    }
+    let handle = fresh();
+    let module = Module {
+        handle,
+        context: context.handle,
+        image,
+        functions: Mutex::default(),
+    };
+    MODULES.insert_as(handle, Arc::new(module));
+    Ok(handle)
+}
+
+/// Unloads a module. Launches that were enqueued still run.
+pub(crate) fn unload(handle: usize) -> Result<()> {
+    let module = MODULES.remove(handle).ok_or(Status::InvalidHandle)?;
+    FUNCTIONS.take(|function| function.module == module.handle);
+    Ok(())
+}
+
+impl Module {
+    /// A function by its name.
+    pub(crate) fn function(&self, name: &str) -> Result<usize> {
+        let entry = self.image.entry(name).ok_or(Status::NotFound)?;
+        let mut functions = lock(&self.functions);
+        if let Some(handle) = functions.get(name) {
+            return Ok(*handle);
+        }
+        let handle = FUNCTIONS.insert(Arc::new(Function {
+            module: self.handle,
+            context: self.context,
+            entry: entry.clone(),
+            native: Native::find(name),
+            max_dynamic: AtomicU32::new(SHARED_USUAL.saturating_sub(entry.shared_bytes as u32)),
+        }));
+        functions.insert(name.to_owned(), handle);
+        Ok(handle)
+    }
+
+    /// Names of all entries.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.image.entries.iter().map(|entry| entry.name.as_str())
+    }
+}
+
+impl Function {
+    /// Most threads of a block.
+    pub(crate) fn max_threads(&self) -> u32 {
+        match self.entry.max_threads {
+            0 => MAX_THREADS,
+            threads => threads.min(MAX_THREADS),
+        }
+    }
+
+    /// Blocks that are resident on a multiprocessor.
+    pub(crate) fn occupancy(&self, threads: u32, dynamic: u32) -> Result<u32> {
+        if threads == 0 || threads > MAX_THREADS {
+            return Err(Status::InvalidValue);
+        }
+        if threads > self.max_threads() || dynamic > SHARED_MOST {
+            return Ok(0);
+        }
+        let shared = self.entry.shared_bytes as u32 + dynamic + SHARED_SYSTEM;
+        let by_threads = RESIDENT.0 / threads.next_multiple_of(32);
+        Ok(by_threads
+            .min(RESIDENT.1)
+            .min(SHARED_MULTIPROCESSOR / shared))
+    }
+
+    /// Whether the image declares what the native entry takes.
+    fn fits(&self, native: Native) -> bool {
+        let declared = self.entry.parameters.iter().map(|it| (it.offset, it.size));
+        declared.eq(native.params().iter().map(|it| (it.offset, it.size)))
+    }
+
+    /// What a launch of that shape lacks.
+    fn check(&self, shape: &Shape) -> Result<(u32, u32)> {
+        let product = |dimensions: [u32; 3]| {
+            let wide = dimensions.map(u64::from);
+            u32::try_from(wide[0].saturating_mul(wide[1]).saturating_mul(wide[2]))
+                .ok()
+                .filter(|count| *count > 0)
+                .ok_or(Status::InvalidValue)
+        };
+        let (blocks, threads) = (product(shape.grid)?, product(shape.block)?);
+        let limit = self.max_dynamic.load(Ordering::Relaxed);
+        if threads > self.max_threads() || shape.shared_bytes > limit {
+            return Err(Status::InvalidValue);
+        }
+        if shape.cluster != [0; 3] {
+            if product(shape.cluster)? > 8 || settings().capability < 90 {
+                return Err(Status::InvalidClusterSize);
+            }
+            let whole = shape
+                .grid
+                .iter()
+                .zip(shape.cluster)
+                .all(|(grid, cluster)| grid.is_multiple_of(cluster));
+            if !whole {
+                return Err(Status::InvalidValue);
+            }
+        }
+        if shape.cooperative {
+            let resident = self.occupancy(threads, shape.shared_bytes)?;
+            if blocks > resident.saturating_mul(settings().multiprocessors) {
+                return Err(Status::CooperativeLaunchTooLarge);
+            }
+        }
+        Ok((blocks, threads))
+    }
+
+    /// Puts a launch behind the work of a stream; `parameters` are their bytes, at the image's offsets.
+    pub(crate) fn launch(
+        &self,
+        context: &Arc<Context>,
+        stream: &Stream,
+        shape: &Shape,
+        parameters: &[u8],
+    ) -> Result<()> {
+        if self.context != context.handle || stream.context != context.handle {
+            return Err(Status::InvalidHandle);
+        }
+        let (blocks, _) = self.check(shape)?;
+        let name = &self.entry.name;
+        let Some(native) = self.native else {
+            tell(&format!("{name} has no native entry: it cannot run here"));
+            return Err(Status::NotSupported);
+        };
+        if !self.fits(native) {
+            tell(&format!(
+                "the image's parameters of {name} are not those of its native entry"
+            ));
+            return Err(Status::InvalidImage);
+        }
+        if shape.grid[1] != 1 || shape.grid[2] != 1 {
+            tell(&format!(
+                "{name}: grids of more than one dimension do not run here"
+            ));
+            return Err(Status::NotSupported);
+        }
+        let grid = Grid {
+            blocks,
+            lanes: 1,
+            shared_bytes: shape.shared_bytes.min(SHARED_BYTES as u32),
+            order: if blocks == 1 {
+                BlockOrder::Sequential
+            } else {
+                BlockOrder::Concurrent
+            },
+        };
+        let mut table = None;
+        let (entry, bound): (NativeEntry, _) = match native {
+            Native::Ordinary(kernel) => (kernel.native.entry(fusewire::isa(), 1), None),
+            Native::Grid(kernel) => {
+                let bound = Bound::new(kernel, parameters).ok_or(Status::InvalidValue)?;
+                let Some(ranks) = bound.ranks(blocks) else {
+                    tell(&format!(
+                        "{name}: {blocks} blocks are no multiple of those of a rank, {bound:?}"
+                    ));
+                    return Err(Status::InvalidValue);
+                };
+                table = Some((bound, ranks));
+                (grid::run, Some(bound.bytes()))
+            }
+        };
+        let arguments = bound.as_ref().map_or(parameters, |bound| bound.as_slice());
+        // SAFETY: the parameters have the layout of the entry's struct, as checked above; that they are valid when the
+        // kernel runs is what whoever launches it promises.
+        let launch = unsafe { cpu::Launch::new(entry, arguments, grid) };
+        let launch = launch.map_err(|error| {
+            tell(&format!("{name}: {error}"));
+            Status::LaunchOutOfResources
+        })?;
+        let words = self.entry.parameters.iter().filter(|it| it.size == 8);
+        let owner = Owner {
+            context: Arc::clone(context),
+            name: name.clone(),
+            table,
+            words: words
+                .filter_map(|it| parameters.get(it.offset..it.offset + 8)?.try_into().ok())
+                .map(u64::from_le_bytes)
+                .collect(),
+        };
+        let launch = launch.owned_by(Arc::new(owner), [0; 4]);
+        capture::submit(stream, cpu::Item::Launch(launch))?;
+        count_launch(name);
+        Ok(())
+    }
+}
+
+/// What happens around a kernel.
+#[derive(Debug)]
+struct Owner {
+    context: Arc<Context>,
+    name: String,
+    /// Arguments that may be addresses.
+    words: Vec<u64>,
+    /// A grid form's table of ranks' parameters, and how many there are.
+    table: Option<(Bound, u32)>,
+}
+
+impl Owner {
+    /// What an address among the arguments lacks.
+    fn fault(&self) -> Option<String> {
+        let device = self.context.device;
+        let bad = |words: &[u64]| {
+            let word = words.iter().find(|word| memory::faults(**word, device))?;
+            Some(format!(
+                "argument {word:#x} is an address without memory or without access"
+            ))
+        };
+        bad(&self.words).or_else(|| {
+            let (table, ranks) = self.table?;
+            match table.words(ranks, device) {
+                Ok(words) => bad(&words),
+                Err(detail) => Some(detail),
+            }
+        })
+    }
+}
+
+impl LaunchOwner for Owner {
+    fn before(&self, _: &LaunchNote) -> fusewire::Result<u64> {
+        if self.context.failure().is_err() {
+            return Err(refused(&self.name, "the device has failed before"));
+        }
+        memory::begin_work();
+        if let Some(detail) = self.fault() {
+            memory::end_work();
+            self.context.fail(Status::IllegalAddress);
+            tell(&format!("{}: {detail}", self.name));
+            return Err(refused(&self.name, &detail));
+        }
+        Ok(0)
+    }
+
+    fn after(&self, _: u64, _: &LaunchNote, ran: bool) -> fusewire::Result<()> {
+        memory::end_work();
+        if !ran {
+            self.context.fail(Status::LaunchFailed);
+        }
+        Ok(())
+    }
+}
+
+fn refused(name: &str, detail: &str) -> fusewire::Error {
+    fusewire::Error::Driver {
+        library: "CUDA fake",
+        call: "kernel",
+        detail: format!("{name}: {detail}"),
+    }
+}

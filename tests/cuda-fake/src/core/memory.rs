@@ -1,0 +1,489 @@
+//! The address space: which addresses are whose, and what may be done there.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use super::backing::{self, Backing};
+use super::settings::{POISON, settings};
+use super::{lock, multicast};
+use crate::status::{Result, Status};
+
+mod virtual_memory;
+
+pub(crate) use virtual_memory::{
+    access, create, map, release, reserve, retain, set_access, unmap, unreserve,
+};
+
+/// Physical memory of virtual memory management, with its references.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) handle: usize,
+    pub(crate) backing: Arc<Backing>,
+    references: Mutex<u32>,
+}
+
+/// How addresses came to be.
+#[derive(Clone, Debug)]
+pub(crate) enum Kind {
+    /// Allocated as a whole.
+    Block,
+    /// A mapping in a reservation.
+    Mapping(Arc<Allocation>),
+    /// A mapping of a multicast object, which nothing can touch.
+    Multicast(Arc<multicast::Object>),
+    /// Another process' block, with the times that it was opened.
+    Ipc(u32),
+    /// Page-locked host memory.
+    Host,
+    /// Host memory of the user's that was page-locked.
+    Registered,
+}
+
+/// A range of addresses.
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    pub(crate) start: u64,
+    /// Bytes that are mapped.
+    pub(crate) bytes: u64,
+    /// Bytes that were asked for.
+    pub(crate) requested: u64,
+    pub(crate) kind: Kind,
+    pub(crate) backing: Option<Arc<Backing>>,
+    pub(crate) device: u32,
+    /// The context that it was made in, 0 for none.
+    pub(crate) context: usize,
+    /// A number that no other range has or had.
+    pub(crate) id: u64,
+    /// Devices with access, and the access (1: read, 3: read and write).
+    access: BTreeMap<u32, u32>,
+}
+
+/// Where an address range lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Device,
+    /// Page-locked host memory.
+    Host,
+    /// Nothing that the fake knows: ordinary host memory.
+    Pageable,
+}
+
+#[derive(Debug, Default)]
+struct Space {
+    regions: BTreeMap<u64, Region>,
+    /// Reserved ranges: bytes by start.
+    reservations: BTreeMap<u64, u64>,
+    /// Pieces of device work that run.
+    working: u32,
+}
+
+static SPACE: Mutex<Space> = Mutex::new(Space {
+    regions: BTreeMap::new(),
+    reservations: BTreeMap::new(),
+    working: 0,
+});
+
+/// How many ranges there are of each kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Live {
+    pub(crate) reservations: u64,
+    pub(crate) mappings: u64,
+    pub(crate) blocks: u64,
+    pub(crate) ipc: u64,
+    pub(crate) host: u64,
+    pub(crate) registered: u64,
+}
+
+impl Region {
+    pub(crate) fn end(&self) -> u64 {
+        self.start + self.bytes
+    }
+
+    pub(crate) fn on_device(&self) -> bool {
+        !matches!(self.kind, Kind::Host | Kind::Registered)
+    }
+
+    /// What the range allows when device work runs.
+    fn protection(&self) -> i32 {
+        if matches!(self.kind, Kind::Multicast(_)) {
+            return libc::PROT_NONE;
+        }
+        match self.access.values().max() {
+            None | Some(0) => libc::PROT_NONE,
+            Some(1) => libc::PROT_READ,
+            Some(_) => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+
+    fn allows(&self, device: u32, write: bool) -> bool {
+        match self.kind {
+            Kind::Mapping(_) => {
+                let access = self.access.get(&device).copied().unwrap_or(0);
+                access >= if write { 3 } else { 1 }
+            }
+            Kind::Multicast(_) => false,
+            _ => true,
+        }
+    }
+}
+
+impl Space {
+    fn containing(&self, address: u64) -> Option<&Region> {
+        let (_, region) = self.regions.range(..=address).next_back()?;
+        (address < region.end()).then_some(region)
+    }
+
+    fn reserved(&self, address: u64, bytes: u64) -> bool {
+        let before = self.reservations.range(..=address).next_back();
+        before.is_some_and(|(start, length)| {
+            address
+                .checked_add(bytes)
+                .is_some_and(|end| end <= start + length)
+        })
+    }
+
+    /// Sets the protection of a range to what it must be now.
+    fn protect(&self, region: &Region) -> Result<()> {
+        let hidden = settings().guard && self.working == 0;
+        let protection = if hidden {
+            libc::PROT_NONE
+        } else {
+            region.protection()
+        };
+        backing::protect(region.start, region.bytes, protection)
+    }
+
+    fn add(&mut self, region: Region) -> Result<u64> {
+        let start = region.start;
+        if region.on_device() {
+            self.protect(&region)?;
+        }
+        self.regions.insert(start, region);
+        Ok(start)
+    }
+
+    fn work_changed(&self) {
+        if settings().guard {
+            for region in self.regions.values().filter(|region| region.on_device()) {
+                // The range is the fake's own, so that only its pages' protection changes.
+                let _ = self.protect(region);
+            }
+        }
+    }
+}
+
+/// Device work begins: device memory can be touched.
+pub(crate) fn begin_work() {
+    let mut space = lock(&SPACE);
+    space.working += 1;
+    if space.working == 1 {
+        space.work_changed();
+    }
+}
+
+/// Device work has ended.
+pub(crate) fn end_work() {
+    let mut space = lock(&SPACE);
+    space.working -= 1;
+    if space.working == 0 {
+        space.work_changed();
+    }
+}
+
+/// Device work runs while this lives.
+#[derive(Debug)]
+struct Working;
+
+fn working() -> Working {
+    begin_work();
+    Working
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        end_work();
+    }
+}
+
+fn region(start: u64, bytes: u64, kind: Kind, device: u32, context: usize) -> Region {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    Region {
+        start,
+        bytes,
+        requested: bytes,
+        kind,
+        backing: None,
+        device,
+        context,
+        id: NEXT.fetch_add(1, Ordering::Relaxed),
+        access: BTreeMap::new(),
+    }
+}
+
+fn round_up(bytes: u64, to: u64) -> Result<u64> {
+    bytes
+        .checked_next_multiple_of(to)
+        .ok_or(Status::OutOfMemory)
+}
+
+/// A page of the host.
+const PAGE: u64 = 4096;
+
+/// Allocates a block.
+pub(crate) fn allocate(device: u32, context: usize, requested: u64) -> Result<u64> {
+    if requested == 0 {
+        return Err(Status::InvalidValue);
+    }
+    let bytes = round_up(requested, PAGE)?;
+    let backing = Arc::new(Backing::new(bytes, device, 0)?);
+    let start = backing.map(None, bytes, libc::PROT_NONE)?;
+    lock(&SPACE).add(Region {
+        requested,
+        backing: Some(backing),
+        access: BTreeMap::from([(device, 3)]),
+        ..region(start, bytes, Kind::Block, device, context)
+    })
+}
+
+/// Maps a block of another process, or the one that is mapped already.
+pub(crate) fn open_block(
+    backing: Backing,
+    requested: u64,
+    device: u32,
+    context: usize,
+) -> Result<u64> {
+    let mut space = lock(&SPACE);
+    let inode = backing.inode();
+    let open = space.regions.values_mut().find(|region| {
+        matches!(region.kind, Kind::Ipc(_))
+            && region.context == context
+            && region
+                .backing
+                .as_ref()
+                .is_some_and(|it| it.inode() == inode)
+    });
+    if let Some(open) = open {
+        if let Kind::Ipc(times) = &mut open.kind {
+            *times += 1;
+        }
+        return Ok(open.start);
+    }
+    let bytes = backing.bytes;
+    let start = backing.map(None, bytes, libc::PROT_NONE)?;
+    space.add(Region {
+        requested,
+        backing: Some(Arc::new(backing)),
+        access: BTreeMap::from([(device, 3)]),
+        ..region(start, bytes, Kind::Ipc(1), device, context)
+    })
+}
+
+/// Closes what [`open_block`] opened.
+pub(crate) fn close_block(address: u64) -> Result<()> {
+    let mut space = lock(&SPACE);
+    let region = space
+        .regions
+        .get_mut(&address)
+        .ok_or(Status::InvalidValue)?;
+    let Kind::Ipc(times) = &mut region.kind else {
+        return Err(Status::InvalidValue);
+    };
+    *times -= 1;
+    if *times == 0 {
+        backing::unmap(region.start, region.bytes);
+        space.regions.remove(&address);
+    }
+    Ok(())
+}
+
+/// Frees a block, by its beginning.
+pub(crate) fn free(address: u64) -> Result<()> {
+    remove(address, |kind| matches!(kind, Kind::Block))
+}
+
+/// Frees page-locked host memory, by its beginning.
+pub(crate) fn free_host(address: u64) -> Result<()> {
+    remove(address, |kind| matches!(kind, Kind::Host))
+}
+
+fn remove(address: u64, of_kind: impl Fn(&Kind) -> bool) -> Result<()> {
+    let mut space = lock(&SPACE);
+    match space.regions.get(&address) {
+        Some(region) if of_kind(&region.kind) => {
+            backing::unmap(region.start, region.bytes);
+            space.regions.remove(&address);
+            Ok(())
+        }
+        _ => Err(Status::InvalidValue),
+    }
+}
+
+/// Page-locked host memory.
+pub(crate) fn allocate_host(device: u32, context: usize, requested: u64) -> Result<u64> {
+    if requested == 0 {
+        return Err(Status::InvalidValue);
+    }
+    let bytes = round_up(requested, PAGE)?;
+    let start = backing::reserve(None, bytes)?;
+    backing::protect(start, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
+    if settings().poison {
+        // SAFETY: just mapped, writable, and known to nobody else.
+        unsafe { core::ptr::write_bytes(start as *mut u8, POISON, bytes as usize) };
+    }
+    lock(&SPACE).add(Region {
+        requested,
+        ..region(start, bytes, Kind::Host, device, context)
+    })
+}
+
+/// Page-locks memory of the user's.
+pub(crate) fn register(device: u32, context: usize, start: u64, bytes: u64) -> Result<()> {
+    let end = start.checked_add(bytes).ok_or(Status::InvalidValue)?;
+    if bytes == 0 || start == 0 {
+        return Err(Status::InvalidValue);
+    }
+    let mut space = lock(&SPACE);
+    if space.containing(start).is_some() || space.regions.range(start..end).next().is_some() {
+        return Err(Status::HostMemoryAlreadyRegistered);
+    }
+    space
+        .add(region(start, bytes, Kind::Registered, device, context))
+        .map(drop)
+}
+
+/// Undoes [`register`].
+pub(crate) fn unregister(start: u64) -> Result<()> {
+    let mut space = lock(&SPACE);
+    match space.regions.get(&start).map(|region| &region.kind) {
+        Some(Kind::Registered) => {
+            space.regions.remove(&start);
+            Ok(())
+        }
+        _ => Err(Status::HostMemoryNotRegistered),
+    }
+}
+
+/// The range that holds an address.
+pub(crate) fn find(address: u64) -> Option<Region> {
+    lock(&SPACE).containing(address).cloned()
+}
+
+/// Where a range of addresses lies.
+///
+/// # Errors
+/// `IllegalAddress` when a device would fault there.
+pub(crate) fn check(address: u64, bytes: u64, device: u32, write: bool) -> Result<Place> {
+    let end = address.checked_add(bytes).ok_or(Status::IllegalAddress)?;
+    let space = lock(&SPACE);
+    let Some(first) = space.containing(address) else {
+        let reserved = space.reserved(address, 1);
+        return if reserved {
+            Err(Status::IllegalAddress)
+        } else {
+            Ok(Place::Pageable)
+        };
+    };
+    let place = if first.on_device() {
+        Place::Device
+    } else {
+        Place::Host
+    };
+    let mut at = address;
+    while at < end || at == address {
+        let region = space.containing(at).ok_or(Status::IllegalAddress)?;
+        let limit = match region.kind {
+            Kind::Mapping(_) => region.end(),
+            _ => region.start + region.requested,
+        };
+        if !region.allows(device, write) || (at >= limit && bytes > 0) {
+            return Err(Status::IllegalAddress);
+        }
+        if end <= limit {
+            break;
+        }
+        if !matches!(region.kind, Kind::Mapping(_)) {
+            return Err(Status::IllegalAddress);
+        }
+        at = region.end();
+    }
+    Ok(place)
+}
+
+/// Whether a device that follows an address would fault: reserved, but not mapped with access.
+pub(crate) fn faults(address: u64, device: u32) -> bool {
+    check(address, 0, device, false) == Err(Status::IllegalAddress)
+}
+
+/// Frees everything that a context holds.
+pub(crate) fn free_context(context: usize) {
+    let mut space = lock(&SPACE);
+    space.regions.retain(|_, region| {
+        if region.context != context {
+            return true;
+        }
+        if !matches!(region.kind, Kind::Registered) {
+            backing::unmap(region.start, region.bytes);
+        }
+        false
+    });
+}
+
+/// What there is.
+pub(crate) fn live() -> Live {
+    let space = lock(&SPACE);
+    let mut live = Live {
+        reservations: space.reservations.len() as u64,
+        ..Live::default()
+    };
+    for region in space.regions.values() {
+        match region.kind {
+            Kind::Block => live.blocks += 1,
+            Kind::Mapping(_) | Kind::Multicast(_) => live.mappings += 1,
+            Kind::Ipc(_) => live.ipc += 1,
+            Kind::Host => live.host += 1,
+            Kind::Registered => live.registered += 1,
+        }
+    }
+    live
+}
+
+/// Copies, as a device does: eight aligned bytes arrive in one piece.
+///
+/// # Safety
+/// Both ranges are mapped as far as the fake can tell; the host's part is the caller's promise.
+pub(crate) unsafe fn copy(to: u64, from: u64, bytes: u64) {
+    let _working = working();
+    if (to | from | bytes).is_multiple_of(8) && bytes <= 256 {
+        for at in (0..bytes).step_by(8) {
+            let source = (from + at) as *mut u64;
+            let target = (to + at) as *mut u64;
+            // SAFETY: aligned and, by the caller's promise, readable.
+            let word = unsafe { AtomicU64::from_ptr(source) }.load(Ordering::Acquire);
+            // SAFETY: aligned and, by the caller's promise, writable.
+            unsafe { AtomicU64::from_ptr(target) }.store(word, Ordering::Release);
+        }
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { core::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
+}
+
+/// Fills `bytes` bytes with a pattern of `width` bytes.
+///
+/// # Safety
+/// The range is mapped, as far as the fake can tell.
+pub(crate) unsafe fn fill(to: u64, pattern: u32, width: u64, count: u64) {
+    let _working = working();
+    for at in 0..count {
+        let place = to + at * width;
+        match width {
+            // SAFETY: within the caller's range.
+            1 => unsafe { (place as *mut u8).write(pattern as u8) },
+            // SAFETY: as above.
+            2 => unsafe { (place as *mut u16).write_unaligned(pattern as u16) },
+            // SAFETY: as above.
+            _ => unsafe { (place as *mut u32).write_unaligned(pattern) },
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! What the fake does, without a C interface: devices, memory, streams, captures, graphs, images.
+
+pub(crate) mod backing;
+pub(crate) mod capture;
+pub(crate) mod context;
+pub(crate) mod graph;
+pub(crate) mod grid;
+pub(crate) mod handles;
+pub(crate) mod handoff;
+pub(crate) mod image;
+pub(crate) mod ipc;
+pub(crate) mod kernel;
+pub(crate) mod memory;
+pub(crate) mod multicast;
+pub(crate) mod record;
+pub(crate) mod settings;
+pub(crate) mod stream;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks; a call that panicked under a lock has answered with an error already.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

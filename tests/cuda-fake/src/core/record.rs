@@ -1,0 +1,204 @@
+//! What was called how often, what lives, and calls that are told to fail.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
+
+use serde_json::{Value, json};
+
+use super::handles::{
+    ALLOCATIONS, CONTEXTS, EVENTS, EXECS, GRAPHS, MODULES, MULTICASTS, STREAMS, USER_OBJECTS,
+};
+use super::settings::variable;
+use super::{lock, memory, multicast};
+
+static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+static LAUNCH_COUNTS: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
+static FAILURES: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
+static LAUNCHES: Mutex<VecDeque<Launched>> = Mutex::new(VecDeque::new());
+static PREPARED: AtomicBool = AtomicBool::new(false);
+
+/// Launches that are remembered: the last ones.
+const REMEMBERED: usize = 256;
+
+/// A launch as a caller has asked for it.
+#[derive(Debug)]
+pub(crate) struct Launched {
+    pub(crate) kernel: String,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    /// Number of each attribute in `cuda.h` and the words of its value, in the caller's order.
+    pub(crate) attributes: Vec<Vec<u32>>,
+    /// Whether it went into a graph.
+    pub(crate) captured: bool,
+    /// What the call answered.
+    pub(crate) code: u32,
+}
+
+/// A call that shall fail.
+#[derive(Debug)]
+struct Failure {
+    name: String,
+    /// Calls until then, this one included.
+    left: u64,
+    code: u32,
+}
+
+/// Tells the user of a test why the fake refuses something.
+pub(crate) fn tell(text: &str) {
+    eprintln!("fusewire-cuda-fake: {text}");
+}
+
+/// Counts a call; an error code where it shall fail.
+pub(crate) fn enter(name: &'static str) -> core::result::Result<(), u32> {
+    prepare();
+    *lock(&CALLS).entry(name).or_default() += 1;
+    let mut failures = lock(&FAILURES);
+    let mut code = None;
+    failures.retain_mut(|failure| {
+        if failure.name != name {
+            return true;
+        }
+        failure.left -= 1;
+        if failure.left == 0 {
+            code = Some(failure.code);
+        }
+        failure.left > 0
+    });
+    code.map_or(Ok(()), Err)
+}
+
+/// Has the `nth` call of a function from now on fail.
+pub(crate) fn fail(name: &str, nth: u64, code: u32) {
+    prepare();
+    lock(&FAILURES).push(Failure {
+        name: name.to_owned(),
+        left: nth.max(1),
+        code,
+    });
+}
+
+/// Remembers a launch.
+pub(crate) fn launched(launch: Launched) {
+    let mut launches = lock(&LAUNCHES);
+    if launches.len() == REMEMBERED {
+        launches.pop_front();
+    }
+    launches.push_back(launch);
+}
+
+/// The launches of a kernel that are remembered, the oldest first, as a JSON list.
+pub(crate) fn launches(kernel: &str) -> String {
+    let launches = lock(&LAUNCHES);
+    let of = launches.iter().filter(|launch| launch.kernel == kernel);
+    of.map(|launch| {
+        json!({
+            "grid": launch.grid,
+            "block": launch.block,
+            "shared_bytes": launch.shared_bytes,
+            "attributes": launch.attributes,
+            "captured": launch.captured,
+            "code": launch.code,
+        })
+    })
+    .collect::<Value>()
+    .to_string()
+}
+
+/// How often a function was called.
+pub(crate) fn calls(name: &str) -> u64 {
+    lock(&CALLS).get(name).copied().unwrap_or(0)
+}
+
+/// Counts a launch of an entry.
+pub(crate) fn count_launch(entry: &str) {
+    let mut launches = lock(&LAUNCH_COUNTS);
+    if let Some(count) = launches.get_mut(entry) {
+        *count += 1;
+    } else {
+        launches.insert(entry.to_owned(), 1);
+    }
+}
+
+/// How often entries were launched whose names are, or with a leading `*` end in, `pattern`.
+pub(crate) fn launch_count(pattern: &str) -> u64 {
+    let fits = |name: &str| match pattern.strip_prefix('*') {
+        Some(end) => name.ends_with(end),
+        None => name == pattern,
+    };
+    let launches = lock(&LAUNCH_COUNTS);
+    let fitting = launches.iter().filter(|(name, _)| fits(name));
+    fitting.map(|(_, count)| count).sum()
+}
+
+/// How many objects of a kind live.
+pub(crate) fn live() -> [(&'static str, u64); 16] {
+    let memory = memory::live();
+    [
+        ("context", CONTEXTS.len() as u64),
+        ("stream", STREAMS.len() as u64),
+        ("event", EVENTS.len() as u64),
+        ("module", MODULES.len() as u64),
+        ("graph", GRAPHS.len() as u64),
+        ("exec", EXECS.len() as u64),
+        ("user_object", USER_OBJECTS.len() as u64),
+        ("allocation", ALLOCATIONS.len() as u64),
+        ("multicast", MULTICASTS.len() as u64),
+        ("binding", multicast::bindings()),
+        ("reservation", memory.reservations),
+        ("mapping", memory.mappings),
+        ("block", memory.blocks),
+        ("ipc", memory.ipc),
+        ("host", memory.host),
+        ("registered", memory.registered),
+    ]
+}
+
+/// Everything as JSON: `{"pid": .., "calls": {name: count}, "live": {kind: count}}`.
+pub(crate) fn report() -> String {
+    let calls: BTreeMap<&str, u64> = lock(&CALLS).clone();
+    let live: serde_json::Map<String, Value> = live()
+        .into_iter()
+        .map(|(kind, count)| (kind.to_owned(), count.into()))
+        .collect();
+    json!({"pid": std::process::id(), "calls": calls, "live": live}).to_string()
+}
+
+/// Reads what the environment wants, once.
+fn prepare() {
+    if PREPARED.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    for part in variable("FAIL").unwrap_or_default().split(',') {
+        if part.is_empty() {
+            continue;
+        }
+        match parse(part) {
+            Some((name, nth, code)) => fail(name, nth, code),
+            None => tell(&format!(
+                "FUSEWIRE_CUDA_FAKE_FAIL holds {part:?}; wanted is NAME:NTH=CODE, as in cuMemCreate:3=2"
+            )),
+        }
+    }
+    if variable("REPORT").is_some() {
+        // SAFETY: the function stays loaded until the process ends: nobody unloads a driver.
+        unsafe { libc::atexit(dump) };
+    }
+}
+
+fn parse(part: &str) -> Option<(&str, u64, u32)> {
+    let (call, code) = part.trim().split_once('=')?;
+    let (name, nth) = call.split_once(':').unwrap_or((call, "1"));
+    Some((name, nth.parse().ok()?, code.parse().ok()?))
+}
+
+/// Writes the report to `FUSEWIRE_CUDA_FAKE_REPORT`, in which `%p` is the process' number.
+extern "C" fn dump() {
+    if let Some(path) = variable("REPORT") {
+        let path = path.replace("%p", &std::process::id().to_string());
+        if let Err(error) = std::fs::write(&path, report()) {
+            tell(&format!("the report {path} cannot be written: {error}"));
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Streams.
+
+use std::sync::Arc;
+use std::thread;
+
+use fusewire::cpu;
+
+use super::capture::{self, EventRecord};
+use super::context::Context;
+use super::handles::{CONTEXTS, EVENTS, STREAMS, fresh};
+use crate::status::{Result, Status};
+
+/// Handle of the legacy default stream, beside 0.
+pub(crate) const LEGACY: usize = 1;
+/// Handle of a thread's default stream; the fake has none.
+const PER_THREAD: usize = 2;
+
+/// A stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    /// 0 for the legacy default stream.
+    pub(crate) handle: usize,
+    pub(crate) context: usize,
+    /// Whether it waits for the legacy default stream, and that one for it.
+    pub(crate) blocking: bool,
+    pub(crate) priority: i32,
+    pub(crate) work: cpu::Stream,
+}
+
+impl Stream {
+    /// The stream of handle 0.
+    pub(crate) fn legacy(context: usize) -> Self {
+        Self {
+            handle: 0,
+            context,
+            blocking: true,
+            priority: 0,
+            work: cpu::Stream::new(),
+        }
+    }
+
+    /// A new stream.
+    pub(crate) fn create(context: &Context, blocking: bool, priority: i32) -> usize {
+        let handle = fresh();
+        STREAMS.insert_as(
+            handle,
+            Arc::new(Self {
+                handle,
+                context: context.handle,
+                blocking,
+                priority,
+                work: cpu::Stream::new(),
+            }),
+        );
+        handle
+    }
+
+    pub(crate) fn is_legacy(&self) -> bool {
+        self.handle == 0
+    }
+
+    /// Waits for all work, whatever became of it.
+    pub(crate) fn settle(&self) {
+        // The device's own failure is told by its context.
+        let _ = self.work.synchronize();
+    }
+
+    /// Makes the next work wait for what the legacy default stream does, or the other way round.
+    pub(crate) fn order_with_legacy(&self) -> Result<()> {
+        let failed = |_| Status::OperatingSystem;
+        let follow = |first: &cpu::Stream, then: &cpu::Stream| {
+            if !first.is_idle() {
+                let event = cpu::Event::new();
+                first.record(&event).map_err(failed)?;
+                then.wait_event(&event).map_err(failed)?;
+            }
+            Ok(())
+        };
+        if self.is_legacy() {
+            let context = self.context;
+            for other in STREAMS.select(|other| other.context == context && other.blocking) {
+                follow(&other.work, &self.work)?;
+            }
+        } else if self.blocking
+            && let Some(context) = CONTEXTS.get(self.context)
+        {
+            follow(&context.legacy.work, &self.work)?;
+        }
+        Ok(())
+    }
+}
+
+/// The stream of a handle; 0 is the context's default stream.
+pub(crate) fn find(context: &Context, handle: usize) -> Result<Arc<Stream>> {
+    match handle {
+        0 | LEGACY => Ok(Arc::clone(&context.legacy)),
+        PER_THREAD => Err(Status::NotSupported),
+        _ => STREAMS.get(handle).ok_or(Status::InvalidHandle),
+    }
+}
+
+/// Ends a stream, without waiting for its work.
+pub(crate) fn destroy(handle: usize) -> Result<()> {
+    let stream = STREAMS.remove(handle).ok_or(Status::InvalidHandle)?;
+    capture::forget_stream(&stream);
+    if !stream.work.is_idle() {
+        let waiting = Arc::clone(&stream);
+        // Its last owner waits for its thread: that shall not be the caller. Where no thread can be started,
+        // it is.
+        let _ = thread::Builder::new()
+            .name("cuda-fake-stream".to_owned())
+            .spawn(move || {
+                waiting.settle();
+                drop(waiting);
+            });
+    }
+    Ok(())
+}
+
+/// Waits for a stream.
+pub(crate) fn synchronize(context: &Context, stream: &Stream) -> Result<()> {
+    capture::observes_stream(stream)?;
+    if stream.is_legacy() {
+        stream.order_with_legacy()?;
+    }
+    stream.settle();
+    owner(context, stream)?.map_or_else(|| context.failure(), |owner| owner.failure())
+}
+
+/// Whether a stream is done.
+pub(crate) fn query(context: &Context, stream: &Stream) -> Result<()> {
+    capture::observes_stream(stream)?;
+    let idle = stream.work.is_idle();
+    owner(context, stream)?.map_or_else(|| context.failure(), |owner| owner.failure())?;
+    if idle { Ok(()) } else { Err(Status::NotReady) }
+}
+
+/// The context of a stream, where it is not the one given.
+fn owner(context: &Context, stream: &Stream) -> Result<Option<Arc<Context>>> {
+    if stream.context == context.handle {
+        return Ok(None);
+    }
+    CONTEXTS
+        .get(stream.context)
+        .map(Some)
+        .ok_or(Status::ContextIsDestroyed)
+}
+
+/// A new event.
+pub(crate) fn create_event(context: &Context, timed: bool) -> usize {
+    let handle = fresh();
+    EVENTS.insert_as(
+        handle,
+        Arc::new(EventRecord {
+            handle,
+            context: context.handle,
+            timed,
+            inner: cpu::Event::new(),
+            recorded: false.into(),
+        }),
+    );
+    handle
+}
+
+/// Ends an event.
+pub(crate) fn destroy_event(handle: usize) -> Result<()> {
+    let event = EVENTS.remove(handle).ok_or(Status::InvalidHandle)?;
+    capture::forget_event(&event);
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! A child process for each test, and short forms of the driver's calls.
+
+use core::ffi::{CStr, c_char, c_void};
+use core::ptr::null_mut;
+use std::process::{Command, Output};
+
+use cudarc::driver::sys::{self, CUresult};
+
+/// The error codes by their short names.
+pub(crate) use cudarc::driver::sys::CUresult::*;
+
+/// Names the test whose body a process shall run.
+const CHILD: &str = "CUDA_FAKE_TEST";
+
+/// Runs `body` in a child that opens the fake as the driver; gives what came out, or `None` in the child.
+pub(crate) fn run_child(name: &str, variables: &[(&str, &str)], body: fn()) -> Option<Output> {
+    let name = name.split_once("::").map_or(name, |(_, name)| name);
+    if std::env::var(CHILD).is_ok_and(|child| child == name) {
+        body();
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fusewire_cuda_fake::install(folder.path()).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .env(CHILD, name)
+        .env("LD_LIBRARY_PATH", folder.path());
+    for (key, value) in variables {
+        command.env(format!("FUSEWIRE_CUDA_FAKE_{key}"), value);
+    }
+    Some(command.output().unwrap())
+}
+
+/// Runs `body` in a child, which must succeed.
+pub(crate) fn in_child(name: &str, variables: &[(&str, &str)], body: fn()) {
+    let Some(output) = run_child(name, variables, body) else {
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{:?}\n{text}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// A test in a child process.
+macro_rules! driver_test {
+    ($(#[$meta:meta])* $name:ident($($key:literal = $value:literal),*) $body:block) => {
+        $(#[$meta])*
+        #[test]
+        fn $name() {
+            let name = concat!(module_path!(), "::", stringify!($name));
+            $crate::support::in_child(name, &[$(($key, $value)),*], || $body);
+        }
+    };
+}
+pub(crate) use driver_test;
+
+/// Calls the driver; the function's code.
+macro_rules! code {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        // SAFETY: the arguments are what the fake's rules are tested with: pointers of this test that are valid,
+        // or handles and addresses that the fake checks.
+        unsafe { cudarc::driver::sys::$function($($argument),*) }
+    };
+}
+pub(crate) use code;
+
+/// Calls the driver; the call must succeed.
+macro_rules! ok {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        assert_eq!(
+            $crate::support::code!($function($($argument),*)),
+            cudarc::driver::sys::CUresult::CUDA_SUCCESS,
+            stringify!($function)
+        )
+    };
+}
+pub(crate) use ok;
+
+/// Calls the driver; the call must fail with a code.
+macro_rules! fails {
+    ($code:ident, $function:ident($($argument:expr),* $(,)?)) => {
+        assert_eq!($crate::support::code!($function($($argument),*)), $code, stringify!($function))
+    };
+}
+pub(crate) use fails;
+
+/// Initialises, and makes the primary context of device 0 current.
+pub(crate) fn start() -> sys::CUcontext {
+    ok!(cuInit(0));
+    let mut context = null_mut();
+    ok!(cuDevicePrimaryCtxRetain(&raw mut context, 0));
+    ok!(cuCtxSetCurrent(context));
+    context
+}
+
+/// A stream that does not wait for the default stream.
+pub(crate) fn stream() -> sys::CUstream {
+    let mut stream = null_mut();
+    ok!(cuStreamCreate(&raw mut stream, 1));
+    stream
+}
+
+/// An event without a time.
+pub(crate) fn event() -> sys::CUevent {
+    let mut event = null_mut();
+    ok!(cuEventCreate(&raw mut event, 2));
+    event
+}
+
+/// A block of device memory.
+pub(crate) fn block(bytes: usize) -> u64 {
+    let mut address = 0;
+    ok!(cuMemAlloc_v2(&raw mut address, bytes));
+    address
+}
+
+/// Writes words to device memory.
+pub(crate) fn write(to: u64, words: &[u64]) {
+    ok!(cuMemcpyHtoD_v2(
+        to,
+        words.as_ptr().cast(),
+        size_of_val(words)
+    ));
+}
+
+/// Reads words of device memory.
+pub(crate) fn read(from: u64, count: usize) -> Vec<u64> {
+    let mut words = vec![0u64; count];
+    ok!(cuMemcpyDtoH_v2(words.as_mut_ptr().cast(), from, count * 8));
+    words
+}
+
+/// A function of the fake that no driver has.
+fn extra<F: Copy>(name: &str) -> F {
+    // SAFETY: opens the library that `LD_LIBRARY_PATH` names.
+    let library = unsafe { sys::culib() };
+    // SAFETY: whoever calls this names the function's type.
+    *unsafe { library.get::<F>(name.as_bytes()) }.unwrap()
+}
+
+/// How often a function was called.
+pub(crate) fn calls(name: &CStr) -> u64 {
+    let calls = extra::<unsafe extern "C" fn(*const c_char) -> u64>("fusewireCudaFakeCalls");
+    // SAFETY: a C string.
+    unsafe { calls(name.as_ptr()) }
+}
+
+/// How many objects of a kind live.
+pub(crate) fn live(kind: &CStr) -> u64 {
+    let live = extra::<unsafe extern "C" fn(*const c_char) -> u64>("fusewireCudaFakeLive");
+    // SAFETY: a C string.
+    unsafe { live(kind.as_ptr()) }
+}
+
+/// Has a call fail.
+pub(crate) fn fail(name: &CStr, nth: u64, code: CUresult) {
+    type Fail = unsafe extern "C" fn(*const c_char, u64, u32);
+    let fail = extra::<Fail>("fusewireCudaFakeFail");
+    // SAFETY: a C string.
+    unsafe { fail(name.as_ptr(), nth, code as u32) }
+}
+
+/// The report.
+pub(crate) fn report() -> String {
+    type Report = unsafe extern "C" fn(*mut c_char, usize) -> usize;
+    let report = extra::<Report>("fusewireCudaFakeReport");
+    let mut buffer = vec![0u8; 1 << 16];
+    // SAFETY: the buffer has that many bytes.
+    let length = unsafe { report(buffer.as_mut_ptr().cast(), buffer.len()) };
+    String::from_utf8(buffer[..length].to_vec()).unwrap()
+}
+
+/// A switch that work of a stream waits for.
+#[derive(Debug, Default)]
+pub(crate) struct Switch(core::sync::atomic::AtomicBool);
+
+impl Switch {
+    /// A switch that lives as long as the process.
+    pub(crate) fn new() -> &'static Self {
+        Box::leak(Box::default())
+    }
+
+    /// Has a stream wait for the switch.
+    pub(crate) fn block(&'static self, stream: sys::CUstream) {
+        unsafe extern "C" fn wait(switch: *mut c_void) {
+            // SAFETY: the switch that `block` gave, which lives as long as the process.
+            let switch = unsafe { &*switch.cast::<Switch>() };
+            while !switch.0.load(core::sync::atomic::Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+        }
+        let data = core::ptr::from_ref(self).cast_mut().cast();
+        ok!(cuLaunchHostFunc(stream, Some(wait), data));
+    }
+
+    /// Lets the stream go on.
+    pub(crate) fn open(&self) {
+        self.0.store(true, core::sync::atomic::Ordering::Release);
+    }
+}
+
+/// Waits until something is so, for a minute at most.
+pub(crate) fn eventually(what: &str, so: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !so() {
+        assert!(
+            start.elapsed().as_secs() < 60,
+            "{what}: not so after a minute"
+        );
+        std::thread::yield_now();
+    }
+}
