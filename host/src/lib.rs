@@ -47,7 +47,7 @@ pub mod transport;
 #[doc(hidden)]
 pub use self::comm::bench_rendezvous;
 pub use self::comm::{
-    Activity, AllGatherP, Batch, Candidate, ChunkSignals, Communicator, Failure, FlightRecord,
+    Activity, AllGatherP, Batch, Candidate, ReadyFlags, Communicator, Failure, FlightRecord,
     HookArguments, HookHandle, InitHandle, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind,
     P2pOp, ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge, ScaleLayout,
     SignalUpdate, VocabParallel, Window, WindowAccess, WindowOptions, Work, WorkStatus, new_comm,

@@ -4,7 +4,7 @@ use core::fmt;
 use std::time::Instant;
 
 use fusewire::{
-    ChunkSignals, Communicator, DType, GraphExec, ReduceOp, Result, Stream, Tensor, Work,
+    ReadyFlags, Communicator, DType, GraphExec, ReduceOp, Result, Stream, Tensor, Work,
 };
 
 use crate::Gemm;
@@ -82,8 +82,8 @@ pub(crate) struct Layer<'a> {
     z: Tensor,
     /// This rank's tokens again.
     out: Tensor,
-    chunks: ChunkSignals,
-    tiles: ChunkSignals,
+    chunks: ReadyFlags,
+    tiles: ReadyFlags,
 }
 
 /// Numbers between -0.5 and 0.5, other ones for each seed.
@@ -128,8 +128,8 @@ impl<'a> Layer<'a> {
             y: own(all * inner)?,
             z: window(all * hidden)?,
             out: own(shape.tokens * hidden)?,
-            chunks: comm.chunk_signals(words)?,
-            tiles: comm.chunk_signals(words)?,
+            chunks: comm.ready_flags(words)?,
+            tiles: comm.ready_flags(words)?,
             comm: comm.on(&Stream::on_device(comm.device())?),
         })
     }

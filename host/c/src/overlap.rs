@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use fusewire::{ChunkSignals, Stream, Work};
+use fusewire::{ReadyFlags, Stream, Work};
 
 use crate::comm::FusewireComm;
 use crate::error::{Outcome, argument, give, guard};
@@ -10,16 +10,16 @@ use crate::operations::{Call, operate, untensored};
 use crate::types::{FusewireOverlap, dtype, read, reduction};
 use crate::work::FusewireWork;
 
-/// Words of chunks or tiles: `fusewire_signals`.
+/// Words of chunks or tiles: `fusewire_ready_flags`.
 #[derive(Debug)]
-pub struct FusewireSignals(ChunkSignals);
+pub struct FusewireReadyFlags(ReadyFlags);
 
 /// # Safety
 /// `signals` is null or a handle that lives as long as the result is used.
 unsafe fn signals_of<'a>(
     operation: &str,
-    signals: *const FusewireSignals,
-) -> Outcome<&'a ChunkSignals> {
+    signals: *const FusewireReadyFlags,
+) -> Outcome<&'a ReadyFlags> {
     // SAFETY: by the caller.
     let signals = unsafe { signals.as_ref() };
     signals
@@ -48,12 +48,12 @@ fn index_of(operation: &str, index: u64) -> Outcome<usize> {
 /// # Safety
 /// `comm` is null or a live handle; `signals` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fusewire_signals_create(
+pub unsafe extern "C" fn fusewire_ready_flags_create(
     comm: *const FusewireComm,
     count: u64,
-    signals: *mut *mut FusewireSignals,
+    signals: *mut *mut FusewireReadyFlags,
 ) -> c_int {
-    const NAME: &str = "fusewire_signals_create";
+    const NAME: &str = "fusewire_ready_flags_create";
     guard(|| {
         // SAFETY: writable, by the caller.
         unsafe { give(NAME, "signals", signals, core::ptr::null_mut())? };
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn fusewire_signals_create(
             .ok()
             .filter(|count| *count <= u32::MAX as usize)
             .ok_or_else(|| argument(NAME, format!("{count} words; 2^32 - 1 are possible")))?;
-        let made = Box::new(FusewireSignals(handle.comm.chunk_signals(count)?));
+        let made = Box::new(FusewireReadyFlags(handle.comm.ready_flags(count)?));
         // SAFETY: writable, by the caller.
         unsafe { give(NAME, "signals", signals, Box::into_raw(made)) }
     })
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn fusewire_signals_create(
 /// # Safety
 /// `signals` is null or a handle that nobody uses any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fusewire_signals_destroy(signals: *mut FusewireSignals) -> c_int {
+pub unsafe extern "C" fn fusewire_ready_flags_destroy(signals: *mut FusewireReadyFlags) -> c_int {
     guard(|| {
         if !signals.is_null() {
             // SAFETY: a handle of ours, which the caller gives up.
@@ -89,11 +89,11 @@ pub unsafe extern "C" fn fusewire_signals_destroy(signals: *mut FusewireSignals)
 /// # Safety
 /// `signals` is null or a live handle; `words` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fusewire_signals_words(
-    signals: *const FusewireSignals,
+pub unsafe extern "C" fn fusewire_ready_flags_words(
+    signals: *const FusewireReadyFlags,
     words: *mut *mut u32,
 ) -> c_int {
-    const NAME: &str = "fusewire_signals_words";
+    const NAME: &str = "fusewire_ready_flags_words";
     guard(|| {
         // SAFETY: by the caller.
         let held = unsafe { signals_of(NAME, signals)? };
@@ -107,11 +107,11 @@ pub unsafe extern "C" fn fusewire_signals_words(
 /// # Safety
 /// `signals` is null or a live handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fusewire_signals_wait(
-    signals: *const FusewireSignals,
+pub unsafe extern "C" fn fusewire_ready_flags_wait(
+    signals: *const FusewireReadyFlags,
     index: u64,
 ) -> c_int {
-    const NAME: &str = "fusewire_signals_wait";
+    const NAME: &str = "fusewire_ready_flags_wait";
     guard(|| {
         // SAFETY: by the caller.
         let held = unsafe { signals_of(NAME, signals)? };
@@ -124,12 +124,12 @@ pub unsafe extern "C" fn fusewire_signals_wait(
 /// # Safety
 /// `signals` is null or a live handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fusewire_signals_add(
-    signals: *const FusewireSignals,
+pub unsafe extern "C" fn fusewire_ready_flags_add(
+    signals: *const FusewireReadyFlags,
     index: u64,
     count: u32,
 ) -> c_int {
-    const NAME: &str = "fusewire_signals_add";
+    const NAME: &str = "fusewire_ready_flags_add";
     guard(|| {
         // SAFETY: by the caller.
         let held = unsafe { signals_of(NAME, signals)? };
@@ -142,12 +142,12 @@ pub unsafe extern "C" fn fusewire_signals_add(
 /// # Safety
 /// `signals` and `neighbour` are null or live handles.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fusewire_signals_stream_wait(
-    signals: *const FusewireSignals,
+pub unsafe extern "C" fn fusewire_ready_flags_stream_wait(
+    signals: *const FusewireReadyFlags,
     neighbour: *const FusewireComm,
     index: u64,
 ) -> c_int {
-    const NAME: &str = "fusewire_signals_stream_wait";
+    const NAME: &str = "fusewire_ready_flags_stream_wait";
     guard(|| {
         // SAFETY: by the caller.
         let held = unsafe { signals_of(NAME, signals)? };
@@ -163,13 +163,13 @@ pub unsafe extern "C" fn fusewire_signals_stream_wait(
 /// # Safety
 /// `signals` and `neighbour` are null or live handles.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fusewire_signals_stream_write(
-    signals: *const FusewireSignals,
+pub unsafe extern "C" fn fusewire_ready_flags_stream_write(
+    signals: *const FusewireReadyFlags,
     neighbour: *const FusewireComm,
     index: u64,
     value: u32,
 ) -> c_int {
-    const NAME: &str = "fusewire_signals_stream_write";
+    const NAME: &str = "fusewire_ready_flags_stream_write";
     guard(|| {
         // SAFETY: by the caller.
         let held = unsafe { signals_of(NAME, signals)? };
@@ -183,7 +183,7 @@ pub unsafe extern "C" fn fusewire_signals_stream_write(
 /// What both operations are given.
 struct Arguments<'a> {
     neighbour: &'a Stream,
-    signals: &'a ChunkSignals,
+    signals: &'a ReadyFlags,
     overlap: FusewireOverlap,
     chunk: usize,
 }

@@ -6,15 +6,15 @@ static void beside(void) {
   enum { CHUNK = 700, CHUNKS = (N + CHUNK - 1) / CHUNK };
   float *part = memory(N * 4, 0), *all = memory(sizeof host, 0);
   fusewire_comm *on;
-  fusewire_signals *signals, *few;
+  fusewire_ready_flags *signals, *few;
   fusewire_work *work;
   uint32_t *words = NULL;
   fusewire_overlap overlap;
   memset(&overlap, 0, sizeof overlap);
   OK(fusewire_comm_on_new_stream(comm, &on));
-  OK(fusewire_signals_create(comm, RANKS * CHUNKS, &signals));
-  OK(fusewire_signals_create(comm, 1, &few));
-  OK(fusewire_signals_words(signals, &words));
+  OK(fusewire_ready_flags_create(comm, RANKS * CHUNKS, &signals));
+  OK(fusewire_ready_flags_create(comm, 1, &few));
+  OK(fusewire_ready_flags_words(signals, &words));
   TRUE(words != NULL);
   overlap.struct_size = sizeof overlap;
   overlap.dtype = FUSEWIRE_F32;
@@ -28,8 +28,8 @@ static void beside(void) {
   OK(fusewire_all_gather_signalled(on, comm, &overlap, &work));
   for (uint32_t step = 0; step < RANKS * CHUNKS; step++) {
     uint32_t chunk = (rank * CHUNKS + step) % (RANKS * CHUNKS);
-    OK(fusewire_signals_stream_wait(signals, comm, chunk));
-    if (on_cpu()) OK(fusewire_signals_wait(signals, chunk));
+    OK(fusewire_ready_flags_stream_wait(signals, comm, chunk));
+    if (on_cpu()) OK(fusewire_ready_flags_wait(signals, chunk));
   }
   OK(fusewire_work_join(work, comm));
   OK(fusewire_comm_synchronize(comm));
@@ -47,9 +47,9 @@ static void beside(void) {
     if (on_cpu() && tile % 2 == 0) {
       /* After what the stream does first: it clears the words. */
       OK(fusewire_comm_synchronize(comm));
-      OK(fusewire_signals_add(signals, tile, 1));
+      OK(fusewire_ready_flags_add(signals, tile, 1));
     } else {
-      OK(fusewire_signals_stream_write(signals, comm, tile, 1));
+      OK(fusewire_ready_flags_stream_write(signals, comm, tile, 1));
     }
   }
   OK(fusewire_work_join(work, comm));
@@ -71,11 +71,11 @@ static void beside(void) {
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "words", fusewire_reduce_scatter_when(on, comm, &overlap, &work));
   overlap.signals = NULL;
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "signals are NULL", fusewire_reduce_scatter_when(on, comm, &overlap, &work));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "1", fusewire_signals_stream_wait(few, comm, 1));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "1", fusewire_ready_flags_stream_wait(few, comm, 1));
   TRUE(work == NULL);
-  OK(fusewire_signals_destroy(few));
-  OK(fusewire_signals_destroy(signals));
-  OK(fusewire_signals_destroy(NULL));
+  OK(fusewire_ready_flags_destroy(few));
+  OK(fusewire_ready_flags_destroy(signals));
+  OK(fusewire_ready_flags_destroy(NULL));
   OK(fusewire_comm_destroy(on));
   release(part, 0);
   release(all, 0);

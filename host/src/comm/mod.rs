@@ -62,7 +62,7 @@ pub use self::observe::{
 pub use self::persistent::AllGatherP;
 pub use self::reconfigure::{Candidate, InitHandle, Members, ReconfigureOptions};
 pub use self::rma::{Registration, SignalUpdate, Window, WindowAccess, WindowOptions};
-pub use self::signals::ChunkSignals;
+pub use self::signals::ReadyFlags;
 pub use self::vocab::VocabParallel;
 pub use self::work::{Work, WorkStatus};
 

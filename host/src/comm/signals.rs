@@ -21,13 +21,13 @@ use crate::tensor::Tensor;
 use crate::{Error, Result};
 
 /// The name of this in messages.
-const NAME: &str = "chunk signals";
+const NAME: &str = "ready flags";
 
 /// Words in this rank's device memory, one for each chunk or tile: by [`Communicator::all_gather_signalled_async`] a neighbouring
 /// computation learns which chunks are there, by [`Communicator::reduce_scatter_when_async`] it says which tiles are done. Clones
 /// are the same words.
 ///
-/// Layout: u32, one behind the other from [`ChunkSignals::as_ptr`] on. Every operation clears all of them on its neighbour's
+/// Layout: u32, one behind the other from [`ReadyFlags::as_ptr`] on. Every operation clears all of them on its neighbour's
 /// stream, before anything that is enqueued there afterwards: so values that a captured graph compares with are not there
 /// yet at its next replay.
 ///
@@ -36,12 +36,12 @@ const NAME: &str = "chunk signals";
 /// | 0 | it is not there | nothing has been said |
 /// | 1 | it is there; written by system release, to be read by acquire (`ld.acquire.gpu`) | - |
 /// | count | - | so much has been said; the operation waits for its `target`. Raised by release, after the tile's last write (`red.release.gpu`, or `atomicAdd` after `__threadfence`; on AMD by system release) |
-/// | [`ChunkSignals::FAILED`] | the operation has failed, and its other chunks do not come; not less than 1 | - |
+/// | [`ReadyFlags::FAILED`] | the operation has failed, and its other chunks do not come; not less than 1 | - |
 ///
 /// One operation at a time uses the words, and one neighbour's stream. The next use waits for the operation before, if both are
 /// eager or in one capture.
 #[derive(Clone)]
-pub struct ChunkSignals {
+pub struct ReadyFlags {
     state: Arc<State>,
 }
 
@@ -57,9 +57,9 @@ struct State {
     last: Mutex<Option<(Event, Option<u64>)>>,
 }
 
-impl fmt::Debug for ChunkSignals {
+impl fmt::Debug for ReadyFlags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChunkSignals")
+        f.debug_struct("ReadyFlags")
             .field("len", &self.len())
             .field("device", &self.device())
             .finish_non_exhaustive()
@@ -71,15 +71,15 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::tensor`].
-    pub fn chunk_signals(&self, count: usize) -> Result<ChunkSignals> {
-        self.adopt_chunk_signals(&self.tensor(DType::U32, count)?)
+    pub fn ready_flags(&self, count: usize) -> Result<ReadyFlags> {
+        self.adopt_ready_flags(&self.tensor(DType::U32, count)?)
     }
 
     /// Words in memory of the caller's: a tensor of u32 on the communicator's device.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another type or device; as [`Communicator::tensor`].
-    pub fn adopt_chunk_signals(&self, words: &Tensor) -> Result<ChunkSignals> {
+    pub fn adopt_ready_flags(&self, words: &Tensor) -> Result<ReadyFlags> {
         if words.dtype() != DType::U32 || words.device() != self.device() {
             return Err(invalid(
                 NAME,
@@ -97,7 +97,7 @@ impl Communicator {
         };
         // Device memory is allocated by large pieces: one for both.
         let counts = self.tensor(DType::U64, 2 * words.len())?;
-        Ok(ChunkSignals {
+        Ok(ReadyFlags {
             state: Arc::new(State {
                 comm: Arc::clone(&self.inner),
                 timeout,
@@ -116,7 +116,7 @@ impl Communicator {
     }
 }
 
-impl ChunkSignals {
+impl ReadyFlags {
     /// What the words of an operation hold that has failed, where there was nothing yet.
     pub const FAILED: u32 = FAILED;
 
@@ -183,7 +183,7 @@ impl ChunkSignals {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a word that does not exist, or a stream of another device; what the driver says. On the
-    /// CPU the work's own result is that of [`ChunkSignals::wait`].
+    /// CPU the work's own result is that of [`ReadyFlags::wait`].
     pub fn stream_wait(&self, stream: &Stream, index: usize) -> Result<Ticket> {
         let this = self.clone();
         self.on_stream(
@@ -198,7 +198,7 @@ impl ChunkSignals {
     }
 
     /// Has `stream` write `value` to the word of tile `index`, when its work so far is done: the tile's `target`, where one piece
-    /// of work makes the tile. As [`ChunkSignals::stream_wait`] in all else (`cuStreamWriteValue32`).
+    /// of work makes the tile. As [`ReadyFlags::stream_wait`] in all else (`cuStreamWriteValue32`).
     ///
     /// # Errors
     /// As there.

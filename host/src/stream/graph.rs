@@ -43,7 +43,7 @@ impl Graph {
 /// A runnable graph. Clones are the same graph.
 ///
 /// On the CPU a replay runs the captured work in order and ends at the first failure, which is its result (operations with
-/// [`crate::ChunkSignals`] run beside the rest); on a GPU all of
+/// [`crate::ReadyFlags`] run beside the rest); on a GPU all of
 /// it runs, and kernels of a communicator that has failed do nothing. Two replays of one graph on two streams are not
 /// ordered with each other.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@
 
 use core::time::Duration;
 
-use fusewire::{ChunkSignals, Communicator, DType, GraphExec, ReduceOp, Result, Stream, Tensor};
+use fusewire::{ReadyFlags, Communicator, DType, GraphExec, ReduceOp, Result, Stream, Tensor};
 use fusewire_tests::device::{device, stream, tensor};
 use fusewire_tests::rng::Rng;
 
@@ -96,7 +96,7 @@ impl Gather {
         })
     }
 
-    fn capture(&self, signals: &ChunkSignals, watched: &ChunkSignals) -> Result<GraphExec> {
+    fn capture(&self, signals: &ReadyFlags, watched: &ReadyFlags) -> Result<GraphExec> {
         let (parts, comm) = (&self.parts, &self.parts.comm);
         parts.capture(|| {
             let neighbour = &parts.neighbour;
@@ -134,7 +134,7 @@ fn a_thousand_replays_consume_each_chunk_right_behind_its_word() {
     for (ranks, registered) in [(2, true), (3, false)] {
         all(ranks, |comm| {
             let gather = Gather::new(&comm, registered)?;
-            let signals = comm.chunk_signals(comm.chunks(COUNT, CHUNK))?;
+            let signals = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
             let graph = gather.capture(&signals, &signals)?;
             let mut rng = Rng::new(u64::from(comm.rank()));
             for round in 0..replays() {
@@ -161,7 +161,7 @@ fn words_that_nobody_clears_give_stale_chunks_and_are_caught() {
     all(2, |comm| {
         let gather = Gather::new(&comm, true)?;
         let count = comm.chunks(COUNT, CHUNK);
-        let (signals, raised) = (comm.chunk_signals(count)?, comm.chunk_signals(count)?);
+        let (signals, raised) = (comm.ready_flags(count)?, comm.ready_flags(count)?);
         // As at a second replay without clearing: all words say that all is there.
         let graph = gather.capture(&signals, &raised)?;
         raised.words().copy_from(&vec![1_u32; count])?;
@@ -190,7 +190,7 @@ fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
         comm.alloc(DType::U64, COUNT * ranks)?,
     );
     let output = tensor(DType::U64, COUNT)?;
-    let tiles = comm.chunk_signals(comm.chunks(COUNT, CHUNK))?;
+    let tiles = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
     let graph = parts.capture(|| {
         let (comm, neighbour) = (&parts.comm, &parts.neighbour);
         let sum = ReduceOp::Sum;
@@ -260,7 +260,7 @@ fn both_sides_of_a_layer_in_one_graph() {
         let t = |count| comm.alloc(DType::U64, count);
         let (x, y, z, out) = (t(COUNT)?, t(COUNT * ranks)?, t(COUNT * ranks)?, t(COUNT)?);
         let words = comm.chunks(COUNT, CHUNK);
-        let (signals, tiles) = (comm.chunk_signals(words)?, comm.chunk_signals(words)?);
+        let (signals, tiles) = (comm.ready_flags(words)?, comm.ready_flags(words)?);
         let graph = parts.capture(|| {
             let (comm, neighbour) = (&parts.comm, &parts.neighbour);
             for layer in 0..3 {

@@ -1,4 +1,4 @@
-//! all_gather with a word a chunk and reduce_scatter with a counter a tile, eager: results, words, what is refused, and what is
+//! all_gather with a ready flag per chunk and reduce_scatter with an arrival counter per tile, eager: results, words, what is refused, and what is
 //! said of a tile that nobody makes.
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use fusewire::reference::{fill, reduce};
 use fusewire::{
-    ChunkSignals, Communicator, DType, Error, FailureKind, Operation, Options, ReduceOp, Result,
+    ReadyFlags, Communicator, DType, Error, FailureKind, Operation, Options, ReduceOp, Result,
     Stream, Tensor,
 };
 use fusewire_tests::device::{device, run_threads, stream, tensor};
@@ -64,7 +64,7 @@ const GUARD: usize = 3;
 fn gather(
     comm: &Communicator,
     neighbour: &Stream,
-    signals: &ChunkSignals,
+    signals: &ReadyFlags,
     memory: Memory,
     dtype: DType,
     [count, chunk]: [usize; 2],
@@ -124,7 +124,7 @@ fn chunks_of_every_rank_arrive() {
         all(ranks, &options, |comm| {
             let (comm, neighbour) = beside(&comm);
             for (i, shape) in SHAPES.into_iter().enumerate() {
-                let signals = comm.chunk_signals(comm.chunks(shape[0], shape[1]) + GUARD)?;
+                let signals = comm.ready_flags(comm.chunks(shape[0], shape[1]) + GUARD)?;
                 let dtype = [DType::F32, DType::U8, DType::I64, DType::Bf16][i % 4];
                 let memory = memories[(i + ranks as usize) % 3];
                 gather(&comm, &neighbour, &signals, memory, dtype, shape)?;
@@ -145,7 +145,7 @@ fn scatter(
     let rows = ranks as usize;
     let input = memory.take(comm, dtype, count * rows)?;
     let (output, whole) = (tensor(dtype, count)?, tensor(dtype, count)?);
-    let tiles = comm.chunk_signals(comm.chunks(count, tile) + GUARD)?;
+    let tiles = comm.ready_flags(comm.chunks(count, tile) + GUARD)?;
     let per_row = count.div_ceil(tile);
     for call in 0..2 {
         input.copy_from_bytes(&fill(dtype, me, call, count * rows))?;
@@ -232,12 +232,12 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
             comm.alloc(DType::U64, COUNT)?,
             comm.alloc(DType::U64, COUNT * ranks)?,
         );
-        let signals = comm.chunk_signals(comm.chunks(COUNT, CHUNK))?;
+        let signals = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
         let (input, output) = (
             comm.alloc(DType::U64, COUNT * ranks)?,
             tensor(DType::U64, COUNT)?,
         );
-        let tiles = comm.chunk_signals(comm.chunks(COUNT, CHUNK))?;
+        let tiles = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
         for round in 1..60_u64 {
             // Ranks come one after the other, another one first each time.
             let late = (u64::from(comm.rank()) + round) % 3;
@@ -287,7 +287,7 @@ fn words_in_memory_of_the_callers() {
         let (comm, neighbour) = beside(&comm);
         let words = tensor(DType::U32, 9)?;
         words.copy_from(&[7_u32; 9])?;
-        let signals = comm.adopt_chunk_signals(&words.slice(2, 5)?)?;
+        let signals = comm.adopt_ready_flags(&words.slice(2, 5)?)?;
         assert_eq!((signals.len(), signals.is_empty()), (5, false));
         let (x, y) = (comm.alloc(DType::F32, 20)?, tensor(DType::F32, 40)?);
         let work = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, 10)?;
@@ -305,7 +305,7 @@ fn a_tile_that_nobody_makes_is_named() {
     let failures = all(2, &options, |comm| {
         let (comm, neighbour) = beside(&comm);
         let (x, y) = (comm.alloc(DType::F32, 200)?, tensor(DType::F32, 100)?);
-        let tiles = comm.chunk_signals(comm.chunks(100, 30))?;
+        let tiles = comm.ready_flags(comm.chunks(100, 30))?;
         let sum = ReduceOp::Sum;
         let work = comm.reduce_scatter_when_async(&neighbour, &y, &x, &tiles, 30, 5, sum)?;
         for index in 0..tiles.len() {
@@ -343,7 +343,7 @@ fn a_gather_that_fails_lets_its_neighbour_go_on() {
         }
         let (comm, neighbour) = beside(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
-        let signals = comm.chunk_signals(4)?;
+        let signals = comm.ready_flags(4)?;
         let work = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, 50)?;
         for index in 0..4 {
             let _ = signals.stream_wait(&neighbour, index)?;
@@ -354,7 +354,7 @@ fn a_gather_that_fails_lets_its_neighbour_go_on() {
         assert!(matches!(error, Error::Timeout(_)), "{error}");
         let words = signals.words().to_vec::<u32>()?;
         assert_eq!(words[..2], [1, 1], "own chunks need nobody");
-        assert_eq!(words[2..], [ChunkSignals::FAILED; 2]);
+        assert_eq!(words[2..], [ReadyFlags::FAILED; 2]);
         // What is launched on a communicator that has failed is refused before it clears anything.
         let again = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, 50);
         assert!(matches!(again, Err(Error::Timeout(_))));
@@ -370,7 +370,7 @@ fn ranks_that_cut_differently_are_told_so() {
     let texts = all(2, &options, |comm| {
         let (comm, neighbour) = beside(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
-        let signals = comm.chunk_signals(20)?;
+        let signals = comm.ready_flags(20)?;
         let chunk = 50 - 10 * comm.rank() as usize;
         let work = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, chunk)?;
         Ok(work.wait_blocking().expect_err("chunks differ").to_string())
@@ -385,21 +385,21 @@ fn what_is_refused_before_anything_moves() {
     all(2, &options(1, 1), |comm| {
         let (comm, neighbour) = beside(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
-        let signals = comm.chunk_signals(4)?;
+        let signals = comm.ready_flags(4)?;
         let says = |what: &str, result: Result<fusewire::Work>| match result {
             Err(Error::InvalidArgument { detail, .. }) => {
                 assert!(detail.contains(what), "{detail}");
             }
             other => panic!("{what}: {other:?}"),
         };
-        let gather = |stream: &Stream, output: &Tensor, signals: &ChunkSignals, chunk: usize| {
+        let gather = |stream: &Stream, output: &Tensor, signals: &ReadyFlags, chunk: usize| {
             comm.all_gather_signalled_async(stream, output, &x, signals, chunk)
         };
         says("needed", gather(&neighbour, &x, &signals, 50));
         says("need 6", gather(&neighbour, &y, &signals, 40));
         says("no elements", gather(&neighbour, &y, &signals, 0));
         says("own", gather(comm.stream(), &y, &signals, 50));
-        let other = comm.dup()?.chunk_signals(4)?;
+        let other = comm.dup()?.ready_flags(4)?;
         says("another communicator", gather(&neighbour, &y, &other, 50));
         let ints = tensor(DType::I32, 200)?;
         says("output is i32", gather(&neighbour, &ints, &signals, 50));
@@ -410,7 +410,7 @@ fn what_is_refused_before_anything_moves() {
         says("target 1073741824", scatter(1 << 30, ReduceOp::Sum));
         says("no reduction", scatter(1, ReduceOp::BitAnd));
         let word = tensor(DType::I32, 4)?;
-        assert!(comm.adopt_chunk_signals(&word).is_err());
+        assert!(comm.adopt_ready_flags(&word).is_err());
         assert!(signals.stream_wait(&neighbour, 4).is_err());
         assert!(signals.stream_write(&neighbour, 4, 1).is_err());
         assert_eq!(signals.words().to_vec::<u32>()?, [0; 4]);
@@ -422,7 +422,7 @@ fn what_is_refused_before_anything_moves() {
         // Nothing of this counts as a call.
         comm.barrier()?;
         // Nothing to move is no mistake, and takes no words.
-        let (none, nothing) = (tensor(DType::F32, 0)?, comm.chunk_signals(0)?);
+        let (none, nothing) = (tensor(DType::F32, 0)?, comm.ready_flags(0)?);
         comm.all_gather_signalled_async(&neighbour, &none, &none, &nothing, 0)?
             .wait_blocking()?;
         comm.reduce_scatter_when_async(&neighbour, &none, &none, &nothing, 0, 1, ReduceOp::Sum)?

@@ -6,7 +6,7 @@ use core::mem::offset_of;
 
 use fusewire::DType;
 use fusewire_c::{
-    FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireOverlap, FusewireSignals,
+    FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireOverlap, FusewireReadyFlags,
     FusewireVocab, FusewireWork, codes, numbers,
 };
 
@@ -39,7 +39,7 @@ c_types!(
     FusewireNorm = "fusewire_norm",
     FusewireVocab = "fusewire_vocab",
     FusewireOverlap = "fusewire_overlap",
-    FusewireSignals = "fusewire_signals",
+    FusewireReadyFlags = "fusewire_ready_flags",
 );
 
 impl<T: CType> CType for *const T {
@@ -169,9 +169,9 @@ impl Lines {
             fusewire_all_reduce_norm(_, _) fusewire_all_reduce_norm_async(_, _, _)
             fusewire_reduce_scatter_norm(_, _) fusewire_reduce_scatter_norm_async(_, _, _)
             fusewire_vocab_parallel(_, _) fusewire_vocab_parallel_async(_, _, _)
-            fusewire_signals_create(_, _, _) fusewire_signals_destroy(_) fusewire_signals_words(_, _)
-            fusewire_signals_wait(_, _) fusewire_signals_add(_, _, _)
-            fusewire_signals_stream_wait(_, _, _) fusewire_signals_stream_write(_, _, _, _)
+            fusewire_ready_flags_create(_, _, _) fusewire_ready_flags_destroy(_) fusewire_ready_flags_words(_, _)
+            fusewire_ready_flags_wait(_, _) fusewire_ready_flags_add(_, _, _)
+            fusewire_ready_flags_stream_wait(_, _, _) fusewire_ready_flags_stream_write(_, _, _, _)
             fusewire_all_gather_signalled(_, _, _, _) fusewire_reduce_scatter_when(_, _, _, _)
             fusewire_work_wait(_, _) fusewire_work_join(_, _) fusewire_work_destroy(_)
             fusewire_capture_begin(_) fusewire_capture_end(_, _)

@@ -3,7 +3,7 @@
 use super::NO_ROOT;
 use super::checks::{apart, reducible, same_type, within};
 use crate::comm::observe::Note;
-use crate::comm::signals::ChunkSignals;
+use crate::comm::signals::ReadyFlags;
 use crate::comm::submit::{Prepared, invalid};
 use crate::comm::{Communicator, Work};
 use crate::options::ReduceOp;
@@ -46,7 +46,7 @@ impl Communicator {
     ///
     /// All words are cleared on `neighbour`; behind that the operation runs on the communicator's stream, which must be
     /// another one ([`Communicator::on`]). What is enqueued on `neighbour` from now on waits for chunks by
-    /// [`ChunkSignals::stream_wait`], or in its own kernels; before it ends a capture, or uses the words or `output` for something
+    /// [`ReadyFlags::stream_wait`], or in its own kernels; before it ends a capture, or uses the words or `output` for something
     /// else, it waits for all of the operation by [`Work::wait`]. Both streams may be captured: a replay begins with cleared words.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl Communicator {
         neighbour: &Stream,
         output: &Tensor,
         input: &Tensor,
-        signals: &ChunkSignals,
+        signals: &ReadyFlags,
         chunk: usize,
     ) -> Result<Work> {
         let name = Operation::AllGatherSignalled.name();
@@ -103,7 +103,7 @@ impl Communicator {
     /// Tiles are taken in the order of t, those of all rows together: a computation had best make them in that order.
     ///
     /// Streams, captures and words are as in [`Communicator::all_gather_signalled_async`]: this call comes first, then the
-    /// neighbour's work, which raises words by [`ChunkSignals::stream_write`], in its own kernels or by [`ChunkSignals::add`],
+    /// neighbour's work, which raises words by [`ReadyFlags::stream_write`], in its own kernels or by [`ReadyFlags::add`],
     /// then [`Work::wait`]. Each tile is an exchange between all ranks: few large tiles are better than many small ones.
     ///
     /// On a GPU the operation waits in `Options::blocks` blocks, which stay resident from its start to its end: what makes the
@@ -124,7 +124,7 @@ impl Communicator {
         neighbour: &Stream,
         output: &Tensor,
         input: &Tensor,
-        tiles: &ChunkSignals,
+        tiles: &ReadyFlags,
         tile: usize,
         target: u32,
         op: ReduceOp,
@@ -181,7 +181,7 @@ impl Communicator {
         name: &'static str,
         neighbour: &Stream,
         tensors: [&Tensor; 2],
-        signals: &ChunkSignals,
+        signals: &ReadyFlags,
         count: usize,
         span: usize,
     ) -> Result<()> {
@@ -254,7 +254,7 @@ impl Communicator {
     fn fork(
         &self,
         neighbour: &Stream,
-        signals: &ChunkSignals,
+        signals: &ReadyFlags,
         prepared: &Prepared<'_>,
     ) -> Result<Work> {
         self.inner.check()?;

@@ -137,8 +137,8 @@ fn neighbours() -> Vec<Entry> {
     let relaxed = Some(Fault::NoRelease);
     let unordered = Some(Fault::NoAcquire);
     [
-        ("no release, a word a chunk", relaxed, gather()),
-        ("no acquire, a counter a tile", unordered, scatter()),
+        ("no release, a ready flag per chunk", relaxed, gather()),
+        ("no acquire, an arrival counter per tile", unordered, scatter()),
         (
             "words that are not cleared",
             None,

@@ -315,15 +315,15 @@ fn neighbours() -> Vec<Entry> {
         ..WORDS
     };
     [
-        ("a word a chunk, 2 ranks x 2 epochs", WORDS, vec![gather; 2]),
-        ("a word a chunk, staged, 2 ranks", staging, staged(gather)),
+        ("a ready flag per chunk, 2 ranks x 2 epochs", WORDS, vec![gather; 2]),
+        ("a ready flag per chunk, staged, 2 ranks", staging, staged(gather)),
         (
-            "a counter a tile, 2 ranks x 2 epochs",
+            "an arrival counter per tile, 2 ranks x 2 epochs",
             WORDS,
             vec![scatter; 2],
         ),
         (
-            "a counter a tile, staged, 2 ranks",
+            "an arrival counter per tile, staged, 2 ranks",
             staging,
             staged(scatter),
         ),
