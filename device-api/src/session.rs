@@ -64,7 +64,7 @@ pub enum Operation {
     /// Greatest logits and log-sum-exp of logits that are split by columns.
     VocabParallel = 15,
     /// all_gather that raises a word for each chunk.
-    AllGatherSignalled = 20,
+    AllGatherWithFlags = 20,
     /// reduce_scatter that waits for a counter of each tile.
     ReduceScatterWhen = 21,
     /// To one peer.
@@ -103,7 +103,7 @@ impl Operation {
             Self::User => "user kernel",
             Self::ReduceScatterNorm => "reduce_scatter_norm",
             Self::VocabParallel => "vocab_parallel",
-            Self::AllGatherSignalled => "all_gather_signalled",
+            Self::AllGatherWithFlags => "all_gather_with_flags",
             Self::ReduceScatterWhen => "reduce_scatter_when",
             Self::Send => "send",
             Self::Recv => "recv",
@@ -133,7 +133,7 @@ impl Operation {
             13 => Self::User,
             14 => Self::ReduceScatterNorm,
             15 => Self::VocabParallel,
-            20 => Self::AllGatherSignalled,
+            20 => Self::AllGatherWithFlags,
             21 => Self::ReduceScatterWhen,
             32 => Self::Send,
             33 => Self::Recv,

@@ -65,7 +65,7 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     nvls::ALL_REDUCE_NVLS_INSTANCES,
     nvls::REDUCE_SCATTER_NVLS_INSTANCES,
     one_sided::RING_PUT_INSTANCES,
-    overlap::ALL_GATHER_SIGNALLED_INSTANCES,
+    overlap::ALL_GATHER_WITH_FLAGS_INSTANCES,
     overlap::REDUCE_SCATTER_WHEN_INSTANCES,
     overlap::REDUCE_SCATTER_WHEN_ANY_INSTANCES,
     point::RECV_INSTANCES,

@@ -203,7 +203,7 @@ impl<M: Machine> Body<M> for Chunks {
 /// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes; `chunk` units of
 /// each row (a multiple of [`crate::GRANULE`]) must fit staging; `span` is not 0.
 #[kernel]
-pub unsafe fn all_gather_signalled(
+pub unsafe fn all_gather_with_flags(
     block: Block<impl Machine>,
     constants: *const CommConst,
     call: u64,

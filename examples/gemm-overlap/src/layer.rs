@@ -182,7 +182,7 @@ impl<'a> Layer<'a> {
         } = self.shape;
         let (per_rank, span) = (tokens.div_ceil(chunk), chunk * hidden);
         let (x, gathered, words) = (&self.x, &self.gathered, &self.chunks);
-        let gather = comm.all_gather_signalled_async(stream, gathered, x, words, span)?;
+        let gather = comm.all_gather_with_flags_async(stream, gathered, x, words, span)?;
         // As chunks come: own ones first, then those of the next ranks round the ring.
         for row in (0..ranks).map(|step| (me + step) % ranks) {
             for index in row * per_rank..(row + 1) * per_rank {

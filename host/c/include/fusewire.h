@@ -360,7 +360,7 @@ typedef struct fusewire_overlap {
    (fusewire_comm_on_stream, fusewire_comm_on_new_stream). The words are cleared on the neighbour's stream first: what is
    enqueued there afterwards sees words of this call only, in replays of a graph, too. Then comes the neighbour's work, and
    then fusewire_work_join brings the operation back to the neighbour's stream, also before a capture ends there. */
-int fusewire_all_gather_signalled(const fusewire_comm *comm, const fusewire_comm *neighbour, const fusewire_overlap *overlap,
+int fusewire_all_gather_with_flags(const fusewire_comm *comm, const fusewire_comm *neighbour, const fusewire_overlap *overlap,
                                   fusewire_work **work);
 int fusewire_reduce_scatter_when(const fusewire_comm *comm, const fusewire_comm *neighbour, const fusewire_overlap *overlap,
                                  fusewire_work **work);

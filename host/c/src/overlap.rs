@@ -189,7 +189,7 @@ struct Arguments<'a> {
 }
 
 /// # Safety
-/// As of [`fusewire_all_gather_signalled`].
+/// As of [`fusewire_all_gather_with_flags`].
 unsafe fn overlapped(
     name: &'static str,
     comm: *const FusewireComm,
@@ -227,7 +227,7 @@ unsafe fn overlapped(
 /// As the header says: handles are live, `overlap` has as many bytes as it says, its buffers and signals are memory until the work
 /// is done and every graph that holds it is gone; `work` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fusewire_all_gather_signalled(
+pub unsafe extern "C" fn fusewire_all_gather_with_flags(
     comm: *const FusewireComm,
     neighbour: *const FusewireComm,
     overlap: *const FusewireOverlap,
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn fusewire_all_gather_signalled(
             return Err(untensored(call));
         };
         let comm = &call.handle.comm;
-        Ok(comm.all_gather_signalled_async(
+        Ok(comm.all_gather_with_flags_async(
             given.neighbour,
             output,
             input,
@@ -267,7 +267,7 @@ pub unsafe extern "C" fn fusewire_all_gather_signalled(
     // SAFETY: by the caller.
     unsafe {
         overlapped(
-            "fusewire_all_gather_signalled",
+            "fusewire_all_gather_with_flags",
             comm,
             neighbour,
             overlap,
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn fusewire_all_gather_signalled(
 /// reduce_scatter that waits for a counter of each tile.
 ///
 /// # Safety
-/// As of [`fusewire_all_gather_signalled`].
+/// As of [`fusewire_all_gather_with_flags`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_reduce_scatter_when(
     comm: *const FusewireComm,

@@ -25,7 +25,7 @@ static void beside(void) {
   overlap.signals = signals;
 
   put(part, N);
-  OK(fusewire_all_gather_signalled(on, comm, &overlap, &work));
+  OK(fusewire_all_gather_with_flags(on, comm, &overlap, &work));
   for (uint32_t step = 0; step < RANKS * CHUNKS; step++) {
     uint32_t chunk = (rank * CHUNKS + step) % (RANKS * CHUNKS);
     OK(fusewire_ready_flags_stream_wait(signals, comm, chunk));
@@ -63,7 +63,7 @@ static void beside(void) {
 
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "stream", fusewire_reduce_scatter_when(comm, comm, &overlap, &work));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "neighbour is NULL", fusewire_reduce_scatter_when(on, NULL, &overlap, &work));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "op and target", fusewire_all_gather_signalled(on, comm, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "op and target", fusewire_all_gather_with_flags(on, comm, &overlap, &work));
   overlap.flags = 4;
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "flags 0x4", fusewire_reduce_scatter_when(on, comm, &overlap, &work));
   overlap.flags = 0;

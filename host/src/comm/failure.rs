@@ -228,7 +228,7 @@ impl fmt::Display for Failure {
                 if self.activity == self.blamed
                     && matches!(
                         activity.operation,
-                        Operation::AllGatherSignalled | Operation::ReduceScatterWhen
+                        Operation::AllGatherWithFlags | Operation::ReduceScatterWhen
                     ) =>
             {
                 write!(

@@ -23,7 +23,7 @@ use crate::{Error, Result};
 /// The name of this in messages.
 const NAME: &str = "ready flags";
 
-/// Words in this rank's device memory, one for each chunk or tile: by [`Communicator::all_gather_signalled_async`] a neighbouring
+/// Words in this rank's device memory, one for each chunk or tile: by [`Communicator::all_gather_with_flags_async`] a neighbouring
 /// computation learns which chunks are there, by [`Communicator::reduce_scatter_when_async`] it says which tiles are done. Clones
 /// are the same words.
 ///

@@ -53,7 +53,7 @@ pub enum Op {
     /// Put with signal round the ring.
     RingPut,
     /// all_gather with a word for each rank's row; rank 0 has a neighbour, who reads each row as its word says.
-    GatherSignalled,
+    GatherWithFlags,
     /// reduce_scatter with a counter for each row; rank 0 has a neighbour, who makes its rows.
     ScatterWhen,
     /// barrier.
@@ -217,7 +217,7 @@ impl Step {
                 }
             }
             Op::ReduceScatter | Op::ScatterWhen => sums()[me * count..(me + 1) * count].to_vec(),
-            Op::AllGather | Op::GatherSignalled => inputs.concat(),
+            Op::AllGather | Op::GatherWithFlags => inputs.concat(),
             Op::Broadcast(root) => inputs[root as usize].clone(),
             Op::Scatter(root) => inputs[root as usize][me * count..(me + 1) * count].to_vec(),
             Op::Gather(root) => {
@@ -337,7 +337,7 @@ impl Step {
 
     /// Whether a neighbouring computation of `rank` runs beside the launch.
     pub fn has_neighbour(&self, rank: u32) -> bool {
-        matches!(self.op, Op::GatherSignalled | Op::ScatterWhen) && rank == 0
+        matches!(self.op, Op::GatherWithFlags | Op::ScatterWhen) && rank == 0
     }
 
     /// What the neighbour's stream does before launch and neighbour: clears the words. Of a rank without a neighbour all
@@ -405,7 +405,7 @@ impl Step {
             // SAFETY: a word of this rank, accessed atomically only.
             let seen = unsafe { mem::load_u32(word, Order::Relaxed, Scope::Device) };
             assert!(
-                self.op != Op::GatherSignalled || seen == overlap::THERE,
+                self.op != Op::GatherWithFlags || seen == overlap::THERE,
                 "the word of row {row} is {seen}"
             );
         }
@@ -446,7 +446,7 @@ impl Step {
             Op::Reduce(root) => (Operation::Reduce, byte, reduction, root as u16),
             Op::ReduceScatter => (Operation::ReduceScatter, byte, reduction, 0),
             Op::AllGather => (Operation::AllGather, byte, 0, 0),
-            Op::GatherSignalled => (Operation::AllGatherSignalled, byte, 0, 0),
+            Op::GatherWithFlags => (Operation::AllGatherWithFlags, byte, 0, 0),
             Op::ScatterWhen => (Operation::ReduceScatterWhen, byte, reduction, 0),
             Op::Broadcast(root) => (Operation::Broadcast, byte, 0, root as u16),
             Op::Scatter(root) => (Operation::Scatter, byte, 0, root as u16),
@@ -529,7 +529,7 @@ impl Step {
                 Op::TwoShot | Op::Reduce(_) => reduce!(all_reduce::reduce_shards_any),
                 Op::ReduceScatter => reduce!(reduce_scatter::reduce_scatter_any),
                 Op::AllGather => movement!(movement::all_gather),
-                Op::GatherSignalled => overlap::all_gather_signalled(
+                Op::GatherWithFlags => overlap::all_gather_with_flags(
                     block,
                     constants,
                     call,

@@ -101,7 +101,7 @@ impl Gather {
         parts.capture(|| {
             let neighbour = &parts.neighbour;
             let work =
-                comm.all_gather_signalled_async(neighbour, &self.y, &self.x, signals, CHUNK)?;
+                comm.all_gather_with_flags_async(neighbour, &self.y, &self.x, signals, CHUNK)?;
             // Own row first, as chunks come.
             let (pieces, me) = (parts.pieces(), comm.rank() as usize);
             let ranks = comm.size() as usize;
@@ -146,7 +146,7 @@ fn a_thousand_replays_consume_each_chunk_right_behind_its_word() {
                 if round % 64 == 63 {
                     let (parts, neighbour) = (&gather.parts, &gather.parts.neighbour);
                     let (comm, x, y) = (&parts.comm, &gather.x, &gather.y);
-                    comm.all_gather_signalled_async(neighbour, y, x, &signals, CHUNK)?
+                    comm.all_gather_with_flags_async(neighbour, y, x, &signals, CHUNK)?
                         .wait(neighbour)?;
                     neighbour.synchronize()?;
                 }
@@ -266,7 +266,7 @@ fn both_sides_of_a_layer_in_one_graph() {
             for layer in 0..3 {
                 let from = if layer == 0 { &x } else { &out };
                 let gathered =
-                    comm.all_gather_signalled_async(neighbour, &y, from, &signals, CHUNK)?;
+                    comm.all_gather_with_flags_async(neighbour, &y, from, &signals, CHUNK)?;
                 let scattered = comm.reduce_scatter_when_async(
                     neighbour,
                     &out,

@@ -75,7 +75,7 @@ fn gather(
     for call in 0..3 {
         input.copy_from_bytes(&fill(dtype, me, call, count))?;
         output.copy_from_bytes(&vec![0xee; count * ranks * dtype.size()])?;
-        let work = comm.all_gather_signalled_async(neighbour, &output, &input, signals, chunk)?;
+        let work = comm.all_gather_with_flags_async(neighbour, &output, &input, signals, chunk)?;
         // The neighbour goes on when all chunks are there.
         let chunks = comm.chunks(count, chunk);
         for index in (0..chunks).rev() {
@@ -243,7 +243,7 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
             let late = (u64::from(comm.rank()) + round) % 3;
             std::thread::sleep(Duration::from_micros(300 * late));
             x.copy_from(&vec![round * 10 + u64::from(comm.rank()); COUNT])?;
-            let gathered = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, CHUNK)?;
+            let gathered = comm.all_gather_with_flags_async(&neighbour, &y, &x, &signals, CHUNK)?;
             let scattered = comm.reduce_scatter_when_async(
                 &neighbour,
                 &output,
@@ -290,7 +290,7 @@ fn words_in_memory_of_the_callers() {
         let signals = comm.adopt_ready_flags(&words.slice(2, 5)?)?;
         assert_eq!((signals.len(), signals.is_empty()), (5, false));
         let (x, y) = (comm.alloc(DType::F32, 20)?, tensor(DType::F32, 40)?);
-        let work = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, 10)?;
+        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &signals, 10)?;
         work.wait(&neighbour)?;
         neighbour.synchronize()?;
         assert_eq!(words.to_vec::<u32>()?, [7, 7, 1, 1, 1, 1, 0, 7, 7]);
@@ -344,7 +344,7 @@ fn a_gather_that_fails_lets_its_neighbour_go_on() {
         let (comm, neighbour) = beside(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let signals = comm.ready_flags(4)?;
-        let work = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, 50)?;
+        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &signals, 50)?;
         for index in 0..4 {
             let _ = signals.stream_wait(&neighbour, index)?;
         }
@@ -356,7 +356,7 @@ fn a_gather_that_fails_lets_its_neighbour_go_on() {
         assert_eq!(words[..2], [1, 1], "own chunks need nobody");
         assert_eq!(words[2..], [ReadyFlags::FAILED; 2]);
         // What is launched on a communicator that has failed is refused before it clears anything.
-        let again = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, 50);
+        let again = comm.all_gather_with_flags_async(&neighbour, &y, &x, &signals, 50);
         assert!(matches!(again, Err(Error::Timeout(_))));
         assert_eq!(signals.words().to_vec::<u32>()?, words);
         Ok(())
@@ -372,7 +372,7 @@ fn ranks_that_cut_differently_are_told_so() {
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let signals = comm.ready_flags(20)?;
         let chunk = 50 - 10 * comm.rank() as usize;
-        let work = comm.all_gather_signalled_async(&neighbour, &y, &x, &signals, chunk)?;
+        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &signals, chunk)?;
         Ok(work.wait_blocking().expect_err("chunks differ").to_string())
     });
     for text in texts {
@@ -393,7 +393,7 @@ fn what_is_refused_before_anything_moves() {
             other => panic!("{what}: {other:?}"),
         };
         let gather = |stream: &Stream, output: &Tensor, signals: &ReadyFlags, chunk: usize| {
-            comm.all_gather_signalled_async(stream, output, &x, signals, chunk)
+            comm.all_gather_with_flags_async(stream, output, &x, signals, chunk)
         };
         says("needed", gather(&neighbour, &x, &signals, 50));
         says("need 6", gather(&neighbour, &y, &signals, 40));
@@ -423,7 +423,7 @@ fn what_is_refused_before_anything_moves() {
         comm.barrier()?;
         // Nothing to move is no mistake, and takes no words.
         let (none, nothing) = (tensor(DType::F32, 0)?, comm.ready_flags(0)?);
-        comm.all_gather_signalled_async(&neighbour, &none, &none, &nothing, 0)?
+        comm.all_gather_with_flags_async(&neighbour, &none, &none, &nothing, 0)?
             .wait_blocking()?;
         comm.reduce_scatter_when_async(&neighbour, &none, &none, &nothing, 0, 1, ReduceOp::Sum)?
             .wait_blocking()

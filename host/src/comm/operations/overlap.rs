@@ -15,7 +15,7 @@ use fusewire_device::comm::Place;
 use fusewire_device::native::KernelInfo;
 use fusewire_device::session::Operation;
 use fusewire_kernels::overlap::{
-    ALL_GATHER_SIGNALLED, AllGatherSignalledParams, FAILED, REDUCE_SCATTER_WHEN_ANY,
+    ALL_GATHER_WITH_FLAGS, AllGatherWithFlagsParams, FAILED, REDUCE_SCATTER_WHEN_ANY,
     REDUCE_SCATTER_WHEN_BF16, REDUCE_SCATTER_WHEN_F16, REDUCE_SCATTER_WHEN_F32,
     ReduceScatterWhenAnyParams, ReduceScatterWhenParams,
 };
@@ -53,7 +53,7 @@ impl Communicator {
     /// [`Error::InvalidArgument`] before anything moves: lengths and types as there, too few words, words or streams of another
     /// device, the neighbour's stream being the communicator's, a chunk of no elements, a backend. The communicator's first
     /// failure; one while running is the [`Work`]'s, and lets whoever waits for a word go on.
-    pub fn all_gather_signalled_async(
+    pub fn all_gather_with_flags_async(
         &self,
         neighbour: &Stream,
         output: &Tensor,
@@ -61,17 +61,17 @@ impl Communicator {
         signals: &ReadyFlags,
         chunk: usize,
     ) -> Result<Work> {
-        let name = Operation::AllGatherSignalled.name();
+        let name = Operation::AllGatherWithFlags.name();
         let (to, from) = (Output::from(output), Input::from(input));
         same_type(name, &to, &from)?;
         self.rows(name, "output", to.count, from.count)?;
         within(name, &to, &from, self.rank() as usize * from.count)?;
         self.beside(name, neighbour, [output, input], signals, from.count, chunk)?;
         let (size, count) = (from.dtype.size(), from.count);
-        let plan = self.plan_rows(Operation::AllGatherSignalled, count, from.dtype, 1, None);
+        let plan = self.plan_rows(Operation::AllGatherWithFlags, count, from.dtype, 1, None);
         let call = self.call(&plan, Some(from.dtype), None, NO_ROOT, agreed(count, chunk));
         let source_at = self.place_of(from.ptr, count * size, false);
-        let params = AllGatherSignalledParams {
+        let params = AllGatherWithFlagsParams {
             constants: self.constants(),
             call,
             count: count as u64,
@@ -92,7 +92,7 @@ impl Communicator {
             output_count: to.count as u64,
         };
         let tensors = [Some(output), Some(input), Some(signals.words())];
-        let prepared = Prepared::new(self, &ALL_GATHER_SIGNALLED, params, tensors, false, note);
+        let prepared = Prepared::new(self, &ALL_GATHER_WITH_FLAGS, params, tensors, false, note);
         self.fork(neighbour, signals, &prepared.keeping(signals.keep()))
     }
 
@@ -102,7 +102,7 @@ impl Communicator {
     /// (the last one may be shorter), has word `r * output.len().div_ceil(tile) + t`, and is done when that is `target` or more.
     /// Tiles are taken in the order of t, those of all rows together: a computation had best make them in that order.
     ///
-    /// Streams, captures and words are as in [`Communicator::all_gather_signalled_async`]: this call comes first, then the
+    /// Streams, captures and words are as in [`Communicator::all_gather_with_flags_async`]: this call comes first, then the
     /// neighbour's work, which raises words by [`ReadyFlags::stream_write`], in its own kernels or by [`ReadyFlags::add`],
     /// then [`Work::wait`]. Each tile is an exchange between all ranks: few large tiles are better than many small ones.
     ///

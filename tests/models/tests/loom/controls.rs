@@ -132,7 +132,7 @@ fn kernels() -> Vec<Entry> {
 
 /// Words that come too early, and words that nobody clears.
 fn neighbours() -> Vec<Entry> {
-    let gather = || single(two(WORDS), vec![Step::new(Op::GatherSignalled, 8); 2]);
+    let gather = || single(two(WORDS), vec![Step::new(Op::GatherWithFlags, 8); 2]);
     let scatter = || single(two(WORDS), vec![Step::new(Op::ScatterWhen, 8); 2]);
     let relaxed = Some(Fault::NoRelease);
     let unordered = Some(Fault::NoAcquire);
