@@ -66,7 +66,7 @@ pub enum Operation {
     /// all_gather that raises a word for each chunk.
     AllGatherWithFlags = 20,
     /// reduce_scatter that waits for a counter of each tile.
-    ReduceScatterWhen = 21,
+    ReduceScatterOnArrival = 21,
     /// To one peer.
     Send = 32,
     /// From one peer.
@@ -104,7 +104,7 @@ impl Operation {
             Self::ReduceScatterNorm => "reduce_scatter_norm",
             Self::VocabParallel => "vocab_parallel",
             Self::AllGatherWithFlags => "all_gather_with_flags",
-            Self::ReduceScatterWhen => "reduce_scatter_when",
+            Self::ReduceScatterOnArrival => "reduce_scatter_on_arrival",
             Self::Send => "send",
             Self::Recv => "recv",
             Self::Batch => "batch",
@@ -134,7 +134,7 @@ impl Operation {
             14 => Self::ReduceScatterNorm,
             15 => Self::VocabParallel,
             20 => Self::AllGatherWithFlags,
-            21 => Self::ReduceScatterWhen,
+            21 => Self::ReduceScatterOnArrival,
             32 => Self::Send,
             33 => Self::Recv,
             34 => Self::Batch,

@@ -261,7 +261,7 @@ fn algorithm(
         Operation::ReduceScatter
         | Operation::AllReduceNorm
         | Operation::ReduceScatterNorm
-        | Operation::ReduceScatterWhen
+        | Operation::ReduceScatterOnArrival
         | Operation::Barrier => return Algorithm::Signal,
         Operation::Send | Operation::Recv => return Algorithm::Channel,
         Operation::VocabParallel => return Algorithm::Packet,

@@ -365,7 +365,7 @@ unsafe fn reduce_tiles<M: Machine, R: Reducer>(
 /// of each row, rounded up to [`crate::GRANULE`], must fit staging; `counters` has an entry for every tile of every row; `span` is
 /// not 0.
 #[kernel(each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16))]
-pub unsafe fn reduce_scatter_when<T: Element>(
+pub unsafe fn reduce_scatter_on_arrival<T: Element>(
     block: Block<impl Machine>,
     constants: *const CommConst,
     call: u64,
@@ -400,12 +400,12 @@ pub unsafe fn reduce_scatter_when<T: Element>(
     }
 }
 
-/// As [`reduce_scatter_when`], for every type and reduction: they are switched at run time.
+/// As [`reduce_scatter_on_arrival`], for every type and reduction: they are switched at run time.
 ///
 /// # Safety
 /// As there.
 #[kernel]
-pub unsafe fn reduce_scatter_when_any(
+pub unsafe fn reduce_scatter_on_arrival_any(
     block: Block<impl Machine>,
     constants: *const CommConst,
     call: u64,

@@ -193,7 +193,7 @@ impl<'a> Layer<'a> {
         }
         gather.wait(stream)?;
         let (out, z, tiles, sum) = (&self.out, &self.z, &self.tiles, ReduceOp::Sum);
-        let scatter = comm.reduce_scatter_when_async(stream, out, z, tiles, span, 1, sum)?;
+        let scatter = comm.reduce_scatter_on_arrival_async(stream, out, z, tiles, span, 1, sum)?;
         // As tiles are taken: tile t of all rows, then the next.
         for t in 0..per_rank {
             for index in (0..ranks).map(|row| row * per_rank + t) {

@@ -362,7 +362,7 @@ typedef struct fusewire_overlap {
    then fusewire_work_join brings the operation back to the neighbour's stream, also before a capture ends there. */
 int fusewire_all_gather_with_flags(const fusewire_comm *comm, const fusewire_comm *neighbour, const fusewire_overlap *overlap,
                                   fusewire_work **work);
-int fusewire_reduce_scatter_when(const fusewire_comm *comm, const fusewire_comm *neighbour, const fusewire_overlap *overlap,
+int fusewire_reduce_scatter_on_arrival(const fusewire_comm *comm, const fusewire_comm *neighbour, const fusewire_overlap *overlap,
                                  fusewire_work **work);
 
 /* ---- Work and graphs ---- */

@@ -282,7 +282,7 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
 /// # Safety
 /// As of [`fusewire_all_gather_with_flags`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fusewire_reduce_scatter_when(
+pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
     comm: *const FusewireComm,
     neighbour: *const FusewireComm,
     overlap: *const FusewireOverlap,
@@ -306,7 +306,7 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_when(
             return Err(untensored(call));
         };
         let comm = &call.handle.comm;
-        Ok(comm.reduce_scatter_when_async(
+        Ok(comm.reduce_scatter_on_arrival_async(
             given.neighbour,
             output,
             input,
@@ -319,7 +319,7 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_when(
     // SAFETY: by the caller.
     unsafe {
         overlapped(
-            "fusewire_reduce_scatter_when",
+            "fusewire_reduce_scatter_on_arrival",
             comm,
             neighbour,
             overlap,

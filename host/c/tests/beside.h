@@ -42,7 +42,7 @@ static void beside(void) {
   overlap.op = FUSEWIRE_SUM;
   overlap.target = 1;
   put(all, RANKS * N);
-  OK(fusewire_reduce_scatter_when(on, comm, &overlap, &work));
+  OK(fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
   for (uint32_t tile = 0; tile < RANKS * CHUNKS; tile++) {
     if (on_cpu() && tile % 2 == 0) {
       /* After what the stream does first: it clears the words. */
@@ -61,16 +61,16 @@ static void beside(void) {
     TRUE(got[i] == value(0, at) + value(1, at));
   }
 
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "stream", fusewire_reduce_scatter_when(comm, comm, &overlap, &work));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "neighbour is NULL", fusewire_reduce_scatter_when(on, NULL, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "stream", fusewire_reduce_scatter_on_arrival(comm, comm, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "neighbour is NULL", fusewire_reduce_scatter_on_arrival(on, NULL, &overlap, &work));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "op and target", fusewire_all_gather_with_flags(on, comm, &overlap, &work));
   overlap.flags = 4;
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "flags 0x4", fusewire_reduce_scatter_when(on, comm, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "flags 0x4", fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
   overlap.flags = 0;
   overlap.signals = few;
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "words", fusewire_reduce_scatter_when(on, comm, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "words", fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
   overlap.signals = NULL;
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "signals are NULL", fusewire_reduce_scatter_when(on, comm, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "signals are NULL", fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "1", fusewire_ready_flags_stream_wait(few, comm, 1));
   TRUE(work == NULL);
   OK(fusewire_ready_flags_destroy(few));

@@ -228,7 +228,7 @@ impl fmt::Display for Failure {
                 if self.activity == self.blamed
                     && matches!(
                         activity.operation,
-                        Operation::AllGatherWithFlags | Operation::ReduceScatterWhen
+                        Operation::AllGatherWithFlags | Operation::ReduceScatterOnArrival
                     ) =>
             {
                 write!(

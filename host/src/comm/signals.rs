@@ -24,7 +24,7 @@ use crate::{Error, Result};
 const NAME: &str = "ready flags";
 
 /// Words in this rank's device memory, one for each chunk or tile: by [`Communicator::all_gather_with_flags_async`] a neighbouring
-/// computation learns which chunks are there, by [`Communicator::reduce_scatter_when_async`] it says which tiles are done. Clones
+/// computation learns which chunks are there, by [`Communicator::reduce_scatter_on_arrival_async`] it says which tiles are done. Clones
 /// are the same words.
 ///
 /// Layout: u32, one behind the other from [`ReadyFlags::as_ptr`] on. Every operation clears all of them on its neighbour's

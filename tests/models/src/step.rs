@@ -55,7 +55,7 @@ pub enum Op {
     /// all_gather with a word for each rank's row; rank 0 has a neighbour, who reads each row as its word says.
     GatherWithFlags,
     /// reduce_scatter with a counter for each row; rank 0 has a neighbour, who makes its rows.
-    ScatterWhen,
+    ScatterOnArrival,
     /// barrier.
     Barrier,
     /// send from the first rank to the second; the others pass.
@@ -164,7 +164,7 @@ impl Step {
             Op::RingPut => (0..self.count as u64)
                 .flat_map(|i| number(i as usize).to_le_bytes())
                 .collect(),
-            Op::ReduceScatter | Op::ScatterWhen | Op::Scatter(_) | Op::AllToAll => {
+            Op::ReduceScatter | Op::ScatterOnArrival | Op::Scatter(_) | Op::AllToAll => {
                 (0..self.count * rows).map(|i| number(i) as u8).collect()
             }
             Op::AllToAllV => {
@@ -216,7 +216,7 @@ impl Step {
                     Vec::new()
                 }
             }
-            Op::ReduceScatter | Op::ScatterWhen => sums()[me * count..(me + 1) * count].to_vec(),
+            Op::ReduceScatter | Op::ScatterOnArrival => sums()[me * count..(me + 1) * count].to_vec(),
             Op::AllGather | Op::GatherWithFlags => inputs.concat(),
             Op::Broadcast(root) => inputs[root as usize].clone(),
             Op::Scatter(root) => inputs[root as usize][me * count..(me + 1) * count].to_vec(),
@@ -282,7 +282,7 @@ impl Step {
         let poison = vec![0xee; self.output(ranks, rank, epoch).len()];
         // SAFETY: this rank's buffers, which hold the bytes; the model says whether a peer still uses them.
         unsafe {
-            if !self.has_neighbour(rank) || self.op != Op::ScatterWhen {
+            if !self.has_neighbour(rank) || self.op != Op::ScatterOnArrival {
                 mem::copy(world.source(rank), input.as_ptr(), input.len());
             }
             if !self.in_place {
@@ -337,13 +337,13 @@ impl Step {
 
     /// Whether a neighbouring computation of `rank` runs beside the launch.
     pub fn has_neighbour(&self, rank: u32) -> bool {
-        matches!(self.op, Op::GatherWithFlags | Op::ScatterWhen) && rank == 0
+        matches!(self.op, Op::GatherWithFlags | Op::ScatterOnArrival) && rank == 0
     }
 
     /// What the neighbour's stream does before launch and neighbour: clears the words. Of a rank without a neighbour all
     /// tiles are made.
     pub fn clear(&self, world: &World, rank: u32) {
-        let made = self.op == Op::ScatterWhen && !self.has_neighbour(rank);
+        let made = self.op == Op::ScatterOnArrival && !self.has_neighbour(rank);
         for index in 0..world.config().ranks as usize {
             let word = world.words(rank).wrapping_add(index);
             // SAFETY: words of this rank, which nobody else uses before the launch.
@@ -366,7 +366,7 @@ impl Step {
                 // SAFETY: a word of this rank, accessed atomically only.
                 unsafe { mem::fetch_add_u32(word, 1, Order::Release, Scope::Device) }
             };
-            if self.op == Op::ScatterWhen {
+            if self.op == Op::ScatterOnArrival {
                 if early {
                     raise();
                 }
@@ -447,7 +447,7 @@ impl Step {
             Op::ReduceScatter => (Operation::ReduceScatter, byte, reduction, 0),
             Op::AllGather => (Operation::AllGather, byte, 0, 0),
             Op::GatherWithFlags => (Operation::AllGatherWithFlags, byte, 0, 0),
-            Op::ScatterWhen => (Operation::ReduceScatterWhen, byte, reduction, 0),
+            Op::ScatterOnArrival => (Operation::ReduceScatterOnArrival, byte, reduction, 0),
             Op::Broadcast(root) => (Operation::Broadcast, byte, 0, root as u16),
             Op::Scatter(root) => (Operation::Scatter, byte, 0, root as u16),
             Op::Gather(root) => (Operation::Gather, byte, 0, root as u16),
@@ -545,7 +545,7 @@ impl Step {
                     count,
                     0,
                 ),
-                Op::ScatterWhen => overlap::reduce_scatter_when_any(
+                Op::ScatterOnArrival => overlap::reduce_scatter_on_arrival_any(
                     block,
                     constants,
                     call,

@@ -195,7 +195,7 @@ fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
         let (comm, neighbour) = (&parts.comm, &parts.neighbour);
         let sum = ReduceOp::Sum;
         let work =
-            comm.reduce_scatter_when_async(neighbour, &output, &input, &tiles, CHUNK, 1, sum)?;
+            comm.reduce_scatter_on_arrival_async(neighbour, &output, &input, &tiles, CHUNK, 1, sum)?;
         let pieces = parts.pieces();
         if early {
             for index in 0..pieces.len() {
@@ -267,7 +267,7 @@ fn both_sides_of_a_layer_in_one_graph() {
                 let from = if layer == 0 { &x } else { &out };
                 let gathered =
                     comm.all_gather_with_flags_async(neighbour, &y, from, &signals, CHUNK)?;
-                let scattered = comm.reduce_scatter_when_async(
+                let scattered = comm.reduce_scatter_on_arrival_async(
                     neighbour,
                     &out,
                     &z,

@@ -150,7 +150,7 @@ fn scatter(
     for call in 0..2 {
         input.copy_from_bytes(&fill(dtype, me, call, count * rows))?;
         let work =
-            comm.reduce_scatter_when_async(neighbour, &output, &input, &tiles, tile, 3, op)?;
+            comm.reduce_scatter_on_arrival_async(neighbour, &output, &input, &tiles, tile, 3, op)?;
         // In another order than they are taken.
         for index in (0..per_row * rows).rev() {
             tiles.stream_write(neighbour, index, 3)?;
@@ -244,7 +244,7 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
             std::thread::sleep(Duration::from_micros(300 * late));
             x.copy_from(&vec![round * 10 + u64::from(comm.rank()); COUNT])?;
             let gathered = comm.all_gather_with_flags_async(&neighbour, &y, &x, &signals, CHUNK)?;
-            let scattered = comm.reduce_scatter_when_async(
+            let scattered = comm.reduce_scatter_on_arrival_async(
                 &neighbour,
                 &output,
                 &input,
@@ -307,7 +307,7 @@ fn a_tile_that_nobody_makes_is_named() {
         let (x, y) = (comm.alloc(DType::F32, 200)?, tensor(DType::F32, 100)?);
         let tiles = comm.ready_flags(comm.chunks(100, 30))?;
         let sum = ReduceOp::Sum;
-        let work = comm.reduce_scatter_when_async(&neighbour, &y, &x, &tiles, 30, 5, sum)?;
+        let work = comm.reduce_scatter_on_arrival_async(&neighbour, &y, &x, &tiles, 30, 5, sum)?;
         for index in 0..tiles.len() {
             // Rank 1's GEMM is one short of tile 2 of row 1.
             let short = u32::from(comm.rank() == 1 && index == 6);
@@ -322,7 +322,7 @@ fn a_tile_that_nobody_makes_is_named() {
             panic!("{text}");
         };
         assert_eq!(failure.kind, FailureKind::Timeout);
-        assert_eq!(failure.activity.operation, Operation::ReduceScatterWhen);
+        assert_eq!(failure.activity.operation, Operation::ReduceScatterOnArrival);
         assert_eq!((failure.reporter, failure.rank), (1, 1), "{text}");
         assert_eq!(failure.tile(), Some(6), "{text}");
         let named = "waiting for tile 6 of its own input (wanted count 5, saw 4)";
@@ -404,7 +404,7 @@ fn what_is_refused_before_anything_moves() {
         let ints = tensor(DType::I32, 200)?;
         says("output is i32", gather(&neighbour, &ints, &signals, 50));
         let scatter = |target: u32, op: ReduceOp| {
-            comm.reduce_scatter_when_async(&neighbour, &x, &y, &signals, 50, target, op)
+            comm.reduce_scatter_on_arrival_async(&neighbour, &x, &y, &signals, 50, target, op)
         };
         says("target 0", scatter(0, ReduceOp::Sum));
         says("target 1073741824", scatter(1 << 30, ReduceOp::Sum));
@@ -425,7 +425,7 @@ fn what_is_refused_before_anything_moves() {
         let (none, nothing) = (tensor(DType::F32, 0)?, comm.ready_flags(0)?);
         comm.all_gather_with_flags_async(&neighbour, &none, &none, &nothing, 0)?
             .wait_blocking()?;
-        comm.reduce_scatter_when_async(&neighbour, &none, &none, &nothing, 0, 1, ReduceOp::Sum)?
+        comm.reduce_scatter_on_arrival_async(&neighbour, &none, &none, &nothing, 0, 1, ReduceOp::Sum)?
             .wait_blocking()
     });
 }

@@ -172,7 +172,7 @@ impl Lines {
             fusewire_ready_flags_create(_, _, _) fusewire_ready_flags_destroy(_) fusewire_ready_flags_words(_, _)
             fusewire_ready_flags_wait(_, _) fusewire_ready_flags_add(_, _, _)
             fusewire_ready_flags_stream_wait(_, _, _) fusewire_ready_flags_stream_write(_, _, _, _)
-            fusewire_all_gather_with_flags(_, _, _, _) fusewire_reduce_scatter_when(_, _, _, _)
+            fusewire_all_gather_with_flags(_, _, _, _) fusewire_reduce_scatter_on_arrival(_, _, _, _)
             fusewire_work_wait(_, _) fusewire_work_join(_, _) fusewire_work_destroy(_)
             fusewire_capture_begin(_) fusewire_capture_end(_, _)
             fusewire_graph_run(_, _) fusewire_graph_launch(_, _) fusewire_graph_destroy(_)

@@ -216,7 +216,7 @@ impl Part {
                 };
             }
             Operation::AllReduce => "all_reduce",
-            Operation::ReduceScatter | Operation::ReduceScatterWhen => "reduce_scatter",
+            Operation::ReduceScatter | Operation::ReduceScatterOnArrival => "reduce_scatter",
             Operation::AllGather | Operation::AllGatherWithFlags => "all_gather",
             // What PyTorch calls an all_gather of different counts; `all_gather_v` is unknown to older analysers.
             Operation::AllGatherV => "ALLGATHER_coalesced",

@@ -15,21 +15,21 @@ use fusewire_device::comm::Place;
 use fusewire_device::native::KernelInfo;
 use fusewire_device::session::Operation;
 use fusewire_kernels::overlap::{
-    ALL_GATHER_WITH_FLAGS, AllGatherWithFlagsParams, FAILED, REDUCE_SCATTER_WHEN_ANY,
-    REDUCE_SCATTER_WHEN_BF16, REDUCE_SCATTER_WHEN_F16, REDUCE_SCATTER_WHEN_F32,
-    ReduceScatterWhenAnyParams, ReduceScatterWhenParams,
+    ALL_GATHER_WITH_FLAGS, AllGatherWithFlagsParams, FAILED, REDUCE_SCATTER_ON_ARRIVAL_ANY,
+    REDUCE_SCATTER_ON_ARRIVAL_BF16, REDUCE_SCATTER_ON_ARRIVAL_F16, REDUCE_SCATTER_ON_ARRIVAL_F32,
+    ReduceScatterOnArrivalAnyParams, ReduceScatterOnArrivalParams,
 };
 
 const _: () =
-    assert!(size_of::<ReduceScatterWhenParams>() == size_of::<ReduceScatterWhenAnyParams>());
+    assert!(size_of::<ReduceScatterOnArrivalParams>() == size_of::<ReduceScatterOnArrivalAnyParams>());
 
 /// The instance of a type and a reduction.
 fn instance(dtype: DType, op: ReduceOp) -> &'static KernelInfo {
     match (dtype, op) {
-        (DType::F32, ReduceOp::Sum) => const { REDUCE_SCATTER_WHEN_F32.info() },
-        (DType::F16, ReduceOp::Sum) => const { REDUCE_SCATTER_WHEN_F16.info() },
-        (DType::Bf16, ReduceOp::Sum) => const { REDUCE_SCATTER_WHEN_BF16.info() },
-        _ => const { REDUCE_SCATTER_WHEN_ANY.info() },
+        (DType::F32, ReduceOp::Sum) => const { REDUCE_SCATTER_ON_ARRIVAL_F32.info() },
+        (DType::F16, ReduceOp::Sum) => const { REDUCE_SCATTER_ON_ARRIVAL_F16.info() },
+        (DType::Bf16, ReduceOp::Sum) => const { REDUCE_SCATTER_ON_ARRIVAL_BF16.info() },
+        _ => const { REDUCE_SCATTER_ON_ARRIVAL_ANY.info() },
     }
 }
 
@@ -119,7 +119,7 @@ impl Communicator {
         clippy::too_many_arguments,
         reason = "what an overlapped reduction is made of"
     )]
-    pub fn reduce_scatter_when_async(
+    pub fn reduce_scatter_on_arrival_async(
         &self,
         neighbour: &Stream,
         output: &Tensor,
@@ -129,7 +129,7 @@ impl Communicator {
         target: u32,
         op: ReduceOp,
     ) -> Result<Work> {
-        let name = Operation::ReduceScatterWhen.name();
+        let name = Operation::ReduceScatterOnArrival.name();
         let (to, from) = (Output::from(output), Input::from(input));
         same_type(name, &to, &from)?;
         self.rows(name, "input", from.count, to.count)?;
@@ -146,10 +146,10 @@ impl Communicator {
         self.leaves_room(name)?;
         let (dtype, count, size) = (from.dtype, to.count, from.dtype.size());
         let rows = u64::from(self.size());
-        let plan = self.plan_rows(Operation::ReduceScatterWhen, count, dtype, rows, Some(op));
+        let plan = self.plan_rows(Operation::ReduceScatterOnArrival, count, dtype, rows, Some(op));
         let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, agreed(count, tile));
         let source_at = self.place_of(from.ptr, from.count * size, false);
-        let params = ReduceScatterWhenAnyParams {
+        let params = ReduceScatterOnArrivalAnyParams {
             constants: self.constants(),
             call,
             count: count as u64,

@@ -133,7 +133,7 @@ fn kernels() -> Vec<Entry> {
 /// Words that come too early, and words that nobody clears.
 fn neighbours() -> Vec<Entry> {
     let gather = || single(two(WORDS), vec![Step::new(Op::GatherWithFlags, 8); 2]);
-    let scatter = || single(two(WORDS), vec![Step::new(Op::ScatterWhen, 8); 2]);
+    let scatter = || single(two(WORDS), vec![Step::new(Op::ScatterOnArrival, 8); 2]);
     let relaxed = Some(Fault::NoRelease);
     let unordered = Some(Fault::NoAcquire);
     [

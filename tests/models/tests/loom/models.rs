@@ -308,7 +308,7 @@ fn mixtures() -> Vec<Entry> {
 /// Operations beside a computation of rank 0, which is a thread of its own.
 fn neighbours() -> Vec<Entry> {
     let gather = Step::new(Op::GatherWithFlags, 8);
-    let scatter = Step::new(Op::ScatterWhen, 8);
+    let scatter = Step::new(Op::ScatterOnArrival, 8);
     let staged = |step: Step| vec![step.memory(Memory::Staged)];
     let staging = Parts {
         staging: true,
