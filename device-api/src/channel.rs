@@ -192,7 +192,7 @@ impl Receiver {
         }
         let (kind, peer) = (FailureKind::Mismatch, self.peer);
         session
-            .watch()
+            .ctx()
             .fail(kind, Place::Chunk, peer, peer, message.bytes, size, 0);
         false
     }
@@ -270,7 +270,7 @@ pub unsafe fn send<M: Machine>(
         let mut failed = false;
         if block.is_leader() {
             failed = session
-                .watch()
+                .ctx()
                 .until(Place::Credit, peer, end.needed(&comm), || {
                     end.room(&comm, block.index())
                 })
@@ -311,7 +311,7 @@ pub unsafe fn receive<M: Machine>(
         let mut failed = false;
         if block.is_leader() {
             failed = session
-                .watch()
+                .ctx()
                 .until(Place::Chunk, peer, end.needed(), || {
                     end.arrived(&comm, block.index())
                 })

@@ -207,7 +207,7 @@ impl Slots {
         } else {
             slot.wrapping_add(LINE as usize)
         };
-        session.watch().until(Place::Packet, source, self.flag, || {
+        session.ctx().until(Place::Packet, source, self.flag, || {
             // SAFETY: a flag word of this rank's own slots.
             let seen = unsafe { mem::load_u64(flag, Order::Acquire, Scope::System) };
             if seen == self.flag {
@@ -229,7 +229,7 @@ impl Slots {
     ) -> Option<u64> {
         let at = self.arrival(source).wrapping_add(unit * 16).cast::<u64>();
         let data = session
-            .watch()
+            .ctx()
             .until(Place::Packet, source, self.flag, || {
                 // SAFETY: a unit of this rank's own slots.
                 let [low, high] = unsafe { mem::load_packets(at) };
@@ -242,8 +242,8 @@ impl Slots {
         let (expected, sent) = (session.fingerprint(), data & 0xffff);
         if unit == 0 && sent != expected {
             // The flag tells epochs apart, not calls: that is the header's part.
-            let watch = session.watch();
-            watch.fail(
+            let ctx = session.ctx();
+            ctx.fail(
                 FailureKind::Mismatch,
                 Place::Packet,
                 source,
@@ -283,7 +283,7 @@ impl Slots {
         unit: usize,
     ) -> Option<[u64; N]> {
         session
-            .watch()
+            .ctx()
             .until(Place::Packet, source, self.flag, || {
                 // What the record shows is the epoch that was awaited, not which unit lacked.
                 match self.peek_pairs::<N>(source, unit) {

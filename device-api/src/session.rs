@@ -23,7 +23,7 @@ use crate::comm::Comm;
 use crate::group::{Block, Group, Machine};
 use crate::layout::{CommConst, LINE, SIGNAL_WORDS};
 use crate::mem::{self, Order, Scope};
-use crate::wait::{BOUNDED, Place, Watch};
+use crate::wait::{BOUNDED, Place, WaitContext};
 
 use prologue::{Epochs, Prologue};
 
@@ -230,7 +230,7 @@ impl Call {
 pub struct Session<M> {
     block: Block<M>,
     comm: Comm,
-    watch: Watch,
+    ctx: WaitContext,
     /// Blocks of one lane: rounds and packet epoch at the begin. Others find them in shared memory.
     begun: (u64, u64),
     /// Rounds of this launch.
@@ -259,7 +259,7 @@ impl<M: Machine> Session<M> {
         let comm = unsafe { Comm::new(constants) };
         let call = Call(call);
         let collective = u64::from(call.is_collective());
-        let mut watch = Watch {
+        let mut ctx = WaitContext {
             comm,
             call,
             count,
@@ -269,16 +269,16 @@ impl<M: Machine> Session<M> {
         };
         let prologue = Prologue::new::<M>(constants, &comm, block.index());
         // SAFETY: the caller's promise.
-        let entered = unsafe { prologue.pass(block, constants, &mut watch, collective) };
+        let entered = unsafe { prologue.pass(block, constants, &mut ctx, collective) };
         let (comm, epochs) = entered?;
-        watch.comm = comm;
+        ctx.comm = comm;
         if block.is_leader() {
-            watch.enter();
+            ctx.enter();
         }
         Some(Self {
             block,
             comm,
-            watch,
+            ctx,
             begun: (epochs.rounds, epochs.packet_epoch),
             rounds: 0,
             packets: 0,
@@ -300,15 +300,15 @@ impl<M: Machine> Session<M> {
 
     /// The bounds of this launch's waits.
     #[inline(always)]
-    pub fn watch(&self) -> &Watch {
-        &self.watch
+    pub fn ctx(&self) -> &WaitContext {
+        &self.ctx
     }
 
     /// The fingerprint of this launch's call.
     #[inline(always)]
     pub fn fingerprint(&self) -> u64 {
         if BOUNDED {
-            self.watch.call.fingerprint()
+            self.ctx.call.fingerprint()
         } else {
             0
         }
@@ -374,14 +374,14 @@ impl<M: Machine> Session<M> {
         if self.block.is_leader() {
             let state = Prologue::state(self.block, &self.comm);
             let epochs = Epochs {
-                sequence: self.watch.sequence(),
+                sequence: self.ctx.sequence(),
                 rounds: self.round(),
                 packet_epoch: self.current_packet_epoch(),
             };
             // SAFETY: the state belongs to this block, whose only launch this is (busy word).
             unsafe {
                 let store = |at, value| mem::store_u64(at, value, Order::Relaxed, Scope::Device);
-                if self.watch.call.is_collective() {
+                if self.ctx.call.is_collective() {
                     store(&raw mut (*state).sequence, epochs.sequence);
                 }
                 store(&raw mut (*state).rounds, epochs.rounds);
@@ -424,7 +424,7 @@ impl<M: Machine> Session<M> {
     pub(crate) fn advance(&mut self) {
         self.steps += 1;
         if self.block.is_leader() {
-            self.watch.step(u64::from(self.steps));
+            self.ctx.step(u64::from(self.steps));
         }
     }
 
@@ -452,7 +452,7 @@ impl<M: Machine> Session<M> {
                     .line(self.comm.rank(), peer, 0)
                     .wrapping_add(offset)
                     .cast::<u64>();
-                let arrived = self.watch.until(place, peer, value, || {
+                let arrived = self.ctx.until(place, peer, value, || {
                     // SAFETY: a signal word of this rank's own pad.
                     let seen = unsafe { mem::load_u64(at, Order::Acquire, Scope::System) };
                     // The peer may be a round ahead (barriers); a different call of the same

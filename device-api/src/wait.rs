@@ -46,7 +46,7 @@ const COMPARE_NS: u64 = 50_000;
 
 /// One launch's bounds for its waits.
 #[derive(Clone, Copy, Debug)]
-pub struct Watch {
+pub struct WaitContext {
     pub(crate) comm: Comm,
     pub(crate) call: Call,
     pub(crate) count: u64,
@@ -66,7 +66,7 @@ struct Stall {
     dead: bool,
 }
 
-impl Watch {
+impl WaitContext {
     /// Sequence number of the launch.
     #[inline(always)]
     pub(crate) fn sequence(&self) -> u64 {
@@ -397,11 +397,11 @@ impl Watch {
 /// Stops a communicator from outside of its kernels: this rank records an abort and every peer is told, if the
 /// communicator has not failed before.
 pub fn abort(comm: &Comm) {
-    let state = Watch::block_state(comm, 0);
+    let state = WaitContext::block_state(comm, 0);
     // SAFETY: the state lies in the pad; its words are only accessed atomically.
     let finished =
         unsafe { mem::load_u64(&raw const (*state).sequence, Order::Relaxed, Scope::System) };
-    let mut watch = Watch {
+    let mut ctx = WaitContext {
         comm: *comm,
         call: Call(0),
         count: 0,
@@ -410,11 +410,11 @@ pub fn abort(comm: &Comm) {
         timeout_ns: 0,
     };
     // What this rank is in, or was in last.
-    let progress = watch.progress(comm.rank());
-    watch.call = Call::from_progress(progress.call);
-    watch.count = progress.count & 0xffff_ffff_ffff;
+    let progress = ctx.progress(comm.rank());
+    ctx.call = Call::from_progress(progress.call);
+    ctx.count = progress.count & 0xffff_ffff_ffff;
     let (kind, rank) = (FailureKind::Abort, comm.rank());
-    watch.fail(kind, Place::Launch, rank, rank, 0, 0, 0);
+    ctx.fail(kind, Place::Launch, rank, rank, 0, 0, 0);
 }
 
 #[inline(always)]

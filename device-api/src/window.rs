@@ -15,7 +15,7 @@ use crate::group::{Block, Group, Machine};
 use crate::layout::CommConst;
 use crate::mem::{self, Order, Scope};
 use crate::net::{self, NoRoute, SignalOp};
-use crate::wait::{Place, Watch};
+use crate::wait::{Place, WaitContext};
 
 /// A window as kernels see it; plain data in device memory, written once by the host.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -248,13 +248,13 @@ impl DeviceWindow {
     }
 
     /// Waits until signal `id`, of `sender` or summed over all, compares as wanted with `value`. False after a
-    /// failure (bounded and abortable, by `watch`). All lanes together.
+    /// failure (bounded and abortable, by `ctx`). All lanes together.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)] // torchcomms' face
     pub fn wait_signal<M: Machine>(
         &self,
         block: Block<M>,
-        watch: &Watch,
+        ctx: &WaitContext,
         comm: &Comm,
         id: u32,
         sender: Option<u32>,
@@ -264,7 +264,7 @@ impl DeviceWindow {
         let mut failed = id >= self.signals || sender.is_some_and(|sender| sender >= self.size);
         if block.is_leader() && !failed {
             let awaited = sender.unwrap_or(comm.rank());
-            failed = watch
+            failed = ctx
                 .until(Place::Signal, awaited, value, || {
                     let seen = self.read_signal(comm, id, sender);
                     if compare.holds(seen, value) {
@@ -328,7 +328,7 @@ impl DeviceWindow {
     pub fn barrier<M: Machine>(
         &self,
         block: Block<M>,
-        watch: &Watch,
+        ctx: &WaitContext,
         comm: &Comm,
         id: u32,
     ) -> bool {
@@ -354,7 +354,7 @@ impl DeviceWindow {
         }
         let mut peer = block.rank();
         while peer < self.size && !failed {
-            failed = watch
+            failed = ctx
                 .until(Place::Signal, peer, count, || {
                     let seen = match self.own(comm, self.barrier_at(id, peer)) {
                         // SAFETY: a word of this rank's pad.

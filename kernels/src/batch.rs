@@ -102,7 +102,7 @@ pub unsafe fn batch(
             } else {
                 Place::Chunk
             };
-            let found = session.watch().until(place, waits.peer, 0, || {
+            let found = session.ctx().until(place, waits.peer, 0, || {
                 let mut seen = 0;
                 let mut tried = 0;
                 let mut at = first;

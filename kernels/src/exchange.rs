@@ -386,7 +386,7 @@ impl Memory {
         let offset = place.offset().wrapping_add((index * self.size) as u64);
         let inside = Place::new(place.window(), offset);
         let bytes = (length * self.size) as u64;
-        bulk::resolve(session.comm(), session.watch(), inside, rank, bytes)
+        bulk::resolve(session.comm(), session.ctx(), inside, rank, bytes)
     }
 
     /// Fills the source table with every rank's part of row `row`. False after a failure; collective.

@@ -57,7 +57,7 @@ pub unsafe fn ring_put(
         )
     };
     if put.is_err() || signal >= comm.pad().user_signal_count {
-        session.watch().fail(
+        session.ctx().fail(
             FailureKind::NoRoute,
             wait::Place::Signal,
             next,
@@ -74,7 +74,7 @@ pub unsafe fn ring_put(
     let mut failed = false;
     if block.is_leader() {
         failed = session
-            .watch()
+            .ctx()
             .until(wait::Place::Signal, previous, expected, || {
                 // SAFETY: a user signal of this rank's pad.
                 let seen = unsafe { mem::load_u64(word, Order::Acquire, Scope::System) };

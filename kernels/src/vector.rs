@@ -122,7 +122,7 @@ impl Vector {
         };
         if let Some((room, sum)) = beyond {
             if block.is_leader() {
-                session.watch().fail(
+                session.ctx().fail(
                     FailureKind::Counts,
                     wait::Place::Ready,
                     me,
@@ -195,7 +195,7 @@ impl Vector {
                     let expected = self.receive.of(rank);
                     if sent != expected {
                         if block.is_leader() {
-                            session.watch().fail(
+                            session.ctx().fail(
                                 FailureKind::Mismatch,
                                 wait::Place::Ready,
                                 rank,
@@ -232,7 +232,7 @@ impl Vector {
                     let place = Place(session.word(rank, word::SOURCE));
                     let offset = place.offset().wrapping_add((index * self.size) as u64);
                     let inside = Place::new(place.window(), offset);
-                    bulk::resolve(session.comm(), session.watch(), inside, rank, bytes as u64)
+                    bulk::resolve(session.comm(), session.ctx(), inside, rank, bytes as u64)
                         .map(<*mut u8>::cast_const)
                 };
                 let Some(from) = from else {

@@ -163,8 +163,8 @@ pub unsafe fn window_wait(
             Some(sender as u32)
         };
         let compare = Compare::from_code(compare);
-        let (comm, watch) = (*session.comm(), *session.watch());
-        if !window.wait_signal(block, &watch, &comm, signal as u32, sender, compare, value) {
+        let (comm, ctx) = (*session.comm(), *session.ctx());
+        if !window.wait_signal(block, &ctx, &comm, signal as u32, sender, compare, value) {
             return;
         }
     }
@@ -175,7 +175,7 @@ pub unsafe fn window_wait(
 #[inline(always)]
 fn refuse<M: Machine>(session: &Session<M>, peer: u32, bytes: u64, offset: u64) {
     if session.block().is_leader() {
-        session.watch().fail(
+        session.ctx().fail(
             FailureKind::Bounds,
             Place::Signal,
             peer,

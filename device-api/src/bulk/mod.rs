@@ -234,14 +234,14 @@ pub fn pack<T: Element>(pair: &mut [u64; 2], index: usize, value: T) {
 #[inline(always)]
 pub fn resolve(
     comm: &Comm,
-    watch: &crate::wait::Watch,
+    ctx: &crate::wait::WaitContext,
     place: crate::comm::Place,
     rank: u32,
     bytes: u64,
 ) -> Option<*mut u8> {
     let at = comm.resolve(place, rank, bytes);
     if at.is_none() {
-        watch.fail(
+        ctx.fail(
             crate::layout::FailureKind::Bounds,
             crate::wait::Place::Ready,
             rank,

@@ -18,7 +18,7 @@ use crate::group::{Block, Group, Machine};
 use crate::layout::{BLOCKS_AT, BlockState, CONSTANTS_AT, CommConst, CommState, FailureKind, LINE};
 use crate::mem::{self, Order, Scope};
 use crate::shared_cache;
-use crate::wait::{BOUNDED, Place, Watch};
+use crate::wait::{BOUNDED, Place, WaitContext};
 
 /// The epochs of a block.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ impl Prologue {
     pub(super) fn new<M: Machine>(constants: *const CommConst, comm: &Comm, block: u32) -> Self {
         if !M::CONSTANTS_IN_PAD {
             return Self {
-                state: Watch::block_state(comm, block),
+                state: WaitContext::block_state(comm, block),
                 pad: comm.own(0).cast_const().cast(),
             };
         }
@@ -92,7 +92,7 @@ impl Prologue {
     #[inline(always)]
     pub(super) fn state<M: Machine>(block: Block<M>, comm: &Comm) -> *mut BlockState {
         if M::LANES == 1 {
-            return Watch::block_state(comm, block.index());
+            return WaitContext::block_state(comm, block.index());
         }
         // SAFETY: as above.
         unsafe { (&raw const (*shared_cache::at(block.shared())).state).read() as *mut BlockState }
@@ -103,20 +103,20 @@ impl Prologue {
     /// counts.
     ///
     /// # Safety
-    /// `constants` must be those of the communicator of `watch` and this prologue; this block must have no other session.
+    /// `constants` must be those of the communicator of `ctx` and this prologue; this block must have no other session.
     #[inline(always)]
     pub(super) unsafe fn pass<M: Machine>(
         self,
         block: Block<M>,
         constants: *const CommConst,
-        watch: &mut Watch,
+        ctx: &mut WaitContext,
         collective: u64,
     ) -> Option<(Comm, Epochs)> {
         if M::LANES == 1 {
-            let mut epochs = self.take(watch, collective)?;
+            let mut epochs = self.take(ctx, collective)?;
             epochs.sequence += collective;
-            watch.set_sequence(epochs.sequence);
-            return Some((watch.comm, epochs));
+            ctx.set_sequence(epochs.sequence);
+            return Some((ctx.comm, epochs));
         }
         let cache = shared_cache::at(block.shared());
         // SAFETY: the block's own, which is written here by one lane each word, and read behind the barrier.
@@ -138,7 +138,7 @@ impl Prologue {
             word += block.size() - first;
         }
         if block.is_leader() {
-            let found = self.take(watch, collective);
+            let found = self.take(ctx, collective);
             let epochs = found.unwrap_or(Epochs::NONE);
             // SAFETY: as above.
             unsafe {
@@ -164,13 +164,13 @@ impl Prologue {
         if refused != 0 {
             return None;
         }
-        watch.set_sequence(epochs.sequence);
+        ctx.set_sequence(epochs.sequence);
         Some((comm, epochs))
     }
 
     /// One lane takes the busy word; `None` where the launch is refused, which is then recorded.
     #[inline(always)]
-    fn take(self, watch: &mut Watch, collective: u64) -> Option<Epochs> {
+    fn take(self, ctx: &mut WaitContext, collective: u64) -> Option<Epochs> {
         if !BOUNDED {
             return Some(self.epochs());
         }
@@ -194,7 +194,7 @@ impl Prologue {
         }
         if aborted != 0 {
             // What the word tells of is looked at, too.
-            watch.aborted();
+            ctx.aborted();
             if idle {
                 // SAFETY: as above; no launch enters a communicator that has failed.
                 unsafe {
@@ -209,15 +209,15 @@ impl Prologue {
             return None;
         }
         if !idle {
-            watch.set_sequence(epochs.sequence + collective);
+            ctx.set_sequence(epochs.sequence + collective);
             #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
             // SAFETY: by the leader, before the barrier.
             unsafe {
                 let cache = shared_cache::at(crate::arch::shared());
                 (&raw mut (*cache).sequence).write(epochs.sequence + collective);
             }
-            let rank = watch.comm.rank();
-            watch.fail(FailureKind::Overlap, Place::Launch, rank, rank, 0, busy, 0);
+            let rank = ctx.comm.rank();
+            ctx.fail(FailureKind::Overlap, Place::Launch, rank, rank, 0, busy, 0);
             return None;
         }
         Some(epochs)

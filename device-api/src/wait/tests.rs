@@ -8,7 +8,7 @@ use std::vec;
 
 use bytemuck::Zeroable;
 
-use super::{Place, Watch};
+use super::{Place, WaitContext};
 use crate::comm::Comm;
 use crate::layout::{
     CONST_MAGIC, CommConst, CommState, FailureKind, LAYOUT_VERSION, LINE, MAX_RANKS, PadConfig,
@@ -60,8 +60,8 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
         pads: addresses,
         ..CommConst::zeroed()
     });
-    let watch = Watch {
-        // SAFETY: the constants and the pads outlive the watch.
+    let ctx = WaitContext {
+        // SAFETY: the constants and the pads outlive the ctx.
         comm: unsafe { Comm::new(from_ref(&*constants)) },
         call: call(Operation::AllReduce, 16),
         count: 16,
@@ -69,7 +69,7 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
         block: 1,
         timeout_ns: 2_000_000,
     };
-    let never: Option<()> = watch.until(Place::Ready, 1, 1, || Err(0));
+    let never: Option<()> = ctx.until(Place::Ready, 1, 1, || Err(0));
     assert_eq!(never, None);
     // SAFETY: a pad begins with its state, and nobody else looks at it.
     let record = unsafe { (*(bases[0] as *const CommState)).failure };

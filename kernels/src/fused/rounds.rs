@@ -116,7 +116,7 @@ impl<T: Element> Rounds<T> {
             }
             let place = Place(session.word(rank, word::EXTRA + which));
             let inside = Place::new(place.window(), place.offset().wrapping_add(start as u64));
-            bulk::resolve(session.comm(), session.watch(), inside, rank, length as u64)
+            bulk::resolve(session.comm(), session.ctx(), inside, rank, length as u64)
         };
         let (out, kept) = (self.out_bytes(), self.kept_bytes());
         let groups = self.groups();

@@ -270,7 +270,7 @@ unsafe fn exchange(
     let Some(session) = (unsafe { Session::begin(block, constants, call, 0, timeout_ns) }) else {
         return;
     };
-    let (comm, watch) = (*session.comm(), *session.watch());
+    let (comm, ctx) = (*session.comm(), *session.ctx());
     // SAFETY: the caller's promise.
     let window = unsafe { mem::read(window) };
     let at = u64::from(comm.rank()) * 8;
@@ -286,7 +286,7 @@ unsafe fn exchange(
     if failed
         || !window.wait_signal(
             block,
-            &watch,
+            &ctx,
             &comm,
             0,
             None,
@@ -309,7 +309,7 @@ unsafe fn exchange(
         // SAFETY: the caller's promise.
         unsafe { mem::write(sum, total) };
     }
-    if window.barrier(block, &watch, &comm, 0) {
+    if window.barrier(block, &ctx, &comm, 0) {
         session.end();
     }
 }
