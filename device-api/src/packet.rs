@@ -110,25 +110,25 @@ impl Slots {
     pub unsafe fn send_to_all<M: Machine>(&self, session: &mut Session<M>, from: *const u8) {
         // SAFETY: the caller's promise.
         unsafe {
-            let head = Head::read(session.block(), from, self.bytes);
-            self.send(session, from, head, 1);
+            let prefetch = Prefetch::read(session.block(), from, self.bytes);
+            self.send(session, from, prefetch, 1);
         }
     }
 
-    /// As [`Slots::send_to_all`], with the stream's `head`, which was asked for before; blocks of several lanes send to this rank,
+    /// As [`Slots::send_to_all`], with the stream's `prefetch`, which was asked for before; blocks of several lanes send to this rank,
     /// too, so that it can receive its own stream as any other.
     ///
     /// # Safety
-    /// As there; `head` must be that of the same stream.
+    /// As there; `prefetch` must be that of the same stream.
     #[inline(always)]
     pub unsafe fn send_to_each<M: Machine>(
         &self,
         session: &mut Session<M>,
         from: *const u8,
-        head: Head,
+        prefetch: Prefetch,
     ) {
         // SAFETY: the caller's promise.
-        unsafe { self.send(session, from, head, 0) };
+        unsafe { self.send(session, from, prefetch, 0) };
     }
 
     /// Sends to all ranks from the one `nearest` places behind this one.
@@ -137,7 +137,7 @@ impl Slots {
         &self,
         session: &mut Session<M>,
         from: *const u8,
-        head: Head,
+        prefetch: Prefetch,
         nearest: u32,
     ) {
         let block = session.block();
@@ -169,7 +169,7 @@ impl Slots {
             let data = if unit == 0 {
                 header
             } else if unit == block.rank() as usize {
-                head.0
+                prefetch.0
             } else {
                 // SAFETY: the unit is within the source.
                 unsafe { read_pair(from, bytes, unit - 1) }
@@ -357,9 +357,9 @@ impl Slots {
 /// What a lane sends first of a stream. A kernel asks for it before it begins its session: then the answer is under way while the
 /// launch enters the communicator, and not behind that.
 #[derive(Clone, Copy, Debug)]
-pub struct Head(u64);
+pub struct Prefetch(u64);
 
-impl Head {
+impl Prefetch {
     /// This lane's, of the stream of `bytes` bytes at `from` that the block sends.
     ///
     /// # Safety

@@ -34,7 +34,7 @@ use fusewire_device::bulk::Tables;
 use fusewire_device::comm::Place;
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::Policy;
-use fusewire_device::packet::{Head, Slots};
+use fusewire_device::packet::{Prefetch, Slots};
 use fusewire_device::session::Session;
 use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
 
@@ -187,7 +187,7 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     let from = source.wrapping_add(first * hidden as usize * size);
     let bytes = (last - first) * hidden as usize * size;
     // SAFETY: this block's part of the caller's rows.
-    let head = unsafe { Head::read(block, from, bytes) };
+    let head = unsafe { Prefetch::read(block, from, bytes) };
     // SAFETY: the caller's promise.
     let Some(mut session) =
         (unsafe { Session::begin(block, constants, call, rows * hidden, timeout_ns) })
@@ -220,7 +220,7 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     let hidden = hidden as usize;
     let slots = Slots::open(&mut session, bytes);
     // SAFETY: this block's part of the caller's rows.
-    unsafe { slots.send_to_each(&mut session, from, head) };
+    unsafe { slots.send_to_each(&mut session, from, prefetch) };
     let targets = Targets::new(block, 1);
     if block.is_leader() {
         let strides = if spec.is_column_major() {
