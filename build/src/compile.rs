@@ -19,8 +19,8 @@ pub struct Options {
     /// Families that get an image each; kernels of none of them share one more. When empty, one image holds
     /// everything.
     pub families: Vec<Family>,
-    /// Exports the grid form of every kernel, `NAME__grid`, in place of `NAME`: for tests in which all ranks share one grid.
-    pub one_grid: bool,
+    /// Exports the grid form of every kernel, `NAME__grid`, in place of `NAME`: for tests in which all ranks share a multi-rank grid.
+    pub multi_rank_grid: bool,
     /// Kernels whose waits have no bounds: for measuring what bounds cost.
     pub unbounded: bool,
 }
@@ -58,7 +58,7 @@ impl Options {
     pub fn suffix(&self) -> String {
         let parts = [
             (self.jump_threading, "-threaded"),
-            (self.one_grid, "-one-grid"),
+            (self.multi_rank_grid, "-multi-rank-grid"),
             (self.unbounded, "-unbounded"),
             (!self.families.is_empty(), "-families"),
         ];
@@ -69,7 +69,7 @@ impl Options {
     fn flags(&self) -> String {
         let parts = [
             (!self.jump_threading, "-Zmir-enable-passes=-JumpThreading"),
-            (self.one_grid, "--cfg=fusewire_one_grid"),
+            (self.multi_rank_grid, "--cfg=fusewire_multi_rank_grid"),
             (self.unbounded, "--cfg=fusewire_unbounded"),
         ];
         let told = parts.into_iter().filter(|(is, _)| *is);

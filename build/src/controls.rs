@@ -169,9 +169,9 @@ fn wrong_host(image: &Image) -> Vec<HostKernel> {
 
 /// Holds wrong lists against an image of grid forms: the ordinary entries, one entry too many, an argument elsewhere. Leaves
 /// the image without a list.
-pub fn one_grid(image: &mut Image, host: &Host) -> Vec<Outcome> {
+pub fn multi_rank_grid(image: &mut Image, host: &Host) -> Vec<Outcome> {
     let place = image.target.name();
-    let list = host.one_grid();
+    let list = host.multi_rank_grid();
     let Some(first) = list.first().map(|kernel| kernel.name.clone()) else {
         return Vec::new();
     };

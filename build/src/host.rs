@@ -56,7 +56,7 @@ pub struct Host {
 
 impl Host {
     /// The crate's list as an image of grid forms must have it.
-    pub fn one_grid(&self) -> Vec<HostKernel> {
+    pub fn multi_rank_grid(&self) -> Vec<HostKernel> {
         self.kernels
             .iter()
             .map(|kernel| HostKernel {
@@ -87,7 +87,7 @@ impl Host {
     }
 }
 
-/// What stands behind a kernel's name in the name of its grid form (`fusewire_device::one_grid::SUFFIX`).
+/// What stands behind a kernel's name in the name of its grid form (`fusewire_device::multi_rank_grid::SUFFIX`).
 pub const GRID_SUFFIX: &str = "__grid";
 
 #[derive(Deserialize)]
@@ -97,7 +97,7 @@ struct Said {
 }
 
 const MAIN: &str = r#"use fusewire_device::native::{KernelInfo, ParamField};
-use fusewire_device::one_grid::GridParams;
+use fusewire_device::multi_rank_grid::GridParams;
 
 trait List {
     fn each(&self, f: &mut dyn FnMut(&KernelInfo));

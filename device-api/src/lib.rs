@@ -35,7 +35,7 @@
 //! - [`element`]: number formats and reductions.
 //! - [`math`]: exponential and logarithm with the same bits everywhere.
 //! - [`bulk`]: copies and reductions over ranges.
-//! - [`one_grid`]: for tests, all ranks in one grid on one GPU.
+//! - [`multi_rank_grid`]: for tests, all ranks in a multi-rank grid on one GPU.
 //!
 //! # Memory model
 //! Data reaches a peer by one of three idioms only: a signal (write the data, then
@@ -63,11 +63,11 @@ pub mod group;
 pub mod layout;
 pub mod math;
 pub mod mem;
+pub mod multi_rank_grid;
 pub mod multimem;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub mod native;
 pub mod net;
-pub mod one_grid;
 pub mod packet;
 pub mod session;
 mod shared_cache;

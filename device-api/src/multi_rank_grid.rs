@@ -1,10 +1,10 @@
-//! All ranks of a communicator in one grid: the second form of a kernel's entry, for tests.
+//! All ranks of a communicator in a multi-rank grid: the second form of a kernel's entry, for tests.
 //!
 //! Ranks wait for each other, so their blocks must all be on their GPUs at once. Where several ranks share one GPU (a test
 //! with one GPU and any number of ranks), separate launches promise nothing of the kind. One launch with the blocks of all
-//! ranks does, and it lets sanitizers see every rank's accesses in one grid.
+//! ranks does, and it lets sanitizers see every rank's accesses in a multi-rank grid.
 //!
-//! An image that is built for that (`fusewire-build build --one-grid`) exports for every kernel instance `NAME`, in place
+//! An image that is built for that (`fusewire-build build --multi-rank-grid`) exports for every kernel instance `NAME`, in place
 //! of `NAME`, the entry `NAME__grid(parameters, blocks_per_rank)`:
 //!
 //! | argument | offset | type | what it is |
@@ -156,7 +156,7 @@ pub unsafe fn pointer_mut<T>(at: *const *mut T) -> *mut T {
 /// so that the configuration is read here: kernel crates need not know of it.
 #[cfg(all(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
-    not(fusewire_one_grid)
+    not(fusewire_multi_rank_grid)
 ))]
 #[doc(hidden)]
 #[macro_export]
@@ -167,7 +167,7 @@ macro_rules! gpu_entries {
 /// As above.
 #[cfg(all(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
-    fusewire_one_grid
+    fusewire_multi_rank_grid
 ))]
 #[doc(hidden)]
 #[macro_export]

@@ -194,14 +194,14 @@ pub enum Residency {
     /// fit is checked when the communicator is made; that they run at once is up to the GPU.
     #[default]
     Separate,
-    /// All ranks' blocks in one grid, which is resident as a whole: for tests and sanitizers. The ranks are threads of one
+    /// All ranks' blocks in a multi-rank grid, which is resident as a whole: for tests and sanitizers. The ranks are threads of one
     /// process and share one GPU, and there is an image of the kernels' grid forms
-    /// (`fusewire-build build --one-grid`).
+    /// (`fusewire-build build --multi-rank-grid`).
     ///
     /// A collective then launches when its last rank has called it: until then every caller waits, also in an `_async`
     /// form, and all ranks call the collectives of all communicators in one order. What not all ranks launch (send, recv,
     /// batches, windows, kernels of users) goes out as with [`Residency::Separate`]. Collectives cannot be captured.
-    OneGrid,
+    MultiRankGrid,
 }
 
 /// Options of one call: see [`crate::Communicator::with_options`].

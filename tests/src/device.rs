@@ -1,5 +1,5 @@
 //! The device that the tests run on: the CPU, or what `FUSEWIRE_TEST_DEVICE` names (`cuda`, `cuda:1`, `hip`). With `cuda:each`
-//! or `hip:each` the ranks have one each. With `FUSEWIRE_TEST_ONE_GRID=1` ranks that are threads share a grid on it; what one
+//! or `hip:each` the ranks have one each. With `FUSEWIRE_TEST_MULTI_RANK_GRID=1` ranks that are threads share a grid on it; what one
 //! grid cannot have is left out.
 
 use std::sync::OnceLock;
@@ -25,8 +25,8 @@ pub fn device() -> Device {
 
 /// How the blocks of ranks that are threads come to be on the device at once.
 pub fn residency() -> Residency {
-    match std::env::var("FUSEWIRE_TEST_ONE_GRID") {
-        Ok(value) if value == "1" => Residency::OneGrid,
+    match std::env::var("FUSEWIRE_TEST_MULTI_RANK_GRID") {
+        Ok(value) if value == "1" => Residency::MultiRankGrid,
         _ => Residency::Separate,
     }
 }
@@ -44,15 +44,15 @@ pub fn device_of(rank: u32) -> Device {
     }
 }
 
-/// As [`fusewire::run_threads`], on the device of the tests, with [`residency`] where that is one grid.
+/// As [`fusewire::run_threads`], on the device of the tests, with [`residency`] where that is a multi-rank grid.
 pub fn run_threads<R: Send>(
     size: u32,
     options: &Options,
     body: impl Fn(Communicator) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
     let mut options = options.clone();
-    if residency() == Residency::OneGrid {
-        options.residency = Residency::OneGrid;
+    if residency() == Residency::MultiRankGrid {
+        options.residency = Residency::MultiRankGrid;
     }
     run_threads_on(device(), "fusewire", size, &options, body)
 }

@@ -170,8 +170,11 @@ impl Threads {
     /// # Errors
     /// What was wrong, on which rank.
     pub fn run_cases(&self, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
-        if residency() == Residency::OneGrid && setup.mode == Mode::Graph {
-            skip("separate", "launches in one grid cannot be captured");
+        if residency() == Residency::MultiRankGrid && setup.mode == Mode::Graph {
+            skip(
+                "separate",
+                "launches in a multi-rank grid cannot be captured",
+            );
             return Ok(0);
         }
         let results = self.each(setup, |comm| run_rank(comm, setup, cases));
@@ -300,7 +303,7 @@ impl Processes {
 
 impl Runner for Processes {
     fn run(&self, setup: &Setup, list: &str) -> Result<u64, String> {
-        if residency() == Residency::OneGrid {
+        if residency() == Residency::MultiRankGrid {
             skip("separate", "processes have no grid in common");
             return Ok(0);
         }
@@ -325,7 +328,7 @@ fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, St
         let case = &Case { exact, ..*case };
         // Two ranks launch each message, and by themselves.
         let apart = case.operation == Operation::Send
-            && rank.comm().options().residency == Residency::OneGrid;
+            && rank.comm().options().residency == Residency::MultiRankGrid;
         if apart || !backends::supports(rank.comm(), case) {
             unsupported += 1;
             continue;
@@ -335,7 +338,7 @@ fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, St
     }
     if unsupported > 0 && me == 0 {
         println!(
-            "{unsupported} cases are left out: not supported by {}, or not in one grid",
+            "{unsupported} cases are left out: not supported by {}, or not in a multi-rank grid",
             setup.backend
         );
     }

@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     /// For tests with several ranks on one GPU: every kernel NAME is exported in its grid form, NAME__grid, which runs the
     /// blocks of all ranks in one launch.
     #[arg(long)]
-    one_grid: bool,
+    multi_rank_grid: bool,
     /// For `fusewire-benches bounds`: kernels whose waits have no bounds; an image for each family.
     #[arg(long)]
     unbounded: bool,
@@ -40,7 +40,7 @@ impl Arguments {
             which: Which::folder(folder),
             target: target.to_owned(),
             out: None,
-            one_grid: false,
+            multi_rank_grid: false,
             unbounded: false,
         }
     }
@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let project = arguments.which.project()?;
     let ptxas = toolchain::find_ptxas().ok();
     let options = Options {
-        one_grid: arguments.one_grid,
+        multi_rank_grid: arguments.multi_rank_grid,
         ..match arguments.unbounded {
             true => unbounded(&project)?,
             false => Options::default(),
@@ -149,7 +149,7 @@ pub(super) fn installed(
     let file = format!("{name}{suffix}.{target}.{}", target.extension());
     let mut bytes =
         std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
-    if options.one_grid && target.vendor() == Vendor::Nvidia {
+    if options.multi_rank_grid && target.vendor() == Vendor::Nvidia {
         bytes.extend(format!("\n// fusewire sources {}\n", sources::hash(project)?).bytes());
     }
     Ok((file, bytes))

@@ -25,9 +25,9 @@ pub(crate) struct Arguments {
     /// Only the native code.
     #[arg(long)]
     native: bool,
-    /// Images of grid forms (see `build --one-grid`) in place of the ordinary ones, and nothing else.
+    /// Images of grid forms (see `build --multi-rank-grid`) in place of the ordinary ones, and nothing else.
     #[arg(long, conflicts_with = "native")]
-    one_grid: bool,
+    multi_rank_grid: bool,
     /// Every violation, not one a kernel and rule.
     #[arg(long)]
     verbose: bool,
@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         Err(error) => return Err(error.into()),
     };
-    if let (Some(host), false) = (&host, arguments.one_grid) {
+    if let (Some(host), false) = (&host, arguments.multi_rank_grid) {
         check_native(&project, host, &mut verdict, arguments.verbose)?;
     }
     if !arguments.native {
@@ -202,8 +202,8 @@ fn check_images(
         }
     }
     let options = Options {
-        one_grid: arguments.one_grid,
-        families: match arguments.one_grid {
+        multi_rank_grid: arguments.multi_rank_grid,
+        families: match arguments.multi_rank_grid {
             true => Vec::new(),
             false => host.map_or_else(Vec::new, Host::families),
         },
@@ -218,13 +218,13 @@ fn check_images(
             verdict.skip("amdgcn", &missing.to_string());
         }
         let mut image = image?;
-        image.host = host.map(|host| match arguments.one_grid {
-            true => host.one_grid(),
+        image.host = host.map(|host| match arguments.multi_rank_grid {
+            true => host.multi_rank_grid(),
             false => host.kernels.clone(),
         });
         image.allow.clone_from(&project.settings.allow);
         image.multicast.clone_from(&project.settings.multicast);
-        if arguments.one_grid {
+        if arguments.multi_rank_grid {
             for kernel in ["*_nvls_*", "reduce_norm*"] {
                 image.allow.push(Allow {
                     rule: "local-memory".to_owned(),
@@ -240,11 +240,11 @@ fn check_images(
         table(&image, &violations);
         report(target.name(), &violations, arguments.verbose);
         verdict.violations += violations.len();
-        if let (Some(host), true) = (host, arguments.one_grid) {
-            verdict.controls(&controls::one_grid(&mut image, host));
+        if let (Some(host), true) = (host, arguments.multi_rank_grid) {
+            verdict.controls(&controls::multi_rank_grid(&mut image, host));
         }
     }
-    if arguments.one_grid {
+    if arguments.multi_rank_grid {
         return Ok(());
     }
     // The rules see the texts of a vendor, not of a GPU: one control run a vendor, for the newest GPU, which has

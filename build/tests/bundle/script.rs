@@ -168,7 +168,7 @@ fn sanitizers_must_find_what_is_planted_and_nothing_else() {
     ] {
         assert!(what.contains(says), "{what}");
     }
-    bundle.program("images/fusewire-kernels-one-grid.sm_90.ptx", "");
+    bundle.program("images/fusewire-kernels-multi-rank-grid.sm_90.ptx", "");
     let strict = [&only[..], &["--strict"]].concat();
     let output = bundle.run(&strict, CUDA);
     assert_eq!(output.status.code(), Some(0));
@@ -324,41 +324,41 @@ fn two_ranks_that_do_not_meet_under_a_tool_are_told_apart_from_errors() {
 }
 
 #[test]
-fn tools_see_ranks_in_one_grid() {
+fn tools_see_ranks_in_multi_rank_grid() {
     let bundle = Bundle::new();
     let only = ["--device", "cuda", "--only", "sanitizers"];
     // Two ranks that time out are excused where each has its own grid, not here.
-    let in_one_grid = |body: &str| {
-        format!("if [ -n \"${{FUSEWIRE_TEST_ONE_GRID-}}\" ]; then {body}; fi{SANITIZER}")
+    let in_multi_rank_grid = |body: &str| {
+        format!("if [ -n \"${{FUSEWIRE_TEST_MULTI_RANK_GRID-}}\" ]; then {body}; fi{SANITIZER}")
     };
-    bundle.program("path/compute-sanitizer", &in_one_grid("exit 86"));
+    bundle.program("path/compute-sanitizer", &in_multi_rank_grid("exit 86"));
     bundle.run(&only, CUDA);
     let (result, what) = bundle.row("sanitizers");
     assert_eq!(result, "pass", "{what}");
-    assert!(what.contains("nothing in one grid"), "{what}");
+    assert!(what.contains("nothing in a multi-rank grid"), "{what}");
     bundle.run(&[&only[..], &["--strict"]].concat(), CUDA);
     let (_, what) = bundle.row("sanitizers");
     assert!(what.contains("with --strict they must be there"), "{what}");
 
-    bundle.program("images/fusewire-kernels-one-grid.sm_90.ptx", "");
+    bundle.program("images/fusewire-kernels-multi-rank-grid.sm_90.ptx", "");
     for (body, expected, says) in [
         (
             "true",
             "pass",
-            "racecheck: none found in short_form_of_2_ranks in one grid",
+            "racecheck: none found in short_form_of_2_ranks in a multi-rank grid",
         ),
         (
             "exit 86",
             "FAIL",
-            "synccheck found errors in short_form_of_2_ranks in one grid",
+            "synccheck found errors in short_form_of_2_ranks in a multi-rank grid",
         ),
         (
             "echo 'rank 1 timed out'; exit 101",
             "FAIL",
-            "memcheck, short_form_of_2_ranks in one grid: status 101",
+            "memcheck, short_form_of_2_ranks in a multi-rank grid: status 101",
         ),
     ] {
-        bundle.program("path/compute-sanitizer", &in_one_grid(body));
+        bundle.program("path/compute-sanitizer", &in_multi_rank_grid(body));
         bundle.run(&only, CUDA);
         let (result, what) = bundle.row("sanitizers");
         assert_eq!(result, expected, "{what}");
@@ -369,7 +369,7 @@ fn tools_see_ranks_in_one_grid() {
         );
     }
     // The conformance list, too; on the CPU there is no such thing.
-    let test = "echo \"one grid: ${FUSEWIRE_TEST_ONE_GRID-no}\"";
+    let test = "echo \"a multi-rank grid: ${FUSEWIRE_TEST_MULTI_RANK_GRID-no}\"";
     let passes =
         "echo 'test result: ok. 40 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out'";
     bundle.program("tests/on_device", &format!("{test}; {passes}"));
@@ -378,8 +378,8 @@ fn tools_see_ranks_in_one_grid() {
         assert_eq!(bundle.row("conformance").0, "pass");
         let log = std::fs::read_to_string(bundle.results().join("conformance.log"));
         let log = log.expect("the section's log");
-        assert_eq!(log.matches("one grid: 1").count(), times, "{log}");
-        assert_eq!(log.matches("one grid: no").count(), 1, "{log}");
+        assert_eq!(log.matches("a multi-rank grid: 1").count(), times, "{log}");
+        assert_eq!(log.matches("a multi-rank grid: no").count(), 1, "{log}");
     }
 }
 

@@ -59,12 +59,12 @@ impl Parse for Options {
 /// - on a GPU the exported entry `scale(x, factor)`, with the arguments flattened;
 /// - on the CPU native entries for several instruction sets and for several lanes a block, the
 ///   launchable value `SCALE: Kernel<ScaleParams>`, and `SCALE_INSTANCES: &[KernelInfo]`;
-/// - in an image built with `fusewire-build build --one-grid`, in place of the GPU entry, its grid form
+/// - in an image built with `fusewire-build build --multi-rank-grid`, in place of the GPU entry, its grid form
 ///   `scale__grid(parameters, blocks_per_rank)`, which runs the blocks of all ranks in one launch: block `b` is block
 ///   `b % blocks_per_rank` of rank `b / blocks_per_rank` and reads `parameters[rank]`, a `ScaleParams` in device memory. With
 ///   it tests run many ranks on one GPU (their blocks are resident together) and under sanitizers. The body is the same;
 ///   it must only ask its `block` who it is, and how many there are, which is the one way there is. See
-///   `fusewire_device::one_grid`.
+///   `fusewire_device::multi_rank_grid`.
 ///
 /// `#[kernel(each(T: f32 = f32, bf16 = Bf16), each(O: sum = Sum))]` compiles a generic function once for each
 /// combination, as `scale_f32_sum`, `scale_bf16_sum` and so on.
@@ -196,7 +196,7 @@ fn expand(options: &Options, function: &ItemFn) -> syn::Result<Tokens> {
         // A table of these is written by the host and read by a GPU.
         #[cfg(target_pointer_width = "64")]
         const _: () = assert!(
-            ::fusewire_device::one_grid::is_natural(
+            ::fusewire_device::multi_rank_grid::is_natural(
                 &[#((
                     ::core::mem::offset_of!(#params, #fields),
                     ::core::mem::size_of::<#types>(),
@@ -300,7 +300,7 @@ fn gpu_entry(
     }
 }
 
-/// The entry for all ranks in one grid.
+/// The entry for all ranks in a multi-rank grid.
 fn grid_entry(
     name: &Ident,
     symbol: &Ident,
@@ -318,7 +318,7 @@ fn grid_entry(
             } else {
                 quote!(pointer)
             };
-            quote!(::fusewire_device::one_grid::#read(&raw const (*own).#field))
+            quote!(::fusewire_device::multi_rank_grid::#read(&raw const (*own).#field))
         }
         _ => quote!((*own).#field),
     });
@@ -331,7 +331,7 @@ fn grid_entry(
             blocks_per_rank: u32,
         ) {
             unsafe {
-                let (block, own) = ::fusewire_device::one_grid::enter(parameters, blocks_per_rank);
+                let (block, own) = ::fusewire_device::multi_rank_grid::enter(parameters, blocks_per_rank);
                 #name #turbofish(block, #(#arguments),*)
             }
         }

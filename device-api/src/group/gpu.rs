@@ -62,7 +62,7 @@ impl Machine for Gpu {
 }
 
 /// A block of the GPU that runs this code, as one of a rank's blocks where all ranks share a grid
-/// ([`crate::one_grid`]).
+/// ([`crate::multi_rank_grid`]).
 #[derive(Clone, Copy, Debug)]
 pub struct PartOfGrid {
     block: u32,

@@ -1,7 +1,7 @@
 //! Threads and groups: who runs a kernel together, and what a group can do together.
 //!
 //! A [`Machine`] is how a lane knows itself. On a GPU it is a zero-sized value over registers (where all ranks share one
-//! grid, for tests, a value that says which blocks are this rank's: [`crate::one_grid`]); on
+//! grid, for tests, a value that says which blocks are this rank's: [`crate::multi_rank_grid`]); on
 //! the CPU it is [`Single`] (a block of one lane, what production runs) or [`Lanes`] (32 or 64 lanes,
 //! each a thread, what tests run). Kernels are generic over it and never name one.
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::bootstrap::{Forming, agreed_hash, store_of_environment, validate};
 use super::directory::Site;
-use super::rendezvous::Seat;
 use super::observe::Hooks;
+use super::rendezvous::Seat;
 use super::submit::invalid;
 use super::{Communicator, nanoseconds};
 use crate::Result;
@@ -129,7 +129,7 @@ impl Forming {
 impl Communicator {
     /// Meets the other ranks and makes the communicator of backend `name`.
     pub(super) fn form_over(name: &str, forming: Forming) -> Result<Self> {
-        forming.check_one_grid(Some(name))?;
+        forming.check_multi_rank_grid(Some(name))?;
         let (made, reach) = forming.met(|reach| backend::create(name, &forming.setup(reach)))?;
         Self::over(made, Forming { reach, ..forming })
     }

@@ -12,7 +12,7 @@ use super::bootstrap::Forming;
 use super::rendezvous::{Card, Rendezvous};
 use crate::device::Device;
 use crate::gpu::driver::LaunchShape;
-use crate::gpu::one_grid::Gang;
+use crate::gpu::multi_rank_grid::Gang;
 use crate::gpu::{self, Gpu, HostLine, Scratch};
 use crate::memory::MemoryDescriptor;
 use crate::{Error, Result};

@@ -6,7 +6,7 @@ mod descriptor;
 mod event;
 mod graph;
 mod launch;
-mod one_grid;
+mod multi_rank_grid;
 mod queue;
 mod segment;
 mod stream;
@@ -20,7 +20,7 @@ pub use graph::{Graph, GraphExec, HostFn};
 pub use launch::{
     BlockOrder, Grid, Keep, Launch, LaunchNote, LaunchOwner, MAX_PARAM_BYTES, MAX_THREADS,
 };
-pub use one_grid::run_one_grid;
+pub use multi_rank_grid::run_multi_rank_grid;
 pub use segment::Segment;
 pub use stream::{Item, Stream, Ticket};
 

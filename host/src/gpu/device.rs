@@ -15,7 +15,7 @@ use super::flight::Leftover;
 use super::images::Images;
 use super::launch::Kernel;
 use super::module::{self, Module};
-use super::one_grid::GridImage;
+use super::multi_rank_grid::GridImage;
 use super::scratch::Pool;
 use super::stream;
 use crate::device::Device;
@@ -28,7 +28,7 @@ pub struct Gpu {
     kernels: RwLock<HashMap<&'static str, &'static Kernel>>,
     loaded: Mutex<Vec<LoadedModule>>,
     /// The image of grid forms, once it was asked for.
-    one_grid: Mutex<Option<Arc<GridImage>>>,
+    multi_rank_grid: Mutex<Option<Arc<GridImage>>>,
     pub(super) pool: Pool,
     /// What callbacks of the driver and ends of work have let go, and may not free themselves.
     dropped: Mutex<Vec<Box<dyn Any + Send>>>,
@@ -117,7 +117,7 @@ impl Gpu {
             driver,
             kernels: RwLock::default(),
             loaded: Mutex::default(),
-            one_grid: Mutex::default(),
+            multi_rank_grid: Mutex::default(),
             pool: Pool::default(),
             dropped: Mutex::default(),
             shared: AtomicBool::new(false),
@@ -183,9 +183,15 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Image`] where there is none, or it is of another version; what the driver says of it.
-    pub(crate) fn one_grid(&self, kernels: &[&'static KernelInfo]) -> Result<Arc<GridImage>> {
-        let mut one_grid = self.one_grid.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(image) = &*one_grid {
+    pub(crate) fn multi_rank_grid(
+        &self,
+        kernels: &[&'static KernelInfo],
+    ) -> Result<Arc<GridImage>> {
+        let mut multi_rank_grid = self
+            .multi_rank_grid
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(image) = &*multi_rank_grid {
             return Ok(Arc::clone(image));
         }
         let start = Instant::now();
@@ -194,11 +200,11 @@ impl Gpu {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(LoadedModule {
-                name: super::one_grid::IMAGE.to_owned(),
+                name: super::multi_rank_grid::IMAGE.to_owned(),
                 kernels: image.len(),
                 time: start.elapsed(),
             });
-        Ok(Arc::clone(one_grid.insert(image)))
+        Ok(Arc::clone(multi_rank_grid.insert(image)))
     }
 
     fn loaded_kernel(&self, name: &str) -> Option<&'static Kernel> {

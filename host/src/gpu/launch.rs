@@ -10,7 +10,7 @@ use fusewire_device::native::ParamField;
 
 use super::driver::{Driver, FunctionProperties, LaunchShape, RawFunction, RawStream};
 use super::module::Function;
-use super::one_grid::Gang;
+use super::multi_rank_grid::Gang;
 use super::scratch::Upload;
 use crate::cpu::{Keep, LaunchNote, LaunchOwner, MAX_PARAM_BYTES};
 use crate::{Error, Result};
@@ -43,7 +43,7 @@ impl Kernel {
     }
 }
 
-/// The way of a launch that goes out as one grid with those of all other ranks.
+/// The way of a launch that goes out as a multi-rank grid with those of all other ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct Via {
     /// Where ranks gather.

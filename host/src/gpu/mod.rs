@@ -11,7 +11,7 @@ pub mod images;
 mod launch;
 mod memory;
 pub mod module;
-pub mod one_grid;
+pub mod multi_rank_grid;
 mod scratch;
 mod share;
 mod stream;

@@ -29,7 +29,7 @@
 //! `fusewireCudaFakeFail` do the last two while the process runs; `fusewireCudaFakeLaunchCount` counts launches by entry,
 //! `fusewireCudaFakeLaunches` tells with which shape and attributes a kernel was launched.
 //!
-//! An entry `NAME__grid` is the grid form of the kernel `NAME` (images of `fusewire-build build --one-grid`): it runs the
+//! An entry `NAME__grid` is the grid form of the kernel `NAME` (images of `fusewire-build build --multi-rank-grid`): it runs the
 //! blocks of all ranks, each with its rank's parameters.
 //!
 //! Multicast objects have all of the driver's rules and nothing of the switch: kernels of the host (`multimem` of
@@ -46,6 +46,6 @@ mod core;
 mod install;
 mod status;
 
-pub use self::core::image::{stand_in, stand_in_one_grid};
+pub use self::core::image::{stand_in, stand_in_multi_rank_grid};
 pub use self::core::kernel::register;
 pub use self::install::{NAMES, install, library};

@@ -46,10 +46,7 @@ const LEFT_OUT: [(&str, &str); 24] = [
     ),
     ("file_store", "no device"),
     ("flight_recorder", "the host's records"),
-    (
-        "graph_capture",
-        "counts the calls of a fake of the driver",
-    ),
+    ("graph_capture", "counts the calls of a fake of the driver"),
     (
         "grid",
         "backends that cargo builds beside it; conformance has ours",
@@ -64,8 +61,8 @@ const LEFT_OUT: [(&str, &str); 24] = [
     ),
     ("objects", "no device"),
     (
-        "one_grid",
-        "runs on a fake of the driver; on_device has it with FUSEWIRE_TEST_ONE_GRID=1",
+        "multi_rank_grid",
+        "runs on a fake of the driver; on_device has it with FUSEWIRE_TEST_MULTI_RANK_GRID=1",
     ),
     (
         "overlap",
@@ -88,7 +85,7 @@ const PROGRAMS: [&str; 2] = ["fusewire", "fusewire-benches"];
 /// The example of a user's kernel crate, whose images are taken where they have been made.
 const EXAMPLE: &str = "vocab-argmax";
 
-/// What images for all ranks in one grid are made for: one of them runs on every GPU from sm_80 on.
+/// What images for all ranks in a multi-rank grid are made for: one of them runs on every GPU from sm_80 on.
 const GRID_TARGETS: &str = "sm_80,sm_90";
 
 /// The crate of kernels with an error on purpose, in its folder; its image is made with the bundle. PTX for sm_80 runs on all
@@ -187,13 +184,13 @@ fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()>
     let toolchain = match Toolchain::find() {
         Ok(toolchain) => toolchain,
         Err(error) => {
-            println!("left out: images for all ranks in one grid: {error}");
+            println!("left out: images for all ranks in a multi-rank grid: {error}");
             return Ok(());
         }
     };
     let project = Project::named("fusewire-kernels")?;
     let options = Options {
-        one_grid: true,
+        multi_rank_grid: true,
         ..Options::default()
     };
     for target in Target::list(GRID_TARGETS)? {

@@ -65,7 +65,7 @@ done
 # A launcher around this one would make its ranks of ours.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHCOMM_RANK TORCHCOMM_SIZE \
     TORCHELASTIC_USE_AGENT_STORE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS \
-    FUSEWIRE_REQUIRE FUSEWIRE_FULL FUSEWIRE_TEST_ROLE FUSEWIRE_TEST_ONE_GRID FUSEWIRE_HOST_ID
+    FUSEWIRE_REQUIRE FUSEWIRE_FULL FUSEWIRE_TEST_ROLE FUSEWIRE_TEST_MULTI_RANK_GRID FUSEWIRE_HOST_ID
 export FUSEWIRE_TEST_DEVICE="$device"
 export FUSEWIRE_IMAGES="$here/images${FUSEWIRE_IMAGES:+:$FUSEWIRE_IMAGES}"
 export RUST_BACKTRACE="${RUST_BACKTRACE:-1}"
@@ -211,21 +211,21 @@ command_of() {
     rm -f "$part"
 }
 
-# in_one_grid COMMAND..: with all ranks that are threads in one grid, where the images for that are here.
-in_one_grid() {
+# in_multi_rank_grid COMMAND..: with all ranks that are threads in a multi-rank grid, where the images for that are here.
+in_multi_rank_grid() {
     if [ "$kind" != cuda ]; then
         return
     fi
-    if ! ls "$here"/images/fusewire-kernels-one-grid.*.ptx* >/dev/null 2>&1; then
-        note 'nothing in one grid: the bundle was made without its images'
+    if ! ls "$here"/images/fusewire-kernels-multi-rank-grid.*.ptx* >/dev/null 2>&1; then
+        note 'nothing in a multi-rank grid: the bundle was made without its images'
         [ $strict = no ] || fail 'with --strict they must be there'
         return
     fi
-    one_grid=yes
-    export FUSEWIRE_TEST_ONE_GRID=1
+    multi_rank_grid=yes
+    export FUSEWIRE_TEST_MULTI_RANK_GRID=1
     "$@"
-    unset FUSEWIRE_TEST_ONE_GRID
-    one_grid=
+    unset FUSEWIRE_TEST_MULTI_RANK_GRID
+    multi_rank_grid=
 }
 
 run_files() {
@@ -266,7 +266,7 @@ run_conformance() {
         fi
         tests operations 33 --skip abort:: --skip determinism::
     fi
-    in_one_grid exactly on_device short_form_of_2_ranks three_to_eight_ranks_as_threads types_reductions_and_the_fused_norm
+    in_multi_rank_grid exactly on_device short_form_of_2_ranks three_to_eight_ranks_as_threads types_reductions_and_the_fused_norm
     note "$passed tests passed"
 }
 
@@ -323,15 +323,15 @@ sanitize() {
     lines=$(wc -l <"$log")
     exactly on_device "$@"
     sanitizer=
-    [ "$code" -ne 0 ] || [ "$what" != "$before" ] || note "$tool: none found in $*${one_grid:+ in one grid}"
+    [ "$code" -ne 0 ] || [ "$what" != "$before" ] || note "$tool: none found in $*${multi_rank_grid:+ in a multi-rank grid}"
     [ "$code" -ne 0 ] || return
     what=$before result=$was
     if [ "$code" -eq $ERRORS_FOUND ]; then
-        fail "$tool found errors in $*${one_grid:+ in one grid}"
-    elif [ -z "$one_grid" ] && [ "$*" = short_form_of_2_ranks ] && tail -n "+$((lines + 1))" "$log" | grep -q 'timed out'; then
+        fail "$tool found errors in $*${multi_rank_grid:+ in a multi-rank grid}"
+    elif [ -z "$multi_rank_grid" ] && [ "$*" = short_form_of_2_ranks ] && tail -n "+$((lines + 1))" "$log" | grep -q 'timed out'; then
         note "$tool: two ranks do not run side by side under it"
     else
-        explain "$code" "$tool, $*${one_grid:+ in one grid}"
+        explain "$code" "$tool, $*${multi_rank_grid:+ in a multi-rank grid}"
     fi
 }
 
@@ -355,7 +355,7 @@ planted() {
     fi
 }
 
-# grid_sanitizers: several ranks, whose blocks run side by side in one grid under any tool.
+# grid_sanitizers: several ranks, whose blocks run side by side in a multi-rank grid under any tool.
 grid_sanitizers() {
     for tool in memcheck racecheck synccheck; do
         sanitize "$tool" short_form_of_2_ranks
@@ -428,7 +428,7 @@ run_sanitizers() {
     for tool in memcheck racecheck synccheck; do
         sanitize "$tool" short_form_of_1_rank
     done
-    in_one_grid grid_sanitizers
+    in_multi_rank_grid grid_sanitizers
     if [ $quick = no ]; then
         for tool in memcheck synccheck; do
             sanitize "$tool" short_form_of_2_ranks
@@ -506,7 +506,7 @@ for section in $SECTIONS; do
     log=$out/$section.log
     [ -z "$only" ] || case " $only " in *" $section "*) ;; *) continue ;; esac
     : >"$log"
-    result=pass what='' passed=0 sanitizer='' one_grid=''
+    result=pass what='' passed=0 sanitizer='' multi_rank_grid=''
     limit=$(limit_of "$section")
     began=$(date +%s)
     "run_$section"

@@ -18,7 +18,7 @@ use crate::comm::reconfigure::random;
 use crate::comm::windows::Windows;
 use crate::comm::{Communicator, Inner, nanoseconds, peers};
 use crate::device::isa;
-use crate::gpu::one_grid::Gang;
+use crate::gpu::multi_rank_grid::Gang;
 use crate::memory::Memory;
 use crate::stream::Stream;
 

@@ -18,10 +18,10 @@ use self::assemble::{Parts, cores};
 use self::pad::{layout, write_state};
 use super::Communicator;
 use super::directory::Site;
-use super::rendezvous::{Card, Seat};
+use super::multi_rank_grid;
 use super::multicast;
 use super::observe::Hooks;
-use super::one_grid;
+use super::rendezvous::{Card, Seat};
 use crate::Result;
 use crate::backend::{Backend, Reach};
 use crate::bootstrap::host_id;
@@ -98,7 +98,7 @@ impl Communicator {
             ..
         } = &forming;
         let (rank, size) = (*rank, *size);
-        forming.check_one_grid(None)?;
+        forming.check_multi_rank_grid(None)?;
         let layout = layout(size, options);
         let agreed = format!("pad-{:016x}", agreed_hash(size, options));
         let rendezvous = forming.rendezvous();
@@ -111,7 +111,7 @@ impl Communicator {
         let site = Site::of(forming.device)?;
         let (elsewhere, cards) = rendezvous.gather(&agreed, &pad.descriptor()?, &site)?;
         if let Some(elsewhere) = elsewhere {
-            forming.check_one_grid_over(&elsewhere)?;
+            forming.check_multi_rank_grid_over(&elsewhere)?;
             let here = cards.iter().map(|card| card.rank).collect();
             return forming.over_hosts(&agreed, here, &elsewhere);
         }
@@ -119,7 +119,7 @@ impl Communicator {
         let processes = cards.iter().map(process).collect();
         let multicast = multicast::is_possible(&cards);
         forming.check_kinds(&cards)?;
-        forming.check_one_grid_of(cards.iter().map(|card| &card.memory))?;
+        forming.check_multi_rank_grid_of(cards.iter().map(|card| &card.memory))?;
         let pads = if forming.device.is_gpu() {
             // Others map it also where this rank is refused.
             let _offered = pad.clone();
@@ -143,15 +143,19 @@ impl Communicator {
         };
         let comm = Self::assemble(forming, parts)?;
         let mapped = format!("mapped-{}", comm.next_host_call());
-        comm.rendezvous()
-            .end(&mapped, &agreed, &site.host, &["crowded", one_grid::KEY])?;
+        comm.rendezvous().end(
+            &mapped,
+            &agreed,
+            &site.host,
+            &["crowded", multi_rank_grid::KEY],
+        )?;
         Ok(comm)
     }
 
     /// A communicator whose operations `backend` carries out: its pad is this rank's own affair.
     pub(super) fn over(backend: Arc<dyn Backend>, mut forming: Forming) -> Result<Self> {
         forming.options = forming.options.resolved(forming.device);
-        forming.check_one_grid(Some(backend.name()))?;
+        forming.check_multi_rank_grid(Some(backend.name()))?;
         let layout = layout(1, &forming.options);
         let pad = Memory::create(Device::Cpu, layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, &forming.options, forming.generation)?;

@@ -7,7 +7,7 @@ use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::native::{KernelInfo, NativeEntry};
 
 use super::prepared::{Entry, Prepared};
-use crate::comm::{Communicator, one_grid};
+use crate::comm::{Communicator, multi_rank_grid};
 use crate::cpu::{BlockOrder, Grid, HostFn, Keep, Launch, LaunchOwner, MAX_PARAM_BYTES};
 use crate::gpu::{self, Gpu, Scratch, Upload};
 use crate::stream::Task;
@@ -86,7 +86,7 @@ impl Communicator {
         let operation = prepared.note.call().operation();
         let gang = on_gpu
             .gang()
-            .filter(|_| one_grid::is_gathered(info, operation));
+            .filter(|_| multi_rank_grid::is_gathered(info, operation));
         let via = gang.map(|gang| gpu::Via {
             gang: Arc::clone(gang),
             rank: self.inner.rank,

@@ -121,7 +121,7 @@ impl Image {
         })
     }
 
-    /// What PTX says of the sources that it was made from (`fusewire-build build --one-grid`): their hash.
+    /// What PTX says of the sources that it was made from (`fusewire-build build --multi-rank-grid`): their hash.
     pub(super) fn sources(&self) -> Option<&str> {
         const MARK: &str = "\n// fusewire sources ";
         let text = core::str::from_utf8(&self.bytes).ok()?;

@@ -1,9 +1,9 @@
-//! Grid forms: the entries `NAME__grid` of images that were built for all ranks in one grid.
+//! Grid forms: the entries `NAME__grid` of images that were built for all ranks in a multi-rank grid.
 
 use core::slice;
 
+use fusewire_device::multi_rank_grid::{GridParams, run_lane};
 use fusewire_device::native::{KernelInfo, LaneContext};
-use fusewire_device::one_grid::{GridParams, run_lane};
 
 use super::memory::{self, Place};
 

@@ -1,7 +1,7 @@
 //! PTX: the entries of an image with their parameters, read from its text; and text of that kind, written.
 
+use fusewire_device::multi_rank_grid::{GridParams, SUFFIX};
 use fusewire_device::native::{KernelInfo, ParamField};
-use fusewire_device::one_grid::{GridParams, SUFFIX};
 
 /// One parameter of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -398,7 +398,7 @@ pub fn stand_in(lists: &[&[KernelInfo]], capability: u32) -> String {
 }
 
 /// As [`stand_in`], for an image of the grid forms of these kernels: `NAME__grid` in place of `NAME`.
-pub fn stand_in_one_grid(lists: &[&[KernelInfo]], capability: u32) -> String {
+pub fn stand_in_multi_rank_grid(lists: &[&[KernelInfo]], capability: u32) -> String {
     let all = lists.iter().copied().flatten();
     declare(
         all.map(|kernel| (format!("{}{SUFFIX}", kernel.name), GridParams::FIELDS)),

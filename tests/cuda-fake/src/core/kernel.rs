@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use fusewire::cpu::{self, BlockOrder, Grid, LaunchNote, LaunchOwner};
 use fusewire_device::arch::SHARED_BYTES;
+use fusewire_device::multi_rank_grid::{GridParams, kernel_name};
 use fusewire_device::native::{KernelInfo, NativeEntry, ParamField};
-use fusewire_device::one_grid::{GridParams, kernel_name};
 
 use super::context::Context;
 use super::grid::{self, Bound};

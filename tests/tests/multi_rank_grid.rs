@@ -1,4 +1,4 @@
-//! All ranks in one grid, on a machine without a GPU: each test starts itself again as a process in which the executing
+//! All ranks in a multi-rank grid, on a machine without a GPU: each test starts itself again as a process in which the executing
 //! fake of the driver library takes the place of `libcuda.so.1`, beside an image that declares grid forms.
 
 use core::time::Duration;
@@ -25,7 +25,7 @@ const SOON: Duration = Duration::from_secs(10);
 /// Which image of grid forms there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
-    /// What stands for the image that `fusewire-build build --one-grid` makes.
+    /// What stands for the image that `fusewire-build build --multi-rank-grid` makes.
     There,
     /// The ordinary forms in its place.
     Ordinary,
@@ -45,14 +45,16 @@ fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl Fn
     fusewire_cuda_fake::install(folder.path()).expect("the fake, built beside this test");
     let kernels = fusewire_kernels::KERNELS;
     let text = match image {
-        Image::There => fusewire_cuda_fake::stand_in_one_grid(kernels, 90),
+        Image::There => fusewire_cuda_fake::stand_in_multi_rank_grid(kernels, 90),
         Image::Stale => {
-            fusewire_cuda_fake::stand_in_one_grid(kernels, 90)
+            fusewire_cuda_fake::stand_in_multi_rank_grid(kernels, 90)
                 + "\n// fusewire sources 0b5e55ed\n"
         }
         Image::Ordinary => fusewire_cuda_fake::stand_in(kernels, 90),
     };
-    let place = folder.path().join("fusewire-kernels-one-grid.sm_90.ptx");
+    let place = folder
+        .path()
+        .join("fusewire-kernels-multi-rank-grid.sm_90.ptx");
     std::fs::write(place, text).expect("an image");
     let image = fusewire_cuda_fake::stand_in(vocab_argmax::KERNELS, 90);
     let place = folder.path().join("vocab_argmax.sm_90.ptx");
@@ -82,8 +84,8 @@ fn options(residency: Residency, timeout: Duration) -> Options {
     options
 }
 
-fn one_grid(timeout: Duration) -> Options {
-    options(Residency::OneGrid, timeout)
+fn multi_rank_grid(timeout: Duration) -> Options {
+    options(Residency::MultiRankGrid, timeout)
 }
 
 /// Ranks as threads on the fake.
@@ -198,7 +200,7 @@ fn the_bits_are_those_of_the_cpu() {
         let fake = Fake::open().expect("the fake");
         for ranks in [1, 2, 4, 8] {
             let before = launches(&fake);
-            let (bytes, calls) = all_of(device(), ranks, Residency::OneGrid);
+            let (bytes, calls) = all_of(device(), ranks, Residency::MultiRankGrid);
             let after = launches(&fake);
             // A launch for all ranks each, and nothing else.
             assert_eq!((after.0 - before.0, after.1 - before.1), (calls, 0));
@@ -216,9 +218,9 @@ fn the_bits_are_those_of_the_cpu() {
 }
 
 #[test]
-fn the_conformance_list_in_one_grid() {
-    let environment = [("FUSEWIRE_TEST_ONE_GRID", "1")];
-    let test = "the_conformance_list_in_one_grid";
+fn the_conformance_list_in_multi_rank_grid() {
+    let environment = [("FUSEWIRE_TEST_MULTI_RANK_GRID", "1")];
+    let test = "the_conformance_list_in_multi_rank_grid";
     on_fake(test, Image::There, &environment, || {
         let fake = Fake::open().expect("the fake");
         let setup = Setup::new(2);
@@ -256,7 +258,7 @@ fn what_not_all_ranks_launch_goes_out_by_itself() {
     let test = "what_not_all_ranks_launch_goes_out_by_itself";
     on_fake(test, Image::There, &[], || {
         let fake = Fake::open().expect("the fake");
-        for result in run(3, &one_grid(PATIENCE), |comm| {
+        for result in run(3, &multi_rank_grid(PATIENCE), |comm| {
             let x = comm.alloc(DType::F32, 500)?;
             let y = comm.alloc(DType::F32, 500)?;
             let window = comm.alloc_window(DType::F32, 500, WindowOptions::default())?;
@@ -297,7 +299,7 @@ fn what_not_all_ranks_launch_goes_out_by_itself() {
 fn communicators_have_grids_of_their_own() {
     let test = "communicators_have_grids_of_their_own";
     on_fake(test, Image::There, &[], || {
-        for result in run(4, &one_grid(PATIENCE), |comm| {
+        for result in run(4, &multi_rank_grid(PATIENCE), |comm| {
             let dup = comm.dup()?;
             let pair = [comm.rank() / 2 * 2, comm.rank() / 2 * 2 + 1];
             let pair = comm.split(&pair, "pair")?.expect("in a pair");
@@ -321,7 +323,7 @@ fn communicators_have_grids_of_their_own() {
 fn a_rank_that_never_comes_is_named() {
     let test = "a_rank_that_never_comes_is_named";
     on_fake(test, Image::There, &[], || {
-        let results = run(3, &one_grid(SHORT), |comm| {
+        let results = run(3, &multi_rank_grid(SHORT), |comm| {
             let x = comm.alloc(DType::F32, 10)?;
             comm.all_reduce(&x, ReduceOp::Sum)?;
             let began = Instant::now();
@@ -345,7 +347,7 @@ fn a_rank_that_never_comes_is_named() {
             assert_eq!(again, error);
             assert!(took < SOON, "{took:?}");
         }
-        works(3, &one_grid(PATIENCE));
+        works(3, &multi_rank_grid(PATIENCE));
     });
 }
 
@@ -353,7 +355,7 @@ fn a_rank_that_never_comes_is_named() {
 fn a_call_has_a_time_out_of_its_own() {
     let test = "a_call_has_a_time_out_of_its_own";
     on_fake(test, Image::There, &[], || {
-        for result in run(2, &one_grid(PATIENCE), |comm| {
+        for result in run(2, &multi_rank_grid(PATIENCE), |comm| {
             comm.barrier()?;
             if comm.rank() == 1 {
                 while comm.failure().is_none() {
@@ -376,7 +378,7 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
     on_fake(test, Image::There, &[], || {
         // An abort.
         let met = Barrier::new(2);
-        for result in run(2, &one_grid(PATIENCE), |comm| {
+        for result in run(2, &multi_rank_grid(PATIENCE), |comm| {
             comm.barrier()?;
             met.wait();
             let began = Instant::now();
@@ -393,7 +395,7 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
             assert!(took < SOON, "{took:?}");
         }
         // A kernel of another rank that fails by itself, while this one waits for it in the gang.
-        for result in run(3, &one_grid(PATIENCE), |comm| {
+        for result in run(3, &multi_rank_grid(PATIENCE), |comm| {
             let x = comm.alloc(DType::F32, 1 << 16)?;
             comm.barrier()?;
             let began = Instant::now();
@@ -412,7 +414,7 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
             assert_eq!(failure.rank, 1, "{error}");
             assert!(took < SOON, "{took:?}");
         }
-        works(2, &one_grid(PATIENCE));
+        works(2, &multi_rank_grid(PATIENCE));
     });
 }
 
@@ -420,7 +422,7 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
 fn different_calls_are_told_at_once() {
     let test = "different_calls_are_told_at_once";
     on_fake(test, Image::There, &[], || {
-        for result in run(3, &one_grid(PATIENCE), |comm| {
+        for result in run(3, &multi_rank_grid(PATIENCE), |comm| {
             let x = comm.alloc(DType::F32, 10)?;
             let began = Instant::now();
             let failed = if comm.rank() == 2 {
@@ -438,14 +440,14 @@ fn different_calls_are_told_at_once() {
             assert!(error.contains("all_reduce") && error.contains("barrier"));
             assert!(took < SOON, "{took:?}");
         }
-        works(3, &one_grid(PATIENCE));
+        works(3, &multi_rank_grid(PATIENCE));
     });
 }
 
 #[test]
 fn captures_are_refused() {
     on_fake("captures_are_refused", Image::There, &[], || {
-        for result in run(2, &one_grid(PATIENCE), |comm| {
+        for result in run(2, &multi_rank_grid(PATIENCE), |comm| {
             let x = comm.alloc(DType::F32, 10)?;
             x.copy_from(&[1f32; 10])?;
             comm.stream().begin_capture()?;
@@ -470,20 +472,20 @@ fn refusals(size: u32, options: &Options) -> Vec<String> {
 }
 
 #[test]
-fn blocks_that_one_grid_does_not_hold_are_refused() {
-    let test = "blocks_that_one_grid_does_not_hold_are_refused";
+fn blocks_that_multi_rank_grid_does_not_hold_are_refused() {
+    let test = "blocks_that_multi_rank_grid_does_not_hold_are_refused";
     // Four blocks of 512 threads each.
     let environment = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "2")];
     on_fake(test, Image::There, &environment, || {
-        for error in refusals(5, &one_grid(PATIENCE)) {
+        for error in refusals(5, &multi_rank_grid(PATIENCE)) {
             assert!(
-                error.contains("one grid of 5 ranks with 2 blocks of 512 threads"),
+                error.contains("a multi-rank grid of 5 ranks with 2 blocks of 512 threads"),
                 "{error}"
             );
             assert!(error.contains("holds 8 such blocks"), "{error}");
             assert!(error.contains("__grid at once"), "{error}");
         }
-        works(4, &one_grid(PATIENCE));
+        works(4, &multi_rank_grid(PATIENCE));
     });
 }
 
@@ -491,7 +493,7 @@ fn blocks_that_one_grid_does_not_hold_are_refused() {
 fn ranks_in_processes_are_refused() {
     let test = "ranks_in_processes_are_refused";
     if role().as_deref() == Some("rank") {
-        let made = new_comm("fusewire", device(), "apart", one_grid(PATIENCE));
+        let made = new_comm("fusewire", device(), "apart", multi_rank_grid(PATIENCE));
         let error = made.map(drop).expect_err("another process");
         report(error.to_string().replace('\n', " "));
         return;
@@ -510,7 +512,7 @@ fn ranks_in_processes_are_refused() {
 #[test]
 fn what_has_no_grid_is_refused() {
     on_fake("what_has_no_grid_is_refused", Image::There, &[], || {
-        let options = one_grid(PATIENCE);
+        let options = multi_rank_grid(PATIENCE);
         let on_cpu = run_threads_on(Device::Cpu, "fusewire", 2, &options, |_| Ok(()));
         for result in on_cpu {
             let error = result.expect_err("the CPU").to_string();
@@ -521,7 +523,7 @@ fn what_has_no_grid_is_refused() {
             std::sync::Arc::new(fusewire::store::MemoryStore::new());
         let make = |rank: u32| {
             let mut options = match rank {
-                0 => one_grid(SOON),
+                0 => multi_rank_grid(SOON),
                 _ => self::options(Residency::Separate, SOON),
             };
             options.store = Some(std::sync::Arc::clone(&store));
@@ -543,9 +545,12 @@ fn what_has_no_grid_is_refused() {
 fn an_image_of_other_forms_is_refused() {
     let test = "an_image_of_other_forms_is_refused";
     on_fake(test, Image::Ordinary, &[], || {
-        for error in refusals(2, &one_grid(PATIENCE)) {
+        for error in refusals(2, &multi_rank_grid(PATIENCE)) {
             assert!(error.contains("it lacks all_reduce"), "{error}");
-            assert!(error.contains("build --one-grid --target sm_90"), "{error}");
+            assert!(
+                error.contains("build --multi-rank-grid --target sm_90"),
+                "{error}"
+            );
         }
         // Others need no such image.
         works(2, &options(Residency::Separate, PATIENCE));
@@ -556,9 +561,12 @@ fn an_image_of_other_forms_is_refused() {
 fn an_image_of_other_sources_is_refused() {
     let test = "an_image_of_other_sources_is_refused";
     on_fake(test, Image::Stale, &[], || {
-        for error in refusals(2, &one_grid(PATIENCE)) {
+        for error in refusals(2, &multi_rank_grid(PATIENCE)) {
             assert!(error.contains("made from other sources"), "{error}");
-            assert!(error.contains("build --one-grid --target sm_90"), "{error}");
+            assert!(
+                error.contains("build --multi-rank-grid --target sm_90"),
+                "{error}"
+            );
         }
     });
 }
@@ -566,13 +574,15 @@ fn an_image_of_other_sources_is_refused() {
 #[test]
 fn an_image_that_is_absent_is_said_to_be() {
     if role().as_deref() == Some("absent") {
-        for error in refusals(2, &one_grid(PATIENCE)) {
+        for error in refusals(2, &multi_rank_grid(PATIENCE)) {
             assert!(
-                error.contains("fusewire-kernels-one-grid: there is none for sm_90"),
+                error.contains("fusewire-kernels-multi-rank-grid: there is none for sm_90"),
                 "{error}"
             );
             assert!(
-                error.contains("`fusewire-build build --one-grid --target sm_90 --out FOLDER`"),
+                error.contains(
+                    "`fusewire-build build --multi-rank-grid --target sm_90 --out FOLDER`"
+                ),
                 "{error}"
             );
         }
@@ -583,7 +593,7 @@ fn an_image_that_is_absent_is_said_to_be() {
     // Away from cargo's target folder, where one may have been built.
     let folder = tempfile::tempdir().expect("a folder");
     fusewire_cuda_fake::install(folder.path()).expect("the fake, built beside this test");
-    let copy = folder.path().join("one_grid");
+    let copy = folder.path().join("multi_rank_grid");
     std::fs::copy(std::env::current_exe().expect("this binary"), &copy).expect("a copy");
     let output = std::process::Command::new(copy)
         .args(["an_image_that_is_absent_is_said_to_be", "--exact"])

@@ -2,8 +2,8 @@
 
 use std::ffi::CString;
 
+use fusewire_device::multi_rank_grid::{GridParams, SUFFIX};
 use fusewire_device::native::KernelInfo;
-use fusewire_device::one_grid::{GridParams, SUFFIX};
 
 use super::super::device::Gpu;
 use super::super::driver::{Driver, RawFunction, RawModule};
@@ -11,10 +11,10 @@ use super::super::images::{Image, Images};
 use crate::{Error, Result};
 
 /// Name of the image, as [`Images::find`] takes it: it is not among those that the library carries.
-pub const IMAGE: &str = "fusewire-kernels-one-grid";
+pub const IMAGE: &str = "fusewire-kernels-multi-rank-grid";
 
 /// What makes it, but for the target.
-const COMMAND: &str = "fusewire-build build --one-grid --target";
+const COMMAND: &str = "fusewire-build build --multi-rank-grid --target";
 
 /// A loaded image of grid forms.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl GridImage {
             if u64::from(blocks) * u64::from(ranks) > fits {
                 return Err(Error::Launch {
                     detail: format!(
-                        "one grid of {ranks} ranks with {blocks} blocks of {threads} threads each is not resident as a \
+                        "a multi-rank grid of {ranks} ranks with {blocks} blocks of {threads} threads each is not resident as a \
                          whole on {} ({}), which holds {fits} such blocks of {}{SUFFIX} at once; use fewer ranks, \
                          blocks (Options::blocks) or threads (Options::threads)",
                         gpu.device(),

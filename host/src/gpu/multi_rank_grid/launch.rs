@@ -6,7 +6,7 @@ use std::ffi::CString;
 use std::thread;
 use std::time::Instant;
 
-use fusewire_device::one_grid::{GridParams, SUFFIX};
+use fusewire_device::multi_rank_grid::{GridParams, SUFFIX};
 
 use super::gathering::{Arrival, State};
 use super::{Gang, PART, invalid};
@@ -72,7 +72,7 @@ impl Gang {
             .map_err(|_| invalid(format!("{kernel:?} is no kernel's name")))?;
         let Some(function) = self.driver.function(self.module, &name)? else {
             return Err(Error::launch(format!(
-                "the image has no {symbol}; build it with `fusewire-build build --one-grid`"
+                "the image has no {symbol}; build it with `fusewire-build build --multi-rank-grid`"
             )));
         };
         let expected: Vec<_> = GridParams::FIELDS

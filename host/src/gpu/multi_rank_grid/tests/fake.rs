@@ -4,11 +4,11 @@ use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Mutex;
 
+use fusewire_device::multi_rank_grid::{GridParams, kernel_name};
 use fusewire_device::native::{Isa, KernelInfo};
-use fusewire_device::one_grid::{GridParams, kernel_name};
 
 use super::super::super::driver::*;
-use crate::cpu::run_one_grid;
+use crate::cpu::run_multi_rank_grid;
 use crate::{Error, Result};
 
 /// What the fake was asked to do, in order.
@@ -194,7 +194,7 @@ impl Driver for Fake {
         let ranks = shape.blocks / params.blocks_per_rank;
         let kernel = &self.kernels[function.0];
         // SAFETY: the caller's table.
-        unsafe { run_one_grid(kernel, Isa::Baseline, &params, ranks, shape.threads) }
+        unsafe { run_multi_rank_grid(kernel, Isa::Baseline, &params, ranks, shape.threads) }
     }
     fn create_stream(&self) -> Result<RawStream> {
         Ok(RawStream(self.handle()))

@@ -1,8 +1,8 @@
-//! Ranks that share a GPU, in one grid: their launches are gathered, and go out as one.
+//! Ranks that share a GPU, in a multi-rank grid: their launches are gathered, and go out as one.
 //!
 //! For tests with more ranks than GPUs. The ranks are threads of one process; their kernels wait for each other, so their
 //! blocks must be resident together, which separate launches do not promise. A [`Gang`] launches the grid form of a kernel
-//! ([`fusewire_device::one_grid`]) once with the blocks of all ranks: a grid that fits on the GPU is resident as a whole,
+//! ([`fusewire_device::multi_rank_grid`]) once with the blocks of all ranks: a grid that fits on the GPU is resident as a whole,
 //! and one that does not is refused by name instead of hanging.
 
 mod gathering;
@@ -48,7 +48,7 @@ impl GangOptions {
     }
 }
 
-/// The ranks of one process on one GPU, whose launches go out as one grid.
+/// The ranks of one process on one GPU, whose launches go out as a multi-rank grid.
 ///
 /// All ranks launch the same kernels in the same order, each from a thread of its own. A rank that does not come in time, or
 /// comes with something else, breaks the gang: every rank gets the same error, then and at every later launch. A launch that
@@ -72,7 +72,7 @@ pub struct Gang {
 const PART: u64 = MAX_PARAM_BYTES as u64;
 
 impl Gang {
-    /// A gang on `module`, an image that was built with `fusewire-build build --one-grid` and loaded by `driver`. Allocates
+    /// A gang on `module`, an image that was built with `fusewire-build build --multi-rank-grid` and loaded by `driver`. Allocates
     /// device memory for the parameters, a stream and events.
     ///
     /// # Safety
@@ -320,7 +320,7 @@ impl Drop for Gang {
 
 fn invalid(detail: String) -> Error {
     Error::InvalidArgument {
-        operation: "one-grid launch",
+        operation: "multi-rank-grid launch",
         detail,
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks that share a GPU, in one grid ([`Residency::OneGrid`]): which communicators can have it, how their ranks find
+//! Ranks that share a GPU, in a multi-rank grid ([`Residency::MultiRankGrid`]): which communicators can have it, how their ranks find
 //! their gang, and which launches go through it.
 
 use core::time::Duration;
@@ -13,7 +13,7 @@ use super::bootstrap::Forming;
 use super::on_gpu::THREADS;
 use super::reconfigure::random;
 use crate::gpu::Gpu;
-use crate::gpu::one_grid::{Gang, GangOptions};
+use crate::gpu::multi_rank_grid::{Gang, GangOptions};
 use crate::memory::MemoryDescriptor;
 use crate::options::Residency;
 use crate::{Error, Result};
@@ -30,7 +30,7 @@ const GATHERED: [&str; 8] = [
     "vocab",
 ];
 
-/// Whether a launch of that kernel for that operation is one of all ranks. Others go out by themselves, in one grid as
+/// Whether a launch of that kernel for that operation is one of all ranks. Others go out by themselves, in a multi-rank grid as
 /// without it: those between two ranks (send, recv, batches, windows), those that wait for nobody (quantize) or for a neighbouring
 /// computation, which may be behind another rank's launch (overlap), and those
 /// of which only the caller knows who makes them (kernels of users).
@@ -51,22 +51,22 @@ const REASON: u8 = b'!';
 pub(super) const KEY: &str = "gang";
 
 impl Forming {
-    fn is_one_grid(&self) -> bool {
-        self.options.residency == Residency::OneGrid
+    fn is_multi_rank_grid(&self) -> bool {
+        self.options.residency == Residency::MultiRankGrid
     }
 
     fn no_grid(&self, detail: &str) -> Error {
         Error::Communicator {
             name: self.name.clone(),
             detail: format!(
-                "one grid (Options::residency) is for ranks that are threads of one process and share one GPU: {detail}"
+                "a multi-rank grid (Options::residency) is for ranks that are threads of one process and share one GPU: {detail}"
             ),
         }
     }
 
     /// Refuses what can have no grid of all ranks, as far as a rank can tell by itself.
-    pub(super) fn check_one_grid(&self, backend: Option<&str>) -> Result<()> {
-        if !self.is_one_grid() {
+    pub(super) fn check_multi_rank_grid(&self, backend: Option<&str>) -> Result<()> {
+        if !self.is_multi_rank_grid() {
             return Ok(());
         }
         if let Some(backend) = backend {
@@ -79,8 +79,8 @@ impl Forming {
     }
 
     /// Refuses ranks of several hosts.
-    pub(super) fn check_one_grid_over(&self, (rank, host): &(u32, String)) -> Result<()> {
-        if self.is_one_grid() {
+    pub(super) fn check_multi_rank_grid_over(&self, (rank, host): &(u32, String)) -> Result<()> {
+        if self.is_multi_rank_grid() {
             return Err(self.no_grid(&format!(
                 "rank {rank} is on another host ({host}) than rank {}",
                 self.rank
@@ -90,12 +90,12 @@ impl Forming {
     }
 
     /// Refuses ranks that are not on one GPU and in one process: the same on all ranks, by everybody's card. Loads the
-    /// image, and refuses ranks whose blocks one grid cannot have resident.
-    pub(super) fn check_one_grid_of<'a>(
+    /// image, and refuses ranks whose blocks a multi-rank grid cannot have resident.
+    pub(super) fn check_multi_rank_grid_of<'a>(
         &self,
         cards: impl Iterator<Item = &'a MemoryDescriptor>,
     ) -> Result<()> {
-        if !self.is_one_grid() {
+        if !self.is_multi_rank_grid() {
             return Ok(());
         }
         let mut first = None;
@@ -121,13 +121,13 @@ impl Forming {
             0 => THREADS,
             threads => threads,
         };
-        let image = gpu.one_grid(&gathered())?;
+        let image = gpu.multi_rank_grid(&gathered())?;
         image.check_resident(&gpu, self.options.blocks, threads, self.size)
     }
 
     /// The gang of these ranks: rank 0 makes it, the others are told which it is.
     pub(super) fn gang(&self) -> Result<Option<Arc<Gang>>> {
-        if !self.is_one_grid() {
+        if !self.is_multi_rank_grid() {
             return Ok(None);
         }
         let mut made = None;
@@ -165,7 +165,7 @@ impl Forming {
 
     fn make_gang(&self) -> Result<(u64, Arc<Gang>)> {
         let gpu = Gpu::open(self.device)?;
-        let image = gpu.one_grid(&gathered())?;
+        let image = gpu.multi_rank_grid(&gathered())?;
         let options = GangOptions {
             timeout: self.options.timeout,
             ..GangOptions::new(self.size)
@@ -184,7 +184,7 @@ fn said(kind: u8, what: &[u8]) -> Vec<u8> {
     [&[kind], what].concat()
 }
 
-/// The library's kernels that one grid may launch.
+/// The library's kernels that a multi-rank grid may launch.
 fn gathered() -> Vec<&'static KernelInfo> {
     let all = fusewire_kernels::KERNELS.iter().copied().flatten();
     all.filter(|kernel| GATHERED.contains(&kernel.family()))

@@ -1,13 +1,13 @@
 //! The grid form of a kernel, on threads: what a GPU does with the entry `NAME__grid`.
 
+use fusewire_device::multi_rank_grid::{GridParams, run_lane};
 use fusewire_device::native::{Isa, KernelInfo, LaneContext, MAX_LANES};
-use fusewire_device::one_grid::{GridParams, run_lane};
 
 use super::MAX_THREADS;
 use super::launch::{check_float_environment, on_threads};
 use crate::{Error, Result};
 
-/// Runs the blocks of `ranks` ranks as one grid, all at once, every lane on a thread of its own, to their end: the native
+/// Runs the blocks of `ranks` ranks as a multi-rank grid, all at once, every lane on a thread of its own, to their end: the native
 /// counterpart of the entry `NAME__grid` of `kernel`, launched with `params` as its arguments on
 /// `ranks * params.blocks_per_rank` blocks of `lanes` lanes.
 ///
@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::InvalidArgument`] when the grid is empty or larger than [`MAX_THREADS`] threads; [`Error::Launch`] when a
 /// thread cannot be started, or when a lane panicked (blocks are counted over the whole grid).
-pub unsafe fn run_one_grid(
+pub unsafe fn run_multi_rank_grid(
     kernel: &KernelInfo,
     isa: Isa,
     params: &GridParams,
@@ -29,7 +29,7 @@ pub unsafe fn run_one_grid(
     let threads = blocks.checked_mul(lanes).unwrap_or(0);
     if threads == 0 || threads > MAX_THREADS || lanes as usize > MAX_LANES {
         return Err(Error::InvalidArgument {
-            operation: "run_one_grid",
+            operation: "run_multi_rank_grid",
             detail: format!(
                 "{}: {ranks} ranks of {} blocks of {lanes} lanes; a grid has 1 to {MAX_THREADS} \
                  threads, a block at most {MAX_LANES} lanes",

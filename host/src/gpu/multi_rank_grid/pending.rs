@@ -79,7 +79,7 @@ impl State {
             return None;
         }
         Some(Error::launch(format!(
-            "ranks of one grid launch different things: rank {other} {}, rank {rank} {}; all ranks \
+            "ranks of a multi-rank grid launch different things: rank {other} {}, rank {rank} {}; all ranks \
              must launch the same kernels in the same order",
             there.describe(),
             arrival.describe()
