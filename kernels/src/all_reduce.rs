@@ -12,7 +12,7 @@ use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::element::{Average, Max, Number, Reduction, Sum};
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Policy};
-use fusewire_device::packet::{Prefetch, PAIR_DATA, Slots};
+use fusewire_device::packet::{PAIR_DATA, Prefetch, Slots};
 use fusewire_device::session::Session;
 use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
 
@@ -42,7 +42,7 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     let to = target.wrapping_add(first * size_of::<T>());
     let bytes = (last - first) * size_of::<T>();
     // SAFETY: this block's part of the caller's buffer.
-    let head = unsafe { Prefetch::read(block, from, bytes) };
+    let prefetch = unsafe { Prefetch::read(block, from, bytes) };
     // SAFETY: the caller's promise.
     let Some(mut session) = (unsafe { Session::begin(block, constants, call, count, timeout_ns) })
     else {

@@ -61,7 +61,7 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
         ..CommConst::zeroed()
     });
     let ctx = WaitContext {
-        // SAFETY: the constants and the pads outlive the ctx.
+        // SAFETY: the constants and the pads outlive the wait context.
         comm: unsafe { Comm::new(from_ref(&*constants)) },
         call: call(Operation::AllReduce, 16),
         count: 16,

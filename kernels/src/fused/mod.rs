@@ -187,7 +187,7 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     let from = source.wrapping_add(first * hidden as usize * size);
     let bytes = (last - first) * hidden as usize * size;
     // SAFETY: this block's part of the caller's rows.
-    let head = unsafe { Prefetch::read(block, from, bytes) };
+    let prefetch = unsafe { Prefetch::read(block, from, bytes) };
     // SAFETY: the caller's promise.
     let Some(mut session) =
         (unsafe { Session::begin(block, constants, call, rows * hidden, timeout_ns) })
