@@ -4,7 +4,7 @@
 //! divergent if it comes from the lane's index, from an atomic, from an acquiring or volatile load (a
 //! poll: every lane may see something else), or from a divergent value; a phi also if divergent
 //! control flow joins there. A load from a uniform address is uniform, and so is a vote. What lies
-//! between a branch on a divergent value and the place where its ways meet again is divergent code.
+//! between a branch on a divergent value and its reconvergence point is divergent code.
 
 use std::collections::{HashMap, HashSet};
 
@@ -45,7 +45,7 @@ pub fn divergent_blocks(function: &Function) -> HashMap<usize, String> {
             }
             branches.insert(index);
             changed = true;
-            let end = flow.rendezvous_point(index);
+            let end = flow.reconvergence_point(index);
             let reached: Vec<HashSet<usize>> = flow
                 .live_successors(index)
                 .iter()
@@ -209,7 +209,7 @@ impl<'a> Flow<'a> {
         out
     }
 
-    fn rendezvous_point(&self, block: usize) -> Option<usize> {
+    fn reconvergence_point(&self, block: usize) -> Option<usize> {
         self.post[block]
     }
 
