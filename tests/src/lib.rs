@@ -30,7 +30,7 @@ pub mod mix;
 pub mod netns;
 pub mod norm;
 pub mod oracle;
-pub mod planted;
+pub mod seeded_bugs;
 pub mod process;
 pub mod rank;
 pub mod rng;

@@ -9,7 +9,7 @@ use fusewire::{Communicator, DType, Device, Error, Norm, Options, ReduceOp, Resu
 use fusewire::{Residency, new_comm, run_threads_on};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
 use fusewire_tests::device::{residency, run_threads, tensor};
-use fusewire_tests::planted::{LANES, Planted};
+use fusewire_tests::seeded_bugs::{LANES, SeededBug};
 use fusewire_tests::process::{Host, Ranks, report, role};
 use fusewire_tests::rank::Mode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
@@ -373,10 +373,10 @@ fn driver_memory(ordinal: u32, bytes: usize) -> core::result::Result<u64, String
 
 #[test]
 #[ignore = "writes two bytes beyond its memory, which a sanitizer must find"]
-fn planted_write_beyond_memory() {
+fn seeded_write_beyond_memory() {
     const COUNT: usize = 100;
     let Device::Cuda(ordinal) = device() else {
-        return skip("cuda", "the planted error is one of CUDA's memory");
+        return skip("cuda", "the seeded bug is an access beyond CUDA memory");
     };
     for result in run_threads(1, &options(PATIENCE), |comm| {
         let source = tensor(DType::F32, COUNT + 1)?;
@@ -404,39 +404,39 @@ fn planted_write_beyond_memory() {
                 .chunks(2)
                 .all(|value| value == 0x3fc0u16.to_le_bytes())
         );
-        println!("planted: {COUNT} elements, {} written", COUNT + 1);
+        println!("seeded bug: {COUNT} elements, {} written", COUNT + 1);
     }
 }
 
 #[test]
 #[ignore = "a race in shared memory, which a sanitizer must find"]
-fn planted_race() {
-    Planted::Race { ordered: false }.run();
+fn seeded_race() {
+    SeededBug::Race { ordered: false }.run();
 }
 
 #[test]
-#[ignore = "the kernel of planted_race without its error"]
-fn planted_race_put_right() {
-    Planted::Race { ordered: true }.run();
+#[ignore = "the kernel of seeded_race without its error"]
+fn seeded_race_fixed() {
+    SeededBug::Race { ordered: true }.run();
 }
 
 #[test]
 #[ignore = "a barrier that one of two warps goes around, which a sanitizer must find"]
-fn planted_divergence_of_warps() {
-    Planted::Divergence { limit: LANES / 2 }.run();
+fn seeded_divergence_of_warps() {
+    SeededBug::Divergence { limit: LANES / 2 }.run();
 }
 
 #[test]
 #[ignore = "a barrier that a part of a warp goes around, which a sanitizer must find; it may hang without one"]
-fn planted_divergence_in_a_warp() {
-    Planted::Divergence {
+fn seeded_divergence_in_a_warp() {
+    SeededBug::Divergence {
         limit: LANES / 2 + 8,
     }
     .run();
 }
 
 #[test]
-#[ignore = "the kernel of planted_divergence without its error"]
-fn planted_divergence_put_right() {
-    Planted::Divergence { limit: LANES }.run();
+#[ignore = "the kernel of seeded_divergence without its error"]
+fn seeded_divergence_fixed() {
+    SeededBug::Divergence { limit: LANES }.run();
 }

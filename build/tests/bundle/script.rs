@@ -8,15 +8,15 @@ use crate::stand_in::{Bundle, stderr};
 
 const CUDA: &[(&str, &str)] = &[("FAKE_CUDA", "found  "), ("FAKE_DETAIL", "cuda:0: a GPU")];
 
-/// A stand-in for NVIDIA's tool that reports what a real one would of the planted errors, and runs the rest.
+/// A stand-in for NVIDIA's tool that reports what a real one would of the seeded bugs, and runs the rest.
 const SANITIZER: &str = r#"
 case " $* " in
     *' --version '*) echo 'a version'; exit 0 ;;
-    *planted_write*) printf '========= Invalid __global__ write of size 2 bytes\n========= ERROR SUMMARY: 1 error\n'; exit 86 ;;
-    *_put_right*) echo 'planted: launched' ; exit 0 ;;
-    *planted_race*) printf 'planted: launched\n========= Error: Race reported between Write access at 0x10\n'; exit 86 ;;
-    *planted_divergence_of_warps*)
-        printf 'planted: launched\n========= Barrier error detected. Divergent thread(s) in block\n'; exit 86 ;;
+    *seeded_write*) printf '========= Invalid __global__ write of size 2 bytes\n========= ERROR SUMMARY: 1 error\n'; exit 86 ;;
+    *_fixed*) echo 'seeded bug: launched' ; exit 0 ;;
+    *seeded_race*) printf 'seeded bug: launched\n========= Error: Race reported between Write access at 0x10\n'; exit 86 ;;
+    *seeded_divergence_of_warps*)
+        printf 'seeded bug: launched\n========= Barrier error detected. Divergent thread(s) in block\n'; exit 86 ;;
 esac
 while [ "${1#/}" = "$1" ]; do shift; done
 "$@"
@@ -144,7 +144,7 @@ fn ranks_of_a_launcher_around_it_are_not_ours() {
 }
 
 #[test]
-fn sanitizers_must_find_what_is_planted_and_nothing_else() {
+fn sanitizers_must_find_the_seeded_bugs_and_nothing_else() {
     let bundle = Bundle::new();
     let only = ["--device", "cuda", "--only", "sanitizers"];
     let (result, what) = {
@@ -160,9 +160,9 @@ fn sanitizers_must_find_what_is_planted_and_nothing_else() {
     assert_eq!(result, "pass", "{what}");
     assert_eq!(output.status.code(), Some(0));
     for says in [
-        "finds the planted write",
-        "racecheck finds planted_race;",
-        "synccheck finds planted_divergence_of_warps",
+        "finds the seeded write",
+        "racecheck finds seeded_race;",
+        "synccheck finds seeded_divergence_of_warps",
         "racecheck: none",
         "synccheck: none",
     ] {
@@ -182,9 +182,9 @@ fn sanitizers_must_find_what_is_planted_and_nothing_else() {
     let (result, what) = bundle.row("sanitizers");
     assert_eq!(result, "FAIL");
     for says in [
-        "does not find the planted write",
-        "racecheck does not find the planted error (planted_race: status 0, 0 lines",
-        "synccheck does not find the planted error (planted_divergence_in_a_warp: status 0",
+        "does not find the seeded write",
+        "racecheck does not find the seeded bug (seeded_race: status 0, 0 lines",
+        "synccheck does not find the seeded bug (seeded_divergence_in_a_warp: status 0",
     ] {
         assert!(what.contains(says), "{what}");
     }
@@ -193,7 +193,7 @@ fn sanitizers_must_find_what_is_planted_and_nothing_else() {
     bundle.program(
         "path/compute-sanitizer",
         "echo 'Invalid __global__ write'
-         echo 'planted: launched, Race reported between it and Divergent thread(s) in it'
+         echo 'seeded bug: launched, Race reported between it and Divergent thread(s) in it'
          exit 86",
     );
     bundle.run(&only, CUDA);
@@ -204,15 +204,15 @@ fn sanitizers_must_find_what_is_planted_and_nothing_else() {
         "{what}"
     );
     for says in [
-        "racecheck, planted_race_put_right, in which nothing is planted: status 86",
-        "synccheck, planted_divergence_put_right, in which nothing is planted: status 86",
+        "racecheck, seeded_race_fixed, the kernel without its bug: status 86",
+        "synccheck, seeded_divergence_fixed, the kernel without its bug: status 86",
     ] {
         assert!(what.contains(says), "{what}");
     }
 }
 
 #[test]
-fn a_planted_error_counts_only_with_its_report() {
+fn a_seeded_bug_counts_only_with_its_report() {
     let bundle = Bundle::new();
     let only = ["--device", "cuda", "--only", "sanitizers"];
     let run = |body: &str| {
@@ -223,32 +223,32 @@ fn a_planted_error_counts_only_with_its_report() {
     // The second form of an error is tried where the first is not seen.
     let (result, what) = run(
         "case \" $* \" in *divergence_of_warps*) exit 0 ;;
-         *divergence_in_a_warp*) printf 'planted: 1\\n====== Divergent thread(s) in warp\\n'; exit 86 ;; esac",
+         *divergence_in_a_warp*) printf 'seeded bug: 1\\n====== Divergent thread(s) in warp\\n'; exit 86 ;; esac",
     );
     assert_eq!(result, "pass", "{what}");
     assert!(
-        what.contains("synccheck finds planted_divergence_in_a_warp"),
+        what.contains("synccheck finds seeded_divergence_in_a_warp"),
         "{what}"
     );
     for (body, says) in [
-        // Another error than the planted one.
+        // An error other than the seeded bug.
         (
-            "printf 'planted: 1\\n====== Program hit an error\\n'; exit 86",
-            "racecheck does not find the planted error (planted_race: status 86, 1 lines",
+            "printf 'seeded bug: 1\\n====== Program hit an error\\n'; exit 86",
+            "racecheck does not find the seeded bug (seeded_race: status 86, 1 lines",
         ),
         // Its words, and nothing was launched.
         (
             "echo '====== Race reported between'; exit 86",
-            "racecheck does not find the planted error (planted_race: status 86, 0 lines",
+            "racecheck does not find the seeded bug (seeded_race: status 86, 0 lines",
         ),
         // The tool knows, and its status does not.
         (
-            "printf 'planted: 1\\n====== Race reported between\\n'; exit 0",
-            "racecheck does not find the planted error (planted_race: status 0, 1 lines",
+            "printf 'seeded bug: 1\\n====== Race reported between\\n'; exit 0",
+            "racecheck does not find the seeded bug (seeded_race: status 0, 1 lines",
         ),
     ] {
         let (result, what) = run(&format!(
-            "case \" $* \" in *'planted_race '*) {body} ;; esac"
+            "case \" $* \" in *'seeded_race '*) {body} ;; esac"
         ));
         assert_eq!(result, "FAIL", "{body}: {what}");
         assert!(what.contains(says), "{body}: {what}");
@@ -258,7 +258,7 @@ fn a_planted_error_counts_only_with_its_report() {
     let (result, what) = run("");
     assert_eq!(result, "skip", "{what}");
     assert!(
-        what.contains("no image of the planted errors") && what.contains("racecheck: none"),
+        what.contains("no image of the seeded bugs") && what.contains("racecheck: none"),
         "{what}"
     );
 }

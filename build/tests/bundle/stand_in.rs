@@ -48,7 +48,7 @@ impl Bundle {
         }
         fs::create_dir_all(bundle.path().join("images")).expect("a folder");
         fs::write(
-            bundle.path().join("images/planted-errors.sm_80.ptx"),
+            bundle.path().join("images/seeded-bugs.sm_80.ptx"),
             "an image",
         )
         .expect("an image");

@@ -31,7 +31,7 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
     // What stands for the images that `fusewire-build` makes of users' crates.
     for (name, kernels) in [
         ("vocab_argmax.sm_90.ptx", vocab_argmax::KERNELS),
-        ("planted-errors.sm_80.ptx", planted_errors::KERNELS),
+        ("seeded-bugs.sm_80.ptx", seeded_bugs::KERNELS),
     ] {
         let target = if name.contains("sm_90") { 90 } else { 80 };
         let image = fusewire_cuda_fake::stand_in(kernels, target);
@@ -222,10 +222,7 @@ fn a_driver_with_a_fault_is_noticed_and_named() {
         ("cuEventRecord:4", 719, "CUDA_ERROR_LAUNCH_FAILED"),
     ] {
         let fault = format!("{call}={code}");
-        let environment = [
-            ("FUSEWIRE_CUDA_FAKE_FAIL", fault.as_str()),
-            ("NAME", name),
-        ];
+        let environment = [("FUSEWIRE_CUDA_FAKE_FAIL", fault.as_str()), ("NAME", name)];
         on_fake(
             "a_driver_with_a_fault_is_noticed_and_named",
             &environment,

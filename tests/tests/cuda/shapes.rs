@@ -7,7 +7,7 @@ use fusewire::{
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
 use fusewire_tests::device::{run_threads, tensor};
 use fusewire_tests::fake::Fake;
-use fusewire_tests::planted::{LANES, Planted};
+use fusewire_tests::seeded_bugs::{LANES, SeededBug};
 use serde_json::{Value, json};
 
 use crate::{on_fake, options};
@@ -301,18 +301,18 @@ fn the_cpu_takes_blocks_checks_clusters_and_ignores_the_rest() {
 }
 
 #[test]
-fn planted_errors_are_launched_as_a_block_of_two_warps() {
-    let test = "shapes::planted_errors_are_launched_as_a_block_of_two_warps";
+fn seeded_bugs_are_launched_as_a_block_of_two_warps() {
+    let test = "shapes::seeded_bugs_are_launched_as_a_block_of_two_warps";
     on_fake(test, &[], || {
         let fake = Fake::open().expect("the fake");
-        for planted in [
-            Planted::Race { ordered: false },
-            Planted::Divergence { limit: LANES / 2 },
+        for bug in [
+            SeededBug::Race { ordered: false },
+            SeededBug::Divergence { limit: LANES / 2 },
         ] {
-            assert!(planted.is_wrong());
-            planted.run();
+            assert!(bug.is_wrong());
+            bug.run();
         }
-        for kernel in [c"planted_race", c"planted_divergence"] {
+        for kernel in [c"seeded_race", c"seeded_divergence"] {
             let launches: Value = serde_json::from_str(&fake.launches(kernel)).expect("JSON");
             assert_eq!(launches.as_array().expect("a list").len(), 1, "{kernel:?}");
             assert_eq!(launches[0]["grid"], json!([1, 1, 1]));

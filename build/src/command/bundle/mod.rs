@@ -90,7 +90,7 @@ const GRID_TARGETS: &str = "sm_80,sm_90";
 
 /// The crate of kernels with an error on purpose, in its folder; its image is made with the bundle. PTX for sm_80 runs on all
 /// later GPUs.
-const PLANTED: (&str, &str, &str) = ("planted-errors", "tests/planted", "sm_80");
+const SEEDED_BUGS: (&str, &str, &str) = ("seeded-bugs", "tests/seeded-bugs", "sm_80");
 
 /// Targets and family of the kernels without bounded waits. The targets are those of the library's own PTX, so that both sides of the
 /// comparison are made for the same.
@@ -131,7 +131,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             target = from.ancestors().nth(2).map(Path::to_owned);
         }
     }
-    make_planted(&workspace);
+    make_seeded_bugs(&workspace);
     add_images(&mut manifest, &folder, &target.unwrap_or_default())?;
     add_grid_images(&mut manifest, &folder)?;
     add_unbounded_images(&mut manifest, &folder)?;
@@ -148,9 +148,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Compiles the planted errors. A machine without a device tool chain makes a bundle without them.
-fn make_planted(workspace: &Path) {
-    let (name, place, target) = PLANTED;
+/// Compiles the seeded bugs. A machine without a device tool chain makes a bundle without them.
+fn make_seeded_bugs(workspace: &Path) {
+    let (name, place, target) = SEEDED_BUGS;
     let arguments = super::build::Arguments::of(workspace.join(place), target);
     if let Err(error) = super::build::run(&arguments) {
         println!("the image of {name} is not made: {error:#}");
@@ -159,7 +159,7 @@ fn make_planted(workspace: &Path) {
 
 fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::Result<()> {
     let mut images = Vec::new();
-    for (name, place) in [(EXAMPLE, "examples/vocab-argmax"), (PLANTED.0, PLANTED.1)] {
+    for (name, place) in [(EXAMPLE, "examples/vocab-argmax"), (SEEDED_BUGS.0, SEEDED_BUGS.1)] {
         let found = contents::images(target, name);
         if found.is_empty() {
             println!(

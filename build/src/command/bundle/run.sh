@@ -335,23 +335,23 @@ sanitize() {
     fi
 }
 
-# planted: the tool must find an error that is there.
-planted() {
+# seeded bug: the tool must find an error that is there.
+seeded_write() {
     part=$out/.part
     : >"$part"
     left
     # shellcheck disable=SC2046 # words
     bounded "$seconds_left" "$part" compute-sanitizer $(tool_options memcheck) \
-        "$programs/tests/on_device" --test-threads=1 --nocapture --exact --ignored planted_write_beyond_memory
+        "$programs/tests/on_device" --test-threads=1 --nocapture --exact --ignored seeded_write_beyond_memory
     code=$?
     cat "$part" >>"$log"
-    ran=$(grep -c '^planted: ' "$part")
+    ran=$(grep -c '^seeded bug: ' "$part")
     errors=$(grep -c 'Invalid __global__ write' "$part")
     rm -f "$part"
     if [ "$code" -eq $ERRORS_FOUND ] && [ "$errors" -gt 0 ]; then
-        note 'memcheck finds the planted write'
+        note 'memcheck finds the seeded write'
     else
-        fail "memcheck does not find the planted write (status $code, $ran launches, $errors reports)"
+        fail "memcheck does not find the seeded write (status $code, $ran launches, $errors reports)"
     fi
 }
 
@@ -365,7 +365,7 @@ grid_sanitizers() {
     fi
 }
 
-# under TOOL TEST: a test of planted errors under a tool; sets `code`, and `part` to what was said.
+# under TOOL TEST: a test of seeded bugs under a tool; sets `code`, and `part` to what was said.
 under() {
     part=$out/.part
     : >"$part"
@@ -378,37 +378,37 @@ under() {
     cat "$part" >>"$log"
 }
 
-# planted_kernel TOOL REPORT RIGHT TEST..: the tool must report the error of one of the tests at least, and none in the same kernel
+# seeded_kernel TOOL REPORT RIGHT TEST..: the tool must report the error of one of the tests at least, and none in the same kernel
 # put right. The tests differ in the form of the error.
-planted_kernel() {
+seeded_kernel() {
     tool=$1 says=$2 right=$3
     shift 3
     found=
     for test in "$@"; do
         [ -z "$found" ] || break
         under "$tool" "$test"
-        [ "$code" -ne $ERRORS_FOUND ] || ! grep -q '^planted: ' "$part" || ! grep -q "$says" "$part" || found=$test
-        last="$test: status $code, $(grep -c '^planted: ' "$part") lines of the test"
+        [ "$code" -ne $ERRORS_FOUND ] || ! grep -q '^seeded bug: ' "$part" || ! grep -q "$says" "$part" || found=$test
+        last="$test: status $code, $(grep -c '^seeded bug: ' "$part") lines of the test"
     done
     under "$tool" "$right"
     if [ -z "$found" ]; then
-        fail "$tool does not find the planted error ($last)"
+        fail "$tool does not find the seeded bug ($last)"
     elif [ "$code" -ne 0 ]; then
-        fail "$tool, $right, in which nothing is planted: status $code"
+        fail "$tool, $right, the kernel without its bug: status $code"
     else
         note "$tool finds $found"
     fi
     rm -f "$part"
 }
 
-planted_kernels() {
-    if ! ls "$here"/images/planted-errors.*.ptx >/dev/null 2>&1; then
-        skip 'this bundle has no image of the planted errors for racecheck and synccheck (it was made without a device tool chain)'
+seeded_kernels() {
+    if ! ls "$here"/images/seeded-bugs.*.ptx >/dev/null 2>&1; then
+        skip 'this bundle has no image of the seeded bugs for racecheck and synccheck (it was made without a device tool chain)'
         return
     fi
-    planted_kernel racecheck 'Race reported between\|hazard detected' planted_race_put_right planted_race
-    planted_kernel synccheck 'Divergent thread(s) in' planted_divergence_put_right planted_divergence_of_warps \
-        planted_divergence_in_a_warp
+    seeded_kernel racecheck 'Race reported between\|hazard detected' seeded_race_fixed seeded_race
+    seeded_kernel synccheck 'Divergent thread(s) in' seeded_divergence_fixed seeded_divergence_of_warps \
+        seeded_divergence_in_a_warp
 }
 
 run_sanitizers() {
@@ -422,8 +422,8 @@ run_sanitizers() {
     fi
     left
     bounded "$seconds_left" "$log" compute-sanitizer --version
-    planted
-    planted_kernels
+    seeded_write
+    seeded_kernels
     # One rank: kernels that wait for each other may not run side by side under a tool.
     for tool in memcheck racecheck synccheck; do
         sanitize "$tool" short_form_of_1_rank

@@ -46,7 +46,7 @@ fn native(name: &str) -> Option<&'static KernelInfo> {
     let own = [
         fusewire_kernels::KERNELS,
         vocab_argmax::KERNELS,
-        planted_errors::KERNELS,
+        seeded_bugs::KERNELS,
     ];
     let added = lock(&LISTS);
     own.iter()

@@ -1,8 +1,8 @@
-//! Launches of the kernels that have an error on purpose (`planted-errors`), and of the same kernels without it.
+//! Launches of the kernels that have an error on purpose (`seeded-bugs`), and of the same kernels without it.
 
 use fusewire::{Communicator, DType, Error, LaunchAttributes, Options, Result};
-use planted_errors::{
-    PLANTED_DIVERGENCE, PLANTED_RACE, PlantedDivergenceParams, PlantedRaceParams,
+use seeded_bugs::{
+    SEEDED_DIVERGENCE, SEEDED_RACE, SeededDivergenceParams, SeededRaceParams,
 };
 
 use crate::device::{run_threads, tensor};
@@ -13,7 +13,7 @@ pub const LANES: u32 = 64;
 
 /// A kernel, and how it is wrong or right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Planted {
+pub enum SeededBug {
     /// Accesses to shared memory, with or without a barrier between.
     Race {
         /// Whether there is one.
@@ -26,7 +26,7 @@ pub enum Planted {
     },
 }
 
-impl Planted {
+impl SeededBug {
     /// Whether a tool must find an error.
     pub fn is_wrong(self) -> bool {
         match self {
@@ -55,20 +55,20 @@ impl Planted {
         let words = out.as_ptr().cast();
         let work = match self {
             Self::Race { ordered } => {
-                let params = PlantedRaceParams {
+                let params = SeededRaceParams {
                     ordered: u32::from(ordered),
                     out: words,
                 };
                 // SAFETY: a word for each lane of one block; the kernel touches nothing of the communicator's.
-                unsafe { comm.launch_shaped(&PLANTED_RACE, params, tensors, attributes)? }
+                unsafe { comm.launch_shaped(&SEEDED_RACE, params, tensors, attributes)? }
             }
             Self::Divergence { limit } => {
-                let params = PlantedDivergenceParams { limit, out: words };
+                let params = SeededDivergenceParams { limit, out: words };
                 // SAFETY: as above.
-                unsafe { comm.launch_shaped(&PLANTED_DIVERGENCE, params, tensors, attributes)? }
+                unsafe { comm.launch_shaped(&SEEDED_DIVERGENCE, params, tensors, attributes)? }
             }
         };
-        println!("planted: {self:?} was launched");
+        println!("seeded bug: {self:?} was launched");
         work.wait_blocking()?;
         out.to_vec()
     }
@@ -80,7 +80,7 @@ impl Planted {
     /// Where it cannot be launched, or what is right goes wrong.
     pub fn run(self) {
         if !crate::device().is_gpu() {
-            return skip("gpu", "a planted error is one of a GPU's threads");
+            return skip("gpu", "the seeded bugs need the threads of a GPU");
         }
         let mut options = Options::default();
         options.blocks = 1;
@@ -88,7 +88,7 @@ impl Planted {
         for result in run_threads(1, &options, |comm| Ok(self.launch(&comm))) {
             match result.expect("a communicator") {
                 Err(error @ (Error::Image { .. } | Error::Launch { .. })) => panic!("{error}"),
-                Err(error) if self.is_wrong() => println!("planted: it ended with {error}"),
+                Err(error) if self.is_wrong() => println!("seeded bug: it ended with {error}"),
                 Ok(_) if self.is_wrong() => {}
                 right => assert_eq!(right.expect("nothing is wrong"), self.expected()),
             }

@@ -2,7 +2,7 @@
 //!
 //! Each is right when it is asked to be, and wrong otherwise, so that the tool's silence over the first and its report of the
 //! second are about one and the same kernel. `fusewire-build bundle` takes their image along; the tests of `on_device`
-//! whose names begin with `planted_` launch them.
+//! whose names begin with `seeded_` launch them.
 #![no_std]
 #![cfg_attr(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
@@ -15,7 +15,7 @@ use fusewire_device::{Block, Group, Machine, kernel, mem};
 /// The kernels of this crate.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] =
-    &[PLANTED_RACE_INSTANCES, PLANTED_DIVERGENCE_INSTANCES];
+    &[SEEDED_RACE_INSTANCES, SEEDED_DIVERGENCE_INSTANCES];
 
 /// Every lane writes its number into the block's shared memory and reads what the lane half a block further on has written,
 /// into `out`. Unless `ordered` is 0 a barrier stands between; without it the accesses race.
@@ -23,7 +23,7 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] =
 /// # Safety
 /// `out` writable for as many words as the block has lanes; one block, of at most 64 lanes.
 #[kernel]
-pub unsafe fn planted_race(block: Block<impl Machine>, ordered: u32, out: *mut u32) {
+pub unsafe fn seeded_race(block: Block<impl Machine>, ordered: u32, out: *mut u32) {
     let (rank, size) = (block.rank() as usize, block.size() as usize);
     let cells = block.shared().cast::<u32>();
     let other = (rank + size / 2) % size;
@@ -44,7 +44,7 @@ pub unsafe fn planted_race(block: Block<impl Machine>, ordered: u32, out: *mut u
 /// # Safety
 /// `out` writable for as many words as the block has lanes; one block.
 #[kernel]
-pub unsafe fn planted_divergence(block: Block<impl Machine>, limit: u32, out: *mut u32) {
+pub unsafe fn seeded_divergence(block: Block<impl Machine>, limit: u32, out: *mut u32) {
     let rank = block.rank();
     if rank < limit {
         block.sync();
