@@ -325,23 +325,23 @@ int fusewire_vocab_parallel_async(const fusewire_comm *comm, const fusewire_voca
 
 /* Words of u32 in memory of the communicator's device, one for each chunk or tile: a neighbouring computation learns
    which chunks are there, or says which tiles are done. Used by one operation at a time. */
-int fusewire_ready_flags_create(const fusewire_comm *comm, uint64_t count, fusewire_ready_flags **signals);
+int fusewire_ready_flags_create(const fusewire_comm *comm, uint64_t count, fusewire_ready_flags **flags);
 
 /* Ends a handle; operations and graphs that use the words keep them. Null is allowed. */
-int fusewire_ready_flags_destroy(fusewire_ready_flags *signals);
+int fusewire_ready_flags_destroy(fusewire_ready_flags *flags);
 
 /* Address of the first word, for the neighbour's kernels: a chunk's word is 0, then 1, to be read by acquire; a tile's is
    counted up by release. 0x40000000 where the operation has failed. */
-int fusewire_ready_flags_words(const fusewire_ready_flags *signals, uint32_t **words);
+int fusewire_ready_flags_words(const fusewire_ready_flags *flags, uint32_t **words);
 
 /* For a thread, on a CPU: waits for a chunk, within twice the communicator's time-out; adds to a tile's word. */
-int fusewire_ready_flags_wait(const fusewire_ready_flags *signals, uint64_t index);
-int fusewire_ready_flags_add(const fusewire_ready_flags *signals, uint64_t index, uint32_t count);
+int fusewire_ready_flags_wait(const fusewire_ready_flags *flags, uint64_t index);
+int fusewire_ready_flags_add(const fusewire_ready_flags *flags, uint64_t index, uint32_t count);
 
 /* For a stream, that of the handle `neighbour`: what is enqueued there from now on waits for a chunk; it writes a tile's word when its
    work so far is done. Stream memory operations, which take no multiprocessor; nodes of a graph in a capture. */
-int fusewire_ready_flags_stream_wait(const fusewire_ready_flags *signals, const fusewire_comm *neighbour, uint64_t index);
-int fusewire_ready_flags_stream_write(const fusewire_ready_flags *signals, const fusewire_comm *neighbour, uint64_t index, uint32_t value);
+int fusewire_ready_flags_stream_wait(const fusewire_ready_flags *flags, const fusewire_comm *neighbour, uint64_t index);
+int fusewire_ready_flags_stream_write(const fusewire_ready_flags *flags, const fusewire_comm *neighbour, uint64_t index, uint32_t value);
 
 typedef struct fusewire_overlap {
   size_t struct_size;
@@ -353,7 +353,7 @@ typedef struct fusewire_overlap {
   uint64_t chunk;                  /* elements of a chunk or tile, of which the last of a rank may have less */
   const void *input;               /* count elements; for reduce_scatter a row of count for every rank */
   void *output;                    /* a row of count for every rank; for reduce_scatter count elements */
-  const fusewire_ready_flags *signals; /* ranks x ceil(count / chunk) words: chunk c of rank or row r has word r * ceil(count / chunk) + c */
+  const fusewire_ready_flags *ready_flags; /* ranks x ceil(count / chunk) words: chunk c of rank or row r has word r * ceil(count / chunk) + c */
 } fusewire_overlap;
 
 /* Enqueued on the stream of `comm`, beside what is enqueued on the stream of `neighbour`, another handle of the same communicator

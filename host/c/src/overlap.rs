@@ -15,16 +15,16 @@ use crate::work::FusewireWork;
 pub struct FusewireReadyFlags(ReadyFlags);
 
 /// # Safety
-/// `signals` is null or a handle that lives as long as the result is used.
-unsafe fn signals_of<'a>(
+/// `flags` is null or a handle that lives as long as the result is used.
+unsafe fn flags_of<'a>(
     operation: &str,
-    signals: *const FusewireReadyFlags,
+    flags: *const FusewireReadyFlags,
 ) -> Outcome<&'a ReadyFlags> {
     // SAFETY: by the caller.
-    let signals = unsafe { signals.as_ref() };
-    signals
-        .map(|signals| &signals.0)
-        .ok_or_else(|| argument(operation, "the signals are NULL"))
+    let flags = unsafe { flags.as_ref() };
+    flags
+        .map(|flags| &flags.0)
+        .ok_or_else(|| argument(operation, "the ready flags are NULL"))
 }
 
 /// The stream of the handle `neighbour`.
@@ -46,17 +46,17 @@ fn index_of(operation: &str, index: u64) -> Outcome<usize> {
 /// `count` words in memory of the communicator's device, all 0.
 ///
 /// # Safety
-/// `comm` is null or a live handle; `signals` is null or writable.
+/// `comm` is null or a live handle; `flags` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_ready_flags_create(
     comm: *const FusewireComm,
     count: u64,
-    signals: *mut *mut FusewireReadyFlags,
+    flags: *mut *mut FusewireReadyFlags,
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_create";
     guard(|| {
         // SAFETY: writable, by the caller.
-        unsafe { give(NAME, "signals", signals, core::ptr::null_mut())? };
+        unsafe { give(NAME, "flags", flags, core::ptr::null_mut())? };
         // SAFETY: by the caller.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let count = usize::try_from(count)
@@ -65,20 +65,20 @@ pub unsafe extern "C" fn fusewire_ready_flags_create(
             .ok_or_else(|| argument(NAME, format!("{count} words; 2^32 - 1 are possible")))?;
         let made = Box::new(FusewireReadyFlags(handle.comm.ready_flags(count)?));
         // SAFETY: writable, by the caller.
-        unsafe { give(NAME, "signals", signals, Box::into_raw(made)) }
+        unsafe { give(NAME, "flags", flags, Box::into_raw(made)) }
     })
 }
 
 /// Ends a handle; operations and graphs that use the words keep them.
 ///
 /// # Safety
-/// `signals` is null or a handle that nobody uses any more.
+/// `flags` is null or a handle that nobody uses any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fusewire_ready_flags_destroy(signals: *mut FusewireReadyFlags) -> c_int {
+pub unsafe extern "C" fn fusewire_ready_flags_destroy(flags: *mut FusewireReadyFlags) -> c_int {
     guard(|| {
-        if !signals.is_null() {
+        if !flags.is_null() {
             // SAFETY: a handle of ours, which the caller gives up.
-            drop(unsafe { Box::from_raw(signals) });
+            drop(unsafe { Box::from_raw(flags) });
         }
         Ok(())
     })
@@ -87,16 +87,16 @@ pub unsafe extern "C" fn fusewire_ready_flags_destroy(signals: *mut FusewireRead
 /// Address of the first word on the device.
 ///
 /// # Safety
-/// `signals` is null or a live handle; `words` is null or writable.
+/// `flags` is null or a live handle; `words` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_ready_flags_words(
-    signals: *const FusewireReadyFlags,
+    flags: *const FusewireReadyFlags,
     words: *mut *mut u32,
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_words";
     guard(|| {
         // SAFETY: by the caller.
-        let held = unsafe { signals_of(NAME, signals)? };
+        let held = unsafe { flags_of(NAME, flags)? };
         // SAFETY: writable, by the caller.
         unsafe { give(NAME, "words", words, held.as_ptr()) }
     })
@@ -105,16 +105,16 @@ pub unsafe extern "C" fn fusewire_ready_flags_words(
 /// Waits on this thread until a chunk is there. CPU only.
 ///
 /// # Safety
-/// `signals` is null or a live handle.
+/// `flags` is null or a live handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_ready_flags_wait(
-    signals: *const FusewireReadyFlags,
+    flags: *const FusewireReadyFlags,
     index: u64,
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_wait";
     guard(|| {
         // SAFETY: by the caller.
-        let held = unsafe { signals_of(NAME, signals)? };
+        let held = unsafe { flags_of(NAME, flags)? };
         Ok(held.wait(index_of(NAME, index)?)?)
     })
 }
@@ -122,17 +122,17 @@ pub unsafe extern "C" fn fusewire_ready_flags_wait(
 /// Adds to a tile's word: what this thread has written is there. CPU only.
 ///
 /// # Safety
-/// `signals` is null or a live handle.
+/// `flags` is null or a live handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_ready_flags_add(
-    signals: *const FusewireReadyFlags,
+    flags: *const FusewireReadyFlags,
     index: u64,
     count: u32,
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_add";
     guard(|| {
         // SAFETY: by the caller.
-        let held = unsafe { signals_of(NAME, signals)? };
+        let held = unsafe { flags_of(NAME, flags)? };
         Ok(held.add(index_of(NAME, index)?, count)?)
     })
 }
@@ -140,17 +140,17 @@ pub unsafe extern "C" fn fusewire_ready_flags_add(
 /// Has what is enqueued on the neighbour's stream from now on wait for a chunk.
 ///
 /// # Safety
-/// `signals` and `neighbour` are null or live handles.
+/// `flags` and `neighbour` are null or live handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_ready_flags_stream_wait(
-    signals: *const FusewireReadyFlags,
+    flags: *const FusewireReadyFlags,
     neighbour: *const FusewireComm,
     index: u64,
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_stream_wait";
     guard(|| {
         // SAFETY: by the caller.
-        let held = unsafe { signals_of(NAME, signals)? };
+        let held = unsafe { flags_of(NAME, flags)? };
         // SAFETY: by the caller.
         let stream = unsafe { stream_of(NAME, neighbour)? };
         held.stream_wait(stream, index_of(NAME, index)?)?;
@@ -161,10 +161,10 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_wait(
 /// Has the neighbour's stream write a tile's word, when its work so far is done.
 ///
 /// # Safety
-/// `signals` and `neighbour` are null or live handles.
+/// `flags` and `neighbour` are null or live handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_ready_flags_stream_write(
-    signals: *const FusewireReadyFlags,
+    flags: *const FusewireReadyFlags,
     neighbour: *const FusewireComm,
     index: u64,
     value: u32,
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_write(
     const NAME: &str = "fusewire_ready_flags_stream_write";
     guard(|| {
         // SAFETY: by the caller.
-        let held = unsafe { signals_of(NAME, signals)? };
+        let held = unsafe { flags_of(NAME, flags)? };
         // SAFETY: by the caller.
         let stream = unsafe { stream_of(NAME, neighbour)? };
         held.stream_write(stream, index_of(NAME, index)?, value)?;
@@ -183,7 +183,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_write(
 /// What both operations are given.
 struct Arguments<'a> {
     neighbour: &'a Stream,
-    signals: &'a ReadyFlags,
+    flags: &'a ReadyFlags,
     overlap: FusewireOverlap,
     chunk: usize,
 }
@@ -206,11 +206,11 @@ unsafe fn overlapped(
             return Err(argument(name, format!("flags {flags:#x} are unknown")));
         }
         // SAFETY: by the caller.
-        let signals = unsafe { signals_of(name, overlap.signals)? };
+        let flags = unsafe { flags_of(name, overlap.ready_flags)? };
         let arguments = Arguments {
             // SAFETY: by the caller.
             neighbour: unsafe { stream_of(name, neighbour)? },
-            signals,
+            flags,
             // What is too large is refused as such.
             chunk: usize::try_from(overlap.chunk).unwrap_or(usize::MAX),
             overlap,
@@ -224,7 +224,7 @@ unsafe fn overlapped(
 /// all_gather that raises a word for each chunk.
 ///
 /// # Safety
-/// As the header says: handles are live, `overlap` has as many bytes as it says, its buffers and signals are memory until the work
+/// As the header says: handles are live, `overlap` has as many bytes as it says, its buffers and flags are memory until the work
 /// is done and every graph that holds it is gone; `work` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_all_gather_with_flags(
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
             given.neighbour,
             output,
             input,
-            given.signals,
+            given.flags,
             given.chunk,
         )?)
     };
@@ -310,7 +310,7 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
             given.neighbour,
             output,
             input,
-            given.signals,
+            given.flags,
             given.chunk,
             target,
             op,

@@ -191,7 +191,7 @@ pub struct FusewireOverlap {
     /// What it gets.
     pub output: *mut c_void,
     /// A word for each chunk or tile.
-    pub signals: *const crate::overlap::FusewireReadyFlags,
+    pub ready_flags: *const crate::overlap::FusewireReadyFlags,
 }
 
 /// Structs that C fills: of numbers and addresses only, and with their size first.

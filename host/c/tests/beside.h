@@ -6,15 +6,15 @@ static void beside(void) {
   enum { CHUNK = 700, CHUNKS = (N + CHUNK - 1) / CHUNK };
   float *part = memory(N * 4, 0), *all = memory(sizeof host, 0);
   fusewire_comm *on;
-  fusewire_ready_flags *signals, *few;
+  fusewire_ready_flags *flags, *few;
   fusewire_work *work;
   uint32_t *words = NULL;
   fusewire_overlap overlap;
   memset(&overlap, 0, sizeof overlap);
   OK(fusewire_comm_on_new_stream(comm, &on));
-  OK(fusewire_ready_flags_create(comm, RANKS * CHUNKS, &signals));
+  OK(fusewire_ready_flags_create(comm, RANKS * CHUNKS, &flags));
   OK(fusewire_ready_flags_create(comm, 1, &few));
-  OK(fusewire_ready_flags_words(signals, &words));
+  OK(fusewire_ready_flags_words(flags, &words));
   TRUE(words != NULL);
   overlap.struct_size = sizeof overlap;
   overlap.dtype = FUSEWIRE_F32;
@@ -22,14 +22,14 @@ static void beside(void) {
   overlap.chunk = CHUNK;
   overlap.input = part;
   overlap.output = all;
-  overlap.signals = signals;
+  overlap.ready_flags = flags;
 
   put(part, N);
   OK(fusewire_all_gather_with_flags(on, comm, &overlap, &work));
   for (uint32_t step = 0; step < RANKS * CHUNKS; step++) {
     uint32_t chunk = (rank * CHUNKS + step) % (RANKS * CHUNKS);
-    OK(fusewire_ready_flags_stream_wait(signals, comm, chunk));
-    if (on_cpu()) OK(fusewire_ready_flags_wait(signals, chunk));
+    OK(fusewire_ready_flags_stream_wait(flags, comm, chunk));
+    if (on_cpu()) OK(fusewire_ready_flags_wait(flags, chunk));
   }
   OK(fusewire_work_join(work, comm));
   OK(fusewire_comm_synchronize(comm));
@@ -47,9 +47,9 @@ static void beside(void) {
     if (on_cpu() && tile % 2 == 0) {
       /* After what the stream does first: it clears the words. */
       OK(fusewire_comm_synchronize(comm));
-      OK(fusewire_ready_flags_add(signals, tile, 1));
+      OK(fusewire_ready_flags_add(flags, tile, 1));
     } else {
-      OK(fusewire_ready_flags_stream_write(signals, comm, tile, 1));
+      OK(fusewire_ready_flags_stream_write(flags, comm, tile, 1));
     }
   }
   OK(fusewire_work_join(work, comm));
@@ -67,14 +67,14 @@ static void beside(void) {
   overlap.flags = 4;
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "flags 0x4", fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
   overlap.flags = 0;
-  overlap.signals = few;
+  overlap.ready_flags = few;
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "words", fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
-  overlap.signals = NULL;
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "signals are NULL", fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
+  overlap.ready_flags = NULL;
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "ready flags are NULL", fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "1", fusewire_ready_flags_stream_wait(few, comm, 1));
   TRUE(work == NULL);
   OK(fusewire_ready_flags_destroy(few));
-  OK(fusewire_ready_flags_destroy(signals));
+  OK(fusewire_ready_flags_destroy(flags));
   OK(fusewire_ready_flags_destroy(NULL));
   OK(fusewire_comm_destroy(on));
   release(part, 0);

@@ -6,7 +6,7 @@
 
 use core::time::Duration;
 
-use fusewire::{ReadyFlags, Communicator, DType, GraphExec, ReduceOp, Result, Stream, Tensor};
+use fusewire::{Communicator, DType, GraphExec, ReadyFlags, ReduceOp, Result, Stream, Tensor};
 use fusewire_tests::device::{device, stream, tensor};
 use fusewire_tests::rng::Rng;
 
@@ -96,12 +96,12 @@ impl Gather {
         })
     }
 
-    fn capture(&self, signals: &ReadyFlags, watched: &ReadyFlags) -> Result<GraphExec> {
+    fn capture(&self, flags: &ReadyFlags, watched: &ReadyFlags) -> Result<GraphExec> {
         let (parts, comm) = (&self.parts, &self.parts.comm);
         parts.capture(|| {
             let neighbour = &parts.neighbour;
             let work =
-                comm.all_gather_with_flags_async(neighbour, &self.y, &self.x, signals, CHUNK)?;
+                comm.all_gather_with_flags_async(neighbour, &self.y, &self.x, flags, CHUNK)?;
             // Own row first, as chunks come.
             let (pieces, me) = (parts.pieces(), comm.rank() as usize);
             let ranks = comm.size() as usize;
@@ -134,8 +134,8 @@ fn a_thousand_replays_consume_each_chunk_right_behind_its_word() {
     for (ranks, registered) in [(2, true), (3, false)] {
         all(ranks, |comm| {
             let gather = Gather::new(&comm, registered)?;
-            let signals = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
-            let graph = gather.capture(&signals, &signals)?;
+            let flags = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
+            let graph = gather.capture(&flags, &flags)?;
             let mut rng = Rng::new(u64::from(comm.rank()));
             for round in 0..replays() {
                 if rng.one_in(20) {
@@ -146,7 +146,7 @@ fn a_thousand_replays_consume_each_chunk_right_behind_its_word() {
                 if round % 64 == 63 {
                     let (parts, neighbour) = (&gather.parts, &gather.parts.neighbour);
                     let (comm, x, y) = (&parts.comm, &gather.x, &gather.y);
-                    comm.all_gather_with_flags_async(neighbour, y, x, &signals, CHUNK)?
+                    comm.all_gather_with_flags_async(neighbour, y, x, &flags, CHUNK)?
                         .wait(neighbour)?;
                     neighbour.synchronize()?;
                 }
@@ -161,9 +161,9 @@ fn words_that_nobody_clears_give_stale_chunks_and_are_caught() {
     all(2, |comm| {
         let gather = Gather::new(&comm, true)?;
         let count = comm.chunks(COUNT, CHUNK);
-        let (signals, raised) = (comm.ready_flags(count)?, comm.ready_flags(count)?);
+        let (flags, raised) = (comm.ready_flags(count)?, comm.ready_flags(count)?);
         // As at a second replay without clearing: all words say that all is there.
-        let graph = gather.capture(&signals, &raised)?;
+        let graph = gather.capture(&flags, &raised)?;
         raised.words().copy_from(&vec![1_u32; count])?;
         let mut stale = 0;
         for round in 0..8 {
@@ -194,8 +194,8 @@ fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
     let graph = parts.capture(|| {
         let (comm, neighbour) = (&parts.comm, &parts.neighbour);
         let sum = ReduceOp::Sum;
-        let work =
-            comm.reduce_scatter_on_arrival_async(neighbour, &output, &input, &tiles, CHUNK, 1, sum)?;
+        let work = comm
+            .reduce_scatter_on_arrival_async(neighbour, &output, &input, &tiles, CHUNK, 1, sum)?;
         let pieces = parts.pieces();
         if early {
             for index in 0..pieces.len() {
@@ -260,13 +260,13 @@ fn both_sides_of_a_layer_in_one_graph() {
         let t = |count| comm.alloc(DType::U64, count);
         let (x, y, z, out) = (t(COUNT)?, t(COUNT * ranks)?, t(COUNT * ranks)?, t(COUNT)?);
         let words = comm.chunks(COUNT, CHUNK);
-        let (signals, tiles) = (comm.ready_flags(words)?, comm.ready_flags(words)?);
+        let (flags, tiles) = (comm.ready_flags(words)?, comm.ready_flags(words)?);
         let graph = parts.capture(|| {
             let (comm, neighbour) = (&parts.comm, &parts.neighbour);
             for layer in 0..3 {
                 let from = if layer == 0 { &x } else { &out };
                 let gathered =
-                    comm.all_gather_with_flags_async(neighbour, &y, from, &signals, CHUNK)?;
+                    comm.all_gather_with_flags_async(neighbour, &y, from, &flags, CHUNK)?;
                 let scattered = comm.reduce_scatter_on_arrival_async(
                     neighbour,
                     &out,
@@ -277,7 +277,7 @@ fn both_sides_of_a_layer_in_one_graph() {
                     ReduceOp::Sum,
                 )?;
                 for (index, (_, at, length)) in parts.pieces().into_iter().enumerate() {
-                    signals.stream_wait(neighbour, index)?;
+                    flags.stream_wait(neighbour, index)?;
                     parts.copy(&z.slice(at, length)?, &y.slice(at, length)?)?;
                     tiles.stream_write(neighbour, index, 1)?;
                 }

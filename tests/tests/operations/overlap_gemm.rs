@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use fusewire::reference::{fill, reduce};
 use fusewire::{
-    ReadyFlags, Communicator, DType, Error, FailureKind, Operation, Options, ReduceOp, Result,
+    Communicator, DType, Error, FailureKind, Operation, Options, ReadyFlags, ReduceOp, Result,
     Stream, Tensor,
 };
 use fusewire_tests::device::{device, run_threads, stream, tensor};
@@ -64,7 +64,7 @@ const GUARD: usize = 3;
 fn gather(
     comm: &Communicator,
     neighbour: &Stream,
-    signals: &ReadyFlags,
+    flags: &ReadyFlags,
     memory: Memory,
     dtype: DType,
     [count, chunk]: [usize; 2],
@@ -75,11 +75,11 @@ fn gather(
     for call in 0..3 {
         input.copy_from_bytes(&fill(dtype, me, call, count))?;
         output.copy_from_bytes(&vec![0xee; count * ranks * dtype.size()])?;
-        let work = comm.all_gather_with_flags_async(neighbour, &output, &input, signals, chunk)?;
+        let work = comm.all_gather_with_flags_async(neighbour, &output, &input, flags, chunk)?;
         // The neighbour goes on when all chunks are there.
         let chunks = comm.chunks(count, chunk);
         for index in (0..chunks).rev() {
-            signals.stream_wait(neighbour, index)?;
+            flags.stream_wait(neighbour, index)?;
         }
         neighbour.synchronize()?;
         work.wait_blocking()?;
@@ -88,7 +88,7 @@ fn gather(
             .collect();
         let case = (dtype, count, chunk, memory, call);
         assert!(output.to_bytes()? == expected, "{case:?}");
-        let words = signals.words().to_vec::<u32>()?;
+        let words = flags.words().to_vec::<u32>()?;
         assert!(words[..chunks].iter().all(|word| *word == 1), "{case:?}");
         assert!(words[chunks..].iter().all(|word| *word == 0), "{case:?}");
     }
@@ -124,10 +124,10 @@ fn chunks_of_every_rank_arrive() {
         all(ranks, &options, |comm| {
             let (comm, neighbour) = beside(&comm);
             for (i, shape) in SHAPES.into_iter().enumerate() {
-                let signals = comm.ready_flags(comm.chunks(shape[0], shape[1]) + GUARD)?;
+                let flags = comm.ready_flags(comm.chunks(shape[0], shape[1]) + GUARD)?;
                 let dtype = [DType::F32, DType::U8, DType::I64, DType::Bf16][i % 4];
                 let memory = memories[(i + ranks as usize) % 3];
-                gather(&comm, &neighbour, &signals, memory, dtype, shape)?;
+                gather(&comm, &neighbour, &flags, memory, dtype, shape)?;
             }
             Ok(())
         });
@@ -232,7 +232,7 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
             comm.alloc(DType::U64, COUNT)?,
             comm.alloc(DType::U64, COUNT * ranks)?,
         );
-        let signals = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
+        let flags = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
         let (input, output) = (
             comm.alloc(DType::U64, COUNT * ranks)?,
             tensor(DType::U64, COUNT)?,
@@ -243,7 +243,7 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
             let late = (u64::from(comm.rank()) + round) % 3;
             std::thread::sleep(Duration::from_micros(300 * late));
             x.copy_from(&vec![round * 10 + u64::from(comm.rank()); COUNT])?;
-            let gathered = comm.all_gather_with_flags_async(&neighbour, &y, &x, &signals, CHUNK)?;
+            let gathered = comm.all_gather_with_flags_async(&neighbour, &y, &x, &flags, CHUNK)?;
             let scattered = comm.reduce_scatter_on_arrival_async(
                 &neighbour,
                 &output,
@@ -259,7 +259,7 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
             for chunk in 0..per_row {
                 for rank in 0..ranks {
                     let index = rank * per_row + chunk;
-                    signals.wait(index)?;
+                    flags.wait(index)?;
                     // At once: what is not there yet is of the round before.
                     let (from, to) = (chunk * CHUNK, COUNT.min((chunk + 1) * CHUNK));
                     let part = y.slice(rank * COUNT + from, to - from)?.to_vec::<u64>()?;
@@ -287,10 +287,10 @@ fn words_in_memory_of_the_callers() {
         let (comm, neighbour) = beside(&comm);
         let words = tensor(DType::U32, 9)?;
         words.copy_from(&[7_u32; 9])?;
-        let signals = comm.adopt_ready_flags(&words.slice(2, 5)?)?;
-        assert_eq!((signals.len(), signals.is_empty()), (5, false));
+        let flags = comm.adopt_ready_flags(&words.slice(2, 5)?)?;
+        assert_eq!((flags.len(), flags.is_empty()), (5, false));
         let (x, y) = (comm.alloc(DType::F32, 20)?, tensor(DType::F32, 40)?);
-        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &signals, 10)?;
+        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &flags, 10)?;
         work.wait(&neighbour)?;
         neighbour.synchronize()?;
         assert_eq!(words.to_vec::<u32>()?, [7, 7, 1, 1, 1, 1, 0, 7, 7]);
@@ -322,7 +322,10 @@ fn a_tile_that_nobody_makes_is_named() {
             panic!("{text}");
         };
         assert_eq!(failure.kind, FailureKind::Timeout);
-        assert_eq!(failure.activity.operation, Operation::ReduceScatterOnArrival);
+        assert_eq!(
+            failure.activity.operation,
+            Operation::ReduceScatterOnArrival
+        );
         assert_eq!((failure.reporter, failure.rank), (1, 1), "{text}");
         assert_eq!(failure.tile(), Some(6), "{text}");
         let named = "waiting for tile 6 of its own input (wanted count 5, saw 4)";
@@ -343,22 +346,22 @@ fn a_gather_that_fails_lets_its_neighbour_go_on() {
         }
         let (comm, neighbour) = beside(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
-        let signals = comm.ready_flags(4)?;
-        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &signals, 50)?;
+        let flags = comm.ready_flags(4)?;
+        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &flags, 50)?;
         for index in 0..4 {
-            let _ = signals.stream_wait(&neighbour, index)?;
+            let _ = flags.stream_wait(&neighbour, index)?;
         }
         // On the CPU the waits themselves fail; a GPU's have no result, and pass.
         assert_eq!(neighbour.synchronize().is_err(), !device().is_gpu());
         let error = work.wait_blocking().expect_err("rank 1 does not come");
         assert!(matches!(error, Error::Timeout(_)), "{error}");
-        let words = signals.words().to_vec::<u32>()?;
+        let words = flags.words().to_vec::<u32>()?;
         assert_eq!(words[..2], [1, 1], "own chunks need nobody");
         assert_eq!(words[2..], [ReadyFlags::FAILED; 2]);
         // What is launched on a communicator that has failed is refused before it clears anything.
-        let again = comm.all_gather_with_flags_async(&neighbour, &y, &x, &signals, 50);
+        let again = comm.all_gather_with_flags_async(&neighbour, &y, &x, &flags, 50);
         assert!(matches!(again, Err(Error::Timeout(_))));
-        assert_eq!(signals.words().to_vec::<u32>()?, words);
+        assert_eq!(flags.words().to_vec::<u32>()?, words);
         Ok(())
     });
 }
@@ -370,9 +373,9 @@ fn ranks_that_cut_differently_are_told_so() {
     let texts = all(2, &options, |comm| {
         let (comm, neighbour) = beside(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
-        let signals = comm.ready_flags(20)?;
+        let flags = comm.ready_flags(20)?;
         let chunk = 50 - 10 * comm.rank() as usize;
-        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &signals, chunk)?;
+        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &flags, chunk)?;
         Ok(work.wait_blocking().expect_err("chunks differ").to_string())
     });
     for text in texts {
@@ -385,39 +388,39 @@ fn what_is_refused_before_anything_moves() {
     all(2, &options(1, 1), |comm| {
         let (comm, neighbour) = beside(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
-        let signals = comm.ready_flags(4)?;
+        let flags = comm.ready_flags(4)?;
         let says = |what: &str, result: Result<fusewire::Work>| match result {
             Err(Error::InvalidArgument { detail, .. }) => {
                 assert!(detail.contains(what), "{detail}");
             }
             other => panic!("{what}: {other:?}"),
         };
-        let gather = |stream: &Stream, output: &Tensor, signals: &ReadyFlags, chunk: usize| {
-            comm.all_gather_with_flags_async(stream, output, &x, signals, chunk)
+        let gather = |stream: &Stream, output: &Tensor, flags: &ReadyFlags, chunk: usize| {
+            comm.all_gather_with_flags_async(stream, output, &x, flags, chunk)
         };
-        says("needed", gather(&neighbour, &x, &signals, 50));
-        says("need 6", gather(&neighbour, &y, &signals, 40));
-        says("no elements", gather(&neighbour, &y, &signals, 0));
-        says("own", gather(comm.stream(), &y, &signals, 50));
+        says("needed", gather(&neighbour, &x, &flags, 50));
+        says("need 6", gather(&neighbour, &y, &flags, 40));
+        says("no elements", gather(&neighbour, &y, &flags, 0));
+        says("own", gather(comm.stream(), &y, &flags, 50));
         let other = comm.dup()?.ready_flags(4)?;
         says("another communicator", gather(&neighbour, &y, &other, 50));
         let ints = tensor(DType::I32, 200)?;
-        says("output is i32", gather(&neighbour, &ints, &signals, 50));
+        says("output is i32", gather(&neighbour, &ints, &flags, 50));
         let scatter = |target: u32, op: ReduceOp| {
-            comm.reduce_scatter_on_arrival_async(&neighbour, &x, &y, &signals, 50, target, op)
+            comm.reduce_scatter_on_arrival_async(&neighbour, &x, &y, &flags, 50, target, op)
         };
         says("target 0", scatter(0, ReduceOp::Sum));
         says("target 1073741824", scatter(1 << 30, ReduceOp::Sum));
         says("no reduction", scatter(1, ReduceOp::BitAnd));
         let word = tensor(DType::I32, 4)?;
         assert!(comm.adopt_ready_flags(&word).is_err());
-        assert!(signals.stream_wait(&neighbour, 4).is_err());
-        assert!(signals.stream_write(&neighbour, 4, 1).is_err());
-        assert_eq!(signals.words().to_vec::<u32>()?, [0; 4]);
+        assert!(flags.stream_wait(&neighbour, 4).is_err());
+        assert!(flags.stream_write(&neighbour, 4, 1).is_err());
+        assert_eq!(flags.words().to_vec::<u32>()?, [0; 4]);
         if device().is_gpu() {
-            assert!(signals.wait(0).is_err());
-            assert!(signals.add(0, 1).is_err());
-            says("stream", gather(&Stream::new(), &y, &signals, 50));
+            assert!(flags.wait(0).is_err());
+            assert!(flags.add(0, 1).is_err());
+            says("stream", gather(&Stream::new(), &y, &flags, 50));
         }
         // Nothing of this counts as a call.
         comm.barrier()?;
@@ -425,7 +428,15 @@ fn what_is_refused_before_anything_moves() {
         let (none, nothing) = (tensor(DType::F32, 0)?, comm.ready_flags(0)?);
         comm.all_gather_with_flags_async(&neighbour, &none, &none, &nothing, 0)?
             .wait_blocking()?;
-        comm.reduce_scatter_on_arrival_async(&neighbour, &none, &none, &nothing, 0, 1, ReduceOp::Sum)?
-            .wait_blocking()
+        comm.reduce_scatter_on_arrival_async(
+            &neighbour,
+            &none,
+            &none,
+            &nothing,
+            0,
+            1,
+            ReduceOp::Sum,
+        )?
+        .wait_blocking()
     });
 }

@@ -6,8 +6,8 @@ use core::mem::offset_of;
 
 use fusewire::DType;
 use fusewire_c::{
-    FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireOverlap, FusewireReadyFlags,
-    FusewireVocab, FusewireWork, codes, numbers,
+    FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireOverlap,
+    FusewireReadyFlags, FusewireVocab, FusewireWork, codes, numbers,
 };
 
 /// A type that C has as well.
@@ -130,7 +130,7 @@ impl Lines {
         fields!(lines, "fusewire_vocab" FusewireVocab: struct_size dtype flags rows vocabulary first columns
             stride k index_dtype logits indices values log_sum_exp);
         fields!(lines, "fusewire_overlap" FusewireOverlap: struct_size dtype op target flags count chunk
-            input output signals);
+            input output ready_flags);
         numbers_of!(lines from codes: FUSEWIRE_OK FUSEWIRE_ERROR_ARGUMENT FUSEWIRE_ERROR_TIMEOUT
             FUSEWIRE_ERROR_MISMATCH FUSEWIRE_ERROR_PEER FUSEWIRE_ERROR_ABORTED FUSEWIRE_ERROR_FAILED
             FUSEWIRE_ERROR_BOOTSTRAP FUSEWIRE_ERROR_COMMUNICATOR FUSEWIRE_ERROR_DEVICE
