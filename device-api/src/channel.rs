@@ -16,7 +16,7 @@ use crate::group::{Group, Machine};
 use crate::layout::{ChannelState, FailureKind, LINE};
 use crate::mem::{self, Order, Policy, Scope};
 use crate::session::Session;
-use crate::wait::Place;
+use crate::wait::WaitKind;
 
 #[inline(always)]
 fn line(comm: &Comm, at: u32, block: u32, peer: u32, which: u64) -> *mut u8 {
@@ -193,7 +193,7 @@ impl Receiver {
         let (kind, peer) = (FailureKind::Mismatch, self.peer);
         session
             .ctx()
-            .fail(kind, Place::Chunk, peer, peer, message.bytes, size, 0);
+            .fail(kind, WaitKind::Chunk, peer, peer, message.bytes, size, 0);
         false
     }
 
@@ -271,7 +271,7 @@ pub unsafe fn send<M: Machine>(
         if block.is_leader() {
             failed = session
                 .ctx()
-                .until(Place::Credit, peer, end.needed(&comm), || {
+                .until(WaitKind::Credit, peer, end.needed(&comm), || {
                     end.room(&comm, block.index())
                 })
                 .is_none();
@@ -312,7 +312,7 @@ pub unsafe fn receive<M: Machine>(
         if block.is_leader() {
             failed = session
                 .ctx()
-                .until(Place::Chunk, peer, end.needed(), || {
+                .until(WaitKind::Chunk, peer, end.needed(), || {
                     end.arrived(&comm, block.index())
                 })
                 .is_none()

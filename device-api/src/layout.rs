@@ -227,7 +227,7 @@ pub struct FailureRecord {
     pub count: u64,
     /// The block that noticed.
     pub block: u64,
-    /// A [`crate::wait::Place`].
+    /// A [`crate::wait::WaitKind`].
     pub place: u64,
     /// The rank whose signal was awaited.
     pub awaited: u64,

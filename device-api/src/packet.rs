@@ -25,7 +25,7 @@ use crate::group::{Block, Group, Machine};
 use crate::layout::{FailureKind, LINE};
 use crate::mem::{self, Order, Policy, Scope};
 use crate::session::Session;
-use crate::wait::Place;
+use crate::wait::WaitKind;
 
 /// Data bytes that share a line with the flag of a stream (one lane a block).
 pub const LINE_DATA: usize = 56;
@@ -207,7 +207,7 @@ impl Slots {
         } else {
             slot.wrapping_add(LINE as usize)
         };
-        session.ctx().until(Place::Packet, source, self.flag, || {
+        session.ctx().until(WaitKind::Packet, source, self.flag, || {
             // SAFETY: a flag word of this rank's own slots.
             let seen = unsafe { mem::load_u64(flag, Order::Acquire, Scope::System) };
             if seen == self.flag {
@@ -228,24 +228,22 @@ impl Slots {
         unit: usize,
     ) -> Option<u64> {
         let at = self.arrival(source).wrapping_add(unit * 16).cast::<u64>();
-        let data = session
-            .ctx()
-            .until(Place::Packet, source, self.flag, || {
-                // SAFETY: a unit of this rank's own slots.
-                let [low, high] = unsafe { mem::load_packets(at) };
-                if low >> 32 == self.flag && high >> 32 == self.flag {
-                    Ok(low & 0xffff_ffff | high << 32)
-                } else {
-                    Err(low)
-                }
-            })?;
+        let data = session.ctx().until(WaitKind::Packet, source, self.flag, || {
+            // SAFETY: a unit of this rank's own slots.
+            let [low, high] = unsafe { mem::load_packets(at) };
+            if low >> 32 == self.flag && high >> 32 == self.flag {
+                Ok(low & 0xffff_ffff | high << 32)
+            } else {
+                Err(low)
+            }
+        })?;
         let (expected, sent) = (session.fingerprint(), data & 0xffff);
         if unit == 0 && sent != expected {
             // The flag tells epochs apart, not calls: that is the header's part.
             let ctx = session.ctx();
             ctx.fail(
                 FailureKind::Mismatch,
-                Place::Packet,
+                WaitKind::Packet,
                 source,
                 source,
                 expected,
@@ -282,15 +280,13 @@ impl Slots {
         source: u32,
         unit: usize,
     ) -> Option<[u64; N]> {
-        session
-            .ctx()
-            .until(Place::Packet, source, self.flag, || {
-                // What the record shows is the epoch that was awaited, not which unit lacked.
-                match self.peek_pairs::<N>(source, unit) {
-                    (_, true) => Ok(()),
-                    (_, false) => Err(0),
-                }
-            })?;
+        session.ctx().until(WaitKind::Packet, source, self.flag, || {
+            // What the record shows is the epoch that was awaited, not which unit lacked.
+            match self.peek_pairs::<N>(source, unit) {
+                (_, true) => Ok(()),
+                (_, false) => Err(0),
+            }
+        })?;
         // They stay until this rank has sent the next epoch's.
         Some(self.peek_pairs::<N>(source, unit).0)
     }

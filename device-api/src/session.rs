@@ -337,7 +337,7 @@ impl<M: Machine> Session<M> {
             }
             peer += self.block.size();
         }
-        self.await_all(Place::Ready, value, 8 * SIGNAL_WORDS)
+        self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
     }
 
     /// Word `index` of what `peer` sent with its ready signal of this round.
@@ -364,7 +364,7 @@ impl<M: Machine> Session<M> {
             }
             peer += self.block.size();
         }
-        self.await_all(Place::Done, value, LINE as usize)
+        self.await_all(WaitKind::Done, value, LINE as usize)
     }
 
     /// Leaves the communicator: the block's epochs advance. The last act of a kernel that has not failed.

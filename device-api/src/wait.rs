@@ -166,13 +166,13 @@ impl WaitContext {
         };
         // Who waits for a tile of its own tells of it before those who wait for this rank's next signal do.
         let early = match place {
-            Place::Tile => timeout_ns / 8,
+            WaitKind::Tile => timeout_ns / 8,
             _ => 0,
         };
         if elapsed > timeout_ns - early {
             let blamed = match place {
                 // What nobody but this rank could have done.
-                Place::Tile => awaited,
+                WaitKind::Tile => awaited,
                 _ => self.least_progress(awaited),
             };
             self.fail(
@@ -414,7 +414,7 @@ pub fn abort(comm: &Comm) {
     ctx.call = Call::from_progress(progress.call);
     ctx.count = progress.count & 0xffff_ffff_ffff;
     let (kind, rank) = (FailureKind::Abort, comm.rank());
-    ctx.fail(kind, Place::Launch, rank, rank, 0, 0, 0);
+    ctx.fail(kind, WaitKind::Launch, rank, rank, 0, 0, 0);
 }
 
 #[inline(always)]

@@ -265,7 +265,7 @@ impl DeviceWindow {
         if block.is_leader() && !failed {
             let awaited = sender.unwrap_or(comm.rank());
             failed = ctx
-                .until(Place::Signal, awaited, value, || {
+                .until(WaitKind::Signal, awaited, value, || {
                     let seen = self.read_signal(comm, id, sender);
                     if compare.holds(seen, value) {
                         Ok(())
@@ -355,7 +355,7 @@ impl DeviceWindow {
         let mut peer = block.rank();
         while peer < self.size && !failed {
             failed = ctx
-                .until(Place::Signal, peer, count, || {
+                .until(WaitKind::Signal, peer, count, || {
                     let seen = match self.own(comm, self.barrier_at(id, peer)) {
                         // SAFETY: a word of this rank's pad.
                         Some(word) => unsafe { mem::load_u64(word, Order::Acquire, Scope::System) },

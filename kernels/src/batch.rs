@@ -6,7 +6,7 @@ use fusewire_device::channel::{Message, Receiver, Sender};
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Policy, Scope};
 use fusewire_device::session::Session;
-use fusewire_device::wait::Place;
+use fusewire_device::wait::WaitKind;
 use fusewire_device::{Block, Group, Machine, bulk, kernel};
 
 /// Parts of a message that blocks share start at multiples of this many bytes.
@@ -98,9 +98,9 @@ pub unsafe fn batch(
             }
             let waits = operation(awaited);
             let place = if waits.kind == kind::SEND {
-                Place::Credit
+                WaitKind::Credit
             } else {
-                Place::Chunk
+                WaitKind::Chunk
             };
             let found = session.ctx().until(place, waits.peer, 0, || {
                 let mut seen = 0;

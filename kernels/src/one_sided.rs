@@ -59,7 +59,7 @@ pub unsafe fn ring_put(
     if put.is_err() || signal >= comm.pad().user_signal_count {
         session.ctx().fail(
             FailureKind::NoRoute,
-            wait::Place::Signal,
+            wait::WaitKind::Signal,
             next,
             next,
             signal,
@@ -75,7 +75,7 @@ pub unsafe fn ring_put(
     if block.is_leader() {
         failed = session
             .ctx()
-            .until(wait::Place::Signal, previous, expected, || {
+            .until(wait::WaitKind::Signal, previous, expected, || {
                 // SAFETY: a user signal of this rank's pad.
                 let seen = unsafe { mem::load_u64(word, Order::Acquire, Scope::System) };
                 if seen >= expected { Ok(()) } else { Err(seen) }

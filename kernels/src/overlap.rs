@@ -303,7 +303,7 @@ impl<M: Machine, R: Reducer> Body<M> for Tiles<R> {
                 let tile = row * per_row + of_row;
                 let expected = (tile as u64) << 32 | u64::from(self.wanted);
                 let counter = self.counters.wrapping_add(tile);
-                let there = session.ctx().until(wait::Place::Tile, me, expected, || {
+                let there = session.ctx().until(wait::WaitKind::Tile, me, expected, || {
                     // SAFETY: a counter of the caller's, which is only accessed atomically while the kernel runs.
                     let seen = unsafe { mem::load_u32(counter, Order::Acquire, Scope::System) };
                     if seen >= self.wanted {

@@ -124,7 +124,7 @@ impl Vector {
             if block.is_leader() {
                 session.ctx().fail(
                     FailureKind::Counts,
-                    wait::Place::Ready,
+                    wait::WaitKind::Ready,
                     me,
                     me,
                     room as u64,
@@ -197,7 +197,7 @@ impl Vector {
                         if block.is_leader() {
                             session.ctx().fail(
                                 FailureKind::Mismatch,
-                                wait::Place::Ready,
+                                wait::WaitKind::Ready,
                                 rank,
                                 rank,
                                 expected as u64,

@@ -3,7 +3,7 @@
 use fusewire_device::layout::{CommConst, FailureKind};
 use fusewire_device::net::SignalOp;
 use fusewire_device::session::{Call, Session};
-use fusewire_device::wait::Place;
+use fusewire_device::wait::WaitKind;
 use fusewire_device::window::{Compare, DeviceWindow};
 use fusewire_device::{Block, Group, Machine, kernel, mem};
 
@@ -177,7 +177,7 @@ fn refuse<M: Machine>(session: &Session<M>, peer: u32, bytes: u64, offset: u64) 
     if session.block().is_leader() {
         session.ctx().fail(
             FailureKind::Bounds,
-            Place::Signal,
+            WaitKind::Signal,
             peer,
             peer,
             bytes,

@@ -243,7 +243,7 @@ pub fn resolve(
     if at.is_none() {
         ctx.fail(
             crate::layout::FailureKind::Bounds,
-            crate::wait::Place::Ready,
+            crate::wait::WaitKind::Ready,
             rank,
             rank,
             bytes,

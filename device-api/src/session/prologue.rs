@@ -217,7 +217,7 @@ impl Prologue {
                 (&raw mut (*cache).sequence).write(epochs.sequence + collective);
             }
             let rank = ctx.comm.rank();
-            ctx.fail(FailureKind::Overlap, Place::Launch, rank, rank, 0, busy, 0);
+            ctx.fail(FailureKind::Overlap, WaitKind::Launch, rank, rank, 0, busy, 0);
             return None;
         }
         Some(epochs)

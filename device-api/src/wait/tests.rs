@@ -69,7 +69,7 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
         block: 1,
         timeout_ns: 2_000_000,
     };
-    let never: Option<()> = ctx.until(Place::Ready, 1, 1, || Err(0));
+    let never: Option<()> = ctx.until(WaitKind::Ready, 1, 1, || Err(0));
     assert_eq!(never, None);
     // SAFETY: a pad begins with its state, and nobody else looks at it.
     let record = unsafe { (*(bases[0] as *const CommState)).failure };

@@ -11,7 +11,7 @@ use crate::Error;
 use crate::options::Algorithm;
 
 /// The place of a wait for a tile, and what it is called.
-const TILE: u64 = fusewire_device::wait::Place::Tile as u64;
+const TILE: u64 = fusewire_device::wait::WaitKind::Tile as u64;
 const TILE_WORDS: &str = "a tile of its own";
 
 /// What a rank was doing: one side of a failure.
@@ -140,7 +140,7 @@ impl Failure {
                 record.blamed_sequence,
                 record.blamed_count,
             ),
-            place: match record.place {
+            place: match record.wait_kind {
                 1 => "its entry",
                 2 => "its exit",
                 3 => "its packets",

@@ -241,7 +241,7 @@ impl Inner {
         record.sequence = finished;
         record.call = Call::from_progress(call).0;
         record.count = count & 0xffff_ffff_ffff;
-        record.place = wait::Place::Launch as u64;
+        record.wait_kind = wait::WaitKind::Launch as u64;
         record.awaited = u64::from(rank);
         record.blamed = u64::from(rank);
         record.blamed_sequence = finished;

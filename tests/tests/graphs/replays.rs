@@ -224,7 +224,7 @@ fn a_late_rank_is_named_by_a_replay_as_by_a_call() {
         // All but the time that it took, and what else moved meanwhile.
         assert_eq!(eager.activity, replayed.activity);
         assert_eq!(eager.blamed, replayed.blamed);
-        assert_eq!(eager.place, replayed.place);
+        assert_eq!(eager.wait_kind, replayed.wait_kind);
         assert_eq!(
             (eager.awaited, eager.expected, eager.observed),
             (replayed.awaited, replayed.expected, replayed.observed)
