@@ -228,7 +228,7 @@ pub struct FailureRecord {
     /// The block that noticed.
     pub block: u64,
     /// A [`crate::wait::WaitKind`].
-    pub place: u64,
+    pub wait_kind: u64,
     /// The rank whose signal was awaited.
     pub awaited: u64,
     /// The rank to blame: the one with the least progress.

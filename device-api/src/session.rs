@@ -23,7 +23,7 @@ use crate::comm::Comm;
 use crate::group::{Block, Group, Machine};
 use crate::layout::{CommConst, LINE, SIGNAL_WORDS};
 use crate::mem::{self, Order, Scope};
-use crate::wait::{BOUNDED, Place, WaitContext};
+use crate::wait::{BOUNDED, WaitKind, WaitContext};
 
 use prologue::{Epochs, Prologue};
 
@@ -443,7 +443,7 @@ impl<M: Machine> Session<M> {
     }
 
     #[inline(always)]
-    fn await_all(&self, place: Place, value: u64, offset: usize) -> bool {
+    fn await_all(&self, wait: WaitKind, value: u64, offset: usize) -> bool {
         let mut failed = false;
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
@@ -452,7 +452,7 @@ impl<M: Machine> Session<M> {
                     .line(self.comm.rank(), peer, 0)
                     .wrapping_add(offset)
                     .cast::<u64>();
-                let arrived = self.ctx.until(place, peer, value, || {
+                let arrived = self.ctx.until(wait, peer, value, || {
                     // SAFETY: a signal word of this rank's own pad.
                     let seen = unsafe { mem::load_u64(at, Order::Acquire, Scope::System) };
                     // The peer may be a round ahead (barriers); a different call of the same

@@ -17,7 +17,7 @@ use crate::session::Call;
 /// What a wait was for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub enum Place {
+pub enum WaitKind {
     /// A peer's entry into the operation.
     Ready = 1,
     /// A peer's exit from a round of the operation.
@@ -90,7 +90,7 @@ impl WaitContext {
     #[inline(always)]
     pub fn until<T>(
         &self,
-        place: Place,
+        wait: WaitKind,
         awaited: u32,
         expected: u64,
         poll: impl Fn() -> Result<T, u64>,
@@ -111,7 +111,7 @@ impl WaitContext {
             polls += 1;
             if polls < spins || !BOUNDED {
                 pause();
-            } else if !self.stalled(&mut stall, place, awaited, expected, observed) {
+            } else if !self.stalled(&mut stall, wait, awaited, expected, observed) {
                 return None;
             }
         }
@@ -122,7 +122,7 @@ impl WaitContext {
     fn stalled(
         &self,
         stall: &mut Stall,
-        place: Place,
+        wait: WaitKind,
         awaited: u32,
         expected: u64,
         observed: u64,
@@ -140,7 +140,7 @@ impl WaitContext {
         let elapsed = now.wrapping_sub(stall.started);
         if stall.dead {
             let kind = FailureKind::Dead;
-            self.fail(kind, place, awaited, awaited, expected, observed, elapsed);
+            self.fail(kind, wait, awaited, awaited, expected, observed, elapsed);
             return false;
         }
         // What the rank has published is looked at once more.
@@ -150,7 +150,7 @@ impl WaitContext {
             if let Some(rank) = self.mismatch() {
                 self.fail(
                     FailureKind::Mismatch,
-                    place,
+                    wait,
                     awaited,
                     rank,
                     expected,
@@ -165,19 +165,19 @@ impl WaitContext {
             given => given,
         };
         // Who waits for a tile of its own tells of it before those who wait for this rank's next signal do.
-        let early = match place {
+        let early = match wait {
             WaitKind::Tile => timeout_ns / 8,
             _ => 0,
         };
         if elapsed > timeout_ns - early {
-            let blamed = match place {
+            let blamed = match wait {
                 // What nobody but this rank could have done.
                 WaitKind::Tile => awaited,
                 _ => self.least_progress(awaited),
             };
             self.fail(
                 FailureKind::Timeout,
-                place,
+                wait,
                 awaited,
                 blamed,
                 expected,
@@ -283,7 +283,7 @@ impl WaitContext {
     pub fn fail(
         &self,
         kind: FailureKind,
-        place: Place,
+        wait: WaitKind,
         awaited: u32,
         blamed: u32,
         expected: u64,
@@ -314,7 +314,7 @@ impl WaitContext {
                     self.call.0,
                     self.count,
                     u64::from(self.block),
-                    place as u64,
+                    wait as u64,
                     u64::from(awaited),
                     u64::from(blamed),
                     self.sequence().wrapping_add_signed(distance),

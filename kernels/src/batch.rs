@@ -102,7 +102,7 @@ pub unsafe fn batch(
             } else {
                 WaitKind::Chunk
             };
-            let found = session.ctx().until(place, waits.peer, 0, || {
+            let found = session.ctx().until(wait, waits.peer, 0, || {
                 let mut seen = 0;
                 let mut tried = 0;
                 let mut at = first;

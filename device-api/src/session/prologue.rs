@@ -18,7 +18,7 @@ use crate::group::{Block, Group, Machine};
 use crate::layout::{BLOCKS_AT, BlockState, CONSTANTS_AT, CommConst, CommState, FailureKind, LINE};
 use crate::mem::{self, Order, Scope};
 use crate::shared_cache;
-use crate::wait::{BOUNDED, Place, WaitContext};
+use crate::wait::{BOUNDED, WaitKind, WaitContext};
 
 /// The epochs of a block.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use std::vec;
 
 use bytemuck::Zeroable;
 
-use super::{Place, WaitContext};
+use super::{WaitKind, WaitContext};
 use crate::comm::Comm;
 use crate::layout::{
     CONST_MAGIC, CommConst, CommState, FailureKind, LAYOUT_VERSION, LINE, MAX_RANKS, PadConfig,
