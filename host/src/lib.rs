@@ -47,15 +47,15 @@ pub mod transport;
 #[doc(hidden)]
 pub use self::comm::bench_rendezvous;
 pub use self::comm::{
-    Activity, AllGatherP, Batch, Candidate, ReadyFlags, Communicator, Failure, FlightRecord,
-    HookArguments, HookHandle, InitHandle, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind,
-    P2pOp, ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge, ScaleLayout,
+    Activity, AllGatherP, Batch, Candidate, Communicator, Failure, FlightRecord, HookArguments,
+    HookHandle, InitHandle, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind, P2pOp, ReadyFlags,
+    ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge, ScaleLayout,
     SignalUpdate, VocabParallel, Window, WindowAccess, WindowOptions, Work, WorkStatus, new_comm,
     run_threads, run_threads_on, run_threads_with,
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Error, Result};
-pub use self::options::{Algorithm, CallOptions, Determinism, Options, ReduceOp, Residency};
+pub use self::options::{Algorithm, CallOptions, Determinism, Options, ReduceOp, GridMode};
 pub use self::plan::Plan;
 pub use self::stream::{Event, Graph, GraphExec, Stream, Ticket};
 pub use self::tensor::{Input, Output, Tensor};

@@ -189,7 +189,7 @@ impl Determinism {
 /// How the blocks of ranks that share a GPU, and wait for each other, come to be on it at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Residency {
+pub enum GridMode {
     /// Each rank launches grids of its own, side by side with those of the others: as a GPU for each rank has it. That they
     /// fit is checked when the communicator is made; that they run at once is up to the GPU.
     #[default]
@@ -200,7 +200,7 @@ pub enum Residency {
     ///
     /// A collective then launches when its last rank has called it: until then every caller waits, also in an `_async`
     /// form, and all ranks call the collectives of all communicators in one order. What not all ranks launch (send, recv,
-    /// batches, windows, kernels of users) goes out as with [`Residency::Separate`]. Collectives cannot be captured.
+    /// batches, windows, kernels of users) goes out as with [`GridMode::Separate`]. Collectives cannot be captured.
     MultiRankGrid,
 }
 
@@ -271,8 +271,8 @@ pub struct Options {
     pub first_epoch: u64,
     /// What reductions promise about their bits. Agreed.
     pub determinism: Determinism,
-    /// How the blocks of ranks that share a GPU come to be on it at once; default [`Residency::Separate`]. Agreed.
-    pub residency: Residency,
+    /// How the blocks of ranks that share a GPU come to be on it at once; default [`GridMode::Separate`]. Agreed.
+    pub grid_mode: GridMode,
     /// Whether a watchdog ends the process (after writing the failure and the flight record) when the communicator
     /// has failed. Default: `TORCHCOMM_ABORT_ON_ERROR` where it is set. Where it is not, [`crate::new_comm`] takes
     /// torchcomms' default, which is yes; the constructors that give errors to Rust callers take no.
@@ -376,7 +376,7 @@ impl Default for Options {
             spins: None,
             first_epoch: 0,
             determinism: Determinism::Bitwise,
-            residency: Residency::Separate,
+            grid_mode: GridMode::Separate,
             abort_process_on_timeout_or_error: flag("TORCHCOMM_ABORT_ON_ERROR"),
             enable_reconfigure: false,
             store: None,

@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 
 use fusewire::{
-    Communicator, DType, Device, Options, Residency, Result, Stream, Tensor, run_threads_on,
+    Communicator, DType, Device, Options, GridMode, Result, Stream, Tensor, run_threads_on,
 };
 
 /// The device of the tests.
@@ -24,10 +24,10 @@ pub fn device() -> Device {
 }
 
 /// How the blocks of ranks that are threads come to be on the device at once.
-pub fn residency() -> Residency {
+pub fn grid_mode() -> GridMode {
     match std::env::var("FUSEWIRE_TEST_MULTI_RANK_GRID") {
-        Ok(value) if value == "1" => Residency::MultiRankGrid,
-        _ => Residency::Separate,
+        Ok(value) if value == "1" => GridMode::MultiRankGrid,
+        _ => GridMode::Separate,
     }
 }
 
@@ -44,15 +44,15 @@ pub fn device_of(rank: u32) -> Device {
     }
 }
 
-/// As [`fusewire::run_threads`], on the device of the tests, with [`residency`] where that is a multi-rank grid.
+/// As [`fusewire::run_threads`], on the device of the tests, with [`grid_mode`] where that is a multi-rank grid.
 pub fn run_threads<R: Send>(
     size: u32,
     options: &Options,
     body: impl Fn(Communicator) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
     let mut options = options.clone();
-    if residency() == Residency::MultiRankGrid {
-        options.residency = Residency::MultiRankGrid;
+    if grid_mode() == GridMode::MultiRankGrid {
+        options.grid_mode = GridMode::MultiRankGrid;
     }
     run_threads_on(device(), "fusewire", size, &options, body)
 }

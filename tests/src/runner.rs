@@ -8,12 +8,12 @@ use std::thread;
 use fusewire::bootstrap::RankSize;
 use fusewire::store::{MemoryStore, Store};
 use fusewire::{
-    Algorithm, Communicator, Determinism, Error, Operation, Options, Residency, new_comm,
+    Algorithm, Communicator, Determinism, Error, Operation, Options, GridMode, new_comm,
 };
 
 use crate::backends;
 use crate::cases::{self, Case};
-use crate::device::{device_of, residency};
+use crate::device::{device_of, grid_mode};
 use crate::process::{self, Host, Ranks};
 use crate::rank::{Mode, Rank};
 use crate::skip::skip;
@@ -89,7 +89,7 @@ impl Setup {
             Some((rank, store)) => {
                 options.store = Some(store);
                 options.rank_size = Some((rank, self.ranks));
-                options.residency = residency();
+                options.grid_mode = grid_mode();
                 rank
             }
             None => RankSize::from_env()?.rank,
@@ -170,7 +170,7 @@ impl Threads {
     /// # Errors
     /// What was wrong, on which rank.
     pub fn run_cases(&self, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
-        if residency() == Residency::MultiRankGrid && setup.mode == Mode::Graph {
+        if grid_mode() == GridMode::MultiRankGrid && setup.mode == Mode::Graph {
             skip(
                 "separate",
                 "launches in a multi-rank grid cannot be captured",
@@ -303,7 +303,7 @@ impl Processes {
 
 impl Runner for Processes {
     fn run(&self, setup: &Setup, list: &str) -> Result<u64, String> {
-        if residency() == Residency::MultiRankGrid {
+        if grid_mode() == GridMode::MultiRankGrid {
             skip("separate", "processes have no grid in common");
             return Ok(0);
         }
@@ -328,7 +328,7 @@ fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, St
         let case = &Case { exact, ..*case };
         // Two ranks launch each message, and by themselves.
         let apart = case.operation == Operation::Send
-            && rank.comm().options().residency == Residency::MultiRankGrid;
+            && rank.comm().options().grid_mode == GridMode::MultiRankGrid;
         if apart || !backends::supports(rank.comm(), case) {
             unsupported += 1;
             continue;

@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use fusewire::{
-    Algorithm, CallOptions, Communicator, DType, Device, Error, Norm, Options, ReduceOp, Residency,
+    Algorithm, CallOptions, Communicator, DType, Device, Error, Norm, Options, ReduceOp, GridMode,
     Result, SignalUpdate, Tensor, VocabParallel, WindowOptions, new_comm, run_threads_on,
 };
 use fusewire_tests::device;
@@ -76,16 +76,16 @@ fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl Fn
     println!("{test}: {:.1} s", started.elapsed().as_secs_f64());
 }
 
-fn options(residency: Residency, timeout: Duration) -> Options {
+fn options(grid_mode: GridMode, timeout: Duration) -> Options {
     let mut options = Options::default();
     options.timeout = timeout;
     options.blocks = 2;
-    options.residency = residency;
+    options.grid_mode = grid_mode;
     options
 }
 
 fn multi_rank_grid(timeout: Duration) -> Options {
-    options(Residency::MultiRankGrid, timeout)
+    options(GridMode::MultiRankGrid, timeout)
 }
 
 /// Ranks as threads on the fake.
@@ -184,8 +184,8 @@ fn everything(comm: &Communicator) -> Result<(Vec<Vec<u8>>, u64)> {
     Ok((out, calls))
 }
 
-fn all_of(device: Device, ranks: u32, residency: Residency) -> (Vec<Vec<Vec<u8>>>, u64) {
-    let options = options(residency, Duration::from_secs(30));
+fn all_of(device: Device, ranks: u32, grid_mode: GridMode) -> (Vec<Vec<Vec<u8>>>, u64) {
+    let options = options(grid_mode, Duration::from_secs(30));
     let results = run_threads_on(device, "fusewire", ranks, &options, |comm| {
         everything(&comm)
     });
@@ -200,18 +200,18 @@ fn the_bits_are_those_of_the_cpu() {
         let fake = Fake::open().expect("the fake");
         for ranks in [1, 2, 4, 8] {
             let before = launches(&fake);
-            let (bytes, calls) = all_of(device(), ranks, Residency::MultiRankGrid);
+            let (bytes, calls) = all_of(device(), ranks, GridMode::MultiRankGrid);
             let after = launches(&fake);
             // A launch for all ranks each, and nothing else.
             assert_eq!((after.0 - before.0, after.1 - before.1), (calls, 0));
-            let (cpu, _) = all_of(Device::Cpu, ranks, Residency::Separate);
+            let (cpu, _) = all_of(Device::Cpu, ranks, GridMode::Separate);
             assert_eq!(bytes.len(), ranks as usize);
             assert!(bytes == cpu, "{ranks} ranks");
             assert!(bytes[0].iter().all(|out| out.iter().any(|byte| *byte != 0)));
         }
         // The count itself.
         let before = launches(&fake);
-        let (_, calls) = all_of(device(), 2, Residency::Separate);
+        let (_, calls) = all_of(device(), 2, GridMode::Separate);
         let after = launches(&fake);
         assert_eq!((after.0 - before.0, after.1 - before.1), (0, 2 * calls));
     });
@@ -524,7 +524,7 @@ fn what_has_no_grid_is_refused() {
         let make = |rank: u32| {
             let mut options = match rank {
                 0 => multi_rank_grid(SOON),
-                _ => self::options(Residency::Separate, SOON),
+                _ => self::options(GridMode::Separate, SOON),
             };
             options.store = Some(std::sync::Arc::clone(&store));
             options.rank_size = Some((rank, 2));
@@ -553,7 +553,7 @@ fn an_image_of_other_forms_is_refused() {
             );
         }
         // Others need no such image.
-        works(2, &options(Residency::Separate, PATIENCE));
+        works(2, &options(GridMode::Separate, PATIENCE));
     });
 }
 
@@ -586,7 +586,7 @@ fn an_image_that_is_absent_is_said_to_be() {
                 "{error}"
             );
         }
-        works(2, &options(Residency::Separate, PATIENCE));
+        works(2, &options(GridMode::Separate, PATIENCE));
         println!("absent: told");
         return;
     }

@@ -6,9 +6,9 @@ use core::ffi::c_void;
 use core::time::Duration;
 
 use fusewire::{Communicator, DType, Device, Error, Norm, Options, ReduceOp, Result, Tensor};
-use fusewire::{Residency, new_comm, run_threads_on};
+use fusewire::{GridMode, new_comm, run_threads_on};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
-use fusewire_tests::device::{residency, run_threads, tensor};
+use fusewire_tests::device::{grid_mode, run_threads, tensor};
 use fusewire_tests::seeded_bugs::{LANES, SeededBug};
 use fusewire_tests::process::{Host, Ranks, report, role};
 use fusewire_tests::rank::Mode;
@@ -131,7 +131,7 @@ fn works(size: u32) {
 #[test]
 fn a_rank_that_never_launches_is_named_and_the_device_goes_on() {
     works(2);
-    let multi_rank_grid = residency() == Residency::MultiRankGrid;
+    let multi_rank_grid = grid_mode() == GridMode::MultiRankGrid;
     for graph in [false, true] {
         if graph && multi_rank_grid {
             skip(
@@ -242,7 +242,7 @@ fn bits(device: Device, setup: &Setup) -> Vec<Vec<(String, Vec<u8>)>> {
     let mut options = setup.options();
     options.packet_slot_bytes = 8192;
     if device.is_gpu() {
-        options.residency = residency();
+        options.grid_mode = grid_mode();
     }
     let results = run_threads_on(device, "fusewire", setup.ranks, &options, |comm| {
         let mut out = Vec::new();

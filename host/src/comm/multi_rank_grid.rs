@@ -1,4 +1,4 @@
-//! Ranks that share a GPU, in a multi-rank grid ([`Residency::MultiRankGrid`]): which communicators can have it, how their ranks find
+//! Ranks that share a GPU, in a multi-rank grid ([`GridMode::MultiRankGrid`]): which communicators can have it, how their ranks find
 //! their gang, and which launches go through it.
 
 use core::time::Duration;
@@ -15,7 +15,7 @@ use super::reconfigure::random;
 use crate::gpu::Gpu;
 use crate::gpu::multi_rank_grid::{Gang, GangOptions};
 use crate::memory::MemoryDescriptor;
-use crate::options::Residency;
+use crate::options::GridMode;
 use crate::{Error, Result};
 
 /// Families of the library's kernels whose launches belong to all ranks: the same kernel, in the same order, on each.
@@ -52,14 +52,14 @@ pub(super) const KEY: &str = "gang";
 
 impl Forming {
     fn is_multi_rank_grid(&self) -> bool {
-        self.options.residency == Residency::MultiRankGrid
+        self.options.grid_mode == GridMode::MultiRankGrid
     }
 
     fn no_grid(&self, detail: &str) -> Error {
         Error::Communicator {
             name: self.name.clone(),
             detail: format!(
-                "a multi-rank grid (Options::residency) is for ranks that are threads of one process and share one GPU: {detail}"
+                "a multi-rank grid (Options::grid_mode) is for ranks that are threads of one process and share one GPU: {detail}"
             ),
         }
     }
@@ -105,14 +105,14 @@ impl Forming {
             if process != first_process {
                 return Err(self.no_grid(&format!(
                     "rank 0 is in process {}, rank {rank} in process {}; start the ranks as threads, or choose \
-                     Residency::Separate",
+                     GridMode::Separate",
                     first_process.0, process.0
                 )));
             }
             if uuid != first_uuid {
                 return Err(self.no_grid(&format!(
                     "rank {rank} is on another GPU than rank 0; give all ranks the same device, or choose \
-                     Residency::Separate"
+                     GridMode::Separate"
                 )));
             }
         }

@@ -99,7 +99,7 @@ pub(in crate::comm) fn agreed_hash(size: u32, options: &Options) -> u64 {
     size.hash(&mut hasher);
     options.algorithm.hash(&mut hasher);
     options.determinism.hash(&mut hasher);
-    options.residency.hash(&mut hasher);
+    options.grid_mode.hash(&mut hasher);
     options.max_object_bytes.hash(&mut hasher);
     (options.blocks, options.lanes, options.threads).hash(&mut hasher);
     options.first_epoch.hash(&mut hasher);
