@@ -1,4 +1,4 @@
-//! Which ranks are on which host: what rank 0 makes of all cards, and what each host gets of it.
+//! Which ranks are on which host: what rank 0 makes of all peer infos, and what each host gets of it.
 //!
 //! Ranks reach each other's memory where they are on one host. Ranks of several hosts do so where the GPUs of all of them are in
 //! one NVLink domain; then they are told of each other as if there were one host. Nothing in between: reach by the one or by the

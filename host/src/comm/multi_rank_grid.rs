@@ -89,18 +89,18 @@ impl Forming {
         Ok(())
     }
 
-    /// Refuses ranks that are not on one GPU and in one process: the same on all ranks, by everybody's card. Loads the
+    /// Refuses ranks that are not on one GPU and in one process: the same on all ranks, by everybody's peer info. Loads the
     /// image, and refuses ranks whose blocks a multi-rank grid cannot have resident.
     pub(super) fn check_multi_rank_grid_of<'a>(
         &self,
-        cards: impl Iterator<Item = &'a MemoryDescriptor>,
+        infos: impl Iterator<Item = &'a MemoryDescriptor>,
     ) -> Result<()> {
         if !self.is_multi_rank_grid() {
             return Ok(());
         }
         let mut first = None;
-        for (rank, card) in cards.enumerate() {
-            let (process, uuid) = (card.process(), card.uuid());
+        for (rank, info) in infos.enumerate() {
+            let (process, uuid) = (info.process(), info.uuid());
             let (first_process, first_uuid) = *first.get_or_insert((process, uuid));
             if process != first_process {
                 return Err(self.no_grid(&format!(

@@ -1,6 +1,6 @@
 //! Multicast addresses of windows: one store reaches every rank's part, in the NVLink switch.
 //!
-//! Whether it is possible at all is in the cards of the communicator's rendezvous: each rank has a GPU of its own, and every GPU has
+//! Whether it is possible at all is in the peer infos of the communicator's rendezvous: each rank has a GPU of its own, and every GPU has
 //! multicast. Where it is not, windows ask nobody. Where it is, all ranks take part in every step, and tell each other in
 //! the store how it went: a rank that cannot go on leaves all of them without a multicast address, and the window is as
 //! any other.
@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Communicator;
-use super::rendezvous::Card;
+use super::rendezvous::PeerInfo;
 use crate::gpu::driver::{RawMemory, RawMulticast};
 use crate::gpu::{Gpu, Offer};
 use crate::memory::Memory;
@@ -48,13 +48,13 @@ impl Drop for Multicast {
     }
 }
 
-/// Whether ranks with these cards can be parts of one multicast object.
-pub(super) fn is_possible(cards: &[Card]) -> bool {
+/// Whether ranks with these peer infos can be parts of one multicast object.
+pub(super) fn is_possible(infos: &[PeerInfo]) -> bool {
     let mut gpus = HashSet::new();
-    cards.len() > 1
-        && cards.iter().all(|card| {
+    infos.len() > 1
+        && infos.iter().all(|info| {
             let own = |uuid| gpus.insert(uuid);
-            card.memory.has_multicast() && card.memory.uuid().is_some_and(own)
+            info.memory.has_multicast() && info.memory.uuid().is_some_and(own)
         })
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fusewire_device::layout::CommConst;
 
 use super::bootstrap::Forming;
-use super::rendezvous::{Card, Rendezvous};
+use super::rendezvous::{PeerInfo, Rendezvous};
 use crate::device::Device;
 use crate::gpu::driver::LaunchShape;
 use crate::gpu::multi_rank_grid::Gang;
@@ -130,10 +130,10 @@ impl Drop for OnGpu {
 
 impl Forming {
     /// Refuses a rank on the CPU beside this one on a GPU. All ranks on GPUs find the same.
-    pub(super) fn check_kinds(&self, cards: &[Card]) -> Result<()> {
-        let other = cards.iter().find(|card| card.memory.uuid().is_none());
+    pub(super) fn check_kinds(&self, infos: &[PeerInfo]) -> Result<()> {
+        let other = infos.iter().find(|info| info.memory.uuid().is_none());
         match other {
-            Some(Card { rank, .. }) if self.device.is_gpu() => Err(Error::Communicator {
+            Some(PeerInfo { rank, .. }) if self.device.is_gpu() => Err(Error::Communicator {
                 name: self.name.clone(),
                 detail: format!(
                     "rank {} is on {}, rank {rank} on the CPU: all ranks use one kind of device",
@@ -147,13 +147,13 @@ impl Forming {
     /// Refuses ranks whose blocks would not all be resident, and warns of processes that share a GPU.
     pub(super) fn check_neighbours<'a>(
         &self,
-        cards: impl Iterator<Item = &'a MemoryDescriptor>,
+        infos: impl Iterator<Item = &'a MemoryDescriptor>,
     ) -> Result<()> {
         let gpu = Gpu::open(self.device)?;
         let own = gpu.properties().uuid;
         let mut here = HashMap::<u32, u32>::new();
-        for card in cards.filter(|card| card.uuid() == Some(own)) {
-            *here.entry(card.process().0).or_default() += 1;
+        for info in infos.filter(|info| info.uuid() == Some(own)) {
+            *here.entry(info.process().0).or_default() += 1;
         }
         let ranks = here.get(&std::process::id()).copied().unwrap_or(1);
         if ranks > 1 {

@@ -21,7 +21,7 @@ use super::directory::Site;
 use super::multi_rank_grid;
 use super::multicast;
 use super::observe::Hooks;
-use super::rendezvous::{Card, Seat};
+use super::rendezvous::{PeerInfo, Seat};
 use crate::Result;
 use crate::backend::{Backend, Reach};
 use crate::bootstrap::host_id;
@@ -109,25 +109,25 @@ impl Communicator {
         let pad = Memory::create(forming.device, layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, options, forming.generation)?;
         let site = Site::of(forming.device)?;
-        let (elsewhere, cards) = rendezvous.gather(&agreed, &pad.descriptor()?, &site)?;
+        let (elsewhere, infos) = rendezvous.gather(&agreed, &pad.descriptor()?, &site)?;
         if let Some(elsewhere) = elsewhere {
             forming.check_multi_rank_grid_over(&elsewhere)?;
-            let here = cards.iter().map(|card| card.rank).collect();
+            let here = infos.iter().map(|info| info.rank).collect();
             return forming.over_hosts(&agreed, here, &elsewhere);
         }
-        let process = |card: &Card| card.is_here.then(|| card.memory.process());
-        let processes = cards.iter().map(process).collect();
-        let multicast = multicast::is_possible(&cards);
-        forming.check_kinds(&cards)?;
-        forming.check_multi_rank_grid_of(cards.iter().map(|card| &card.memory))?;
+        let process = |info: &PeerInfo| info.is_here.then(|| info.memory.process());
+        let processes = infos.iter().map(process).collect();
+        let multicast = multicast::is_possible(&infos);
+        forming.check_kinds(&infos)?;
+        forming.check_multi_rank_grid_of(infos.iter().map(|info| &info.memory))?;
         let pads = if forming.device.is_gpu() {
             // Others map it also where this rank is refused.
             let _offered = pad.clone();
-            let room = forming.check_neighbours(cards.iter().map(|card| &card.memory));
-            let pads = room.and_then(|()| rendezvous.open(forming.device, pad, cards));
+            let room = forming.check_neighbours(infos.iter().map(|info| &info.memory));
+            let pads = room.and_then(|()| rendezvous.open(forming.device, pad, infos));
             rendezvous.unanimous(pads)?
         } else {
-            rendezvous.open(forming.device, pad, cards)?
+            rendezvous.open(forming.device, pad, infos)?
         };
         let crowded = rendezvous.agree("crowded", !forming.device.is_gpu() && size > cores())?;
         let gang = forming.gang()?;

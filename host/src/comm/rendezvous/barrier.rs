@@ -23,7 +23,7 @@ impl Rendezvous<'_> {
         let class = class(published);
         self.barrier_then(what, || {
             // What cannot be deleted stays; it is in nobody's way.
-            let _ = self.store.delete(&self.card(class, self.rank));
+            let _ = self.store.delete(&self.peer_info_key(class, self.rank));
             let _ = self
                 .store
                 .delete(&format!("{}/seat/{}", self.prefix, self.rank));

@@ -38,8 +38,8 @@ pub fn bench_rendezvous(
         inode: 1,
         start_time: 1,
     });
-    let (_, cards) = rendezvous.gather("pad-bench", &own, &Site::on_host(host))?;
+    let (_, infos) = rendezvous.gather("pad-bench", &own, &Site::on_host(host))?;
     rendezvous.agree("crowded", true)?;
     rendezvous.end("mapped", "pad-bench", host, &["crowded"])?;
-    Ok(cards.len())
+    Ok(infos.len())
 }

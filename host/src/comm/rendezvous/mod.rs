@@ -1,23 +1,23 @@
 //! Ranks that meet in a store: they exchange memory, agree, and wait for each other.
 //!
 //! What a rank sends and gets does not grow with the number of ranks, but on rank 0. Each publishes its
-//! card. Rank 0 reads them all, compares, publishes for each host which ranks are there, and then its
+//! peer info. Rank 0 reads them all, compares, publishes for each host which ranks are there, and then its
 //! [`Verdict`](super::directory::Verdict): that all have come, or why there is no rendezvous. The others wait for that one
-//! value, and read the cards of their own host (of all hosts, where the ranks are in one NVLink domain).
+//! value, and read the peer infos of their own host (of all hosts, where the ranks are in one NVLink domain).
 //!
 //! The rendezvous of one name are numbered. Whoever finds that one has ended, well or not, moves the
 //! number on, so that a rendezvous that failed is not in the way of the next.
 
 mod barrier;
-mod cards;
 mod bench;
+mod peer_info;
 mod seat;
 mod verdict;
 
 use core::time::Duration;
 
-pub(super) use self::cards::Card;
 pub use self::bench::bench_rendezvous;
+pub(super) use self::peer_info::PeerInfo;
 pub(super) use self::seat::Seat;
 use super::directory::Site;
 use crate::device::Device;
@@ -40,14 +40,14 @@ impl Rendezvous<'_> {
     /// something else is told so.
     pub(super) fn share(&self, device: Device, what: &str, own: Memory) -> Result<Vec<Memory>> {
         let site = Site::of(device)?;
-        let (elsewhere, cards) = self.gather(what, &own.descriptor()?, &site)?;
+        let (elsewhere, infos) = self.gather(what, &own.descriptor()?, &site)?;
         if let Some((rank, theirs)) = elsewhere {
             return Err(self.refuse(format!(
                 "rank {rank} is on another host ({theirs}) than rank {} ({}): memory cannot be shared",
                 self.rank, site.host
             )));
         }
-        self.open(device, own, cards)
+        self.open(device, own, infos)
     }
 
     /// Maps everybody's segment.
@@ -55,14 +55,14 @@ impl Rendezvous<'_> {
         &self,
         device: Device,
         own: Memory,
-        cards: Vec<Card>,
+        infos: Vec<PeerInfo>,
     ) -> Result<Vec<Memory>> {
         let mut all = Vec::with_capacity(self.size as usize);
-        for card in cards {
-            all.push(if card.rank == self.rank {
+        for info in infos {
+            all.push(if info.rank == self.rank {
                 own.clone()
             } else {
-                Memory::open(device, &card.memory, card.rank)?
+                Memory::open(device, &info.memory, info.rank)?
             });
         }
         Ok(all)
@@ -102,7 +102,7 @@ impl Rendezvous<'_> {
         self.store.get(&key, self.timeout)
     }
 
-    fn card(&self, class: &str, rank: u32) -> String {
+    fn peer_info_key(&self, class: &str, rank: u32) -> String {
         format!("{}/{class}/{rank}", self.prefix)
     }
 

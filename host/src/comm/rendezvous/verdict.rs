@@ -41,10 +41,10 @@ impl Rendezvous<'_> {
         self.publish(class, Verdict::Refused(detail))
     }
 
-    /// The first rank without a card. Rank 0 if there is none: it has not said so.
+    /// The first rank without a peer info. Rank 0 if there is none: it has not said so.
     fn first_missing(&self, class: &str) -> Result<u32> {
         for rank in 0..self.size {
-            if !self.store.check(&[&self.card(class, rank)])? {
+            if !self.store.check(&[&self.peer_info_key(class, rank)])? {
                 return Ok(rank);
             }
         }
