@@ -145,7 +145,7 @@ fn everything(comm: &Communicator) -> Result<(Vec<Vec<u8>>, u64)> {
         out.push(part.to_bytes()?);
         comm.all_to_all_single(&whole, &large)?;
         out.push(whole.to_bytes()?);
-        // Enqueued, all behind each other: more than the gang has tables.
+        // Enqueued, all behind each other: more than the grid has tables.
         let mut work = Vec::new();
         for round in 0..12 {
             work.push(comm.broadcast_async(&whole, round % comm.size())?);
@@ -394,7 +394,7 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
             assert!(error.to_string().contains("aborted"), "{error}");
             assert!(took < SOON, "{took:?}");
         }
-        // A kernel of another rank that fails by itself, while this one waits for it in the gang.
+        // A kernel of another rank that fails by itself, while this one waits for it in the grid.
         for result in run(3, &multi_rank_grid(PATIENCE), |comm| {
             let x = comm.alloc(DType::F32, 1 << 16)?;
             comm.barrier()?;

@@ -1,5 +1,5 @@
 //! Ranks that share a GPU, in a multi-rank grid ([`GridMode::MultiRankGrid`]): which communicators can have it, how their ranks find
-//! their gang, and which launches go through it.
+//! their grid, and which launches go through it.
 
 use core::time::Duration;
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use super::bootstrap::Forming;
 use super::on_gpu::THREADS;
 use super::reconfigure::random;
 use crate::gpu::Gpu;
-use crate::gpu::multi_rank_grid::{Gang, GangOptions};
+use crate::gpu::multi_rank_grid::{MultiRankGrid, MultiRankGridOptions};
 use crate::memory::MemoryDescriptor;
 use crate::options::GridMode;
 use crate::{Error, Result};
@@ -40,15 +40,15 @@ pub(super) fn is_gathered(kernel: &KernelInfo, operation: Operation) -> bool {
         && GATHERED.contains(&kernel.family())
 }
 
-/// The gangs of this process, by the number that rank 0 tells the other ranks.
-static GANGS: Mutex<Option<HashMap<u64, Weak<Gang>>>> = Mutex::new(None);
+/// The grids of this process, by the number that rank 0 tells the other ranks.
+static GRIDS: Mutex<Option<HashMap<u64, Weak<MultiRankGrid>>>> = Mutex::new(None);
 
-/// What rank 0 says in the rendezvous: a gang's number, or why there is none.
+/// What rank 0 says in the rendezvous: a grid's number, or why there is none.
 const NUMBER: u8 = b'#';
 const REASON: u8 = b'!';
 
 /// The key that holds it.
-pub(super) const KEY: &str = "gang";
+pub(super) const KEY: &str = "grid";
 
 impl Forming {
     fn is_multi_rank_grid(&self) -> bool {
@@ -125,15 +125,15 @@ impl Forming {
         image.check_resident(&gpu, self.options.blocks, threads, self.size)
     }
 
-    /// The gang of these ranks: rank 0 makes it, the others are told which it is.
-    pub(super) fn gang(&self) -> Result<Option<Arc<Gang>>> {
+    /// The grid of these ranks: rank 0 makes it, the others are told which it is.
+    pub(super) fn grid(&self) -> Result<Option<Arc<MultiRankGrid>>> {
         if !self.is_multi_rank_grid() {
             return Ok(None);
         }
         let mut made = None;
-        let said = self.rendezvous().told(KEY, || match self.make_gang() {
-            Ok((number, gang)) => {
-                made = Some(Ok(gang));
+        let said = self.rendezvous().told(KEY, || match self.make_grid() {
+            Ok((number, grid)) => {
+                made = Some(Ok(grid));
                 said(NUMBER, &number.to_le_bytes())
             }
             Err(error) => {
@@ -153,30 +153,30 @@ impl Forming {
             }
             _ => None,
         };
-        let gang = number.and_then(|number| {
-            let gangs = GANGS.lock().unwrap_or_else(PoisonError::into_inner);
-            gangs.as_ref()?.get(&number)?.upgrade()
+        let grid = number.and_then(|number| {
+            let grids = GRIDS.lock().unwrap_or_else(PoisonError::into_inner);
+            grids.as_ref()?.get(&number)?.upgrade()
         });
-        match gang {
-            Some(gang) => Ok(Some(gang)),
+        match grid {
+            Some(grid) => Ok(Some(grid)),
             None => Err(self.no_grid("rank 0 has gone, or is in another process")),
         }
     }
 
-    fn make_gang(&self) -> Result<(u64, Arc<Gang>)> {
+    fn make_grid(&self) -> Result<(u64, Arc<MultiRankGrid>)> {
         let gpu = Gpu::open(self.device)?;
         let image = gpu.multi_rank_grid(&gathered())?;
-        let options = GangOptions {
+        let options = MultiRankGridOptions {
             timeout: self.options.timeout,
-            ..GangOptions::new(self.size)
+            ..MultiRankGridOptions::new(self.size)
         };
-        let gang = Arc::new(Gang::on(&gpu, image.module(), options)?);
+        let grid = Arc::new(MultiRankGrid::on(&gpu, image.module(), options)?);
         let number = random()?;
-        let mut gangs = GANGS.lock().unwrap_or_else(PoisonError::into_inner);
-        let gangs = gangs.get_or_insert_default();
-        gangs.retain(|_, gang| gang.strong_count() > 0);
-        gangs.insert(number, Arc::downgrade(&gang));
-        Ok((number, gang))
+        let mut grids = GRIDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let grids = grids.get_or_insert_default();
+        grids.retain(|_, grid| grid.strong_count() > 0);
+        grids.insert(number, Arc::downgrade(&grid));
+        Ok((number, grid))
     }
 }
 
@@ -192,24 +192,24 @@ fn gathered() -> Vec<&'static KernelInfo> {
 }
 
 impl Inner {
-    /// The gang, where all ranks share a grid.
-    pub(super) fn gang(&self) -> Option<&Arc<Gang>> {
-        self.on_gpu.as_ref()?.gang()
+    /// The grid, where all ranks share a grid.
+    pub(super) fn grid(&self) -> Option<&Arc<MultiRankGrid>> {
+        self.on_gpu.as_ref()?.grid()
     }
 
-    /// Why the gang launches nothing any more.
-    pub(super) fn gang_failure(&self) -> Option<Error> {
-        self.gang()?.failure()
+    /// Why the grid launches nothing any more.
+    pub(super) fn grid_failure(&self) -> Option<Error> {
+        self.grid()?.failure()
     }
 
-    /// Tells ranks that wait in the gang for this one that it has failed.
-    pub(super) fn leave_gang(&self, error: &Error) {
-        if let Some(gang) = self.gang() {
-            gang.fail(error);
+    /// Tells ranks that wait in the grid for this one that it has failed.
+    pub(super) fn leave_grid(&self, error: &Error) {
+        if let Some(grid) = self.grid() {
+            grid.fail(error);
         }
     }
 
-    /// How long a rank waits in the gang for the others, where the call's own time-out is `timeout_ns` (0 for none).
+    /// How long a rank waits in the grid for the others, where the call's own time-out is `timeout_ns` (0 for none).
     pub(super) fn patience(&self, timeout_ns: u64) -> Duration {
         match timeout_ns {
             0 => self.options.timeout,

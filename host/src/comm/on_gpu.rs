@@ -12,7 +12,7 @@ use super::bootstrap::Forming;
 use super::rendezvous::{PeerInfo, Rendezvous};
 use crate::device::Device;
 use crate::gpu::driver::LaunchShape;
-use crate::gpu::multi_rank_grid::Gang;
+use crate::gpu::multi_rank_grid::MultiRankGrid;
 use crate::gpu::{self, Gpu, HostLine, Scratch};
 use crate::memory::MemoryDescriptor;
 use crate::{Error, Result};
@@ -33,7 +33,7 @@ pub(super) struct OnGpu {
     constants: Option<Scratch>,
     line: HostLine,
     threads: u32,
-    gang: Option<Arc<Gang>>,
+    grid: Option<Arc<MultiRankGrid>>,
 }
 
 // SAFETY: the word in host memory is only accessed atomically.
@@ -50,15 +50,15 @@ impl fmt::Debug for OnGpu {
 }
 
 impl OnGpu {
-    /// `threads`: of a block; 0 for the default. `gang`: where launches of all ranks gather, if they share a grid.
-    pub(super) fn new(gpu: Arc<Gpu>, threads: u32, gang: Option<Arc<Gang>>) -> Result<Self> {
+    /// `threads`: of a block; 0 for the default. `grid`: where launches of all ranks gather, if they share a grid.
+    pub(super) fn new(gpu: Arc<Gpu>, threads: u32, grid: Option<Arc<MultiRankGrid>>) -> Result<Self> {
         let apart = matches!(gpu.device(), Device::Hip(_));
         let constants = apart.then(|| Scratch::take(&gpu, size_of::<CommConst>()));
         Ok(Self {
             constants: constants.transpose()?,
             line: gpu.take_line()?,
             threads: if threads == 0 { THREADS } else { threads },
-            gang,
+            grid,
             gpu,
         })
     }
@@ -77,8 +77,8 @@ impl OnGpu {
         &self.gpu
     }
 
-    pub(super) fn gang(&self) -> Option<&Arc<Gang>> {
-        self.gang.as_ref()
+    pub(super) fn grid(&self) -> Option<&Arc<MultiRankGrid>> {
+        self.grid.as_ref()
     }
 
     /// Device address of the constants, where they do not lie in the pad.

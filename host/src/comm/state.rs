@@ -158,7 +158,7 @@ impl Inner {
             .clone();
         if first && !self.finalized.load(Ordering::Acquire) {
             tracing::error!("{error}");
-            self.leave_gang(&error);
+            self.leave_grid(&error);
             self.hooks.abort(&error);
             self.dump_on_failure();
         }
@@ -182,7 +182,7 @@ impl Inner {
         }
         let mut failure = Failure::decode(&self.name, reporter, &record);
         if failure.kind == FailureKind::Abort
-            && let Some(error) = self.gang_failure()
+            && let Some(error) = self.grid_failure()
         {
             // No kernel has failed: a rank that did not come, or came with something else.
             return error;
@@ -289,7 +289,7 @@ impl Inner {
         }
         if told && !self.finalized.load(Ordering::Acquire) {
             tracing::error!("{reason}");
-            self.leave_gang(&reason);
+            self.leave_grid(&reason);
             self.hooks.abort(&reason);
             self.dump_on_failure();
         }

@@ -10,7 +10,7 @@ use fusewire_device::native::ParamField;
 
 use super::driver::{Driver, FunctionProperties, LaunchShape, RawFunction, RawStream};
 use super::module::Function;
-use super::multi_rank_grid::Gang;
+use super::multi_rank_grid::MultiRankGrid;
 use super::scratch::Upload;
 use crate::cpu::{Keep, LaunchNote, LaunchOwner, MAX_PARAM_BYTES};
 use crate::{Error, Result};
@@ -47,7 +47,7 @@ impl Kernel {
 #[derive(Clone, Debug)]
 pub(crate) struct Via {
     /// Where ranks gather.
-    pub(crate) gang: Arc<Gang>,
+    pub(crate) grid: Arc<MultiRankGrid>,
     /// This rank there.
     pub(crate) rank: u32,
     /// How long it waits for the others.
@@ -168,7 +168,7 @@ impl Launch {
             // SAFETY: the bytes are the kernel's parameter struct, and that they fulfil its requirements is the contract of
             // `new`; the stream is one of this driver's.
             return unsafe {
-                via.gang.launch_within(
+                via.grid.launch_within(
                     via.patience,
                     via.rank,
                     self.kernel.name,

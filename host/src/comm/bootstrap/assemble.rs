@@ -18,7 +18,7 @@ use crate::comm::reconfigure::random;
 use crate::comm::windows::Windows;
 use crate::comm::{Communicator, Inner, nanoseconds, peers};
 use crate::device::isa;
-use crate::gpu::multi_rank_grid::Gang;
+use crate::gpu::multi_rank_grid::MultiRankGrid;
 use crate::memory::Memory;
 use crate::stream::Stream;
 
@@ -31,7 +31,7 @@ pub(super) struct Parts {
     pub(super) place: (u32, u32),
     pub(super) layout: PadLayout,
     /// Where ranks gather that share a grid.
-    pub(super) gang: Option<Arc<Gang>>,
+    pub(super) grid: Option<Arc<MultiRankGrid>>,
     pub(super) crowded: bool,
     pub(super) pads: Vec<Memory>,
     /// Id and start time of each rank's process; `None` on another host.
@@ -60,7 +60,7 @@ impl Communicator {
         let Parts {
             place: (team_rank, team_size),
             layout,
-            gang,
+            grid,
             crowded,
             pads,
             processes,
@@ -83,7 +83,7 @@ impl Communicator {
         let windows = Windows::new(gpu.as_ref())?;
         windows.add(team_rank, pads.clone())?;
         let on_gpu = gpu
-            .map(|gpu| OnGpu::new(gpu, options.threads, gang))
+            .map(|gpu| OnGpu::new(gpu, options.threads, grid))
             .transpose()?;
         let mut hasher = DefaultHasher::new();
         prefix.hash(&mut hasher);

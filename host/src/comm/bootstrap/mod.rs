@@ -130,11 +130,11 @@ impl Communicator {
             rendezvous.open(forming.device, pad, infos)?
         };
         let crowded = rendezvous.agree("crowded", !forming.device.is_gpu() && size > cores())?;
-        let gang = forming.gang()?;
+        let grid = forming.grid()?;
         let parts = Parts {
             place: (rank, size),
             layout,
-            gang,
+            grid,
             crowded,
             pads,
             processes,
@@ -162,7 +162,7 @@ impl Communicator {
         let parts = Parts {
             place: (0, 1),
             layout,
-            gang: None,
+            grid: None,
             crowded: false,
             pads: vec![pad],
             processes: Vec::new(),

@@ -84,11 +84,11 @@ impl Communicator {
             shape.dependent = attributes.dependent;
         }
         let operation = prepared.note.call().operation();
-        let gang = on_gpu
-            .gang()
+        let grid = on_gpu
+            .grid()
             .filter(|_| multi_rank_grid::is_gathered(info, operation));
-        let via = gang.map(|gang| gpu::Via {
-            gang: Arc::clone(gang),
+        let via = grid.map(|grid| gpu::Via {
+            grid: Arc::clone(grid),
             rank: self.inner.rank,
             patience: self.inner.patience(self.timeout_ns),
         });

@@ -9,7 +9,7 @@ use std::time::Instant;
 use fusewire_device::multi_rank_grid::{GridParams, SUFFIX};
 
 use super::gathering::{Arrival, State};
-use super::{Gang, PART, invalid};
+use super::{MultiRankGrid, PART, invalid};
 use crate::gpu::driver::{LaunchShape, RawEvent, RawFunction};
 use crate::{Error, Result};
 
@@ -22,7 +22,7 @@ struct Prepared {
     blocks_per_rank: u32,
 }
 
-impl Gang {
+impl MultiRankGrid {
     /// Launches the grid that has gathered, and says to all what came of it.
     pub(super) fn complete(&self, state: &mut State) {
         let arrivals: Vec<Arrival> = state.arrivals.iter_mut().filter_map(Option::take).collect();

@@ -1,7 +1,7 @@
 //! Ranks that share a GPU, in a multi-rank grid: their launches are gathered, and go out as one.
 //!
 //! For tests with more ranks than GPUs. The ranks are threads of one process; their kernels wait for each other, so their
-//! blocks must be resident together, which separate launches do not promise. A [`Gang`] launches the grid form of a kernel
+//! blocks must be resident together, which separate launches do not promise. A [`MultiRankGrid`] launches the grid form of a kernel
 //! ([`fusewire_device::multi_rank_grid`]) once with the blocks of all ranks: a grid that fits on the GPU is resident as a whole,
 //! and one that does not is refused by name instead of hanging.
 
@@ -28,7 +28,7 @@ use crate::{Error, Result};
 
 /// How ranks gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GangOptions {
+pub struct MultiRankGridOptions {
     /// Number of ranks.
     pub size: u32,
     /// How long a rank waits for the others to launch the same kernel.
@@ -37,7 +37,7 @@ pub struct GangOptions {
     pub slots: u32,
 }
 
-impl GangOptions {
+impl MultiRankGridOptions {
     /// `size` ranks, 30 seconds, 8 grids.
     pub const fn new(size: u32) -> Self {
         Self {
@@ -51,15 +51,15 @@ impl GangOptions {
 /// The ranks of one process on one GPU, whose launches go out as a multi-rank grid.
 ///
 /// All ranks launch the same kernels in the same order, each from a thread of its own. A rank that does not come in time, or
-/// comes with something else, breaks the gang: every rank gets the same error, then and at every later launch. A launch that
-/// is refused before it begins (no such kernel, too many blocks) gives every rank the same error, and the gang lives on.
+/// comes with something else, breaks the grid: every rank gets the same error, then and at every later launch. A launch that
+/// is refused before it begins (no such kernel, too many blocks) gives every rank the same error, and the grid lives on.
 #[derive(Debug)]
-pub struct Gang {
+pub struct MultiRankGrid {
     driver: Arc<dyn Driver>,
     /// Takes the memory back, where it frees it at its own time.
     home: Option<Arc<Gpu>>,
     module: RawModule,
-    options: GangOptions,
+    options: MultiRankGridOptions,
     /// Where grids run, one after another.
     stream: RawStream,
     /// One parameter struct a rank and slot.
@@ -71,23 +71,23 @@ pub struct Gang {
 /// Bytes of one slot for one rank.
 const PART: u64 = MAX_PARAM_BYTES as u64;
 
-impl Gang {
-    /// A gang on `module`, an image that was built with `fusewire-build build --multi-rank-grid` and loaded by `driver`. Allocates
+impl MultiRankGrid {
+    /// A grid on `module`, an image that was built with `fusewire-build build --multi-rank-grid` and loaded by `driver`. Allocates
     /// device memory for the parameters, a stream and events.
     ///
     /// # Safety
-    /// The module stays loaded as long as the gang lives.
+    /// The module stays loaded as long as the grid lives.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no ranks or no slots; [`Error::Driver`].
     pub unsafe fn new(
         driver: Arc<dyn Driver>,
         module: RawModule,
-        options: GangOptions,
+        options: MultiRankGridOptions,
     ) -> Result<Self> {
         if options.size == 0 || options.slots == 0 {
             return Err(invalid(format!(
-                "{} ranks and {} slots; a gang has at least one of each",
+                "{} ranks and {} slots; a grid has at least one of each",
                 options.size, options.slots
             )));
         }
@@ -95,7 +95,7 @@ impl Gang {
         let table = driver.allocate(bytes, MemoryKind::Private)?;
         let stream = driver.create_stream();
         // From here on dropping the value frees what there is.
-        let mut gang = Self {
+        let mut grid = Self {
             home: None,
             module,
             options,
@@ -113,24 +113,24 @@ impl Gang {
             changed: Condvar::new(),
             driver,
         };
-        gang.stream = stream?;
-        let state = gang.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        grid.stream = stream?;
+        let state = grid.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..options.slots {
-            state.slots.push(gang.driver.create_event(false)?);
+            state.slots.push(grid.driver.create_event(false)?);
         }
         for _ in 0..options.size {
-            state.before.push(gang.driver.create_event(false)?);
+            state.before.push(grid.driver.create_event(false)?);
         }
-        Ok(gang)
+        Ok(grid)
     }
 
-    /// As [`Gang::new`], on a GPU of this process, which frees the memory when nothing runs on it: others may wait for
-    /// the thread that lets the gang go. `module` is of a [`GridImage`].
-    pub(crate) fn on(gpu: &Arc<Gpu>, module: RawModule, options: GangOptions) -> Result<Self> {
+    /// As [`MultiRankGrid::new`], on a GPU of this process, which frees the memory when nothing runs on it: others may wait for
+    /// the thread that lets the grid go. `module` is of a [`GridImage`].
+    pub(crate) fn on(gpu: &Arc<Gpu>, module: RawModule, options: MultiRankGridOptions) -> Result<Self> {
         // SAFETY: the modules of a `GridImage` stay loaded.
-        let mut gang = unsafe { Self::new(gpu.shared_driver(), module, options) }?;
-        gang.home = Some(Arc::clone(gpu));
-        Ok(gang)
+        let mut grid = unsafe { Self::new(gpu.shared_driver(), module, options) }?;
+        grid.home = Some(Arc::clone(gpu));
+        Ok(grid)
     }
 
     /// Number of ranks.
@@ -138,12 +138,12 @@ impl Gang {
         self.options.size
     }
 
-    /// Why the gang launches nothing any more, if it is broken.
+    /// Why the grid launches nothing any more, if it is broken.
     pub fn failure(&self) -> Option<Error> {
         self.lock().broken.clone()
     }
 
-    /// Breaks the gang from outside: whoever waits in it, and every later launch, gets `error`, or what broke the gang
+    /// Breaks the grid from outside: whoever waits in it, and every later launch, gets `error`, or what broke the grid
     /// before.
     pub fn fail(&self, error: &Error) {
         self.lock().fail(error);
@@ -156,7 +156,7 @@ impl Gang {
     ///
     /// # Safety
     /// `params` are the bytes of the parameter struct of `kernel` and fulfil its requirements until the grid has ended;
-    /// `stream` is a stream of the gang's driver.
+    /// `stream` is a stream of the grid's driver.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for this rank's own arguments, which nobody else hears of. The same error for every rank:
@@ -175,7 +175,7 @@ impl Gang {
         unsafe { self.launch_within(patience, rank, kernel, params, shape, stream) }
     }
 
-    /// As [`Gang::launch`], with a bound of its own of the wait for the other ranks.
+    /// As [`MultiRankGrid::launch`], with a bound of its own of the wait for the other ranks.
     ///
     /// # Safety
     /// As there.
@@ -234,7 +234,7 @@ impl Gang {
     ) -> Result<()> {
         let size = self.options.size;
         if rank >= size {
-            return Err(invalid(format!("rank {rank} in a gang of {size} ranks")));
+            return Err(invalid(format!("rank {rank} in a grid of {size} ranks")));
         }
         if params.len() > MAX_PARAM_BYTES {
             return Err(invalid(format!(
@@ -295,24 +295,24 @@ impl Gang {
     }
 }
 
-impl Drop for Gang {
+impl Drop for MultiRankGrid {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if self.stream != RawStream(0) {
             if let Err(error) = self.driver.synchronize_stream(self.stream) {
-                tracing::warn!(%error, "a gang's grids have not ended; its memory is leaked");
+                tracing::warn!(%error, "a grid's grids have not ended; its memory is leaked");
                 return;
             }
-            // SAFETY: the gang's own stream, whose work is done.
+            // SAFETY: the grid's own stream, whose work is done.
             let _ = unsafe { self.driver.destroy_stream(self.stream) };
         }
         for event in state.slots.drain(..).chain(state.before.drain(..)) {
-            // SAFETY: the gang's own event; whoever waits for it on a stream keeps what it needs in the driver.
+            // SAFETY: the grid's own event; whoever waits for it on a stream keeps what it needs in the driver.
             let _ = unsafe { self.driver.destroy_event(event) };
         }
         match self.home.take() {
             Some(gpu) => gpu.free(self.table),
-            // SAFETY: the gang's own memory, which only its grids use, and these have ended.
+            // SAFETY: the grid's own memory, which only its grids use, and these have ended.
             None => drop(unsafe { self.driver.release(self.table) }),
         }
     }

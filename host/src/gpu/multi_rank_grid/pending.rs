@@ -62,7 +62,7 @@ impl State {
         let _ = core::mem::take(&mut self.outcome).set(result);
     }
 
-    /// Breaks the gang.
+    /// Breaks the grid.
     pub(super) fn fail(&mut self, error: &Error) {
         self.broken.get_or_insert_with(|| error.clone());
         self.finish(Err(error.clone()));

@@ -1,4 +1,4 @@
-//! Gangs over a driver that runs grid forms natively.
+//! Grids over a driver that runs grid forms natively.
 
 mod fake;
 
@@ -12,14 +12,14 @@ use fusewire_device::mem::{Order, Scope, fetch_add_u32, load_u32};
 use fusewire_device::{Block, Group, Machine, arch, kernel};
 
 use super::super::driver::{LaunchShape, RawModule, RawStream};
-use super::{Gang, GangOptions, PART};
+use super::{MultiRankGrid, MultiRankGridOptions, PART};
 use crate::{Error, Result};
 use fake::{Call, Fake};
 
 /// Meets `all` blocks at `counter`, within two seconds; then every block tells the place of its rank's `own` that belongs
 /// to it how many blocks its rank has and what `mark` is, or leaves it 0 if they did not meet.
 #[kernel]
-unsafe fn gang_meet(
+unsafe fn grid_meet(
     block: Block<impl Machine>,
     mark: u8,
     counter: *mut u32,
@@ -49,25 +49,25 @@ unsafe fn gang_meet(
 
 /// Something else that ranks can launch.
 #[kernel]
-unsafe fn gang_idle(block: Block<impl Machine>, _nothing: u64) {
+unsafe fn grid_idle(block: Block<impl Machine>, _nothing: u64) {
     block.sync();
 }
 
 fn fake(multiprocessors: u32) -> Arc<Fake> {
     Arc::new(Fake::new(
         multiprocessors,
-        &[*GANG_MEET.info(), *GANG_IDLE.info()],
+        &[*GRID_MEET.info(), *GRID_IDLE.info()],
     ))
 }
 
-fn gang(driver: &Arc<Fake>, size: u32) -> Gang {
-    let options = GangOptions {
+fn grid(driver: &Arc<Fake>, size: u32) -> MultiRankGrid {
+    let options = MultiRankGridOptions {
         timeout: Duration::from_millis(300),
         slots: 2,
-        ..GangOptions::new(size)
+        ..MultiRankGridOptions::new(size)
     };
     // SAFETY: the fake has no modules.
-    unsafe { Gang::new(Arc::clone(driver) as Arc<_>, RawModule(0), options) }.unwrap()
+    unsafe { MultiRankGrid::new(Arc::clone(driver) as Arc<_>, RawModule(0), options) }.unwrap()
 }
 
 fn shape(blocks: u32, threads: u32) -> LaunchShape {
@@ -85,9 +85,9 @@ fn stream(rank: u32) -> RawStream {
 
 /// The bytes of a parameter struct, padding as zeros.
 fn bytes(counter: &AtomicU32, all: u32, own: &mut [u64], mark: u8) -> Vec<u8> {
-    let mut bytes = vec![0; size_of::<GangMeetParams>()];
+    let mut bytes = vec![0; size_of::<GridMeetParams>()];
     let mut put = |name: &str, value: &[u8]| {
-        let field = GangMeetParams::FIELDS
+        let field = GridMeetParams::FIELDS
             .iter()
             .find(|field| field.name == name)
             .unwrap();
@@ -103,9 +103,9 @@ fn bytes(counter: &AtomicU32, all: u32, own: &mut [u64], mark: u8) -> Vec<u8> {
 }
 
 /// All ranks meet in a multi-rank grid; says whether each block found itself where it must.
-fn meet(gang: &Gang, blocks: u32, lanes: u32, all: u32, first_mark: u8) -> Result<bool> {
+fn meet(grid: &MultiRankGrid, blocks: u32, lanes: u32, all: u32, first_mark: u8) -> Result<bool> {
     let counter = AtomicU32::new(0);
-    let ranks = (0..gang.size()).map(|rank| {
+    let ranks = (0..grid.size()).map(|rank| {
         let counter = &counter;
         move || {
             let mut own = vec![0; blocks as usize];
@@ -113,7 +113,7 @@ fn meet(gang: &Gang, blocks: u32, lanes: u32, all: u32, first_mark: u8) -> Resul
             let params = bytes(counter, all, &mut own, mark);
             let shape = shape(blocks, lanes);
             // SAFETY: the kernel's parameters; the fake has ended the grid when this returns.
-            unsafe { gang.launch(rank, "gang_meet", &params, shape, stream(rank)) }?;
+            unsafe { grid.launch(rank, "grid_meet", &params, shape, stream(rank)) }?;
             let word = (u64::from(blocks) << 32) | (u64::from(mark) + 1000);
             Ok(own.iter().all(|found| *found == word))
         }
@@ -127,17 +127,17 @@ fn meet(gang: &Gang, blocks: u32, lanes: u32, all: u32, first_mark: u8) -> Resul
 }
 
 /// One rank's launch of `kernel` with 8 bytes of parameters.
-fn idle(gang: &Gang, rank: u32, kernel: &str, blocks: u32) -> Result<()> {
-    // SAFETY: the parameters of `gang_idle`; other kernels are refused.
-    unsafe { gang.launch(rank, kernel, &[0; 8], shape(blocks, 1), stream(rank)) }
+fn idle(grid: &MultiRankGrid, rank: u32, kernel: &str, blocks: u32) -> Result<()> {
+    // SAFETY: the parameters of `grid_idle`; other kernels are refused.
+    unsafe { grid.launch(rank, kernel, &[0; 8], shape(blocks, 1), stream(rank)) }
 }
 
 /// What `idle` says to all ranks, each a thread, for its own kernel and blocks.
-fn idle_all(gang: &Gang, launches: &[(&str, u32)]) -> Vec<Result<()>> {
+fn idle_all(grid: &MultiRankGrid, launches: &[(&str, u32)]) -> Vec<Result<()>> {
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..)
             .zip(launches)
-            .map(|(rank, &(kernel, blocks))| scope.spawn(move || idle(gang, rank, kernel, blocks)))
+            .map(|(rank, &(kernel, blocks))| scope.spawn(move || idle(grid, rank, kernel, blocks)))
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
@@ -151,10 +151,10 @@ fn text(result: Result<()>) -> String {
 fn ranks_meet_in_multi_rank_grid() {
     let driver = fake(64);
     for (ranks, blocks, lanes) in [(1, 1, 1), (4, 3, 1), (3, 2, 4)] {
-        let gang = gang(&driver, ranks);
+        let grid = grid(&driver, ranks);
         // More launches than slots.
         for round in 0..5 {
-            assert!(meet(&gang, blocks, lanes, ranks * blocks, round * 10).unwrap());
+            assert!(meet(&grid, blocks, lanes, ranks * blocks, round * 10).unwrap());
         }
     }
     assert_eq!(driver.allocated.load(Ordering::Relaxed), 0);
@@ -166,35 +166,35 @@ fn ranks_meet_in_multi_rank_grid() {
 }
 
 #[test]
-fn a_launch_has_a_time_out_of_its_own_and_a_gang_is_broken_from_outside() {
+fn a_launch_has_a_time_out_of_its_own_and_a_grid_is_broken_from_outside() {
     let driver = fake(64);
-    let patient = GangOptions::new(2);
+    let patient = MultiRankGridOptions::new(2);
     // SAFETY: the fake has no modules.
-    let make = || unsafe { Gang::new(Arc::clone(&driver) as Arc<_>, RawModule(0), patient) };
-    let launch = |gang: &Gang, patience: u64| {
+    let make = || unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), patient) };
+    let launch = |grid: &MultiRankGrid, patience: u64| {
         let patience = Duration::from_millis(patience);
-        // SAFETY: the parameters of `gang_idle`.
-        unsafe { gang.launch_within(patience, 0, "gang_idle", &[0; 8], shape(1, 1), stream(0)) }
+        // SAFETY: the parameters of `grid_idle`.
+        unsafe { grid.launch_within(patience, 0, "grid_idle", &[0; 8], shape(1, 1), stream(0)) }
     };
-    let gang = make().unwrap();
-    assert!(gang.failure().is_none());
-    let error = text(launch(&gang, 50));
+    let grid = make().unwrap();
+    assert!(grid.failure().is_none());
+    let error = text(launch(&grid, 50));
     assert!(
         error.contains("rank 1 of 2 did not come within 0.05 s"),
         "{error}"
     );
-    assert_eq!(gang.failure().unwrap().to_string(), error);
+    assert_eq!(grid.failure().unwrap().to_string(), error);
 
-    let gang = make().unwrap();
+    let grid = make().unwrap();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| text(launch(&gang, 60_000)));
+        let waits = scope.spawn(|| text(launch(&grid, 60_000)));
         thread::sleep(Duration::from_millis(50));
-        gang.fail(&Error::launch("the reason"));
+        grid.fail(&Error::launch("the reason"));
         assert!(waits.join().unwrap().contains("the reason"));
     });
-    gang.fail(&Error::launch("another one"));
+    grid.fail(&Error::launch("another one"));
     assert!(
-        text(launch(&gang, 60_000)).contains("the reason"),
+        text(launch(&grid, 60_000)).contains("the reason"),
         "the first stays"
     );
 }
@@ -202,14 +202,14 @@ fn a_launch_has_a_time_out_of_its_own_and_a_gang_is_broken_from_outside() {
 #[test]
 fn the_rendezvous_can_fail() {
     let driver = fake(64);
-    let gang = gang(&driver, 2);
+    let grid = grid(&driver, 2);
     assert!(
-        !meet(&gang, 1, 1, 3, 0).unwrap(),
+        !meet(&grid, 1, 1, 3, 0).unwrap(),
         "one block more than there are"
     );
     driver.miscounts.store(true, Ordering::Relaxed);
     assert!(
-        !meet(&gang, 1, 1, 2, 0).unwrap(),
+        !meet(&grid, 1, 1, 2, 0).unwrap(),
         "all blocks ran as the first rank's"
     );
 }
@@ -217,11 +217,11 @@ fn the_rendezvous_can_fail() {
 #[test]
 fn a_grid_stands_between_what_every_stream_has() {
     let driver = fake(64);
-    let gang = gang(&driver, 3);
+    let grid = grid(&driver, 3);
     let mut tables = Vec::new();
     for _ in 0..3 {
         driver.calls.lock().unwrap().clear();
-        assert!(meet(&gang, 2, 1, 6, 0).unwrap());
+        assert!(meet(&grid, 2, 1, 6, 0).unwrap());
         let calls = driver.calls.lock().unwrap().clone();
         let at = calls
             .iter()
@@ -264,18 +264,18 @@ fn a_grid_stands_between_what_every_stream_has() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let driver = fake(64);
-    let gang = gang(&driver, 4);
-    let results = idle_all(&gang, &[("gang_idle", 1), ("gang_idle", 1)]);
+    let grid = grid(&driver, 4);
+    let results = idle_all(&grid, &[("grid_idle", 1), ("grid_idle", 1)]);
     let said: Vec<String> = results.into_iter().map(text).collect();
     assert!(
         said[0].contains("ranks 2, 3 of 4 did not come within 0.3 s"),
         "{}",
         said[0]
     );
-    assert!(said[0].contains("gang_idle"), "{}", said[0]);
+    assert!(said[0].contains("grid_idle"), "{}", said[0]);
     assert_eq!(said[0], said[1]);
     assert_eq!(
-        text(idle(&gang, 2, "gang_idle", 1)),
+        text(idle(&grid, 2, "grid_idle", 1)),
         said[0],
         "who comes late hears it too"
     );
@@ -288,12 +288,12 @@ fn a_rank_that_does_not_come_is_named() {
 #[test]
 fn different_launches_are_named() {
     for (one, other) in [
-        (("gang_idle", 1), ("gang_meet", 1)),
-        (("gang_idle", 1), ("gang_idle", 2)),
+        (("grid_idle", 1), ("grid_meet", 1)),
+        (("grid_idle", 1), ("grid_idle", 2)),
     ] {
         let driver = fake(64);
-        let gang = gang(&driver, 2);
-        let said: Vec<String> = idle_all(&gang, &[one, other])
+        let grid = grid(&driver, 2);
+        let said: Vec<String> = idle_all(&grid, &[one, other])
             .into_iter()
             .map(text)
             .collect();
@@ -303,9 +303,9 @@ fn different_launches_are_named() {
             assert!(said[0].contains(&part), "{}", said[0]);
         }
         assert_eq!(
-            text(idle(&gang, 0, "gang_idle", 1)),
+            text(idle(&grid, 0, "grid_idle", 1)),
             said[0],
-            "the gang is broken"
+            "the grid is broken"
         );
         assert!(
             driver.calls.lock().unwrap().is_empty(),
@@ -315,15 +315,15 @@ fn different_launches_are_named() {
 }
 
 #[test]
-fn what_cannot_be_launched_is_refused_to_all_and_the_gang_lives() {
+fn what_cannot_be_launched_is_refused_to_all_and_the_grid_lives() {
     let driver = fake(4);
-    let gang = gang(&driver, 2);
+    let grid = grid(&driver, 2);
     for (kernel, blocks, part) in [
-        ("gang_ghost", 1, "the image has no gang_ghost__grid"),
-        ("gang_idle", 3, "4 multiprocessors hold 1 blocks"),
-        ("gang_idle", u32::MAX, "not resident together"),
+        ("grid_ghost", 1, "the image has no grid_ghost__grid"),
+        ("grid_idle", 3, "4 multiprocessors hold 1 blocks"),
+        ("grid_idle", u32::MAX, "not resident together"),
     ] {
-        let said: Vec<String> = idle_all(&gang, &[(kernel, blocks); 2])
+        let said: Vec<String> = idle_all(&grid, &[(kernel, blocks); 2])
             .into_iter()
             .map(text)
             .collect();
@@ -331,8 +331,8 @@ fn what_cannot_be_launched_is_refused_to_all_and_the_gang_lives() {
         assert_eq!(said[0], said[1]);
     }
     driver.mistakes.store(true, Ordering::Relaxed);
-    // Not the kernel from above, which the gang knows by now.
-    for result in idle_all(&gang, &[("gang_meet", 1); 2]) {
+    // Not the kernel from above, which the grid knows by now.
+    for result in idle_all(&grid, &[("grid_meet", 1); 2]) {
         assert!(text(result).contains("[(0, 8)]"));
     }
     driver.mistakes.store(false, Ordering::Relaxed);
@@ -340,27 +340,27 @@ fn what_cannot_be_launched_is_refused_to_all_and_the_gang_lives() {
         driver.calls.lock().unwrap().is_empty(),
         "nothing was launched"
     );
-    assert!(meet(&gang, 2, 1, 4, 0).unwrap());
+    assert!(meet(&grid, 2, 1, 4, 0).unwrap());
 }
 
 #[test]
-fn a_launch_that_fails_breaks_the_gang() {
+fn a_launch_that_fails_breaks_the_grid() {
     let driver = fake(64);
-    let gang = gang(&driver, 2);
+    let grid = grid(&driver, 2);
     driver.refuses.store(true, Ordering::Relaxed);
-    for result in idle_all(&gang, &[("gang_idle", 1); 2]) {
+    for result in idle_all(&grid, &[("grid_idle", 1); 2]) {
         assert!(matches!(result, Err(Error::Driver { call: "launch", .. })));
     }
     driver.refuses.store(false, Ordering::Relaxed);
-    assert!(text(idle(&gang, 1, "gang_idle", 1)).contains("refused"));
+    assert!(text(idle(&grid, 1, "grid_idle", 1)).contains("refused"));
 }
 
 #[test]
 fn a_table_is_not_written_while_a_grid_reads_it() {
     let driver = fake(64);
-    let gang = gang(&driver, 2);
+    let grid = grid(&driver, 2);
     driver.hangs.store(true, Ordering::Relaxed);
-    for result in idle_all(&gang, &[("gang_idle", 1); 2]) {
+    for result in idle_all(&grid, &[("grid_idle", 1); 2]) {
         assert!(text(result).contains("has not ended within 0.3 s"));
     }
     assert!(
@@ -372,12 +372,12 @@ fn a_table_is_not_written_while_a_grid_reads_it() {
 #[test]
 fn what_the_driver_says_reaches_every_rank() {
     let driver = fake(64);
-    let gang = gang(&driver, 2);
+    let grid = grid(&driver, 2);
     // More lanes than the native counterpart has.
     let launch = |rank| {
         let shape = shape(1, 65);
-        // SAFETY: the parameters of `gang_idle`.
-        unsafe { gang.launch(rank, "gang_idle", &[0; 8], shape, stream(rank)) }
+        // SAFETY: the parameters of `grid_idle`.
+        unsafe { grid.launch(rank, "grid_idle", &[0; 8], shape, stream(rank)) }
     };
     thread::scope(|scope| {
         let ranks = [0, 1].map(|rank| scope.spawn(move || launch(rank)));
@@ -390,11 +390,11 @@ fn what_the_driver_says_reaches_every_rank() {
 #[test]
 fn bad_arguments_are_this_ranks_own() {
     let driver = fake(64);
-    let gang = gang(&driver, 1);
+    let grid = grid(&driver, 1);
     let refused = |rank, bytes: usize, shape| {
         let params = vec![0; bytes];
         // SAFETY: refused.
-        let result = unsafe { gang.launch(rank, "gang_idle", &params, shape, stream(0)) };
+        let result = unsafe { grid.launch(rank, "grid_idle", &params, shape, stream(0)) };
         assert!(
             matches!(result, Err(Error::InvalidArgument { .. })),
             "{result:?}"
@@ -423,14 +423,14 @@ fn bad_arguments_are_this_ranks_own() {
     driver.captures.store(true, Ordering::Relaxed);
     refused(0, 8, shape(1, 1));
     driver.captures.store(false, Ordering::Relaxed);
-    idle(&gang, 0, "gang_idle", 1).unwrap();
+    idle(&grid, 0, "grid_idle", 1).unwrap();
     for (size, slots) in [(0, 1), (1, 0)] {
-        let options = GangOptions {
+        let options = MultiRankGridOptions {
             slots,
-            ..GangOptions::new(size)
+            ..MultiRankGridOptions::new(size)
         };
         // SAFETY: refused.
-        let made = unsafe { Gang::new(Arc::clone(&driver) as Arc<_>, RawModule(0), options) };
+        let made = unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), options) };
         assert!(matches!(made, Err(Error::InvalidArgument { .. })));
     }
 }
