@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::bootstrap::{Forming, agreed_hash, store_of_environment, validate};
 use super::directory::Site;
 use super::observe::Hooks;
-use super::rendezvous::Seat;
+use super::rendezvous::RankClaim;
 use super::submit::invalid;
 use super::{Communicator, nanoseconds};
 use crate::Result;
@@ -72,7 +72,7 @@ pub fn new_comm(
     if size == 0 || rank >= size {
         return Err(invalid("new_comm", format!("rank {rank} of {size}")));
     }
-    let Seat { prefix } = Seat::take(&*store, name, rank, &host_id()?)?;
+    let RankClaim { prefix } = RankClaim::take(&*store, name, rank, &host_id()?)?;
     let forming = Forming {
         device,
         rank,

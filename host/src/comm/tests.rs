@@ -171,12 +171,12 @@ fn a_rank_joins_once() {
 }
 
 #[test]
-fn the_seat_of_a_process_that_is_no_more_is_free() {
+fn the_claim_of_a_dead_process_can_be_taken() {
     let store = Arc::new(MemoryStore::new());
     // No process has an id beyond the kernel's limit of 2^22.
     let dead = format!("4194305/0/{}", crate::bootstrap::host_id().unwrap());
     store
-        .set("fusewire/again/0/seat/0", dead.as_bytes())
+        .set("fusewire/again/0/claim/0", dead.as_bytes())
         .unwrap();
     all_meet(2, &store);
 }

@@ -21,7 +21,7 @@ use super::directory::Site;
 use super::multi_rank_grid;
 use super::multicast;
 use super::observe::Hooks;
-use super::rendezvous::{PeerInfo, Seat};
+use super::rendezvous::{PeerInfo, RankClaim};
 use crate::Result;
 use crate::backend::{Backend, Reach};
 use crate::bootstrap::host_id;
@@ -66,7 +66,7 @@ impl Communicator {
     ) -> Result<Self> {
         let options = options.resolved(device);
         validate(name, rank, size, &options)?;
-        let Seat { prefix } = Seat::take(&*store, name, rank, &host_id()?)?;
+        let RankClaim { prefix } = RankClaim::take(&*store, name, rank, &host_id()?)?;
         Self::form(Forming {
             device,
             rank,

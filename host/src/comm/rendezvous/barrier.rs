@@ -26,7 +26,7 @@ impl Rendezvous<'_> {
             let _ = self.store.delete(&self.peer_info_key(class, self.rank));
             let _ = self
                 .store
-                .delete(&format!("{}/seat/{}", self.prefix, self.rank));
+                .delete(&format!("{}/claim/{}", self.prefix, self.rank));
             let _ = self.store.delete(&self.host(class, host));
             if self.rank == 0 {
                 let _ = self.store.delete(&self.verdict_key(class));

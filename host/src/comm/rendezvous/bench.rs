@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::{Rendezvous, Seat};
+use super::{Rendezvous, RankClaim};
 use crate::Result;
 use crate::comm::directory::Site;
 use crate::cpu::SegmentDescriptor;
@@ -22,10 +22,10 @@ pub fn bench_rendezvous(
     host: &str,
     timeout: Duration,
 ) -> Result<usize> {
-    let seat = Seat::take(store, name, rank, host)?;
+    let claim = RankClaim::take(store, name, rank, host)?;
     let rendezvous = Rendezvous {
         store,
-        prefix: &seat.prefix,
+        prefix: &claim.prefix,
         name,
         rank,
         size,

@@ -11,14 +11,14 @@
 mod barrier;
 mod bench;
 mod peer_info;
-mod seat;
+mod claim;
 mod verdict;
 
 use core::time::Duration;
 
 pub use self::bench::bench_rendezvous;
 pub(super) use self::peer_info::PeerInfo;
-pub(super) use self::seat::Seat;
+pub(super) use self::claim::RankClaim;
 use super::directory::Site;
 use crate::device::Device;
 use crate::memory::Memory;

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use super::Rendezvous;
-use super::seat::number_key;
+use super::claim::number_key;
 use crate::comm::directory::Verdict;
 use crate::{Error, Result};
 

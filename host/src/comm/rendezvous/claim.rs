@@ -1,0 +1,74 @@
+//! Rank claims: each rank number of a rendezvous belongs to one live process.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
+
+use crate::store::Store;
+use crate::{Error, Result};
+
+/// The claim of a rank number in the rendezvous of a name.
+#[derive(Debug)]
+pub(in crate::comm) struct RankClaim {
+    /// What the keys of this rendezvous begin with.
+    pub(in crate::comm) prefix: String,
+}
+
+impl RankClaim {
+    /// Claims `rank` in the current rendezvous of `name`. Fails if another live process has claimed it.
+    pub(in crate::comm) fn take(
+        store: &dyn Store,
+        name: &str,
+        rank: u32,
+        host: &str,
+    ) -> Result<Self> {
+        /// Tells threads of one process from each other.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let own = format!("{}/{count}/{host}", std::process::id());
+        loop {
+            let number = store.add(&number_key(name), 0)?;
+            let prefix = format!("fusewire/{name}/{number}");
+            let key = format!("{prefix}/claim/{rank}");
+            let mut there = store.compare_set(&key, b"", own.as_bytes())?;
+            if there != own.as_bytes() && is_dead(&there, host) {
+                there = store.compare_set(&key, &there, own.as_bytes())?;
+            }
+            // The rendezvous may have ended before the claim; the loop then tries the next one.
+            let taken = there == own.as_bytes();
+            if store.add(&number_key(name), 0)? != number {
+                if taken {
+                    let _ = store.delete(&key);
+                }
+                continue;
+            }
+            if taken {
+                return Ok(Self { prefix });
+            }
+            let there = String::from_utf8_lossy(&there).into_owned();
+            let process = there.split('/').next().unwrap_or_default();
+            return Err(Error::Communicator {
+                name: name.to_owned(),
+                detail: format!(
+                    "rank {rank} is taken, by process {process} ({there}): each rank joins once"
+                ),
+            });
+        }
+    }
+}
+
+pub(super) fn number_key(name: &str) -> String {
+    format!("fusewire/{name}/number")
+}
+
+/// Returns true if the claim is that of a process of this host that no longer exists.
+fn is_dead(claim: &[u8], host: &str) -> bool {
+    let Ok(claim) = str::from_utf8(claim) else {
+        return false;
+    };
+    let mut parts = claim.splitn(3, '/');
+    let (process, _, theirs) = (parts.next(), parts.next(), parts.next());
+    theirs == Some(host)
+        && process
+            .and_then(|process| process.parse::<u32>().ok())
+            .is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists())
+}
