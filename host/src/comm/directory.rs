@@ -85,7 +85,7 @@ pub(super) struct Neighbours {
 
 /// How a rendezvous has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Outcome {
     /// All ranks have come, and fit together.
     Complete,
     /// Why they do not meet.
@@ -180,7 +180,7 @@ impl Neighbours {
     }
 }
 
-impl Verdict {
+impl Outcome {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Complete => vec![1],
@@ -280,11 +280,11 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_survive_their_bytes() {
-        for verdict in [Verdict::Complete, Verdict::Refused("why".to_owned())] {
-            assert_eq!(Verdict::from_bytes(&verdict.to_bytes()), Some(verdict));
+    fn outcomes_survive_their_bytes() {
+        for outcome in [Outcome::Complete, Outcome::Refused("why".to_owned())] {
+            assert_eq!(Outcome::from_bytes(&outcome.to_bytes()), Some(outcome));
         }
-        assert_eq!(Verdict::from_bytes(&[]), None);
-        assert_eq!(Verdict::from_bytes(&[1, 2]), None);
+        assert_eq!(Outcome::from_bytes(&[]), None);
+        assert_eq!(Outcome::from_bytes(&[1, 2]), None);
     }
 }

@@ -29,7 +29,7 @@ impl Rendezvous<'_> {
                 .delete(&format!("{}/claim/{}", self.prefix, self.rank));
             let _ = self.store.delete(&self.host(class, host));
             if self.rank == 0 {
-                let _ = self.store.delete(&self.verdict_key(class));
+                let _ = self.store.delete(&self.outcome_key(class));
                 for key in agreed {
                     let _ = self.store.delete(&format!("{}/{key}", self.prefix));
                 }

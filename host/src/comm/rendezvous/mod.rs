@@ -2,7 +2,7 @@
 //!
 //! What a rank sends and gets does not grow with the number of ranks, but on rank 0. Each publishes its
 //! peer info. Rank 0 reads them all, compares, publishes for each host which ranks are there, and then its
-//! [`Verdict`](super::directory::Verdict): that all have come, or why there is no rendezvous. The others wait for that one
+//! [`Outcome`](super::directory::Outcome): that all have come, or why there is no rendezvous. The others wait for that one
 //! value, and read the peer infos of their own host (of all hosts, where the ranks are in one NVLink domain).
 //!
 //! The rendezvous of one name are numbered. Whoever finds that one has ended, well or not, moves the
@@ -12,7 +12,7 @@ mod barrier;
 mod bench;
 mod peer_info;
 mod claim;
-mod verdict;
+mod outcome;
 
 use core::time::Duration;
 
@@ -110,7 +110,7 @@ impl Rendezvous<'_> {
         format!("{}/{class}/host/{host}", self.prefix)
     }
 
-    fn verdict_key(&self, class: &str) -> String {
+    fn outcome_key(&self, class: &str) -> String {
         format!("{}/{class}/all", self.prefix)
     }
 

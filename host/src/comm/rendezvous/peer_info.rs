@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::{Rendezvous, class};
-use crate::comm::directory::{Directory, Neighbours, Site, Verdict};
+use crate::comm::directory::{Directory, Neighbours, Site, Outcome};
 use crate::memory::MemoryDescriptor;
 use crate::{Error, Result};
 
@@ -38,20 +38,20 @@ impl Rendezvous<'_> {
         info.extend(what.as_bytes());
         info.extend(site.to_bytes());
         self.store.set(&self.peer_info_key(class, self.rank), &info)?;
-        let verdict = if self.rank == 0 {
-            let verdict = match self.collect(class, what, own) {
+        let outcome = if self.rank == 0 {
+            let outcome = match self.collect(class, what, own) {
                 Ok(directory) => {
                     self.publish_hosts(class, &directory)?;
-                    Verdict::Complete
+                    Outcome::Complete
                 }
-                Err(Error::Communicator { detail, .. }) => Verdict::Refused(detail),
+                Err(Error::Communicator { detail, .. }) => Outcome::Refused(detail),
                 Err(other) => return Err(other),
             };
-            self.publish(class, verdict)?
+            self.publish(class, outcome)?
         } else {
-            self.verdict(class)?
+            self.outcome(class)?
         };
-        if let Verdict::Refused(detail) = verdict {
+        if let Outcome::Refused(detail) = outcome {
             return Err(self.refuse(detail));
         }
         let neighbours = self
