@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::bootstrap::{Forming, agreed_hash, store_of_environment, validate};
-use super::directory::Site;
+use super::topology::Site;
 use super::observe::Hooks;
 use super::rendezvous::RankClaim;
 use super::submit::invalid;

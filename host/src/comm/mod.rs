@@ -4,7 +4,7 @@ mod attributes;
 mod batch;
 mod bootstrap;
 mod create;
-mod directory;
+mod topology;
 mod failure;
 mod fused;
 mod handoff;

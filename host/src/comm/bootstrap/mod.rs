@@ -17,7 +17,7 @@ pub use self::threads::{run_threads, run_threads_on, run_threads_with};
 use self::assemble::{Parts, cores};
 use self::pad::{layout, write_state};
 use super::Communicator;
-use super::directory::Site;
+use super::topology::Site;
 use super::multi_rank_grid;
 use super::multicast;
 use super::observe::Hooks;

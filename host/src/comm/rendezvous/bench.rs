@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::{Rendezvous, RankClaim};
 use crate::Result;
-use crate::comm::directory::Site;
+use crate::comm::topology::Site;
 use crate::cpu::SegmentDescriptor;
 use crate::memory::MemoryDescriptor;
 use crate::store::Store;

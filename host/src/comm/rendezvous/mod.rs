@@ -2,7 +2,7 @@
 //!
 //! What a rank sends and gets does not grow with the number of ranks, but on rank 0. Each publishes its
 //! peer info. Rank 0 reads them all, compares, publishes for each host which ranks are there, and then its
-//! [`Outcome`](super::directory::Outcome): that all have come, or why there is no rendezvous. The others wait for that one
+//! [`Outcome`](super::topology::Outcome): that all have come, or why there is no rendezvous. The others wait for that one
 //! value, and read the peer infos of their own host (of all hosts, where the ranks are in one NVLink domain).
 //!
 //! The rendezvous of one name are numbered. Whoever finds that one has ended, well or not, moves the
@@ -19,7 +19,7 @@ use core::time::Duration;
 pub use self::bench::bench_rendezvous;
 pub(super) use self::peer_info::PeerInfo;
 pub(super) use self::claim::RankClaim;
-use super::directory::Site;
+use super::topology::Site;
 use crate::device::Device;
 use crate::memory::Memory;
 use crate::store::Store;

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::Rendezvous;
 use super::claim::number_key;
-use crate::comm::directory::Outcome;
+use crate::comm::topology::Outcome;
 use crate::{Error, Result};
 
 /// How long a rank waits for another to find out who is missing.

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::{Rendezvous, class};
-use crate::comm::directory::{Directory, Neighbours, Site, Outcome};
+use crate::comm::topology::{Topology, Neighbours, Site, Outcome};
 use crate::memory::MemoryDescriptor;
 use crate::{Error, Result};
 
@@ -40,8 +40,8 @@ impl Rendezvous<'_> {
         self.store.set(&self.peer_info_key(class, self.rank), &info)?;
         let outcome = if self.rank == 0 {
             let outcome = match self.collect(class, what, own) {
-                Ok(directory) => {
-                    self.publish_hosts(class, &directory)?;
+                Ok(topology) => {
+                    self.publish_hosts(class, &topology)?;
                     Outcome::Complete
                 }
                 Err(Error::Communicator { detail, .. }) => Outcome::Refused(detail),
@@ -86,8 +86,8 @@ impl Rendezvous<'_> {
     }
 
     /// Rank 0: reads all peer infos and compares them with its own.
-    fn collect(&self, class: &str, what: &str, own: &MemoryDescriptor) -> Result<Directory> {
-        let mut directory = Directory::default();
+    fn collect(&self, class: &str, what: &str, own: &MemoryDescriptor) -> Result<Topology> {
+        let mut topology = Topology::default();
         self.read_peer_infos(class, 0, self.size, |rank, info| {
             let (descriptor, theirs, site) = parse(info).ok_or_else(|| self.unreadable(rank))?;
             if theirs != what {
@@ -103,15 +103,15 @@ impl Rendezvous<'_> {
                     own.bytes()
                 )));
             }
-            directory.push(&site);
+            topology.push(&site);
             Ok(())
         })?;
-        Ok(directory)
+        Ok(topology)
     }
 
     /// Rank 0: tells each host which ranks are there.
-    fn publish_hosts(&self, class: &str, directory: &Directory) -> Result<()> {
-        let values: Vec<_> = directory
+    fn publish_hosts(&self, class: &str, topology: &Topology) -> Result<()> {
+        let values: Vec<_> = topology
             .hosts()
             .map(|(host, neighbours)| (self.host(class, host), neighbours.to_bytes()))
             .collect();

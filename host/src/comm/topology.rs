@@ -1,0 +1,290 @@
+//! Which ranks are on which host: what rank 0 makes of all peer infos, and what each host gets of it.
+//!
+//! Ranks reach each other's memory where they are on one host. Ranks of several hosts do so where the GPUs of all of them are in
+//! one NVLink domain; then they are told of each other as if there were one host. Nothing in between: reach by the one or by the
+//! other is not transitive.
+
+use std::collections::BTreeMap;
+
+use crate::Result;
+use crate::bootstrap::host_id;
+use crate::device::Device;
+use crate::gpu::Gpu;
+
+/// Where a rank is: whose memory it reaches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Site {
+    /// Name of the host: processes of one host find each other, and pass descriptors.
+    pub(super) host: String,
+    /// The NVLink domain of the rank's GPU, where it can be reached from other hosts.
+    pub(super) domain: Option<String>,
+}
+
+impl Site {
+    /// That of a rank of this process, with memory on `device`.
+    pub(super) fn of(device: Device) -> Result<Self> {
+        let domain = if device.is_gpu() {
+            Gpu::open(device)?.properties().domain.clone()
+        } else {
+            None
+        };
+        Ok(Self {
+            host: host_id()?,
+            domain,
+        })
+    }
+
+    /// A host, and no memory that other hosts reach.
+    pub(super) fn on_host(host: &str) -> Self {
+        Self {
+            host: host.to_owned(),
+            domain: None,
+        }
+    }
+
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = (self.host.len() as u32).to_le_bytes().to_vec();
+        bytes.extend(self.host.as_bytes());
+        bytes.extend(self.domain.as_deref().unwrap_or_default().as_bytes());
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (length, rest) = bytes.split_first_chunk()?;
+        let length = u32::from_le_bytes(*length) as usize;
+        let (host, domain) = rest.split_at_checked(length)?;
+        let domain = str::from_utf8(domain).ok()?;
+        Some(Self {
+            host: str::from_utf8(host).ok()?.to_owned(),
+            domain: Some(domain.to_owned()).filter(|domain| !domain.is_empty()),
+        })
+    }
+}
+
+/// The ranks of every host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Topology {
+    hosts: BTreeMap<String, Vec<(u32, u32)>>,
+    /// Host of the rank that came last, and how many have come.
+    last: Option<(String, u32)>,
+    /// First rank of the host that came second.
+    second: Option<(u32, String)>,
+    /// The NVLink domain of all that have come.
+    domain: Option<String>,
+}
+
+/// What the ranks of one host have to know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Neighbours {
+    /// First rank and number of ranks, for each run of ranks on this host. One run, where a launcher
+    /// fills one host after the other.
+    pub(super) runs: Vec<(u32, u32)>,
+    /// A rank on another host, and where it is.
+    pub(super) elsewhere: Option<(u32, String)>,
+}
+
+/// How a rendezvous has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// All ranks have come, and fit together.
+    Complete,
+    /// Why they do not meet.
+    Refused(String),
+}
+
+impl Topology {
+    /// Adds the next rank.
+    pub(super) fn push(&mut self, site: &Site) {
+        let host = site.host.as_str();
+        match &self.last {
+            None => self.domain.clone_from(&site.domain),
+            Some(_) if self.domain != site.domain => self.domain = None,
+            Some(_) => {}
+        }
+        let (extends, rank) = match &self.last {
+            Some((last, count)) => (last == host, *count),
+            None => (false, 0),
+        };
+        if !extends && rank > 0 && self.second.is_none() {
+            self.second = Some((rank, host.to_owned()));
+        }
+        let runs = self.hosts.entry(host.to_owned()).or_default();
+        match runs.last_mut() {
+            Some((_, count)) if extends => *count += 1,
+            _ => runs.push((rank, 1)),
+        }
+        self.last = Some((host.to_owned(), rank + 1));
+    }
+
+    /// Each host with what its ranks have to know: in one domain, that all ranks are their neighbours.
+    pub(super) fn hosts(&self) -> impl Iterator<Item = (&str, Neighbours)> {
+        let first = self
+            .hosts
+            .iter()
+            .find(|(_, runs)| runs[0].0 == 0)
+            .map(|(host, _)| (0, host.clone()));
+        let all = self.last.as_ref().map_or(0, |(_, count)| *count);
+        self.hosts.iter().map(move |(host, runs)| {
+            if self.domain.is_some() {
+                let neighbours = Neighbours {
+                    runs: vec![(0, all)],
+                    elsewhere: None,
+                };
+                return (host.as_str(), neighbours);
+            }
+            let other = |found: &&(u32, String)| found.1 != *host;
+            let neighbours = Neighbours {
+                runs: runs.clone(),
+                elsewhere: first
+                    .as_ref()
+                    .filter(|_| self.hosts.len() > 1)
+                    .filter(other)
+                    .or(self.second.as_ref())
+                    .cloned(),
+            };
+            (host.as_str(), neighbours)
+        })
+    }
+}
+
+impl Neighbours {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = (self.runs.len() as u32).to_le_bytes().to_vec();
+        for (first, count) in &self.runs {
+            bytes.extend(first.to_le_bytes());
+            bytes.extend(count.to_le_bytes());
+        }
+        if let Some((rank, host)) = &self.elsewhere {
+            bytes.extend(rank.to_le_bytes());
+            bytes.extend(host.as_bytes());
+        }
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (count, mut rest) = bytes.split_first_chunk()?;
+        let mut neighbours = Self::default();
+        for _ in 0..u32::from_le_bytes(*count) {
+            let (first, after) = rest.split_first_chunk()?;
+            let (count, after) = after.split_first_chunk()?;
+            let run = (u32::from_le_bytes(*first), u32::from_le_bytes(*count));
+            neighbours.runs.push(run);
+            rest = after;
+        }
+        if !rest.is_empty() {
+            let (rank, host) = rest.split_first_chunk()?;
+            let host = str::from_utf8(host).ok()?.to_owned();
+            neighbours.elsewhere = Some((u32::from_le_bytes(*rank), host));
+        }
+        Some(neighbours)
+    }
+}
+
+impl Outcome {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Complete => vec![1],
+            Self::Refused(detail) => [&[0], detail.as_bytes()].concat(),
+        }
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        match bytes.split_first()? {
+            (1, []) => Some(Self::Complete),
+            (0, detail) => Some(Self::Refused(String::from_utf8_lossy(detail).into_owned())),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn topology(hosts: &[&str]) -> Vec<(String, Neighbours)> {
+        let sites: Vec<_> = hosts.iter().map(|host| Site::on_host(host)).collect();
+        of_sites(&sites)
+    }
+
+    fn of_sites(sites: &[Site]) -> Vec<(String, Neighbours)> {
+        let mut topology = Topology::default();
+        sites.iter().for_each(|site| topology.push(site));
+        let hosts = topology.hosts();
+        hosts.map(|(host, n)| (host.to_owned(), n)).collect()
+    }
+
+    #[test]
+    fn hosts_of_one_domain_are_as_one() {
+        let site = |host: &str, domain: &str| Site {
+            domain: Some(domain.to_owned()).filter(|domain| !domain.is_empty()),
+            ..Site::on_host(host)
+        };
+        let all = of_sites(&[site("a", "d"), site("b", "d"), site("a", "d")]);
+        assert_eq!(all.len(), 2);
+        for (_, neighbours) in all {
+            assert_eq!(neighbours.runs, [(0, 3)]);
+            assert_eq!(neighbours.elsewhere, None);
+        }
+        // Another domain, or none, of any rank: each host is for itself, as without domains.
+        for last in ["e", ""] {
+            for at in 0..3 {
+                let mut domains = ["d"; 3];
+                domains[at] = last;
+                let sites: Vec<_> = ["a", "b", "a"]
+                    .iter()
+                    .zip(domains)
+                    .map(|(host, domain)| site(host, domain))
+                    .collect();
+                assert_eq!(of_sites(&sites), topology(&["a", "b", "a"]), "{sites:?}");
+            }
+            // On one host they reach each other anyway.
+            let sites = [site("a", "d"), site("a", last)];
+            assert_eq!(of_sites(&sites), topology(&["a", "a"]));
+        }
+    }
+
+    #[test]
+    fn sites_survive_their_bytes() {
+        for domain in [None, Some("d.7".to_owned())] {
+            let site = Site {
+                host: "a host".to_owned(),
+                domain,
+            };
+            let bytes = site.to_bytes();
+            assert_eq!(Site::from_bytes(&bytes), Some(site));
+            assert_eq!(Site::from_bytes(&bytes[..6]), None);
+        }
+    }
+
+    #[test]
+    fn each_host_gets_its_runs_and_one_rank_elsewhere() {
+        let found = topology(&["b", "b", "a", "a", "a", "b", "c"]);
+        let expected = [
+            ("a", vec![(2, 3)], (0, "b")),
+            ("b", vec![(0, 2), (5, 1)], (2, "a")),
+            ("c", vec![(6, 1)], (0, "b")),
+        ];
+        assert_eq!(found.len(), expected.len());
+        for ((host, neighbours), (name, runs, (rank, elsewhere))) in found.iter().zip(expected) {
+            assert_eq!((host.as_str(), &neighbours.runs), (name, &runs));
+            assert_eq!(neighbours.elsewhere, Some((rank, elsewhere.to_owned())));
+            let bytes = neighbours.to_bytes();
+            assert_eq!(Neighbours::from_bytes(&bytes).as_ref(), Some(neighbours));
+            assert_eq!(Neighbours::from_bytes(&bytes[..7]), None);
+        }
+        let alone = topology(&["a", "a"]);
+        assert_eq!(alone[0].1.runs, [(0, 2)]);
+        assert_eq!(alone[0].1.elsewhere, None);
+        let bytes = alone[0].1.to_bytes();
+        assert_eq!(Neighbours::from_bytes(&bytes), Some(alone[0].1.clone()));
+    }
+
+    #[test]
+    fn outcomes_survive_their_bytes() {
+        for outcome in [Outcome::Complete, Outcome::Refused("why".to_owned())] {
+            assert_eq!(Outcome::from_bytes(&outcome.to_bytes()), Some(outcome));
+        }
+        assert_eq!(Outcome::from_bytes(&[]), None);
+        assert_eq!(Outcome::from_bytes(&[1, 2]), None);
+    }
+}
