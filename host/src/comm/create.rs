@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::bootstrap::{Forming, agreed_hash, store_of_environment, validate};
-use super::topology::Site;
+use super::topology::Locality;
 use super::observe::Hooks;
 use super::rendezvous::RankClaim;
 use super::submit::invalid;
@@ -102,7 +102,7 @@ impl Forming {
             inode: 0,
             start_time: 0,
         });
-        let (elsewhere, _) = rendezvous.gather(&agreed, &nothing, &Site::on_host(&host))?;
+        let (elsewhere, _) = rendezvous.gather(&agreed, &nothing, &Locality::on_host(&host))?;
         let reach = elsewhere.map_or(Reach::Host, |_| Reach::Network);
         let made = make(reach)?;
         rendezvous.end("made", &agreed, &host, &[])?;

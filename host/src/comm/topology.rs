@@ -13,14 +13,14 @@ use crate::gpu::Gpu;
 
 /// Where a rank is: whose memory it reaches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Site {
+pub(super) struct Locality {
     /// Name of the host: processes of one host find each other, and pass descriptors.
     pub(super) host: String,
     /// The NVLink domain of the rank's GPU, where it can be reached from other hosts.
     pub(super) domain: Option<String>,
 }
 
-impl Site {
+impl Locality {
     /// That of a rank of this process, with memory on `device`.
     pub(super) fn of(device: Device) -> Result<Self> {
         let domain = if device.is_gpu() {
@@ -94,11 +94,11 @@ pub(super) enum Outcome {
 
 impl Topology {
     /// Adds the next rank.
-    pub(super) fn push(&mut self, site: &Site) {
-        let host = site.host.as_str();
+    pub(super) fn push(&mut self, locality: &Locality) {
+        let host = locality.host.as_str();
         match &self.last {
-            None => self.domain.clone_from(&site.domain),
-            Some(_) if self.domain != site.domain => self.domain = None,
+            None => self.domain.clone_from(&locality.domain),
+            Some(_) if self.domain != locality.domain => self.domain = None,
             Some(_) => {}
         }
         let (extends, rank) = match &self.last {
@@ -202,24 +202,24 @@ mod tests {
     use super::*;
 
     fn topology(hosts: &[&str]) -> Vec<(String, Neighbours)> {
-        let sites: Vec<_> = hosts.iter().map(|host| Site::on_host(host)).collect();
-        of_sites(&sites)
+        let localities: Vec<_> = hosts.iter().map(|host| Locality::on_host(host)).collect();
+        of_localities(&localities)
     }
 
-    fn of_sites(sites: &[Site]) -> Vec<(String, Neighbours)> {
+    fn of_localities(localities: &[Locality]) -> Vec<(String, Neighbours)> {
         let mut topology = Topology::default();
-        sites.iter().for_each(|site| topology.push(site));
+        localities.iter().for_each(|locality| topology.push(locality));
         let hosts = topology.hosts();
         hosts.map(|(host, n)| (host.to_owned(), n)).collect()
     }
 
     #[test]
     fn hosts_of_one_domain_are_as_one() {
-        let site = |host: &str, domain: &str| Site {
+        let locality = |host: &str, domain: &str| Locality {
             domain: Some(domain.to_owned()).filter(|domain| !domain.is_empty()),
-            ..Site::on_host(host)
+            ..Locality::on_host(host)
         };
-        let all = of_sites(&[site("a", "d"), site("b", "d"), site("a", "d")]);
+        let all = of_localities(&[locality("a", "d"), locality("b", "d"), locality("a", "d")]);
         assert_eq!(all.len(), 2);
         for (_, neighbours) in all {
             assert_eq!(neighbours.runs, [(0, 3)]);
@@ -230,29 +230,29 @@ mod tests {
             for at in 0..3 {
                 let mut domains = ["d"; 3];
                 domains[at] = last;
-                let sites: Vec<_> = ["a", "b", "a"]
+                let localities: Vec<_> = ["a", "b", "a"]
                     .iter()
                     .zip(domains)
-                    .map(|(host, domain)| site(host, domain))
+                    .map(|(host, domain)| locality(host, domain))
                     .collect();
-                assert_eq!(of_sites(&sites), topology(&["a", "b", "a"]), "{sites:?}");
+                assert_eq!(of_localities(&localities), topology(&["a", "b", "a"]), "{localities:?}");
             }
             // On one host they reach each other anyway.
-            let sites = [site("a", "d"), site("a", last)];
-            assert_eq!(of_sites(&sites), topology(&["a", "a"]));
+            let localities = [locality("a", "d"), locality("a", last)];
+            assert_eq!(of_localities(&localities), topology(&["a", "a"]));
         }
     }
 
     #[test]
-    fn sites_survive_their_bytes() {
+    fn localities_survive_their_bytes() {
         for domain in [None, Some("d.7".to_owned())] {
-            let site = Site {
+            let locality = Locality {
                 host: "a host".to_owned(),
                 domain,
             };
-            let bytes = site.to_bytes();
-            assert_eq!(Site::from_bytes(&bytes), Some(site));
-            assert_eq!(Site::from_bytes(&bytes[..6]), None);
+            let bytes = locality.to_bytes();
+            assert_eq!(Locality::from_bytes(&bytes), Some(locality));
+            assert_eq!(Locality::from_bytes(&bytes[..6]), None);
         }
     }
 

@@ -17,7 +17,7 @@ pub use self::threads::{run_threads, run_threads_on, run_threads_with};
 use self::assemble::{Parts, cores};
 use self::pad::{layout, write_state};
 use super::Communicator;
-use super::topology::Site;
+use super::topology::Locality;
 use super::multi_rank_grid;
 use super::multicast;
 use super::observe::Hooks;
@@ -108,8 +108,8 @@ impl Communicator {
         }
         let pad = Memory::create(forming.device, layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, options, forming.generation)?;
-        let site = Site::of(forming.device)?;
-        let (elsewhere, infos) = rendezvous.gather(&agreed, &pad.descriptor()?, &site)?;
+        let locality = Locality::of(forming.device)?;
+        let (elsewhere, infos) = rendezvous.gather(&agreed, &pad.descriptor()?, &locality)?;
         if let Some(elsewhere) = elsewhere {
             forming.check_multi_rank_grid_over(&elsewhere)?;
             let here = infos.iter().map(|info| info.rank).collect();
@@ -146,7 +146,7 @@ impl Communicator {
         comm.rendezvous().end(
             &mapped,
             &agreed,
-            &site.host,
+            &locality.host,
             &["crowded", multi_rank_grid::KEY],
         )?;
         Ok(comm)

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::{Rendezvous, RankClaim};
 use crate::Result;
-use crate::comm::topology::Site;
+use crate::comm::topology::Locality;
 use crate::cpu::SegmentDescriptor;
 use crate::memory::MemoryDescriptor;
 use crate::store::Store;
@@ -38,7 +38,7 @@ pub fn bench_rendezvous(
         inode: 1,
         start_time: 1,
     });
-    let (_, infos) = rendezvous.gather("pad-bench", &own, &Site::on_host(host))?;
+    let (_, infos) = rendezvous.gather("pad-bench", &own, &Locality::on_host(host))?;
     rendezvous.agree("crowded", true)?;
     rendezvous.end("mapped", "pad-bench", host, &["crowded"])?;
     Ok(infos.len())

@@ -19,7 +19,7 @@ use core::time::Duration;
 pub use self::bench::bench_rendezvous;
 pub(super) use self::peer_info::PeerInfo;
 pub(super) use self::claim::RankClaim;
-use super::topology::Site;
+use super::topology::Locality;
 use crate::device::Device;
 use crate::memory::Memory;
 use crate::store::Store;
@@ -39,12 +39,12 @@ impl Rendezvous<'_> {
     /// Publishes this rank's segment and maps everybody's. `what` holds whatever must agree: a rank with
     /// something else is told so.
     pub(super) fn share(&self, device: Device, what: &str, own: Memory) -> Result<Vec<Memory>> {
-        let site = Site::of(device)?;
-        let (elsewhere, infos) = self.gather(what, &own.descriptor()?, &site)?;
+        let locality = Locality::of(device)?;
+        let (elsewhere, infos) = self.gather(what, &own.descriptor()?, &locality)?;
         if let Some((rank, theirs)) = elsewhere {
             return Err(self.refuse(format!(
                 "rank {rank} is on another host ({theirs}) than rank {} ({}): memory cannot be shared",
-                self.rank, site.host
+                self.rank, locality.host
             )));
         }
         self.open(device, own, infos)

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::{Rendezvous, class};
-use crate::comm::topology::{Topology, Neighbours, Site, Outcome};
+use crate::comm::topology::{Topology, Neighbours, Locality, Outcome};
 use crate::memory::MemoryDescriptor;
 use crate::{Error, Result};
 
@@ -28,7 +28,7 @@ impl Rendezvous<'_> {
         &self,
         what: &str,
         own: &MemoryDescriptor,
-        site: &Site,
+        locality: &Locality,
     ) -> Result<(Option<(u32, String)>, Vec<PeerInfo>)> {
         let class = class(what);
         let descriptor = own.to_bytes();
@@ -36,7 +36,7 @@ impl Rendezvous<'_> {
         info.extend(descriptor);
         info.extend((what.len() as u32).to_le_bytes());
         info.extend(what.as_bytes());
-        info.extend(site.to_bytes());
+        info.extend(locality.to_bytes());
         self.store.set(&self.peer_info_key(class, self.rank), &info)?;
         let outcome = if self.rank == 0 {
             let outcome = match self.collect(class, what, own) {
@@ -56,13 +56,13 @@ impl Rendezvous<'_> {
         }
         let neighbours = self
             .store
-            .get(&self.host(class, &site.host), self.timeout)?;
+            .get(&self.host(class, &locality.host), self.timeout)?;
         let neighbours = Neighbours::from_bytes(&neighbours).ok_or_else(|| self.unreadable(0))?;
         let mut infos = Vec::new();
         for (first, count) in neighbours.runs {
             self.read_peer_infos(class, first, count, |rank, info| {
                 let (memory, _, theirs) = parse(info).ok_or_else(|| self.unreadable(rank))?;
-                let is_here = theirs.host == site.host;
+                let is_here = theirs.host == locality.host;
                 infos.push(PeerInfo {
                     rank,
                     memory,
@@ -89,7 +89,7 @@ impl Rendezvous<'_> {
     fn collect(&self, class: &str, what: &str, own: &MemoryDescriptor) -> Result<Topology> {
         let mut topology = Topology::default();
         self.read_peer_infos(class, 0, self.size, |rank, info| {
-            let (descriptor, theirs, site) = parse(info).ok_or_else(|| self.unreadable(rank))?;
+            let (descriptor, theirs, locality) = parse(info).ok_or_else(|| self.unreadable(rank))?;
             if theirs != what {
                 return Err(self.refuse(format!(
                     "rank {rank} has other options (or calls) than rank 0: all agreed options \
@@ -103,7 +103,7 @@ impl Rendezvous<'_> {
                     own.bytes()
                 )));
             }
-            topology.push(&site);
+            topology.push(&locality);
             Ok(())
         })?;
         Ok(topology)
@@ -160,17 +160,17 @@ impl Rendezvous<'_> {
     }
 }
 
-fn parse(info: &[u8]) -> Option<(MemoryDescriptor, &str, Site)> {
+fn parse(info: &[u8]) -> Option<(MemoryDescriptor, &str, Locality)> {
     let (length, rest) = info.split_at_checked(4)?;
     let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
     let (descriptor, rest) = rest.split_at_checked(length)?;
     let (length, rest) = rest.split_at_checked(4)?;
     let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
-    let (what, site) = rest.split_at_checked(length)?;
+    let (what, locality) = rest.split_at_checked(length)?;
     let descriptor = MemoryDescriptor::from_bytes(descriptor)?;
     Some((
         descriptor,
         str::from_utf8(what).ok()?,
-        Site::from_bytes(site)?,
+        Locality::from_bytes(locality)?,
     ))
 }
