@@ -145,7 +145,7 @@ impl Forming {
     }
 
     /// Refuses ranks whose blocks would not all be resident, and warns of processes that share a GPU.
-    pub(super) fn check_neighbours<'a>(
+    pub(super) fn check_ranks_of_gpu<'a>(
         &self,
         infos: impl Iterator<Item = &'a MemoryDescriptor>,
     ) -> Result<()> {

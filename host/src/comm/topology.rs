@@ -75,7 +75,7 @@ pub(super) struct Topology {
 
 /// What the ranks of one host have to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Neighbours {
+pub(super) struct LocalRanks {
     /// First rank and number of ranks, for each run of ranks on this host. One run, where a launcher
     /// fills one host after the other.
     pub(super) runs: Vec<(u32, u32)>,
@@ -116,8 +116,8 @@ impl Topology {
         self.last = Some((host.to_owned(), rank + 1));
     }
 
-    /// Each host with what its ranks have to know: in one domain, that all ranks are their neighbours.
-    pub(super) fn hosts(&self) -> impl Iterator<Item = (&str, Neighbours)> {
+    /// Each host with what its ranks have to know: in one domain, that all ranks are local.
+    pub(super) fn hosts(&self) -> impl Iterator<Item = (&str, LocalRanks)> {
         let first = self
             .hosts
             .iter()
@@ -126,14 +126,14 @@ impl Topology {
         let all = self.last.as_ref().map_or(0, |(_, count)| *count);
         self.hosts.iter().map(move |(host, runs)| {
             if self.domain.is_some() {
-                let neighbours = Neighbours {
+                let local_ranks = LocalRanks {
                     runs: vec![(0, all)],
                     elsewhere: None,
                 };
-                return (host.as_str(), neighbours);
+                return (host.as_str(), local_ranks);
             }
             let other = |found: &&(u32, String)| found.1 != *host;
-            let neighbours = Neighbours {
+            let local_ranks = LocalRanks {
                 runs: runs.clone(),
                 elsewhere: first
                     .as_ref()
@@ -142,12 +142,12 @@ impl Topology {
                     .or(self.second.as_ref())
                     .cloned(),
             };
-            (host.as_str(), neighbours)
+            (host.as_str(), local_ranks)
         })
     }
 }
 
-impl Neighbours {
+impl LocalRanks {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = (self.runs.len() as u32).to_le_bytes().to_vec();
         for (first, count) in &self.runs {
@@ -163,20 +163,20 @@ impl Neighbours {
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (count, mut rest) = bytes.split_first_chunk()?;
-        let mut neighbours = Self::default();
+        let mut local_ranks = Self::default();
         for _ in 0..u32::from_le_bytes(*count) {
             let (first, after) = rest.split_first_chunk()?;
             let (count, after) = after.split_first_chunk()?;
             let run = (u32::from_le_bytes(*first), u32::from_le_bytes(*count));
-            neighbours.runs.push(run);
+            local_ranks.runs.push(run);
             rest = after;
         }
         if !rest.is_empty() {
             let (rank, host) = rest.split_first_chunk()?;
             let host = str::from_utf8(host).ok()?.to_owned();
-            neighbours.elsewhere = Some((u32::from_le_bytes(*rank), host));
+            local_ranks.elsewhere = Some((u32::from_le_bytes(*rank), host));
         }
-        Some(neighbours)
+        Some(local_ranks)
     }
 }
 
@@ -201,12 +201,12 @@ impl Outcome {
 mod tests {
     use super::*;
 
-    fn topology(hosts: &[&str]) -> Vec<(String, Neighbours)> {
+    fn topology(hosts: &[&str]) -> Vec<(String, LocalRanks)> {
         let localities: Vec<_> = hosts.iter().map(|host| Locality::on_host(host)).collect();
         of_localities(&localities)
     }
 
-    fn of_localities(localities: &[Locality]) -> Vec<(String, Neighbours)> {
+    fn of_localities(localities: &[Locality]) -> Vec<(String, LocalRanks)> {
         let mut topology = Topology::default();
         localities.iter().for_each(|locality| topology.push(locality));
         let hosts = topology.hosts();
@@ -221,9 +221,9 @@ mod tests {
         };
         let all = of_localities(&[locality("a", "d"), locality("b", "d"), locality("a", "d")]);
         assert_eq!(all.len(), 2);
-        for (_, neighbours) in all {
-            assert_eq!(neighbours.runs, [(0, 3)]);
-            assert_eq!(neighbours.elsewhere, None);
+        for (_, local_ranks) in all {
+            assert_eq!(local_ranks.runs, [(0, 3)]);
+            assert_eq!(local_ranks.elsewhere, None);
         }
         // Another domain, or none, of any rank: each host is for itself, as without domains.
         for last in ["e", ""] {
@@ -265,18 +265,18 @@ mod tests {
             ("c", vec![(6, 1)], (0, "b")),
         ];
         assert_eq!(found.len(), expected.len());
-        for ((host, neighbours), (name, runs, (rank, elsewhere))) in found.iter().zip(expected) {
-            assert_eq!((host.as_str(), &neighbours.runs), (name, &runs));
-            assert_eq!(neighbours.elsewhere, Some((rank, elsewhere.to_owned())));
-            let bytes = neighbours.to_bytes();
-            assert_eq!(Neighbours::from_bytes(&bytes).as_ref(), Some(neighbours));
-            assert_eq!(Neighbours::from_bytes(&bytes[..7]), None);
+        for ((host, local_ranks), (name, runs, (rank, elsewhere))) in found.iter().zip(expected) {
+            assert_eq!((host.as_str(), &local_ranks.runs), (name, &runs));
+            assert_eq!(local_ranks.elsewhere, Some((rank, elsewhere.to_owned())));
+            let bytes = local_ranks.to_bytes();
+            assert_eq!(LocalRanks::from_bytes(&bytes).as_ref(), Some(local_ranks));
+            assert_eq!(LocalRanks::from_bytes(&bytes[..7]), None);
         }
         let alone = topology(&["a", "a"]);
         assert_eq!(alone[0].1.runs, [(0, 2)]);
         assert_eq!(alone[0].1.elsewhere, None);
         let bytes = alone[0].1.to_bytes();
-        assert_eq!(Neighbours::from_bytes(&bytes), Some(alone[0].1.clone()));
+        assert_eq!(LocalRanks::from_bytes(&bytes), Some(alone[0].1.clone()));
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Communicator {
         let pads = if forming.device.is_gpu() {
             // Others map it also where this rank is refused.
             let _offered = pad.clone();
-            let room = forming.check_neighbours(infos.iter().map(|info| &info.memory));
+            let room = forming.check_ranks_of_gpu(infos.iter().map(|info| &info.memory));
             let pads = room.and_then(|()| rendezvous.open(forming.device, pad, infos));
             rendezvous.unanimous(pads)?
         } else {

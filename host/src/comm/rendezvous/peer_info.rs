@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::{Rendezvous, class};
-use crate::comm::topology::{Topology, Neighbours, Locality, Outcome};
+use crate::comm::topology::{Topology, LocalRanks, Locality, Outcome};
 use crate::memory::MemoryDescriptor;
 use crate::{Error, Result};
 
@@ -54,12 +54,12 @@ impl Rendezvous<'_> {
         if let Outcome::Refused(detail) = outcome {
             return Err(self.refuse(detail));
         }
-        let neighbours = self
+        let local_ranks = self
             .store
             .get(&self.host(class, &locality.host), self.timeout)?;
-        let neighbours = Neighbours::from_bytes(&neighbours).ok_or_else(|| self.unreadable(0))?;
+        let local_ranks = LocalRanks::from_bytes(&local_ranks).ok_or_else(|| self.unreadable(0))?;
         let mut infos = Vec::new();
-        for (first, count) in neighbours.runs {
+        for (first, count) in local_ranks.runs {
             self.read_peer_infos(class, first, count, |rank, info| {
                 let (memory, _, theirs) = parse(info).ok_or_else(|| self.unreadable(rank))?;
                 let is_here = theirs.host == locality.host;
@@ -82,7 +82,7 @@ impl Rendezvous<'_> {
                 info.rank
             )));
         }
-        Ok((neighbours.elsewhere, infos))
+        Ok((local_ranks.elsewhere, infos))
     }
 
     /// Rank 0: reads all peer infos and compares them with its own.
@@ -113,7 +113,7 @@ impl Rendezvous<'_> {
     fn publish_hosts(&self, class: &str, topology: &Topology) -> Result<()> {
         let values: Vec<_> = topology
             .hosts()
-            .map(|(host, neighbours)| (self.host(class, host), neighbours.to_bytes()))
+            .map(|(host, local_ranks)| (self.host(class, host), local_ranks.to_bytes()))
             .collect();
         for batch in values.chunks(BATCH as usize) {
             let pairs: Vec<_> = batch
