@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::bootstrap::{Forming, agreed_hash, store_of_environment, validate};
+use super::bootstrap::{CommConfig, agreed_hash, store_of_environment, validate};
 use super::topology::Locality;
 use super::observe::Hooks;
 use super::rendezvous::RankClaim;
@@ -73,7 +73,7 @@ pub fn new_comm(
         return Err(invalid("new_comm", format!("rank {rank} of {size}")));
     }
     let RankClaim { prefix } = RankClaim::take(&*store, name, rank, &host_id()?)?;
-    let forming = Forming {
+    let config = CommConfig {
         device,
         rank,
         size,
@@ -86,10 +86,10 @@ pub fn new_comm(
         rendezvous_timeout: None,
         reach: Reach::Host,
     };
-    Communicator::form_over(backend, forming)
+    Communicator::form_over(backend, config)
 }
 
-impl Forming {
+impl CommConfig {
     /// Meets the other ranks, whichever their hosts, and runs `make` before the rendezvous ends.
     fn met<R>(&self, make: impl FnOnce(Reach) -> Result<R>) -> Result<(R, Reach)> {
         let agreed = format!("pad-{:016x}", agreed_hash(self.size, &self.options));
@@ -128,10 +128,10 @@ impl Forming {
 
 impl Communicator {
     /// Meets the other ranks and makes the communicator of backend `name`.
-    pub(super) fn form_over(name: &str, forming: Forming) -> Result<Self> {
-        forming.check_multi_rank_grid(Some(name))?;
-        let (made, reach) = forming.met(|reach| backend::create(name, &forming.setup(reach)))?;
-        Self::over(made, Forming { reach, ..forming })
+    pub(super) fn form_over(name: &str, config: CommConfig) -> Result<Self> {
+        config.check_multi_rank_grid(Some(name))?;
+        let (made, reach) = config.met(|reach| backend::create(name, &config.setup(reach)))?;
+        Self::over(made, CommConfig { reach, ..config })
     }
 
     /// A communicator over a backend's communicator that exists already: an adopted `ncclComm_t`, or a
@@ -146,7 +146,7 @@ impl Communicator {
         options: Options,
     ) -> Result<Self> {
         let (rank, size) = (backend.rank(), backend.size());
-        let forming = Forming {
+        let config = CommConfig {
             device,
             rank,
             size,
@@ -159,7 +159,7 @@ impl Communicator {
             rendezvous_timeout: None,
             reach: Reach::Host,
         };
-        Self::over(backend, forming)
+        Self::over(backend, config)
     }
 
     /// A communicator of the ranks `ranks` of this one, in that order: `ranks[i]` becomes rank i. Called by
@@ -210,7 +210,7 @@ impl Communicator {
         if let Some(backend) = &self.inner.backend
             && let Some(part) = part_of_backend(backend)?
         {
-            let part = Self::over(part, self.forming(&name, rank as u32, ranks.len() as u32))?;
+            let part = Self::over(part, self.config(&name, rank as u32, ranks.len() as u32))?;
             return Ok(Some(part.part_of(self, ranks)));
         }
         let part = self.sibling(&name, rank as u32, ranks.len() as u32)?;
@@ -227,16 +227,16 @@ impl Communicator {
 
     /// A communicator of the same kind, options, hooks and store.
     pub(super) fn sibling(&self, name: &str, rank: u32, size: u32) -> Result<Self> {
-        let forming = self.forming(name, rank, size);
+        let config = self.config(name, rank, size);
         let made = match &self.inner.backend {
             Some(backend) if backend.name() != "fusewire" => {
-                let made = backend::create(backend.name(), &forming.setup(forming.reach))?;
-                Self::over(made, forming)?
+                let made = backend::create(backend.name(), &config.setup(config.reach))?;
+                Self::over(made, config)?
             }
             // Also a part of several hosts' ranks: it may be on one of them.
             _ => {
-                validate(name, rank, size, &forming.options)?;
-                Self::form(forming)?
+                validate(name, rank, size, &config.options)?;
+                Self::form(config)?
             }
         };
         Ok(Self {
@@ -246,8 +246,8 @@ impl Communicator {
         })
     }
 
-    fn forming(&self, name: &str, rank: u32, size: u32) -> Forming {
-        Forming {
+    fn config(&self, name: &str, rank: u32, size: u32) -> CommConfig {
+        CommConfig {
             device: self.inner.device,
             rank,
             size,

@@ -1,7 +1,7 @@
 //! Ranks on several hosts: kernels within each, another library between them.
 
 use super::Communicator;
-use super::bootstrap::Forming;
+use super::bootstrap::CommConfig;
 use crate::Result;
 
 #[cfg(feature = "gloo")]
@@ -9,11 +9,11 @@ mod over_gloo {
     use std::sync::Arc;
 
     use super::super::observe::Hooks;
-    use super::{Communicator, Forming, Result};
+    use super::{Communicator, CommConfig, Result};
     use crate::backend::{Hierarchy, Reach};
     use crate::bootstrap::host_id;
 
-    impl Forming {
+    impl CommConfig {
         /// Ends the rendezvous of ranks that have found themselves on several hosts, `here` on this one, and joins
         /// them: the ranks of each host among themselves, then all of them.
         pub(in crate::comm) fn over_hosts(
@@ -51,7 +51,7 @@ mod over_gloo {
 }
 
 #[cfg(not(feature = "gloo"))]
-impl Forming {
+impl CommConfig {
     /// Refuses: nothing in this build reaches another host.
     pub(super) fn over_hosts(
         self,

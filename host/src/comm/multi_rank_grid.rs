@@ -9,7 +9,7 @@ use fusewire_device::native::KernelInfo;
 use fusewire_device::session::Operation;
 
 use super::Inner;
-use super::bootstrap::Forming;
+use super::bootstrap::CommConfig;
 use super::on_gpu::THREADS;
 use super::reconfigure::random;
 use crate::gpu::Gpu;
@@ -50,7 +50,7 @@ const REASON: u8 = b'!';
 /// The key that holds it.
 pub(super) const KEY: &str = "grid";
 
-impl Forming {
+impl CommConfig {
     fn is_multi_rank_grid(&self) -> bool {
         self.options.grid_mode == GridMode::MultiRankGrid
     }

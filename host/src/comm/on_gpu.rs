@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fusewire_device::layout::CommConst;
 
-use super::bootstrap::Forming;
+use super::bootstrap::CommConfig;
 use super::rendezvous::{PeerInfo, Rendezvous};
 use crate::device::Device;
 use crate::gpu::driver::LaunchShape;
@@ -128,7 +128,7 @@ impl Drop for OnGpu {
     }
 }
 
-impl Forming {
+impl CommConfig {
     /// Refuses a rank on the CPU beside this one on a GPU. All ranks on GPUs find the same.
     pub(super) fn check_kinds(&self, infos: &[PeerInfo]) -> Result<()> {
         let other = infos.iter().find(|info| info.memory.uuid().is_none());

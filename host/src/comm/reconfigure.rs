@@ -10,7 +10,7 @@ use core::str::FromStr;
 use core::time::Duration;
 use std::sync::Arc;
 
-use super::bootstrap::Forming;
+use super::bootstrap::CommConfig;
 use super::observe::Hooks;
 use super::submit::invalid;
 use super::{Communicator, Inner};
@@ -199,7 +199,7 @@ impl Candidate {
     /// # Errors
     /// As [`Communicator::reconfigure`].
     pub fn reconfigure(&self, options: &ReconfigureOptions) -> Result<Communicator> {
-        let forming = Forming {
+        let config = CommConfig {
             device: self.device,
             rank: 0,
             size: 0,
@@ -212,7 +212,7 @@ impl Candidate {
             rendezvous_timeout: None,
             reach: crate::backend::Reach::Host,
         };
-        join(forming, &self.handle, options, None)
+        join(config, &self.handle, options, None)
     }
 }
 
@@ -246,7 +246,7 @@ impl Communicator {
     pub fn reconfigure(&self, options: &ReconfigureOptions) -> Result<Self> {
         let inner = &self.inner;
         let handle = self.init_handle()?;
-        let forming = Forming {
+        let config = CommConfig {
             device: inner.device,
             rank: 0,
             size: 0,
@@ -265,7 +265,7 @@ impl Communicator {
             .as_ref()
             .map(|backend| backend.name().to_owned())
             .filter(|name| name != "fusewire");
-        let made = join(forming, &handle, options, backend.as_deref())?;
+        let made = join(config, &handle, options, backend.as_deref())?;
         inner.replace(made.inner.generation);
         Ok(Self {
             stream: self.stream.clone(),
@@ -277,7 +277,7 @@ impl Communicator {
 }
 
 fn join(
-    mut forming: Forming,
+    mut config: CommConfig,
     handle: &InitHandle,
     options: &ReconfigureOptions,
     backend: Option<&str>,
@@ -293,21 +293,21 @@ fn join(
                 .to_owned(),
         ));
     };
-    forming.rank = rank as u32;
-    forming.size = members.len() as u32;
-    forming.generation = 1 + members
+    config.rank = rank as u32;
+    config.size = members.len() as u32;
+    config.generation = 1 + members
         .iter()
         .map(|member| member.generation)
         .max()
         .unwrap_or(0);
-    forming.prefix = format!("fusewire/reconfigure/{:016x}", options.uuid);
-    forming.rendezvous_timeout = options.timeout;
+    config.prefix = format!("fusewire/reconfigure/{:016x}", options.uuid);
+    config.rendezvous_timeout = options.timeout;
     let list: Vec<String> = members.iter().map(ToString::to_string).collect();
     let list = list.join(" ");
     let agreed =
-        forming
+        config
             .store
-            .compare_set(&format!("{}/members", forming.prefix), b"", list.as_bytes())?;
+            .compare_set(&format!("{}/members", config.prefix), b"", list.as_bytes())?;
     if agreed != list.as_bytes() {
         return Err(invalid(
             "reconfigure",
@@ -318,9 +318,9 @@ fn join(
             ),
         ));
     }
-    let taken = format!("{}/member/{rank}", forming.prefix);
+    let taken = format!("{}/member/{rank}", config.prefix);
     let own = format!("{:016x}", handle.identity);
-    let there = forming.store.compare_set(&taken, b"", own.as_bytes())?;
+    let there = config.store.compare_set(&taken, b"", own.as_bytes())?;
     if there != own.as_bytes() {
         return Err(invalid(
             "reconfigure",
@@ -331,8 +331,8 @@ fn join(
         ));
     }
     match backend {
-        Some(name) => Communicator::form_over(name, forming),
-        None => Communicator::form_checked(forming),
+        Some(name) => Communicator::form_over(name, config),
+        None => Communicator::form_checked(config),
     }
 }
 

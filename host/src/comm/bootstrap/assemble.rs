@@ -9,7 +9,7 @@ use fusewire_device::layout::{
     CONST_MAGIC, CONSTANTS_AT, CommConst, LAYOUT_VERSION, MAX_RANKS, PadLayout,
 };
 
-use super::forming::Forming;
+use super::config::CommConfig;
 use crate::Result;
 use crate::backend::Backend;
 use crate::comm::observe::Recorder;
@@ -43,8 +43,8 @@ pub(super) struct Parts {
 
 impl Communicator {
     /// Puts the parts together.
-    pub(super) fn assemble(forming: Forming, parts: Parts) -> Result<Self> {
-        let Forming {
+    pub(super) fn assemble(config: CommConfig, parts: Parts) -> Result<Self> {
+        let CommConfig {
             device,
             rank,
             size,
@@ -56,7 +56,7 @@ impl Communicator {
             hooks,
             rendezvous_timeout: _,
             reach,
-        } = forming;
+        } = config;
         let Parts {
             place: (team_rank, team_size),
             layout,

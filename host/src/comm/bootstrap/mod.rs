@@ -2,7 +2,7 @@
 
 mod assemble;
 mod environment;
-mod forming;
+mod config;
 mod limits;
 mod pad;
 mod threads;
@@ -10,7 +10,7 @@ mod threads;
 use std::sync::Arc;
 
 pub(super) use self::environment::store_of_environment;
-pub(super) use self::forming::Forming;
+pub(super) use self::config::CommConfig;
 pub(super) use self::limits::{agreed_hash, validate};
 pub use self::threads::{run_threads, run_threads_on, run_threads_with};
 
@@ -67,7 +67,7 @@ impl Communicator {
         let options = options.resolved(device);
         validate(name, rank, size, &options)?;
         let RankClaim { prefix } = RankClaim::take(&*store, name, rank, &host_id()?)?;
-        Self::form(Forming {
+        Self::form(CommConfig {
             device,
             rank,
             size,
@@ -83,54 +83,54 @@ impl Communicator {
     }
 
     /// As [`Communicator::form`], once rank, size and options are known to be possible.
-    pub(super) fn form_checked(mut forming: Forming) -> Result<Self> {
-        forming.options = forming.options.resolved(forming.device);
-        validate(&forming.name, forming.rank, forming.size, &forming.options)?;
-        Self::form(forming)
+    pub(super) fn form_checked(mut config: CommConfig) -> Result<Self> {
+        config.options = config.options.resolved(config.device);
+        validate(&config.name, config.rank, config.size, &config.options)?;
+        Self::form(config)
     }
 
     /// Meets the other ranks at the keys that start with the prefix, which no other communicator has used.
-    pub(super) fn form(forming: Forming) -> Result<Self> {
-        let Forming {
+    pub(super) fn form(config: CommConfig) -> Result<Self> {
+        let CommConfig {
             rank,
             size,
             options,
             ..
-        } = &forming;
+        } = &config;
         let (rank, size) = (*rank, *size);
-        forming.check_multi_rank_grid(None)?;
+        config.check_multi_rank_grid(None)?;
         let layout = layout(size, options);
         let agreed = format!("pad-{:016x}", agreed_hash(size, options));
-        let rendezvous = forming.rendezvous();
-        if forming.device.is_gpu() {
+        let rendezvous = config.rendezvous();
+        if config.device.is_gpu() {
             // Before any kernel can wait for another: loading one may wait for the device.
-            Gpu::open(forming.device)?.load()?;
+            Gpu::open(config.device)?.load()?;
         }
-        let pad = Memory::create(forming.device, layout.bytes, "fusewire-pad")?;
-        write_state(&pad, &layout, options, forming.generation)?;
-        let locality = Locality::of(forming.device)?;
+        let pad = Memory::create(config.device, layout.bytes, "fusewire-pad")?;
+        write_state(&pad, &layout, options, config.generation)?;
+        let locality = Locality::of(config.device)?;
         let (elsewhere, infos) = rendezvous.gather(&agreed, &pad.descriptor()?, &locality)?;
         if let Some(elsewhere) = elsewhere {
-            forming.check_multi_rank_grid_over(&elsewhere)?;
+            config.check_multi_rank_grid_over(&elsewhere)?;
             let here = infos.iter().map(|info| info.rank).collect();
-            return forming.over_hosts(&agreed, here, &elsewhere);
+            return config.over_hosts(&agreed, here, &elsewhere);
         }
         let process = |info: &PeerInfo| info.is_here.then(|| info.memory.process());
         let processes = infos.iter().map(process).collect();
         let multicast = multicast::is_possible(&infos);
-        forming.check_kinds(&infos)?;
-        forming.check_multi_rank_grid_of(infos.iter().map(|info| &info.memory))?;
-        let pads = if forming.device.is_gpu() {
+        config.check_kinds(&infos)?;
+        config.check_multi_rank_grid_of(infos.iter().map(|info| &info.memory))?;
+        let pads = if config.device.is_gpu() {
             // Others map it also where this rank is refused.
             let _offered = pad.clone();
-            let room = forming.check_ranks_of_gpu(infos.iter().map(|info| &info.memory));
-            let pads = room.and_then(|()| rendezvous.open(forming.device, pad, infos));
+            let room = config.check_ranks_of_gpu(infos.iter().map(|info| &info.memory));
+            let pads = room.and_then(|()| rendezvous.open(config.device, pad, infos));
             rendezvous.unanimous(pads)?
         } else {
-            rendezvous.open(forming.device, pad, infos)?
+            rendezvous.open(config.device, pad, infos)?
         };
-        let crowded = rendezvous.agree("crowded", !forming.device.is_gpu() && size > cores())?;
-        let grid = forming.grid()?;
+        let crowded = rendezvous.agree("crowded", !config.device.is_gpu() && size > cores())?;
+        let grid = config.grid()?;
         let parts = Parts {
             place: (rank, size),
             layout,
@@ -141,7 +141,7 @@ impl Communicator {
             multicast,
             backend: None,
         };
-        let comm = Self::assemble(forming, parts)?;
+        let comm = Self::assemble(config, parts)?;
         let mapped = format!("mapped-{}", comm.next_host_call());
         comm.rendezvous().end(
             &mapped,
@@ -153,12 +153,12 @@ impl Communicator {
     }
 
     /// A communicator whose operations `backend` carries out: its pad is this rank's own affair.
-    pub(super) fn over(backend: Arc<dyn Backend>, mut forming: Forming) -> Result<Self> {
-        forming.options = forming.options.resolved(forming.device);
-        forming.check_multi_rank_grid(Some(backend.name()))?;
-        let layout = layout(1, &forming.options);
+    pub(super) fn over(backend: Arc<dyn Backend>, mut config: CommConfig) -> Result<Self> {
+        config.options = config.options.resolved(config.device);
+        config.check_multi_rank_grid(Some(backend.name()))?;
+        let layout = layout(1, &config.options);
         let pad = Memory::create(Device::Cpu, layout.bytes, "fusewire-pad")?;
-        write_state(&pad, &layout, &forming.options, forming.generation)?;
+        write_state(&pad, &layout, &config.options, config.generation)?;
         let parts = Parts {
             place: (0, 1),
             layout,
@@ -169,6 +169,6 @@ impl Communicator {
             multicast: false,
             backend: Some(backend),
         };
-        Self::assemble(forming, parts)
+        Self::assemble(config, parts)
     }
 }
