@@ -15,7 +15,7 @@ use crate::group::{Block, Group, Machine};
 use crate::layout::CommConst;
 use crate::mem::{self, Order, Scope};
 use crate::net::{self, NoRoute, SignalOp};
-use crate::wait::{Place, WaitContext};
+use crate::wait::{WaitContext, WaitKind};
 
 /// A window as kernels see it; plain data in device memory, written once by the host.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -97,7 +97,7 @@ pub unsafe fn batch(
                 awaited += 1;
             }
             let waits = operation(awaited);
-            let place = if waits.kind == kind::SEND {
+            let wait = if waits.kind == kind::SEND {
                 WaitKind::Credit
             } else {
                 WaitKind::Chunk

@@ -10,7 +10,7 @@ use fusewire_device::session::{Call, Operation};
 use crate::Error;
 use crate::options::Algorithm;
 
-/// The place of a wait for a tile, and what it is called.
+/// Code of a wait for a tile, and its name in messages.
 const TILE: u64 = fusewire_device::wait::WaitKind::Tile as u64;
 const TILE_WORDS: &str = "a tile of its own";
 
@@ -98,8 +98,8 @@ pub struct Failure {
     pub activity: Activity,
     /// What the blamed rank was doing, by its progress words.
     pub blamed: Activity,
-    /// What the wait was for, in words.
-    pub place: &'static str,
+    /// What the wait was for, as messages name it.
+    pub wait_kind: &'static str,
     /// The value that was awaited.
     pub expected: u64,
     /// The value that was there.
@@ -140,7 +140,7 @@ impl Failure {
                 record.blamed_sequence,
                 record.blamed_count,
             ),
-            place: match record.wait_kind {
+            wait_kind: match record.wait_kind {
                 1 => "its entry",
                 2 => "its exit",
                 3 => "its packets",
@@ -164,7 +164,7 @@ impl Failure {
 
     /// The tile of this rank's own input that was waited for, where it was that.
     pub fn tile(&self) -> Option<u32> {
-        (self.place == TILE_WORDS).then_some((self.expected >> 32) as u32)
+        (self.wait_kind == TILE_WORDS).then_some((self.expected >> 32) as u32)
     }
 
     pub(crate) fn into_error(self) -> Error {
@@ -221,7 +221,7 @@ impl fmt::Display for Failure {
                     f,
                     "timed out after {:.3} s waiting for rank {}, {} (expected {:#x}, saw {:#x}); \
                      {late}; look at rank {rank} (killed, stopped, or behind?), or raise the time-out",
-                    self.seconds, self.awaited, self.place, self.expected, self.observed
+                    self.seconds, self.awaited, self.wait_kind, self.expected, self.observed
                 )
             }
             FailureKind::Mismatch
@@ -265,7 +265,7 @@ impl fmt::Display for Failure {
                 f,
                 "the process of rank {rank} has ended (killed, crashed, or left before its part), {:.3} s into \
                  the wait for {}; look at its output, then reconfigure without it or start the job again",
-                self.seconds, self.place
+                self.seconds, self.wait_kind
             ),
             FailureKind::Abort => f.write_str("aborted by the program"),
         }
