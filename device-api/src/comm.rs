@@ -8,9 +8,9 @@ use crate::layout::{CommConst, LINE, MAX_RANKS, MAX_WINDOWS, PadLayout, WindowCo
 /// addresses are local to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct Place(pub u64);
+pub struct WindowAddr(pub u64);
 
-impl Place {
+impl WindowAddr {
     /// Memory that lies in no window.
     pub const NONE: Self = Self(u64::MAX);
 
@@ -173,7 +173,7 @@ impl Comm {
     /// Address of `bytes` bytes of memory that `rank` named as `place`, or `None` where the window does not
     /// exist, the range leaves it, or the rank is not reachable. A peer's word is never trusted.
     #[inline(always)]
-    pub fn resolve(&self, place: Place, rank: u32, bytes: u64) -> Option<*mut u8> {
+    pub fn resolve(&self, place: WindowAddr, rank: u32, bytes: u64) -> Option<*mut u8> {
         if place.window() as usize >= MAX_WINDOWS || rank >= self.size() {
             return None;
         }
@@ -193,7 +193,7 @@ impl Comm {
     #[inline(always)]
     pub fn pointer<T>(&self, at: PeerPtr<T>, count: u64) -> Option<*mut T> {
         let bytes = count.checked_mul(size_of::<T>() as u64)?;
-        let place = Place::new(at.window, at.offset);
+        let place = WindowAddr::new(at.window, at.offset);
         self.resolve(place, at.rank, bytes).map(<*mut u8>::cast)
     }
 

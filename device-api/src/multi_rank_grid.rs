@@ -67,7 +67,7 @@ unsafe impl Sync for GridParams {}
 
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 impl GridParams {
-    /// Place of the arguments, for the check against a GPU image.
+    /// WindowAddr of the arguments, for the check against a GPU image.
     pub const FIELDS: &'static [ParamField] = &[
         ParamField {
             name: "parameters",

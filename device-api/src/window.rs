@@ -136,7 +136,7 @@ impl DeviceWindow {
     #[inline(always)]
     pub fn address(&self, comm: &Comm, rank: u32, offset: u64, bytes: u64) -> Option<*mut u8> {
         let fits = offset <= self.bytes && bytes <= self.bytes - offset;
-        let place = crate::comm::Place::new(self.window, self.offset + offset);
+        let place = crate::comm::WindowAddr::new(self.window, self.offset + offset);
         if fits {
             comm.resolve(place, rank, bytes)
         } else {

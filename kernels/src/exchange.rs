@@ -17,16 +17,16 @@
 //! staging: parts and rows lie where they lay in the round before, also in the last, shorter round.
 
 use fusewire_device::bulk::{self, Tables};
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::group::{Block, Group, Machine, slice};
 use fusewire_device::mem::Policy;
 use fusewire_device::session::Session;
 
 /// Index of the words that travel with a ready signal.
 pub(crate) mod word {
-    /// Place of the input.
+    /// WindowAddr of the input.
     pub(crate) const SOURCE: usize = 0;
-    /// Place of the output.
+    /// WindowAddr of the output.
     pub(crate) const TARGET: usize = 1;
     /// 1: the input is staged; 2: the output is staged; 4: this rank walks in chunks.
     pub(crate) const FLAGS: usize = 2;
@@ -55,12 +55,12 @@ pub(crate) struct Memory {
     pub(crate) chunk: usize,
     /// The input, and its place.
     pub(crate) source: *const u8,
-    pub(crate) source_at: Place,
+    pub(crate) source_at: WindowAddr,
     /// Rows of the input that peers read: 0, 1 or the number of ranks.
     pub(crate) source_rows: u32,
     /// The output, and its place.
     pub(crate) target: *mut u8,
-    pub(crate) target_at: Place,
+    pub(crate) target_at: WindowAddr,
     /// Whether peers write the output.
     pub(crate) target_shared: bool,
     /// Parts into which a row is cut before blocks share it: 1, or the number of ranks.
@@ -222,12 +222,12 @@ impl Memory {
                 unsafe { self.stage(session, round, pad.staging_in) };
             }
             let source = if flags & SOURCE_STAGED != 0 {
-                Place::new(0, pad.staging_in)
+                WindowAddr::new(0, pad.staging_in)
             } else {
                 self.source_at
             };
             let target = if flags & TARGET_STAGED != 0 {
-                Place::new(0, pad.staging_out)
+                WindowAddr::new(0, pad.staging_out)
             } else {
                 self.target_at
             };
@@ -346,7 +346,7 @@ impl Memory {
         } else {
             row * self.count + round.start + first
         };
-        let place = Place(session.word(rank, word::SOURCE));
+        let place = WindowAddr(session.word(rank, word::SOURCE));
         self.named(session, place, rank, index, length)
             .map(<*mut u8>::cast_const)
     }
@@ -369,7 +369,7 @@ impl Memory {
         }
         let staged = session.word(rank, word::FLAGS) & TARGET_STAGED != 0;
         let index = if staged { first } else { round.start + first };
-        let place = Place(session.word(rank, word::TARGET));
+        let place = WindowAddr(session.word(rank, word::TARGET));
         self.named(session, place, rank, index, length)
     }
 
@@ -378,13 +378,13 @@ impl Memory {
     pub(crate) fn named<M: Machine>(
         &self,
         session: &Session<M>,
-        place: Place,
+        place: WindowAddr,
         rank: u32,
         index: usize,
         length: usize,
     ) -> Option<*mut u8> {
         let offset = place.offset().wrapping_add((index * self.size) as u64);
-        let inside = Place::new(place.window(), offset);
+        let inside = WindowAddr::new(place.window(), offset);
         let bytes = (length * self.size) as u64;
         bulk::resolve(session.comm(), session.ctx(), inside, rank, bytes)
     }

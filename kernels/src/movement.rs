@@ -8,7 +8,7 @@
 //! read by nobody else. all_to_all in place is staged by the host.
 
 use fusewire_device::bulk;
-use fusewire_device::comm::{Place, ring};
+use fusewire_device::comm::{WindowAddr, ring};
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::Policy;
 use fusewire_device::session::{Call, Session};
@@ -93,10 +93,10 @@ macro_rules! movement_kernel {
                 count: count as usize,
                 chunk: chunk as usize,
                 source,
-                source_at: Place(source_at),
+                source_at: WindowAddr(source_at),
                 source_rows: $rows,
                 target,
-                target_at: Place::NONE,
+                target_at: WindowAddr::NONE,
                 target_shared: false,
                 shards: 1,
                 granule: crate::GRANULE,

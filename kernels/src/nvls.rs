@@ -26,7 +26,7 @@
 use core::marker::PhantomData;
 
 use fusewire_device::bulk::{self, Range, Tables};
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::element::{Average, Max, Min, Reduction, ReductionCode, Sum};
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Policy};
@@ -93,7 +93,7 @@ impl<T: Element> Reducer for Switched<T> {
 /// The place that every rank has sent as word `index`, if all have sent the same one, all have `wanted` in their
 /// [`word::SCALAR`], and nobody is staged. The same answer on every rank.
 #[inline(always)]
-fn common<M: Machine>(session: &Session<M>, index: usize, wanted: u64) -> Option<Place> {
+fn common<M: Machine>(session: &Session<M>, index: usize, wanted: u64) -> Option<WindowAddr> {
     let place = session.word(0, index);
     let mut same = true;
     let mut rank = 0;
@@ -103,7 +103,7 @@ fn common<M: Machine>(session: &Session<M>, index: usize, wanted: u64) -> Option
             && session.word(rank, word::SCALAR) & wanted == wanted;
         rank += 1;
     }
-    same.then_some(Place(place))
+    same.then_some(WindowAddr(place))
 }
 
 /// What this rank says of memory at `place`: `bit` if multicast reaches its `bytes` bytes, and elements of `size` bytes
@@ -111,7 +111,7 @@ fn common<M: Machine>(session: &Session<M>, index: usize, wanted: u64) -> Option
 #[inline(always)]
 fn reached<M: Machine>(
     session: &Session<M>,
-    place: Place,
+    place: WindowAddr,
     bytes: usize,
     size: usize,
     bit: u64,
@@ -509,7 +509,7 @@ impl AllGather {
         let mut step = 0;
         while step < session.comm().size() {
             let rank = session.comm().after(step);
-            let place = Place(session.word(rank, word::TARGET));
+            let place = WindowAddr(session.word(rank, word::TARGET));
             let Some(to) = memory.named(session, place, rank, row, length) else {
                 return false;
             };
@@ -719,7 +719,7 @@ pub unsafe fn all_gather_nvls(
     };
     let (rank, ranks) = (session.comm().rank(), session.comm().size());
     let (count, size) = (count as usize, size as usize);
-    let row = Place(target_at).offset() as usize + rank as usize * count * size;
+    let row = WindowAddr(target_at).offset() as usize + rank as usize * count * size;
     let fits = if (source as usize ^ row).is_multiple_of(BYTES) && BYTES.is_multiple_of(size) {
         FITS
     } else {
@@ -731,14 +731,14 @@ pub unsafe fn all_gather_nvls(
         count,
         chunk: chunk as usize,
         source,
-        source_at: Place(source_at),
+        source_at: WindowAddr(source_at),
         source_rows: 1,
         target,
-        target_at: Place(target_at),
+        target_at: WindowAddr(target_at),
         target_shared: false,
         shards: 1,
         granule: crate::GRANULE,
-        scalar: fits | reached(&session, Place(target_at), bytes, size, TARGET),
+        scalar: fits | reached(&session, WindowAddr(target_at), bytes, size, TARGET),
     };
     let policy = policy(hint);
     let body = AllGather {

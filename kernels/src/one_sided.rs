@@ -1,6 +1,6 @@
 //! One-sided communication from a kernel: put with signal, and waiting for a signal.
 
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{CommConst, FailureKind};
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::net::{self, SignalOp};
@@ -42,7 +42,7 @@ pub unsafe fn ring_put(
     let comm = *session.comm();
     let next = comm.after(1);
     let previous = comm.after(comm.size() - 1);
-    let target = Place(target_at);
+    let target = WindowAddr(target_at);
     let signal_offset = comm.pad().user_signals + signal * 8;
     // SAFETY: the caller's promise; the signal word is a user signal of the pad.
     let put = unsafe {

@@ -30,7 +30,7 @@
 use core::marker::PhantomData;
 
 use fusewire_device::bulk;
-use fusewire_device::comm::{Place, ring};
+use fusewire_device::comm::{WindowAddr, ring};
 use fusewire_device::element::Sum;
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Order, Policy, Scope};
@@ -233,10 +233,10 @@ pub unsafe fn all_gather_with_flags(
         count: count as usize,
         chunk: chunk as usize,
         source,
-        source_at: Place(source_at),
+        source_at: WindowAddr(source_at),
         source_rows: 1,
         target,
-        target_at: Place::NONE,
+        target_at: WindowAddr::NONE,
         target_shared: false,
         shards: 1,
         granule: crate::GRANULE,
@@ -387,7 +387,7 @@ pub unsafe fn reduce_scatter_on_arrival<T: Element>(
         return;
     };
     let reducer = Typed::<T, Sum>(PhantomData);
-    let none = Place::NONE.0;
+    let none = WindowAddr::NONE.0;
     let memory = memory(
         reducer, count, source, source_at, target, none, scalar, chunk,
     );
@@ -429,7 +429,7 @@ pub unsafe fn reduce_scatter_on_arrival_any(
     let Some(mut session) = session else {
         return;
     };
-    let none = Place::NONE.0;
+    let none = WindowAddr::NONE.0;
     let memory = memory(
         reducer, count, source, source_at, target, none, scalar, chunk,
     );

@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use fusewire_device::bulk::{self, Range, Tables};
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::element::{Reduction, WithReduction, dispatch};
 use fusewire_device::session::Call;
 use fusewire_device::{Block, DType, Element, Machine};
@@ -225,10 +225,10 @@ pub(crate) fn memory<R: Reducer>(
         count: count as usize,
         chunk: chunk as usize,
         source,
-        source_at: Place(source_at),
+        source_at: WindowAddr(source_at),
         source_rows: 1,
         target,
-        target_at: Place(target_at),
+        target_at: WindowAddr(target_at),
         target_shared: false,
         shards: 1,
         granule: crate::GRANULE,

@@ -6,7 +6,7 @@
 //! compares the length with what it expects, so splits that disagree are a mismatch, not corruption.
 
 use fusewire_device::bulk;
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{CommConst, FailureKind};
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::session::Session;
@@ -76,7 +76,7 @@ impl Counts {
 struct Vector {
     size: usize,
     source: *const u8,
-    source_at: Place,
+    source_at: WindowAddr,
     /// Elements that there are in the input.
     source_count: usize,
     send: Counts,
@@ -165,10 +165,10 @@ impl Vector {
                 let (offset, length) = self.outgoing(me, peer);
                 let place = if staged {
                     let row = if self.same { 0 } else { peer as usize };
-                    Place::new(0, pad.staging_in + (row * stride * self.size) as u64)
+                    WindowAddr::new(0, pad.staging_in + (row * stride * self.size) as u64)
                 } else {
                     let at = self.source_at.offset() + (offset * self.size) as u64;
-                    Place::new(self.source_at.window(), at)
+                    WindowAddr::new(self.source_at.window(), at)
                 };
                 let flags = if staged { CHUNKED } else { 0 };
                 let mut words = [0; 7];
@@ -229,9 +229,9 @@ impl Vector {
                     )
                 } else {
                     let index = if theirs_staged { first } else { start + first };
-                    let place = Place(session.word(rank, word::SOURCE));
+                    let place = WindowAddr(session.word(rank, word::SOURCE));
                     let offset = place.offset().wrapping_add((index * self.size) as u64);
-                    let inside = Place::new(place.window(), offset);
+                    let inside = WindowAddr::new(place.window(), offset);
                     bulk::resolve(session.comm(), session.ctx(), inside, rank, bytes as u64)
                         .map(<*mut u8>::cast_const)
                 };
@@ -306,7 +306,7 @@ pub unsafe fn all_gather_v(
     let vector = Vector {
         size: size as usize,
         source,
-        source_at: Place(source_at),
+        source_at: WindowAddr(source_at),
         source_count: source_count as usize,
         send: Counts(counts),
         same: true,
@@ -353,7 +353,7 @@ pub unsafe fn all_to_all_v(
     let vector = Vector {
         size: size as usize,
         source,
-        source_at: Place(source_at),
+        source_at: WindowAddr(source_at),
         source_count: source_count as usize,
         send: Counts(send_counts),
         same: false,

@@ -183,7 +183,7 @@ fn expand(options: &Options, function: &ItemFn) -> syn::Result<Tokens> {
 
         #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
         impl #params {
-            /// Place of every argument, for the check against a GPU image.
+            /// WindowAddr of every argument, for the check against a GPU image.
             pub const FIELDS: &'static [::fusewire_device::native::ParamField] = &[
                 #(::fusewire_device::native::ParamField {
                     name: stringify!(#fields),

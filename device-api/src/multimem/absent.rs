@@ -1,7 +1,7 @@
 //! Machines without multicast.
 
 use super::Combine;
-use crate::comm::{Comm, Place};
+use crate::comm::{Comm, WindowAddr};
 use crate::element::Element;
 
 /// A multicast address; there is none on this machine.
@@ -11,7 +11,7 @@ pub enum Multicast {}
 impl Multicast {
     /// `None`.
     #[inline(always)]
-    pub fn of(_comm: &Comm, _place: Place, _bytes: u64) -> Option<Self> {
+    pub fn of(_comm: &Comm, _place: WindowAddr, _bytes: u64) -> Option<Self> {
         None
     }
 

@@ -2,7 +2,7 @@
 
 use super::Combine;
 use crate::bulk::{pack, unpack};
-use crate::comm::{Comm, Place};
+use crate::comm::{Comm, WindowAddr};
 use crate::element::{Element, Number};
 use crate::layout::{MAX_RANKS, WindowConst};
 use crate::mem::{self, Policy};
@@ -19,7 +19,7 @@ impl Multicast {
     /// The `bytes` bytes of every rank at `place`, or `None` where the window does not exist, the range leaves it,
     /// or a rank's part is not mapped.
     #[inline(always)]
-    pub fn of(comm: &Comm, place: Place, bytes: u64) -> Option<Self> {
+    pub fn of(comm: &Comm, place: WindowAddr, bytes: u64) -> Option<Self> {
         let mut rank = 0;
         while rank < comm.size() {
             comm.resolve(place, rank, bytes)?;

@@ -4,7 +4,7 @@ use core::arch::asm;
 use core::hint::unreachable_unchecked;
 
 use super::Combine;
-use crate::comm::{Comm, Place};
+use crate::comm::{Comm, WindowAddr};
 use crate::element::{DType, Element};
 use crate::layout::MAX_WINDOWS;
 
@@ -45,7 +45,7 @@ impl Multicast {
     /// The `bytes` bytes of every rank at `place`, or `None` where the window does not exist, the range leaves it,
     /// or the host has given it no multicast address.
     #[inline(always)]
-    pub fn of(comm: &Comm, place: Place, bytes: u64) -> Option<Self> {
+    pub fn of(comm: &Comm, place: WindowAddr, bytes: u64) -> Option<Self> {
         if place.window() as usize >= MAX_WINDOWS {
             return None;
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fusewire_device::DType;
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::native::Kernel;
 use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::fused::{
@@ -289,7 +289,7 @@ impl Communicator {
                 ),
             ));
         }
-        let null = Place::NONE.0;
+        let null = WindowAddr::NONE.0;
         let scales = norm.scales();
         let kept = norm.residual_out().map(Output::as_input);
         Ok(ReduceNormParams {

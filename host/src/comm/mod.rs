@@ -353,7 +353,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the tensor lies in no window of this communicator.
-    pub fn place(&self, tensor: &Tensor) -> Result<fusewire_device::comm::Place> {
+    pub fn place(&self, tensor: &Tensor) -> Result<fusewire_device::comm::WindowAddr> {
         let bytes = tensor.len() * tensor.dtype().size();
         let place = self.inner.windows.place(tensor.as_ptr(), bytes);
         if place.is_some() {

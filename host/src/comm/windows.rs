@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{MAX_WINDOWS, WindowConst};
 
 use super::multicast::Multicast;
@@ -214,9 +214,9 @@ impl Windows {
         all.get(id)?.as_ref()?.get(rank as usize).cloned()
     }
 
-    /// The place of `bytes` bytes at `at` in a window, or [`Place::NONE`].
+    /// The place of `bytes` bytes at `at` in a window, or [`WindowAddr::NONE`].
     #[inline]
-    pub(crate) fn place(&self, at: *const u8, bytes: usize) -> Place {
+    pub(crate) fn place(&self, at: *const u8, bytes: usize) -> WindowAddr {
         loop {
             let version = self.version.load(Ordering::Acquire);
             let place = self.find(at as usize, bytes);
@@ -229,7 +229,7 @@ impl Windows {
     }
 
     #[inline]
-    fn find(&self, at: usize, bytes: usize) -> Place {
+    fn find(&self, at: usize, bytes: usize) -> WindowAddr {
         for live in self.live[..self.live_count.load(Ordering::Acquire)]
             .iter()
             .rev()
@@ -238,10 +238,10 @@ impl Windows {
             let end = live.1.load(Ordering::Relaxed);
             if at >= start && at < end && bytes <= end - at {
                 let id = live.2.load(Ordering::Relaxed);
-                return Place::new(id as u32, (at - start) as u64);
+                return WindowAddr::new(id as u32, (at - start) as u64);
             }
         }
-        Place::NONE
+        WindowAddr::NONE
     }
 }
 

@@ -31,7 +31,7 @@ mod sum;
 use core::marker::PhantomData;
 
 use fusewire_device::bulk::Tables;
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::Policy;
 use fusewire_device::packet::{Prefetch, Slots};
@@ -99,11 +99,11 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
         weight,
         bias,
         out,
-        out_at: Place(out_at),
+        out_at: WindowAddr(out_at),
         kept,
-        kept_at: Place(kept_at),
+        kept_at: WindowAddr(kept_at),
         scales,
-        scales_at: Place(scales_at),
+        scales_at: WindowAddr(scales_at),
         stride: stride as usize,
         chunk: chunk as usize,
         scratch: scratch_of(&session, scratch, hidden),
@@ -123,7 +123,7 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
         count: rows as usize,
         chunk: chunk as usize,
         source,
-        source_at: Place(source_at),
+        source_at: WindowAddr(source_at),
         source_rows: if spec.route() == Route::ReduceScatter {
             ranks
         } else {
@@ -131,7 +131,7 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
         },
         // The body's own.
         target: core::ptr::null_mut(),
-        target_at: Place::NONE,
+        target_at: WindowAddr::NONE,
         target_shared: false,
         shards: if spec.route() == Route::TwoShot {
             ranks
@@ -201,11 +201,11 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
         weight,
         bias,
         out,
-        out_at: Place::NONE,
+        out_at: WindowAddr::NONE,
         kept,
-        kept_at: Place::NONE,
+        kept_at: WindowAddr::NONE,
         scales,
-        scales_at: Place::NONE,
+        scales_at: WindowAddr::NONE,
         stride: stride as usize,
         chunk: 0,
         scratch: scratch_of(&session, scratch, hidden),

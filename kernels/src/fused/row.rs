@@ -5,7 +5,7 @@
 use core::marker::PhantomData;
 
 use fusewire_device::arch;
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::MAX_RANKS;
 use fusewire_device::{Block, Element, Group, Machine};
 
@@ -43,13 +43,13 @@ pub(super) struct Arguments {
     pub(super) bias: *const u8,
     /// Normalised rows.
     pub(super) out: *mut u8,
-    pub(super) out_at: Place,
+    pub(super) out_at: WindowAddr,
     /// Sums with the residual; null: not wanted.
     pub(super) kept: *mut u8,
-    pub(super) kept_at: Place,
+    pub(super) kept_at: WindowAddr,
     /// Scales: computed, or the given one.
     pub(super) scales: *mut u8,
-    pub(super) scales_at: Place,
+    pub(super) scales_at: WindowAddr,
     /// Scales from one group's first to the next one's, where these lie side by side.
     pub(super) stride: usize,
     /// Rows that staging holds.

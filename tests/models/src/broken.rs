@@ -1,7 +1,7 @@
 //! Deliberately broken kernels, for faults that the memory cannot inject: each leaves out one thing that the
 //! rules between ranks demand.
 
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::Session;
@@ -35,7 +35,7 @@ impl Kernel {
         call: u64,
         count: u64,
         timeout_ns: u64,
-        place: Place,
+        place: WindowAddr,
         source: *const u8,
         target: *mut u8,
     ) {

@@ -2,7 +2,7 @@
 //!
 //! Reductions are of bytes (wrapping) or of small whole numbers in f32, so results are exact.
 
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::element::{ReductionCode, Sum};
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::{Call, Operation};
@@ -216,7 +216,9 @@ impl Step {
                     Vec::new()
                 }
             }
-            Op::ReduceScatter | Op::ScatterOnArrival => sums()[me * count..(me + 1) * count].to_vec(),
+            Op::ReduceScatter | Op::ScatterOnArrival => {
+                sums()[me * count..(me + 1) * count].to_vec()
+            }
             Op::AllGather | Op::GatherWithFlags => inputs.concat(),
             Op::Broadcast(root) => inputs[root as usize].clone(),
             Op::Scatter(root) => inputs[root as usize][me * count..(me + 1) * count].to_vec(),
@@ -487,7 +489,7 @@ impl Step {
             Memory::Staged => false,
             Memory::Mixed => rank == 0,
         };
-        let place = |at: Place| if registered { at.0 } else { Place::NONE.0 };
+        let place = |at: WindowAddr| if registered { at.0 } else { WindowAddr::NONE.0 };
         let constants = world.constants(rank);
         let call = self.call(rank).0;
         let timeout = self.timeout_ns[rank as usize % 4];
@@ -602,11 +604,11 @@ impl Step {
                     floats.add(WEIGHT_AT),
                     core::ptr::null(),
                     core::ptr::null_mut(),
-                    Place::NONE.0,
+                    WindowAddr::NONE.0,
                     target,
                     target_at,
                     core::ptr::null_mut(),
-                    Place::NONE.0,
+                    WindowAddr::NONE.0,
                     0,
                     0,
                     u64::from(world.config().ranks),
@@ -664,7 +666,7 @@ impl Step {
                         call,
                         count,
                         timeout,
-                        Place::new(1, 0),
+                        WindowAddr::new(1, 0),
                         source,
                         target,
                     );

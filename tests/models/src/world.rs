@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 
 use bytemuck::Zeroable;
 use fusewire_device::arch::SHARED_BYTES;
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{
     BlockState, CONST_MAGIC, CONSTANTS_AT, CommConst, CommState, FailureRecord, LAYOUT_VERSION,
     LINE, MAX_WINDOWS, PadConfig, PadLayout, WindowConst,
@@ -197,14 +197,14 @@ impl World {
         self.source(rank).wrapping_add(self.config.user)
     }
 
-    /// Place of every rank's input.
-    pub fn source_place(&self) -> Place {
-        Place::new(1, 0)
+    /// WindowAddr of every rank's input.
+    pub fn source_place(&self) -> WindowAddr {
+        WindowAddr::new(1, 0)
     }
 
-    /// Place of every rank's output.
-    pub fn target_place(&self) -> Place {
-        Place::new(1, self.config.user as u64)
+    /// WindowAddr of every rank's output.
+    pub fn target_place(&self) -> WindowAddr {
+        WindowAddr::new(1, self.config.user as u64)
     }
 
     /// `rank`'s memory that lies in no window and is under the tool nowhere but in [`World::words`].

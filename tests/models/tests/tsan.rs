@@ -6,7 +6,7 @@
 #[cfg(tsan)]
 mod parts {
     use fusewire::{Algorithm, DType, Operation, Options, run_threads};
-    use fusewire_device::comm::Place;
+    use fusewire_device::comm::WindowAddr;
     use fusewire_device::layout::CommConst;
     use fusewire_device::{Block, Machine, kernel};
     use fusewire_models::broken::Kernel;
@@ -30,7 +30,7 @@ mod parts {
         source: *const u8,
         target: *mut u8,
     ) {
-        let place = Place(place);
+        let place = WindowAddr(place);
         // SAFETY: the caller's promise.
         unsafe {
             KERNELS[which as usize].1.run(

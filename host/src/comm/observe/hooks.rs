@@ -54,7 +54,7 @@ pub struct ReplayArguments {
     pub graph_id: u64,
     /// How often the graph has been replayed, from 1.
     pub replay_id: u64,
-    /// Place of the operation among the graph's nodes.
+    /// WindowAddr of the operation among the graph's nodes.
     pub index: u64,
     /// The operation.
     pub operation: Operation,

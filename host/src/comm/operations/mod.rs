@@ -21,7 +21,7 @@ use crate::plan::{Machine, Plan, hand_off, plan};
 use crate::tensor::{Input, Output, Tensor};
 use checks::{device_counts, reducible};
 use fusewire_device::DType;
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::session::{Call, Operation};
 
 /// Root of an operation that has none.
@@ -359,7 +359,7 @@ impl Communicator {
     /// The place of memory, or none where it must be staged.
     fn place_of(&self, at: *const u8, bytes: usize, staged: bool) -> u64 {
         if staged {
-            Place::NONE.0
+            WindowAddr::NONE.0
         } else {
             self.inner.windows.place(at, bytes).0
         }

@@ -11,7 +11,7 @@ use crate::comm::submit::{Prepared, invalid};
 use crate::options::Algorithm;
 use crate::plan::Plan;
 use crate::tensor::{Input, Output};
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::session::Operation;
 use fusewire_kernels::movement::{
     ALL_GATHER, ALL_TO_ALL, AllGatherParams, AllToAllParams, BROADCAST, BroadcastParams, GATHER,
@@ -58,7 +58,7 @@ macro_rules! movement {
             source_at,
             target: output.ptr,
             chunk: plan.chunk,
-            hint: comm.hint($written * size, source_at == Place::NONE.0),
+            hint: comm.hint($written * size, source_at == WindowAddr::NONE.0),
         };
         Ok(Prepared::new(
             comm, &$kernel, params, tensors, borrowed, note,
@@ -133,7 +133,7 @@ impl Communicator {
             target: output.ptr,
             target_at: self.place_of(output.ptr, output.count * size, false),
             chunk: plan.chunk,
-            hint: self.hint(output.count * size, source_at == Place::NONE.0),
+            hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
         };
         Prepared::new(
             self,

@@ -3,7 +3,7 @@
 use super::NO_ROOT;
 use super::checks::{apart, reducible, same_type, within};
 use crate::comm::observe::Note;
-use crate::comm::signals::ReadyFlags;
+use crate::comm::ready_flags::ReadyFlags;
 use crate::comm::submit::{Prepared, invalid};
 use crate::comm::{Communicator, Work};
 use crate::options::ReduceOp;
@@ -11,7 +11,7 @@ use crate::stream::{Event, Stream};
 use crate::tensor::{Input, Output, Tensor};
 use crate::{Error, Result};
 use fusewire_device::DType;
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::native::KernelInfo;
 use fusewire_device::session::Operation;
 use fusewire_kernels::overlap::{
@@ -20,8 +20,9 @@ use fusewire_kernels::overlap::{
     ReduceScatterOnArrivalAnyParams, ReduceScatterOnArrivalParams,
 };
 
-const _: () =
-    assert!(size_of::<ReduceScatterOnArrivalParams>() == size_of::<ReduceScatterOnArrivalAnyParams>());
+const _: () = assert!(
+    size_of::<ReduceScatterOnArrivalParams>() == size_of::<ReduceScatterOnArrivalAnyParams>()
+);
 
 /// The instance of a type and a reduction.
 fn instance(dtype: DType, op: ReduceOp) -> &'static KernelInfo {
@@ -84,7 +85,7 @@ impl Communicator {
             words: signals.as_ptr(),
             arrivals: signals.arrivals(),
             span: chunk.max(1) as u64,
-            hint: self.hint(to.count * size, source_at == Place::NONE.0),
+            hint: self.hint(to.count * size, source_at == WindowAddr::NONE.0),
         };
         let note = Note {
             call,
@@ -146,7 +147,13 @@ impl Communicator {
         self.leaves_room(name)?;
         let (dtype, count, size) = (from.dtype, to.count, from.dtype.size());
         let rows = u64::from(self.size());
-        let plan = self.plan_rows(Operation::ReduceScatterOnArrival, count, dtype, rows, Some(op));
+        let plan = self.plan_rows(
+            Operation::ReduceScatterOnArrival,
+            count,
+            dtype,
+            rows,
+            Some(op),
+        );
         let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, agreed(count, tile));
         let source_at = self.place_of(from.ptr, from.count * size, false);
         let params = ReduceScatterOnArrivalAnyParams {
@@ -162,7 +169,7 @@ impl Communicator {
             counters: tiles.as_ptr(),
             span: tile.max(1) as u64,
             wanted: target,
-            hint: self.hint(count * size, source_at == Place::NONE.0),
+            hint: self.hint(count * size, source_at == WindowAddr::NONE.0),
         };
         let note = Note {
             call,

@@ -11,7 +11,7 @@ use crate::comm::submit::Prepared;
 use crate::options::{Algorithm, ReduceOp};
 use crate::plan::Plan;
 use crate::tensor::{Input, Output};
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::packet;
 use fusewire_device::session::Operation;
 use fusewire_kernels::all_reduce::AllReducePacketParams;
@@ -235,7 +235,7 @@ impl Communicator {
         let size = input.dtype.size();
         let source_at = self.place_of(input.ptr, input.count * size, staged);
         let target_at = self.place_of(output.ptr, output.count * size, false);
-        let copied = source_at == Place::NONE.0 || target_at == Place::NONE.0;
+        let copied = source_at == WindowAddr::NONE.0 || target_at == WindowAddr::NONE.0;
         let (kernel, params) = select(
             input.dtype,
             op,

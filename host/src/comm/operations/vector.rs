@@ -11,7 +11,7 @@ use crate::comm::observe::Note;
 use crate::comm::submit::Prepared;
 use crate::gpu::{Scratch, Upload};
 use crate::tensor::{Input, Output, Tensor};
-use fusewire_device::comm::Place;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::session::Operation;
 use fusewire_kernels::vector::{ALL_GATHER_V, ALL_TO_ALL_V, AllGatherVParams, AllToAllVParams};
 
@@ -83,7 +83,7 @@ impl Communicator {
             target_count: output.count as u64,
             counts: words.at,
             chunk: plan.chunk,
-            hint: self.hint(output.count * size, source_at == Place::NONE.0),
+            hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
         };
         let prepared = Prepared::new(self, &ALL_GATHER_V, params, tensors, borrowed, note);
         Ok(words.kept_by(prepared))
@@ -160,7 +160,7 @@ impl Communicator {
             send_counts,
             receive_counts,
             chunk: plan.chunk,
-            hint: self.hint(output.count * size, source_at == Place::NONE.0),
+            hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
         };
         let prepared = Prepared::new(self, &ALL_TO_ALL_V, params, tensors, borrowed, note);
         Ok(words.kept_by(prepared))
