@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::sync::{Mutex, PoisonError};
 
 use fusewire_tests::backends;
-use fusewire_tests::grid::{self, Breadth, Sabotage, Table, Tally};
+use fusewire_tests::grid::{self, Breadth, Fault, Table, Tally};
 use fusewire_tests::process::{self, Host};
 use fusewire_tests::runner::{Processes, Setup, Threads};
 use fusewire_tests::skip::full;
@@ -123,22 +123,22 @@ fn what_is_wrong_is_caught() {
         if !backends::is_here(backend) {
             continue;
         }
-        let say = |sabotage| {
+        let say = |fault| {
             Threads.each(&setup(backend, 2), |comm| {
-                grid::run_sabotaged(comm, sabotage)
+                grid::run_with_fault(comm, fault)
             })
         };
-        for result in say(Sabotage::None) {
+        for result in say(Fault::None) {
             assert!(result.is_ok(), "{result:?}");
         }
-        for (rank, result) in say(Sabotage::FlipBit).into_iter().enumerate() {
+        for (rank, result) in say(Fault::FlipBit).into_iter().enumerate() {
             assert_eq!(
                 result.is_err(),
                 rank == 1,
                 "{backend}, rank {rank}: {result:?}"
             );
         }
-        for result in say(Sabotage::SwapRanks) {
+        for result in say(Fault::SwapRanks) {
             let wrong = result.expect_err("ranks were swapped");
             assert!(wrong.contains("instead of"), "{wrong}");
         }

@@ -38,7 +38,7 @@ pub enum Breadth {
 
 /// What a negative control does to a run that is right by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sabotage {
+pub enum Fault {
     /// Nothing.
     #[default]
     None,
@@ -58,7 +58,7 @@ const REGISTERED: usize = 40_000;
 pub struct Grid {
     comm: Communicator,
     breadth: Breadth,
-    sabotage: Sabotage,
+    fault: Fault,
     /// Whether reductions need contents that are exact in every order.
     exact: bool,
     calls: u64,
@@ -102,16 +102,16 @@ pub fn run(comm: Communicator, breadth: Breadth) -> core::result::Result<Tally, 
     grid.finish()
 }
 
-/// As [`run`], of the collectives only, sabotaged: what the checks say.
+/// As [`run`], of the collectives only, with an injected fault; returns what the checks find.
 ///
 /// # Errors
 /// What was wrong on this rank.
-pub fn run_sabotaged(
+pub fn run_with_fault(
     comm: Communicator,
-    sabotage: Sabotage,
+    fault: Fault,
 ) -> core::result::Result<Tally, String> {
     let mut grid = Grid {
-        sabotage,
+        fault,
         ..Grid::new(comm, Breadth::Short)
     };
     let done = collectives::run(&mut grid);
@@ -127,7 +127,7 @@ impl Grid {
         Self {
             comm,
             breadth,
-            sabotage: Sabotage::None,
+            fault: Fault::None,
             exact,
             calls: 0,
             tally: Tally::default(),
@@ -141,7 +141,7 @@ impl Grid {
     /// The same checks over another communicator; what they find comes back by [`Grid::take`].
     fn over(&self, comm: Communicator) -> Self {
         Self {
-            sabotage: self.sabotage,
+            fault: self.fault,
             calls: self.calls,
             ..Self::new(comm, self.breadth)
         }

@@ -6,7 +6,7 @@ use crate::device::tensor;
 use fusewire::GraphExec;
 use fusewire::{Operation, Result, Tensor};
 
-use super::{Grid, REGISTERED, Sabotage};
+use super::{Grid, REGISTERED, Fault};
 use crate::backends;
 use crate::call::{self, Buffers};
 use crate::cases::Case;
@@ -269,8 +269,8 @@ impl Grid {
         self.calls += 1;
         let call = self.calls;
         let (ranks, rank) = (self.comm.size(), self.comm.rank());
-        let shown = match (self.sabotage, rank) {
-            (Sabotage::SwapRanks, 0 | 1) => 1 - rank,
+        let shown = match (self.fault, rank) {
+            (Fault::SwapRanks, 0 | 1) => 1 - rank,
             _ => rank,
         };
         let mut given = oracle::input(case, ranks, shown, call).input;
@@ -313,7 +313,7 @@ impl Grid {
             expected.as_ref().or(kept).map(Vec::as_slice),
             call,
         );
-        if self.sabotage == Sabotage::FlipBit && rank == 1 && shape.output > 0 {
+        if self.fault == Fault::FlipBit && rank == 1 && shape.output > 0 {
             let mut bytes = read(&place.output);
             bytes[GUARD * size] ^= 1;
             write(&place.output, &bytes);
@@ -322,7 +322,7 @@ impl Grid {
         if let Some(input) = place
             .input
             .as_ref()
-            .filter(|_| self.sabotage == Sabotage::None)
+            .filter(|_| self.fault == Fault::None)
         {
             let must = image(size, shape.input, Some(&given), call);
             self.same("input", &must, &read(input), size);
