@@ -42,7 +42,7 @@ pub enum Ending {
 
 /// What is broken in the memory of an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sabotage {
+pub enum InjectedFault {
     /// Packets have one set of slots.
     OneSlotSet,
     /// Credits are there before they are given.
@@ -67,7 +67,7 @@ pub struct Play {
     /// How they end.
     pub ending: Ending,
     /// What is broken.
-    pub sabotage: Option<Sabotage>,
+    pub injected: Option<InjectedFault>,
     /// A thread of the host's writes every abort word at some time.
     pub host_aborts: bool,
 }
@@ -89,15 +89,15 @@ impl Play {
             steps,
             blocks,
             ending: Ending::Success,
-            sabotage: None,
+            injected: None,
             host_aborts: false,
         }
     }
 
     /// With something broken.
     #[must_use]
-    pub fn sabotage(mut self, sabotage: Sabotage) -> Self {
-        self.sabotage = Some(sabotage);
+    pub fn with_fault(mut self, fault: InjectedFault) -> Self {
+        self.injected = Some(fault);
         self
     }
 
@@ -124,7 +124,7 @@ impl Play {
             .collect();
         let mut threads = Vec::new();
         for rank in 0..config.ranks {
-            if self.sabotage == Some(Sabotage::Absent) && rank == 1 {
+            if self.injected == Some(InjectedFault::Absent) && rank == 1 {
                 continue;
             }
             for lane in 0..config.lanes {
@@ -147,10 +147,10 @@ impl Play {
     }
 
     fn break_memory(&self, model: &Model) {
-        match self.sabotage {
-            Some(Sabotage::OneSlotSet) => self.world.lose_second_slots(model),
-            Some(Sabotage::FreeCredits) => self.world.forge_credits(model),
-            Some(Sabotage::Absent | Sabotage::KeptWords | Sabotage::EarlyTiles) | None => {}
+        match self.injected {
+            Some(InjectedFault::OneSlotSet) => self.world.lose_second_slots(model),
+            Some(InjectedFault::FreeCredits) => self.world.forge_credits(model),
+            Some(InjectedFault::Absent | InjectedFault::KeptWords | InjectedFault::EarlyTiles) | None => {}
         }
     }
 
@@ -183,7 +183,7 @@ impl Play {
             }
             if lane == 0 {
                 step.prepare(world, rank, epoch);
-                let kept = self.sabotage == Some(Sabotage::KeptWords) && step.has_neighbour(rank);
+                let kept = self.injected == Some(InjectedFault::KeptWords) && step.has_neighbour(rank);
                 if world.config().parts.words && !kept {
                     step.clear(world, rank);
                 }
@@ -191,7 +191,7 @@ impl Play {
             boundary();
             let neighbour = (lane == 0 && step.has_neighbour(rank)).then(|| {
                 let (world, step) = (Arc::clone(&self.world), *step);
-                let early = self.sabotage == Some(Sabotage::EarlyTiles);
+                let early = self.injected == Some(InjectedFault::EarlyTiles);
                 tool::spawn(move || step.neighbour(&world, rank, epoch, early))
             });
             match self.blocks {

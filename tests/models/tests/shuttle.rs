@@ -4,7 +4,7 @@
 #[cfg(shuttle)]
 mod models {
     use fusewire_models::broken::Kernel;
-    use fusewire_models::play::{Blocks, Play, Sabotage};
+    use fusewire_models::play::{Blocks, Play, InjectedFault};
     use fusewire_models::report::{Bound, Entry};
     use fusewire_models::step::{Memory, Op, Step};
     use fusewire_models::world::{Config, Parts, World};
@@ -135,16 +135,16 @@ mod models {
         let mut entries = vec![
             (
                 "no second slot set, one line",
-                packets(Blocks::Single).sabotage(Sabotage::OneSlotSet),
+                packets(Blocks::Single).with_fault(InjectedFault::OneSlotSet),
             ),
             (
                 "no second slot set, two-packet units",
-                packets(Blocks::Solo).sabotage(Sabotage::OneSlotSet),
+                packets(Blocks::Solo).with_fault(InjectedFault::OneSlotSet),
             ),
-            ("no credits", channel().sabotage(Sabotage::FreeCredits)),
+            ("no credits", channel().with_fault(InjectedFault::FreeCredits)),
             (
                 "an absent rank",
-                packets(Blocks::Single).sabotage(Sabotage::Absent),
+                packets(Blocks::Single).with_fault(InjectedFault::Absent),
             ),
             (
                 "reads user memory after done",

@@ -2,7 +2,7 @@
 
 use fusewire_device::mem::model::Fault;
 use fusewire_models::broken::Kernel;
-use fusewire_models::play::{Blocks, Sabotage};
+use fusewire_models::play::{Blocks, InjectedFault};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::step::{Op, Step};
 
@@ -88,24 +88,24 @@ fn slots() -> Vec<Entry> {
         (
             "no second slot set, one line",
             packets(Blocks::Single),
-            Sabotage::OneSlotSet,
+            InjectedFault::OneSlotSet,
         ),
         (
             "no second slot set, two-packet units",
             packets(Blocks::Solo),
-            Sabotage::OneSlotSet,
+            InjectedFault::OneSlotSet,
         ),
-        ("no credits, channel", channel, Sabotage::FreeCredits),
+        ("no credits, channel", channel, InjectedFault::FreeCredits),
         (
             "an absent rank, packets",
             packets(Blocks::Single),
-            Sabotage::Absent,
+            InjectedFault::Absent,
         ),
     ]
     .into_iter()
-    .map(|(what, play, sabotage)| {
+    .map(|(what, play, injected)| {
         let name = format!("control: {what}");
-        Entry::control(&name, BOUND, None, play.sabotage(sabotage))
+        Entry::control(&name, BOUND, None, play.with_fault(injected))
     })
     .collect()
 }
@@ -138,21 +138,25 @@ fn neighbours() -> Vec<Entry> {
     let unordered = Some(Fault::NoAcquire);
     [
         ("no release, a ready flag per chunk", relaxed, gather()),
-        ("no acquire, an arrival counter per tile", unordered, scatter()),
+        (
+            "no acquire, an arrival counter per tile",
+            unordered,
+            scatter(),
+        ),
         (
             "words that are not cleared",
             None,
-            gather().sabotage(Sabotage::KeptWords),
+            gather().with_fault(InjectedFault::KeptWords),
         ),
         (
             "counters that are not cleared",
             None,
-            scatter().sabotage(Sabotage::KeptWords),
+            scatter().with_fault(InjectedFault::KeptWords),
         ),
         (
             "a tile called done before it is made",
             None,
-            scatter().sabotage(Sabotage::EarlyTiles),
+            scatter().with_fault(InjectedFault::EarlyTiles),
         ),
     ]
     .into_iter()

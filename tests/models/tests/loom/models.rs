@@ -1,7 +1,7 @@
 //! The models of loom: what must pass.
 
 use fusewire_kernels::fused::Route;
-use fusewire_models::play::{Blocks, Play, Sabotage};
+use fusewire_models::play::{Blocks, Play, InjectedFault};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::step::{Memory, Op, Step};
 use fusewire_models::world::{Config, Parts, World};
@@ -315,8 +315,16 @@ fn neighbours() -> Vec<Entry> {
         ..WORDS
     };
     [
-        ("a ready flag per chunk, 2 ranks x 2 epochs", WORDS, vec![gather; 2]),
-        ("a ready flag per chunk, staged, 2 ranks", staging, staged(gather)),
+        (
+            "a ready flag per chunk, 2 ranks x 2 epochs",
+            WORDS,
+            vec![gather; 2],
+        ),
+        (
+            "a ready flag per chunk, staged, 2 ranks",
+            staging,
+            staged(gather),
+        ),
         (
             "an arrival counter per tile, 2 ranks x 2 epochs",
             WORDS,
@@ -440,7 +448,7 @@ fn failures() -> Vec<Entry> {
         entries.push(Entry::model(
             &format!("the host aborts while a rank is absent, {name}"),
             Bound::Exhaustive,
-            aborted.sabotage(Sabotage::Absent),
+            aborted.with_fault(InjectedFault::Absent),
         ));
     }
     entries
