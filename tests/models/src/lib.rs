@@ -6,7 +6,7 @@
 //! | `world` | memory of all ranks of one execution, and what of it is under the tool |
 //! | `step` | one launch of a real kernel on one rank, its input and the check of its output |
 //! | `machine` | blocks of one lane with the GPU's packets; a block barrier as weak as a GPU's |
-//! | `play` | ranks as the tool's threads, launches in sequence |
+//! | `scenario` | ranks as the tool's threads, launches in sequence |
 //! | `broken` | deliberately broken kernels, for negative controls |
 //! | `report` | one line a model: executions, complete or bounded, or what a control caught |
 //!
@@ -17,7 +17,7 @@ pub mod broken;
 #[cfg(any(loom, shuttle))]
 pub mod machine;
 #[cfg(any(loom, shuttle))]
-pub mod play;
+pub mod scenario;
 #[cfg(any(loom, shuttle))]
 pub mod report;
 #[cfg(any(loom, shuttle))]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fusewire_device::mem::model::{self, Fault};
 
-use crate::play::Play;
+use crate::scenario::Scenario;
 
 /// How far a model is explored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,12 +52,12 @@ pub struct Entry {
     /// Longest exploration; beyond it the model counts as bounded by time.
     pub seconds: u64,
     /// The ranks.
-    pub play: Play,
+    pub scenario: Scenario,
 }
 
 impl Entry {
     /// A model that must pass.
-    pub fn model(name: &str, bound: Bound, play: Play) -> Self {
+    pub fn model(name: &str, bound: Bound, scenario: Scenario) -> Self {
         Self {
             name: name.to_owned(),
             bound,
@@ -65,16 +65,16 @@ impl Entry {
             fault: None,
             tick_ns: 0,
             seconds: 40,
-            play,
+            scenario,
         }
     }
 
     /// A negative control: the tool must find what is broken.
-    pub fn control(name: &str, bound: Bound, fault: Option<Fault>, play: Play) -> Self {
+    pub fn control(name: &str, bound: Bound, fault: Option<Fault>, scenario: Scenario) -> Self {
         Self {
             expected: Expected::Caught,
             fault,
-            ..Self::model(name, bound, play)
+            ..Self::model(name, bound, scenario)
         }
     }
 
@@ -97,13 +97,13 @@ impl Entry {
         QUIET.set(self.expected == Expected::Caught);
         let executions = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&executions);
-        let play = self.play;
+        let scenario = self.scenario;
         let start = Instant::now();
         let limit = Duration::from_secs(self.seconds);
         let result = panic::catch_unwind(AssertUnwindSafe(|| {
             explore(self.bound, limit, move || {
                 counter.fetch_add(1, Ordering::Relaxed);
-                play.execute();
+                scenario.execute();
             });
         }));
         let elapsed = start.elapsed();

@@ -4,7 +4,7 @@
 #[cfg(shuttle)]
 mod models {
     use fusewire_models::broken::Kernel;
-    use fusewire_models::play::{Blocks, Play, InjectedFault};
+    use fusewire_models::scenario::{Blocks, Scenario, InjectedFault};
     use fusewire_models::report::{Bound, Entry};
     use fusewire_models::step::{Memory, Op, Step};
     use fusewire_models::world::{Config, Parts, World};
@@ -29,8 +29,8 @@ mod models {
         }
     }
 
-    fn play(config: Config, blocks: Blocks, steps: Vec<Step>) -> Play {
-        Play::new(World::new(config), blocks, steps)
+    fn scenario(config: Config, blocks: Blocks, steps: Vec<Step>) -> Scenario {
+        Scenario::new(World::new(config), blocks, steps)
     }
 
     /// Every protocol once, beside the others: what a communicator sees in a program.
@@ -71,7 +71,7 @@ mod models {
                 entries.push(Entry::model(
                     &format!("a program of every operation, {ranks} ranks, {how}"),
                     bound,
-                    play(config(ranks, 1), Blocks::Single, program(ranks)),
+                    scenario(config(ranks, 1), Blocks::Single, program(ranks)),
                 ));
             }
         }
@@ -82,7 +82,7 @@ mod models {
                         "a program of every operation, {ranks} ranks x {lanes} lanes, {machine} barrier"
                     ),
                     Bound::Random(schedules),
-                    play(config(ranks, lanes), blocks, program(ranks)),
+                    scenario(config(ranks, lanes), blocks, program(ranks)),
                 ));
             }
         }
@@ -94,14 +94,14 @@ mod models {
             entries.push(Entry::model(
                 &format!("{name}, 4 ranks x 300 epochs"),
                 Bound::Random(40),
-                play(
+                scenario(
                     config(4, 1),
                     Blocks::Single,
                     vec![Step::new(op, count); 300],
                 ),
             ));
             let mut aborted =
-                play(config(4, 1), Blocks::Single, vec![Step::new(op, count); 6]).may_fail();
+                scenario(config(4, 1), Blocks::Single, vec![Step::new(op, count); 6]).may_fail();
             aborted.host_aborts = true;
             entries.push(Entry::model(
                 &format!("the host aborts, {name}, 4 ranks x 6"),
@@ -113,7 +113,7 @@ mod models {
                 Entry::model(
                     &format!("the time-out of rank 0 expires, {name}, 4 ranks x 6"),
                     Bound::Random(1500),
-                    play(config(4, 1), Blocks::Single, vec![step; 6]).may_fail(),
+                    scenario(config(4, 1), Blocks::Single, vec![step; 6]).may_fail(),
                 )
                 .tick(100_000),
             );
@@ -123,14 +123,14 @@ mod models {
 
     fn controls() -> Vec<Entry> {
         let bound = Bound::Random(20_000);
-        let packets = |blocks| play(config(3, 1), blocks, vec![Step::new(Op::Packet, 6); 6]);
+        let packets = |blocks| scenario(config(3, 1), blocks, vec![Step::new(Op::Packet, 6); 6]);
         let channel = || {
             let steps = vec![Step::new(Op::Transfer(0, 1), 400); 2];
-            play(config(2, 1), Blocks::Single, steps)
+            scenario(config(2, 1), Blocks::Single, steps)
         };
         let broken = |kernel| {
             let steps = vec![Step::new(Op::Broken(kernel), 8); 4];
-            play(config(3, 1), Blocks::Single, steps)
+            scenario(config(3, 1), Blocks::Single, steps)
         };
         let mut entries = vec![
             (
@@ -156,7 +156,7 @@ mod models {
         ];
         entries
             .drain(..)
-            .map(|(what, play)| Entry::control(&format!("control: {what}"), bound, None, play))
+            .map(|(what, scenario)| Entry::control(&format!("control: {what}"), bound, None, scenario))
             .chain([Entry::model(
                 "the kernel that the last ones break",
                 Bound::Random(2000),

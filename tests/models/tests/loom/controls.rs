@@ -2,11 +2,11 @@
 
 use fusewire_device::mem::model::Fault;
 use fusewire_models::broken::Kernel;
-use fusewire_models::play::{Blocks, InjectedFault};
+use fusewire_models::scenario::{Blocks, InjectedFault};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::step::{Op, Step};
 
-use crate::models::{CHANNELS, PACKETS, ROUNDS, WORDS, lanes_config, play, single, two};
+use crate::models::{CHANNELS, PACKETS, ROUNDS, WORDS, lanes_config, scenario, single, two};
 
 const BOUND: Bound = Bound::Preemptions(3);
 
@@ -35,12 +35,12 @@ fn orders() -> Vec<Entry> {
         ("device scope", Fault::NarrowScope, "channel", channel()),
     ]
     .into_iter()
-    .map(|(what, fault, name, play)| {
+    .map(|(what, fault, name, scenario)| {
         Entry::control(
             &format!("control: {what}, {name}"),
             BOUND,
             Some(fault),
-            play,
+            scenario,
         )
     })
     .collect()
@@ -73,7 +73,7 @@ fn fences() -> Vec<Entry> {
                 &format!("control: {what}, 2 lanes, {name}"),
                 BOUND,
                 fault,
-                play(lanes_config(parts), blocks, steps),
+                scenario(lanes_config(parts), blocks, steps),
             ));
         }
     }
@@ -82,7 +82,7 @@ fn fences() -> Vec<Entry> {
 
 /// Missing slots, missing credits, a missing rank.
 fn slots() -> Vec<Entry> {
-    let packets = |blocks| play(two(PACKETS), blocks, vec![Step::new(Op::Packet, 2); 4]);
+    let packets = |blocks| scenario(two(PACKETS), blocks, vec![Step::new(Op::Packet, 2); 4]);
     let channel = single(two(CHANNELS), vec![Step::new(Op::Transfer(0, 1), 40)]);
     [
         (
@@ -103,9 +103,9 @@ fn slots() -> Vec<Entry> {
         ),
     ]
     .into_iter()
-    .map(|(what, play, injected)| {
+    .map(|(what, scenario, injected)| {
         let name = format!("control: {what}");
-        Entry::control(&name, BOUND, None, play.with_fault(injected))
+        Entry::control(&name, BOUND, None, scenario.with_fault(injected))
     })
     .collect()
 }
@@ -160,6 +160,6 @@ fn neighbours() -> Vec<Entry> {
         ),
     ]
     .into_iter()
-    .map(|(what, fault, play)| Entry::control(&format!("control: {what}"), BOUND, fault, play))
+    .map(|(what, fault, scenario)| Entry::control(&format!("control: {what}"), BOUND, fault, scenario))
     .collect()
 }

@@ -1,7 +1,7 @@
 //! The models of loom: what must pass.
 
 use fusewire_kernels::fused::Route;
-use fusewire_models::play::{Blocks, Play, InjectedFault};
+use fusewire_models::scenario::{Blocks, Scenario, InjectedFault};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::step::{Memory, Op, Step};
 use fusewire_models::world::{Config, Parts, World};
@@ -39,12 +39,12 @@ pub(crate) fn two(parts: Parts) -> Config {
     Config::new(2, parts)
 }
 
-pub(crate) fn play(config: Config, blocks: Blocks, steps: Vec<Step>) -> Play {
-    Play::new(World::new(config), blocks, steps)
+pub(crate) fn scenario(config: Config, blocks: Blocks, steps: Vec<Step>) -> Scenario {
+    Scenario::new(World::new(config), blocks, steps)
 }
 
-pub(crate) fn single(config: Config, steps: Vec<Step>) -> Play {
-    play(config, Blocks::Single, steps)
+pub(crate) fn single(config: Config, steps: Vec<Step>) -> Scenario {
+    scenario(config, Blocks::Single, steps)
 }
 
 /// All models.
@@ -94,12 +94,12 @@ fn packets() -> Vec<Entry> {
         Entry::model(
             "two-packet units, header only, 2 ranks x 1 epoch",
             Bound::Exhaustive,
-            play(two(PACKETS), Blocks::Solo, vec![Step::new(Op::Packet, 0)]),
+            scenario(two(PACKETS), Blocks::Solo, vec![Step::new(Op::Packet, 0)]),
         ),
         Entry::model(
             "two-packet units, header only, 2 ranks x 4 epochs",
             Bound::Preemptions(2),
-            play(
+            scenario(
                 two(PACKETS),
                 Blocks::Solo,
                 vec![Step::new(Op::Packet, 0); 4],
@@ -108,12 +108,12 @@ fn packets() -> Vec<Entry> {
         Entry::model(
             "two-packet units, 2 ranks x 4 epochs",
             Bound::Preemptions(1),
-            play(two(PACKETS), Blocks::Solo, vec![all_reduce; 4]),
+            scenario(two(PACKETS), Blocks::Solo, vec![all_reduce; 4]),
         ),
         Entry::model(
             "two-packet units, across 2^32, 2 ranks x 4 epochs",
             Bound::Preemptions(1),
-            play(wrapping(two(PACKETS)), Blocks::Solo, vec![all_reduce; 4]),
+            scenario(wrapping(two(PACKETS)), Blocks::Solo, vec![all_reduce; 4]),
         ),
     ]
 }
@@ -394,7 +394,7 @@ fn lanes() -> Vec<Entry> {
                 Entry::model(
                     &format!("{name}, 2 ranks x 2 lanes, {machine} barrier"),
                     Bound::Preemptions(1),
-                    play(
+                    scenario(
                         lanes_config(parts),
                         blocks,
                         vec![Step::new(op, count); epochs],

@@ -57,7 +57,7 @@ pub enum InjectedFault {
 
 /// A model: ranks that run launches, one after the other.
 #[derive(Clone, Debug)]
-pub struct Play {
+pub struct Scenario {
     /// Memory of the ranks.
     pub world: Arc<World>,
     /// The launches, the same on all ranks.
@@ -81,7 +81,7 @@ struct RankBlock {
     weak: Barrier,
 }
 
-impl Play {
+impl Scenario {
     /// Every launch succeeds, nothing is broken.
     pub fn new(world: World, blocks: Blocks, steps: Vec<Step>) -> Self {
         Self {
