@@ -3,7 +3,7 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `world` | memory of all ranks of one execution, and what of it is under the tool |
+//! | `memory_image` | memory of all ranks of one execution, and what of it is under the tool |
 //! | `step` | one launch of a real kernel on one rank, its input and the check of its output |
 //! | `machine` | blocks of one lane with the GPU's packets; a block barrier as weak as a GPU's |
 //! | `scenario` | ranks as the tool's threads, launches in sequence |
@@ -23,7 +23,7 @@ pub mod report;
 #[cfg(any(loom, shuttle))]
 pub mod step;
 #[cfg(any(loom, shuttle))]
-pub mod world;
+pub mod memory_image;
 
 /// Threads of the tool in charge.
 #[cfg(any(loom, shuttle))]

@@ -14,7 +14,7 @@ use fusewire_device::native::{BlockShared, LaneContext};
 use crate::machine::{Barrier, Solo, Weak};
 use crate::step::Step;
 use crate::tool;
-use crate::world::World;
+use crate::memory_image::MemoryImage;
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub enum InjectedFault {
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// Memory of the ranks.
-    pub world: Arc<World>,
+    pub image: Arc<MemoryImage>,
     /// The launches, the same on all ranks.
     pub steps: Vec<Step>,
     /// What runs them.
@@ -83,9 +83,9 @@ struct RankBlock {
 
 impl Scenario {
     /// Every launch succeeds, nothing is broken.
-    pub fn new(world: World, blocks: Blocks, steps: Vec<Step>) -> Self {
+    pub fn new(image: MemoryImage, blocks: Blocks, steps: Vec<Step>) -> Self {
         Self {
-            world: Arc::new(world),
+            image: Arc::new(image),
             steps,
             blocks,
             ending: Ending::Success,
@@ -110,13 +110,13 @@ impl Scenario {
 
     /// One execution; to be called by the tool.
     pub fn execute(&self) {
-        let model = self.world.open();
+        let model = self.image.open();
         self.break_memory(&model);
-        let config = self.world.config();
+        let config = self.image.config();
         let blocks: Vec<Arc<RankBlock>> = (0..config.ranks)
             .map(|rank| {
                 Arc::new(RankBlock {
-                    shared: BlockShared::new(config.lanes, self.world.shared(rank)),
+                    shared: BlockShared::new(config.lanes, self.image.shared(rank)),
                     boundary: Barrier::new(config.lanes),
                     weak: Barrier::new(config.lanes),
                 })
@@ -148,16 +148,16 @@ impl Scenario {
 
     fn break_memory(&self, model: &Model) {
         match self.injected {
-            Some(InjectedFault::OneSlotSet) => self.world.lose_second_slots(model),
-            Some(InjectedFault::FreeCredits) => self.world.forge_credits(model),
+            Some(InjectedFault::OneSlotSet) => self.image.lose_second_slots(model),
+            Some(InjectedFault::FreeCredits) => self.image.forge_credits(model),
             Some(InjectedFault::Absent | InjectedFault::KeptWords | InjectedFault::EarlyTiles) | None => {}
         }
     }
 
     /// One lane of one rank: all launches.
     fn lane(&self, rank: u32, lane: u32, block: &RankBlock) {
-        let world = &*self.world;
-        let lanes = world.config().lanes;
+        let image = &*self.image;
+        let lanes = image.config().lanes;
         let passed = Cell::new(0);
         let boundaries = Cell::new(0);
         let boundary = || {
@@ -182,50 +182,50 @@ impl Scenario {
                 continue;
             }
             if lane == 0 {
-                step.prepare(world, rank, epoch);
+                step.prepare(image, rank, epoch);
                 let kept = self.injected == Some(InjectedFault::KeptWords) && step.has_neighbour(rank);
-                if world.config().parts.words && !kept {
-                    step.clear(world, rank);
+                if image.config().parts.words && !kept {
+                    step.clear(image, rank);
                 }
             }
             boundary();
             let neighbour = (lane == 0 && step.has_neighbour(rank)).then(|| {
-                let (world, step) = (Arc::clone(&self.world), *step);
+                let (image, step) = (Arc::clone(&self.image), *step);
                 let early = self.injected == Some(InjectedFault::EarlyTiles);
-                tool::spawn(move || step.neighbour(&world, rank, epoch, early))
+                tool::spawn(move || step.neighbour(&image, rank, epoch, early))
             });
             match self.blocks {
                 Blocks::Single => {
                     // SAFETY: the context describes this lane, and outlives the launch.
                     let single: Single = unsafe { Single::new(&raw const context) };
-                    step.launch(world, rank, Block::new(single));
+                    step.launch(image, rank, Block::new(single));
                 }
                 Blocks::Lanes => {
                     // SAFETY: as above.
                     let lanes = unsafe { Lanes::new(&raw const context) };
-                    step.launch(world, rank, Block::new(lanes));
+                    step.launch(image, rank, Block::new(lanes));
                 }
                 Blocks::Solo => {
-                    let shared = world.shared(rank);
-                    step.launch(world, rank, Block::new(Solo { shared }));
+                    let shared = image.shared(rank);
+                    step.launch(image, rank, Block::new(Solo { shared }));
                 }
                 Blocks::Weak => {
                     let weak = Weak::<false> {
                         lane,
                         barrier: &block.weak,
                         passed: &passed,
-                        shared: world.shared(rank),
+                        shared: image.shared(rank),
                     };
-                    step.launch(world, rank, Block::new(weak));
+                    step.launch(image, rank, Block::new(weak));
                 }
                 Blocks::Claimed => {
                     let claimed = Weak::<true> {
                         lane,
                         barrier: &block.weak,
                         passed: &passed,
-                        shared: world.shared(rank),
+                        shared: image.shared(rank),
                     };
-                    step.launch(world, rank, Block::new(claimed));
+                    step.launch(image, rank, Block::new(claimed));
                 }
             }
             if let Some(neighbour) = neighbour {
@@ -237,22 +237,22 @@ impl Scenario {
             }
             if lane == 0 {
                 if step.has_neighbour(rank) {
-                    step.raised(world, rank);
+                    step.raised(image, rank);
                 }
-                step.verify(world, rank, epoch);
+                step.verify(image, rank, epoch);
             }
         }
     }
 
     /// Whether the launch that has just returned failed; then checks what is left behind.
     fn failed(&self, rank: u32, epoch: u64) -> bool {
-        let world = &*self.world;
+        let image = &*self.image;
         // A launch that succeeds gives the busy word back; one that was refused never took it.
         // SAFETY: this rank's own state; the abort word is only accessed atomically.
         let (busy, abort) = unsafe {
-            let state = world.state(rank);
-            let busy = (*world.block_state(rank)).busy & 1 == 1;
-            let abort = if world.config().parts.failure {
+            let state = image.state(rank);
+            let busy = (*image.block_state(rank)).busy & 1 == 1;
+            let abort = if image.config().parts.failure {
                 mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System)
             } else {
                 (*state).abort
@@ -260,7 +260,7 @@ impl Scenario {
             (busy, abort)
         };
         // SAFETY: this rank's own state. Launches that succeed count.
-        let refused = unsafe { (*world.block_state(rank)).sequence } != epoch + 1;
+        let refused = unsafe { (*image.block_state(rank)).sequence } != epoch + 1;
         if self.ending == Ending::Success {
             assert!(!busy && abort == 0, "launch {epoch} failed on rank {rank}");
             return false;
@@ -276,7 +276,7 @@ impl Scenario {
         if self.host_aborts && named == HOST {
             return true;
         }
-        let state = world.state(named).cast_const();
+        let state = image.state(named).cast_const();
         // SAFETY: a rank's record; the abort word was written after it was filled, and was acquired.
         unsafe {
             let record = &raw const (*state).failure;
@@ -284,7 +284,7 @@ impl Scenario {
             assert_eq!(valid, 2, "the record that an abort word names is valid");
             let record: FailureRecord = mem::read(record);
             assert!(
-                record.kind == 1 && record.awaited < u64::from(world.config().ranks),
+                record.kind == 1 && record.awaited < u64::from(image.config().ranks),
                 "a time-out that names a rank: {record:?}"
             );
         }
@@ -293,8 +293,8 @@ impl Scenario {
 
     /// The host's side: writes every rank's abort word.
     fn abort_all(&self) {
-        for rank in 0..self.world.config().ranks {
-            let state: *mut CommState = self.world.state(rank);
+        for rank in 0..self.image.config().ranks {
+            let state: *mut CommState = self.image.state(rank);
             // SAFETY: the abort word is only accessed atomically.
             unsafe {
                 mem::compare_exchange_u64(

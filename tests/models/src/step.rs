@@ -15,7 +15,7 @@ use fusewire_kernels::{
 };
 
 use crate::broken;
-use crate::world::World;
+use crate::memory_image::MemoryImage;
 
 /// What a launch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,20 +277,20 @@ impl Step {
     }
 
     /// The user's writes before launch `epoch`: the input, and poison where the output goes.
-    pub fn prepare(&self, world: &World, rank: u32, epoch: u64) {
-        let ranks = world.config().ranks;
+    pub fn prepare(&self, image: &MemoryImage, rank: u32, epoch: u64) {
+        let ranks = image.config().ranks;
         let input = self.input(ranks, rank, epoch);
-        assert!(input.len() <= world.config().user, "the input fits");
+        assert!(input.len() <= image.config().user, "the input fits");
         let poison = vec![0xee; self.output(ranks, rank, epoch).len()];
         // SAFETY: this rank's buffers, which hold the bytes; the model says whether a peer still uses them.
         unsafe {
             if !self.has_neighbour(rank) || self.op != Op::ScatterOnArrival {
-                mem::copy(world.source(rank), input.as_ptr(), input.len());
+                mem::copy(image.source(rank), input.as_ptr(), input.len());
             }
             if !self.in_place {
-                mem::copy(world.target(rank), poison.as_ptr(), poison.len());
+                mem::copy(image.target(rank), poison.as_ptr(), poison.len());
             }
-            let private = world.private(rank);
+            let private = image.private(rank);
             match self.op {
                 Op::Norm(_) | Op::NormPacket => {
                     for row in 0..16 {
@@ -328,8 +328,8 @@ impl Step {
                     };
                     let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
                     private.cast::<[BatchOp; 2]>().write([
-                        op(batch::kind::SEND, next, world.source(rank)),
-                        op(batch::kind::RECV, before, world.target(rank)),
+                        op(batch::kind::SEND, next, image.source(rank)),
+                        op(batch::kind::RECV, before, image.target(rank)),
                     ]);
                 }
                 _ => {}
@@ -344,14 +344,14 @@ impl Step {
 
     /// What the neighbour's stream does before launch and neighbour: clears the words. Of a rank without a neighbour all
     /// tiles are made.
-    pub fn clear(&self, world: &World, rank: u32) {
+    pub fn clear(&self, image: &MemoryImage, rank: u32) {
         let made = self.op == Op::ScatterOnArrival && !self.has_neighbour(rank);
-        for index in 0..world.config().ranks as usize {
-            let word = world.words(rank).wrapping_add(index);
+        for index in 0..image.config().ranks as usize {
+            let word = image.words(rank).wrapping_add(index);
             // SAFETY: words of this rank, which nobody else uses before the launch.
             unsafe { mem::store_u32(word, u32::from(made), Order::Relaxed, Scope::Device) };
             // SAFETY: as above.
-            unsafe { world.arrivals(rank).add(index).write(0) };
+            unsafe { image.arrivals(rank).add(index).write(0) };
         }
     }
 
@@ -359,10 +359,10 @@ impl Step {
     ///
     /// # Panics
     /// When a row is not there although its word says so: then the model fails.
-    pub fn neighbour(&self, world: &World, rank: u32, epoch: u64, early: bool) {
-        let ranks = world.config().ranks;
+    pub fn neighbour(&self, image: &MemoryImage, rank: u32, epoch: u64, early: bool) {
+        let ranks = image.config().ranks;
         for row in 0..ranks {
-            let word = world.words(rank).wrapping_add(row as usize);
+            let word = image.words(rank).wrapping_add(row as usize);
             let at = row as usize * self.count;
             let raise = || {
                 // SAFETY: a word of this rank, accessed atomically only.
@@ -374,7 +374,7 @@ impl Step {
                 }
                 let input = self.input(ranks, rank, epoch);
                 let tile = &input[at..at + self.count];
-                let to = world.source(rank).wrapping_add(at);
+                let to = image.source(rank).wrapping_add(at);
                 // SAFETY: this rank's input holds the bytes.
                 unsafe { mem::copy(to, tile.as_ptr(), tile.len()) };
                 if !early {
@@ -390,7 +390,7 @@ impl Step {
             }
             let expected = self.input(ranks, row, epoch);
             let mut found = vec![0; expected.len()];
-            let from = self.target(world, rank).wrapping_add(at);
+            let from = self.target(image, rank).wrapping_add(at);
             // SAFETY: this rank's output holds the bytes.
             unsafe { mem::copy(found.as_mut_ptr(), from, found.len()) };
             assert!(found == expected, "row {row} is not there: {found:?}");
@@ -401,9 +401,9 @@ impl Step {
     ///
     /// # Panics
     /// When one is not: so the model fails.
-    pub fn raised(&self, world: &World, rank: u32) {
-        for row in 0..world.config().ranks {
-            let word = world.words(rank).wrapping_add(row as usize);
+    pub fn raised(&self, image: &MemoryImage, rank: u32) {
+        for row in 0..image.config().ranks {
+            let word = image.words(rank).wrapping_add(row as usize);
             // SAFETY: a word of this rank, accessed atomically only.
             let seen = unsafe { mem::load_u32(word, Order::Relaxed, Scope::Device) };
             assert!(
@@ -417,10 +417,10 @@ impl Step {
     ///
     /// # Panics
     /// When the output is wrong: so the model fails.
-    pub fn verify(&self, world: &World, rank: u32, epoch: u64) {
-        let expected = self.output(world.config().ranks, rank, epoch);
+    pub fn verify(&self, image: &MemoryImage, rank: u32, epoch: u64) {
+        let expected = self.output(image.config().ranks, rank, epoch);
         let mut found = vec![0; expected.len()];
-        let from = self.target(world, rank);
+        let from = self.target(image, rank);
         // SAFETY: this rank's output holds the bytes.
         unsafe { mem::copy(found.as_mut_ptr(), from, found.len()) };
         assert!(
@@ -430,11 +430,11 @@ impl Step {
         );
     }
 
-    fn target(&self, world: &World, rank: u32) -> *mut u8 {
+    fn target(&self, image: &MemoryImage, rank: u32) -> *mut u8 {
         if self.in_place {
-            world.source(rank)
+            image.source(rank)
         } else {
-            world.target(rank)
+            image.target(rank)
         }
     }
 
@@ -480,7 +480,7 @@ impl Step {
     }
 
     /// Runs the kernel: one lane of `block`.
-    pub fn launch<M: Machine>(&self, world: &World, rank: u32, block: Block<M>) {
+    pub fn launch<M: Machine>(&self, image: &MemoryImage, rank: u32, block: Block<M>) {
         if !self.has(rank) {
             return;
         }
@@ -490,15 +490,15 @@ impl Step {
             Memory::Mixed => rank == 0,
         };
         let place = |at: WindowAddr| if registered { at.0 } else { WindowAddr::NONE.0 };
-        let constants = world.constants(rank);
+        let constants = image.constants(rank);
         let call = self.call(rank).0;
         let timeout = self.timeout_ns[rank as usize % 4];
-        let (source, target) = (world.source(rank).cast_const(), self.target(world, rank));
-        let source_at = place(world.source_place());
+        let (source, target) = (image.source(rank).cast_const(), self.target(image, rank));
+        let source_at = place(image.source_place());
         let target_at = if self.in_place {
             source_at
         } else {
-            place(world.target_place())
+            place(image.target_place())
         };
         let count = self.count as u64;
         let chunk = GRANULE as u64;
@@ -517,10 +517,10 @@ impl Step {
                 )
             };
         }
-        let counts = world.private(rank).cast::<u64>();
-        let user = world.config().user as u64;
-        let floats = world.private(rank);
-        // SAFETY: the world's communicator is live, its buffers hold what the step moves.
+        let counts = image.private(rank).cast::<u64>();
+        let user = image.config().user as u64;
+        let floats = image.private(rank);
+        // SAFETY: the image's communicator is live, its buffers hold what the step moves.
         unsafe {
             match self.op {
                 Op::Packet => all_reduce::all_reduce_packet::<f32, Sum>(
@@ -542,8 +542,8 @@ impl Step {
                     source_at,
                     target,
                     chunk,
-                    world.words(rank),
-                    world.arrivals(rank),
+                    image.words(rank),
+                    image.arrivals(rank),
                     count,
                     0,
                 ),
@@ -558,7 +558,7 @@ impl Step {
                     target,
                     0,
                     chunk,
-                    world.words(rank),
+                    image.words(rank),
                     count,
                     1,
                     0,
@@ -592,7 +592,7 @@ impl Step {
                     constants,
                     call,
                     if route == Route::TwoShot {
-                        u64::from(world.config().ranks)
+                        u64::from(image.config().ranks)
                     } else {
                         1
                     },
@@ -611,7 +611,7 @@ impl Step {
                     WindowAddr::NONE.0,
                     0,
                     0,
-                    u64::from(world.config().ranks),
+                    u64::from(image.config().ranks),
                     0.5,
                     NormSpec::new(Statistics::Rms, Written::Same, route).0,
                 ),
@@ -641,7 +641,7 @@ impl Step {
                     count,
                     timeout,
                     source.cast(),
-                    world.target_place().0,
+                    image.target_place().0,
                     0,
                     counts.add(128),
                 ),

@@ -7,7 +7,7 @@ mod models {
     use fusewire_models::scenario::{Blocks, Scenario, InjectedFault};
     use fusewire_models::report::{Bound, Entry};
     use fusewire_models::step::{Memory, Op, Step};
-    use fusewire_models::world::{Config, Parts, World};
+    use fusewire_models::memory_image::{Config, Parts, MemoryImage};
 
     const ALL: Parts = Parts {
         packets: true,
@@ -30,7 +30,7 @@ mod models {
     }
 
     fn scenario(config: Config, blocks: Blocks, steps: Vec<Step>) -> Scenario {
-        Scenario::new(World::new(config), blocks, steps)
+        Scenario::new(MemoryImage::new(config), blocks, steps)
     }
 
     /// Every protocol once, beside the others: what a communicator sees in a program.

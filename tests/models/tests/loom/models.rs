@@ -4,7 +4,7 @@ use fusewire_kernels::fused::Route;
 use fusewire_models::scenario::{Blocks, Scenario, InjectedFault};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::step::{Memory, Op, Step};
-use fusewire_models::world::{Config, Parts, World};
+use fusewire_models::memory_image::{Config, Parts, MemoryImage};
 
 const NONE: Parts = Parts {
     packets: false,
@@ -40,7 +40,7 @@ pub(crate) fn two(parts: Parts) -> Config {
 }
 
 pub(crate) fn scenario(config: Config, blocks: Blocks, steps: Vec<Step>) -> Scenario {
-    Scenario::new(World::new(config), blocks, steps)
+    Scenario::new(MemoryImage::new(config), blocks, steps)
 }
 
 pub(crate) fn single(config: Config, steps: Vec<Step>) -> Scenario {

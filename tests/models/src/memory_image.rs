@@ -99,23 +99,23 @@ struct Rank {
 
 /// Memory of all ranks. Allocated once a model, reset for each execution.
 #[derive(Debug)]
-pub struct World {
+pub struct MemoryImage {
     config: Config,
     layout: PadLayout,
     ranks: Vec<Rank>,
 }
 
 // SAFETY: a model's threads take turns on one thread of the system; the tool orders their accesses.
-unsafe impl Send for World {}
+unsafe impl Send for MemoryImage {}
 // SAFETY: as above.
-unsafe impl Sync for World {}
+unsafe impl Sync for MemoryImage {}
 
 const PRIVATE_BYTES: usize = 4096;
 /// Where private memory has words, and what has arrived.
 const WORDS_AT: usize = 3072;
 const ARRIVALS_AT: usize = 3584;
 
-impl World {
+impl MemoryImage {
     /// The memory for `config`.
     pub fn new(config: Config) -> Self {
         let layout = PadLayout::new(&PadConfig {
@@ -207,7 +207,7 @@ impl World {
         WindowAddr::new(1, self.config.user as u64)
     }
 
-    /// `rank`'s memory that lies in no window and is under the tool nowhere but in [`World::words`].
+    /// `rank`'s memory that lies in no window and is under the tool nowhere but in [`MemoryImage::words`].
     pub fn private(&self, rank: u32) -> *mut u8 {
         self.ranks[rank as usize].private
     }
