@@ -33,7 +33,7 @@ pub enum Blocks {
 
 /// How ranks end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum ExpectedOutcome {
     /// Every launch succeeds.
     Success,
     /// Launches may fail: then every rank learns of it, and the record that its abort word names is valid.
@@ -65,7 +65,7 @@ pub struct Scenario {
     /// What runs them.
     pub blocks: Blocks,
     /// How they end.
-    pub ending: Ending,
+    pub expected: ExpectedOutcome,
     /// What is broken.
     pub injected: Option<InjectedFault>,
     /// A thread of the host's writes every abort word at some time.
@@ -88,7 +88,7 @@ impl Scenario {
             image: Arc::new(image),
             steps,
             blocks,
-            ending: Ending::Success,
+            expected: ExpectedOutcome::Success,
             injected: None,
             host_aborts: false,
         }
@@ -104,7 +104,7 @@ impl Scenario {
     /// With launches that may fail.
     #[must_use]
     pub fn may_fail(mut self) -> Self {
-        self.ending = Ending::Failure;
+        self.expected = ExpectedOutcome::Failure;
         self
     }
 
@@ -261,7 +261,7 @@ impl Scenario {
         };
         // SAFETY: this rank's own state. Launches that succeed count.
         let refused = unsafe { (*image.block_state(rank)).sequence } != epoch + 1;
-        if self.ending == Ending::Success {
+        if self.expected == ExpectedOutcome::Success {
             assert!(!busy && abort == 0, "launch {epoch} failed on rank {rank}");
             return false;
         }
