@@ -9,12 +9,12 @@ use fusewire_device::mem::prim::{AtomicU64, Ordering};
 
 /// A block of one lane that behaves as a GPU's: two-packet units, loops over lanes.
 #[derive(Clone, Copy, Debug)]
-pub struct Solo {
+pub struct SingleLaneGpu {
     /// Shared memory.
     pub shared: *mut u8,
 }
 
-impl Machine for Solo {
+impl Machine for SingleLaneGpu {
     const LANES: u32 = 0;
     const CONSTANTS_IN_PAD: bool = true;
     const CUMULATIVE: bool = true;

@@ -11,7 +11,7 @@ use fusewire_device::mem::prim::Ordering;
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::native::{BlockShared, LaneContext};
 
-use crate::machine::{Barrier, Solo, Weak};
+use crate::machine::{Barrier, SingleLaneGpu, Weak};
 use crate::step::Step;
 use crate::tool;
 use crate::memory_image::MemoryImage;
@@ -22,7 +22,7 @@ pub enum Blocks {
     /// The CPU's block of one lane.
     Single,
     /// One lane that behaves as a GPU's.
-    Solo,
+    SingleLaneGpu,
     /// The emulator's lanes, with its barrier.
     Lanes,
     /// Lanes whose barrier is as weak as AMD's.
@@ -161,7 +161,7 @@ impl Scenario {
         let passed = Cell::new(0);
         let boundaries = Cell::new(0);
         let boundary = || {
-            if matches!(self.blocks, Blocks::Solo | Blocks::Weak | Blocks::Claimed) {
+            if matches!(self.blocks, Blocks::SingleLaneGpu | Blocks::Weak | Blocks::Claimed) {
                 stream_order();
             }
             if lanes > 1 {
@@ -205,9 +205,9 @@ impl Scenario {
                     let lanes = unsafe { Lanes::new(&raw const context) };
                     step.launch(image, rank, Block::new(lanes));
                 }
-                Blocks::Solo => {
+                Blocks::SingleLaneGpu => {
                     let shared = image.shared(rank);
-                    step.launch(image, rank, Block::new(Solo { shared }));
+                    step.launch(image, rank, Block::new(SingleLaneGpu { shared }));
                 }
                 Blocks::Weak => {
                     let weak = Weak::<false> {

@@ -139,7 +139,7 @@ mod models {
             ),
             (
                 "no second slot set, two-packet units",
-                packets(Blocks::Solo).with_fault(InjectedFault::OneSlotSet),
+                packets(Blocks::SingleLaneGpu).with_fault(InjectedFault::OneSlotSet),
             ),
             ("no credits", channel().with_fault(InjectedFault::FreeCredits)),
             (

@@ -92,7 +92,7 @@ fn slots() -> Vec<Entry> {
         ),
         (
             "no second slot set, two-packet units",
-            packets(Blocks::Solo),
+            packets(Blocks::SingleLaneGpu),
             InjectedFault::OneSlotSet,
         ),
         ("no credits, channel", channel, InjectedFault::FreeCredits),

@@ -94,26 +94,26 @@ fn packets() -> Vec<Entry> {
         Entry::model(
             "two-packet units, header only, 2 ranks x 1 epoch",
             Bound::Exhaustive,
-            scenario(two(PACKETS), Blocks::Solo, vec![Step::new(Op::Packet, 0)]),
+            scenario(two(PACKETS), Blocks::SingleLaneGpu, vec![Step::new(Op::Packet, 0)]),
         ),
         Entry::model(
             "two-packet units, header only, 2 ranks x 4 epochs",
             Bound::Preemptions(2),
             scenario(
                 two(PACKETS),
-                Blocks::Solo,
+                Blocks::SingleLaneGpu,
                 vec![Step::new(Op::Packet, 0); 4],
             ),
         ),
         Entry::model(
             "two-packet units, 2 ranks x 4 epochs",
             Bound::Preemptions(1),
-            scenario(two(PACKETS), Blocks::Solo, vec![all_reduce; 4]),
+            scenario(two(PACKETS), Blocks::SingleLaneGpu, vec![all_reduce; 4]),
         ),
         Entry::model(
             "two-packet units, across 2^32, 2 ranks x 4 epochs",
             Bound::Preemptions(1),
-            scenario(wrapping(two(PACKETS)), Blocks::Solo, vec![all_reduce; 4]),
+            scenario(wrapping(two(PACKETS)), Blocks::SingleLaneGpu, vec![all_reduce; 4]),
         ),
     ]
 }
