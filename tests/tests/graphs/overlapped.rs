@@ -23,26 +23,26 @@ fn replays() -> u64 {
 /// A rank's parts: the operations' communicator on a stream of its own, one of this rank alone, and the neighbour's stream.
 struct Parts {
     comm: Communicator,
-    solo: Communicator,
+    single_rank: Communicator,
     neighbour: Stream,
 }
 
 impl Parts {
     fn new(comm: &Communicator) -> Result<Self> {
-        let solo = comm.split(&[comm.rank()], "solo")?.expect("its own group");
+        let single_rank = comm.split(&[comm.rank()], "single_rank")?.expect("its own group");
         let neighbour = stream();
-        let solo = solo.on(&neighbour);
-        solo.warm_up()?;
+        let single_rank = single_rank.on(&neighbour);
+        single_rank.warm_up()?;
         Ok(Self {
             comm: comm.on(&stream()),
-            solo,
+            single_rank,
             neighbour,
         })
     }
 
     /// Copies on the neighbour's stream.
     fn copy(&self, to: &Tensor, from: &Tensor) -> Result<()> {
-        self.solo.all_gather_single_async(to, from).map(drop)
+        self.single_rank.all_gather_single_async(to, from).map(drop)
     }
 
     /// What `calls` put on both streams, as a graph.
