@@ -11,9 +11,9 @@ use fusewire_ccl_sys::sys::*;
 use crate::ops::{NONE, Op, comm_of, depth, group_end, group_start, issue};
 use crate::record;
 use crate::reduce::size;
-use crate::world::{Comm, World};
+use crate::comm::{Comm, SharedComm};
 
-static WORLDS: LazyLock<Mutex<HashMap<[c_char; 128], Arc<World>>>> = LazyLock::new(Mutex::default);
+static COMMS: LazyLock<Mutex<HashMap<[c_char; 128], Arc<SharedComm>>>> = LazyLock::new(Mutex::default);
 /// The version that was set; 0: the environment's.
 static VERSION: AtomicI32 = AtomicI32::new(0);
 
@@ -66,16 +66,16 @@ fn init(
     if out.is_null() || count < 1 || rank < 0 || rank >= count || depth() > 0 {
         return ncclInvalidArgument;
     }
-    let mut worlds = WORLDS.lock().unwrap_or_else(PoisonError::into_inner);
-    let world = worlds.entry(id.internal);
-    let world = Arc::clone(world.or_insert_with(|| World::new(count as usize)));
-    drop(worlds);
-    if world.count != count as usize {
+    let mut comms = COMMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let shared = comms.entry(id.internal);
+    let shared = Arc::clone(shared.or_insert_with(|| SharedComm::new(count as usize)));
+    drop(comms);
+    if shared.count != count as usize {
         return ncclInvalidArgument;
     }
-    let comm = Comm::new(world, rank as usize);
+    let comm = Comm::new(shared, rank as usize);
     record::note(name, Some(&comm), 0, &[]);
-    match comm.world.join(rank as usize) {
+    match comm.shared.join(rank as usize) {
         Ok(()) => put(out, Box::into_raw(Box::new(comm)).cast()),
         Err(code) => code,
     }
@@ -84,10 +84,10 @@ fn init(
 fn split(comm: &Comm, colour: c_int, key: c_int, out: *mut ncclComm_t) -> ncclResult_t {
     let fields = [("colour", i64::from(colour)), ("key", i64::from(key))];
     record::note("ncclCommSplit", Some(comm), depth(), &fields);
-    let Comm { world, rank, .. } = comm;
+    let Comm { shared, rank, .. } = comm;
     let part = [colour.to_ne_bytes(), key.to_ne_bytes()].concat();
-    let number = world.post(*rank, ("ncclCommSplit", 0, 0, 0, 0), (part, Vec::new()));
-    let parts = match world.meet(number) {
+    let number = shared.post(*rank, ("ncclCommSplit", 0, 0, 0, 0), (part, Vec::new()));
+    let parts = match shared.meet(number) {
         Ok(parts) => parts,
         Err(code) => return code,
     };
@@ -103,10 +103,10 @@ fn split(comm: &Comm, colour: c_int, key: c_int, out: *mut ncclComm_t) -> ncclRe
         .collect();
     members.sort_unstable();
     let at = members.iter().position(|(_, member)| member == rank);
-    let world = world.child(number, colour, members.len());
+    let shared = shared.child(number, colour, members.len());
     put(
         out,
-        Box::into_raw(Box::new(Comm::new(world, at.unwrap_or(0)))).cast(),
+        Box::into_raw(Box::new(Comm::new(shared, at.unwrap_or(0)))).cast(),
     )
 }
 
@@ -164,16 +164,16 @@ export! {
         on("ncclCommDestroy", comm, |_| ncclSuccess)
     }
     fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
-        on("ncclCommAbort", comm, |comm| { comm.world.abort(); ncclSuccess })
+        on("ncclCommAbort", comm, |comm| { comm.shared.abort(); ncclSuccess })
     }
     fn ncclCommCount(comm: ncclComm_t, out: *mut c_int) -> ncclResult_t {
-        comm_of(comm).map_or(ncclInvalidArgument, |comm| put(out, comm.world.count as c_int))
+        comm_of(comm).map_or(ncclInvalidArgument, |comm| put(out, comm.shared.count as c_int))
     }
     fn ncclCommUserRank(comm: ncclComm_t, out: *mut c_int) -> ncclResult_t {
         comm_of(comm).map_or(ncclInvalidArgument, |comm| put(out, comm.rank as c_int))
     }
     fn ncclCommGetAsyncError(comm: ncclComm_t, out: *mut ncclResult_t) -> ncclResult_t {
-        let error = |comm: &Comm| if comm.world.aborted() { ncclRemoteError } else { ncclSuccess };
+        let error = |comm: &Comm| if comm.shared.aborted() { ncclRemoteError } else { ncclSuccess };
         comm_of(comm).map_or(ncclInvalidArgument, |comm| put(out, error(comm)))
     }
     fn ncclCommSplit(

@@ -13,4 +13,4 @@ mod api;
 mod ops;
 mod record;
 mod reduce;
-mod world;
+mod comm;

@@ -7,7 +7,7 @@ use fusewire_ccl_sys::sys::*;
 
 use crate::record;
 use crate::reduce::{reduce, size};
-use crate::world::{Comm, Part, Scale};
+use crate::comm::{Comm, Part, Scale};
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
@@ -82,7 +82,7 @@ impl Op {
 
     /// Whether `comm` reads the first buffer and writes the second, and how many rows they have.
     fn rows(&self, comm: &Comm) -> (usize, usize) {
-        let all = comm.world.count;
+        let all = comm.shared.count;
         let at_root = self.root == comm.rank as i32;
         let root_only = |rows| if at_root { rows } else { 0 };
         match self.name {
@@ -113,7 +113,7 @@ impl Op {
             self.name,
             "ncclAllReduce" | "ncclReduceScatter" | "ncclReduce"
         );
-        let root = everybody || (0..comm.world.count as i32).contains(&self.root);
+        let root = everybody || (0..comm.shared.count as i32).contains(&self.root);
         let lacks = |rows: usize, is_null: bool| rows > 0 && self.count > 0 && is_null;
         let red = !reduces
             || (ncclSum..=ncclAvg).contains(&self.red)
@@ -161,13 +161,13 @@ pub(crate) fn issue(op: Op) -> ncclResult_t {
     };
     let bytes = size(op.dtype)
         .and_then(|size| size.checked_mul(op.count))
-        .filter(|bytes| bytes.checked_mul(comm.world.count).is_some());
+        .filter(|bytes| bytes.checked_mul(comm.shared.count).is_some());
     let Some(bytes) = bytes else {
         record::tell("a bad type or count");
         return ncclInvalidArgument;
     };
     op.note(comm, bytes);
-    if let Err(code) = comm.world.check() {
+    if let Err(code) = comm.shared.check() {
         return code;
     }
     if !op.is_valid(comm) {
@@ -191,7 +191,7 @@ fn run(ops: &[Op]) -> ncclResult_t {
             "ncclSend" => {
                 let path = (comm.rank, op.root as usize);
                 let (data, _) = op.part(comm, bytes);
-                comm.world.send(path, op.dtype, op.count, data)
+                comm.shared.send(path, op.dtype, op.count, data)
             }
             _ => {
                 // The handle of a scaled sum is each rank's own.
@@ -202,7 +202,7 @@ fn run(ops: &[Op]) -> ncclResult_t {
                     op.red.min(ncclAvg + 1),
                     op.root,
                 );
-                comm.world.post(comm.rank, shape, op.part(comm, bytes))
+                comm.shared.post(comm.rank, shape, op.part(comm, bytes))
             }
         };
         let op = *op;
@@ -236,12 +236,12 @@ impl Posted {
             bytes,
             number,
         } = self;
-        let (world, rank) = (&comm.world, comm.rank);
+        let (shared, rank) = (&comm.shared, comm.rank);
         let out = match op.name {
-            "ncclSend" => return world.delivered(*number, op.root as usize),
-            "ncclRecv" => world.recv((op.root as usize, rank), op.dtype, op.count)?,
+            "ncclSend" => return shared.delivered(*number, op.root as usize),
+            "ncclRecv" => shared.recv((op.root as usize, rank), op.dtype, op.count)?,
             name => {
-                let parts = world.meet(*number)?;
+                let parts = shared.meet(*number)?;
                 if op.rows(comm).1 == 0 {
                     return Ok(());
                 }

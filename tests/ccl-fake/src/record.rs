@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
 
-use crate::world::Comm;
+use crate::comm::Comm;
 
 static RECORDS: Mutex<String> = Mutex::new(String::new());
 
@@ -28,9 +28,9 @@ pub(crate) fn note(name: &str, comm: Option<&Comm>, depth: u32, fields: &[(&str,
     let mut line = format!("{{\"name\":\"{name}\",\"depth\":{depth}");
     let place = comm.map_or([-1; 3], |comm| {
         [
-            comm.world.id as i64,
+            comm.shared.id as i64,
             comm.rank as i64,
-            comm.world.count as i64,
+            comm.shared.count as i64,
         ]
     });
     let fixed = ["comm", "rank", "ranks"].into_iter().zip(place);

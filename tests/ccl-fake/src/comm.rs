@@ -9,7 +9,7 @@ use fusewire_ccl_sys::sys::*;
 /// One rank's handle. Never freed.
 #[derive(Debug)]
 pub(crate) struct Comm {
-    pub(crate) world: Arc<World>,
+    pub(crate) shared: Arc<SharedComm>,
     pub(crate) rank: usize,
     /// This rank's scaled sums, by handle; destroyed ones are `None`.
     pub(crate) scales: Mutex<Vec<Option<Scale>>>,
@@ -19,9 +19,9 @@ pub(crate) struct Comm {
 pub(crate) type Scale = (i32, Vec<u8>);
 
 impl Comm {
-    pub(crate) fn new(world: Arc<World>, rank: usize) -> Self {
+    pub(crate) fn new(shared: Arc<SharedComm>, rank: usize) -> Self {
         Self {
-            world,
+            shared,
             rank,
             scales: Mutex::default(),
         }
@@ -33,7 +33,7 @@ impl Comm {
 }
 
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct SharedComm {
     /// A number in the records.
     pub(crate) id: u64,
     pub(crate) count: usize,
@@ -74,7 +74,7 @@ struct Rendezvous {
     mismatch: bool,
     parts: Vec<Option<Part>>,
     left: usize,
-    children: HashMap<i32, Arc<World>>,
+    children: HashMap<i32, Arc<SharedComm>>,
 }
 
 fn check(state: &State) -> Result<(), ncclResult_t> {
@@ -85,7 +85,7 @@ fn check(state: &State) -> Result<(), ncclResult_t> {
     Err(ncclRemoteError)
 }
 
-impl World {
+impl SharedComm {
     pub(crate) fn new(count: usize) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let state = State {
@@ -148,13 +148,16 @@ impl World {
         let number = state.next[rank];
         state.next[rank] += 1;
         let count = self.count;
-        let rendezvous = state.rendezvous.entry(number).or_insert_with(|| Rendezvous {
-            shape,
-            mismatch: false,
-            parts: vec![None; count],
-            left: 0,
-            children: HashMap::new(),
-        });
+        let rendezvous = state
+            .rendezvous
+            .entry(number)
+            .or_insert_with(|| Rendezvous {
+                shape,
+                mismatch: false,
+                parts: vec![None; count],
+                left: 0,
+                children: HashMap::new(),
+            });
         rendezvous.mismatch |= rendezvous.shape != shape;
         rendezvous.parts[rank] = Some(part);
         drop(state);
@@ -170,7 +173,11 @@ impl World {
                 crate::record::tell("the ranks' calls differ");
                 return Some(Err(ncclInvalidUsage));
             }
-            let parts = rendezvous.parts.iter().cloned().collect::<Option<Vec<_>>>()?;
+            let parts = rendezvous
+                .parts
+                .iter()
+                .cloned()
+                .collect::<Option<Vec<_>>>()?;
             rendezvous.left += 1;
             if rendezvous.left == self.count && rendezvous.shape.0 != "ncclCommSplit" {
                 state.rendezvous.remove(&number);
