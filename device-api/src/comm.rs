@@ -170,14 +170,14 @@ impl Comm {
         (self.constants().state as *mut u8).wrapping_add(offset as usize)
     }
 
-    /// Address of `bytes` bytes of memory that `rank` named as `place`, or `None` where the window does not
+    /// Address of `bytes` bytes of memory that `rank` named as `addr`, or `None` where the window does not
     /// exist, the range leaves it, or the rank is not reachable. A peer's word is never trusted.
     #[inline(always)]
-    pub fn resolve(&self, place: WindowAddr, rank: u32, bytes: u64) -> Option<*mut u8> {
-        if place.window() as usize >= MAX_WINDOWS || rank >= self.size() {
+    pub fn resolve(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Option<*mut u8> {
+        if addr.window() as usize >= MAX_WINDOWS || rank >= self.size() {
             return None;
         }
-        let window = self.window(place.window());
+        let window = self.window(addr.window());
         // SAFETY: the table has MAX_WINDOWS entries and each MAX_RANKS >= size peers.
         let (size, base) = unsafe {
             (
@@ -185,16 +185,16 @@ impl Comm {
                 (&raw const (*window).peers[rank as usize % MAX_RANKS]).read(),
             )
         };
-        let fits = place.offset() <= size && bytes <= size - place.offset();
-        (fits && base != 0).then(|| (base as *mut u8).wrapping_add(place.offset() as usize))
+        let fits = addr.offset() <= size && bytes <= size - addr.offset();
+        (fits && base != 0).then(|| (base as *mut u8).wrapping_add(addr.offset() as usize))
     }
 
     /// Address behind a [`PeerPtr`] for `count` elements, checked.
     #[inline(always)]
     pub fn pointer<T>(&self, at: PeerPtr<T>, count: u64) -> Option<*mut T> {
         let bytes = count.checked_mul(size_of::<T>() as u64)?;
-        let place = WindowAddr::new(at.window, at.offset);
-        self.resolve(place, at.rank, bytes).map(<*mut u8>::cast)
+        let addr = WindowAddr::new(at.window, at.offset);
+        self.resolve(addr, at.rank, bytes).map(<*mut u8>::cast)
     }
 
     /// Offset of the signal line that `from` writes for `block`: the ready line; the done line

@@ -136,9 +136,9 @@ impl DeviceWindow {
     #[inline(always)]
     pub fn address(&self, comm: &Comm, rank: u32, offset: u64, bytes: u64) -> Option<*mut u8> {
         let fits = offset <= self.bytes && bytes <= self.bytes - offset;
-        let place = crate::comm::WindowAddr::new(self.window, self.offset + offset);
+        let addr = crate::comm::WindowAddr::new(self.window, self.offset + offset);
         if fits {
-            comm.resolve(place, rank, bytes)
+            comm.resolve(addr, rank, bytes)
         } else {
             None
         }

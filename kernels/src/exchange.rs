@@ -346,8 +346,8 @@ impl Memory {
         } else {
             row * self.count + round.start + first
         };
-        let place = WindowAddr(session.word(rank, word::SOURCE));
-        self.named(session, place, rank, index, length)
+        let addr = WindowAddr(session.word(rank, word::SOURCE));
+        self.named(session, addr, rank, index, length)
             .map(<*mut u8>::cast_const)
     }
 
@@ -369,22 +369,22 @@ impl Memory {
         }
         let staged = session.word(rank, word::FLAGS) & TARGET_STAGED != 0;
         let index = if staged { first } else { round.start + first };
-        let place = WindowAddr(session.word(rank, word::TARGET));
-        self.named(session, place, rank, index, length)
+        let addr = WindowAddr(session.word(rank, word::TARGET));
+        self.named(session, addr, rank, index, length)
     }
 
-    /// Elements `[index, index + length)` behind `place` of `rank`, checked against the window.
+    /// Elements `[index, index + length)` behind `addr` of `rank`, checked against the window.
     #[inline(always)]
     pub(crate) fn named<M: Machine>(
         &self,
         session: &Session<M>,
-        place: WindowAddr,
+        addr: WindowAddr,
         rank: u32,
         index: usize,
         length: usize,
     ) -> Option<*mut u8> {
-        let offset = place.offset().wrapping_add((index * self.size) as u64);
-        let inside = WindowAddr::new(place.window(), offset);
+        let offset = addr.offset().wrapping_add((index * self.size) as u64);
+        let inside = WindowAddr::new(addr.window(), offset);
         let bytes = (length * self.size) as u64;
         bulk::resolve(session.comm(), session.ctx(), inside, rank, bytes)
     }

@@ -94,31 +94,31 @@ impl<T: Element> Reducer for Switched<T> {
 /// [`word::SCALAR`], and nobody is staged. The same answer on every rank.
 #[inline(always)]
 fn common<M: Machine>(session: &Session<M>, index: usize, wanted: u64) -> Option<WindowAddr> {
-    let place = session.word(0, index);
+    let addr = session.word(0, index);
     let mut same = true;
     let mut rank = 0;
     while rank < session.comm().size() {
-        same &= session.word(rank, index) == place
+        same &= session.word(rank, index) == addr
             && session.word(rank, word::FLAGS) == 0
             && session.word(rank, word::SCALAR) & wanted == wanted;
         rank += 1;
     }
-    same.then_some(WindowAddr(place))
+    same.then_some(WindowAddr(addr))
 }
 
-/// What this rank says of memory at `place`: `bit` if multicast reaches its `bytes` bytes, and elements of `size` bytes
+/// What this rank says of memory at `addr`: `bit` if multicast reaches its `bytes` bytes, and elements of `size` bytes
 /// lie at multiples of their size.
 #[inline(always)]
 fn reached<M: Machine>(
     session: &Session<M>,
-    place: WindowAddr,
+    addr: WindowAddr,
     bytes: usize,
     size: usize,
     bit: u64,
 ) -> u64 {
     // Sizes are powers of two.
-    let aligned = place.offset() & (size as u64).wrapping_sub(1) == 0;
-    if place.is_some() && aligned && Multicast::of(session.comm(), place, bytes as u64).is_some() {
+    let aligned = addr.offset() & (size as u64).wrapping_sub(1) == 0;
+    if addr.is_some() && aligned && Multicast::of(session.comm(), addr, bytes as u64).is_some() {
         bit
     } else {
         0
@@ -509,8 +509,8 @@ impl AllGather {
         let mut step = 0;
         while step < session.comm().size() {
             let rank = session.comm().after(step);
-            let place = WindowAddr(session.word(rank, word::TARGET));
-            let Some(to) = memory.named(session, place, rank, row, length) else {
+            let addr = WindowAddr(session.word(rank, word::TARGET));
+            let Some(to) = memory.named(session, addr, rank, row, length) else {
                 return false;
             };
             for byte in session.block().elements_of_block(length * memory.size) {
@@ -620,7 +620,7 @@ pub unsafe fn all_reduce_nvls<T: Element>(
         reducer, count, source, source_at, target, target_at, 0, chunk,
     );
     let bytes = memory.count * memory.size;
-    let reach = |place, bit| reached(&session, place, bytes, memory.size, bit);
+    let reach = |addr, bit| reached(&session, addr, bytes, memory.size, bit);
     let memory = Memory {
         shards: session.comm().size(),
         target_shared: true,

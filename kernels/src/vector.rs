@@ -163,7 +163,7 @@ impl Vector {
             }
             let words = |peer: u32| {
                 let (offset, length) = self.outgoing(me, peer);
-                let place = if staged {
+                let addr = if staged {
                     let row = if self.same { 0 } else { peer as usize };
                     WindowAddr::new(0, pad.staging_in + (row * stride * self.size) as u64)
                 } else {
@@ -172,7 +172,7 @@ impl Vector {
                 };
                 let flags = if staged { CHUNKED } else { 0 };
                 let mut words = [0; 7];
-                words[word::SOURCE] = place.0;
+                words[word::SOURCE] = addr.0;
                 words[word::FLAGS] = flags;
                 words[word::COUNT] = length as u64;
                 words[word::LONGEST] = longest as u64;
@@ -229,9 +229,9 @@ impl Vector {
                     )
                 } else {
                     let index = if theirs_staged { first } else { start + first };
-                    let place = WindowAddr(session.word(rank, word::SOURCE));
-                    let offset = place.offset().wrapping_add((index * self.size) as u64);
-                    let inside = WindowAddr::new(place.window(), offset);
+                    let addr = WindowAddr(session.word(rank, word::SOURCE));
+                    let offset = addr.offset().wrapping_add((index * self.size) as u64);
+                    let inside = WindowAddr::new(addr.window(), offset);
                     bulk::resolve(session.comm(), session.ctx(), inside, rank, bytes as u64)
                         .map(<*mut u8>::cast_const)
                 };

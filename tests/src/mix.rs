@@ -301,7 +301,7 @@ impl Mix {
             count: N as u64,
             timeout_ns: 0,
             source: x.as_ptr().cast(),
-            target_at: comm.place(&pushed)?.0,
+            target_at: comm.window_addr(&pushed)?.0,
             signal: 3,
             launches: launches.as_ptr().cast(),
         };

@@ -239,7 +239,7 @@ pub fn resolve(
     rank: u32,
     bytes: u64,
 ) -> Option<*mut u8> {
-    let at = comm.resolve(place, rank, bytes);
+    let at = comm.resolve(addr, rank, bytes);
     if at.is_none() {
         ctx.fail(
             crate::layout::FailureKind::Bounds,
@@ -247,7 +247,7 @@ pub fn resolve(
             rank,
             rank,
             bytes,
-            place.0,
+            addr.0,
             0,
         );
     }

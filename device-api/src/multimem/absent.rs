@@ -11,7 +11,7 @@ pub enum Multicast {}
 impl Multicast {
     /// `None`.
     #[inline(always)]
-    pub fn of(_comm: &Comm, _place: WindowAddr, _bytes: u64) -> Option<Self> {
+    pub fn of(_comm: &Comm, _addr: WindowAddr, _bytes: u64) -> Option<Self> {
         None
     }
 

@@ -16,18 +16,18 @@ pub struct Multicast {
 }
 
 impl Multicast {
-    /// The `bytes` bytes of every rank at `place`, or `None` where the window does not exist, the range leaves it,
+    /// The `bytes` bytes of every rank at `addr`, or `None` where the window does not exist, the range leaves it,
     /// or a rank's part is not mapped.
     #[inline(always)]
-    pub fn of(comm: &Comm, place: WindowAddr, bytes: u64) -> Option<Self> {
+    pub fn of(comm: &Comm, addr: WindowAddr, bytes: u64) -> Option<Self> {
         let mut rank = 0;
         while rank < comm.size() {
-            comm.resolve(place, rank, bytes)?;
+            comm.resolve(addr, rank, bytes)?;
             rank += 1;
         }
         Some(Self {
-            window: comm.window(place.window()),
-            offset: place.offset() as usize,
+            window: comm.window(addr.window()),
+            offset: addr.offset() as usize,
             ranks: comm.size(),
         })
     }

@@ -42,21 +42,21 @@ macro_rules! load {
 }
 
 impl Multicast {
-    /// The `bytes` bytes of every rank at `place`, or `None` where the window does not exist, the range leaves it,
+    /// The `bytes` bytes of every rank at `addr`, or `None` where the window does not exist, the range leaves it,
     /// or the host has given it no multicast address.
     #[inline(always)]
-    pub fn of(comm: &Comm, place: WindowAddr, bytes: u64) -> Option<Self> {
-        if place.window() as usize >= MAX_WINDOWS {
+    pub fn of(comm: &Comm, addr: WindowAddr, bytes: u64) -> Option<Self> {
+        if addr.window() as usize >= MAX_WINDOWS {
             return None;
         }
-        let window = comm.window(place.window());
+        let window = comm.window(addr.window());
         // SAFETY: the table has MAX_WINDOWS entries.
         let size = unsafe { (&raw const (*window).bytes).read() };
         // SAFETY: as above.
         let base = unsafe { (&raw const (*window).multicast).read() };
-        let fits = place.offset() <= size && bytes <= size - place.offset();
+        let fits = addr.offset() <= size && bytes <= size - addr.offset();
         (fits && base != 0).then(|| Self {
-            address: base + place.offset(),
+            address: base + addr.offset(),
         })
     }
 

@@ -257,8 +257,8 @@ impl Communicator {
         spec: NormSpec,
         call: u64,
     ) -> Result<ReduceNormParams> {
-        let place = |ptr: *const u8, bytes: usize| self.inner.windows.place(ptr, bytes).0;
-        let spans = |view: &Input<'_>| place(view.ptr, view.count * view.dtype.size());
+        let addr = |ptr: *const u8, bytes: usize| self.inner.windows.addr_of(ptr, bytes).0;
+        let spans = |view: &Input<'_>| addr(view.ptr, view.count * view.dtype.size());
         let (size, hidden) = (norm.size(), norm.hidden);
         let two_shot = spec.route() == Route::TwoShot;
         // Rows are written while peers still read the input, but where the rank that writes them is the one that has read them.

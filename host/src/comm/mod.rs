@@ -353,14 +353,14 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the tensor lies in no window of this communicator.
-    pub fn place(&self, tensor: &Tensor) -> Result<fusewire_device::comm::WindowAddr> {
+    pub fn window_addr(&self, tensor: &Tensor) -> Result<fusewire_device::comm::WindowAddr> {
         let bytes = tensor.len() * tensor.dtype().size();
-        let place = self.inner.windows.place(tensor.as_ptr(), bytes);
-        if place.is_some() {
-            return Ok(place);
+        let addr = self.inner.windows.addr_of(tensor.as_ptr(), bytes);
+        if addr.is_some() {
+            return Ok(addr);
         }
         Err(Error::InvalidArgument {
-            operation: "place",
+            operation: "window_addr",
             detail: "the tensor lies in no window; allocate it by Communicator::alloc".to_owned(),
         })
     }

@@ -216,13 +216,13 @@ impl Windows {
 
     /// The place of `bytes` bytes at `at` in a window, or [`WindowAddr::NONE`].
     #[inline]
-    pub(crate) fn place(&self, at: *const u8, bytes: usize) -> WindowAddr {
+    pub(crate) fn addr_of(&self, at: *const u8, bytes: usize) -> WindowAddr {
         loop {
             let version = self.version.load(Ordering::Acquire);
-            let place = self.find(at as usize, bytes);
+            let addr = self.find(at as usize, bytes);
             core::sync::atomic::fence(Ordering::Acquire);
             if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
-                return place;
+                return addr;
             }
             core::hint::spin_loop();
         }

@@ -65,7 +65,7 @@ impl<T: Element> Rounds<T> {
 
     /// Whether peers write this rank's rows into staging.
     fn is_staged(&self) -> bool {
-        let lacks = |place: WindowAddr, bytes: usize| bytes > 0 && !place.is_some();
+        let lacks = |addr: WindowAddr, bytes: usize| bytes > 0 && !addr.is_some();
         self.norm.spec().route() == Route::TwoShot
             && (!self.norm.arguments().out_at.is_some()
                 || lacks(self.norm.arguments().kept_at, self.kept_bytes())
@@ -114,8 +114,8 @@ impl<T: Element> Rounds<T> {
             if length == 0 {
                 return Some(core::ptr::null_mut());
             }
-            let place = WindowAddr(session.word(rank, word::EXTRA + which));
-            let inside = WindowAddr::new(place.window(), place.offset().wrapping_add(start as u64));
+            let addr = WindowAddr(session.word(rank, word::EXTRA + which));
+            let inside = WindowAddr::new(addr.window(), addr.offset().wrapping_add(start as u64));
             bulk::resolve(session.comm(), session.ctx(), inside, rank, length as u64)
         };
         let (out, kept) = (self.out_bytes(), self.kept_bytes());
@@ -153,9 +153,9 @@ impl<M: Machine, T: Element<Acc = f32>> Body<M> for Rounds<T> {
         }
         let base = session.comm().pad().staging_out;
         let [out, kept, scales] = self.staged();
-        let place = |at: usize| WindowAddr::new(0, base + at as u64).0;
+        let addr = |at: usize| WindowAddr::new(0, base + at as u64).0;
         Words {
-            extra: [place(out), place(kept), place(scales)],
+            extra: [addr(out), addr(kept), addr(scales)],
             flags: TARGET_STAGED | CHUNKED,
         }
     }

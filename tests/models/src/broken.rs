@@ -26,7 +26,7 @@ impl Kernel {
     /// Runs the kernel.
     ///
     /// # Safety
-    /// As a one-shot all_reduce over registered memory, which lies at `place` on every rank.
+    /// As a one-shot all_reduce over registered memory, which lies at `addr` on every rank.
     #[allow(clippy::too_many_arguments)] // the arguments of a kernel
     pub unsafe fn run<M: Machine>(
         self,
@@ -35,7 +35,7 @@ impl Kernel {
         call: u64,
         count: u64,
         timeout_ns: u64,
-        place: WindowAddr,
+        addr: WindowAddr,
         source: *const u8,
         target: *mut u8,
     ) {
@@ -44,7 +44,7 @@ impl Kernel {
         let Some(mut session) = session else {
             return;
         };
-        let words = [place.0, 0, 0, 0, 0, 0, 0];
+        let words = [addr.0, 0, 0, 0, 0, 0, 0];
         if self == Self::NoReady {
             mem::fence(Order::AcqRel, Scope::System);
         } else if !session.ready(|_| words) {
@@ -60,7 +60,7 @@ impl Kernel {
                     let from = if rank == session.comm().rank() {
                         source
                     } else {
-                        match session.comm().resolve(place, rank, count) {
+                        match session.comm().resolve(addr, rank, count) {
                             Some(at) => at.cast_const(),
                             None => return,
                         }

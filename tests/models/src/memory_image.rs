@@ -198,12 +198,12 @@ impl MemoryImage {
     }
 
     /// WindowAddr of every rank's input.
-    pub fn source_place(&self) -> WindowAddr {
+    pub fn source_addr(&self) -> WindowAddr {
         WindowAddr::new(1, 0)
     }
 
     /// WindowAddr of every rank's output.
-    pub fn target_place(&self) -> WindowAddr {
+    pub fn target_addr(&self) -> WindowAddr {
         WindowAddr::new(1, self.config.user as u64)
     }
 

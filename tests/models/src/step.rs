@@ -489,16 +489,16 @@ impl Step {
             Memory::Staged => false,
             Memory::Mixed => rank == 0,
         };
-        let place = |at: WindowAddr| if registered { at.0 } else { WindowAddr::NONE.0 };
+        let addr = |at: WindowAddr| if registered { at.0 } else { WindowAddr::NONE.0 };
         let constants = image.constants(rank);
         let call = self.call(rank).0;
         let timeout = self.timeout_ns[rank as usize % 4];
         let (source, target) = (image.source(rank).cast_const(), self.target(image, rank));
-        let source_at = place(image.source_place());
+        let source_at = place(image.source_addr());
         let target_at = if self.in_place {
             source_at
         } else {
-            place(image.target_place())
+            place(image.target_addr())
         };
         let count = self.count as u64;
         let chunk = GRANULE as u64;
@@ -641,7 +641,7 @@ impl Step {
                     count,
                     timeout,
                     source.cast(),
-                    image.target_place().0,
+                    image.target_addr().0,
                     0,
                     counts.add(128),
                 ),

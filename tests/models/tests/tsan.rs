@@ -26,15 +26,15 @@ mod parts {
         count: u64,
         timeout_ns: u64,
         which: u32,
-        place: u64,
+        addr: u64,
         source: *const u8,
         target: *mut u8,
     ) {
-        let place = WindowAddr(place);
+        let addr = WindowAddr(addr);
         // SAFETY: the caller's promise.
         unsafe {
             KERNELS[which as usize].1.run(
-                block, constants, call, count, timeout_ns, place, source, target,
+                block, constants, call, count, timeout_ns, addr, source, target,
             );
         }
     }
@@ -53,7 +53,7 @@ mod parts {
             let bytes = 64;
             // Memory of one window at the same place on every rank.
             let (source, target) = (comm.alloc(DType::U8, bytes)?, comm.alloc(DType::U8, bytes)?);
-            let place = comm.place(&source)?;
+            let addr = comm.window_addr(&source)?;
             for call in 0..200u8 {
                 source.copy_from(&[call; 64])?;
                 let params = BrokenParams {
@@ -62,7 +62,7 @@ mod parts {
                     count: bytes as u64,
                     timeout_ns: 0,
                     which: which as u32,
-                    place: place.0,
+                    addr: addr.0,
                     source: source.as_ptr(),
                     target: target.as_ptr(),
                 };

@@ -200,11 +200,11 @@ fn adopted(options: &Options) -> Result<()> {
     // SAFETY: freed below, behind the end of `keep`.
     let x = unsafe { Tensor::adopt(device(), own, DType::F32, COUNT, Some(keep))? };
     sums(&comm, &x, "adopted, staged")?;
-    assert!(comm.place(&x).is_err());
+    assert!(comm.window_addr(&x).is_err());
     assert_eq!(fake.live(c"ipc"), opened);
     let registration = comm.tensor_register(&x)?;
     // The peer's memory is mapped here, and the tensor has a place that peers name.
-    assert!(comm.place(&x).is_ok());
+    assert!(comm.window_addr(&x).is_ok());
     assert_eq!(fake.live(c"ipc"), opened + 1);
     sums(&comm, &x, "adopted, registered")?;
     comm.stream().begin_capture()?;
@@ -215,7 +215,7 @@ fn adopted(options: &Options) -> Result<()> {
     graph.run(comm.stream())?;
     assert_eq!(x.to_vec::<f32>()?, vec![3.0; COUNT]);
     comm.tensor_deregister(registration)?;
-    assert!(comm.place(&x).is_err());
+    assert!(comm.window_addr(&x).is_err());
     comm.barrier()?;
     sums(&comm, &x, "adopted, staged again")?;
     // What was captured went through the registration, and does not fall back to staging: it fails without it.

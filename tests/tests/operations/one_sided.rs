@@ -29,7 +29,7 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                     target_at: if count == 0 {
                         0
                     } else {
-                        comm.place(&target)?.0
+                        comm.window_addr(&target)?.0
                     },
                     signal,
                     launches: launches.as_ptr().cast(),
@@ -80,7 +80,7 @@ fn a_put_outside_of_a_window_is_refused() {
             timeout_ns: 0,
             source: source.as_ptr().cast(),
             // One word too far.
-            target_at: comm.place(&source)?.0 + 8,
+            target_at: comm.window_addr(&source)?.0 + 8,
             signal: 0,
             launches: launches.as_ptr().cast(),
         };

@@ -122,15 +122,15 @@ fn get_map_remote_and_every_comparison() {
 fn memory_of_the_users_becomes_a_window_and_stops_being_one() {
     all(2, &options(), |comm| {
         let tensor = tensor(DType::F32, 1000)?;
-        assert!(comm.place(&tensor).is_err());
+        assert!(comm.window_addr(&tensor).is_err());
         for round in 0..60 {
             let registration = comm.tensor_register(&tensor)?;
-            assert!(comm.place(&tensor).is_ok(), "round {round}");
+            assert!(comm.window_addr(&tensor).is_ok(), "round {round}");
             tensor.copy_from(&vec![1.0f32; 1000])?;
             comm.all_reduce(&tensor, fusewire::ReduceOp::Sum)?;
             assert_eq!(tensor.to_vec::<f32>()?, vec![2.0; 1000]);
             comm.tensor_deregister(registration)?;
-            assert!(comm.place(&tensor).is_err());
+            assert!(comm.window_addr(&tensor).is_err());
         }
         Ok(())
     });
@@ -283,17 +283,7 @@ unsafe fn exchange(
         peer += 1;
     }
     let awaited = u64::from(comm.size()) * launch;
-    if failed
-        || !window.wait_signal(
-            block,
-            &ctx,
-            &comm,
-            0,
-            None,
-            Compare::GreaterEqual,
-            awaited,
-        )
-    {
+    if failed || !window.wait_signal(block, &ctx, &comm, 0, None, Compare::GreaterEqual, awaited) {
         return;
     }
     if block.is_leader() {

@@ -357,11 +357,11 @@ impl Communicator {
     }
 
     /// The place of memory, or none where it must be staged.
-    fn place_of(&self, at: *const u8, bytes: usize, staged: bool) -> u64 {
+    fn addr_of(&self, at: *const u8, bytes: usize, staged: bool) -> u64 {
         if staged {
             WindowAddr::NONE.0
         } else {
-            self.inner.windows.place(at, bytes).0
+            self.inner.windows.addr_of(at, bytes).0
         }
     }
 

@@ -47,7 +47,7 @@ macro_rules! movement {
             });
             return Ok(Prepared::hand_off(run, tensors, borrowed, note));
         }
-        let source_at = comm.place_of(input.ptr, input.count * size, $staged);
+        let source_at = comm.addr_of(input.ptr, input.count * size, $staged);
         let params = $params {
             constants: comm.constants(),
             call,
@@ -121,7 +121,7 @@ impl Communicator {
     ) -> Prepared<'a> {
         let size = input.dtype.size();
         let call = self.call(plan, Some(input.dtype), None, NO_ROOT, input.count as u64);
-        let source_at = self.place_of(input.ptr, input.count * size, false);
+        let source_at = self.addr_of(input.ptr, input.count * size, false);
         let params = AllGatherNvlsParams {
             constants: self.constants(),
             call,
@@ -131,7 +131,7 @@ impl Communicator {
             source: input.ptr,
             source_at,
             target: output.ptr,
-            target_at: self.place_of(output.ptr, output.count * size, false),
+            target_at: self.addr_of(output.ptr, output.count * size, false),
             chunk: plan.chunk,
             hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
         };

@@ -1,4 +1,4 @@
-//! Operations beside a neighbouring computation, bound to their kernels.
+//! Operations that overlap with a consumer or a producer stream, bound to their kernels.
 
 use super::NO_ROOT;
 use super::checks::{apart, reducible, same_type, within};
@@ -41,25 +41,25 @@ fn agreed(count: usize, span: usize) -> u64 {
 
 impl Communicator {
     /// Collects every rank's `input` as row r of `output`, as [`Communicator::all_gather_single_async`], and raises a word of
-    /// `signals` as soon as a chunk is there, so that a neighbouring computation on the stream `neighbour` begins with what has
-    /// come. Chunk c of rank r, `chunk` elements of its row from `c * chunk` on (the last one may be shorter), has word
+    /// `flags` as soon as a chunk has arrived, so that the computation on the stream `consumer` begins with the
+    /// chunks that have arrived. Chunk c of rank r, `chunk` elements of its row from `c * chunk` on (the last one may be shorter), has word
     /// `r * input.len().div_ceil(chunk) + c`. This rank's own chunks come first, then those of the next ranks round the ring.
     ///
-    /// All words are cleared on `neighbour`; behind that the operation runs on the communicator's stream, which must be
-    /// another one ([`Communicator::on`]). What is enqueued on `neighbour` from now on waits for chunks by
+    /// All words are cleared on `consumer`; behind that the operation runs on the communicator's stream, which must be
+    /// another one ([`Communicator::on`]). What is enqueued on `consumer` from now on waits for chunks by
     /// [`ReadyFlags::stream_wait`], or in its own kernels; before it ends a capture, or uses the words or `output` for something
     /// else, it waits for all of the operation by [`Work::wait`]. Both streams may be captured: a replay begins with cleared words.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] before anything moves: lengths and types as there, too few words, words or streams of another
-    /// device, the neighbour's stream being the communicator's, a chunk of no elements, a backend. The communicator's first
+    /// device, the consumer stream being the communicator's, a chunk of no elements, a backend. The communicator's first
     /// failure; one while running is the [`Work`]'s, and lets whoever waits for a word go on.
     pub fn all_gather_with_flags_async(
         &self,
-        neighbour: &Stream,
+        consumer: &Stream,
         output: &Tensor,
         input: &Tensor,
-        signals: &ReadyFlags,
+        flags: &ReadyFlags,
         chunk: usize,
     ) -> Result<Work> {
         let name = Operation::AllGatherWithFlags.name();
@@ -67,11 +67,11 @@ impl Communicator {
         same_type(name, &to, &from)?;
         self.rows(name, "output", to.count, from.count)?;
         within(name, &to, &from, self.rank() as usize * from.count)?;
-        self.beside(name, neighbour, [output, input], signals, from.count, chunk)?;
+        self.beside(name, consumer, [output, input], flags, from.count, chunk)?;
         let (size, count) = (from.dtype.size(), from.count);
         let plan = self.plan_rows(Operation::AllGatherWithFlags, count, from.dtype, 1, None);
         let call = self.call(&plan, Some(from.dtype), None, NO_ROOT, agreed(count, chunk));
-        let source_at = self.place_of(from.ptr, count * size, false);
+        let source_at = self.addr_of(from.ptr, count * size, false);
         let params = AllGatherWithFlagsParams {
             constants: self.constants(),
             call,
@@ -82,8 +82,8 @@ impl Communicator {
             source_at,
             target: to.ptr,
             chunk: plan.chunk,
-            words: signals.as_ptr(),
-            arrivals: signals.arrivals(),
+            words: flags.as_ptr(),
+            arrivals: flags.arrivals(),
             span: chunk.max(1) as u64,
             hint: self.hint(to.count * size, source_at == WindowAddr::NONE.0),
         };
@@ -92,19 +92,19 @@ impl Communicator {
             input_count: count as u64,
             output_count: to.count as u64,
         };
-        let tensors = [Some(output), Some(input), Some(signals.words())];
+        let tensors = [Some(output), Some(input), Some(flags.words())];
         let prepared = Prepared::new(self, &ALL_GATHER_WITH_FLAGS, params, tensors, false, note);
-        self.fork(neighbour, signals, &prepared.keeping(signals.keep()))
+        self.fork(consumer, flags, &prepared.keeping(flags.keep()))
     }
 
     /// Reduces row r of every rank's `input` to rank r's `output`, as [`Communicator::reduce_scatter_single_async`], taking each
-    /// tile of this rank's input as soon as its word of `tiles` says that it is done, so that a neighbouring computation on
-    /// the stream `neighbour` ends while the first tiles are on their way. Tile t of row r, `tile` elements from `t * tile` on
+    /// tile of this rank's input as soon as its word of `tiles` says that it is done, so that the computation on
+    /// the stream `producer` ends while the first tiles are on their way. Tile t of row r, `tile` elements from `t * tile` on
     /// (the last one may be shorter), has word `r * output.len().div_ceil(tile) + t`, and is done when that is `target` or more.
     /// Tiles are taken in the order of t, those of all rows together: a computation had best make them in that order.
     ///
     /// Streams, captures and words are as in [`Communicator::all_gather_with_flags_async`]: this call comes first, then the
-    /// neighbour's work, which raises words by [`ReadyFlags::stream_write`], in its own kernels or by [`ReadyFlags::add`],
+    /// producer's work, which raises words by [`ReadyFlags::stream_write`], in its own kernels or by [`ReadyFlags::add`],
     /// then [`Work::wait`]. Each tile is an exchange between all ranks: few large tiles are better than many small ones.
     ///
     /// On a GPU the operation waits in `Options::blocks` blocks, which stay resident from its start to its end: what makes the
@@ -122,7 +122,7 @@ impl Communicator {
     )]
     pub fn reduce_scatter_on_arrival_async(
         &self,
-        neighbour: &Stream,
+        producer: &Stream,
         output: &Tensor,
         input: &Tensor,
         tiles: &ReadyFlags,
@@ -137,7 +137,7 @@ impl Communicator {
         reducible(name, from.dtype, op)?;
         let own = self.rank() as usize * to.count;
         apart(name, &to, &from, Some(own))?;
-        self.beside(name, neighbour, [output, input], tiles, to.count, tile)?;
+        self.beside(name, producer, [output, input], tiles, to.count, tile)?;
         if target == 0 || target >= FAILED {
             return Err(invalid(
                 name,
@@ -155,7 +155,7 @@ impl Communicator {
             Some(op),
         );
         let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, agreed(count, tile));
-        let source_at = self.place_of(from.ptr, from.count * size, false);
+        let source_at = self.addr_of(from.ptr, from.count * size, false);
         let params = ReduceScatterOnArrivalAnyParams {
             constants: self.constants(),
             call,
@@ -179,16 +179,16 @@ impl Communicator {
         let tensors = [Some(output), Some(input), Some(tiles.words())];
         let kernel = instance(dtype, op);
         let prepared = Prepared::from_parts(self, kernel, params, tensors, false, note);
-        self.fork(neighbour, tiles, &prepared.keeping(tiles.keep()))
+        self.fork(producer, tiles, &prepared.keeping(tiles.keep()))
     }
 
     /// What is refused of both: `count` elements a rank in chunks of `span`.
     fn beside(
         &self,
         name: &'static str,
-        neighbour: &Stream,
+        compute: &Stream,
         tensors: [&Tensor; 2],
-        signals: &ReadyFlags,
+        flags: &ReadyFlags,
         count: usize,
         span: usize,
     ) -> Result<()> {
@@ -200,10 +200,10 @@ impl Communicator {
             ));
         }
         let device = self.device();
-        if neighbour.device() != device {
-            let other = neighbour.device();
+        if compute.device() != device {
+            let other = compute.device();
             return refuse(format!(
-                "the neighbour's stream is of {other}, the communicator is on {device}"
+                "the compute stream is on {other}, the communicator is on {device}"
             ));
         }
         if let Some(tensor) = tensors.iter().find(|tensor| tensor.device() != device) {
@@ -212,24 +212,24 @@ impl Communicator {
                 "a tensor is on {other}, the communicator is on {device}"
             ));
         }
-        if neighbour.id() == self.stream.id() {
+        if compute.id() == self.stream.id() {
             return refuse(
-                "the neighbour's stream is the communicator's own, where one would wait behind the other; give the \
-                 operation a stream of its own: comm.on(&stream)"
+                "the compute stream is the communicator's own stream, so each would wait for the other; give \
+                 the operation a stream of its own: comm.on(&stream)"
                     .to_owned(),
             );
         }
-        if !signals.is_of(&self.inner) {
+        if !flags.is_of(&self.inner) {
             return refuse("the words belong to another communicator".to_owned());
         }
         if span == 0 && count > 0 {
             return refuse("chunks of no elements".to_owned());
         }
         let needed = self.chunks(count, span);
-        if signals.len() < needed {
+        if flags.len() < needed {
             return refuse(format!(
                 "{} words; {count} elements of {} ranks in chunks of {span} need {needed}",
-                signals.len(),
+                flags.len(),
                 self.size()
             ));
         }
@@ -257,27 +257,28 @@ impl Communicator {
         ))
     }
 
-    /// Clears the words on the neighbour's stream, then lets the operation go its own way.
+    /// Clears the words on the compute stream, then enqueues the operation on the communicator's
+    /// stream, which waits for that.
     fn fork(
         &self,
-        neighbour: &Stream,
-        signals: &ReadyFlags,
+        compute: &Stream,
+        flags: &ReadyFlags,
         prepared: &Prepared<'_>,
     ) -> Result<Work> {
         self.inner.check()?;
-        if self.stream.capture_number()?.is_some() && neighbour.capture_number()?.is_none() {
+        if self.stream.capture_number()?.is_some() && compute.capture_number()?.is_none() {
             return Err(Error::capture(
-                "the communicator's stream is captured, the neighbour's is not: begin the capture on the neighbour's, which \
-                 the communicator's then joins",
+                "the communicator's stream is captured, the compute stream is not: begin the capture on the \
+                 compute stream; the communicator's stream then joins it",
             ));
         }
-        signals.clear_on(neighbour)?;
+        flags.clear_on(compute)?;
         let cleared = Event::new();
-        neighbour.record(&cleared)?;
+        compute.record(&cleared)?;
         self.stream.wait_event(&cleared)?;
         self.stream.branch();
         let work = self.enqueue(prepared)?;
-        signals.used_on(&self.stream)?;
+        flags.used_on(&self.stream)?;
         Ok(work)
     }
 }

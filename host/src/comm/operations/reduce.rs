@@ -233,8 +233,8 @@ impl Communicator {
             count,
         } = arguments;
         let size = input.dtype.size();
-        let source_at = self.place_of(input.ptr, input.count * size, staged);
-        let target_at = self.place_of(output.ptr, output.count * size, false);
+        let source_at = self.addr_of(input.ptr, input.count * size, staged);
+        let target_at = self.addr_of(output.ptr, output.count * size, false);
         let copied = source_at == WindowAddr::NONE.0 || target_at == WindowAddr::NONE.0;
         let (kernel, params) = select(
             input.dtype,

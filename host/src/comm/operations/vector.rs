@@ -69,7 +69,7 @@ impl Communicator {
             });
             return Ok(Prepared::hand_off(run, tensors, borrowed, note));
         }
-        let source_at = self.place_of(input.ptr, input.count * size, false);
+        let source_at = self.addr_of(input.ptr, input.count * size, false);
         let words = self.device_words(counts.unwrap_or_default(), counts_tensor)?;
         let params = AllGatherVParams {
             constants: self.constants(),
@@ -132,7 +132,7 @@ impl Communicator {
             });
             return Ok(Prepared::hand_off(run, tensors, borrowed, note));
         }
-        let source_at = self.place_of(input.ptr, input.count * size, false);
+        let source_at = self.addr_of(input.ptr, input.count * size, false);
         let (outputs, inputs) = splits.unwrap_or_default();
         let words = match splits_tensor {
             Some(tensor) => self.device_words(&[], Some(tensor))?,

@@ -63,7 +63,7 @@ impl Communicator {
         let barriers = options.barriers;
         let bytes = pad_bytes(size, signals, counters, barriers).max(8);
         let pad = self.alloc(DType::U8, bytes as usize)?;
-        let pad_id = self.inner.windows.place(pad.as_ptr(), 1).window();
+        let pad_id = self.inner.windows.addr_of(pad.as_ptr(), 1).window();
         let pads = (0..size)
             .filter_map(|rank| self.inner.windows.part(pad_id as usize, rank))
             .collect();
