@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use crate::layout::{CommConst, LINE, MAX_RANKS, MAX_WINDOWS, PadLayout, WindowConst};
 
-/// A place in a window: 16 bits of window, 48 bits of offset. How ranks name memory to each other;
+/// Address in a window: 16 bits of window, 48 bits of offset. Ranks name memory to each other by it;
 /// addresses are local to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
@@ -39,7 +39,7 @@ impl WindowAddr {
     }
 }
 
-/// A typed place in one rank's part of a window: the only way to a peer's memory.
+/// Typed address in one rank's part of a window: the only way to a peer's memory.
 #[derive(Debug)]
 pub struct PeerPtr<T> {
     /// The window.
@@ -82,7 +82,7 @@ impl<T> PeerPtr<T> {
     }
 }
 
-/// The rank `step` places behind `from` in the ring of `size` ranks; `from` is below the size, `step` at
+/// The rank `step` positions after `from` in the ring of `size` ranks; `from` is below the size, `step` at
 /// most the size. Without a division, which on a GPU costs dozens of instructions and a path to a panic.
 #[inline(always)]
 pub fn ring(from: u32, step: u32, size: u32) -> u32 {
@@ -120,7 +120,7 @@ impl Comm {
         self.constants().rank
     }
 
-    /// The rank `step` places behind this one in the ring of all ranks; `step` is at most the size.
+    /// The rank `step` positions after this one in the ring of all ranks; `step` is at most the size.
     #[inline(always)]
     pub fn after(&self, step: u32) -> u32 {
         ring(self.rank(), step, self.size())

@@ -11,7 +11,7 @@
 //!
 //! The constants in the pad are the ones that NVIDIA's kernels get, and lanes of the CPU: block states and the abort word are at
 //! fixed distances from them. AMD's kernels get theirs in memory of the device's own, a CPU's in that of the process; there the
-//! place in the pad is not used.
+//! copy in the pad is not used.
 
 use bytemuck::{Pod, Zeroable};
 

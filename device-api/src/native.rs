@@ -134,7 +134,7 @@ impl BlockShared {
     }
 }
 
-/// One parameter of a kernel: its place in the parameter struct.
+/// One parameter of a kernel: its offset in the parameter struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamField {
     /// Name of the argument.

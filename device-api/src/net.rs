@@ -47,7 +47,7 @@ pub unsafe fn put<M: Machine, T: Copy>(
 /// Writes one value of 4 or 8 bytes, by one lane.
 ///
 /// # Safety
-/// The place at the peer must be free to be written.
+/// The target at the peer must be free to be written.
 #[inline(always)]
 pub unsafe fn put_value<T: Copy>(comm: &Comm, to: PeerPtr<T>, value: T) -> Result<(), NoRoute> {
     let target = comm.pointer(to, 1).ok_or(NoRoute)?;

@@ -131,7 +131,7 @@ impl Slots {
         unsafe { self.send(session, from, prefetch, 0) };
     }
 
-    /// Sends to all ranks from the one `nearest` places behind this one.
+    /// Sends to all ranks from the one `nearest` positions after this one.
     #[inline(always)]
     unsafe fn send<M: Machine>(
         &self,

@@ -9,11 +9,11 @@
 //! Peers touch a rank's memory only after they acquired its ready signal of the round, which it released after
 //! its last write of input or staging.
 //!
-//! Whether a rank's memory lies in a window is its own affair: it publishes a place with each round, its
+//! Whether a rank's memory lies in a window is its own affair: it publishes a window address with each round, its
 //! user memory or its staging, and a flag. Once a rank is staged all walk the range in the same chunks
 //! (every rank has seen every flag in the first round); if none is, there is a single round.
 //!
-//! Signals are those of one block, and blocks may be rounds apart. So each block has a place of its own in
+//! Signals are those of one block, and blocks may be rounds apart. So each block has an area of its own in
 //! staging: parts and rows lie where they lay in the round before, also in the last, shorter round.
 
 use fusewire_device::bulk::{self, Tables};
@@ -53,12 +53,12 @@ pub(crate) struct Memory {
     pub(crate) count: usize,
     /// Elements of a row that go into staging at once.
     pub(crate) chunk: usize,
-    /// The input, and its place.
+    /// The input, and its window address.
     pub(crate) source: *const u8,
     pub(crate) source_at: WindowAddr,
     /// Rows of the input that peers read: 0, 1 or the number of ranks.
     pub(crate) source_rows: u32,
-    /// The output, and its place.
+    /// The output, and its window address.
     pub(crate) target: *mut u8,
     pub(crate) target_at: WindowAddr,
     /// Whether peers write the output.
@@ -76,7 +76,7 @@ pub(crate) struct Memory {
 pub(crate) struct Round {
     pub(crate) start: usize,
     pub(crate) end: usize,
-    /// Length that is cut into parts; longer than the round where blocks keep their places in staging.
+    /// Length that is cut into parts; longer than the round where blocks keep their areas in staging.
     cut: usize,
     /// Elements to multiples of which staged rows are rounded.
     granule: usize,

@@ -1,7 +1,7 @@
 //! Fusewire's kernels: collectives and fused operations, written once for NVIDIA, AMD and the CPU.
 //!
 //! Every kernel takes the communicator's constants and the call word first. Memory is named twice: by a
-//! local address, and by a place in a window (or [`fusewire_device::comm::WindowAddr::NONE`]) that peers can
+//! local address, and by an address in a window (or [`fusewire_device::comm::WindowAddr::NONE`]) that peers can
 //! resolve; what lies in no window goes through this rank's staging.
 //!
 //! | room | kernels |

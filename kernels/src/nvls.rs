@@ -18,8 +18,8 @@
 //!
 //! # When
 //! A multicast address names the same offset of every rank's part, but offsets need not be symmetric, and memory need not
-//! lie in a window. Each rank sends its places and whether multicast reaches them with its ready signal; all ranks see
-//! the same words and so decide alike. Where places differ, or bytes cannot be taken 16 at a time, the launch goes the
+//! lie in a window. Each rank sends its window addresses and whether multicast reaches them with its ready signal; all ranks see
+//! the same words and so decide alike. Where they differ, or bytes cannot be taken 16 at a time, the launch goes the
 //! ordinary way: two shots, own row, or pull. What lies in front of the first multiple of 16 bytes of a part, or behind
 //! the last one, goes the ordinary way in any case.
 
@@ -90,7 +90,7 @@ impl<T: Element> Reducer for Switched<T> {
     }
 }
 
-/// The place that every rank has sent as word `index`, if all have sent the same one, all have `wanted` in their
+/// The address that every rank has sent as word `index`, if all have sent the same one, all have `wanted` in their
 /// [`word::SCALAR`], and nobody is staged. The same answer on every rank.
 #[inline(always)]
 fn common<M: Machine>(session: &Session<M>, index: usize, wanted: u64) -> Option<WindowAddr> {

@@ -256,7 +256,7 @@ impl Vector {
 }
 
 /// The part that this block handles of the elements `[start, start + window)` of `length`, relative
-/// to `start`. Blocks may be rounds apart: in staging each keeps its place, however short the rest is.
+/// to `start`. Blocks may be rounds apart: in staging each keeps its area, however short the rest is.
 #[inline(always)]
 fn part<M: Machine>(
     block: Block<M>,

@@ -235,7 +235,7 @@ pub fn pack<T: Element>(pair: &mut [u64; 2], index: usize, value: T) {
 pub fn resolve(
     comm: &Comm,
     ctx: &crate::wait::WaitContext,
-    place: crate::comm::WindowAddr,
+    addr: crate::comm::WindowAddr,
     rank: u32,
     bytes: u64,
 ) -> Option<*mut u8> {

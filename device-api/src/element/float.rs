@@ -72,7 +72,7 @@ small!(
 fn half_to_f32(half: u16) -> f32 {
     let bits = u32::from(half);
     let sign = (bits & 0x8000) << 16;
-    // Exponent and mantissa in f32's place, scaled by 2^112: exact, subnormals included.
+    // Exponent and mantissa at f32's bits, scaled by 2^112: exact, subnormals included.
     let scaled = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits(0x7780_0000);
     let special = (bits & 0x7fff) << 13 | 0x7f80_0000;
     let quiet = if bits & 0x3ff != 0 {

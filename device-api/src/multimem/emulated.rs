@@ -42,7 +42,7 @@ impl Multicast {
     /// The reduction of all ranks' 16 bytes at byte `byte`: elements of type `T`.
     ///
     /// # Safety
-    /// `byte + 16` must be within what [`Multicast::of`] was asked for, the place and `byte` together a multiple of
+    /// `byte + 16` must be within what [`Multicast::of`] was asked for, `addr` plus `byte` a multiple of
     /// 16; `T` and `combine` must be what [`super::combine`] gave. Nobody may write the bytes meanwhile: every
     /// rank's ready signal has been acquired, and [`fence()`] called since.
     #[inline(always)]

@@ -31,7 +31,7 @@ impl Address {
     }
 }
 
-/// Counts that a closure uses: a copy, or a place in device memory that each replay reads anew.
+/// Counts that a closure uses: a copy, or an address in device memory that each replay reads again.
 pub(super) enum Counts {
     Copied(Vec<u64>),
     InPlace(usize, usize),

@@ -349,7 +349,7 @@ impl Communicator {
         Tensor::on_device(self.inner.device, dtype, count)
     }
 
-    /// The place of `count` elements of `tensor` in a window, as kernels name memory to each other.
+    /// Returns the address in a window of `tensor`, by which kernels name its memory to each other.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the tensor lies in no window of this communicator.

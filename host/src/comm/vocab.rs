@@ -88,7 +88,7 @@ impl<'a> VocabParallel<'a> {
 
     /// The columns of the `k` greatest logits of each row go to `indices`: `rows * k` elements of i32, u32, i64 or u64, row after
     /// row, descending by logit. Of equal logits the lower column comes first; -0 is less than +0, NaN less than everything.
-    /// `k` is at most 64, and at most the vocabulary. A place for which no rank has a column gets an index of all ones (-1)
+    /// `k` is at most 64, and at most the vocabulary. A position for which no rank has a column gets an index of all ones (-1)
     /// and a NaN as value.
     #[must_use]
     pub fn with_top_k(mut self, k: usize, indices: impl Into<Output<'a>>) -> Self {
@@ -102,7 +102,7 @@ impl<'a> VocabParallel<'a> {
         self.with_top_k(1, indices)
     }
 
-    /// The logits themselves go to `values`, in the places of their columns: as many f32 as there are indices, exactly the logits whatever
+    /// The logits themselves go to `values`, at the positions of their columns: as many f32 as there are indices, exactly the logits whatever
     /// their type.
     #[must_use]
     pub fn with_values(mut self, values: impl Into<Output<'a>>) -> Self {

@@ -1,4 +1,4 @@
-//! Windows of a communicator: symmetric memory, and the lookup from an address to its place.
+//! Windows of a communicator: symmetric memory, and the lookup from an address to its window and offset.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -214,7 +214,7 @@ impl Windows {
         all.get(id)?.as_ref()?.get(rank as usize).cloned()
     }
 
-    /// The place of `bytes` bytes at `at` in a window, or [`WindowAddr::NONE`].
+    /// Returns the window address of `bytes` bytes at `at`, or [`WindowAddr::NONE`].
     #[inline]
     pub(crate) fn addr_of(&self, at: *const u8, bytes: usize) -> WindowAddr {
         loop {

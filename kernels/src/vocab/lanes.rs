@@ -1,7 +1,7 @@
 //! The greatest keys by a block of several lanes.
 //!
 //! Each lane finds the greatest key of its columns. The k-th greatest of these is a bound: at least k keys are not less, and
-//! seldom many more; only the k lanes with a greater maximum have any. They are written side by side, and a key's place in
+//! seldom many more; only the k lanes with a greater maximum have any. They are written side by side, and a key's position in
 //! order is the number of greater ones. Where they are more than the buffer holds (fewer lanes than k, or a row that puts
 //! its greatest logits into few lanes), the greatest of the lanes' maxima is taken k times, and its lane looks for its next.
 //!

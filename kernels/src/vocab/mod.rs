@@ -116,7 +116,7 @@ struct Outputs {
 /// columns `first .. first + columns`, perhaps none; its rows begin `stride` elements apart. A block takes `round` rows at
 /// a time.
 ///
-/// Logits descend, of equal ones the first column comes first; +0 is above -0, NaN below all. A place for which there is no
+/// Logits descend, of equal ones the first column comes first; +0 is above -0, NaN below all. A position for which there is no
 /// column gets NaN and an index of all ones.
 ///
 /// # Safety

@@ -2,7 +2,7 @@
 //!
 //! Partial sum j is that of the columns with index = j mod 2048, in order; the partials are added by a fixed binary tree. So
 //! a row's sum depends on nothing but the row. The greatest logit is found first, so a row is read twice: a sum whose
-//! reference grows on the way would round at each growth, at places that depend on how the row is shared out.
+//! reference grows on the way would round at each growth, at points that depend on how the row is shared out.
 
 use fusewire_device::math::exp;
 use fusewire_device::{Block, Element, Group, Machine, mem};

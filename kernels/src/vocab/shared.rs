@@ -24,7 +24,7 @@ const COUNTS_AT: usize = THRESHOLD_AT + 8;
 
 const _: () = assert!(COUNTS_AT + 4 * MAX_WARPS + arch::RESERVED_BYTES <= arch::SHARED_BYTES);
 
-macro_rules! places {
+macro_rules! addresses {
     ($($(#[$doc:meta])* $name:ident: $t:ty = $at:expr;)*) => {$(
         $(#[$doc])*
         #[inline(always)]
@@ -34,7 +34,7 @@ macro_rules! places {
     )*};
 }
 
-places! {
+addresses! {
     /// The greatest key of each lane.
     maxima: u64 = MAXIMA_AT;
     /// The `k` greatest keys, in order.

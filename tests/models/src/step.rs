@@ -494,11 +494,11 @@ impl Step {
         let call = self.call(rank).0;
         let timeout = self.timeout_ns[rank as usize % 4];
         let (source, target) = (image.source(rank).cast_const(), self.target(image, rank));
-        let source_at = place(image.source_addr());
+        let source_at = addr(image.source_addr());
         let target_at = if self.in_place {
             source_at
         } else {
-            place(image.target_addr())
+            addr(image.target_addr())
         };
         let count = self.count as u64;
         let chunk = GRANULE as u64;

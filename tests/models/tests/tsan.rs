@@ -51,7 +51,7 @@ mod parts {
     pub(crate) fn run_kernel(which: usize) -> Result<(), String> {
         let ranks = run_threads(2, &Options::default(), |comm| {
             let bytes = 64;
-            // Memory of one window at the same place on every rank.
+            // Memory of one window at the same offset on every rank.
             let (source, target) = (comm.alloc(DType::U8, bytes)?, comm.alloc(DType::U8, bytes)?);
             let addr = comm.window_addr(&source)?;
             for call in 0..200u8 {

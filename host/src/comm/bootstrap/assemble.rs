@@ -118,7 +118,7 @@ impl Communicator {
             host_word: on_gpu.as_ref().map_or(0, OnGpu::host_word),
             pads: addresses,
         });
-        // SAFETY: the place is for them, and no kernel runs yet.
+        // SAFETY: the memory is reserved for them, and no kernel runs yet.
         unsafe { pad.write(CONSTANTS_AT, bytemuck::bytes_of(&*constants))? };
         if let Some(on_gpu) = &on_gpu {
             on_gpu.publish(&constants)?;

@@ -204,15 +204,15 @@ impl Part {
     fn profiling_name(&self, record: &FlightRecord, group: &Group) -> String {
         let name = match record.activity.operation {
             Operation::Send | Operation::Recv => {
-                let place = |rank: u32| {
+                let position = |rank: u32| {
                     let world = self.world.get(rank as usize).copied().unwrap_or(rank);
                     group.ranks.iter().position(|of| *of == world).unwrap_or(0)
                 };
                 let (from, to) = self.transfer(record).unwrap_or_default();
                 return if record.activity.operation == Operation::Send {
-                    format!("send {}->{}", place(from), place(to))
+                    format!("send {}->{}", position(from), position(to))
                 } else {
-                    format!("recv {}<-{}", place(to), place(from))
+                    format!("recv {}<-{}", position(to), position(from))
                 };
             }
             Operation::AllReduce => "all_reduce",

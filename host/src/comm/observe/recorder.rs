@@ -93,7 +93,7 @@ impl Recorder {
         clock::start();
         let size = size as usize;
         Self {
-            // A power of two, so that an entry's place needs no division; no fewer than asked for.
+            // A power of two, so that an entry's slot needs no division; no fewer than asked for.
             lines: (0..ring_lines(entries)).map(|_| Line::default()).collect(),
             entries,
             always_timed: std::env::var("FUSEWIRE_FR_TIMING").is_ok_and(|value| value == "1"),

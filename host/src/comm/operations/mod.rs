@@ -356,7 +356,7 @@ impl Communicator {
         .0
     }
 
-    /// The place of memory, or none where it must be staged.
+    /// Returns the window address of memory, or none where it must be staged.
     fn addr_of(&self, at: *const u8, bytes: usize, staged: bool) -> u64 {
         if staged {
             WindowAddr::NONE.0

@@ -42,7 +42,7 @@ impl Communicator {
     }
 
     /// A window over `tensor` of each rank: memory from [`Tensor::new`] or [`Communicator::alloc`], of the same
-    /// type and length on all ranks, at any place of its allocation. Collectives on the tensor then need no copy. All
+    /// type and length on all ranks, at any offset of its allocation. Collectives on the tensor then need no copy. All
     /// ranks together.
     ///
     /// # Errors
