@@ -11,7 +11,7 @@ use std::time::Instant;
 use fusewire_device::native::KernelInfo;
 
 use super::driver::{Driver, HostMemory, Properties, RawMemory};
-use super::flight::Leftover;
+use super::in_flight::DeferredRelease;
 use super::images::Images;
 use super::launch::Kernel;
 use super::module::{self, Module};
@@ -35,7 +35,7 @@ pub struct Gpu {
     /// Whether several ranks of this process share the GPU.
     shared: AtomicBool,
     /// Pieces of work in flight.
-    flights: AtomicU64,
+    in_flight: AtomicU64,
     /// Held for reading while work is put on a stream, for writing while memory is freed.
     launching: RwLock<()>,
     /// Memory that nothing uses any more, to be freed when no work is in flight.
@@ -45,15 +45,15 @@ pub struct Gpu {
     /// The streams that live.
     streams: Mutex<Vec<Weak<stream::Inner>>>,
     /// What is in flight on streams that live no more.
-    leftovers: Mutex<Vec<Leftover>>,
+    deferred: Mutex<Vec<DeferredRelease>>,
 }
 
 /// Work is in flight as long as this lives.
-pub(super) struct Airborne(Arc<Gpu>);
+pub(super) struct InFlightGuard(Arc<Gpu>);
 
-impl Drop for Airborne {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        self.0.flights.fetch_sub(1, Ordering::AcqRel);
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -121,12 +121,12 @@ impl Gpu {
             pool: Pool::default(),
             dropped: Mutex::default(),
             shared: AtomicBool::new(false),
-            flights: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
             launching: RwLock::default(),
             unfreed: Mutex::default(),
             lines: Mutex::default(),
             streams: Mutex::default(),
-            leftovers: Mutex::default(),
+            deferred: Mutex::default(),
         });
         open.insert(device, Arc::clone(&gpu));
         Ok(gpu)
@@ -316,13 +316,13 @@ impl Gpu {
     }
 
     /// Work is being put on a stream while the guard lives, and is in flight as long as the other value.
-    pub(super) fn launch(self: &Arc<Self>) -> (Airborne, RwLockReadGuard<'_, ()>) {
-        self.flights.fetch_add(1, Ordering::AcqRel);
+    pub(super) fn launch(self: &Arc<Self>) -> (InFlightGuard, RwLockReadGuard<'_, ()>) {
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
         let guard = self
             .launching
             .read()
             .unwrap_or_else(PoisonError::into_inner);
-        (Airborne(Arc::clone(self)), guard)
+        (InFlightGuard(Arc::clone(self)), guard)
     }
 
     /// Frees memory that nothing uses any more. The driver may wait for the device then: where several ranks share it, a
@@ -347,7 +347,7 @@ impl Gpu {
             let Ok(still) = self.launching.try_write() else {
                 return;
             };
-            if self.flights.load(Ordering::Acquire) != 0 {
+            if self.in_flight.load(Ordering::Acquire) != 0 {
                 return;
             }
             Some(still)
@@ -393,11 +393,11 @@ impl Gpu {
     }
 
     /// Takes what is in flight on a stream that ends; it is looked after by [`Gpu::sweep`].
-    pub(super) fn linger(&self, leftover: Leftover) {
-        self.leftovers
+    pub(super) fn defer_release(&self, deferred: DeferredRelease) {
+        self.deferred
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(leftover);
+            .push(deferred);
     }
 
     /// Frees what work has let go that has ended since, on any stream: for those who make or free things, not for those who
@@ -414,19 +414,19 @@ impl Gpu {
         // A stream whose last handle this is ends here.
         drop(streams);
         // Owners that are told may make and end streams: not under the lock.
-        let mut leftovers = {
-            let mut leftovers = self
-                .leftovers
+        let mut deferred = {
+            let mut deferred = self
+                .deferred
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            core::mem::take(&mut *leftovers)
+            core::mem::take(&mut *deferred)
         };
-        leftovers.retain_mut(|leftover| !leftover.poll(self));
-        if !leftovers.is_empty() {
-            self.leftovers
+        deferred.retain_mut(|deferred| !deferred.poll(self));
+        if !deferred.is_empty() {
+            self.deferred
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
-                .append(&mut leftovers);
+                .append(&mut deferred);
         }
         self.reap();
     }

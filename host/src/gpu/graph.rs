@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::device::Gpu;
 use super::driver::{RawGraph, RawGraphExec};
-use super::flight::HostCall;
+use super::in_flight::HostCall;
 use crate::cpu::{LaunchNote, LaunchOwner, Replay, with_replay};
 use crate::{Error, Result};
 

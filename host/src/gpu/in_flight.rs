@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::panic;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::device::{Airborne, Gpu};
+use super::device::{InFlightGuard, Gpu};
 use super::driver::{Driver, RawEvent, RawStream};
 use super::graph::Exec;
 use crate::cpu::{HostFn, Keep, LaunchNote, LaunchOwner, message};
@@ -57,7 +57,7 @@ impl HostCall {
 }
 
 /// What is in flight.
-pub(super) enum What {
+pub(super) enum WorkKind {
     Launch(Option<Arc<dyn LaunchOwner>>, u64, LaunchNote, Keep),
     Graph(Arc<Exec>, u64, Vec<u64>),
     Host(Arc<HostCall>),
@@ -68,44 +68,44 @@ pub(super) enum What {
 }
 
 /// Work in flight.
-pub(super) struct Flight {
+pub(super) struct InFlight {
     pub(super) number: u64,
     /// Recorded behind the work, unless that failed for the reason beside.
     pub(super) event: RawEvent,
     pub(super) unrecorded: Option<Error>,
     pub(super) sticky: bool,
-    pub(super) what: What,
-    pub(super) _airborne: Airborne,
+    pub(super) what: WorkKind,
+    pub(super) _guard: InFlightGuard,
 }
 
-impl Flight {
+impl InFlight {
     /// Tells the owners that the work has ended, or was `lost` with the device. Gives the result, and a list to be used
     /// again.
-    pub(super) fn settle(what: What, lost: Option<Error>) -> (Result<()>, Option<Vec<u64>>) {
+    pub(super) fn settle(what: WorkKind, lost: Option<Error>) -> (Result<()>, Option<Vec<u64>>) {
         let ran = lost.is_none();
         let mut words = None;
         // Owners call hooks of the user's.
         let told = panic::catch_unwind(AssertUnwindSafe(|| match what {
-            What::Launch(owner, word, note, keep) => {
+            WorkKind::Launch(owner, word, note, keep) => {
                 let after = owner.map_or(Ok(()), |owner| owner.after(word, &note, ran));
                 drop(keep);
                 after
             }
-            What::Graph(exec, number, list) => {
+            WorkKind::Graph(exec, number, list) => {
                 let after = exec.settle(number, &list, ran);
                 words = Some(list);
                 after
             }
-            What::Host(call) => call.take_error().map_or(Ok(()), Err),
-            What::Call(call, failed) => {
+            WorkKind::Host(call) => call.take_error().map_or(Ok(()), Err),
+            WorkKind::Call(call, failed) => {
                 drop(call);
                 failed.map_or(Ok(()), Err)
             }
-            What::Copies(copies, failed) => {
+            WorkKind::Copies(copies, failed) => {
                 drop(copies);
                 failed.map_or(Ok(()), Err)
             }
-            What::Failed(error, keep) => {
+            WorkKind::Failed(error, keep) => {
                 drop(keep);
                 Err(error)
             }
@@ -121,33 +121,33 @@ impl Flight {
 }
 
 /// What was in flight when its stream came to its end, and the stream itself where it is to be destroyed then.
-pub(super) struct Leftover {
-    pub(super) flights: VecDeque<Flight>,
+pub(super) struct DeferredRelease {
+    pub(super) in_flight: VecDeque<InFlight>,
     pub(super) stream: Option<RawStream>,
 }
 
-impl Leftover {
+impl DeferredRelease {
     /// Finds out what has ended; whether that is all.
     pub(super) fn poll(&mut self, gpu: &Gpu) -> bool {
         let driver = gpu.driver();
-        while !self.flights.is_empty() {
+        while !self.in_flight.is_empty() {
             // Work without an event has ended when work behind it has; where there is none, nobody knows when, and its
             // memory is given up rather than freed too early.
-            let behind = self.flights.iter().find(|it| it.unrecorded.is_none());
-            let lost = match behind.map(|flight| driver.query_event(flight.event)) {
+            let behind = self.in_flight.iter().find(|it| it.unrecorded.is_none());
+            let lost = match behind.map(|work| driver.query_event(work.event)) {
                 None | Some(Ok(false)) => return false,
                 Some(Ok(true)) => None,
                 Some(Err(error)) => Some(error),
             };
-            let Some(flight) = self.flights.pop_front() else {
+            let Some(work) = self.in_flight.pop_front() else {
                 break;
             };
-            let (result, _) = Flight::settle(flight.what, lost);
+            let (result, _) = InFlight::settle(work.kind, lost);
             if let Err(error) = result {
                 tracing::warn!(%error, "work of a stream that was dropped has failed");
             }
             // SAFETY: an event of that stream, which nobody else has.
-            let _ = unsafe { driver.destroy_event(flight.event) };
+            let _ = unsafe { driver.destroy_event(work.event) };
         }
         if let Some(stream) = self.stream.take() {
             end_stream(driver, stream);

@@ -5,7 +5,7 @@
 mod device;
 pub mod driver;
 mod event;
-mod flight;
+mod in_flight;
 mod graph;
 pub mod images;
 mod launch;

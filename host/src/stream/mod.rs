@@ -196,11 +196,11 @@ impl Stream {
         }
     }
 
-    /// Makes what `flights` pieces of work in flight take on a GPU.
-    pub(crate) fn prime(&self, flights: usize) -> Result<()> {
+    /// Makes what `in_flight` pieces of work in flight take on a GPU.
+    pub(crate) fn prime(&self, in_flight: usize) -> Result<()> {
         match &self.0 {
             Kind::Cpu(_) => Ok(()),
-            Kind::Gpu(stream) => stream.prime(flights),
+            Kind::Gpu(stream) => stream.prime(in_flight),
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::{Inner, Stream};
 use crate::gpu::driver::CaptureStatus;
-use crate::gpu::flight::Flight;
+use crate::gpu::in_flight::InFlight;
 use crate::{Error, Result};
 
 /// Failures whose work can still be asked for.
@@ -96,7 +96,7 @@ impl Stream {
 
     pub(crate) fn is_idle(&self) -> bool {
         self.poll();
-        if !self.state().flights.is_empty() {
+        if !self.state().in_flight.is_empty() {
             return false;
         }
         // To ask for the stream would end a capture.
@@ -115,9 +115,9 @@ impl Inner {
         };
         let driver = self.gpu.driver();
         loop {
-            let front = self.lock().flights.front().map(|flight| {
-                let recorded = flight.unrecorded.is_none();
-                (flight.event, recorded)
+            let front = self.lock().in_flight.front().map(|work| {
+                let recorded = work.unrecorded.is_none();
+                (work.event, recorded)
             });
             let Some((event, recorded)) = front else {
                 return;
@@ -132,28 +132,28 @@ impl Inner {
                 Ok(true) => None,
                 Err(error) => Some(error),
             };
-            let Some(flight) = self.lock().flights.pop_front() else {
+            let Some(work) = self.lock().in_flight.pop_front() else {
                 return;
             };
             let outer = SETTLING.replace(core::ptr::from_ref(self) as usize);
-            let (mut result, words) = Flight::settle(flight.what, lost.take());
+            let (mut result, words) = InFlight::settle(work.kind, lost.take());
             SETTLING.set(outer);
-            if let Some(error) = flight.unrecorded {
+            if let Some(error) = work.unrecorded {
                 result = result.and(Err(error));
             }
             let mut state = self.lock();
-            state.events.push(flight.event);
+            state.events.push(work.event);
             state.words.extend(words);
             if let Err(error) = result {
-                if flight.sticky && state.sticky.is_none() {
+                if work.sticky && state.sticky.is_none() {
                     state.sticky = Some(error.clone());
                 }
                 if state.failures.len() == MAX_FAILURES {
                     state.failures.pop_front();
                 }
-                state.failures.push_back((flight.number, error));
+                state.failures.push_back((work.number, error));
             }
-            self.completed.store(flight.number, Ordering::Release);
+            self.completed.store(work.number, Ordering::Release);
         }
     }
 

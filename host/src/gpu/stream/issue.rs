@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use super::Stream;
 use crate::cpu::HostFn;
-use crate::gpu::device::Airborne;
+use crate::gpu::device::InFlightGuard;
 use crate::gpu::driver::{CaptureStatus, RawEvent, RawGraph};
-use crate::gpu::flight::{Copy, Flight, HostCall, What};
+use crate::gpu::in_flight::{Copy, InFlight, HostCall, WorkKind};
 use crate::gpu::graph::{self, GraphExec, Logged};
 use crate::gpu::launch::Launch;
 use crate::{Error, Result};
@@ -56,9 +56,9 @@ impl Stream {
             Some(event) => event,
             None => self.inner.gpu.driver().create_event(false)?,
         };
-        let (airborne, _launching) = self.inner.gpu.launch();
+        let (guard, _launching) = self.inner.gpu.launch();
         match self.issue(task) {
-            Ok(what) => Ok(self.fly(event, what, sticky, airborne)),
+            Ok(what) => Ok(self.track(event, what, sticky, guard)),
             Err(error) => {
                 self.state().events.push(event);
                 Err(error)
@@ -66,8 +66,8 @@ impl Stream {
         }
     }
 
-    /// Puts work on the stream. What fails without being refused ([`What::Failed`]) has its place in the order.
-    fn issue(&self, task: Task) -> Result<What> {
+    /// Puts work on the stream. What fails without being refused ([`WorkKind::Failed`]) has its place in the order.
+    fn issue(&self, task: Task) -> Result<WorkKind> {
         let driver = self.inner.gpu.driver();
         let raw = self.inner.raw;
         Ok(match task {
@@ -75,7 +75,7 @@ impl Stream {
                 let word = match &launch.owner {
                     Some(owner) => match owner.before(&launch.note) {
                         Ok(word) => word,
-                        Err(error) => return Ok(What::Failed(error, launch.keep)),
+                        Err(error) => return Ok(WorkKind::Failed(error, launch.keep)),
                     },
                     None => 0,
                 };
@@ -83,9 +83,9 @@ impl Stream {
                     if let Some(owner) = &launch.owner {
                         let _ = owner.after(word, &launch.note, false);
                     }
-                    return Ok(What::Failed(error, launch.keep));
+                    return Ok(WorkKind::Failed(error, launch.keep));
                 }
-                What::Launch(launch.owner, word, launch.note, launch.keep)
+                WorkKind::Launch(launch.owner, word, launch.note, launch.keep)
             }
             Task::Host(call) => {
                 let call = Arc::new(HostCall {
@@ -93,18 +93,18 @@ impl Stream {
                     error: Mutex::default(),
                 });
                 let data = Arc::as_ptr(&call).cast_mut().cast::<c_void>();
-                // SAFETY: the flight keeps the value alive until the stream has come past it.
+                // SAFETY: the work keeps the value alive until the stream has come past it.
                 unsafe { driver.host_function(raw, HostCall::run, data)? };
-                What::Host(call)
+                WorkKind::Host(call)
             }
             // What fails half-way may have put work on the stream all the same.
             Task::Call(call) => {
                 let failed = call().err();
-                What::Call(call, failed)
+                WorkKind::Call(call, failed)
             }
             Task::Copies(copies) => {
                 let failed = self.copy_all(&copies).err();
-                What::Copies(copies, failed)
+                WorkKind::Copies(copies, failed)
             }
             Task::Graph(exec) => {
                 if !Arc::ptr_eq(&exec.inner.gpu, &self.inner.gpu) {
@@ -121,9 +121,9 @@ impl Stream {
                 });
                 if let Err(error) = launched {
                     self.state().words.push(words);
-                    return Ok(What::Failed(error, Default::default()));
+                    return Ok(WorkKind::Failed(error, Default::default()));
                 }
-                What::Graph(exec.inner, number, words)
+                WorkKind::Graph(exec.inner, number, words)
             }
         })
     }
@@ -183,29 +183,29 @@ impl Stream {
     }
 
     /// Notes work that was just put on the stream; its number.
-    fn fly(&self, event: RawEvent, what: What, sticky: bool, airborne: Airborne) -> u64 {
+    fn track(&self, event: RawEvent, what: WorkKind, sticky: bool, guard: InFlightGuard) -> u64 {
         let mut state = self.state();
         let recorded = self.inner.gpu.driver().record_event(event, self.inner.raw);
         state.issued += 1;
         let number = state.issued;
-        state.flights.push_back(Flight {
+        state.in_flight.push_back(InFlight {
             number,
             event,
             unrecorded: recorded.err(),
             sticky,
             what,
-            _airborne: airborne,
+            _guard: guard,
         });
         number
     }
 
-    /// Makes the events of `flights` pieces of work in flight.
-    pub(crate) fn prime(&self, flights: usize) -> Result<()> {
+    /// Makes the events of `in_flight` pieces of work in flight.
+    pub(crate) fn prime(&self, in_flight: usize) -> Result<()> {
         self.poll();
         let missing = {
             let mut state = self.state();
-            state.flights.reserve(flights);
-            flights.saturating_sub(state.events.len() + state.flights.len())
+            state.in_flight.reserve(in_flight);
+            in_flight.saturating_sub(state.events.len() + state.in_flight.len())
         };
         for _ in 0..missing {
             let event = self.inner.gpu.driver().create_event(false)?;

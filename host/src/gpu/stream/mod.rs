@@ -18,8 +18,8 @@ pub(crate) use self::issue::Task;
 use super::device::Gpu;
 use super::driver::{RawEvent, RawStream};
 use super::event::Event;
-pub(crate) use super::flight::Copy;
-use super::flight::{Flight, Leftover, end_stream};
+pub(crate) use super::in_flight::Copy;
+use super::in_flight::{InFlight, DeferredRelease, end_stream};
 use super::graph;
 use crate::{Error, Result};
 
@@ -44,7 +44,7 @@ pub(super) struct Inner {
 struct State {
     /// Number of the last piece of work.
     issued: u64,
-    flights: VecDeque<Flight>,
+    in_flight: VecDeque<InFlight>,
     /// Events and lists to be used again.
     events: Vec<RawEvent>,
     words: Vec<Vec<u64>>,
@@ -59,7 +59,7 @@ impl fmt::Debug for Stream {
         let state = self.state();
         f.debug_struct("Stream")
             .field("device", &self.inner.gpu.device())
-            .field("in_flight", &state.flights.len())
+            .field("in_flight", &state.in_flight.len())
             .finish_non_exhaustive()
     }
 }
@@ -152,14 +152,14 @@ impl Drop for Inner {
         }
         // What is queued runs to its end, and its memory lives until then. Nobody waits for that here: the thread
         // may be the one whose next call the work waits for, and the stream may be somebody else's.
-        let flights = core::mem::take(&mut state.flights);
+        let in_flight = core::mem::take(&mut state.in_flight);
         let stream = self.owned.then_some(self.raw);
-        if flights.is_empty() {
+        if in_flight.is_empty() {
             if let Some(stream) = stream {
                 end_stream(driver, stream);
             }
         } else {
-            self.gpu.linger(Leftover { flights, stream });
+            self.gpu.defer_release(DeferredRelease { in_flight, stream });
         }
         self.gpu.reap();
     }
