@@ -74,18 +74,18 @@ pub(super) struct InFlight {
     pub(super) event: RawEvent,
     pub(super) unrecorded: Option<Error>,
     pub(super) sticky: bool,
-    pub(super) what: WorkKind,
+    pub(super) kind: WorkKind,
     pub(super) _guard: InFlightGuard,
 }
 
 impl InFlight {
     /// Tells the owners that the work has ended, or was `lost` with the device. Gives the result, and a list to be used
     /// again.
-    pub(super) fn settle(what: WorkKind, lost: Option<Error>) -> (Result<()>, Option<Vec<u64>>) {
+    pub(super) fn settle(kind: WorkKind, lost: Option<Error>) -> (Result<()>, Option<Vec<u64>>) {
         let ran = lost.is_none();
         let mut words = None;
         // Owners call hooks of the user's.
-        let told = panic::catch_unwind(AssertUnwindSafe(|| match what {
+        let told = panic::catch_unwind(AssertUnwindSafe(|| match kind {
             WorkKind::Launch(owner, word, note, keep) => {
                 let after = owner.map_or(Ok(()), |owner| owner.after(word, &note, ran));
                 drop(keep);

@@ -58,7 +58,7 @@ impl Stream {
         };
         let (guard, _launching) = self.inner.gpu.launch();
         match self.issue(task) {
-            Ok(what) => Ok(self.track(event, what, sticky, guard)),
+            Ok(kind) => Ok(self.track(event, kind, sticky, guard)),
             Err(error) => {
                 self.state().events.push(event);
                 Err(error)
@@ -183,7 +183,7 @@ impl Stream {
     }
 
     /// Notes work that was just put on the stream; its number.
-    fn track(&self, event: RawEvent, what: WorkKind, sticky: bool, guard: InFlightGuard) -> u64 {
+    fn track(&self, event: RawEvent, kind: WorkKind, sticky: bool, guard: InFlightGuard) -> u64 {
         let mut state = self.state();
         let recorded = self.inner.gpu.driver().record_event(event, self.inner.raw);
         state.issued += 1;
@@ -193,7 +193,7 @@ impl Stream {
             event,
             unrecorded: recorded.err(),
             sticky,
-            what,
+            kind,
             _guard: guard,
         });
         number
