@@ -196,11 +196,11 @@ impl Stream {
         }
     }
 
-    /// Makes what `in_flight` pieces of work in flight take on a GPU.
-    pub(crate) fn prime(&self, in_flight: usize) -> Result<()> {
+    /// Creates the events that `count` operations in flight use on a GPU.
+    pub(crate) fn prime(&self, count: usize) -> Result<()> {
         match &self.0 {
             Kind::Cpu(_) => Ok(()),
-            Kind::Gpu(stream) => stream.prime(in_flight),
+            Kind::Gpu(stream) => stream.prime(count),
         }
     }
 

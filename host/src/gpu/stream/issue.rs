@@ -199,13 +199,13 @@ impl Stream {
         number
     }
 
-    /// Makes the events of `in_flight` pieces of work in flight.
-    pub(crate) fn prime(&self, in_flight: usize) -> Result<()> {
+    /// Creates the events that `count` operations in flight use.
+    pub(crate) fn prime(&self, count: usize) -> Result<()> {
         self.poll();
         let missing = {
             let mut state = self.state();
-            state.in_flight.reserve(in_flight);
-            in_flight.saturating_sub(state.events.len() + state.in_flight.len())
+            state.in_flight.reserve(count);
+            count.saturating_sub(state.events.len() + state.in_flight.len())
         };
         for _ in 0..missing {
             let event = self.inner.gpu.driver().create_event(false)?;
