@@ -135,18 +135,18 @@ impl<M: Machine> Sorter<M> {
         }
         let mut mine = mine;
         let lanes = block.size().max(1) as usize;
-        let mut place = 0;
-        while place < self.k {
+        let mut position = 0;
+        while position < self.k {
             let top = self.greatest(mine, turn);
-            if block.rank() as usize == place % lanes {
+            if block.rank() as usize == position % lanes {
                 // SAFETY: within the list, of which this entry is this lane's.
-                unsafe { shared::list(block).add(place).write(top) };
+                unsafe { shared::list(block).add(position).write(top) };
             }
             if mine == top && top != NONE {
                 // SAFETY: the caller's promise.
                 mine = unsafe { greatest_of_lane(block, part, top) };
             }
-            place += 1;
+            position += 1;
         }
         block.sync();
     }

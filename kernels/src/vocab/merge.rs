@@ -206,8 +206,8 @@ impl<M: Machine> Merge<'_, M> {
             };
             let mut failed = false;
             for i in block.elements_of_block(group as usize * k) {
-                let (source, place) = (rank + i as u32 / each, i as u32 % each);
-                let index = row * self.words.each() + place as usize;
+                let (source, position) = (rank + i as u32 / each, i as u32 % each);
+                let index = row * self.words.each() + position as usize;
                 // SAFETY: the caller's promise.
                 let Some(key) = (unsafe { self.word(source, index) }) else {
                     failed = true;
