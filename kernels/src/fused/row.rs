@@ -61,7 +61,7 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Puts them in place; gives where. The block must synchronise before use, which beginning a round does.
+    /// Puts them in io; gives where. The block must synchronise before use, which beginning a round does.
     #[inline(always)]
     pub(super) fn put<M: Machine>(self, block: Block<M>) -> *const Self {
         let at = block.shared().wrapping_add(ARGUMENTS_AT).cast::<Self>();
@@ -213,7 +213,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         } else {
             self.arguments().scratch
         };
-        let place = At {
+        let io = At {
             sums,
             targets,
             values,
@@ -224,9 +224,9 @@ impl<T: Element<Acc = f32>> Norm<T> {
         // SAFETY: the caller's promise.
         let (mean, squares) = unsafe {
             if M::LANES == 1 {
-                self.statistics_single(&place)?
+                self.statistics_single(&io)?
             } else {
-                self.statistics_lanes(block, &place)?
+                self.statistics_lanes(block, &io)?
             }
         };
         let variance = squares / self.hidden as f32;
@@ -244,22 +244,22 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     unsafe fn values<M: Machine, S: Sums<M>, const N: usize>(
         &self,
-        place: &At<'_, M, S>,
+        io: &At<'_, M, S>,
         at: usize,
     ) -> Option<[f32; N]> {
         // SAFETY: the caller's promise.
-        let sum = unsafe { place.sums.sum::<N>(place.row * self.hidden + at)? };
+        let sum = unsafe { io.sums.sum::<N>(io.row * self.hidden + at)? };
         let rounded: [T; N] = chunk::narrow(sum);
         let mut values = chunk::widen(rounded);
         if self.spec().has_wide_residual() {
             // SAFETY: as above.
-            unsafe { self.add_residual::<M, S, f32, N>(place, at, &mut values) };
+            unsafe { self.add_residual::<M, S, f32, N>(io, at, &mut values) };
         } else {
             // SAFETY: as above.
-            unsafe { self.add_residual::<M, S, T, N>(place, at, &mut values) };
+            unsafe { self.add_residual::<M, S, T, N>(io, at, &mut values) };
         }
         // SAFETY: the row's values are this block's, these elements this lane's.
-        unsafe { place.values.add(at).cast::<[f32; N]>().write(values) };
+        unsafe { io.values.add(at).cast::<[f32; N]>().write(values) };
         Some(values)
     }
 
@@ -268,13 +268,13 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     unsafe fn add_residual<M: Machine, S, R: Element<Acc = f32>, const N: usize>(
         &self,
-        place: &At<'_, M, S>,
+        io: &At<'_, M, S>,
         at: usize,
         values: &mut [f32; N],
     ) {
         let rows = self.arguments().residual;
         if !rows.is_null() {
-            let from = place.residual * self.hidden + at;
+            let from = io.residual * self.hidden + at;
             // SAFETY: the caller's promise.
             let residual = unsafe { chunk::read::<M, R, N>(rows.cast::<R>().add(from)) };
             for i in 0..N {
@@ -284,12 +284,12 @@ impl<T: Element<Acc = f32>> Norm<T> {
         let rounded: [R; N] = chunk::narrow(*values);
         *values = chunk::widen(rounded);
         if self.keeps() {
-            let to = place.row * self.hidden + at;
+            let to = io.row * self.hidden + at;
             let mut target = 0;
-            while target < place.targets.count {
+            while target < io.targets.count {
                 // SAFETY: rows of the targets.
                 unsafe {
-                    let kept = place.targets.kept(target).cast::<R>().add(to);
+                    let kept = io.targets.kept(target).cast::<R>().add(to);
                     chunk::write::<M, R, N>(kept, rounded);
                 }
                 target += 1;
@@ -304,7 +304,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     unsafe fn statistics_single<M: Machine, S: Sums<M>>(
         &self,
-        place: &At<'_, M, S>,
+        io: &At<'_, M, S>,
     ) -> Option<(f32, f32)> {
         let layer = self.spec().is_layer();
         let whole = self.hidden / PARTIALS * PARTIALS;
@@ -312,7 +312,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         let mut at = 0;
         while at < whole {
             // SAFETY: the caller's promise.
-            let values = unsafe { self.values::<M, S, PARTIALS>(place, at)? };
+            let values = unsafe { self.values::<M, S, PARTIALS>(io, at)? };
             for j in 0..PARTIALS {
                 let value = values[j];
                 partials[j] += if layer { value } else { value * value };
@@ -321,7 +321,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         }
         while at < self.hidden {
             // SAFETY: as above.
-            let values = unsafe { self.values::<M, S, CHUNK>(place, at)? };
+            let values = unsafe { self.values::<M, S, CHUNK>(io, at)? };
             for j in 0..CHUNK {
                 let value = values[j];
                 partials[(at + j) % PARTIALS] += if layer { value } else { value * value };
@@ -337,7 +337,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         let mut at = 0;
         while at < whole {
             // SAFETY: the row's values, which this lane has written.
-            let values = unsafe { place.values.add(at).cast::<[f32; PARTIALS]>().read() };
+            let values = unsafe { io.values.add(at).cast::<[f32; PARTIALS]>().read() };
             for j in 0..PARTIALS {
                 let off = values[j] - mean;
                 partials[j] += off * off;
@@ -346,7 +346,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         }
         while at < self.hidden {
             // SAFETY: as above.
-            let off = unsafe { place.values.add(at).read() } - mean;
+            let off = unsafe { io.values.add(at).read() } - mean;
             partials[at % PARTIALS] += off * off;
             at += 1;
         }
@@ -361,12 +361,12 @@ impl<T: Element<Acc = f32>> Norm<T> {
     unsafe fn statistics_lanes<M: Machine, S: Sums<M>>(
         &self,
         block: Block<M>,
-        place: &At<'_, M, S>,
+        io: &At<'_, M, S>,
     ) -> Option<(f32, f32)> {
         let mut failed = false;
         for index in block.elements_of_block(self.hidden / CHUNK) {
             // SAFETY: the caller's promise.
-            if unsafe { self.values::<M, S, CHUNK>(place, index * CHUNK) }.is_none() {
+            if unsafe { self.values::<M, S, CHUNK>(io, index * CHUNK) }.is_none() {
                 failed = true;
                 break;
             }
@@ -383,14 +383,14 @@ impl<T: Element<Acc = f32>> Norm<T> {
         if !self.spec().is_layer() {
             // SAFETY: the block has written the row's values, and met.
             let squares = unsafe {
-                partial_sums(block, place.values, self.hidden, table(SQUARES_AT), |x| {
+                partial_sums(block, io.values, self.hidden, table(SQUARES_AT), |x| {
                     x * x
                 })
             };
             return Some((0.0, squares));
         }
         // SAFETY: as above.
-        let sum = unsafe { partial_sums(block, place.values, self.hidden, table(SUMS_AT), |x| x) };
+        let sum = unsafe { partial_sums(block, io.values, self.hidden, table(SUMS_AT), |x| x) };
         let mean = sum / self.hidden as f32;
         let square = |x: f32| {
             let off = x - mean;
@@ -398,7 +398,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         };
         // SAFETY: as above.
         let squares =
-            unsafe { partial_sums(block, place.values, self.hidden, table(SQUARES_AT), square) };
+            unsafe { partial_sums(block, io.values, self.hidden, table(SQUARES_AT), square) };
         Some((mean, squares))
     }
 }
