@@ -11,7 +11,7 @@ mod handoff;
 mod host_calls;
 mod hosts;
 mod instances;
-mod lend;
+mod bounce;
 mod lists;
 mod multi_rank_grid;
 mod multicast;

@@ -12,7 +12,7 @@ mod reduce;
 mod vector;
 
 use crate::Result;
-use crate::comm::lend::Lent;
+use crate::comm::bounce::BounceBuffer;
 use crate::comm::submit::invalid;
 use crate::comm::{Communicator, Work};
 use crate::cpu::last_level_bytes;
@@ -50,19 +50,19 @@ macro_rules! forms {
         ) -> Result<()> {
             $(
                 let $output = $output.into();
-                let lent = self.lend(&$output.as_input())?;
-                let $output = Lent::output(&lent, $output);
+                let bounce = self.bounce_buffer(&$output.as_input())?;
+                let $output = BounceBuffer::output(&bounce, $output);
             )?
             $(
                 let $input = $input.into();
-                let lent_input = self.lend(&$input)?;
-                let $input = Lent::input(&lent_input, $input);
+                let input_bounce = self.bounce_buffer(&$input)?;
+                let $input = BounceBuffer::input(&input_bounce, $input);
             )?
             self.run(&self.$prepare($(&$output,)? $(&$input,)? $($arg,)*)?)?;
             $(
                 let _ = &$output;
-                if let Some(lent) = lent {
-                    lent.give_back()?;
+                if let Some(bounce) = bounce {
+                    bounce.copy_back()?;
                 }
             )?
             Ok(())
@@ -200,11 +200,11 @@ impl Communicator {
         counts: &[u64],
     ) -> Result<()> {
         let (output, input) = (output.into(), input.into());
-        let (lent, lent_input) = (self.lend(&output.as_input())?, self.lend(&input)?);
-        let output = Lent::output(&lent, output);
-        let input = Lent::input(&lent_input, input);
+        let (bounce, input_bounce) = (self.bounce_buffer(&output.as_input())?, self.bounce_buffer(&input)?);
+        let output = BounceBuffer::output(&bounce, output);
+        let input = BounceBuffer::input(&input_bounce, input);
         self.run(&self.prepare_all_gather_v(&output, &input, Some(counts), None)?)?;
-        lent.map_or(Ok(()), Lent::give_back)
+        bounce.map_or(Ok(()), BounceBuffer::copy_back)
     }
 
     /// As [`Communicator::all_gather_v_single`], enqueued; `counts` is a tensor of u64 in device memory.
@@ -236,12 +236,12 @@ impl Communicator {
         input_splits: &[u64],
     ) -> Result<()> {
         let (output, input) = (output.into(), input.into());
-        let (lent, lent_input) = (self.lend(&output.as_input())?, self.lend(&input)?);
-        let output = Lent::output(&lent, output);
-        let input = Lent::input(&lent_input, input);
+        let (bounce, input_bounce) = (self.bounce_buffer(&output.as_input())?, self.bounce_buffer(&input)?);
+        let output = BounceBuffer::output(&bounce, output);
+        let input = BounceBuffer::input(&input_bounce, input);
         let splits = Some((output_splits, input_splits));
         self.run(&self.prepare_all_to_all_v(&output, &input, splits, None)?)?;
-        lent.map_or(Ok(()), Lent::give_back)
+        bounce.map_or(Ok(()), BounceBuffer::copy_back)
     }
 
     /// As [`Communicator::all_to_all_v_single`], enqueued; the splits are one tensor of u64 in device memory,

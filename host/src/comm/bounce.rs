@@ -7,24 +7,24 @@ use crate::tensor::{Input, Output, Tensor};
 
 /// Device memory in place of a slice.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct BounceBuffer {
     tensor: Tensor,
     home: *mut u8,
 }
 
-impl Lent {
-    /// The memory to use: the lent one, or the argument's own.
-    pub(super) fn output<'a>(lent: &'a Option<Self>, own: Output<'a>) -> Output<'a> {
-        lent.as_ref().map_or(own, |lent| Output::from(&lent.tensor))
+impl BounceBuffer {
+    /// The memory to use: the bounce one, or the argument's own.
+    pub(super) fn output<'a>(bounce: &'a Option<Self>, own: Output<'a>) -> Output<'a> {
+        bounce.as_ref().map_or(own, |bounce| Output::from(&bounce.tensor))
     }
 
-    /// As [`Lent::output`].
-    pub(super) fn input<'a>(lent: &'a Option<Self>, own: Input<'a>) -> Input<'a> {
-        lent.as_ref().map_or(own, |lent| Input::from(&lent.tensor))
+    /// As [`BounceBuffer::output`].
+    pub(super) fn input<'a>(bounce: &'a Option<Self>, own: Input<'a>) -> Input<'a> {
+        bounce.as_ref().map_or(own, |bounce| Input::from(&bounce.tensor))
     }
 
     /// Copies a result back to the slice.
-    pub(super) fn give_back(self) -> Result<()> {
+    pub(super) fn copy_back(self) -> Result<()> {
         let bytes = self.tensor.len() * self.tensor.dtype().size();
         // SAFETY: the slice is the caller's argument, exclusively borrowed, of as many bytes.
         let home = unsafe { core::slice::from_raw_parts_mut(self.home, bytes) };
@@ -37,15 +37,15 @@ impl Lent {
 impl Communicator {
     /// Device memory with the elements of `slice`, where it is one and the communicator's device cannot reach it.
     #[inline]
-    pub(super) fn lend(&self, slice: &Input<'_>) -> Result<Option<Lent>> {
+    pub(super) fn bounce_buffer(&self, slice: &Input<'_>) -> Result<Option<BounceBuffer>> {
         if !self.inner.device.is_gpu() || !slice.is_slice {
             return Ok(None);
         }
-        self.lend_to_gpu(slice).map(Some)
+        self.new_bounce_buffer(slice).map(Some)
     }
 
     #[cold]
-    fn lend_to_gpu(&self, slice: &Input<'_>) -> Result<Lent> {
+    fn new_bounce_buffer(&self, slice: &Input<'_>) -> Result<BounceBuffer> {
         if self.stream().is_capturing() {
             return Err(capture_of_slices());
         }
@@ -56,7 +56,7 @@ impl Communicator {
         let (memory, offset) = tensor.memory();
         // SAFETY: nobody else has the tensor.
         unsafe { memory.write(offset, values)? };
-        Ok(Lent {
+        Ok(BounceBuffer {
             tensor,
             home: slice.ptr.cast_mut(),
         })
