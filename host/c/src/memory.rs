@@ -245,7 +245,7 @@ impl Shared {
         Err(argument(
             operation,
             format!(
-                "{memory:p} is no memory of {from} of this communicator, or was given back before"
+                "{memory:p} is no memory of {from} of this communicator, or was released before"
             ),
         ))
     }
@@ -253,7 +253,7 @@ impl Shared {
 
 /// # Safety
 /// `comm` is null or a live handle.
-unsafe fn give_back(
+unsafe fn release(
     operation: &'static str,
     comm: *const FusewireComm,
     memory: *mut c_void,
@@ -284,7 +284,7 @@ unsafe fn give_back(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_free(comm: *const FusewireComm, memory: *mut c_void) -> c_int {
     // SAFETY: by the caller.
-    unsafe { give_back("fusewire_free", comm, memory, true) }
+    unsafe { release("fusewire_free", comm, memory, true) }
 }
 
 /// Takes memory of [`fusewire_register`] out of its window. All ranks together.
@@ -297,7 +297,7 @@ pub unsafe extern "C" fn fusewire_deregister(
     memory: *mut c_void,
 ) -> c_int {
     // SAFETY: by the caller.
-    unsafe { give_back("fusewire_deregister", comm, memory, false) }
+    unsafe { release("fusewire_deregister", comm, memory, false) }
 }
 
 /// A tensor over device memory, and the host's address.

@@ -106,7 +106,7 @@ impl TcpStore {
         }
     }
 
-    pub(super) fn give_back(&self, connection: TcpStream) {
+    pub(super) fn put_back(&self, connection: TcpStream) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
             idle.push(connection);
@@ -126,7 +126,7 @@ impl TcpStore {
             .set_read_timeout(Some(self.io_timeout()))
             .and_then(|()| talk(&mut connection))
             .map_err(|error| Error::store_io(operation, key, describe(error)))?;
-        self.give_back(connection);
+        self.put_back(connection);
         Ok(answer)
     }
 }

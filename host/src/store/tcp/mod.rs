@@ -64,7 +64,7 @@ impl TcpStore {
             idle: Mutex::default(),
         };
         let connection = store.open_until(Instant::now(), timeout)?;
-        store.give_back(connection);
+        store.put_back(connection);
         Ok(store)
     }
 

@@ -45,7 +45,7 @@ impl TcpStore {
         .map_err(|error| Error::store_io(operation, first, describe(error)))?;
         // An old server cannot call a wait off, so its late answer must not meet another request.
         if !legacy || answer.is_some() {
-            self.give_back(connection);
+            self.put_back(connection);
         }
         if let Some(answer) = answer {
             return Ok(answer);
