@@ -19,7 +19,7 @@ use crate::options::GridMode;
 use crate::{Error, Result};
 
 /// Families of the library's kernels whose launches belong to all ranks: the same kernel, in the same order, on each.
-const GATHERED: [&str; 8] = [
+const GRID_FAMILIES: [&str; 8] = [
     "all_reduce",
     "barrier",
     "fused",
@@ -31,13 +31,13 @@ const GATHERED: [&str; 8] = [
 ];
 
 /// Whether a launch of that kernel for that operation is one of all ranks. Others go out by themselves, in a multi-rank grid as
-/// without it: those between two ranks (send, recv, batches, windows), those that wait for nobody (quantize) or for a neighbouring
-/// computation, which may be behind another rank's launch (overlap), and those
+/// without it: those between two ranks (send, recv, batches, windows), those that wait for no peer (quantize) or for a consumer or
+/// producer, which may be enqueued after another rank's launch (overlap), and those
 /// of which only the caller knows who makes them (kernels of users).
-pub(super) fn is_gathered(kernel: &KernelInfo, operation: Operation) -> bool {
+pub(super) fn is_grid_launch(kernel: &KernelInfo, operation: Operation) -> bool {
     operation != Operation::User
         && kernel.module.starts_with("fusewire_kernels::")
-        && GATHERED.contains(&kernel.family())
+        && GRID_FAMILIES.contains(&kernel.family())
 }
 
 /// The grids of this process, by the number that rank 0 tells the other ranks.
@@ -121,7 +121,7 @@ impl CommConfig {
             0 => THREADS,
             threads => threads,
         };
-        let image = gpu.multi_rank_grid(&gathered())?;
+        let image = gpu.multi_rank_grid(&grid_kernels())?;
         image.check_resident(&gpu, self.options.blocks, threads, self.size)
     }
 
@@ -165,7 +165,7 @@ impl CommConfig {
 
     fn make_grid(&self) -> Result<(u64, Arc<MultiRankGrid>)> {
         let gpu = Gpu::open(self.device)?;
-        let image = gpu.multi_rank_grid(&gathered())?;
+        let image = gpu.multi_rank_grid(&grid_kernels())?;
         let options = MultiRankGridOptions {
             timeout: self.options.timeout,
             ..MultiRankGridOptions::new(self.size)
@@ -185,9 +185,9 @@ fn said(kind: u8, what: &[u8]) -> Vec<u8> {
 }
 
 /// The library's kernels that a multi-rank grid may launch.
-fn gathered() -> Vec<&'static KernelInfo> {
+fn grid_kernels() -> Vec<&'static KernelInfo> {
     let all = fusewire_kernels::KERNELS.iter().copied().flatten();
-    all.filter(|kernel| GATHERED.contains(&kernel.family()))
+    all.filter(|kernel| GRID_FAMILIES.contains(&kernel.family()))
         .collect()
 }
 
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     /// Families whose launches are not those of all ranks.
-    const APART: [&str; 6] = [
+    const SEPARATE_FAMILIES: [&str; 6] = [
         "batch",
         "one_sided",
         "overlap",
@@ -233,18 +233,18 @@ mod tests {
     ];
 
     #[test]
-    fn every_family_is_gathered_or_apart() {
+    fn every_family_is_launched_as_a_grid_or_separately() {
         for kernel in fusewire_kernels::KERNELS.iter().copied().flatten() {
             let family = kernel.family();
             assert!(
-                GATHERED.contains(&family) != APART.contains(&family),
-                "{family} is to be in GATHERED, where all ranks launch it together, or in APART"
+                GRID_FAMILIES.contains(&family) != SEPARATE_FAMILIES.contains(&family),
+                "{family} is to be in GRID_FAMILIES, where all ranks launch it together, or in SEPARATE_FAMILIES"
             );
             assert_eq!(
-                is_gathered(kernel, Operation::AllReduce),
-                GATHERED.contains(&family)
+                is_grid_launch(kernel, Operation::AllReduce),
+                GRID_FAMILIES.contains(&family)
             );
-            assert!(!is_gathered(kernel, Operation::User));
+            assert!(!is_grid_launch(kernel, Operation::User));
         }
     }
 }

@@ -45,7 +45,7 @@ impl Kernel {
 
 /// The way of a launch that goes out as a multi-rank grid with those of all other ranks.
 #[derive(Clone, Debug)]
-pub(crate) struct Via {
+pub(crate) struct GridMember {
     /// Where ranks gather.
     pub(crate) grid: Arc<MultiRankGrid>,
     /// This rank there.
@@ -62,7 +62,7 @@ pub(crate) struct Launch {
     /// Bytes of the parameter struct.
     bytes: usize,
     shape: LaunchShape,
-    via: Option<Via>,
+    grid: Option<GridMember>,
     pub(super) owner: Option<Arc<dyn LaunchOwner>>,
     pub(super) note: LaunchNote,
     pub(super) keep: Keep,
@@ -118,7 +118,7 @@ impl Launch {
             params: words,
             bytes: params.len(),
             shape,
-            via: None,
+            grid: None,
             owner: None,
             note: [0; 4],
             keep: [const { None }; 4],
@@ -151,8 +151,8 @@ impl Launch {
 
     /// Has the launch go out with those of all other ranks, where `via` is one: [`Launch::issue`] then waits for theirs.
     #[must_use]
-    pub(crate) fn via(mut self, via: Option<Via>) -> Self {
-        self.via = via;
+    pub(crate) fn in_grid(mut self, member: Option<GridMember>) -> Self {
+        self.grid = member;
         self
     }
 
@@ -163,14 +163,14 @@ impl Launch {
             // fails, until the stream has come past it.
             unsafe { driver.copy(upload.to, upload.from, upload.bytes, stream)? };
         }
-        if let Some(via) = &self.via {
+        if let Some(member) = &self.grid {
             let params = &bytemuck::bytes_of(&self.params)[..self.bytes];
             // SAFETY: the bytes are the kernel's parameter struct, and that they fulfil its requirements is the contract of
             // `new`; the stream is one of this driver's.
             return unsafe {
-                via.grid.launch_within(
-                    via.patience,
-                    via.rank,
+                member.grid.launch_within(
+                    member.patience,
+                    member.rank,
                     self.kernel.name,
                     params,
                     self.shape,

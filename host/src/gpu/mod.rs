@@ -20,7 +20,7 @@ pub(crate) use self::device::HostLine;
 pub use self::device::{Gpu, LoadedModule};
 pub(crate) use self::event::Event;
 pub(crate) use self::graph::{Graph, GraphExec};
-pub(crate) use self::launch::{Kernel, Launch, Via};
+pub(crate) use self::launch::{Kernel, Launch, GridMember};
 pub(crate) use self::memory::{Memory, MemoryDescriptor, Offer};
 pub(crate) use self::scratch::{Scratch, Upload};
 pub(crate) use self::stream::{Copy, Stream, Task};

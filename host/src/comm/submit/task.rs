@@ -86,8 +86,8 @@ impl Communicator {
         let operation = prepared.note.call().operation();
         let grid = on_gpu
             .grid()
-            .filter(|_| multi_rank_grid::is_gathered(info, operation));
-        let via = grid.map(|grid| gpu::Via {
+            .filter(|_| multi_rank_grid::is_grid_launch(info, operation));
+        let member = grid.map(|grid| gpu::GridMember {
             grid: Arc::clone(grid),
             rank: self.inner.rank,
             patience: self.inner.patience(self.timeout_ns),
@@ -98,7 +98,7 @@ impl Communicator {
             .owned_by(Arc::clone(&self.inner) as _, prepared.note.launch(id))
             .keeping(Self::keep(prepared))
             .uploading(prepared.upload)
-            .via(via))
+            .in_grid(member))
     }
 
     /// Device memory that holds a table for the next launch, and the copy that the launch begins with: a capture takes the

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use fusewire_device::multi_rank_grid::{GridParams, SUFFIX};
 
-use super::gathering::{Arrival, State};
+use super::state::{RankLaunch, State};
 use super::{MultiRankGrid, PART, invalid};
 use crate::gpu::driver::{LaunchShape, RawEvent, RawFunction};
 use crate::{Error, Result};
@@ -25,12 +25,12 @@ struct Prepared {
 impl MultiRankGrid {
     /// Launches the grid that has gathered, and says to all what came of it.
     pub(super) fn complete(&self, state: &mut State) {
-        let arrivals: Vec<Arrival> = state.arrivals.iter_mut().filter_map(Option::take).collect();
-        let prepared = match self.prepare(state, &arrivals) {
+        let launches: Vec<RankLaunch> = state.launches.iter_mut().filter_map(Option::take).collect();
+        let prepared = match self.prepare(state, &launches) {
             Ok(prepared) => prepared,
             Err(error) => return state.finish(Err(error)),
         };
-        match self.enqueue(state, &arrivals, &prepared) {
+        match self.enqueue(state, &launches, &prepared) {
             Ok(()) => state.finish(Ok(())),
             // Nobody knows how far it came.
             Err(error) => state.fail(&error),
@@ -38,8 +38,8 @@ impl MultiRankGrid {
     }
 
     /// Everything that can be refused before anything is enqueued.
-    fn prepare(&self, state: &mut State, arrivals: &[Arrival]) -> Result<Prepared> {
-        let Some(first) = arrivals.first() else {
+    fn prepare(&self, state: &mut State, launches: &[RankLaunch]) -> Result<Prepared> {
+        let Some(first) = launches.first() else {
             return Err(invalid("nobody has come".to_owned()));
         };
         let function = self.function(state, &first.kernel)?;
@@ -53,7 +53,7 @@ impl MultiRankGrid {
                 cooperative: self.driver.properties().cooperative,
                 ..LaunchShape::default()
             },
-            table: arrivals
+            table: launches
                 .iter()
                 .flat_map(|arrival| &arrival.params)
                 .copied()
@@ -92,7 +92,7 @@ impl MultiRankGrid {
     }
 
     /// The blocks of all ranks, if the GPU holds them at once.
-    fn fitting(&self, function: RawFunction, launch: &Arrival) -> Result<u32> {
+    fn fitting(&self, function: RawFunction, launch: &RankLaunch) -> Result<u32> {
         let LaunchShape {
             blocks,
             threads,
@@ -116,7 +116,7 @@ impl MultiRankGrid {
         }
     }
 
-    fn enqueue(&self, state: &mut State, arrivals: &[Arrival], prepared: &Prepared) -> Result<()> {
+    fn enqueue(&self, state: &mut State, launches: &[RankLaunch], prepared: &Prepared) -> Result<()> {
         let slot = state.next_slot;
         state.next_slot = (slot + 1) % state.slots.len();
         let ended = state.slots[slot];
@@ -124,7 +124,7 @@ impl MultiRankGrid {
         let mut address = self.table.address + slot as u64 * u64::from(self.options.size) * PART;
         // SAFETY: the slot lies in the table; the grid that read it last has ended.
         unsafe { self.driver.write(address, &prepared.table) }?;
-        for (arrival, &event) in arrivals.iter().zip(&state.before) {
+        for (arrival, &event) in launches.iter().zip(&state.before) {
             self.driver.record_event(event, arrival.stream)?;
             self.driver.wait_event(self.stream, event)?;
         }
@@ -144,7 +144,7 @@ impl MultiRankGrid {
             )
         }?;
         self.driver.record_event(ended, self.stream)?;
-        for arrival in arrivals {
+        for arrival in launches {
             self.driver.wait_event(arrival.stream, ended)?;
         }
         Ok(())

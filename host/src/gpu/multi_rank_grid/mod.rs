@@ -5,7 +5,7 @@
 //! ([`fusewire_device::multi_rank_grid`]) once with the blocks of all ranks: a grid that fits on the GPU is resident as a whole,
 //! and one that does not is refused by name instead of hanging.
 
-mod gathering;
+mod state;
 mod grid;
 mod image;
 #[cfg(test)]
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use self::gathering::{Arrival, State};
+use self::state::{RankLaunch, State};
 pub(crate) use self::image::GridImage;
 pub use self::image::IMAGE;
 use super::device::Gpu;
@@ -102,7 +102,7 @@ impl MultiRankGrid {
             stream: RawStream(0),
             table,
             state: Mutex::new(State {
-                arrivals: (0..options.size).map(|_| None).collect(),
+                launches: (0..options.size).map(|_| None).collect(),
                 outcome: Arc::default(),
                 broken: None,
                 functions: HashMap::new(),
@@ -192,7 +192,7 @@ impl MultiRankGrid {
         stream: RawStream,
     ) -> Result<()> {
         self.check(rank, kernel, params, &shape, stream)?;
-        let arrival = Arrival {
+        let arrival = RankLaunch {
             kernel: kernel.to_owned(),
             params: params.to_owned(),
             shape,
@@ -203,7 +203,7 @@ impl MultiRankGrid {
             return Err(error.clone());
         }
         let place = rank as usize;
-        if state.arrivals[place].is_some() {
+        if state.launches[place].is_some() {
             return Err(invalid(format!(
                 "rank {rank} launches {kernel} while another thread of it launches; a rank has one \
                  order of launches"
@@ -214,9 +214,9 @@ impl MultiRankGrid {
             self.changed.notify_all();
             return Err(error);
         }
-        state.arrivals[place] = Some(arrival);
+        state.launches[place] = Some(arrival);
         let outcome = Arc::clone(&state.outcome);
-        if state.arrivals.iter().all(Option::is_some) {
+        if state.launches.iter().all(Option::is_some) {
             self.complete(&mut state);
             self.changed.notify_all();
         }

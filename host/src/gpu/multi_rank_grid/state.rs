@@ -11,7 +11,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(super) struct State {
     /// Who has come for the grid that gathers, by rank.
-    pub(super) arrivals: Vec<Option<Arrival>>,
+    pub(super) launches: Vec<Option<RankLaunch>>,
     /// What becomes of that grid: shared with all who wait for it.
     pub(super) outcome: Arc<OnceLock<Result<()>>>,
     /// Why nothing can be launched any more.
@@ -25,14 +25,14 @@ pub(super) struct State {
 }
 
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(super) struct RankLaunch {
     pub(super) kernel: String,
     pub(super) params: Vec<u8>,
     pub(super) shape: LaunchShape,
     pub(super) stream: RawStream,
 }
 
-impl Arrival {
+impl RankLaunch {
     /// What must be equal on all ranks, in words.
     pub(super) fn describe(&self) -> String {
         format!(
@@ -55,7 +55,7 @@ impl Arrival {
 impl State {
     /// Ends the gathering with a result for everybody who has come.
     pub(super) fn finish(&mut self, result: Result<()>) {
-        for arrival in &mut self.arrivals {
+        for arrival in &mut self.launches {
             *arrival = None;
         }
         // Set once: nobody else has this gathering's outcome but to read it.
@@ -69,9 +69,9 @@ impl State {
     }
 
     /// Why `rank` cannot join those who have come.
-    pub(super) fn mismatch(&self, rank: u32, arrival: &Arrival) -> Option<Error> {
+    pub(super) fn mismatch(&self, rank: u32, arrival: &RankLaunch) -> Option<Error> {
         let (other, there) = self
-            .arrivals
+            .launches
             .iter()
             .enumerate()
             .find_map(|(other, there)| Some((other, there.as_ref()?)))?;
@@ -90,7 +90,7 @@ impl State {
     pub(super) fn late(&self, timeout: Duration) -> Error {
         let (mut missing, mut count) = (String::new(), 0);
         for (rank, _) in self
-            .arrivals
+            .launches
             .iter()
             .enumerate()
             .filter(|(_, arrival)| arrival.is_none())
@@ -98,14 +98,14 @@ impl State {
             let _ = write!(missing, "{}{rank}", if count == 0 { "" } else { ", " });
             count += 1;
         }
-        let launch = self.arrivals.iter().flatten().next();
+        let launch = self.launches.iter().flatten().next();
         Error::launch(format!(
             "rank{} {missing} of {} did not come within {} s to launch {}; all ranks must launch \
              the same kernels in the same order, each from a thread of its own",
             if count == 1 { "" } else { "s" },
-            self.arrivals.len(),
+            self.launches.len(),
             timeout.as_secs_f64(),
-            launch.map_or_else(String::new, Arrival::describe)
+            launch.map_or_else(String::new, RankLaunch::describe)
         ))
     }
 }

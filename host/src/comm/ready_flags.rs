@@ -1,0 +1,343 @@
+//! Ready flags per chunk and arrival counters per tile, shared by an operation and the computation
+//! that consumes its output or produces its input.
+
+use core::any::Any;
+use core::fmt;
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use fusewire_device::DType;
+use fusewire_kernels::overlap::{FAILED, THERE};
+
+use super::submit::invalid;
+use super::{Communicator, Inner};
+use crate::device::Device;
+use crate::gpu;
+use crate::gpu::driver::RawStream;
+use crate::stream::{Event, Stream, Task, Ticket};
+use crate::tensor::Tensor;
+use crate::{Error, Result};
+
+/// The name of this in messages.
+const NAME: &str = "ready flags";
+
+/// Words in this rank's device memory, one for each chunk or tile.
+/// [`Communicator::all_gather_with_flags_async`] raises the word of each chunk that has arrived, for a consumer;
+/// a producer raises the word of each tile that is done, for [`Communicator::reduce_scatter_on_arrival_async`].
+/// Clones share the words.
+///
+/// Layout: contiguous u32 from [`ReadyFlags::as_ptr`] on. Every operation clears all of them on the compute
+/// stream, before anything that is enqueued there afterwards: so values that a captured graph compares with are not there
+/// yet at its next replay.
+///
+/// | | a chunk's word | a tile's word |
+/// |---|---|---|
+/// | 0 | it is not there | nothing has been said |
+/// | 1 | it is there; written by system release, to be read by acquire (`ld.acquire.gpu`) | - |
+/// | count | - | so much has been said; the operation waits for its `target`. Raised by release, after the tile's last write (`red.release.gpu`, or `atomicAdd` after `__threadfence`; on AMD by system release) |
+/// | [`ReadyFlags::FAILED`] | the operation has failed, and its other chunks do not come; not less than 1 | - |
+///
+/// One operation at a time uses the words, and one compute stream. The next use waits for the operation before, if both are
+/// eager or in one capture.
+#[derive(Clone)]
+pub struct ReadyFlags {
+    state: Arc<State>,
+}
+
+struct State {
+    comm: Arc<Inner>,
+    timeout: Duration,
+    words: Tensor,
+    /// Units of a chunk that have arrived, a u64 each.
+    launches: Tensor,
+    /// As long as the longer of both, never written.
+    zeros: Tensor,
+    /// The end of the latest use, and the capture that it was in.
+    last: Mutex<Option<(Event, Option<u64>)>>,
+}
+
+impl fmt::Debug for ReadyFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadyFlags")
+            .field("len", &self.len())
+            .field("device", &self.device())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Communicator {
+    /// `count` words on the communicator's device: as many as there are chunks or tiles ([`Communicator::chunks`]).
+    ///
+    /// # Errors
+    /// As [`Communicator::tensor`].
+    pub fn ready_flags(&self, count: usize) -> Result<ReadyFlags> {
+        self.adopt_ready_flags(&self.tensor(DType::U32, count)?)
+    }
+
+    /// Words in memory of the caller's: a tensor of u32 on the communicator's device.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another type or device; as [`Communicator::tensor`].
+    pub fn adopt_ready_flags(&self, words: &Tensor) -> Result<ReadyFlags> {
+        if words.dtype() != DType::U32 || words.device() != self.device() {
+            return Err(invalid(
+                NAME,
+                format!(
+                    "words of {} on {}; a tensor of u32 on {} is needed",
+                    words.dtype().name(),
+                    words.device(),
+                    self.device()
+                ),
+            ));
+        }
+        let timeout = match self.timeout_ns {
+            0 => self.options().timeout,
+            nanoseconds => Duration::from_nanos(nanoseconds),
+        };
+        // Device memory is allocated by large pieces: one for both.
+        let counts = self.tensor(DType::U64, 2 * words.len())?;
+        Ok(ReadyFlags {
+            state: Arc::new(State {
+                comm: Arc::clone(&self.inner),
+                timeout,
+                words: words.clone(),
+                launches: counts.slice(0, words.len())?,
+                zeros: counts.slice(words.len(), words.len())?,
+                last: Mutex::default(),
+            }),
+        })
+    }
+
+    /// Words that an operation over `count` elements a rank takes, cut into chunks or tiles of `chunk` elements each (the last one
+    /// may be shorter): chunk c of rank or row r has word `r * count.div_ceil(chunk) + c`.
+    pub fn chunks(&self, count: usize, chunk: usize) -> usize {
+        self.size() as usize * count.div_ceil(chunk.max(1))
+    }
+}
+
+impl ReadyFlags {
+    /// What the words of an operation hold that has failed, where there was nothing yet.
+    pub const FAILED: u32 = FAILED;
+
+    /// Number of words.
+    pub fn len(&self) -> usize {
+        self.state.words.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The device that has the words.
+    pub fn device(&self) -> Device {
+        self.state.words.device()
+    }
+
+    /// Address of the first word, for the kernels of a consumer or producer.
+    pub fn as_ptr(&self) -> *mut u32 {
+        self.state.words.as_ptr().cast()
+    }
+
+    /// The words.
+    pub fn words(&self) -> &Tensor {
+        &self.state.words
+    }
+
+    /// The words that count what has arrived.
+    pub(super) fn launches(&self) -> *mut u64 {
+        self.state.launches.as_ptr().cast()
+    }
+
+    pub(super) fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::clone(&self.state) as _
+    }
+
+    pub(super) fn is_of(&self, comm: &Arc<Inner>) -> bool {
+        Arc::ptr_eq(&self.state.comm, comm)
+    }
+
+    /// Waits on this thread until chunk `index` is there. CPU only; on a GPU have a stream or a kernel wait.
+    ///
+    /// # Errors
+    /// The communicator's failure; [`Error::InvalidArgument`] for a word that does not exist or is a GPU's;
+    /// [`Error::Launch`] that names the chunk when it has not come within twice the communicator's time-out.
+    pub fn wait(&self, index: usize) -> Result<()> {
+        self.wait_for(index, THERE)
+    }
+
+    /// Adds `count` to the word of tile `index`: all that this thread has written, or has learned to be written, is there. CPU
+    /// only.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a word that does not exist or is a GPU's.
+    pub fn add(&self, index: usize, count: u32) -> Result<()> {
+        self.on_cpu(index)?.fetch_add(count, Ordering::Release);
+        Ok(())
+    }
+
+    /// Has the work of `stream` behind this wait until chunk `index` is there. On a GPU this is a stream memory operation
+    /// (`cuStreamWaitValue32`, not less than 1), which takes no multiprocessor; while the stream is captured, it becomes a
+    /// node of the graph. An operation that fails lets it pass, and its [`Work`](super::Work) says so.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a word that does not exist, or a stream of another device; what the driver says. On the
+    /// CPU the work's own result is that of [`ReadyFlags::wait`].
+    pub fn stream_wait(&self, stream: &Stream, index: usize) -> Result<Ticket> {
+        let this = self.clone();
+        self.on_stream(
+            stream,
+            index,
+            Arc::new(move || this.wait_for(index, THERE)),
+            |driver, raw, at| {
+                // SAFETY: the word belongs to these signals, which the stream's work keeps alive.
+                unsafe { driver.wait_value(raw, at, THERE) }
+            },
+        )
+    }
+
+    /// Has `stream` write `value` to the word of tile `index`, when its work so far is done: the tile's `target`, where one piece
+    /// of work makes the tile. As [`ReadyFlags::stream_wait`] in all else (`cuStreamWriteValue32`).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn stream_write(&self, stream: &Stream, index: usize, value: u32) -> Result<Ticket> {
+        let this = self.clone();
+        let write = move || {
+            this.on_cpu(index)?.store(value, Ordering::Release);
+            Ok(())
+        };
+        self.on_stream(stream, index, Arc::new(write), move |driver, raw, at| {
+            // SAFETY: as in `stream_wait`.
+            unsafe { driver.write_value(raw, at, value) }
+        })
+    }
+
+    fn on_stream(
+        &self,
+        stream: &Stream,
+        index: usize,
+        on_cpu: crate::cpu::HostFn,
+        on_gpu: impl Fn(&dyn gpu::driver::Driver, RawStream, u64) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<Ticket> {
+        self.check(index)?;
+        if stream.device() != self.device() {
+            return Err(invalid(
+                NAME,
+                format!(
+                    "a stream of {} for words on {}",
+                    stream.device(),
+                    self.device()
+                ),
+            ));
+        }
+        if !stream.device().is_gpu() {
+            return stream.enqueue(Task::Host(on_cpu));
+        }
+        let gpu = gpu::Gpu::open(stream.device())?;
+        let (this, raw) = (self.clone(), RawStream(stream.as_raw() as usize));
+        stream.enqueue(Task::Call(Arc::new(move || {
+            let at = this.as_ptr().wrapping_add(index) as u64;
+            on_gpu(gpu.driver(), raw, at)
+        })))
+    }
+
+    fn check(&self, index: usize) -> Result<()> {
+        if index < self.len() {
+            return Ok(());
+        }
+        Err(invalid(
+            NAME,
+            format!("word {index}; there are {}", self.len()),
+        ))
+    }
+
+    fn on_cpu(&self, index: usize) -> Result<&AtomicU32> {
+        self.check(index)?;
+        if self.device().is_gpu() {
+            return Err(invalid(
+                NAME,
+                format!(
+                    "the words are in memory of {}, which this thread does not touch; use stream_wait, stream_write or a \
+                     kernel",
+                    self.device()
+                ),
+            ));
+        }
+        // SAFETY: within the words, which this value keeps alive; while operations run they are accessed atomically only.
+        Ok(unsafe { AtomicU32::from_ptr(self.as_ptr().add(index)) })
+    }
+
+    fn wait_for(&self, index: usize, value: u32) -> Result<()> {
+        let word = self.on_cpu(index)?;
+        let (started, mut polls) = (Instant::now(), 0_u32);
+        loop {
+            let seen = word.load(Ordering::Acquire);
+            if seen >= FAILED {
+                self.state.comm.check()?;
+                return Err(Error::launch(format!(
+                    "chunk {index} does not come: the operation that brings it has failed"
+                )));
+            }
+            if seen >= value {
+                return Ok(());
+            }
+            polls = polls.saturating_add(1);
+            if polls < 64 {
+                core::hint::spin_loop();
+                continue;
+            }
+            if polls < 256 {
+                thread::yield_now();
+                continue;
+            }
+            self.state.comm.check()?;
+            let waited = started.elapsed();
+            if waited > 2 * self.state.timeout {
+                return Err(Error::launch(format!(
+                    "chunk {index} did not come within {:.3} s (its word is {seen}): was its operation enqueued, on a \
+                     stream that does not wait for this one?",
+                    waited.as_secs_f64()
+                )));
+            }
+            thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    /// Clears all words on `compute`, after their latest use.
+    pub(super) fn clear_on(&self, compute: &Stream) -> Result<()> {
+        let capture = compute.capture_number()?;
+        let last = self.last().clone();
+        if let Some((event, _)) = last.filter(|(_, before)| *before == capture) {
+            compute.wait_event(&event)?;
+        }
+        let state = &self.state;
+        let clear = |of: &Tensor| gpu::Copy {
+            to: of.as_ptr() as u64,
+            from: state.zeros.as_ptr() as u64,
+            bytes: (of.len() * of.dtype().size()) as u64,
+            keep: [of.keep(), state.zeros.keep()],
+        };
+        let copies = Arc::new([clear(&state.words), clear(&state.launches)]);
+        compute.enqueue(Task::Copies(copies)).map(drop)
+    }
+
+    /// `stream` has just been given what uses the words.
+    pub(super) fn used_on(&self, stream: &Stream) -> Result<()> {
+        let event = Event::new();
+        stream.record(&event)?;
+        *self.last() = Some((event, stream.capture_number()?));
+        Ok(())
+    }
+
+    fn last(&self) -> std::sync::MutexGuard<'_, Option<(Event, Option<u64>)>> {
+        // A plain value, replaced as a whole.
+        self.state
+            .last
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
