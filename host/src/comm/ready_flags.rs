@@ -52,7 +52,7 @@ struct State {
     timeout: Duration,
     words: Tensor,
     /// Units of a chunk that have arrived, a u64 each.
-    launches: Tensor,
+    arrivals: Tensor,
     /// As long as the longer of both, never written.
     zeros: Tensor,
     /// The end of the latest use, and the capture that it was in.
@@ -104,7 +104,7 @@ impl Communicator {
                 comm: Arc::clone(&self.inner),
                 timeout,
                 words: words.clone(),
-                launches: counts.slice(0, words.len())?,
+                arrivals: counts.slice(0, words.len())?,
                 zeros: counts.slice(words.len(), words.len())?,
                 last: Mutex::default(),
             }),
@@ -148,8 +148,8 @@ impl ReadyFlags {
     }
 
     /// The words that count what has arrived.
-    pub(super) fn launches(&self) -> *mut u64 {
-        self.state.launches.as_ptr().cast()
+    pub(super) fn arrivals(&self) -> *mut u64 {
+        self.state.arrivals.as_ptr().cast()
     }
 
     pub(super) fn keep(&self) -> Arc<dyn Any + Send + Sync> {
@@ -321,7 +321,7 @@ impl ReadyFlags {
             bytes: (of.len() * of.dtype().size()) as u64,
             keep: [of.keep(), state.zeros.keep()],
         };
-        let copies = Arc::new([clear(&state.words), clear(&state.launches)]);
+        let copies = Arc::new([clear(&state.words), clear(&state.arrivals)]);
         compute.enqueue(Task::Copies(copies)).map(drop)
     }
 

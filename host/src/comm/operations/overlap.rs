@@ -83,7 +83,7 @@ impl Communicator {
             target: to.ptr,
             chunk: plan.chunk,
             words: flags.as_ptr(),
-            launches: flags.launches(),
+            arrivals: flags.arrivals(),
             span: chunk.max(1) as u64,
             hint: self.hint(to.count * size, source_at == WindowAddr::NONE.0),
         };

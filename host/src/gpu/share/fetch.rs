@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(5);
 const GRACE: Duration = Duration::from_secs(1);
 
 /// What to do where ranks cannot reach each other's sockets.
-const SEPARATE_FAMILIES: &str = "ranks that share memory need one network namespace and one process id namespace: \
+const NAMESPACES: &str = "ranks that share memory need one network namespace and one process id namespace: \
     set FUSEWIRE_HOST_ID to different values for ranks of different containers";
 
 /// What kind of failure it was.
@@ -164,13 +164,13 @@ impl<'a> Owner<'a> {
             Ok(0) => Err(self.error(
                 FetchFailure::Namespace,
                 format!(
-                    "is not the one that listens, which is in another process id namespace; {SEPARATE_FAMILIES}"
+                    "is not the one that listens, which is in another process id namespace; {NAMESPACES}"
                 ),
             )),
             _ => Err(self.error(
                 FetchFailure::Refused,
                 format!(
-                    "is not the one that listens at its socket: process {} of user {} is; {SEPARATE_FAMILIES}",
+                    "is not the one that listens at its socket: process {} of user {} is; {NAMESPACES}",
                     listening.pid, listening.uid
                 ),
             )),
@@ -320,7 +320,7 @@ impl<'a> Owner<'a> {
         match (network("thread-self"), network(&pid)) {
             (Ok(own), Ok(other)) if own != other => self.error(
                 FetchFailure::Namespace,
-                format!("is in another network namespace than this one; {SEPARATE_FAMILIES}"),
+                format!("is in another network namespace than this one; {NAMESPACES}"),
             ),
             (Ok(_), Ok(_)) => self.error(
                 FetchFailure::Withdrawn,
@@ -330,7 +330,7 @@ impl<'a> Owner<'a> {
                 FetchFailure::Withdrawn,
                 format!(
                     "does not listen: it has withdrawn all descriptors, or is in another network \
-                     namespace, which cannot be seen from here; {SEPARATE_FAMILIES}"
+                     namespace, which cannot be seen from here; {NAMESPACES}"
                 ),
             ),
         }
@@ -340,7 +340,7 @@ impl<'a> Owner<'a> {
         self.error(
             FetchFailure::Gone,
             format!(
-                "is gone: {why} (or it is on another host or in a container of its own: {SEPARATE_FAMILIES})"
+                "is gone: {why} (or it is on another host or in a container of its own: {NAMESPACES})"
             ),
         )
     }
