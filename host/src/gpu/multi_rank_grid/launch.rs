@@ -55,7 +55,7 @@ impl MultiRankGrid {
             },
             table: launches
                 .iter()
-                .flat_map(|arrival| &arrival.params)
+                .flat_map(|launch| &launch.params)
                 .copied()
                 .collect(),
             blocks_per_rank: first.shape.blocks,
@@ -124,8 +124,8 @@ impl MultiRankGrid {
         let mut address = self.table.address + slot as u64 * u64::from(self.options.size) * PART;
         // SAFETY: the slot lies in the table; the grid that read it last has ended.
         unsafe { self.driver.write(address, &prepared.table) }?;
-        for (arrival, &event) in launches.iter().zip(&state.before) {
-            self.driver.record_event(event, arrival.stream)?;
+        for (launch, &event) in launches.iter().zip(&state.before) {
+            self.driver.record_event(event, launch.stream)?;
             self.driver.wait_event(self.stream, event)?;
         }
         let mut blocks_per_rank = prepared.blocks_per_rank;
@@ -144,8 +144,8 @@ impl MultiRankGrid {
             )
         }?;
         self.driver.record_event(ended, self.stream)?;
-        for arrival in launches {
-            self.driver.wait_event(arrival.stream, ended)?;
+        for launch in launches {
+            self.driver.wait_event(launch.stream, ended)?;
         }
         Ok(())
     }

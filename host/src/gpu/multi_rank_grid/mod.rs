@@ -192,7 +192,7 @@ impl MultiRankGrid {
         stream: RawStream,
     ) -> Result<()> {
         self.check(rank, kernel, params, &shape, stream)?;
-        let arrival = RankLaunch {
+        let launch = RankLaunch {
             kernel: kernel.to_owned(),
             params: params.to_owned(),
             shape,
@@ -209,12 +209,12 @@ impl MultiRankGrid {
                  order of launches"
             )));
         }
-        if let Some(error) = state.mismatch(rank, &arrival) {
+        if let Some(error) = state.mismatch(rank, &launch) {
             state.fail(&error);
             self.changed.notify_all();
             return Err(error);
         }
-        state.launches[place] = Some(arrival);
+        state.launches[place] = Some(launch);
         let outcome = Arc::clone(&state.outcome);
         if state.launches.iter().all(Option::is_some) {
             self.complete(&mut state);

@@ -55,8 +55,8 @@ impl RankLaunch {
 impl State {
     /// Ends the gathering with a result for everybody who has come.
     pub(super) fn finish(&mut self, result: Result<()>) {
-        for arrival in &mut self.launches {
-            *arrival = None;
+        for launch in &mut self.launches {
+            *launch = None;
         }
         // Set once: nobody else has this gathering's outcome but to read it.
         let _ = core::mem::take(&mut self.outcome).set(result);
@@ -69,20 +69,20 @@ impl State {
     }
 
     /// Why `rank` cannot join those who have come.
-    pub(super) fn mismatch(&self, rank: u32, arrival: &RankLaunch) -> Option<Error> {
+    pub(super) fn mismatch(&self, rank: u32, launch: &RankLaunch) -> Option<Error> {
         let (other, there) = self
             .launches
             .iter()
             .enumerate()
             .find_map(|(other, there)| Some((other, there.as_ref()?)))?;
-        if there.fits(arrival) {
+        if there.fits(launch) {
             return None;
         }
         Some(Error::launch(format!(
             "ranks of a multi-rank grid launch different things: rank {other} {}, rank {rank} {}; all ranks \
              must launch the same kernels in the same order",
             there.describe(),
-            arrival.describe()
+            launch.describe()
         )))
     }
 
@@ -93,7 +93,7 @@ impl State {
             .launches
             .iter()
             .enumerate()
-            .filter(|(_, arrival)| arrival.is_none())
+            .filter(|(_, launch)| launch.is_none())
         {
             let _ = write!(missing, "{}{rank}", if count == 0 { "" } else { ", " });
             count += 1;
