@@ -9,7 +9,7 @@
 //! | [`exp`] | 0.991 ulp | `exp(-inf) = 0`, `exp(inf) = inf`, from 88.72284 on `inf`, below -103.97208 `0` |
 //! | [`log`] | 0.847 ulp | `log(+-0) = -inf`, `log(inf) = inf`, NaN of what is negative |
 //!
-//! An ulp is the distance of f32's neighbours around the exact result, 2^-149 where that is subnormal.
+//! An ulp is the distance of the two f32 values adjacent to the exact result, 2^-149 where that is subnormal.
 //! NaN gives NaN; which one is not promised, as everywhere in floating point.
 
 /// 1.5 * 2^23: added to and taken from a number below 2^22, it rounds that to an integer, which is in the sum's low bits.

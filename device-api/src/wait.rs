@@ -32,7 +32,7 @@ pub enum WaitKind {
     Signal = 6,
     /// The launch itself, before any wait.
     Launch = 7,
-    /// A counter that a neighbouring computation of this rank raises. The expected value is the tile, shifted by 32 bits, and
+    /// The arrival counter of a tile, which a producer of this rank raises. The expected value is the tile, shifted by 32 bits, and
     /// the count that is wanted.
     Tile = 8,
 }

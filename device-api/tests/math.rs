@@ -10,7 +10,7 @@ fn stride() -> usize {
     }
 }
 
-/// All patterns by the stride, and every neighbour of what matters.
+/// All patterns by the stride, and every value adjacent to the edges of a range.
 fn samples() -> impl Iterator<Item = f32> {
     let sweep = (0..=u32::MAX).step_by(stride()).map(f32::from_bits);
     let ln2 = core::f32::consts::LN_2;
@@ -40,7 +40,7 @@ fn samples() -> impl Iterator<Item = f32> {
     sweep.chain(near)
 }
 
-/// The distance of two neighbours around `exact`, as f32 has them.
+/// Returns the distance between the two f32 values adjacent to `exact`.
 fn ulp(exact: f64) -> f64 {
     let exponent = (exact.abs().to_bits() >> 52) as i32 - 1023;
     2f64.powi(exponent.max(-126) - 23)

@@ -1,7 +1,7 @@
 //! Sequential reference results, bit for bit: what tests and `fusewire perf` compare with.
 //!
 //! Written from the rules of the documentation with nothing of the kernels' code, so that it can
-//! disagree with them. Inputs depend on rank, index and call, and their magnitudes cancel between neighbours, so a
+//! disagree with them. Inputs depend on rank, index and call, and their magnitudes cancel between adjacent ranks, so a
 //! missing, repeated, stale or re-ordered contribution changes bits.
 
 use core::fmt;
@@ -42,7 +42,7 @@ fn hash(rank: u32, call: u64, index: usize) -> u64 {
 /// `count` elements of `dtype` that `rank` holds at call number `call`.
 pub fn fill(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let float = |i: usize| {
-        // Neighbours nearly cancel: the even rank's number, negated, and a little more.
+        // Adjacent ranks nearly cancel: the even rank's number, negated, and a little more.
         let pair = hash(rank / 2, call, i);
         let own = hash(rank + 64, call, i);
         let exponent = (pair >> 50 & 7) as i32 - 3;

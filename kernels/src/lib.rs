@@ -18,7 +18,7 @@
 //! | [`barrier`] | barrier |
 //! | [`fused`] | reduction over the ranks + residual add + norm, perhaps to fp8 |
 //! | [`vocab`] | top-k and log-sum-exp of logits that are split by columns |
-//! | [`overlap`] | all_gather and reduce_scatter beside a neighbouring computation: a ready flag per chunk, an arrival counter per tile |
+//! | [`overlap`] | all_gather with a ready flag per chunk and reduce_scatter with an arrival counter per tile, for overlap with compute |
 //! | [`one_sided`] | put with signal round a ring |
 #![no_std]
 #![cfg_attr(

@@ -1,28 +1,29 @@
-//! all_gather and reduce_scatter beside a neighbouring computation: it starts as soon as a chunk is there, and what it
-//! computes leaves as soon as a tile is done. Protocol: rounds (`exchange`), and words of this rank's own.
+//! all_gather with a ready flag per chunk, and reduce_scatter with an arrival counter per tile. A consumer starts as soon
+//! as a chunk has arrived; a producer's tile leaves as soon as it is done. Protocol: rounds (`exchange`), and words of this
+//! rank's own. The consumer's or producer's stream is called the compute stream.
 //!
 //! # Words
 //! A word is a u32 in memory of the rank's own device; no peer touches it. The host clears all words of an operation on the
-//! neighbour's stream, before the neighbour's work and before this kernel: so what a captured graph compares with is not there
-//! yet at any replay.
+//! compute stream, before the computation and before this kernel: so the values that a captured graph waits for are not
+//! present at the start of any replay.
 //!
 //! **Chunks** (all_gather). Chunk `source * chunks_per_rank + c` is units `[c * span, (c + 1) * span)` of what `source` sends.
-//! - **Who may overwrite what:** the kernel writes a chunk of the output and its word; whoever comes next on the neighbour's
+//! - **Who may overwrite what:** the kernel writes a chunk of the output and its word; the next operation on the compute
 //!   stream clears the word and may overwrite the chunk;
 //! - **after having acquired:** the kernel the end of the stream's work before it (its launch); the next one the end of this
 //!   kernel (an event);
-//! - **released by:** the neighbour, behind its last read of the chunk; this kernel, behind its last write of chunk and word.
+//! - **released by:** the consumer, after its last read of the chunk; this kernel, after its last write of chunk and word.
 //!
 //! Blocks add the units that they have moved to the chunk's arrivals; whoever completes it stores [`THERE`] by system
 //! release, having acquired the parts of the others. A launch that fails stores [`FAILED`] in every word that is still 0:
 //! nobody waits for ever for what does not come.
 //!
 //! **Tiles** (reduce_scatter). Tile `row * tiles_per_row + t` is elements `[t * span, (t + 1) * span)` of row `row` of the input.
-//! - **Who may overwrite what:** the neighbour writes a tile of this rank's input, and peers read it; the next one on the
-//!   neighbour's stream clears the word and overwrites the tile;
+//! - **Who may overwrite what:** the producer writes a tile of this rank's input, and peers read it; the next one on the
+//!   compute stream clears the word and overwrites the tile;
 //! - **after having acquired:** a peer this rank's ready signal of the tile's round, the next one the end of this kernel, which has
 //!   acquired every peer's done signal of every round;
-//! - **released by:** this rank, after it has acquired the tile's counter, which the neighbour raised by release after its last
+//! - **released by:** this rank, after it has acquired the tile's counter, which the producer raised by release after its last
 //!   write of the tile; the peer, after its last read.
 //!
 //! So there is one round for tile t of all rows: tiles are needed in the order of t, those of all rows together.

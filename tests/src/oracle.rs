@@ -1,7 +1,7 @@
 //! What every rank puts in, and what must come out: written from the rules of the library's documentation
 //! with nothing of its code, so that it can disagree with it.
 //!
-//! Inputs depend on rank, index and call, and their magnitudes cancel between neighbours, so a missing,
+//! Inputs depend on rank, index and call, and their magnitudes cancel between adjacent ranks, so a missing,
 //! repeated, stale or re-ordered contribution changes bits.
 
 pub use fusewire::reference::{fill, narrow, reduce, widen};

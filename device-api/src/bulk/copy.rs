@@ -59,7 +59,7 @@ pub unsafe fn copy<M: Machine>(
 /// Vectors that a lane loads before it stores the first, so that so many loads are under way.
 const BATCH: usize = 4;
 
-/// Copies `vectors` aligned vectors of 16 bytes, neighbours by neighbouring lanes.
+/// Copies `vectors` aligned vectors of 16 bytes, adjacent vectors by adjacent lanes.
 #[inline(always)]
 unsafe fn copy_vectors<M: Machine>(
     block: Block<M>,

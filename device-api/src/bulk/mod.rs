@@ -99,7 +99,7 @@ pub unsafe fn reduce_rare<M: Machine, T: Element, O: Reduction<T>>(
     }
 }
 
-/// One element a lane at a time: neighbours go to neighbouring lanes, so accesses still coalesce.
+/// One element a lane at a time: adjacent elements go to adjacent lanes, so accesses still coalesce.
 ///
 /// # Safety
 /// As [`reduce`].

@@ -38,7 +38,7 @@ pub trait Machine: Copy {
     /// Whether the block's barrier orders memory for all that its lanes do with other ranks: what one lane
     /// wrote before the barrier is part of what another releases behind it, and what one acquired before it, the
     /// others may read behind it. So it is on NVIDIA (PTX's causality order goes through barriers, and releases are
-    /// cumulative) and on CPUs. Where it is not (AMD: a wave's fence does not drain its neighbours), every lane
+    /// cumulative) and on CPUs. Where it is not (AMD: a wave's fence does not drain the other waves), every lane
     /// fences for itself.
     const CUMULATIVE: bool;
 
@@ -294,8 +294,8 @@ impl<M: Machine> Block<M> {
         }
     }
 
-    /// The elements of `0..count` that this lane works on, over all blocks of the launch: neighbours
-    /// go to neighbouring lanes, or are contiguous where a block has one lane.
+    /// The elements of `0..count` that this lane works on, over all blocks of the launch: adjacent elements
+    /// go to adjacent lanes, or are contiguous where a block has one lane.
     #[inline(always)]
     pub fn elements(self, count: usize) -> Elements {
         if M::LANES == 1 {

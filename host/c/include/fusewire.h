@@ -321,16 +321,16 @@ typedef struct fusewire_vocab {
 int fusewire_vocab_parallel(const fusewire_comm *comm, const fusewire_vocab *vocab);
 int fusewire_vocab_parallel_async(const fusewire_comm *comm, const fusewire_vocab *vocab, fusewire_work **work);
 
-/* ---- Collectives beside a matrix product (docs/overlap.md) ---- */
+/* ---- Collectives that overlap with computation (docs/overlap.md) ---- */
 
-/* Words of u32 in memory of the communicator's device, one for each chunk or tile: a neighbouring computation learns
-   which chunks are there, or says which tiles are done. Used by one operation at a time. */
+/* Words of u32 in memory of the communicator's device, one for each chunk or tile: a consumer
+   learns which chunks have arrived, a producer says which tiles are done. Used by one operation at a time. */
 int fusewire_ready_flags_create(const fusewire_comm *comm, uint64_t count, fusewire_ready_flags **flags);
 
 /* Ends a handle; operations and graphs that use the words keep them. Null is allowed. */
 int fusewire_ready_flags_destroy(fusewire_ready_flags *flags);
 
-/* Address of the first word, for the neighbour's kernels: a chunk's word is 0, then 1, to be read by acquire; a tile's is
+/* Address of the first word, for the kernels of a consumer or producer: a chunk's word is 0, then 1, to be read by acquire; a tile's is
    counted up by release. 0x40000000 where the operation has failed. */
 int fusewire_ready_flags_words(const fusewire_ready_flags *flags, uint32_t **words);
 
@@ -338,10 +338,11 @@ int fusewire_ready_flags_words(const fusewire_ready_flags *flags, uint32_t **wor
 int fusewire_ready_flags_wait(const fusewire_ready_flags *flags, uint64_t index);
 int fusewire_ready_flags_add(const fusewire_ready_flags *flags, uint64_t index, uint32_t count);
 
-/* For a stream, that of the handle `neighbour`: what is enqueued there from now on waits for a chunk; it writes a tile's word when its
-   work so far is done. Stream memory operations, which take no multiprocessor; nodes of a graph in a capture. */
-int fusewire_ready_flags_stream_wait(const fusewire_ready_flags *flags, const fusewire_comm *neighbour, uint64_t index);
-int fusewire_ready_flags_stream_write(const fusewire_ready_flags *flags, const fusewire_comm *neighbour, uint64_t index, uint32_t value);
+/* On the stream of the handle `consumer` or `producer`: what is enqueued on the consumer's stream from now on waits for a
+   chunk; the producer's stream writes a tile's word when its work so far is done. Stream memory operations, which take no multiprocessor; nodes of a graph in a capture. */
+int fusewire_ready_flags_stream_wait(const fusewire_ready_flags *flags, const fusewire_comm *consumer, uint64_t index);
+int fusewire_ready_flags_stream_write(const fusewire_ready_flags *flags, const fusewire_comm *producer, uint64_t index,
+                                       uint32_t value);
 
 typedef struct fusewire_overlap {
   size_t struct_size;
@@ -356,14 +357,15 @@ typedef struct fusewire_overlap {
   const fusewire_ready_flags *ready_flags; /* ranks x ceil(count / chunk) words: chunk c of rank or row r has word r * ceil(count / chunk) + c */
 } fusewire_overlap;
 
-/* Enqueued on the stream of `comm`, beside what is enqueued on the stream of `neighbour`, another handle of the same communicator
-   (fusewire_comm_on_stream, fusewire_comm_on_new_stream). The words are cleared on the neighbour's stream first: what is
-   enqueued there afterwards sees words of this call only, in replays of a graph, too. Then comes the neighbour's work, and
-   then fusewire_work_join brings the operation back to the neighbour's stream, also before a capture ends there. */
-int fusewire_all_gather_with_flags(const fusewire_comm *comm, const fusewire_comm *neighbour, const fusewire_overlap *overlap,
-                                  fusewire_work **work);
-int fusewire_reduce_scatter_on_arrival(const fusewire_comm *comm, const fusewire_comm *neighbour, const fusewire_overlap *overlap,
-                                 fusewire_work **work);
+/* Enqueued on the stream of `comm`; runs concurrently with the stream of `consumer` or `producer`, another handle of the
+   same communicator (fusewire_comm_on_stream, fusewire_comm_on_new_stream), called the compute stream here. The words are
+   cleared on the compute stream first: what is enqueued there afterwards sees words of this call only, in replays of a
+   graph, too. Enqueue the computation next, then call fusewire_work_join, which has the compute stream wait for the
+   operation, also before a capture ends there. */
+int fusewire_all_gather_with_flags(const fusewire_comm *comm, const fusewire_comm *consumer, const fusewire_overlap *overlap,
+                                   fusewire_work **work);
+int fusewire_reduce_scatter_on_arrival(const fusewire_comm *comm, const fusewire_comm *producer,
+                                       const fusewire_overlap *overlap, fusewire_work **work);
 
 /* ---- Work and graphs ---- */
 

@@ -1,4 +1,4 @@
-//! all_gather and reduce_scatter beside a neighbouring computation.
+//! all_gather and reduce_scatter that overlap with a consumer or a producer stream.
 
 use core::ffi::c_int;
 
@@ -27,16 +27,20 @@ unsafe fn flags_of<'a>(
         .ok_or_else(|| argument(operation, "the ready flags are NULL"))
 }
 
-/// The stream of the handle `neighbour`.
+/// Returns the stream of the handle `comm`, which is the argument `role` of `operation`.
 ///
 /// # Safety
-/// `neighbour` is null or a handle that lives as long as the result is used.
-unsafe fn stream_of<'a>(operation: &str, neighbour: *const FusewireComm) -> Outcome<&'a Stream> {
+/// `comm` is null or a handle that lives as long as the result is used.
+unsafe fn stream_of<'a>(
+    operation: &str,
+    role: &str,
+    comm: *const FusewireComm,
+) -> Outcome<&'a Stream> {
     // SAFETY: by the caller.
-    let handle = unsafe { neighbour.as_ref() };
+    let handle = unsafe { comm.as_ref() };
     handle
         .map(|handle| handle.comm.stream())
-        .ok_or_else(|| argument(operation, "the neighbour is NULL"))
+        .ok_or_else(|| argument(operation, format!("the {role} is NULL")))
 }
 
 fn index_of(operation: &str, index: u64) -> Outcome<usize> {
@@ -137,14 +141,14 @@ pub unsafe extern "C" fn fusewire_ready_flags_add(
     })
 }
 
-/// Has what is enqueued on the neighbour's stream from now on wait for a chunk.
+/// Has what is enqueued on the consumer's stream from now on wait for a chunk.
 ///
 /// # Safety
-/// `flags` and `neighbour` are null or live handles.
+/// `flags` and `consumer` are null or live handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_ready_flags_stream_wait(
     flags: *const FusewireReadyFlags,
-    neighbour: *const FusewireComm,
+    consumer: *const FusewireComm,
     index: u64,
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_stream_wait";
@@ -152,20 +156,20 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_wait(
         // SAFETY: by the caller.
         let held = unsafe { flags_of(NAME, flags)? };
         // SAFETY: by the caller.
-        let stream = unsafe { stream_of(NAME, neighbour)? };
+        let stream = unsafe { stream_of(NAME, "consumer", consumer)? };
         held.stream_wait(stream, index_of(NAME, index)?)?;
         Ok(())
     })
 }
 
-/// Has the neighbour's stream write a tile's word, when its work so far is done.
+/// Has the producer's stream write a tile's word, when its work so far is done.
 ///
 /// # Safety
-/// `flags` and `neighbour` are null or live handles.
+/// `flags` and `producer` are null or live handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_ready_flags_stream_write(
     flags: *const FusewireReadyFlags,
-    neighbour: *const FusewireComm,
+    producer: *const FusewireComm,
     index: u64,
     value: u32,
 ) -> c_int {
@@ -174,15 +178,15 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_write(
         // SAFETY: by the caller.
         let held = unsafe { flags_of(NAME, flags)? };
         // SAFETY: by the caller.
-        let stream = unsafe { stream_of(NAME, neighbour)? };
+        let stream = unsafe { stream_of(NAME, "producer", producer)? };
         held.stream_write(stream, index_of(NAME, index)?, value)?;
         Ok(())
     })
 }
 
-/// What both operations are given.
+/// The arguments of both operations.
 struct Arguments<'a> {
-    neighbour: &'a Stream,
+    compute: &'a Stream,
     flags: &'a ReadyFlags,
     overlap: FusewireOverlap,
     chunk: usize,
@@ -193,7 +197,7 @@ struct Arguments<'a> {
 unsafe fn overlapped(
     name: &'static str,
     comm: *const FusewireComm,
-    neighbour: *const FusewireComm,
+    (role, compute): (&str, *const FusewireComm),
     overlap: *const FusewireOverlap,
     work: *mut *mut FusewireWork,
     run: impl FnOnce(&Call<'_>, &Arguments<'_>) -> Outcome<Work>,
@@ -209,7 +213,7 @@ unsafe fn overlapped(
         let flags = unsafe { flags_of(name, overlap.ready_flags)? };
         let arguments = Arguments {
             // SAFETY: by the caller.
-            neighbour: unsafe { stream_of(name, neighbour)? },
+            compute: unsafe { stream_of(name, role, compute)? },
             flags,
             // What is too large is refused as such.
             chunk: usize::try_from(overlap.chunk).unwrap_or(usize::MAX),
@@ -229,7 +233,7 @@ unsafe fn overlapped(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_all_gather_with_flags(
     comm: *const FusewireComm,
-    neighbour: *const FusewireComm,
+    consumer: *const FusewireComm,
     overlap: *const FusewireOverlap,
     work: *mut *mut FusewireWork,
 ) -> c_int {
@@ -257,7 +261,7 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
         };
         let comm = &call.handle.comm;
         Ok(comm.all_gather_with_flags_async(
-            given.neighbour,
+            given.compute,
             output,
             input,
             given.flags,
@@ -269,7 +273,7 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
         overlapped(
             "fusewire_all_gather_with_flags",
             comm,
-            neighbour,
+            ("consumer", consumer),
             overlap,
             work,
             body,
@@ -284,7 +288,7 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
     comm: *const FusewireComm,
-    neighbour: *const FusewireComm,
+    producer: *const FusewireComm,
     overlap: *const FusewireOverlap,
     work: *mut *mut FusewireWork,
 ) -> c_int {
@@ -307,7 +311,7 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
         };
         let comm = &call.handle.comm;
         Ok(comm.reduce_scatter_on_arrival_async(
-            given.neighbour,
+            given.compute,
             output,
             input,
             given.flags,
@@ -321,7 +325,7 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
         overlapped(
             "fusewire_reduce_scatter_on_arrival",
             comm,
-            neighbour,
+            ("producer", producer),
             overlap,
             work,
             body,

@@ -168,7 +168,7 @@ pub struct FusewireVocab {
     pub log_sum_exp: *mut c_void,
 }
 
-/// `fusewire_overlap`: a collective beside a neighbouring computation.
+/// `fusewire_overlap`: a collective that overlaps with a consumer or a producer stream.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireOverlap {

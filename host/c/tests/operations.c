@@ -2,7 +2,7 @@
  * Every operation from C, on two ranks, compared with plain C; started by c.rs as
  *   operations DEVICE RANK HOST:PORT
  */
-#include "beside.h"
+#include "overlap.h"
 #include "check.h"
 
 /* `form`: 0 blocking, 1 enqueued, 2 enqueued without a handle. */
@@ -492,7 +492,7 @@ int main(int argc, char **argv) {
   sampling(0);
   sampling(1);
   graph();
-  beside();
+  overlapped();
   own_stream();
   if (rank == 1) refused();
   registration();

@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn small_floats_round_to_nearest_even() {
-        // 1 + 2^-8 lies half way between two bf16 neighbours of 1: even is 1 itself.
+        // 1 + 2^-8 lies half way between two bf16 values next to 1: even is 1 itself.
         let half_step = bf16::from_f32(1.0 / 256.0);
         assert_eq!(
             apply(DataType::Bf16, ReduceOp::Sum, bf16::ONE, half_step),

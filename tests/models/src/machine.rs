@@ -83,7 +83,7 @@ impl Barrier {
 /// A lane of a block whose barrier promises a peer no more than AMD's does.
 ///
 /// `sync` passes on what the arriving lanes have *released by a fence*, no more: a wave's release does
-/// not drain its neighbours. `any` passes on what its lanes know, but a lane that leaves sees it only
+/// not drain the other waves. `any` passes on what its lanes know, but a lane that leaves sees it only
 /// behind an *acquire fence* of its own: its caches may be stale. Votes are never true in these models.
 /// Where `CLAIMS`, the machine says that its barrier is cumulative, which it is not.
 #[derive(Clone, Copy, Debug)]

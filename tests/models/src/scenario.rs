@@ -12,9 +12,9 @@ use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::native::{BlockShared, LaneContext};
 
 use crate::machine::{Barrier, SingleLaneGpu, Weak};
+use crate::memory_image::MemoryImage;
 use crate::step::Step;
 use crate::tool;
-use crate::memory_image::MemoryImage;
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub enum InjectedFault {
     Absent,
     /// The words of chunks and tiles stay as the launch before has left them.
     KeptWords,
-    /// A neighbour calls tiles done before it has made them.
+    /// The producer marks tiles as done before it has written them.
     EarlyTiles,
 }
 
@@ -150,7 +150,8 @@ impl Scenario {
         match self.injected {
             Some(InjectedFault::OneSlotSet) => self.image.lose_second_slots(model),
             Some(InjectedFault::FreeCredits) => self.image.forge_credits(model),
-            Some(InjectedFault::Absent | InjectedFault::KeptWords | InjectedFault::EarlyTiles) | None => {}
+            Some(InjectedFault::Absent | InjectedFault::KeptWords | InjectedFault::EarlyTiles)
+            | None => {}
         }
     }
 
@@ -161,7 +162,10 @@ impl Scenario {
         let passed = Cell::new(0);
         let boundaries = Cell::new(0);
         let boundary = || {
-            if matches!(self.blocks, Blocks::SingleLaneGpu | Blocks::Weak | Blocks::Claimed) {
+            if matches!(
+                self.blocks,
+                Blocks::SingleLaneGpu | Blocks::Weak | Blocks::Claimed
+            ) {
                 stream_order();
             }
             if lanes > 1 {
@@ -183,16 +187,17 @@ impl Scenario {
             }
             if lane == 0 {
                 step.prepare(image, rank, epoch);
-                let kept = self.injected == Some(InjectedFault::KeptWords) && step.has_neighbour(rank);
+                let kept =
+                    self.injected == Some(InjectedFault::KeptWords) && step.has_compute(rank);
                 if image.config().parts.words && !kept {
                     step.clear(image, rank);
                 }
             }
             boundary();
-            let neighbour = (lane == 0 && step.has_neighbour(rank)).then(|| {
+            let compute = (lane == 0 && step.has_compute(rank)).then(|| {
                 let (image, step) = (Arc::clone(&self.image), *step);
                 let early = self.injected == Some(InjectedFault::EarlyTiles);
-                tool::spawn(move || step.neighbour(&image, rank, epoch, early))
+                tool::spawn(move || step.compute(&image, rank, epoch, early))
             });
             match self.blocks {
                 Blocks::Single => {
@@ -228,15 +233,15 @@ impl Scenario {
                     step.launch(image, rank, Block::new(claimed));
                 }
             }
-            if let Some(neighbour) = neighbour {
-                neighbour.join().expect("a neighbour that ends");
+            if let Some(compute) = compute {
+                compute.join().expect("the compute thread ends");
             }
             boundary();
             if self.failed(rank, epoch) {
                 return;
             }
             if lane == 0 {
-                if step.has_neighbour(rank) {
+                if step.has_compute(rank) {
                     step.raised(image, rank);
                 }
                 step.verify(image, rank, epoch);

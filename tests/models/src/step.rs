@@ -52,9 +52,9 @@ pub enum Op {
     NormPacket,
     /// Put with signal round the ring.
     RingPut,
-    /// all_gather with a word for each rank's row; rank 0 has a neighbour, who reads each row as its word says.
+    /// all_gather with a ready flag per row; rank 0 has a consumer, which reads each row once its flag is raised.
     GatherWithFlags,
-    /// reduce_scatter with a counter for each row; rank 0 has a neighbour, who makes its rows.
+    /// reduce_scatter with an arrival counter per row; rank 0 has a producer, which writes its rows.
     ScatterOnArrival,
     /// barrier.
     Barrier,
@@ -284,7 +284,7 @@ impl Step {
         let poison = vec![0xee; self.output(ranks, rank, epoch).len()];
         // SAFETY: this rank's buffers, which hold the bytes; the model says whether a peer still uses them.
         unsafe {
-            if !self.has_neighbour(rank) || self.op != Op::ScatterOnArrival {
+            if !self.has_compute(rank) || self.op != Op::ScatterOnArrival {
                 mem::copy(image.source(rank), input.as_ptr(), input.len());
             }
             if !self.in_place {
@@ -337,15 +337,15 @@ impl Step {
         }
     }
 
-    /// Whether a neighbouring computation of `rank` runs beside the launch.
-    pub fn has_neighbour(&self, rank: u32) -> bool {
+    /// Returns true if a consumer or producer of `rank` runs concurrently with the launch.
+    pub fn has_compute(&self, rank: u32) -> bool {
         matches!(self.op, Op::GatherWithFlags | Op::ScatterOnArrival) && rank == 0
     }
 
-    /// What the neighbour's stream does before launch and neighbour: clears the words. Of a rank without a neighbour all
+    /// Clears the words, as the compute stream does before launch and computation. Of a rank without a computation all
     /// tiles are made.
     pub fn clear(&self, image: &MemoryImage, rank: u32) {
-        let made = self.op == Op::ScatterOnArrival && !self.has_neighbour(rank);
+        let made = self.op == Op::ScatterOnArrival && !self.has_compute(rank);
         for index in 0..image.config().ranks as usize {
             let word = image.words(rank).wrapping_add(index);
             // SAFETY: words of this rank, which nobody else uses before the launch.
@@ -355,11 +355,12 @@ impl Step {
         }
     }
 
-    /// The neighbour of `rank` in launch `epoch`; with `early` it calls a tile done before it has made it.
+    /// Runs the consumer or producer of `rank` in launch `epoch`; with `early` the producer marks a tile as done before it has
+    /// written it.
     ///
     /// # Panics
     /// When a row is not there although its word says so: then the model fails.
-    pub fn neighbour(&self, image: &MemoryImage, rank: u32, epoch: u64, early: bool) {
+    pub fn compute(&self, image: &MemoryImage, rank: u32, epoch: u64, early: bool) {
         let ranks = image.config().ranks;
         for row in 0..ranks {
             let word = image.words(rank).wrapping_add(row as usize);
@@ -397,7 +398,7 @@ impl Step {
         }
     }
 
-    /// After a launch whose neighbour only looked: every chunk's word is raised.
+    /// Checks after a launch with a consumer that every chunk's flag is raised.
     ///
     /// # Panics
     /// When one is not: so the model fails.

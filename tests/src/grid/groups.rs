@@ -120,7 +120,7 @@ fn refused(grid: &mut Grid) -> Result<()> {
         (vec![(rank + 1) % size], "a list without its own rank"),
     ] {
         if list == [rank] {
-            continue; // One rank: it is its own neighbour.
+            continue; // One rank: it is its own next rank.
         }
         let answer = grid.comm.split(&list, "refused");
         grid.check(GROUP, answer.is_err(), &format!("{name} is taken"));

@@ -192,7 +192,7 @@ impl Grid {
     }
 
     /// The rank after this one, and the one before.
-    fn neighbours(&self) -> (u32, u32) {
+    fn adjacent_ranks(&self) -> (u32, u32) {
         let (rank, size) = (self.comm.rank(), self.comm.size());
         ((rank + 1) % size, (rank + size - 1) % size)
     }

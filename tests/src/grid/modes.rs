@@ -6,7 +6,7 @@ use crate::device::tensor;
 use fusewire::GraphExec;
 use fusewire::{Operation, Result, Tensor};
 
-use super::{Grid, REGISTERED, Fault};
+use super::{Fault, Grid, REGISTERED};
 use crate::backends;
 use crate::call::{self, Buffers};
 use crate::cases::Case;
@@ -319,11 +319,7 @@ impl Grid {
             write(&place.output, &bytes);
         }
         self.same("output", &must, &read(&place.output), size);
-        if let Some(input) = place
-            .input
-            .as_ref()
-            .filter(|_| self.fault == Fault::None)
-        {
+        if let Some(input) = place.input.as_ref().filter(|_| self.fault == Fault::None) {
             let must = image(size, shape.input, Some(&given), call);
             self.same("input", &must, &read(input), size);
         }

@@ -49,7 +49,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
         grid.check(GROUP, mine == thing(rank), "scatter_object_list");
     }
     if size > 1 {
-        let (next, before) = grid.neighbours();
+        let (next, before) = grid.adjacent_ranks();
         let mine = [thing(rank), thing(rank + 1)];
         let got = if rank.is_multiple_of(2) {
             comm.send_object_list(&mine, next)?;

@@ -40,7 +40,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
 fn ring(grid: &mut Grid, dtype: DType, count: usize, way: Way) -> Result<()> {
     grid.doing = format!("batch ring of {count} {}, {way:?}", dtype.name());
     grid.calls += 1;
-    let (next, before) = grid.neighbours();
+    let (next, before) = grid.adjacent_ranks();
     let call = grid.calls;
     let mine = grid.contents(dtype, grid.comm.rank(), call, count);
     let (source, target) = (grid.tensor(dtype, &mine)?, tensor(dtype, count)?);
@@ -76,11 +76,11 @@ fn ring(grid: &mut Grid, dtype: DType, count: usize, way: Way) -> Result<()> {
     Ok(())
 }
 
-/// Everyone exchanges with both neighbours, in one batch, the receives first.
+/// Everyone exchanges with both adjacent ranks, in one batch, the receives first.
 fn both_ways(grid: &mut Grid) -> Result<()> {
-    grid.doing = "batch with both neighbours".to_owned();
+    grid.doing = "batch with both adjacent ranks".to_owned();
     grid.calls += 1;
-    let ((next, before), call) = (grid.neighbours(), grid.calls);
+    let ((next, before), call) = (grid.adjacent_ranks(), grid.calls);
     let (dtype, count) = (DType::I32, 1024);
     // Two of each, and where there are two ranks both are with the same peer: in order.
     let a = grid.tensor(dtype, &grid.contents(dtype, grid.comm.rank(), call, count))?;
@@ -97,6 +97,6 @@ fn both_ways(grid: &mut Grid) -> Result<()> {
     batch.issue()?;
     let right = read(&from_before) == grid.contents(dtype, before, call, count)
         && read(&from_next) == grid.contents(dtype, next, call + 1000, count);
-    grid.check(GROUP, right, "an exchange with both neighbours is wrong");
+    grid.check(GROUP, right, "an exchange with both adjacent ranks is wrong");
     Ok(())
 }

@@ -52,7 +52,7 @@ fn put(
     );
     grid.calls += 1;
     let call = grid.calls;
-    let (next, before) = grid.neighbours();
+    let (next, before) = grid.adjacent_ranks();
     write(window.tensor(), &vec![0x5a; count * dtype.size()]);
     let source = grid.tensor(dtype, &grid.contents(dtype, grid.comm.rank(), call, count))?;
     grid.comm.barrier()?; // Nobody puts before the poison is there.

@@ -2,7 +2,7 @@
 //! of the driver library takes the place of `libcuda.so.1`.
 
 mod calls;
-mod neighbours;
+mod peers;
 mod shapes;
 
 use core::time::Duration;

@@ -2,7 +2,7 @@
 //! and the checks find it out where one does not.
 //!
 //! The computation is a copy of each chunk, right behind the wait for its word, by a communicator of one rank on the
-//! neighbour's stream: so it is the same on every device.
+//! compute stream: so it is the same on every device.
 
 use core::time::Duration;
 
@@ -20,36 +20,38 @@ fn replays() -> u64 {
     if device().is_gpu() { 150 } else { 1500 }
 }
 
-/// A rank's parts: the operations' communicator on a stream of its own, one of this rank alone, and the neighbour's stream.
+/// A rank's parts: the operations' communicator on a stream of its own, one of this rank alone, and the compute stream.
 struct Parts {
     comm: Communicator,
     single_rank: Communicator,
-    neighbour: Stream,
+    compute: Stream,
 }
 
 impl Parts {
     fn new(comm: &Communicator) -> Result<Self> {
-        let single_rank = comm.split(&[comm.rank()], "single_rank")?.expect("its own group");
-        let neighbour = stream();
-        let single_rank = single_rank.on(&neighbour);
+        let single_rank = comm
+            .split(&[comm.rank()], "single_rank")?
+            .expect("its own group");
+        let compute = stream();
+        let single_rank = single_rank.on(&compute);
         single_rank.warm_up()?;
         Ok(Self {
             comm: comm.on(&stream()),
             single_rank,
-            neighbour,
+            compute,
         })
     }
 
-    /// Copies on the neighbour's stream.
+    /// Copies on the compute stream.
     fn copy(&self, to: &Tensor, from: &Tensor) -> Result<()> {
         self.single_rank.all_gather_single_async(to, from).map(drop)
     }
 
     /// What `calls` put on both streams, as a graph.
     fn capture(&self, calls: impl FnOnce() -> Result<()>) -> Result<GraphExec> {
-        self.neighbour.begin_capture()?;
+        self.compute.begin_capture()?;
         let called = calls();
-        let graph = self.neighbour.end_capture()?;
+        let graph = self.compute.end_capture()?;
         called?;
         graph.instantiate()
     }
@@ -99,9 +101,8 @@ impl Gather {
     fn capture(&self, flags: &ReadyFlags, watched: &ReadyFlags) -> Result<GraphExec> {
         let (parts, comm) = (&self.parts, &self.parts.comm);
         parts.capture(|| {
-            let neighbour = &parts.neighbour;
-            let work =
-                comm.all_gather_with_flags_async(neighbour, &self.y, &self.x, flags, CHUNK)?;
+            let compute = &parts.compute;
+            let work = comm.all_gather_with_flags_async(compute, &self.y, &self.x, flags, CHUNK)?;
             // Own row first, as chunks come.
             let (pieces, me) = (parts.pieces(), comm.rank() as usize);
             let ranks = comm.size() as usize;
@@ -109,12 +110,12 @@ impl Gather {
                 let row = (me + step) % ranks;
                 for (index, (of, at, length)) in pieces.iter().copied().enumerate() {
                     if of == row {
-                        watched.stream_wait(neighbour, index)?;
+                        watched.stream_wait(compute, index)?;
                         parts.copy(&self.seen.slice(at, length)?, &self.y.slice(at, length)?)?;
                     }
                 }
             }
-            work.wait(neighbour)
+            work.wait(compute)
         })
     }
 
@@ -122,7 +123,7 @@ impl Gather {
     fn replay(&self, graph: &GraphExec, round: u64) -> Result<bool> {
         let me = self.parts.comm.rank() as usize;
         self.x.copy_from(&vec![value(round, me); COUNT])?;
-        graph.run(&self.parts.neighbour)?;
+        graph.run(&self.parts.compute)?;
         let rows = self.seen.to_vec::<u64>()?;
         let right = |(rank, row): (usize, &[u64])| row.iter().all(|x| *x == value(round, rank));
         Ok(rows.chunks(COUNT).enumerate().all(right))
@@ -144,11 +145,11 @@ fn a_thousand_replays_consume_each_chunk_right_behind_its_word() {
                 assert!(gather.replay(&graph, round)?, "replay {round}");
                 // An eager call with the same words, now and then.
                 if round % 64 == 63 {
-                    let (parts, neighbour) = (&gather.parts, &gather.parts.neighbour);
+                    let (parts, compute) = (&gather.parts, &gather.parts.compute);
                     let (comm, x, y) = (&parts.comm, &gather.x, &gather.y);
-                    comm.all_gather_with_flags_async(neighbour, y, x, &flags, CHUNK)?
-                        .wait(neighbour)?;
-                    neighbour.synchronize()?;
+                    comm.all_gather_with_flags_async(compute, y, x, &flags, CHUNK)?
+                        .wait(compute)?;
+                    compute.synchronize()?;
                 }
             }
             Ok(())
@@ -181,7 +182,7 @@ fn words_that_nobody_clears_give_stale_chunks_and_are_caught() {
     });
 }
 
-/// A reduce_scatter whose tiles are made by copies; `early`: their words are raised before, by a neighbour that is late.
+/// A reduce_scatter whose tiles are made by copies; `early`: their words are raised before, by a late producer.
 fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
     let parts = Parts::new(comm)?;
     let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
@@ -192,16 +193,16 @@ fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
     let output = tensor(DType::U64, COUNT)?;
     let tiles = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
     let graph = parts.capture(|| {
-        let (comm, neighbour) = (&parts.comm, &parts.neighbour);
+        let (comm, compute) = (&parts.comm, &parts.compute);
         let sum = ReduceOp::Sum;
-        let work = comm
-            .reduce_scatter_on_arrival_async(neighbour, &output, &input, &tiles, CHUNK, 1, sum)?;
+        let work =
+            comm.reduce_scatter_on_arrival_async(compute, &output, &input, &tiles, CHUNK, 1, sum)?;
         let pieces = parts.pieces();
         if early {
             for index in 0..pieces.len() {
-                tiles.stream_write(neighbour, index, 1)?;
+                tiles.stream_write(compute, index, 1)?;
             }
-            neighbour.host_fn(std::sync::Arc::new(|| {
+            compute.host_fn(std::sync::Arc::new(|| {
                 std::thread::sleep(Duration::from_millis(20));
                 Ok(())
             }))?;
@@ -212,10 +213,10 @@ fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
             let (_, at, length) = pieces[index];
             parts.copy(&input.slice(at, length)?, &made.slice(at, length)?)?;
             if !early {
-                tiles.stream_write(neighbour, index, 1)?;
+                tiles.stream_write(compute, index, 1)?;
             }
         }
-        work.wait(neighbour)
+        work.wait(compute)
     })?;
     let mut wrong = 0;
     let mut rng = Rng::new(me as u64);
@@ -224,7 +225,7 @@ fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
             std::thread::sleep(Duration::from_micros(rng.below(800) as u64));
         }
         made.copy_from(&vec![value(round, me); COUNT * ranks])?;
-        graph.run(&parts.neighbour)?;
+        graph.run(&parts.compute)?;
         let sum: u64 = (0..ranks).map(|rank| value(round, rank)).sum();
         wrong += u64::from(output.to_vec::<u64>()? != vec![sum; COUNT]);
     }
@@ -262,13 +263,13 @@ fn both_sides_of_a_layer_in_one_graph() {
         let words = comm.chunks(COUNT, CHUNK);
         let (flags, tiles) = (comm.ready_flags(words)?, comm.ready_flags(words)?);
         let graph = parts.capture(|| {
-            let (comm, neighbour) = (&parts.comm, &parts.neighbour);
+            let (comm, compute) = (&parts.comm, &parts.compute);
             for layer in 0..3 {
                 let from = if layer == 0 { &x } else { &out };
                 let gathered =
-                    comm.all_gather_with_flags_async(neighbour, &y, from, &flags, CHUNK)?;
+                    comm.all_gather_with_flags_async(compute, &y, from, &flags, CHUNK)?;
                 let scattered = comm.reduce_scatter_on_arrival_async(
-                    neighbour,
+                    compute,
                     &out,
                     &z,
                     &tiles,
@@ -277,18 +278,18 @@ fn both_sides_of_a_layer_in_one_graph() {
                     ReduceOp::Sum,
                 )?;
                 for (index, (_, at, length)) in parts.pieces().into_iter().enumerate() {
-                    flags.stream_wait(neighbour, index)?;
+                    flags.stream_wait(compute, index)?;
                     parts.copy(&z.slice(at, length)?, &y.slice(at, length)?)?;
-                    tiles.stream_write(neighbour, index, 1)?;
+                    tiles.stream_write(compute, index, 1)?;
                 }
-                gathered.wait(neighbour)?;
-                scattered.wait(neighbour)?;
+                gathered.wait(compute)?;
+                scattered.wait(compute)?;
             }
             Ok(())
         })?;
         for round in 0..replays() / 3 {
             x.copy_from(&vec![value(round, me); COUNT])?;
-            graph.run(&parts.neighbour)?;
+            graph.run(&parts.compute)?;
             // Each layer adds the rows of both ranks, which are equal: twice the value.
             assert_eq!(out.to_vec::<u64>()?, vec![8 * value(round, me); COUNT]);
         }

@@ -33,7 +33,7 @@ fn all<R: Send>(
         .collect()
 }
 
-/// A communicator whose operations run on a stream of their own, and the neighbour's stream.
+/// A communicator whose operations run on a stream of their own, and the compute stream.
 fn beside(comm: &Communicator) -> (Communicator, Stream) {
     (comm.on(&stream()), stream())
 }
@@ -63,7 +63,7 @@ const GUARD: usize = 3;
 
 fn gather(
     comm: &Communicator,
-    neighbour: &Stream,
+    compute: &Stream,
     flags: &ReadyFlags,
     memory: Memory,
     dtype: DType,
@@ -75,13 +75,13 @@ fn gather(
     for call in 0..3 {
         input.copy_from_bytes(&fill(dtype, me, call, count))?;
         output.copy_from_bytes(&vec![0xee; count * ranks * dtype.size()])?;
-        let work = comm.all_gather_with_flags_async(neighbour, &output, &input, flags, chunk)?;
-        // The neighbour goes on when all chunks are there.
+        let work = comm.all_gather_with_flags_async(compute, &output, &input, flags, chunk)?;
+        // The consumer continues when all chunks have arrived.
         let chunks = comm.chunks(count, chunk);
         for index in (0..chunks).rev() {
-            flags.stream_wait(neighbour, index)?;
+            flags.stream_wait(compute, index)?;
         }
-        neighbour.synchronize()?;
+        compute.synchronize()?;
         work.wait_blocking()?;
         let expected: Vec<u8> = (0..comm.size())
             .flat_map(|rank| fill(dtype, rank, call, count))
@@ -122,12 +122,12 @@ fn chunks_of_every_rank_arrive() {
         let mut options = options(lanes, blocks);
         options.staging_bytes = 64 << 10;
         all(ranks, &options, |comm| {
-            let (comm, neighbour) = beside(&comm);
+            let (comm, compute) = beside(&comm);
             for (i, shape) in SHAPES.into_iter().enumerate() {
                 let flags = comm.ready_flags(comm.chunks(shape[0], shape[1]) + GUARD)?;
                 let dtype = [DType::F32, DType::U8, DType::I64, DType::Bf16][i % 4];
                 let memory = memories[(i + ranks as usize) % 3];
-                gather(&comm, &neighbour, &flags, memory, dtype, shape)?;
+                gather(&comm, &compute, &flags, memory, dtype, shape)?;
             }
             Ok(())
         });
@@ -136,7 +136,7 @@ fn chunks_of_every_rank_arrive() {
 
 fn scatter(
     comm: &Communicator,
-    neighbour: &Stream,
+    compute: &Stream,
     (dtype, op): (DType, ReduceOp),
     memory: Memory,
     [count, tile]: [usize; 2],
@@ -150,13 +150,13 @@ fn scatter(
     for call in 0..2 {
         input.copy_from_bytes(&fill(dtype, me, call, count * rows))?;
         let work =
-            comm.reduce_scatter_on_arrival_async(neighbour, &output, &input, &tiles, tile, 3, op)?;
+            comm.reduce_scatter_on_arrival_async(compute, &output, &input, &tiles, tile, 3, op)?;
         // In another order than they are taken.
         for index in (0..per_row * rows).rev() {
-            tiles.stream_write(neighbour, index, 3)?;
+            tiles.stream_write(compute, index, 3)?;
         }
-        work.wait(neighbour)?;
-        neighbour.synchronize()?;
+        work.wait(compute)?;
+        compute.synchronize()?;
         work.wait_blocking()?;
         comm.reduce_scatter_single(&whole, &input, op)?;
         let case = (dtype, op, count, tile, memory, call);
@@ -206,11 +206,11 @@ fn tiles_of_every_rank_are_reduced_to_the_same_bits() {
         let mut options = options(lanes, blocks);
         options.staging_bytes = 64 << 10;
         all(ranks, &options, |comm| {
-            let (comm, neighbour) = beside(&comm);
+            let (comm, compute) = beside(&comm);
             for (i, kind) in kinds.into_iter().enumerate() {
                 let memory = memories[(i + ranks as usize) % 3];
                 let shape = shapes[(i + lanes as usize) % shapes.len()];
-                scatter(&comm, &neighbour, kind, memory, shape)?;
+                scatter(&comm, &compute, kind, memory, shape)?;
             }
             Ok(())
         });
@@ -226,7 +226,7 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
     const CHUNK: usize = 300;
     let turn = AtomicU64::new(0);
     all(3, &options(1, 1), |comm| {
-        let (comm, neighbour) = beside(&comm);
+        let (comm, compute) = beside(&comm);
         let ranks = comm.size() as usize;
         let (x, y) = (
             comm.alloc(DType::U64, COUNT)?,
@@ -243,9 +243,9 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
             let late = (u64::from(comm.rank()) + round) % 3;
             std::thread::sleep(Duration::from_micros(300 * late));
             x.copy_from(&vec![round * 10 + u64::from(comm.rank()); COUNT])?;
-            let gathered = comm.all_gather_with_flags_async(&neighbour, &y, &x, &flags, CHUNK)?;
+            let gathered = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, CHUNK)?;
             let scattered = comm.reduce_scatter_on_arrival_async(
-                &neighbour,
+                &compute,
                 &output,
                 &input,
                 &tiles,
@@ -253,8 +253,8 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
                 2,
                 ReduceOp::Sum,
             )?;
-            // The words of both have been cleared when the neighbour's stream has come this far.
-            neighbour.synchronize()?;
+            // The words of both are cleared once the compute stream has been synchronized.
+            compute.synchronize()?;
             let per_row = COUNT.div_ceil(CHUNK);
             for chunk in 0..per_row {
                 for rank in 0..ranks {
@@ -284,15 +284,15 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
 #[test]
 fn words_in_memory_of_the_callers() {
     all(2, &options(1, 1), |comm| {
-        let (comm, neighbour) = beside(&comm);
+        let (comm, compute) = beside(&comm);
         let words = tensor(DType::U32, 9)?;
         words.copy_from(&[7_u32; 9])?;
         let flags = comm.adopt_ready_flags(&words.slice(2, 5)?)?;
         assert_eq!((flags.len(), flags.is_empty()), (5, false));
         let (x, y) = (comm.alloc(DType::F32, 20)?, tensor(DType::F32, 40)?);
-        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &flags, 10)?;
-        work.wait(&neighbour)?;
-        neighbour.synchronize()?;
+        let work = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 10)?;
+        work.wait(&compute)?;
+        compute.synchronize()?;
         assert_eq!(words.to_vec::<u32>()?, [7, 7, 1, 1, 1, 1, 0, 7, 7]);
         Ok(())
     });
@@ -303,15 +303,15 @@ fn a_tile_that_nobody_makes_is_named() {
     let mut options = options(1, 1);
     options.timeout = Duration::from_secs(2);
     let failures = all(2, &options, |comm| {
-        let (comm, neighbour) = beside(&comm);
+        let (comm, compute) = beside(&comm);
         let (x, y) = (comm.alloc(DType::F32, 200)?, tensor(DType::F32, 100)?);
         let tiles = comm.ready_flags(comm.chunks(100, 30))?;
         let sum = ReduceOp::Sum;
-        let work = comm.reduce_scatter_on_arrival_async(&neighbour, &y, &x, &tiles, 30, 5, sum)?;
+        let work = comm.reduce_scatter_on_arrival_async(&compute, &y, &x, &tiles, 30, 5, sum)?;
         for index in 0..tiles.len() {
             // Rank 1's GEMM is one short of tile 2 of row 1.
             let short = u32::from(comm.rank() == 1 && index == 6);
-            tiles.stream_write(&neighbour, index, 5 - short)?;
+            tiles.stream_write(&compute, index, 5 - short)?;
         }
         let error = work.wait_blocking().expect_err("a tile is missing");
         assert!(comm.barrier().is_err(), "the communicator has failed");
@@ -334,7 +334,7 @@ fn a_tile_that_nobody_makes_is_named() {
 }
 
 #[test]
-fn a_gather_that_fails_lets_its_neighbour_go_on() {
+fn a_gather_that_fails_releases_its_consumer() {
     let mut options = options(1, 1);
     options.timeout = Duration::from_millis(400);
     all(2, &options, |comm| {
@@ -344,22 +344,22 @@ fn a_gather_that_fails_lets_its_neighbour_go_on() {
             }
             return Ok(());
         }
-        let (comm, neighbour) = beside(&comm);
+        let (comm, compute) = beside(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let flags = comm.ready_flags(4)?;
-        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &flags, 50)?;
+        let work = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 50)?;
         for index in 0..4 {
-            let _ = flags.stream_wait(&neighbour, index)?;
+            let _ = flags.stream_wait(&compute, index)?;
         }
         // On the CPU the waits themselves fail; a GPU's have no result, and pass.
-        assert_eq!(neighbour.synchronize().is_err(), !device().is_gpu());
+        assert_eq!(compute.synchronize().is_err(), !device().is_gpu());
         let error = work.wait_blocking().expect_err("rank 1 does not come");
         assert!(matches!(error, Error::Timeout(_)), "{error}");
         let words = flags.words().to_vec::<u32>()?;
         assert_eq!(words[..2], [1, 1], "own chunks need nobody");
         assert_eq!(words[2..], [ReadyFlags::FAILED; 2]);
         // What is launched on a communicator that has failed is refused before it clears anything.
-        let again = comm.all_gather_with_flags_async(&neighbour, &y, &x, &flags, 50);
+        let again = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 50);
         assert!(matches!(again, Err(Error::Timeout(_))));
         assert_eq!(flags.words().to_vec::<u32>()?, words);
         Ok(())
@@ -371,11 +371,11 @@ fn ranks_that_cut_differently_are_told_so() {
     let mut options = options(1, 1);
     options.timeout = Duration::from_secs(5);
     let texts = all(2, &options, |comm| {
-        let (comm, neighbour) = beside(&comm);
+        let (comm, compute) = beside(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let flags = comm.ready_flags(20)?;
         let chunk = 50 - 10 * comm.rank() as usize;
-        let work = comm.all_gather_with_flags_async(&neighbour, &y, &x, &flags, chunk)?;
+        let work = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, chunk)?;
         Ok(work.wait_blocking().expect_err("chunks differ").to_string())
     });
     for text in texts {
@@ -386,7 +386,7 @@ fn ranks_that_cut_differently_are_told_so() {
 #[test]
 fn what_is_refused_before_anything_moves() {
     all(2, &options(1, 1), |comm| {
-        let (comm, neighbour) = beside(&comm);
+        let (comm, compute) = beside(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let flags = comm.ready_flags(4)?;
         let says = |what: &str, result: Result<fusewire::Work>| match result {
@@ -398,24 +398,24 @@ fn what_is_refused_before_anything_moves() {
         let gather = |stream: &Stream, output: &Tensor, flags: &ReadyFlags, chunk: usize| {
             comm.all_gather_with_flags_async(stream, output, &x, flags, chunk)
         };
-        says("needed", gather(&neighbour, &x, &flags, 50));
-        says("need 6", gather(&neighbour, &y, &flags, 40));
-        says("no elements", gather(&neighbour, &y, &flags, 0));
+        says("needed", gather(&compute, &x, &flags, 50));
+        says("need 6", gather(&compute, &y, &flags, 40));
+        says("no elements", gather(&compute, &y, &flags, 0));
         says("own", gather(comm.stream(), &y, &flags, 50));
         let other = comm.dup()?.ready_flags(4)?;
-        says("another communicator", gather(&neighbour, &y, &other, 50));
+        says("another communicator", gather(&compute, &y, &other, 50));
         let ints = tensor(DType::I32, 200)?;
-        says("output is i32", gather(&neighbour, &ints, &flags, 50));
+        says("output is i32", gather(&compute, &ints, &flags, 50));
         let scatter = |target: u32, op: ReduceOp| {
-            comm.reduce_scatter_on_arrival_async(&neighbour, &x, &y, &flags, 50, target, op)
+            comm.reduce_scatter_on_arrival_async(&compute, &x, &y, &flags, 50, target, op)
         };
         says("target 0", scatter(0, ReduceOp::Sum));
         says("target 1073741824", scatter(1 << 30, ReduceOp::Sum));
         says("no reduction", scatter(1, ReduceOp::BitAnd));
         let word = tensor(DType::I32, 4)?;
         assert!(comm.adopt_ready_flags(&word).is_err());
-        assert!(flags.stream_wait(&neighbour, 4).is_err());
-        assert!(flags.stream_write(&neighbour, 4, 1).is_err());
+        assert!(flags.stream_wait(&compute, 4).is_err());
+        assert!(flags.stream_write(&compute, 4, 1).is_err());
         assert_eq!(flags.words().to_vec::<u32>()?, [0; 4]);
         if device().is_gpu() {
             assert!(flags.wait(0).is_err());
@@ -426,10 +426,10 @@ fn what_is_refused_before_anything_moves() {
         comm.barrier()?;
         // Nothing to move is no mistake, and takes no words.
         let (none, nothing) = (tensor(DType::F32, 0)?, comm.ready_flags(0)?);
-        comm.all_gather_with_flags_async(&neighbour, &none, &none, &nothing, 0)?
+        comm.all_gather_with_flags_async(&compute, &none, &none, &nothing, 0)?
             .wait_blocking()?;
         comm.reduce_scatter_on_arrival_async(
-            &neighbour,
+            &compute,
             &none,
             &none,
             &nothing,

@@ -2,8 +2,8 @@
 
 use fusewire_device::mem::model::Fault;
 use fusewire_models::broken::Kernel;
-use fusewire_models::scenario::{Blocks, InjectedFault};
 use fusewire_models::report::{Bound, Entry};
+use fusewire_models::scenario::{Blocks, InjectedFault};
 use fusewire_models::step::{Op, Step};
 
 use crate::models::{CHANNELS, PACKETS, ROUNDS, WORDS, lanes_config, scenario, single, two};
@@ -12,7 +12,7 @@ const BOUND: Bound = Bound::Preemptions(3);
 
 /// All controls.
 pub(crate) fn entries() -> Vec<Entry> {
-    [orders(), fences(), slots(), kernels(), neighbours()]
+    [orders(), fences(), slots(), kernels(), overlapped()]
         .into_iter()
         .flatten()
         .collect()
@@ -131,7 +131,7 @@ fn kernels() -> Vec<Entry> {
 }
 
 /// Words that come too early, and words that nobody clears.
-fn neighbours() -> Vec<Entry> {
+fn overlapped() -> Vec<Entry> {
     let gather = || single(two(WORDS), vec![Step::new(Op::GatherWithFlags, 8); 2]);
     let scatter = || single(two(WORDS), vec![Step::new(Op::ScatterOnArrival, 8); 2]);
     let relaxed = Some(Fault::NoRelease);
@@ -160,6 +160,8 @@ fn neighbours() -> Vec<Entry> {
         ),
     ]
     .into_iter()
-    .map(|(what, fault, scenario)| Entry::control(&format!("control: {what}"), BOUND, fault, scenario))
+    .map(|(what, fault, scenario)| {
+        Entry::control(&format!("control: {what}"), BOUND, fault, scenario)
+    })
     .collect()
 }

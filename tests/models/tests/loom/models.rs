@@ -1,10 +1,10 @@
 //! The models of loom: what must pass.
 
 use fusewire_kernels::fused::Route;
-use fusewire_models::scenario::{Blocks, Scenario, InjectedFault};
+use fusewire_models::memory_image::{Config, MemoryImage, Parts};
 use fusewire_models::report::{Bound, Entry};
+use fusewire_models::scenario::{Blocks, InjectedFault, Scenario};
 use fusewire_models::step::{Memory, Op, Step};
-use fusewire_models::memory_image::{Config, Parts, MemoryImage};
 
 const NONE: Parts = Parts {
     packets: false,
@@ -54,7 +54,7 @@ pub(crate) fn entries() -> Vec<Entry> {
         rounds(),
         channels(),
         mixtures(),
-        neighbours(),
+        overlapped(),
         many_ranks(),
         lanes(),
         failures(),
@@ -94,7 +94,11 @@ fn packets() -> Vec<Entry> {
         Entry::model(
             "two-packet units, header only, 2 ranks x 1 epoch",
             Bound::Exhaustive,
-            scenario(two(PACKETS), Blocks::SingleLaneGpu, vec![Step::new(Op::Packet, 0)]),
+            scenario(
+                two(PACKETS),
+                Blocks::SingleLaneGpu,
+                vec![Step::new(Op::Packet, 0)],
+            ),
         ),
         Entry::model(
             "two-packet units, header only, 2 ranks x 4 epochs",
@@ -113,7 +117,11 @@ fn packets() -> Vec<Entry> {
         Entry::model(
             "two-packet units, across 2^32, 2 ranks x 4 epochs",
             Bound::Preemptions(1),
-            scenario(wrapping(two(PACKETS)), Blocks::SingleLaneGpu, vec![all_reduce; 4]),
+            scenario(
+                wrapping(two(PACKETS)),
+                Blocks::SingleLaneGpu,
+                vec![all_reduce; 4],
+            ),
         ),
     ]
 }
@@ -306,7 +314,7 @@ fn mixtures() -> Vec<Entry> {
 }
 
 /// Operations beside a computation of rank 0, which is a thread of its own.
-fn neighbours() -> Vec<Entry> {
+fn overlapped() -> Vec<Entry> {
     let gather = Step::new(Op::GatherWithFlags, 8);
     let scatter = Step::new(Op::ScatterOnArrival, 8);
     let staged = |step: Step| vec![step.memory(Memory::Staged)];

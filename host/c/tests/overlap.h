@@ -1,8 +1,8 @@
-/* Part of operations.c: collectives beside a neighbouring computation. */
+/* Part of operations.c: collectives that overlap with a consumer or a producer stream. */
 #include "check.h"
 
-/* all_gather and reduce_scatter on a stream of their own, beside the communicator's, where the neighbour's work would be. */
-static void beside(void) {
+/* all_gather and reduce_scatter on a stream of their own, concurrently with the compute stream, that of `comm`. */
+static void overlapped(void) {
   enum { CHUNK = 700, CHUNKS = (N + CHUNK - 1) / CHUNK };
   float *part = memory(N * 4, 0), *all = memory(sizeof host, 0);
   fusewire_comm *on;
@@ -45,7 +45,7 @@ static void beside(void) {
   OK(fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
   for (uint32_t tile = 0; tile < RANKS * CHUNKS; tile++) {
     if (on_cpu() && tile % 2 == 0) {
-      /* After what the stream does first: it clears the words. */
+      /* After the stream has cleared the words. */
       OK(fusewire_comm_synchronize(comm));
       OK(fusewire_ready_flags_add(flags, tile, 1));
     } else {
@@ -62,7 +62,7 @@ static void beside(void) {
   }
 
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "stream", fusewire_reduce_scatter_on_arrival(comm, comm, &overlap, &work));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "neighbour is NULL", fusewire_reduce_scatter_on_arrival(on, NULL, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "producer is NULL", fusewire_reduce_scatter_on_arrival(on, NULL, &overlap, &work));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "op and target", fusewire_all_gather_with_flags(on, comm, &overlap, &work));
   overlap.flags = 4;
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "flags 0x4", fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));

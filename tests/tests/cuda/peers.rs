@@ -50,7 +50,7 @@ fn sums(comm: &Communicator, x: &Tensor, what: &str) -> Result<()> {
 
 #[test]
 fn blocks_that_are_not_resident_together_are_refused_on_every_rank() {
-    let test = "neighbours::blocks_that_are_not_resident_together_are_refused_on_every_rank";
+    let test = "peers::blocks_that_are_not_resident_together_are_refused_on_every_rank";
     let small = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "2")];
     on_fake(test, &small, || {
         let sized = |blocks: u32, threads: u32| {
@@ -84,8 +84,8 @@ fn blocks_that_are_not_resident_together_are_refused_on_every_rank() {
 }
 
 #[test]
-fn one_rank_without_room_is_told_to_the_other_process() {
-    let test = "neighbours::one_rank_without_room_is_told_to_the_other_process";
+fn one_rank_without_space_is_reported_to_the_other_process() {
+    let test = "peers::one_rank_without_space_is_reported_to_the_other_process";
     let processors = |rank: u32| {
         let count = if rank == 0 { "1" } else { "132" };
         vec![("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", count.to_owned())]
@@ -153,7 +153,7 @@ fn ways() -> (bool, bool) {
 
 #[test]
 fn memory_goes_by_ipc_where_it_has_no_descriptors() {
-    let test = "neighbours::memory_goes_by_ipc_where_it_has_no_descriptors";
+    let test = "peers::memory_goes_by_ipc_where_it_has_no_descriptors";
     let none = |_| vec![("FUSEWIRE_CUDA_FAKE_DESCRIPTORS", "0".to_owned())];
     two_processes(test, none, |options| {
         exchange(options).expect("by IPC");
@@ -163,7 +163,7 @@ fn memory_goes_by_ipc_where_it_has_no_descriptors() {
 
 #[test]
 fn memory_goes_by_descriptors_where_it_has_them() {
-    let test = "neighbours::memory_goes_by_descriptors_where_it_has_them";
+    let test = "peers::memory_goes_by_descriptors_where_it_has_them";
     two_processes(
         test,
         |_| Vec::new(),
@@ -237,7 +237,7 @@ fn adopted(options: &Options) -> Result<()> {
 
 #[test]
 fn memory_of_another_owner_is_registered_between_processes() {
-    let test = "neighbours::memory_of_another_owner_is_registered_between_processes";
+    let test = "peers::memory_of_another_owner_is_registered_between_processes";
     two_processes(
         test,
         |_| Vec::new(),
