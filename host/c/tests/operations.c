@@ -457,7 +457,7 @@ static void failing(const char *store) {
   options.timeout_seconds = 0.2;
   OK(fusewire_barrier(comm));
   if (rank == 0) {
-    SAYS(FUSEWIRE_ERROR_COMMUNICATOR, "rank 1 did not come", fusewire_comm_create("cpu", 0, RANKS, store, "alone", &options, &other));
+    SAYS(FUSEWIRE_ERROR_COMMUNICATOR, "rank 1 did not join", fusewire_comm_create("cpu", 0, RANKS, store, "alone", &options, &other));
   }
   TRUE(rank != 0 || other == NULL);
   OK(fusewire_barrier(comm));

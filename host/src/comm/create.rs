@@ -90,8 +90,8 @@ pub fn new_comm(
 }
 
 impl CommConfig {
-    /// Meets the other ranks, whichever their hosts, and runs `make` before the rendezvous ends.
-    fn met<R>(&self, make: impl FnOnce(Reach) -> Result<R>) -> Result<(R, Reach)> {
+    /// Joins the other ranks, on any hosts, and runs `make` before the rendezvous ends.
+    fn within_rendezvous<R>(&self, make: impl FnOnce(Reach) -> Result<R>) -> Result<(R, Reach)> {
         let agreed = format!("pad-{:016x}", agreed_hash(self.size, &self.options));
         let (rendezvous, host) = (self.rendezvous(), host_id()?);
         // Nobody maps anything.
@@ -127,10 +127,10 @@ impl CommConfig {
 }
 
 impl Communicator {
-    /// Meets the other ranks and makes the communicator of backend `name`.
+    /// Joins the other ranks and makes the communicator of backend `name`.
     pub(super) fn form_over(name: &str, config: CommConfig) -> Result<Self> {
         config.check_multi_rank_grid(Some(name))?;
-        let (made, reach) = config.met(|reach| backend::create(name, &config.setup(reach)))?;
+        let (made, reach) = config.within_rendezvous(|reach| backend::create(name, &config.setup(reach)))?;
         Self::over(made, CommConfig { reach, ..config })
     }
 
@@ -204,7 +204,7 @@ impl Communicator {
                 self.rank()
             ));
         };
-        // The list is part of the key: groups of one call do not meet.
+        // The list is part of the key, which keeps the groups of one call apart.
         let list: Vec<String> = ranks.iter().map(u32::to_string).collect();
         let name = format!("{}.{name}.{call}.{}", self.inner.name, list.join("-"));
         if let Some(backend) = &self.inner.backend
@@ -265,7 +265,7 @@ impl Communicator {
 
 /// The store of a communicator, for whoever has no other.
 impl Communicator {
-    /// Where the ranks met.
+    /// The store of the ranks' rendezvous.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.inner.store
     }

@@ -1,4 +1,4 @@
-//! From a failure record in device memory to an error that tells a user what happened.
+//! From a failure record in device memory to an error that says what happened.
 
 use core::fmt;
 

@@ -37,8 +37,8 @@ impl Communicator {
         self.rendezvous().share(self.device(), &what, memory)
     }
 
-    /// Waits in the store until all ranks are here.
-    pub(super) fn meet(&self, what: &str) -> Result<()> {
+    /// Waits in the store until all ranks have joined.
+    pub(super) fn host_barrier(&self, what: &str) -> Result<()> {
         self.rendezvous()
             .barrier(&format!("{what}-{}", self.next_host_call()))
     }

@@ -4,7 +4,6 @@ mod attributes;
 mod batch;
 mod bootstrap;
 mod create;
-mod topology;
 mod failure;
 mod fused;
 mod handoff;
@@ -30,6 +29,7 @@ mod rendezvous;
 mod rma;
 mod state;
 mod submit;
+mod topology;
 mod vocab;
 mod warm_up;
 mod windows;
@@ -137,7 +137,7 @@ struct Inner {
     /// has not been.
     world: OnceLock<Vec<u32>>,
     finalized: AtomicBool,
-    /// Tells this rank from every other, of any communicator.
+    /// Distinguishes this rank from every other rank of any communicator.
     identity: u64,
     /// Set once reconfigure has replaced this communicator.
     replaced: OnceLock<Error>,
@@ -298,7 +298,7 @@ impl Communicator {
         let own = parts[self.rank() as usize].clone();
         let parts: Vec<_> = parts.into_iter().map(|part| (part, 0)).collect();
         self.add_window(parts, bytes)?;
-        self.meet("window")?;
+        self.host_barrier("window")?;
         let allocation = Allocation::new(own, Some(Arc::clone(&self.inner) as _));
         Ok(Tensor::from_allocation(allocation, dtype, count))
     }

@@ -40,10 +40,10 @@ pub(super) fn is_grid_launch(kernel: &KernelInfo, operation: Operation) -> bool 
         && GRID_FAMILIES.contains(&kernel.family())
 }
 
-/// The grids of this process, by the number that rank 0 tells the other ranks.
+/// The grids of this process, by the number that rank 0 broadcasts.
 static GRIDS: Mutex<Option<HashMap<u64, Weak<MultiRankGrid>>>> = Mutex::new(None);
 
-/// What rank 0 says in the rendezvous: a grid's number, or why there is none.
+/// What rank 0 broadcasts in the rendezvous: a grid's number, or why there is none.
 const NUMBER: u8 = b'#';
 const REASON: u8 = b'!';
 
@@ -64,7 +64,7 @@ impl CommConfig {
         }
     }
 
-    /// Refuses what can have no grid of all ranks, as far as a rank can tell by itself.
+    /// Refuses what can have no grid of all ranks, as far as a rank can check by itself.
     pub(super) fn check_multi_rank_grid(&self, backend: Option<&str>) -> Result<()> {
         if !self.is_multi_rank_grid() {
             return Ok(());
@@ -89,7 +89,7 @@ impl CommConfig {
         Ok(())
     }
 
-    /// Refuses ranks that are not on one GPU and in one process: the same on all ranks, by everybody's peer info. Loads the
+    /// Refuses ranks that are not on one GPU and in one process. All ranks compare the same peer info. Loads the
     /// image, and refuses ranks whose blocks a multi-rank grid cannot have resident.
     pub(super) fn check_multi_rank_grid_of<'a>(
         &self,
@@ -125,13 +125,13 @@ impl CommConfig {
         image.check_resident(&gpu, self.options.blocks, threads, self.size)
     }
 
-    /// The grid of these ranks: rank 0 makes it, the others are told which it is.
+    /// Returns the grid of these ranks. Rank 0 makes it and broadcasts its number.
     pub(super) fn grid(&self) -> Result<Option<Arc<MultiRankGrid>>> {
         if !self.is_multi_rank_grid() {
             return Ok(None);
         }
         let mut made = None;
-        let said = self.rendezvous().told(KEY, || match self.make_grid() {
+        let said = self.rendezvous().broadcast(KEY, || match self.make_grid() {
             Ok((number, grid)) => {
                 made = Some(Ok(grid));
                 said(NUMBER, &number.to_le_bytes())
@@ -202,7 +202,7 @@ impl Inner {
         self.grid()?.failure()
     }
 
-    /// Tells ranks that wait in the grid for this one that it has failed.
+    /// Reports this rank's failure to the ranks that wait for it in the grid.
     pub(super) fn leave_grid(&self, error: &Error) {
         if let Some(grid) = self.grid() {
             grid.fail(error);

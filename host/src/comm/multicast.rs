@@ -1,9 +1,9 @@
 //! Multicast addresses of windows: one store reaches every rank's part, in the NVLink switch.
 //!
-//! Whether it is possible at all is in the peer infos of the communicator's rendezvous: each rank has a GPU of its own, and every GPU has
-//! multicast. Where it is not, windows ask nobody. Where it is, all ranks take part in every step, and tell each other in
-//! the store how it went: a rank that cannot go on leaves all of them without a multicast address, and the window is as
-//! any other.
+//! The peer info of the rendezvous says whether multicast is possible: each rank needs a GPU of its
+//! own, and every GPU needs multicast. If it is not possible, windows exchange nothing. If it is, all
+//! ranks take part in every step and exchange its result through the store. If one rank cannot
+//! continue, no rank gets a multicast address, and the window works without one.
 
 use core::fmt;
 use std::collections::HashSet;
@@ -48,7 +48,7 @@ impl Drop for Multicast {
     }
 }
 
-/// Whether ranks with these peer infos can be parts of one multicast object.
+/// Returns true if the ranks with this peer info can be parts of one multicast object.
 pub(super) fn is_possible(infos: &[PeerInfo]) -> bool {
     let mut gpus = HashSet::new();
     infos.len() > 1
@@ -96,9 +96,9 @@ impl Communicator {
                 Err(error) => warn(&error),
             }
         }
-        let goes_on = made.is_some() || (self.rank() != 0 && whole.is_some());
+        let continues = made.is_some() || (self.rank() != 0 && whole.is_some());
         let offered = offer.as_ref().map_or(&[][..], |(_, bytes)| bytes);
-        let Some(offers) = self.step(goes_on, offered)? else {
+        let Some(offers) = self.step(continues, offered)? else {
             return Ok(None);
         };
         // The others take it; each adds its device, before any binds memory.
@@ -128,22 +128,24 @@ impl Communicator {
         Ok(bound)
     }
 
-    /// Tells all ranks whether this one goes on, and `more`; what they all have told, each behind a byte, or `None` where
-    /// one of them does not go on. All ranks together.
-    fn step(&self, goes_on: bool, more: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
-        let own = [&[u8::from(goes_on)], more].concat();
-        let told = self.exchange("multicast", &own)?;
-        let stops = told.iter().position(|told| told.first() != Some(&1));
-        if let Some(rank) = stops.filter(|_| goes_on) {
+    /// Exchanges with all ranks whether this rank continues, and `more`. Returns one message per rank,
+    /// each after a flag byte, or `None` if a rank does not continue. Collective over all ranks.
+    fn step(&self, continues: bool, more: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+        let own = [&[u8::from(continues)], more].concat();
+        let messages = self.exchange("multicast", &own)?;
+        let stops = messages
+            .iter()
+            .position(|message| message.first() != Some(&1));
+        if let Some(rank) = stops.filter(|_| continues) {
             tracing::warn!(
                 "a window has no multicast address, for rank {rank} cannot take part; its log may say why"
             );
         }
-        Ok(stops.is_none().then_some(told))
+        Ok(stops.is_none().then_some(messages))
     }
 }
 
-/// Tells of a step that the driver refuses.
+/// Warns of a step that the driver refuses.
 fn warn(error: &Error) {
     tracing::warn!(%error, "a window has no multicast address");
 }

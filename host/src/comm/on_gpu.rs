@@ -1,5 +1,5 @@
-//! What a communicator has on a GPU beside its pad: constants in device memory, and the word by which kernels tell the
-//! host of a failure.
+//! What a communicator has on a GPU beside its pad: constants in device memory, and the word by which kernels
+//! report a failure to the host.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -100,12 +100,12 @@ impl OnGpu {
 
     /// The abort word, as far as the host knows it without asking the device.
     #[inline]
-    pub(super) fn told(&self) -> u64 {
+    pub(super) fn abort_word(&self) -> u64 {
         self.word().load(Ordering::Acquire)
     }
 
-    /// The host itself has found the abort word.
-    pub(super) fn tell(&self, word: u64) {
+    /// Sets the abort word that the host has found itself.
+    pub(super) fn set_abort_word(&self, word: u64) {
         let _ = self
             .word()
             .compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
@@ -178,11 +178,12 @@ impl CommConfig {
 }
 
 impl Rendezvous<'_> {
-    /// All ranks hear of one that has come but cannot take part: who went on would wait for it.
+    /// Returns `own` if all ranks have a result, so that no rank continues and then waits for one that
+    /// cannot take part.
     ///
     /// # Errors
-    /// This rank's own, or what another rank has found.
-    pub(super) fn unanimous<T>(&self, own: Result<T>) -> Result<T> {
+    /// This rank's own error, or the first one that another rank has published.
+    pub(super) fn all_agree<T>(&self, own: Result<T>) -> Result<T> {
         if self.size == 1 {
             return own;
         }
@@ -192,14 +193,14 @@ impl Rendezvous<'_> {
             // The first counts.
             self.store.compare_set(&key, b"", text.as_bytes())?;
         }
-        let mut told = Ok(None);
+        let mut refusal = Ok(None);
         self.barrier_then("able", || {
-            told = self.store.check(&[&key]).and_then(|there| {
+            refusal = self.store.check(&[&key]).and_then(|there| {
                 let read = || self.store.get(&key, self.timeout);
                 there.then(read).transpose()
             });
         })?;
-        match (own, told?) {
+        match (own, refusal?) {
             (Err(error), _) => Err(error),
             (Ok(_), Some(text)) => Err(Error::Communicator {
                 name: self.name.to_owned(),

@@ -52,7 +52,7 @@ pub(super) fn watch(inner: &Arc<Inner>) {
     let mut state = state();
     let mut added = false;
     for (rank, key) in (0..).zip(&inner.processes) {
-        // Of a process of another host only time-outs tell.
+        // Only time-outs detect the end of a process on another host.
         let Some(key) = key.as_ref().filter(|key| key.0 != own) else {
             continue;
         };

@@ -30,7 +30,7 @@ impl Communicator {
                 ),
             ));
         }
-        // Ranks that prepare different outputs are told so here and not at the first execution.
+        // A mismatch of the prepared outputs is reported here, not at the first execution.
         self.with_agreement(output)?;
         Ok(AllGatherP {
             comm: self.clone(),

@@ -1,7 +1,7 @@
 //! Fault tolerance: new members for a communicator, after a failure or without one.
 //!
 //! Every member of the new communicator calls [`Communicator::reconfigure`] (or [`Candidate::reconfigure`], where it
-//! was in none before) with the same handles and the same new number. They meet in the store under that
+//! was in none before) with the same handles and the same new number. Their rendezvous in the store is under that
 //! number; nothing of the old communicator is waited for, so it does not matter who of it is dead. The result is a new
 //! communicator with fresh pads, epochs and generation; the old one returns an error from then on, and so do its graphs.
 
@@ -129,7 +129,7 @@ pub struct ReconfigureOptions {
     pub uuid: u64,
     /// Who is in it.
     pub members: Members,
-    /// Bound of the rendezvous; the communicator's time-out where it is `None`.
+    /// Time-out of the rendezvous; the communicator's time-out if it is `None`.
     pub timeout: Option<Duration>,
 }
 
@@ -143,7 +143,7 @@ impl ReconfigureOptions {
         }
     }
 
-    /// With a bound for the rendezvous.
+    /// Sets the time-out of the rendezvous.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);

@@ -81,13 +81,13 @@ const ABORT_AT: u64 = offset_of!(CommState, abort) as u64;
 const FAILURE_AT: u64 = offset_of!(CommState, failure) as u64;
 
 impl Inner {
-    /// The abort word, or on a GPU what its kernels have told the host of it.
+    /// Returns the abort word; on a GPU, the copy that its kernels have written for the host.
     #[inline]
     pub(super) fn abort_word(&self) -> u64 {
         match (&self.on_gpu, self.pad.word(ABORT_AT)) {
             // SAFETY: the pad starts with a CommState, whose abort word is only accessed atomically.
             (None, Some(at)) => unsafe { mem::load_u64(at, Order::Acquire, Scope::System) },
-            (Some(on_gpu), _) => on_gpu.told(),
+            (Some(on_gpu), _) => on_gpu.abort_word(),
             (None, None) => 0,
         }
     }
@@ -96,12 +96,12 @@ impl Inner {
     pub(super) fn abort_word_on_device(&self) -> u64 {
         let word = self.pad.load(ABORT_AT);
         if let Some(on_gpu) = self.on_gpu.as_ref().filter(|_| word != 0) {
-            on_gpu.tell(word);
+            on_gpu.set_abort_word(word);
         }
         word
     }
 
-    /// Looks into device memory for a failure that no kernel of this rank has met yet.
+    /// Reads device memory for a failure that no kernel of this rank has seen yet.
     pub(super) fn look(&self) {
         if self.on_gpu.is_some() && self.abort_word() == 0 {
             self.abort_word_on_device();
@@ -119,7 +119,7 @@ impl Inner {
     }
 
     /// As [`Inner::check`], after a launch: a launch that has failed may have lost the record to another thread, which
-    /// has not told this rank yet.
+    /// has not set this rank's word yet.
     #[inline]
     pub(super) fn check_launch(&self) -> Result<()> {
         if let Some(at) = self.pad.word(FAILURE_AT) {
@@ -250,7 +250,7 @@ impl Inner {
         record.generation = self.constants.generation;
         // Unless a kernel has just claimed it.
         if self.pad.load(FAILURE_AT) == 0 {
-            // SAFETY: a kernel that fails at this very moment has its record replaced by one that tells of the abort.
+            // SAFETY: a kernel that fails at this very moment has its record replaced by one of the abort.
             let written = unsafe { self.pad.write(FAILURE_AT, bytemuck::bytes_of(&record)) };
             if let Err(error) = written {
                 tracing::warn!(%error, "the record of an abort could not be written");
@@ -261,7 +261,7 @@ impl Inner {
             pad.compare_exchange(ABORT_AT, 0, word);
         }
         if let Some(on_gpu) = &self.on_gpu {
-            on_gpu.tell(word);
+            on_gpu.set_abort_word(word);
         }
     }
 
@@ -281,13 +281,13 @@ impl Inner {
             let _ = self.check();
             return;
         }
-        let told = self.failure.set(reason.clone()).is_ok();
+        let first = self.failure.set(reason.clone()).is_ok();
         let word = ABORT | BY_HOST | u64::from(self.constants.rank);
         self.pad.compare_exchange(ABORT_AT, 0, word);
         if let Some(on_gpu) = &self.on_gpu {
-            on_gpu.tell(word);
+            on_gpu.set_abort_word(word);
         }
-        if told && !self.finalized.load(Ordering::Acquire) {
+        if first && !self.finalized.load(Ordering::Acquire) {
             tracing::error!("{reason}");
             self.leave_grid(&reason);
             self.hooks.abort(&reason);

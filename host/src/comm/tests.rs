@@ -1,4 +1,4 @@
-//! How ranks meet and part.
+//! How ranks join and leave.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -112,7 +112,7 @@ fn join_named(
     Communicator::new(Device::Cpu, rank, size, store, "again", options)
 }
 
-/// The error of each of `ranks`, which meet at the same time.
+/// The error of each of `ranks`, which join at the same time.
 fn errors(ranks: &[u32], size: u32, store: &Arc<MemoryStore>) -> Vec<String> {
     thread::scope(|scope| {
         let ranks: Vec<_> = ranks
@@ -147,7 +147,7 @@ fn who_did_not_come_is_named_and_the_next_try_is_not_in_the_way() {
         (&[0], 1),
     ] {
         for error in errors(there, 4, &store) {
-            let expected = format!("rank {missing} did not come within 0.3 s");
+            let expected = format!("rank {missing} did not join within 0.3 s");
             assert!(error.contains(&expected), "{error}");
         }
         all_meet(4, &store);
@@ -185,7 +185,7 @@ fn the_claim_of_a_dead_process_can_be_taken() {
 fn a_rendezvous_that_has_ended_leaves_only_its_number() {
     let store = Arc::new(MemoryStore::new());
     all_meet(3, &store);
-    // The number of the next rendezvous; nothing that grows with the rendezvous.
+    // The number of the next rendezvous; nothing that grows with the number of rendezvous.
     let left = store.num_keys().unwrap();
     all_meet(3, &store);
     all_meet(5, &store);

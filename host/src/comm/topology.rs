@@ -1,8 +1,9 @@
-//! Which ranks are on which host: what rank 0 makes of all peer infos, and what each host gets of it.
+//! Which ranks are on which host. Rank 0 collects it from the peer info of all ranks and publishes each
+//! host's part.
 //!
-//! Ranks reach each other's memory where they are on one host. Ranks of several hosts do so where the GPUs of all of them are in
-//! one NVLink domain; then they are told of each other as if there were one host. Nothing in between: reach by the one or by the
-//! other is not transitive.
+//! Ranks on one host reach each other's memory. Ranks of several hosts do if the GPUs of all ranks are in
+//! one NVLink domain; they are then published as if they were on one host. There is no mixed form, because
+//! reaching memory by one way or the other is not transitive.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use crate::bootstrap::host_id;
 use crate::device::Device;
 use crate::gpu::Gpu;
 
-/// Where a rank is: whose memory it reaches.
+/// Where a rank runs, which decides whose memory it reaches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Locality {
     /// Name of the host: processes of one host find each other, and pass descriptors.
@@ -73,7 +74,7 @@ pub(super) struct Topology {
     domain: Option<String>,
 }
 
-/// What the ranks of one host have to know.
+/// What the ranks of one host read of the topology.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct LocalRanks {
     /// First rank and number of ranks, for each run of ranks on this host. One run, where a launcher
@@ -83,14 +84,6 @@ pub(super) struct LocalRanks {
     pub(super) elsewhere: Option<(u32, String)>,
 }
 
-/// How a rendezvous has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    /// All ranks have come, and fit together.
-    Complete,
-    /// Why they do not meet.
-    Refused(String),
-}
 
 impl Topology {
     /// Adds the next rank.
@@ -116,7 +109,7 @@ impl Topology {
         self.last = Some((host.to_owned(), rank + 1));
     }
 
-    /// Each host with what its ranks have to know: in one domain, that all ranks are local.
+    /// Returns for each host what its ranks read: in one domain, that all ranks are local.
     pub(super) fn hosts(&self) -> impl Iterator<Item = (&str, LocalRanks)> {
         let first = self
             .hosts
@@ -177,23 +170,6 @@ impl LocalRanks {
             local_ranks.elsewhere = Some((u32::from_le_bytes(*rank), host));
         }
         Some(local_ranks)
-    }
-}
-
-impl Outcome {
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        match self {
-            Self::Complete => vec![1],
-            Self::Refused(detail) => [&[0], detail.as_bytes()].concat(),
-        }
-    }
-
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        match bytes.split_first()? {
-            (1, []) => Some(Self::Complete),
-            (0, detail) => Some(Self::Refused(String::from_utf8_lossy(detail).into_owned())),
-            _ => None,
-        }
     }
 }
 
@@ -277,14 +253,5 @@ mod tests {
         assert_eq!(alone[0].1.elsewhere, None);
         let bytes = alone[0].1.to_bytes();
         assert_eq!(LocalRanks::from_bytes(&bytes), Some(alone[0].1.clone()));
-    }
-
-    #[test]
-    fn outcomes_survive_their_bytes() {
-        for outcome in [Outcome::Complete, Outcome::Refused("why".to_owned())] {
-            assert_eq!(Outcome::from_bytes(&outcome.to_bytes()), Some(outcome));
-        }
-        assert_eq!(Outcome::from_bytes(&[]), None);
-        assert_eq!(Outcome::from_bytes(&[1, 2]), None);
     }
 }

@@ -14,8 +14,8 @@ const GREATEST_PIECE: usize = 8 << 10;
 
 impl Communicator {
     /// Does now what the first operations would do once: loads the kernels, makes the events of this value's stream
-    /// and the small pieces of device memory that launches take from pools, and runs a barrier, by which the ranks
-    /// have met on the device. After it captures, launches and replays on that stream load nothing and allocate no
+    /// and the small pieces of device memory that launches take from pools, and runs a barrier of all ranks on the
+    /// device. After it captures, launches and replays on that stream load nothing and allocate no
     /// device memory; more than 64 operations in flight at once make further events. All ranks together, like
     /// [`Communicator::barrier`]; a second call is a barrier.
     ///

@@ -1,4 +1,4 @@
-//! What a communicator is formed from.
+//! Configuration that a communicator is formed from.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
 
-/// What a communicator is formed from.
+/// Configuration that a communicator is formed from.
 pub(in crate::comm) struct CommConfig {
     pub(in crate::comm) device: Device,
     pub(in crate::comm) rank: u32,
@@ -22,7 +22,7 @@ pub(in crate::comm) struct CommConfig {
     pub(in crate::comm) prefix: String,
     pub(in crate::comm) generation: u64,
     pub(in crate::comm) hooks: Hooks,
-    /// Bound of the rendezvous, where it is not the communicator's.
+    /// Time-out of the rendezvous; `options.timeout` if it is `None`.
     pub(in crate::comm) rendezvous_timeout: Option<Duration>,
     pub(in crate::comm) reach: Reach,
 }

@@ -35,7 +35,7 @@ impl Communicator {
     /// Joins the communicator `name` as `rank` of `size`. All ranks together, with the same name, size and
     /// agreed options, over one store.
     ///
-    /// Ranks on several hosts (told apart by [`host_id`]) whose GPUs are all in one NVLink domain are as ranks of one host. Others
+    /// Ranks on several hosts (distinguished by [`host_id`]) whose GPUs are all in one NVLink domain are as ranks of one host. Others
     /// need a build with the feature `gloo`: kernels work on each host, Gloo between them, and [`Communicator::plan`]
     /// says which way an operation takes. With [`crate::Determinism::Bitwise`] the bits are those of one host; there
     /// are no windows.
@@ -89,7 +89,7 @@ impl Communicator {
         Self::form(config)
     }
 
-    /// Meets the other ranks at the keys that start with the prefix, which no other communicator has used.
+    /// Joins the other ranks at the store keys that start with the prefix, which no other communicator has used.
     pub(super) fn form(config: CommConfig) -> Result<Self> {
         let CommConfig {
             rank,
@@ -125,11 +125,11 @@ impl Communicator {
             let _offered = pad.clone();
             let room = config.check_ranks_of_gpu(infos.iter().map(|info| &info.memory));
             let pads = room.and_then(|()| rendezvous.open(config.device, pad, infos));
-            rendezvous.unanimous(pads)?
+            rendezvous.all_agree(pads)?
         } else {
             rendezvous.open(config.device, pad, infos)?
         };
-        let crowded = rendezvous.agree("crowded", !config.device.is_gpu() && size > cores())?;
+        let crowded = rendezvous.broadcast_bool("crowded", !config.device.is_gpu() && size > cores())?;
         let grid = config.grid()?;
         let parts = Parts {
             place: (rank, size),

@@ -1,7 +1,7 @@
 //! The flight recorder: the last operations of a communicator, kept for when something goes wrong.
 //!
 //! An entry is one line of memory, written by the thread that issues the operation and by the one that runs
-//! it; a reader that meets an entry half written drops it, because its number is written last.
+//! it; a reader that finds an entry half written drops it, because its number is written last.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! Barriers: ranks wait for each other; at the last one of a rendezvous, what it published goes.
+//! Barriers in the store. The last one of a rendezvous deletes what the rendezvous published.
 
 use std::time::Instant;
 
@@ -6,13 +6,13 @@ use super::{Rendezvous, class};
 use crate::{Error, Result};
 
 impl Rendezvous<'_> {
-    /// Waits until all ranks are here; rank 0 also until all others know it, because its process may host
-    /// the store and end right after.
+    /// Waits until all ranks have entered. Rank 0 also waits until all others have left, because its process
+    /// may serve the store and exit right after.
     pub(in crate::comm) fn barrier(&self, what: &str) -> Result<()> {
         self.barrier_then(what, || ())
     }
 
-    /// The last barrier of a rendezvous: all have read what there was to read, and it is deleted.
+    /// Runs the last barrier of a rendezvous, after all ranks have read its keys, and deletes them.
     pub(in crate::comm) fn end(
         &self,
         what: &str,
@@ -22,7 +22,7 @@ impl Rendezvous<'_> {
     ) -> Result<()> {
         let class = class(published);
         self.barrier_then(what, || {
-            // What cannot be deleted stays; it is in nobody's way.
+            // A key that cannot be deleted stays; no later rendezvous uses it.
             let _ = self.store.delete(&self.peer_info_key(class, self.rank));
             let _ = self
                 .store
@@ -37,7 +37,7 @@ impl Rendezvous<'_> {
         })
     }
 
-    /// `clean` runs when all ranks are here, and before the store may go.
+    /// As [`Self::barrier`]; calls `clean` after all ranks have entered and before the store may exit.
     pub(in crate::comm) fn barrier_then(&self, what: &str, clean: impl FnOnce()) -> Result<()> {
         if self.size == 1 {
             clean();
@@ -73,7 +73,7 @@ impl Rendezvous<'_> {
             .wait(&[key], self.timeout)
             .map_err(|error| match error {
                 Error::StoreTimeout { .. } => self.refuse(format!(
-                    "not all of the {} ranks came within {:.1} s",
+                    "not all of the {} ranks joined within {:.1} s",
                     self.size,
                     started.elapsed().as_secs_f64()
                 )),

@@ -1,4 +1,4 @@
-//! A rendezvous without memory, for measurements.
+//! A rendezvous that maps no memory, for benchmarks.
 
 use core::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::cpu::SegmentDescriptor;
 use crate::memory::MemoryDescriptor;
 use crate::store::Store;
 
-/// Meets as [`Communicator::new`](crate::Communicator::new) does, on the pretended host `host`, without
-/// mapping memory; returns how many ranks are on it. For measurements.
+/// Runs the rendezvous of [`Communicator::new`](crate::Communicator::new) as a rank of the simulated
+/// host `host`, without mapping memory. Returns the number of ranks on that host. For benchmarks.
 ///
 /// # Errors
 /// As [`Communicator::new`](crate::Communicator::new).
@@ -39,7 +39,7 @@ pub fn bench_rendezvous(
         start_time: 1,
     });
     let (_, infos) = rendezvous.gather("pad-bench", &own, &Locality::on_host(host))?;
-    rendezvous.agree("crowded", true)?;
+    rendezvous.broadcast_bool("crowded", true)?;
     rendezvous.end("mapped", "pad-bench", host, &["crowded"])?;
     Ok(infos.len())
 }

@@ -21,7 +21,7 @@ impl RankClaim {
         rank: u32,
         host: &str,
     ) -> Result<Self> {
-        /// Tells threads of one process from each other.
+        /// Distinguishes threads of one process.
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let own = format!("{}/{count}/{host}", std::process::id());

@@ -1,12 +1,13 @@
-//! Ranks that meet in a store: they exchange memory, agree, and wait for each other.
+//! Rendezvous of ranks in a store: they exchange memory descriptors, agree, and wait for each other.
 //!
-//! What a rank sends and gets does not grow with the number of ranks, but on rank 0. Each publishes its
-//! peer info. Rank 0 reads them all, compares, publishes for each host which ranks are there, and then its
-//! [`Outcome`](super::topology::Outcome): that all have come, or why there is no rendezvous. The others wait for that one
-//! value, and read the peer infos of their own host (of all hosts, where the ranks are in one NVLink domain).
+//! What a rank sends and receives does not grow with the number of ranks, except on rank 0. Each rank
+//! publishes its [`PeerInfo`]. Rank 0 reads and compares all of them, publishes for each host which ranks
+//! run there, and then the [`Outcome`](self::outcome::Outcome): all ranks have joined, or the reason for
+//! failure. The other ranks wait for that one value, and read the peer info of their own host (of all
+//! hosts if the ranks are in one NVLink domain).
 //!
-//! The rendezvous of one name are numbered. Whoever finds that one has ended, well or not, moves the
-//! number on, so that a rendezvous that failed is not in the way of the next.
+//! The rendezvous of one name are numbered. The rank that finds that one has ended, with or without
+//! success, increments the number, so that a failed rendezvous does not block the next.
 
 mod barrier;
 mod bench;
@@ -25,7 +26,7 @@ use crate::memory::Memory;
 use crate::store::Store;
 use crate::{Error, Result};
 
-/// Ranks that meet in a store.
+/// One rank's view of a rendezvous.
 pub(super) struct Rendezvous<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) prefix: &'a str,
@@ -36,8 +37,8 @@ pub(super) struct Rendezvous<'a> {
 }
 
 impl Rendezvous<'_> {
-    /// Publishes this rank's segment and maps everybody's. `what` holds whatever must agree: a rank with
-    /// something else is told so.
+    /// Publishes this rank's segment and maps those of all ranks. `what` holds whatever must be equal on
+    /// all ranks; a mismatch is an error.
     pub(super) fn share(&self, device: Device, what: &str, own: Memory) -> Result<Vec<Memory>> {
         let locality = Locality::of(device)?;
         let (elsewhere, infos) = self.gather(what, &own.descriptor()?, &locality)?;
@@ -86,13 +87,17 @@ impl Rendezvous<'_> {
         Ok(all)
     }
 
-    /// What rank 0 says, for decisions that must be the same on all ranks.
-    pub(super) fn agree(&self, what: &str, own: bool) -> Result<bool> {
-        Ok(self.told(what, || vec![u8::from(own)])? == [1])
+    /// Returns rank 0's value, for decisions that must be the same on all ranks.
+    pub(super) fn broadcast_bool(&self, what: &str, own: bool) -> Result<bool> {
+        Ok(self.broadcast(what, || vec![u8::from(own)])? == [1])
     }
 
-    /// The bytes, not none, that rank 0 has for all.
-    pub(super) fn told(&self, what: &str, own: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>> {
+    /// Returns rank 0's bytes. `own`, which only rank 0 calls, must not return an empty vector.
+    pub(super) fn broadcast(
+        &self,
+        what: &str,
+        own: impl FnOnce() -> Vec<u8>,
+    ) -> Result<Vec<u8>> {
         let key = format!("{}/{what}", self.prefix);
         if self.rank == 0 {
             let own = own();
@@ -116,7 +121,7 @@ impl Rendezvous<'_> {
 
     fn missing(&self, rank: u32) -> Error {
         self.refuse(format!(
-            "rank {rank} did not come within {:.1} s",
+            "rank {rank} did not join within {:.1} s",
             self.timeout.as_secs_f64()
         ))
     }
@@ -133,7 +138,8 @@ impl Rendezvous<'_> {
     }
 }
 
-/// The key of a publication: without the hash of what must agree, so that ranks that differ meet.
+/// Returns the key of a publication without the hash of what must agree, so that ranks that differ use
+/// the same keys and can report the difference.
 fn class(what: &str) -> &str {
     what.strip_prefix("pad-").map_or(what, |_| "pad")
 }

@@ -4,11 +4,36 @@ use core::time::Duration;
 
 use super::Rendezvous;
 use super::claim::number_key;
-use crate::comm::topology::Outcome;
 use crate::{Error, Result};
 
-/// How long a rank waits for another to find out who is missing.
+/// How long a rank waits for another one to find the missing rank.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// The outcome of a rendezvous.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// All ranks have joined, and their options agree.
+    Complete,
+    /// The reason for failure.
+    Refused(String),
+}
+
+impl Outcome {
+    fn to_bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Complete => vec![1],
+            Self::Refused(detail) => [&[0], detail.as_bytes()].concat(),
+        }
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        match bytes.split_first()? {
+            (1, []) => Some(Self::Complete),
+            (0, detail) => Some(Self::Refused(String::from_utf8_lossy(detail).into_owned())),
+            _ => None,
+        }
+    }
+}
 
 impl Rendezvous<'_> {
     /// Waits for the outcome, on ranks other than 0. The first rank that times out finds the missing rank
@@ -27,7 +52,7 @@ impl Rendezvous<'_> {
         if self.store.add(&format!("{key}/late"), 1)? != 1 {
             return match read(GRACE) {
                 Err(Error::StoreTimeout { .. }) => Err(self.refuse(format!(
-                    "not all of the {} ranks came within {:.1} s",
+                    "not all of the {} ranks joined within {:.1} s",
                     self.size,
                     self.timeout.as_secs_f64()
                 ))),
@@ -41,7 +66,7 @@ impl Rendezvous<'_> {
         self.publish(class, Outcome::Refused(detail))
     }
 
-    /// The first rank without a peer info. Rank 0 if there is none: it has not said so.
+    /// Returns the first rank without peer info, or rank 0, which has then not published the outcome.
     fn first_missing(&self, class: &str) -> Result<u32> {
         for rank in 0..self.size {
             if !self.store.check(&[&self.peer_info_key(class, rank)])? {
@@ -51,10 +76,10 @@ impl Rendezvous<'_> {
         Ok(0)
     }
 
-    /// Publishes how the rendezvous has ended, unless another was first; returns what holds.
+    /// Publishes the outcome of the rendezvous unless another rank already has; returns the valid one.
     pub(super) fn publish(&self, class: &str, outcome: Outcome) -> Result<Outcome> {
         let key = self.outcome_key(class);
-        // First, so that whoever knows the end comes into the next rendezvous.
+        // Before the outcome, so that a rank that has read it joins the next rendezvous.
         if let Some(number) = self.prefix.rsplit('/').next()
             && let Ok(next) = number.parse::<i64>().map(|number| number + 1)
         {
@@ -70,5 +95,19 @@ impl Rendezvous<'_> {
             return Ok(outcome);
         }
         Outcome::from_bytes(&holds).ok_or_else(|| self.unreadable(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Outcome;
+
+    #[test]
+    fn outcomes_survive_their_bytes() {
+        for outcome in [Outcome::Complete, Outcome::Refused("why".to_owned())] {
+            assert_eq!(Outcome::from_bytes(&outcome.to_bytes()), Some(outcome));
+        }
+        assert_eq!(Outcome::from_bytes(&[]), None);
+        assert_eq!(Outcome::from_bytes(&[1, 2]), None);
     }
 }

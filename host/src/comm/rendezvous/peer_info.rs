@@ -1,17 +1,18 @@
-//! Peer info: what each rank publishes of itself, and who reads it.
+//! Peer info: what each rank publishes of itself, and which ranks read it.
 
 use core::time::Duration;
 use std::time::Instant;
 
+use super::outcome::Outcome;
 use super::{Rendezvous, class};
-use crate::comm::topology::{Topology, LocalRanks, Locality, Outcome};
+use crate::comm::topology::{LocalRanks, Locality, Topology};
 use crate::memory::MemoryDescriptor;
 use crate::{Error, Result};
 
-/// Peer infos that are read in one request.
+/// Number of ranks whose peer info is read in one request.
 const BATCH: u32 = 1024;
 
-/// What a rank publishes of itself, as another one reads it.
+/// What a rank publishes of itself, as another rank reads it.
 #[derive(Debug)]
 pub(in crate::comm) struct PeerInfo {
     pub(in crate::comm) rank: u32,
@@ -21,8 +22,9 @@ pub(in crate::comm) struct PeerInfo {
 }
 
 impl Rendezvous<'_> {
-    /// Publishes this rank's peer info; returns a rank that cannot be reached, if there is one, and the peer infos of those that
-    /// can, in the order of ranks: of this rank's host, or of all hosts of its NVLink domain.
+    /// Publishes this rank's peer info. Returns a rank whose memory cannot be reached, if there is one, and
+    /// the peer info of the ranks that can be reached, in rank order: the ranks of this host, or of all hosts
+    /// of its NVLink domain.
     #[expect(clippy::type_complexity, reason = "one use")]
     pub(in crate::comm) fn gather(
         &self,
@@ -71,7 +73,7 @@ impl Rendezvous<'_> {
                 Ok(())
             })?;
         }
-        // All ranks see the same peer infos, so all of them refuse.
+        // All ranks read the same peer info, so all of them refuse.
         let local = |info: &&PeerInfo| !info.memory.is_for_other_hosts();
         if infos.iter().any(|info| !info.is_here)
             && let Some(info) = infos.iter().find(local)
@@ -85,7 +87,7 @@ impl Rendezvous<'_> {
         Ok((local_ranks.elsewhere, infos))
     }
 
-    /// Rank 0: reads all peer infos and compares them with its own.
+    /// Reads the peer info of all ranks, on rank 0, and compares it with its own.
     fn collect(&self, class: &str, what: &str, own: &MemoryDescriptor) -> Result<Topology> {
         let mut topology = Topology::default();
         self.read_peer_infos(class, 0, self.size, |rank, info| {
@@ -109,7 +111,7 @@ impl Rendezvous<'_> {
         Ok(topology)
     }
 
-    /// Rank 0: tells each host which ranks are there.
+    /// Publishes, on rank 0, which ranks each host has.
     fn publish_hosts(&self, class: &str, topology: &Topology) -> Result<()> {
         let values: Vec<_> = topology
             .hosts()
@@ -125,7 +127,7 @@ impl Rendezvous<'_> {
         Ok(())
     }
 
-    /// Reads the peer infos of `count` ranks from `first` on, as they come.
+    /// Reads the peer info of `count` ranks from `first` on, in batches.
     fn read_peer_infos(
         &self,
         class: &str,

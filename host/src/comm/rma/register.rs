@@ -87,7 +87,7 @@ impl Communicator {
             }
         }
         let id = self.add_window(parts.clone(), bytes)?;
-        self.meet("window")?;
+        self.host_barrier("window")?;
         Ok((id, parts))
     }
 

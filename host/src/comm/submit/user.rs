@@ -10,7 +10,7 @@ use crate::comm::observe::Note;
 use crate::comm::{Communicator, Work};
 use crate::tensor::Tensor;
 
-/// What recorder and hooks are told of a kernel of the user's.
+/// The call as recorder and hooks report it for a kernel of the user.
 const USER: Note = Note {
     call: Call::new(Operation::User, 0, 0, 0, 0xffff, 0).0,
     input_count: 0,
@@ -19,7 +19,7 @@ const USER: Note = Note {
 
 impl Communicator {
     /// The call word of a kernel of the user's: `agreed` is whatever must be equal on all ranks. Ranks
-    /// that launch with different words are told so.
+    /// that launch with different words get an error.
     pub fn call_word(&self, operation: Operation, agreed: u64) -> u64 {
         Call::new(operation, 0, 0, 0, 0xffff, agreed).0
     }
@@ -54,7 +54,7 @@ impl Communicator {
     /// # Errors
     /// As there; [`Error::Launch`](crate::Error::Launch) for a cluster that does not divide the blocks, and for a shape that
     /// the device has no room for or does not know, such as a cooperative one that is too large: nothing was launched then,
-    /// and the communicator goes on. What the CPU makes of attributes: see [`LaunchAttributes`].
+    /// and the communicator can still be used. What the CPU makes of attributes: see [`LaunchAttributes`].
     pub unsafe fn launch_shaped<P: Copy>(
         &self,
         kernel: &Kernel<P>,
