@@ -42,7 +42,7 @@ pub struct Rank {
 /// A case's buffers: element ranges of one piece of memory. What is at the same range is the same
 /// buffer.
 #[derive(Clone, Debug, Default)]
-pub struct Places {
+pub struct BufferRanges {
     /// What the operation reads.
     pub input: Range<usize>,
     /// What it writes.
@@ -57,7 +57,7 @@ pub struct Places {
     pub total: usize,
 }
 
-impl Places {
+impl BufferRanges {
     /// Lays out the buffers of `case` on `rank`.
     pub fn new(case: &Case, ranks: u32, rank: u32) -> Self {
         let shape = Shape::new(case, ranks, rank);
@@ -74,14 +74,14 @@ impl Places {
             at += count;
             start..start + count
         };
-        let mut places = Self::default();
+        let mut ranges = Self::default();
         let in_place = case.in_place || case.operation == Operation::Broadcast;
         if case.operation == Operation::AllReduceNorm {
-            places.input = next(shape.input);
-            places.residual = next(shape.input);
-            places.weight = next(case.hidden);
-            (places.output, places.residual_out) = if case.in_place {
-                (places.input.clone(), places.residual.clone())
+            ranges.input = next(shape.input);
+            ranges.residual = next(shape.input);
+            ranges.weight = next(case.hidden);
+            (ranges.output, ranges.residual_out) = if case.in_place {
+                (ranges.input.clone(), ranges.residual.clone())
             } else {
                 (next(shape.output), next(shape.output))
             };
@@ -89,29 +89,29 @@ impl Places {
             let outer = next(shape.input.max(shape.output));
             let part = |count: usize| outer.start + inner..outer.start + inner + count;
             if shape.input >= shape.output {
-                places.output = part(shape.output);
-                places.input = outer;
+                ranges.output = part(shape.output);
+                ranges.input = outer;
             } else {
-                places.input = part(shape.input);
-                places.output = outer;
+                ranges.input = part(shape.input);
+                ranges.output = outer;
             }
         } else {
-            places.input = next(shape.input);
-            places.output = next(shape.output);
+            ranges.input = next(shape.input);
+            ranges.output = next(shape.output);
         }
-        places.total = at + GUARD;
-        places
+        ranges.total = at + GUARD;
+        ranges
     }
 }
 
 /// Compares memory with what it must hold, byte for byte; says where the first difference is.
 ///
 /// # Errors
-/// The first difference, with its place in `places`.
+/// The first difference, with its position in `ranges`.
 pub fn compare(
     must: &[u8],
     is: &[u8],
-    places: &Places,
+    ranges: &BufferRanges,
     size: usize,
 ) -> core::result::Result<(), String> {
     let Some(byte) = must.iter().zip(is).position(|(must, is)| must != is) else {
@@ -119,13 +119,13 @@ pub fn compare(
     };
     let element = byte / size;
     let named = [
-        ("output", &places.output),
-        ("residual_out", &places.residual_out),
-        ("input", &places.input),
-        ("residual", &places.residual),
-        ("weight", &places.weight),
+        ("output", &ranges.output),
+        ("residual_out", &ranges.residual_out),
+        ("input", &ranges.input),
+        ("residual", &ranges.residual),
+        ("weight", &ranges.weight),
     ];
-    let place = named
+    let position = named
         .into_iter()
         .find(|(_, range)| range.contains(&element))
         .map_or_else(
@@ -135,7 +135,7 @@ pub fn compare(
     let bytes = element * size..(element + 1) * size;
     let wrong = must.iter().zip(is).filter(|(must, is)| must != is).count();
     Err(format!(
-        "{place}: {:02x?} instead of {:02x?}; {wrong} bytes differ",
+        "{position}: {:02x?} instead of {:02x?}; {wrong} bytes differ",
         &is[bytes.clone()],
         &must[bytes]
     ))
@@ -152,7 +152,7 @@ impl Rank {
         for dtype in DType::ALL {
             let most = |rank: u32| {
                 let cases = cases.iter().filter(|case| case.dtype == dtype);
-                cases.map(|case| Places::new(case, ranks, rank).total).max()
+                cases.map(|case| BufferRanges::new(case, ranks, rank).total).max()
             };
             let Some(count) = (0..ranks).filter_map(most).max() else {
                 continue;
@@ -186,16 +186,16 @@ impl Rank {
         }
         match self.mode {
             Mode::Blocking => self.once(case, Self::blocking),
-            Mode::Async => self.once(case, |rank, case, places, memory| {
-                for work in rank.enqueue(case, places, memory)? {
+            Mode::Async => self.once(case, |rank, case, ranges, memory| {
+                for work in rank.enqueue(case, ranges, memory)? {
                     work.wait_blocking()?;
                 }
                 Ok(())
             }),
             Mode::Graph => {
-                let places = Places::new(case, self.comm.size(), self.comm.rank());
+                let ranges = BufferRanges::new(case, self.comm.size(), self.comm.rank());
                 let memory = self.memory(case);
-                let graph = self.capture(case, &places, &memory)?;
+                let graph = self.capture(case, &ranges, &memory)?;
                 for _ in 0..2 {
                     self.once(case, |rank, _, _, _| graph.run(rank.comm.stream()))?;
                 }
@@ -212,13 +212,13 @@ impl Rank {
     pub fn run_tampered(
         &mut self,
         case: &Case,
-        tamper: impl FnOnce(&mut [u8], &Places),
+        tamper: impl FnOnce(&mut [u8], &BufferRanges),
     ) -> Result<()> {
-        self.once(case, |rank, case, places, memory| {
-            rank.blocking(case, places, memory)?;
-            let part = memory.slice(0, places.total)?;
+        self.once(case, |rank, case, ranges, memory| {
+            rank.blocking(case, ranges, memory)?;
+            let part = memory.slice(0, ranges.total)?;
             let mut bytes = part.to_bytes()?;
-            tamper(&mut bytes, places);
+            tamper(&mut bytes, ranges);
             part.copy_from_bytes(&bytes)
         })
     }
@@ -232,10 +232,10 @@ impl Rank {
     ///
     /// # Errors
     /// Those of capture.
-    pub fn capture(&self, case: &Case, places: &Places, memory: &Tensor) -> Result<GraphExec> {
+    pub fn capture(&self, case: &Case, ranges: &BufferRanges, memory: &Tensor) -> Result<GraphExec> {
         let stream = self.comm.stream();
         stream.begin_capture()?;
-        let enqueued = self.enqueue(case, places, memory);
+        let enqueued = self.enqueue(case, ranges, memory);
         let graph = stream.end_capture()?;
         enqueued?;
         graph.instantiate()
@@ -259,16 +259,16 @@ impl Rank {
     fn once(
         &mut self,
         case: &Case,
-        call: impl FnOnce(&Self, &Case, &Places, &Tensor) -> Result<()>,
+        call: impl FnOnce(&Self, &Case, &BufferRanges, &Tensor) -> Result<()>,
     ) -> Result<()> {
         let (ranks, rank) = (self.comm.size(), self.comm.rank());
-        let places = Places::new(case, ranks, rank);
+        let ranges = BufferRanges::new(case, ranks, rank);
         let memory = self.memory(case);
         let iteration = self.calls;
         self.calls += 1;
         let size = case.dtype.size();
-        let bytes = places.total * size;
-        let whole = memory.slice(0, places.total)?;
+        let bytes = ranges.total * size;
+        let whole = memory.slice(0, ranges.total)?;
         let mut image: Vec<u8> = (0..bytes)
             .map(|i| 0xa5 ^ (i * 29) as u8 ^ (iteration * 7) as u8)
             .collect();
@@ -279,9 +279,9 @@ impl Rank {
             image[range.start * size..range.end * size].copy_from_slice(data);
         };
         let given = oracle::input(case, ranks, rank, iteration);
-        put(&places.input, &given.input);
-        put(&places.residual, &given.residual);
-        put(&places.weight, &given.weight);
+        put(&ranges.input, &given.input);
+        put(&ranges.residual, &given.residual);
+        put(&ranges.weight, &given.weight);
         whole.copy_from_bytes(&image)?;
         let mut put = |range: &Range<usize>, data: &[u8]| {
             if data.is_empty() {
@@ -290,12 +290,12 @@ impl Rank {
             image[range.start * size..range.end * size].copy_from_slice(data);
         };
         if let Some(expected) = oracle::output(case, ranks, rank, iteration) {
-            put(&places.residual_out, &expected.residual_out);
-            put(&places.output, &expected.output);
+            put(&ranges.residual_out, &expected.residual_out);
+            put(&ranges.output, &expected.output);
         }
-        call(self, case, &places, &memory)?;
+        call(self, case, &ranges, &memory)?;
         let actual = whole.to_bytes()?;
-        if let Err(difference) = compare(&image, &actual, &places, size)
+        if let Err(difference) = compare(&image, &actual, &ranges, size)
             && self.wrong.len() < DESCRIBED
         {
             self.wrong.push(format!(
@@ -306,12 +306,12 @@ impl Rank {
     }
 
     /// Calls the blocking form. Ordinary memory is passed as slices are: by address.
-    fn blocking(&self, case: &Case, places: &Places, memory: &Tensor) -> Result<()> {
+    fn blocking(&self, case: &Case, ranges: &BufferRanges, memory: &Tensor) -> Result<()> {
         let by_address = !core::ptr::eq(memory.as_ptr(), self.registered[&case.dtype].as_ptr());
         call::blocking(
             &self.comm,
             case,
-            &Self::tensors(places, memory)?,
+            &Self::tensors(ranges, memory)?,
             by_address,
         )
     }
@@ -320,18 +320,18 @@ impl Rank {
     ///
     /// # Errors
     /// Those of the operation.
-    pub fn enqueue(&self, case: &Case, places: &Places, memory: &Tensor) -> Result<Vec<Work>> {
-        call::enqueue(&self.comm, case, &Self::tensors(places, memory)?)
+    pub fn enqueue(&self, case: &Case, ranges: &BufferRanges, memory: &Tensor) -> Result<Vec<Work>> {
+        call::enqueue(&self.comm, case, &Self::tensors(ranges, memory)?)
     }
 
-    fn tensors(places: &Places, memory: &Tensor) -> Result<Buffers> {
+    fn tensors(ranges: &BufferRanges, memory: &Tensor) -> Result<Buffers> {
         let part = |range: &Range<usize>| memory.slice(range.start, range.len());
         Ok(Buffers {
-            output: part(&places.output)?,
-            input: part(&places.input)?,
-            residual: part(&places.residual)?,
-            weight: part(&places.weight)?,
-            residual_out: part(&places.residual_out)?,
+            output: part(&ranges.output)?,
+            input: part(&ranges.input)?,
+            residual: part(&ranges.residual)?,
+            weight: part(&ranges.weight)?,
+            residual_out: part(&ranges.residual_out)?,
         })
     }
 }

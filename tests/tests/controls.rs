@@ -8,9 +8,9 @@ use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine, kernel};
 use fusewire_tests::cases::{Case, MEMORIES};
 use fusewire_tests::oracle;
-use fusewire_tests::rank::{Mode, Places, Rank};
+use fusewire_tests::rank::{Mode, BufferRanges, Rank};
 
-type Tamper = fn(&mut [u8], &Places);
+type Tamper = fn(&mut [u8], &BufferRanges);
 
 /// Runs an all_reduce whose memory is tampered with on rank 1; what the ranks say.
 fn tampered(tamper: Tamper) -> Vec<Vec<String>> {
@@ -24,9 +24,9 @@ fn tampered(tamper: Tamper) -> Vec<Vec<String>> {
             let me = comm.rank();
             let mut rank = Rank::new(comm, Mode::Blocking, &[case])?;
             rank.run(&case)?;
-            rank.run_tampered(&case, |bytes, places| {
+            rank.run_tampered(&case, |bytes, ranges| {
                 if me == 1 {
-                    tamper(bytes, places);
+                    tamper(bytes, ranges);
                 }
             })?;
             rank.run(&case)?;
@@ -56,11 +56,11 @@ fn untouched_memory_is_right() {
 #[test]
 fn one_flipped_bit_of_the_output_is_caught() {
     only_rank_1_says(
-        |bytes, places| bytes[places.output.start * 4 + 400] ^= 1,
+        |bytes, ranges| bytes[ranges.output.start * 4 + 400] ^= 1,
         "output[100]",
     );
     only_rank_1_says(
-        |bytes, places| bytes[places.output.end * 4 - 1] ^= 0x80,
+        |bytes, ranges| bytes[ranges.output.end * 4 - 1] ^= 0x80,
         "output[999]",
     );
 }
@@ -68,15 +68,15 @@ fn one_flipped_bit_of_the_output_is_caught() {
 #[test]
 fn a_write_outside_of_the_output_is_caught() {
     only_rank_1_says(
-        |bytes, places| bytes[places.output.end * 4] ^= 1,
+        |bytes, ranges| bytes[ranges.output.end * 4] ^= 1,
         "guard zone",
     );
     only_rank_1_says(
-        |bytes, places| bytes[places.output.start * 4 - 1] ^= 1,
+        |bytes, ranges| bytes[ranges.output.start * 4 - 1] ^= 1,
         "guard zone",
     );
     only_rank_1_says(
-        |bytes, places| bytes[places.total * 4 - 1] ^= 1,
+        |bytes, ranges| bytes[ranges.total * 4 - 1] ^= 1,
         "guard zone",
     );
 }
@@ -84,7 +84,7 @@ fn a_write_outside_of_the_output_is_caught() {
 #[test]
 fn a_write_into_the_input_is_caught() {
     only_rank_1_says(
-        |bytes, places| bytes[places.input.start * 4] ^= 1,
+        |bytes, ranges| bytes[ranges.input.start * 4] ^= 1,
         "input[0]",
     );
 }
@@ -93,7 +93,7 @@ fn a_write_into_the_input_is_caught() {
 fn an_output_that_is_left_alone_is_caught() {
     // What a call that does nothing would leave: the poison.
     only_rank_1_says(
-        |bytes, places| bytes[places.output.start * 4..places.output.end * 4].fill(0xa5),
+        |bytes, ranges| bytes[ranges.output.start * 4..ranges.output.end * 4].fill(0xa5),
         "output[0]",
     );
 }
