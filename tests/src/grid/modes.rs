@@ -59,13 +59,13 @@ const GUARD: usize = 48;
 
 /// A case's memory: input and output, each with guard zones.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct CaseMemory {
     output: Tensor,
     input: Option<Tensor>,
     buffers: Option<Buffers>,
 }
 
-impl Place {
+impl CaseMemory {
     fn buffers(&self) -> &Buffers {
         self.buffers.as_ref().expect("not dropped")
     }
@@ -124,105 +124,105 @@ impl Grid {
         self.tally.ran(group);
         self.doing = format!("{mode:?} of {case:?}");
         self.used.clear();
-        let place = &mut self.place(case, !mode.drops_input())?;
+        let memory = &mut self.case_memory(case, !mode.drops_input())?;
         match mode {
-            Mode::Sync => self.eager(case, place)?,
+            Mode::Sync => self.eager(case, memory)?,
             Mode::SyncNoWork => {
-                let (other, first) = (self.place(case, false)?, self.put(case, place));
+                let (other, first) = (self.case_memory(case, false)?, self.put(case, memory));
                 let second = self.put(case, &other);
-                let _first = call::enqueue(&self.comm, case, place.buffers())?;
+                let _first = call::enqueue(&self.comm, case, memory.buffers())?;
                 let _second = call::enqueue(&self.comm, case, other.buffers())?;
                 self.comm.synchronize()?;
-                self.verify(case, place, first);
+                self.verify(case, memory, first);
                 self.verify(case, &other, second);
             }
-            Mode::Async => self.enqueued(case, place)?,
+            Mode::Async => self.enqueued(case, memory)?,
             Mode::AsyncDropped => {
-                let call = self.put(case, place);
-                drop(call::enqueue(&self.comm, case, place.buffers())?);
+                let call = self.put(case, memory);
+                drop(call::enqueue(&self.comm, case, memory.buffers())?);
                 self.comm.synchronize()?;
-                self.verify(case, place, call);
+                self.verify(case, memory, call);
             }
             Mode::InputDropped => {
-                let call = self.put(case, place);
-                let works = call::enqueue(&self.comm, case, place.buffers())?;
-                let _next = place.drop_input()?;
+                let call = self.put(case, memory);
+                let works = call::enqueue(&self.comm, case, memory.buffers())?;
+                let _next = memory.drop_input()?;
                 for work in works {
                     work.wait_blocking()?;
                 }
-                self.verify(case, place, call);
+                self.verify(case, memory, call);
             }
             Mode::Graph => {
-                let graph = self.capture(case, place)?;
+                let graph = self.capture(case, memory)?;
                 for _ in 0..4 {
-                    self.replay(case, place, &graph)?;
+                    self.replay(case, memory, &graph)?;
                 }
             }
             Mode::GraphInputDropped => {
-                let graph = self.capture(case, place)?;
-                let call = self.put(case, place);
-                let _next = place.drop_input()?;
+                let graph = self.capture(case, memory)?;
+                let call = self.put(case, memory);
+                let _next = memory.drop_input()?;
                 for _ in 0..4 {
-                    self.put_output(case, place, call);
+                    self.put_output(case, memory, call);
                     graph.run(self.comm.stream())?;
-                    self.verify(case, place, call);
+                    self.verify(case, memory, call);
                 }
             }
             Mode::Graphs => {
-                let places = [self.place(case, false)?, self.place(case, true)?];
-                let places = [&*place, &places[0], &places[1]];
+                let memories = [self.case_memory(case, false)?, self.case_memory(case, true)?];
+                let memories = [&*memory, &memories[0], &memories[1]];
                 let graphs = [
-                    self.capture(case, places[0])?,
-                    self.capture(case, places[1])?,
-                    self.capture(case, places[2])?,
+                    self.capture(case, memories[0])?,
+                    self.capture(case, memories[1])?,
+                    self.capture(case, memories[2])?,
                 ];
                 for at in [0, 1, 0, 2, 1, 0, 2, 2] {
-                    self.replay(case, places[at], &graphs[at])?;
+                    self.replay(case, memories[at], &graphs[at])?;
                 }
             }
             Mode::Mixed => {
-                self.eager(case, place)?;
-                let graph = self.capture(case, place)?;
-                self.enqueued(case, place)?;
-                self.replay(case, place, &graph)?;
-                self.eager(case, place)?;
-                self.replay(case, place, &graph)?;
-                self.replay(case, place, &graph)?;
-                self.enqueued(case, place)?;
+                self.eager(case, memory)?;
+                let graph = self.capture(case, memory)?;
+                self.enqueued(case, memory)?;
+                self.replay(case, memory, &graph)?;
+                self.eager(case, memory)?;
+                self.replay(case, memory, &graph)?;
+                self.replay(case, memory, &graph)?;
+                self.enqueued(case, memory)?;
             }
         }
         Ok(())
     }
 
-    fn eager(&mut self, case: &Case, place: &Place) -> Result<()> {
-        let call = self.put(case, place);
-        call::blocking(&self.comm, case, place.buffers(), false)?;
-        self.verify(case, place, call);
+    fn eager(&mut self, case: &Case, memory: &CaseMemory) -> Result<()> {
+        let call = self.put(case, memory);
+        call::blocking(&self.comm, case, memory.buffers(), false)?;
+        self.verify(case, memory, call);
         Ok(())
     }
 
-    fn enqueued(&mut self, case: &Case, place: &Place) -> Result<()> {
-        let call = self.put(case, place);
-        for work in call::enqueue(&self.comm, case, place.buffers())? {
+    fn enqueued(&mut self, case: &Case, memory: &CaseMemory) -> Result<()> {
+        let call = self.put(case, memory);
+        for work in call::enqueue(&self.comm, case, memory.buffers())? {
             work.wait_blocking()?;
         }
-        self.verify(case, place, call);
+        self.verify(case, memory, call);
         Ok(())
     }
 
-    fn capture(&self, case: &Case, place: &Place) -> Result<GraphExec> {
+    fn capture(&self, case: &Case, memory: &CaseMemory) -> Result<GraphExec> {
         let stream = self.comm.stream();
         stream.begin_capture()?;
-        let enqueued = call::enqueue(&self.comm, case, place.buffers());
+        let enqueued = call::enqueue(&self.comm, case, memory.buffers());
         let graph = stream.end_capture()?;
         enqueued?;
         graph.instantiate()
     }
 
-    fn replay(&mut self, case: &Case, place: &Place, graph: &GraphExec) -> Result<()> {
-        let call = self.put(case, place);
+    fn replay(&mut self, case: &Case, memory: &CaseMemory, graph: &GraphExec) -> Result<()> {
+        let call = self.put(case, memory);
         graph.run(self.comm.stream())?;
-        self.verify(case, place, call);
+        self.verify(case, memory, call);
         Ok(())
     }
 
@@ -240,7 +240,7 @@ impl Grid {
         tensor(dtype, total)
     }
 
-    fn place(&mut self, case: &Case, registered: bool) -> Result<Place> {
+    fn case_memory(&mut self, case: &Case, registered: bool) -> Result<CaseMemory> {
         let shape = Shape::new(case, self.comm.size(), self.comm.rank());
         let output = self.memory(case, shape.output, registered)?;
         let input = self.memory(case, shape.input, registered)?;
@@ -252,7 +252,7 @@ impl Grid {
             weight: nothing.clone(),
             residual_out: nothing,
         };
-        Ok(Place {
+        Ok(CaseMemory {
             output,
             input: Some(input),
             buffers: Some(buffers),
@@ -265,7 +265,7 @@ impl Grid {
     }
 
     /// Fills the memory for the next call; its number.
-    fn put(&mut self, case: &Case, place: &Place) -> u64 {
+    fn put(&mut self, case: &Case, memory: &CaseMemory) -> u64 {
         self.calls += 1;
         let call = self.calls;
         let (ranks, rank) = (self.comm.size(), self.comm.rank());
@@ -276,7 +276,7 @@ impl Grid {
         let mut given = oracle::input(case, ranks, shown, call).input;
         let shape = Shape::new(case, ranks, rank);
         given.resize(shape.input * case.dtype.size(), 0);
-        if let Some(input) = &place.input {
+        if let Some(input) = &memory.input {
             write(
                 input,
                 &image(case.dtype.size(), shape.input, Some(&given), call),
@@ -284,23 +284,23 @@ impl Grid {
         }
         let data = Self::is_in_place(case).then_some(&given[..]);
         write(
-            &place.output,
+            &memory.output,
             &image(case.dtype.size(), shape.output, data, call),
         );
         call
     }
 
     /// Fills the output as for call number `call` once more.
-    fn put_output(&self, case: &Case, place: &Place, call: u64) {
+    fn put_output(&self, case: &Case, memory: &CaseMemory, call: u64) {
         let (ranks, rank) = (self.comm.size(), self.comm.rank());
-        let count = place.output.len() - 2 * GUARD;
+        let count = memory.output.len() - 2 * GUARD;
         let given = oracle::input(case, ranks, rank, call).input;
         let data = Self::is_in_place(case).then_some(&given[..]);
-        write(&place.output, &image(case.dtype.size(), count, data, call));
+        write(&memory.output, &image(case.dtype.size(), count, data, call));
     }
 
     /// Compares the memory with what call number `call` must have left.
-    fn verify(&mut self, case: &Case, place: &Place, call: u64) {
+    fn verify(&mut self, case: &Case, memory: &CaseMemory, call: u64) {
         let (ranks, rank) = (self.comm.size(), self.comm.rank());
         let size = case.dtype.size();
         let shape = Shape::new(case, ranks, rank);
@@ -314,12 +314,12 @@ impl Grid {
             call,
         );
         if self.fault == Fault::FlipBit && rank == 1 && shape.output > 0 {
-            let mut bytes = read(&place.output);
+            let mut bytes = read(&memory.output);
             bytes[GUARD * size] ^= 1;
-            write(&place.output, &bytes);
+            write(&memory.output, &bytes);
         }
-        self.same("output", &must, &read(&place.output), size);
-        if let Some(input) = place.input.as_ref().filter(|_| self.fault == Fault::None) {
+        self.same("output", &must, &read(&memory.output), size);
+        if let Some(input) = memory.input.as_ref().filter(|_| self.fault == Fault::None) {
             let must = image(size, shape.input, Some(&given), call);
             self.same("input", &must, &read(input), size);
         }
