@@ -29,14 +29,14 @@ pub(super) unsafe fn write_text(buffer: *mut c_char, bytes: usize, text: &str) {
 }
 
 /// Writes what the driver calls a code.
-fn put_text(code: u32, place: *mut *const c_char, description: bool) -> u32 {
+fn put_text(code: u32, out: *mut *const c_char, description: bool) -> u32 {
     match describe(code) {
         Some((name, text)) => {
-            put_if(place, if description { text } else { name }.as_ptr());
+            put_if(out, if description { text } else { name }.as_ptr());
             SUCCESS
         }
         None => {
-            put_if(place, core::ptr::null());
+            put_if(out, core::ptr::null());
             Status::InvalidValue as u32
         }
     }
@@ -48,8 +48,8 @@ fn put_text(code: u32, place: *mut *const c_char, description: bool) -> u32 {
 /// As `cuda.h` says.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
-pub unsafe extern "C" fn cuGetErrorName(code: u32, place: *mut *const c_char) -> u32 {
-    put_text(code, place, false)
+pub unsafe extern "C" fn cuGetErrorName(code: u32, out: *mut *const c_char) -> u32 {
+    put_text(code, out, false)
 }
 
 /// `cuGetErrorString`: see `cuda.h`. Allowed anywhere.
@@ -58,8 +58,8 @@ pub unsafe extern "C" fn cuGetErrorName(code: u32, place: *mut *const c_char) ->
 /// As `cuda.h` says.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
-pub unsafe extern "C" fn cuGetErrorString(code: u32, place: *mut *const c_char) -> u32 {
-    put_text(code, place, true)
+pub unsafe extern "C" fn cuGetErrorString(code: u32, out: *mut *const c_char) -> u32 {
+    put_text(code, out, true)
 }
 
 /// Where a device is on the bus.
@@ -132,9 +132,9 @@ export! {
         put(count, settings().devices as c_int)
     }
 
-    fn cuDeviceGet(place: *mut c_int, ordinal: c_int) {
+    fn cuDeviceGet(out: *mut c_int, ordinal: c_int) {
         let device = context::device(ordinal)?;
-        put(place, device as c_int)
+        put(out, device as c_int)
     }
 
     fn cuDeviceGetName(name: *mut c_char, bytes: c_int, device: c_int) {
@@ -180,12 +180,12 @@ export! {
         put(can, c_int::from(different))
     }
 
-    fn cuDevicePrimaryCtxRetain(place: *mut usize, device: c_int) {
+    fn cuDevicePrimaryCtxRetain(out: *mut usize, device: c_int) {
         let device = context::device(device)?;
-        if place.is_null() {
+        if out.is_null() {
             return Err(Status::InvalidValue);
         }
-        put(place, context::retain_primary(device))
+        put(out, context::retain_primary(device))
     }
 
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
@@ -214,25 +214,25 @@ export! {
         context::set_current(handle)
     }
 
-    fn cuCtxGetCurrent(place: *mut usize) {
+    fn cuCtxGetCurrent(out: *mut usize) {
         ready()?;
         let current = current_or_none()?;
-        put(place, current.map_or(0, |context| context.handle))
+        put(out, current.map_or(0, |context| context.handle))
     }
 
     fn cuCtxPushCurrent_v2(handle: usize) {
         context::push(handle)
     }
 
-    fn cuCtxPopCurrent_v2(place: *mut usize) {
+    fn cuCtxPopCurrent_v2(out: *mut usize) {
         let popped = context::pop()?;
-        put_if(place, popped);
+        put_if(out, popped);
         Ok(())
     }
 
-    fn cuCtxGetDevice(place: *mut c_int) {
+    fn cuCtxGetDevice(out: *mut c_int) {
         let context = current()?;
-        put(place, context.device as c_int)
+        put(out, context.device as c_int)
     }
 
     fn cuCtxGetApiVersion(handle: usize, version: *mut c_uint) {

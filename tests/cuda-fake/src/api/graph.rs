@@ -14,35 +14,35 @@ const NO_DESTRUCTOR_SYNC: c_uint = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`.
 const MOVE: c_uint = 1;
 
-fn instantiate(place: *mut usize, graph: usize) -> Result<()> {
+fn instantiate(out: *mut usize, graph: usize) -> Result<()> {
     let (_, graph) = with(&GRAPHS, graph)?;
-    if place.is_null() {
+    if out.is_null() {
         return Err(Status::InvalidValue);
     }
-    put(place, graph.instantiate()?)
+    put(out, graph.instantiate()?)
 }
 
 export! {
-    fn cuGraphGetNodes(graph: usize, places: *mut usize, count: *mut usize) {
+    fn cuGraphGetNodes(graph: usize, outs: *mut usize, count: *mut usize) {
         ready()?;
         let graph = GRAPHS.get(graph).ok_or(Status::InvalidValue)?;
         let nodes = graph.nodes();
-        if places.is_null() {
+        if outs.is_null() {
             return put(count, nodes.len());
         }
         let room = get(count)?;
         for at in 0..room {
             let node = nodes.get(at).copied().unwrap_or(0);
-            // SAFETY: the caller promises `count` places.
-            put(unsafe { places.add(at) }, node)?;
+            // SAFETY: the caller promises `count` elements.
+            put(unsafe { outs.add(at) }, node)?;
         }
         put(count, nodes.len().min(room))
     }
 
-    fn cuGraphClone(place: *mut usize, graph: usize) {
+    fn cuGraphClone(out: *mut usize, graph: usize) {
         ready()?;
         let graph = GRAPHS.get(graph).ok_or(Status::InvalidValue)?;
-        put(place, graph.duplicate()?)
+        put(out, graph.duplicate()?)
     }
 
     fn cuGraphDestroy(graph: usize) {
@@ -55,12 +55,12 @@ export! {
         Ok(())
     }
 
-    fn cuGraphInstantiateWithFlags(place: *mut usize, graph: usize, flags: c_ulonglong) {
+    fn cuGraphInstantiateWithFlags(out: *mut usize, graph: usize, flags: c_ulonglong) {
         // Auto free (1), upload (2, not here), device launch (4), node priority (8).
         if flags & !9 != 0 {
             return Err(Status::NotSupported);
         }
-        instantiate(place, graph)
+        instantiate(out, graph)
     }
 
     fn cuGraphUpload(exec: usize, stream: usize) {
@@ -80,7 +80,7 @@ export! {
     }
 
     fn cuUserObjectCreate(
-        place: *mut usize,
+        out: *mut usize,
         data: *mut c_void,
         destroy: Option<Callback>,
         references: c_uint,
@@ -88,10 +88,10 @@ export! {
     ) {
         ready()?;
         let destroy = destroy.ok_or(Status::InvalidValue)?;
-        if place.is_null() || references == 0 || flags != NO_DESTRUCTOR_SYNC {
+        if out.is_null() || references == 0 || flags != NO_DESTRUCTOR_SYNC {
             return Err(Status::InvalidValue);
         }
-        put(place, UserObject::create(data, destroy, references))
+        put(out, UserObject::create(data, destroy, references))
     }
 
     fn cuUserObjectRetain(object: usize, count: c_uint) {

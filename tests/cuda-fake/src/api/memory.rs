@@ -7,7 +7,7 @@ use fusewire::cpu;
 
 use super::{export, get, put, put_if};
 use crate::core::context::{Context, current};
-use crate::core::memory::{self, Kind, Place};
+use crate::core::memory::{self, Kind, Location};
 use crate::core::settings::settings;
 use crate::core::stream::{self, Stream};
 use crate::core::{backing, capture, handoff, ipc};
@@ -43,16 +43,16 @@ enum Side {
 }
 
 /// Where one side of a copy lies; refuses what the driver recognises at once.
-fn side(address: u64, bytes: u64, device: u32, write: bool, side: Side) -> Result<Place> {
+fn side(address: u64, bytes: u64, device: u32, write: bool, side: Side) -> Result<Location> {
     if address == 0 && bytes > 0 {
         return Err(Status::InvalidValue);
     }
     match memory::check(address, bytes, device, write) {
-        Ok(Place::Pageable) if side == Side::Device => Err(Status::InvalidValue),
-        Ok(place) => Ok(place),
+        Ok(Location::Pageable) if side == Side::Device => Err(Status::InvalidValue),
+        Ok(location) => Ok(location),
         // Without access the device itself finds out, later.
         Err(_) => match memory::find(address).map(|region| region.kind) {
-            Some(Kind::Mapping(_)) => Ok(Place::Device),
+            Some(Kind::Mapping(_)) => Ok(Location::Device),
             _ => Err(Status::InvalidValue),
         },
     }
@@ -74,7 +74,7 @@ fn copy(
         return Ok(());
     }
     let captured = !matches!(capture::info(stream)?, capture::Info::None);
-    if source == Place::Pageable && !captured {
+    if source == Location::Pageable && !captured {
         // Ordinary memory is read before the call returns.
         // SAFETY: the caller of the C function promises that it is readable.
         let staged = unsafe { core::slice::from_raw_parts(from as *const u8, bytes as usize) };
@@ -96,7 +96,7 @@ fn copy(
         });
         capture::submit(stream, item)?;
     }
-    if target == Place::Pageable && !captured {
+    if target == Location::Pageable && !captured {
         // Ordinary memory is written before the call returns.
         stream.settle();
         context.failure()?;
@@ -164,13 +164,13 @@ export! {
         put(total, bytes as usize)
     }
 
-    fn cuMemAlloc_v2(place: *mut u64, bytes: usize) {
+    fn cuMemAlloc_v2(out: *mut u64, bytes: usize) {
         let context = current()?;
         capture::potentially_unsafe()?;
-        if place.is_null() {
+        if out.is_null() {
             return Err(Status::InvalidValue);
         }
-        put(place, memory::allocate(context.device, context.handle, bytes as u64)?)
+        put(out, memory::allocate(context.device, context.handle, bytes as u64)?)
     }
 
     fn cuMemFree_v2(address: u64) {
@@ -199,13 +199,13 @@ export! {
         put(handle, ipc::export(address)?)
     }
 
-    fn cuIpcOpenMemHandle_v2(place: *mut u64, handle: IpcHandle, flags: c_uint) {
+    fn cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: c_uint) {
         let context = current()?;
         capture::potentially_unsafe()?;
-        if place.is_null() || flags != LAZY_PEER_ACCESS {
+        if out.is_null() || flags != LAZY_PEER_ACCESS {
             return Err(Status::InvalidValue);
         }
-        put(place, ipc::open(&handle.bytes, context.device, context.handle)?)
+        put(out, ipc::open(&handle.bytes, context.device, context.handle)?)
     }
 
     fn cuIpcCloseMemHandle(address: u64) {
@@ -215,15 +215,15 @@ export! {
         memory::close_block(address)
     }
 
-    fn cuMemHostAlloc(place: *mut *mut c_void, bytes: usize, flags: c_uint) {
+    fn cuMemHostAlloc(out: *mut *mut c_void, bytes: usize, flags: c_uint) {
         if flags > 7 {
             return Err(Status::InvalidValue);
         }
-        allocate_host(place, bytes)
+        allocate_host(out, bytes)
     }
 
-    fn cuMemAllocHost_v2(place: *mut *mut c_void, bytes: usize) {
-        allocate_host(place, bytes)
+    fn cuMemAllocHost_v2(out: *mut *mut c_void, bytes: usize) {
+        allocate_host(out, bytes)
     }
 
     fn cuMemFreeHost(address: *mut c_void) {
@@ -233,11 +233,11 @@ export! {
         memory::free_host(address as u64)
     }
 
-    fn cuMemHostGetDevicePointer_v2(place: *mut u64, address: *mut c_void, flags: c_uint) {
+    fn cuMemHostGetDevicePointer_v2(out: *mut u64, address: *mut c_void, flags: c_uint) {
         current()?;
         let region = memory::find(address as u64);
         match region {
-            Some(region) if !region.on_device() && flags == 0 => put(place, address as u64),
+            Some(region) if !region.on_device() && flags == 0 => put(out, address as u64),
             _ => Err(Status::InvalidValue),
         }
     }
@@ -303,27 +303,27 @@ export! {
         context.failure()
     }
 
-    fn cuPointerGetAttribute(place: *mut c_void, attribute: c_uint, address: u64) {
+    fn cuPointerGetAttribute(out: *mut c_void, attribute: c_uint, address: u64) {
         crate::core::context::ready()?;
-        pointer(place, attribute, address)
+        pointer(out, attribute, address)
     }
 
     fn cuPointerGetAttributes(
         count: c_uint,
         attributes: *mut c_uint,
-        places: *mut *mut c_void,
+        outs: *mut *mut c_void,
         address: u64,
     ) {
         crate::core::context::ready()?;
         for at in 0..count as usize {
             // SAFETY: the caller promises `count` attributes.
             let attribute = get(unsafe { attributes.add(at) })?;
-            // SAFETY: likewise for places.
-            let place = get(unsafe { places.add(at) })?;
+            // SAFETY: likewise for `outs`.
+            let out = get(unsafe { outs.add(at) })?;
             if memory::find(address).is_some() {
-                pointer(place, attribute, address)?;
+                pointer(out, attribute, address)?;
             } else {
-                put(place.cast::<c_uint>(), 0)?;
+                put(out.cast::<c_uint>(), 0)?;
             }
         }
         Ok(())
@@ -337,34 +337,34 @@ pub(crate) struct IpcHandle {
     bytes: [u8; handoff::BYTES],
 }
 
-fn allocate_host(place: *mut *mut c_void, bytes: usize) -> Result<()> {
+fn allocate_host(out: *mut *mut c_void, bytes: usize) -> Result<()> {
     let context = current()?;
     capture::potentially_unsafe()?;
-    if place.is_null() {
+    if out.is_null() {
         return Err(Status::InvalidValue);
     }
     let address = memory::allocate_host(context.device, context.handle, bytes as u64)?;
-    put(place, address as *mut c_void)
+    put(out, address as *mut c_void)
 }
 
 /// One attribute of an address.
-fn pointer(place: *mut c_void, attribute: c_uint, address: u64) -> Result<()> {
+fn pointer(out: *mut c_void, attribute: c_uint, address: u64) -> Result<()> {
     let region = memory::find(address).ok_or(Status::InvalidValue)?;
     let (on_device, block) = (region.on_device(), matches!(region.kind, Kind::Block));
     match attribute {
-        1 if region.context != 0 => put(place.cast(), region.context),
-        2 => put(place.cast(), if on_device { 2 } else { 1 } as c_uint),
-        3 => put(place.cast(), address),
-        4 if !on_device => put(place.cast(), address),
-        7 => put(place.cast(), region.id as c_ulonglong),
-        6 | 8 => put(place.cast(), c_int::from(false)),
-        9 => put(place.cast(), region.device as c_int),
-        10 => put(place.cast(), u8::from(block)),
-        11 => put(place.cast(), region.start),
-        12 => put(place.cast(), region.requested as usize),
-        13 => put(place.cast(), u8::from(true)),
+        1 if region.context != 0 => put(out.cast(), region.context),
+        2 => put(out.cast(), if on_device { 2 } else { 1 } as c_uint),
+        3 => put(out.cast(), address),
+        4 if !on_device => put(out.cast(), address),
+        7 => put(out.cast(), region.id as c_ulonglong),
+        6 | 8 => put(out.cast(), c_int::from(false)),
+        9 => put(out.cast(), region.device as c_int),
+        10 => put(out.cast(), u8::from(block)),
+        11 => put(out.cast(), region.start),
+        12 => put(out.cast(), region.requested as usize),
+        13 => put(out.cast(), u8::from(true)),
         14 => put(
-            place.cast(),
+            out.cast(),
             region
                 .backing
                 .map_or(0, |backing| c_ulonglong::from(backing.handles)),

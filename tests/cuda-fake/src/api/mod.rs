@@ -1,7 +1,7 @@
 //! The exported C functions: arguments checked and turned into the core's terms, results into codes.
 
-mod device;
 mod control;
+mod device;
 mod graph;
 mod memory;
 mod module;
@@ -50,30 +50,30 @@ fn answer(name: &'static str, body: impl FnOnce() -> Result<()>) -> u32 {
 }
 
 /// Writes through a pointer of the caller.
-fn put<T>(place: *mut T, value: T) -> Result<()> {
-    if place.is_null() {
+fn put<T>(out: *mut T, value: T) -> Result<()> {
+    if out.is_null() {
         return Err(Status::InvalidValue);
     }
     // SAFETY: not null; the caller of the C function promises that it is writable.
-    unsafe { place.write_unaligned(value) };
+    unsafe { out.write_unaligned(value) };
     Ok(())
 }
 
 /// Writes through a pointer of the caller, if there is one.
-fn put_if<T>(place: *mut T, value: T) {
-    if !place.is_null() {
+fn put_if<T>(out: *mut T, value: T) {
+    if !out.is_null() {
         // SAFETY: as in `put`.
-        unsafe { place.write_unaligned(value) };
+        unsafe { out.write_unaligned(value) };
     }
 }
 
 /// Reads through a pointer of the caller.
-fn get<T: Copy>(place: *const T) -> Result<T> {
-    if place.is_null() {
+fn get<T: Copy>(out: *const T) -> Result<T> {
+    if out.is_null() {
         return Err(Status::InvalidValue);
     }
     // SAFETY: not null; the caller of the C function promises that it is readable.
-    Ok(unsafe { place.read_unaligned() })
+    Ok(unsafe { out.read_unaligned() })
 }
 
 /// The current context, and an object by its handle.

@@ -48,7 +48,7 @@ const ERROR_SIZE: c_uint = 6;
 
 /// Loads an image.
 fn load(
-    place: *mut usize,
+    out: *mut usize,
     image: *const c_void,
     count: c_uint,
     options: *const c_uint,
@@ -56,7 +56,7 @@ fn load(
 ) -> Result<()> {
     let context = current()?;
     capture::potentially_unsafe()?;
-    if place.is_null() || image.is_null() {
+    if out.is_null() || image.is_null() {
         return Err(Status::InvalidValue);
     }
     // SAFETY: an image is at least four bytes: a magic number, or text with its zero byte, of which no more is read.
@@ -83,7 +83,7 @@ fn load(
     };
     write_logs(log, count, options, values)?;
     match loaded {
-        Ok(module) => put(place, module),
+        Ok(module) => put(out, module),
         Err((status, _)) => Err(status),
     }
 }
@@ -108,12 +108,12 @@ fn write_logs(
             _ => {}
         }
     }
-    if let Some(place) = size {
-        let room = get(place)? as usize as u32 as usize;
+    if let Some(out) = size {
+        let room = get(out)? as usize as u32 as usize;
         // SAFETY: the caller promises that many bytes.
         unsafe { write_text(buffer.cast(), room, log) };
         let length = log.len().min(room.saturating_sub(1));
-        put(place, length as *mut c_void)?;
+        put(out, length as *mut c_void)?;
     }
     Ok(())
 }
@@ -164,10 +164,10 @@ fn start(
         if argument.is_null() {
             return Err(Status::InvalidValue);
         }
-        let place = &mut bytes[parameter.offset..][..parameter.size];
+        let target = &mut bytes[parameter.offset..][..parameter.size];
         // SAFETY: the caller promises that the argument has the parameter's size.
         let argument = unsafe { core::slice::from_raw_parts(argument.cast(), parameter.size) };
-        place.copy_from_slice(argument);
+        target.copy_from_slice(argument);
     }
     function.launch(context, stream, shape, &bytes)
 }
@@ -213,11 +213,11 @@ fn attribute(function: &Function, number: c_uint) -> Result<u32> {
     })
 }
 
-fn occupancy(place: *mut c_int, function: usize, threads: c_int, dynamic: usize) -> Result<()> {
+fn occupancy(out: *mut c_int, function: usize, threads: c_int, dynamic: usize) -> Result<()> {
     let (_, function) = with(&FUNCTIONS, function)?;
     let threads = u32::try_from(threads).or(Err(Status::InvalidValue))?;
     let dynamic = u32::try_from(dynamic).or(Err(Status::InvalidValue))?;
-    put(place, function.occupancy(threads, dynamic)? as c_int)
+    put(out, function.occupancy(threads, dynamic)? as c_int)
 }
 
 /// The function of a handle, for calls that need no context but a live function.
@@ -228,17 +228,17 @@ fn alive(function: usize) -> Result<Arc<Function>> {
 
 export! {
     fn cuModuleLoadDataEx(
-        place: *mut usize,
+        out: *mut usize,
         image: *const c_void,
         count: c_uint,
         options: *mut c_uint,
         values: *mut *mut c_void,
     ) {
-        load(place, image, count, options, values)
+        load(out, image, count, options, values)
     }
 
-    fn cuModuleLoadData(place: *mut usize, image: *const c_void) {
-        load(place, image, 0, core::ptr::null(), core::ptr::null_mut())
+    fn cuModuleLoadData(out: *mut usize, image: *const c_void) {
+        load(out, image, 0, core::ptr::null(), core::ptr::null_mut())
     }
 
     fn cuModuleUnload(module: usize) {
@@ -247,14 +247,14 @@ export! {
         kernel::unload(module)
     }
 
-    fn cuModuleGetFunction(place: *mut usize, module: usize, name: *const c_char) {
+    fn cuModuleGetFunction(out: *mut usize, module: usize, name: *const c_char) {
         let (_, module) = with(&MODULES, module)?;
-        if place.is_null() || name.is_null() {
+        if out.is_null() || name.is_null() {
             return Err(Status::InvalidValue);
         }
         // SAFETY: the caller promises a C string.
         let name = unsafe { CStr::from_ptr(name) };
-        put(place, module.function(name.to_str().or(Err(Status::NotFound))?)?)
+        put(out, module.function(name.to_str().or(Err(Status::NotFound))?)?)
     }
 
     fn cuModuleGetFunctionCount(count: *mut c_uint, module: usize) {
@@ -262,12 +262,12 @@ export! {
         put(count, module.names().count() as c_uint)
     }
 
-    fn cuModuleEnumerateFunctions(places: *mut usize, count: c_uint, module: usize) {
+    fn cuModuleEnumerateFunctions(outs: *mut usize, count: c_uint, module: usize) {
         let (_, module) = with(&MODULES, module)?;
         for (at, name) in module.names().take(count as usize).enumerate() {
             let function = module.function(name)?;
-            // SAFETY: the caller promises `count` places.
-            put(unsafe { places.add(at) }, function)?;
+            // SAFETY: the caller promises `count` elements.
+            put(unsafe { outs.add(at) }, function)?;
         }
         Ok(())
     }
@@ -277,12 +277,12 @@ export! {
         alive(function).map(drop)
     }
 
-    fn cuFuncGetModule(place: *mut usize, function: usize) {
-        put(place, alive(function)?.module)
+    fn cuFuncGetModule(out: *mut usize, function: usize) {
+        put(out, alive(function)?.module)
     }
 
-    fn cuFuncGetAttribute(place: *mut c_int, number: c_uint, function: usize) {
-        put(place, attribute(&*alive(function)?, number)? as c_int)
+    fn cuFuncGetAttribute(out: *mut c_int, number: c_uint, function: usize) {
+        put(out, attribute(&*alive(function)?, number)? as c_int)
     }
 
     fn cuFuncSetAttribute(function: usize, number: c_uint, value: c_int) {
@@ -308,22 +308,22 @@ export! {
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        place: *mut c_int,
+        out: *mut c_int,
         function: usize,
         threads: c_int,
         dynamic: usize,
     ) {
-        occupancy(place, function, threads, dynamic)
+        occupancy(out, function, threads, dynamic)
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-        place: *mut c_int,
+        out: *mut c_int,
         function: usize,
         threads: c_int,
         dynamic: usize,
         _flags: c_uint,
     ) {
-        occupancy(place, function, threads, dynamic)
+        occupancy(out, function, threads, dynamic)
     }
 
     fn cuLaunchKernel(

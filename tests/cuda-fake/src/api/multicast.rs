@@ -21,10 +21,10 @@ pub(crate) struct ObjectProp {
 const _: () = assert!(size_of::<ObjectProp>() == 32);
 
 /// What properties ask for, if it is possible.
-fn properties(place: *const ObjectProp) -> Result<ObjectProp> {
+fn properties(out: *const ObjectProp) -> Result<ObjectProp> {
     ready()?;
     multicast::supported()?;
-    let wanted = get(place)?;
+    let wanted = get(out)?;
     if wanted.flags != 0 || wanted.devices == 0 {
         return Err(Status::InvalidValue);
     }

@@ -45,7 +45,7 @@ fn capture_info(
 }
 
 /// Milliseconds between two events.
-fn elapsed(place: *mut f32, start: usize, end: usize) -> Result<()> {
+fn elapsed(out: *mut f32, start: usize, end: usize) -> Result<()> {
     let (_, start) = with(&EVENTS, start)?;
     let (_, end) = with(&EVENTS, end)?;
     let usable =
@@ -59,17 +59,17 @@ fn elapsed(place: *mut f32, start: usize, end: usize) -> Result<()> {
         return Err(Status::NotReady);
     }
     let time = end.inner.elapsed_since(&start.inner);
-    put(place, time.or(Err(Status::NotReady))?.as_secs_f32() * 1e3)
+    put(out, time.or(Err(Status::NotReady))?.as_secs_f32() * 1e3)
 }
 
 /// A stream with the flags and the priority of `cuda.h`.
-fn create(place: *mut usize, flags: c_uint, priority: c_int) -> Result<()> {
+fn create(out: *mut usize, flags: c_uint, priority: c_int) -> Result<()> {
     let context = current()?;
-    if place.is_null() || flags > 1 {
+    if out.is_null() || flags > 1 {
         return Err(Status::InvalidValue);
     }
     put(
-        place,
+        out,
         stream::Stream::create(&context, flags == 0, priority.clamp(-5, 0)),
     )
 }
@@ -88,7 +88,7 @@ fn memory_operation(
     }
     if !matches!(
         memory::check(address, 4, context.device, write),
-        Ok(memory::Place::Device | memory::Place::Host)
+        Ok(memory::Location::Device | memory::Location::Host)
     ) {
         return Err(Status::InvalidValue);
     }
@@ -141,12 +141,12 @@ export! {
         })
     }
 
-    fn cuStreamCreate(place: *mut usize, flags: c_uint) {
-        create(place, flags, 0)
+    fn cuStreamCreate(out: *mut usize, flags: c_uint) {
+        create(out, flags, 0)
     }
 
-    fn cuStreamCreateWithPriority(place: *mut usize, flags: c_uint, priority: c_int) {
-        create(place, flags, priority)
+    fn cuStreamCreateWithPriority(out: *mut usize, flags: c_uint, priority: c_int) {
+        create(out, flags, priority)
     }
 
     fn cuStreamDestroy_v2(handle: usize) {
@@ -154,19 +154,19 @@ export! {
         stream::destroy(handle)
     }
 
-    fn cuStreamGetCtx(handle: usize, place: *mut usize) {
+    fn cuStreamGetCtx(handle: usize, out: *mut usize) {
         let context = current()?;
-        put(place, find(&context, handle)?.context)
+        put(out, find(&context, handle)?.context)
     }
 
-    fn cuStreamGetFlags(handle: usize, place: *mut c_uint) {
+    fn cuStreamGetFlags(handle: usize, out: *mut c_uint) {
         let context = current()?;
-        put(place, c_uint::from(!find(&context, handle)?.blocking))
+        put(out, c_uint::from(!find(&context, handle)?.blocking))
     }
 
-    fn cuStreamGetPriority(handle: usize, place: *mut c_int) {
+    fn cuStreamGetPriority(handle: usize, out: *mut c_int) {
         let context = current()?;
-        put(place, find(&context, handle)?.priority)
+        put(out, find(&context, handle)?.priority)
     }
 
     fn cuStreamQuery(handle: usize) {
@@ -246,13 +246,13 @@ export! {
         capture_info(handle, (status, id, graph), (nodes, count))
     }
 
-    fn cuEventCreate(place: *mut usize, flags: c_uint) {
+    fn cuEventCreate(out: *mut usize, flags: c_uint) {
         let context = current()?;
         // Interprocess events (4) are not among what the fake does.
-        if place.is_null() || flags > 3 {
+        if out.is_null() || flags > 3 {
             return Err(Status::InvalidValue);
         }
-        put(place, stream::create_event(&context, flags & 2 == 0))
+        put(out, stream::create_event(&context, flags & 2 == 0))
     }
 
     fn cuEventDestroy_v2(handle: usize) {
@@ -288,11 +288,11 @@ export! {
         context.failure()
     }
 
-    fn cuEventElapsedTime(place: *mut f32, start: usize, end: usize) {
-        elapsed(place, start, end)
+    fn cuEventElapsedTime(out: *mut f32, start: usize, end: usize) {
+        elapsed(out, start, end)
     }
 
-    fn cuEventElapsedTime_v2(place: *mut f32, start: usize, end: usize) {
-        elapsed(place, start, end)
+    fn cuEventElapsedTime_v2(out: *mut f32, start: usize, end: usize) {
+        elapsed(out, start, end)
     }
 }

@@ -105,9 +105,9 @@ fn blocks_run_at_once_and_a_failure_stays() {
     // SAFETY: as above.
     assert_eq!(unsafe { cuStreamSynchronize(stream) }, failed);
     let mut word = 0u32;
-    let place = (&raw mut word).cast();
+    let out = (&raw mut word).cast();
     // SAFETY: as above.
-    assert_eq!(unsafe { cuMemcpyDtoH_v2(place, counter as u64, 4) }, failed);
+    assert_eq!(unsafe { cuMemcpyDtoH_v2(out, counter as u64, 4) }, failed);
     // SAFETY: as above.
     let code = unsafe { cuStreamCreate(&raw mut stream, 1) };
     assert_eq!(code, failed);

@@ -53,8 +53,8 @@ pub(crate) struct AccessDesc {
 const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
 
 /// The device, and the handle types, that properties name.
-fn properties(place: *const AllocationProp) -> Result<(u32, u32)> {
-    let wanted = get(place)?;
+fn properties(out: *const AllocationProp) -> Result<(u32, u32)> {
+    let wanted = get(out)?;
     if wanted.kind != PINNED || wanted.location.kind != DEVICE || wanted.compression > 1 {
         return Err(Status::InvalidValue);
     }
@@ -130,12 +130,12 @@ export! {
         })
     }
 
-    fn cuMemAddressReserve(place: *mut u64, bytes: usize, alignment: usize, _hint: u64, flags: c_ulonglong) {
+    fn cuMemAddressReserve(out: *mut u64, bytes: usize, alignment: usize, _hint: u64, flags: c_ulonglong) {
         ready()?;
-        if place.is_null() || flags != 0 {
+        if out.is_null() || flags != 0 {
             return Err(Status::InvalidValue);
         }
-        put(place, memory::reserve(bytes as u64, alignment as u64)?)
+        put(out, memory::reserve(bytes as u64, alignment as u64)?)
     }
 
     fn cuMemAddressFree(address: u64, bytes: usize) {

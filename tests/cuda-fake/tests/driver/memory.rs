@@ -131,8 +131,8 @@ driver_test! {
 
         let private = create(CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE);
         let mut fd = -1;
-        let place = (&raw mut fd).cast();
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemExportToShareableHandle(place, private, DESCRIPTOR, 0));
+        let out = (&raw mut fd).cast();
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemExportToShareableHandle(out, private, DESCRIPTOR, 0));
         let mut twin = 0;
         // Standard input is no memory.
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemImportFromShareableHandle(&raw mut twin, null_mut(), DESCRIPTOR));
@@ -270,17 +270,17 @@ driver_test! {
     registered_memory() {
         start();
         let mut words = [1u64, 2];
-        let place = words.as_mut_ptr().cast();
+        let out = words.as_mut_ptr().cast();
         let mut device = 0;
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemHostGetDevicePointer_v2(&raw mut device, place, 0));
-        ok!(cuMemHostRegister_v2(place, 16, 0));
-        fails!(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, cuMemHostRegister_v2(place, 8, 0));
-        ok!(cuMemHostGetDevicePointer_v2(&raw mut device, place, 0));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemHostGetDevicePointer_v2(&raw mut device, out, 0));
+        ok!(cuMemHostRegister_v2(out, 16, 0));
+        fails!(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, cuMemHostRegister_v2(out, 8, 0));
+        ok!(cuMemHostGetDevicePointer_v2(&raw mut device, out, 0));
         let target = block(16);
         ok!(cuMemcpyDtoD_v2(target, device, 16));
         assert_eq!(read(target, 2), [1, 2]);
-        ok!(cuMemHostUnregister(place));
-        fails!(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cuMemHostUnregister(place));
+        ok!(cuMemHostUnregister(out));
+        fails!(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cuMemHostUnregister(out));
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoD_v2(target, device, 16));
     }
 }

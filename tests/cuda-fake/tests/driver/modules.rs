@@ -139,16 +139,16 @@ driver_test! {
             .visible .entry sum_rows(.param .u64 a) { ret; }");
         let barrier = c"barrier".as_ptr();
         fails!(CUDA_ERROR_NOT_FOUND, cuModuleGetFunction(&raw mut found, other, barrier));
-        let place = |function, index| {
+        let out = |function, index| {
             let (mut offset, mut size) = (0, 0);
             let code = code!(cuFuncGetParamInfo(function, index, &raw mut offset, &raw mut size));
             (code, offset, size)
         };
         let real = function(module, c"quantize");
-        assert_eq!(place(real, 3), (CUDA_SUCCESS, 24, 4));
-        assert_eq!(place(real, 4).0, CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(out(real, 3), (CUDA_SUCCESS, 24, 4));
+        assert_eq!(out(real, 4).0, CUDA_ERROR_INVALID_VALUE);
         let odd = function(other, c"quantize");
-        assert_eq!((place(odd, 0), place(odd, 1)), ((CUDA_SUCCESS, 0, 4), (CUDA_SUCCESS, 8, 8)));
+        assert_eq!((out(odd, 0), out(odd, 1)), ((CUDA_SUCCESS, 0, 4), (CUDA_SUCCESS, 8, 8)));
         assert_eq!(function(other, c"quantize"), odd);
         let mut count = 0;
         ok!(cuModuleGetFunctionCount(&raw mut count, other));

@@ -77,8 +77,8 @@ driver_test! {
         // The object's own address can be mapped; nothing can touch it.
         ok!(cuMemMap(address, GRANULE, 0, first, 0));
         let mut word = 0u64;
-        let place = (&raw mut word).cast();
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH_v2(place, address, 8));
+        let out = (&raw mut word).cast();
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH_v2(out, address, 8));
         ok!(cuMemUnmap(address, GRANULE));
         ok!(cuMemAddressFree(address, GRANULE));
 
@@ -135,10 +135,10 @@ type Handle = [u8; 64];
 
 fn import(handle: &mut Handle) -> (sys::CUresult, u64) {
     let mut imported = 0;
-    let place = handle.as_mut_ptr().cast();
+    let out = handle.as_mut_ptr().cast();
     let code = code!(cuMemImportFromShareableHandle(
         &raw mut imported,
-        place,
+        out,
         FABRIC
     ));
     (code, imported)
@@ -191,8 +191,8 @@ driver_test! {
         let (kept, released, object) = (memory(0, FABRIC), memory(0, FABRIC), create(FABRIC));
         let plain = memory(0, DESCRIPTOR);
         let mut none = [0u8; 64];
-        let place = none.as_mut_ptr().cast();
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemExportToShareableHandle(place, plain, FABRIC, 0));
+        let out = none.as_mut_ptr().cast();
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemExportToShareableHandle(out, plain, FABRIC, 0));
         let mut text = String::new();
         for handle in [kept, released, object] {
             for byte in export(handle) {
