@@ -41,11 +41,11 @@ pub fn library() -> io::Result<PathBuf> {
 pub fn install(folder: &Path) -> io::Result<()> {
     let library = library()?;
     for name in NAMES {
-        let place = folder.join(name);
-        match symlink(&library, &place) {
+        let link = folder.join(name);
+        match symlink(&library, &link) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                std::fs::remove_file(&place)?;
-                symlink(&library, &place)?;
+                std::fs::remove_file(&link)?;
+                symlink(&library, &link)?;
             }
             other => other?,
         }

@@ -121,12 +121,12 @@ impl Backing {
         self.file.metadata().map_or(0, |data| data.ino())
     }
 
-    /// Maps the memory from its beginning at `place`, or anywhere.
-    pub(crate) fn map(&self, place: Option<u64>, bytes: u64, protection: i32) -> Result<u64> {
-        let (hint, fixed) = place.map_or((ptr::null_mut(), 0), |place| {
-            (place as *mut libc::c_void, libc::MAP_FIXED)
+    /// Maps the memory from its beginning at `fixed_at`, or anywhere.
+    pub(crate) fn map(&self, fixed_at: Option<u64>, bytes: u64, protection: i32) -> Result<u64> {
+        let (hint, fixed) = fixed_at.map_or((ptr::null_mut(), 0), |fixed_at| {
+            (fixed_at as *mut libc::c_void, libc::MAP_FIXED)
         });
-        // SAFETY: without a place nothing of others is replaced; a place lies in a reservation of the fake,
+        // SAFETY: without an address nothing else is replaced; an address lies in a reservation of the fake,
         // where nothing else is mapped.
         let address = unsafe {
             libc::mmap(
@@ -155,9 +155,9 @@ fn attributes(link: &Path) -> Option<(u32, u32)> {
 }
 
 /// Addresses that nothing else of the process gets.
-pub(crate) fn reserve(place: Option<u64>, bytes: u64) -> Result<u64> {
-    let (hint, fixed) = place.map_or((ptr::null_mut(), 0), |place| {
-        (place as *mut libc::c_void, libc::MAP_FIXED)
+pub(crate) fn reserve(fixed_at: Option<u64>, bytes: u64) -> Result<u64> {
+    let (hint, fixed) = fixed_at.map_or((ptr::null_mut(), 0), |fixed_at| {
+        (fixed_at as *mut libc::c_void, libc::MAP_FIXED)
     });
     // SAFETY: as in `Backing::map`.
     let address = unsafe {

@@ -5,7 +5,7 @@ use core::slice;
 use fusewire_device::multi_rank_grid::{GridParams, run_lane};
 use fusewire_device::native::{KernelInfo, LaneContext};
 
-use super::memory::{self, Place};
+use super::memory::{self, Location};
 
 /// What the native entry of every grid form takes: the arguments, and which kernel it is.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +60,7 @@ impl Bound {
     pub(crate) fn words(&self, ranks: u32, device: u32) -> Result<Vec<u64>, String> {
         let (at, each) = (self.params.parameters, self.kernel.param_bytes());
         let bytes = each * ranks as usize;
-        if memory::check(at as u64, bytes as u64, device, false) != Ok(Place::Device) {
+        if memory::check(at as u64, bytes as u64, device, false) != Ok(Location::Device) {
             return Err(format!(
                 "the table of {ranks} ranks' parameters, {bytes} bytes at {at:?}, is not memory of the device"
             ));

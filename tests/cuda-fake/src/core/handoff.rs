@@ -17,8 +17,8 @@ const FABRIC: u64 = 0x4655_5345_4641_4231; // "FUSEFAB1"
 /// A handle of these words.
 pub(crate) fn pack(words: &[u64]) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
-    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-        place.copy_from_slice(&word.to_le_bytes());
+    for (target, word) in bytes.chunks_exact_mut(8).zip(words) {
+        target.copy_from_slice(&word.to_le_bytes());
     }
     bytes
 }
@@ -26,9 +26,9 @@ pub(crate) fn pack(words: &[u64]) -> [u8; BYTES] {
 /// The words of a handle.
 pub(crate) fn unpack(handle: &[u8; BYTES]) -> [u64; BYTES / 8] {
     let mut words = [0u64; BYTES / 8];
-    for (word, place) in words.iter_mut().zip(handle.chunks_exact(8)) {
+    for (word, source) in words.iter_mut().zip(handle.chunks_exact(8)) {
         let mut bytes = [0; 8];
-        bytes.copy_from_slice(place);
+        bytes.copy_from_slice(source);
         *word = u64::from_le_bytes(bytes);
     }
     words

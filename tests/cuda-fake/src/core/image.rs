@@ -455,12 +455,12 @@ mod tests {
         assert_eq!((image.version, image.target, image.exact), (86, 90, true));
         assert_eq!(image.unresolved, [""; 0]);
         let first = image.entry("first").unwrap();
-        let places: Vec<_> = first
+        let parameters: Vec<_> = first
             .parameters
             .iter()
             .map(|it| (it.offset, it.size))
             .collect();
-        assert_eq!(places, [(0, 8), (8, 4), (16, 20), (36, 2)]);
+        assert_eq!(parameters, [(0, 8), (8, 4), (16, 20), (36, 2)]);
         assert_eq!(
             (first.bytes, first.max_threads, first.shared_bytes),
             (38, 128, 64)
@@ -509,9 +509,9 @@ mod tests {
             assert_eq!(image.entries.len(), kernels.len());
             for kernel in kernels {
                 let entry = image.entry(kernel.name).unwrap();
-                let places = entry.parameters.iter().map(|it| (it.offset, it.size));
+                let parameters = entry.parameters.iter().map(|it| (it.offset, it.size));
                 let fields = kernel.params.iter().map(|it| (it.offset, it.size));
-                assert!(places.eq(fields), "{}", kernel.name);
+                assert!(parameters.eq(fields), "{}", kernel.name);
             }
         }
     }

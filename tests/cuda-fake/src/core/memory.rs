@@ -61,7 +61,7 @@ pub(crate) struct Region {
 
 /// Where an address range lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     Device,
     /// Page-locked host memory.
     Host,
@@ -373,7 +373,7 @@ pub(crate) fn find(address: u64) -> Option<Region> {
 ///
 /// # Errors
 /// `IllegalAddress` when a device would fault there.
-pub(crate) fn check(address: u64, bytes: u64, device: u32, write: bool) -> Result<Place> {
+pub(crate) fn check(address: u64, bytes: u64, device: u32, write: bool) -> Result<Location> {
     let end = address.checked_add(bytes).ok_or(Status::IllegalAddress)?;
     let space = lock(&SPACE);
     let Some(first) = space.containing(address) else {
@@ -381,13 +381,13 @@ pub(crate) fn check(address: u64, bytes: u64, device: u32, write: bool) -> Resul
         return if reserved {
             Err(Status::IllegalAddress)
         } else {
-            Ok(Place::Pageable)
+            Ok(Location::Pageable)
         };
     };
-    let place = if first.on_device() {
-        Place::Device
+    let location = if first.on_device() {
+        Location::Device
     } else {
-        Place::Host
+        Location::Host
     };
     let mut at = address;
     while at < end || at == address {
@@ -407,7 +407,7 @@ pub(crate) fn check(address: u64, bytes: u64, device: u32, write: bool) -> Resul
         }
         at = region.end();
     }
-    Ok(place)
+    Ok(location)
 }
 
 /// Whether a device that follows an address would fault: reserved, but not mapped with access.
@@ -476,14 +476,14 @@ pub(crate) unsafe fn copy(to: u64, from: u64, bytes: u64) {
 pub(crate) unsafe fn fill(to: u64, pattern: u32, width: u64, count: u64) {
     let _working = working();
     for at in 0..count {
-        let place = to + at * width;
+        let address = to + at * width;
         match width {
             // SAFETY: within the caller's range.
-            1 => unsafe { (place as *mut u8).write(pattern as u8) },
+            1 => unsafe { (address as *mut u8).write(pattern as u8) },
             // SAFETY: as above.
-            2 => unsafe { (place as *mut u16).write_unaligned(pattern as u16) },
+            2 => unsafe { (address as *mut u16).write_unaligned(pattern as u16) },
             // SAFETY: as above.
-            _ => unsafe { (place as *mut u32).write_unaligned(pattern) },
+            _ => unsafe { (address as *mut u32).write_unaligned(pattern) },
         }
     }
 }

@@ -262,9 +262,9 @@ pub(crate) fn join(handle: usize, device: u32) -> Result<()> {
     let joined = if object.has(device) || count >= object.devices {
         Err(Status::InvalidValue)
     } else {
-        let place = &team.members[2 * count as usize..];
-        for (place, word) in place.iter().zip(identity(device)) {
-            place.store(word, Ordering::Release);
+        let slots = &team.members[2 * count as usize..];
+        for (slot, word) in slots.iter().zip(identity(device)) {
+            slot.store(word, Ordering::Release);
         }
         team.count.store(count + 1, Ordering::Release);
         Ok(())
