@@ -8,12 +8,13 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use fusewire_ccl_sys::sys::*;
 
+use crate::comm::{Comm, SharedComm};
 use crate::ops::{NONE, Op, comm_of, depth, group_end, group_start, issue};
 use crate::record;
 use crate::reduce::size;
-use crate::comm::{Comm, SharedComm};
 
-static COMMS: LazyLock<Mutex<HashMap<[c_char; 128], Arc<SharedComm>>>> = LazyLock::new(Mutex::default);
+static COMMS: LazyLock<Mutex<HashMap<[c_char; 128], Arc<SharedComm>>>> =
+    LazyLock::new(Mutex::default);
 /// The version that was set; 0: the environment's.
 static VERSION: AtomicI32 = AtomicI32::new(0);
 
@@ -47,12 +48,12 @@ macro_rules! export {
 }
 
 /// Writes through a pointer of the caller.
-fn put<T>(place: *mut T, value: T) -> ncclResult_t {
-    if place.is_null() {
+fn put<T>(out: *mut T, value: T) -> ncclResult_t {
+    if out.is_null() {
         return ncclInvalidArgument;
     }
     // SAFETY: not null; the caller of the C function promises it is writable.
-    unsafe { place.write(value) };
+    unsafe { out.write(value) };
     ncclSuccess
 }
 
@@ -130,8 +131,8 @@ export! {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut id = ncclUniqueId { internal: [0; 128] };
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        for (place, byte) in id.internal.iter_mut().zip(number.to_ne_bytes()) {
-            *place = byte as c_char;
+        for (target, byte) in id.internal.iter_mut().zip(number.to_ne_bytes()) {
+            *target = byte as c_char;
         }
         put(out, id)
     }

@@ -1,4 +1,4 @@
-//! The ranks of one communicator: their rendezvous places and mailboxes.
+//! The ranks of one communicator: their rendezvous slots and mailboxes.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};

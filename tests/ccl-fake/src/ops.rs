@@ -5,9 +5,9 @@ use core::ffi::c_void;
 
 use fusewire_ccl_sys::sys::*;
 
+use crate::comm::{Comm, Part, Scale};
 use crate::record;
 use crate::reduce::{reduce, size};
-use crate::comm::{Comm, Part, Scale};
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
@@ -129,12 +129,12 @@ impl Op {
             "ncclReduceScatter" | "ncclScatter" => send.wrapping_add(row) == recv,
             _ => send == recv.cast_const(),
         };
-        let place = if self.is_point() { "peer" } else { "root" };
+        let role = if self.is_point() { "peer" } else { "root" };
         let fields = [
             ("count", self.count as i64),
             ("dtype", i64::from(self.dtype)),
             ("op", i64::from(self.red)),
-            (place, i64::from(self.root)),
+            (role, i64::from(self.root)),
             ("in_place", i64::from(in_place)),
         ];
         record::note(self.name, Some(comm), depth(), &fields);

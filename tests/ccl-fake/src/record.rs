@@ -26,14 +26,14 @@ pub(crate) fn note(name: &str, comm: Option<&Comm>, depth: u32, fields: &[(&str,
         found.map_or(-1, |(_, value)| *value)
     };
     let mut line = format!("{{\"name\":\"{name}\",\"depth\":{depth}");
-    let place = comm.map_or([-1; 3], |comm| {
+    let identity = comm.map_or([-1; 3], |comm| {
         [
             comm.shared.id as i64,
             comm.rank as i64,
             comm.shared.count as i64,
         ]
     });
-    let fixed = ["comm", "rank", "ranks"].into_iter().zip(place);
+    let fixed = ["comm", "rank", "ranks"].into_iter().zip(identity);
     let own = known.into_iter().map(|field| (field, value(field)));
     let others = fields
         .iter()
