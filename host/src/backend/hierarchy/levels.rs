@@ -139,10 +139,10 @@ impl Hierarchy {
             .map_err(self.here_failed(name))
     }
 
-    /// The place on every host through which a call with this root goes.
+    /// The local rank on every host through which a call with this root goes.
     fn gate(&self, root: u32) -> u32 {
         if self.is_even() {
-            self.places[root as usize].local
+            self.coordinates[root as usize].local
         } else {
             0
         }
@@ -163,7 +163,7 @@ impl Hierarchy {
     ) -> Result<()> {
         let name = "reduce";
         let dtype = clock.how.dtype;
-        let (own, target, gate) = (self.own(), self.places[root as usize], self.gate(root));
+        let (own, target, gate) = (self.own(), self.coordinates[root as usize], self.gate(root));
         let is_gate = own.local == gate;
         let mut own_sum = scratch(if is_gate && root != self.rank {
             clock.bytes(count)
@@ -228,7 +228,7 @@ impl Hierarchy {
     ) -> Result<()> {
         let name = "broadcast";
         let dtype = clock.how.dtype;
-        let (own, source, gate) = (self.own(), self.places[root as usize], self.gate(root));
+        let (own, source, gate) = (self.own(), self.coordinates[root as usize], self.gate(root));
         let within = |root: u32| {
             self.local(clock)
                 .broadcast(output(buffer, count, dtype), root)
@@ -281,8 +281,8 @@ impl Hierarchy {
         self.local(clock)
             .all_gather_single(output(at, rows, dtype), input(column_at, row, dtype))
             .map_err(self.here_failed(name))?;
-        for (rank, place) in self.places.iter().enumerate() {
-            let row = place.local as usize * hosts + place.host as usize;
+        for (rank, at) in self.coordinates.iter().enumerate() {
+            let row = at.local as usize * hosts + at.host as usize;
             // SAFETY: both hold a row for each rank.
             unsafe {
                 core::ptr::copy_nonoverlapping(at.add(row * bytes), to.add(rank * bytes), bytes);
@@ -307,10 +307,10 @@ impl Hierarchy {
         let name = "reduce_scatter";
         let (bytes, dtype, hosts) = (clock.bytes(count), clock.how.dtype, self.hosts.len());
         // The rows of peers side by side.
-        let mut sorted = scratch(bytes * self.places.len());
+        let mut sorted = scratch(bytes * self.coordinates.len());
         let at = sorted.as_mut_ptr().cast::<u8>();
-        for (rank, place) in self.places.iter().enumerate() {
-            let row = place.local as usize * hosts + place.host as usize;
+        for (rank, at) in self.coordinates.iter().enumerate() {
+            let row = at.local as usize * hosts + at.host as usize;
             // SAFETY: both hold a row for each rank.
             unsafe {
                 core::ptr::copy_nonoverlapping(from.add(rank * bytes), at.add(row * bytes), bytes);
@@ -321,7 +321,7 @@ impl Hierarchy {
             partial.as_mut_ptr().cast::<u8>(),
             received.as_mut_ptr().cast::<u8>(),
         );
-        let rows = count * self.places.len();
+        let rows = count * self.coordinates.len();
         self.local(clock)
             .reduce_scatter_single(
                 output(partial_at, count * hosts, dtype),

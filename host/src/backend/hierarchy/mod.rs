@@ -1,7 +1,7 @@
 //! Ranks on several hosts: Fusewire's kernels on each, Gloo between them.
 //!
 //! The ranks of a host form a communicator of their own. Gloo connects all ranks; and, as *peers*, the ranks with
-//! the same place on their hosts where all hosts have equally many, else the first ranks of the hosts. Where bits are
+//! the same local rank on their hosts where all hosts have equally many, else the first ranks of the hosts. Where bits are
 //! promised, reductions are [`ordered`]; else they go by [`levels`].
 //!
 //! An error of one part is one of the whole: the communicator aborts the backend, which aborts every part.
@@ -37,7 +37,7 @@ const GRACE: Duration = Duration::from_millis(500);
 
 /// Where a rank is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct Coordinates {
     host: u32,
     /// Among the ranks of the host.
     local: u32,
@@ -48,8 +48,8 @@ pub(crate) struct Hierarchy {
     rank: u32,
     /// The ranks of this host.
     local: Communicator,
-    /// Each rank's place.
-    places: Vec<Place>,
+    /// Each rank's coordinates.
+    coordinates: Vec<Coordinates>,
     /// Each host's ranks.
     hosts: Vec<Vec<u32>>,
     /// All ranks.
@@ -130,11 +130,11 @@ impl Hierarchy {
                 &how,
             )?
         };
-        let (places, hosts) = places(&firsts).ok_or_else(|| Error::Communicator {
+        let (coordinates, hosts) = coordinates(&firsts).ok_or_else(|| Error::Communicator {
             name: setup.name.clone(),
             detail: format!("the ranks do not agree on who is on which host: {firsts:?}"),
         })?;
-        let own = places[setup.rank as usize];
+        let own = coordinates[setup.rank as usize];
         let peers = (own.local == 0 || is_even(&hosts))
             .then(|| {
                 let part = format!("peers-{}", own.local);
@@ -144,7 +144,7 @@ impl Hierarchy {
         Ok(Self {
             rank: setup.rank,
             local,
-            places,
+            coordinates,
             hosts,
             all,
             peers,
@@ -153,8 +153,8 @@ impl Hierarchy {
         })
     }
 
-    fn own(&self) -> Place {
-        self.places[self.rank as usize]
+    fn own(&self) -> Coordinates {
+        self.coordinates[self.rank as usize]
     }
 
     /// Ranks of this host.
@@ -243,9 +243,9 @@ impl Hierarchy {
     }
 }
 
-/// Places of ranks of which the first on the same host is given, and the hosts.
-fn places(firsts: &[u32]) -> Option<(Vec<Place>, Vec<Vec<u32>>)> {
-    let (mut places, mut hosts) = (Vec::new(), Vec::<Vec<u32>>::new());
+/// Coordinates of ranks of which the first on the same host is given, and the hosts.
+fn coordinates(firsts: &[u32]) -> Option<(Vec<Coordinates>, Vec<Vec<u32>>)> {
+    let (mut coordinates, mut hosts) = (Vec::new(), Vec::<Vec<u32>>::new());
     for (rank, first) in (0u32..).zip(firsts) {
         let host = match hosts.iter().position(|ranks| ranks[0] == *first) {
             Some(host) => host,
@@ -255,13 +255,13 @@ fn places(firsts: &[u32]) -> Option<(Vec<Place>, Vec<Vec<u32>>)> {
             }
             None => return None,
         };
-        places.push(Place {
+        coordinates.push(Coordinates {
             host: host as u32,
             local: hosts[host].len() as u32,
         });
         hosts[host].push(rank);
     }
-    Some((places, hosts))
+    Some((coordinates, hosts))
 }
 
 fn is_even(hosts: &[Vec<u32>]) -> bool {
@@ -283,7 +283,7 @@ impl Backend for Hierarchy {
     }
 
     fn size(&self) -> u32 {
-        self.places.len() as u32
+        self.coordinates.len() as u32
     }
 
     fn supports(
@@ -470,16 +470,16 @@ impl Drop for Hierarchy {
 
 #[cfg(test)]
 mod tests {
-    use super::{Place, is_even, places};
+    use super::{Coordinates, is_even, coordinates};
 
     #[test]
     fn places_come_from_the_first_ranks() {
-        let (found, hosts) = places(&[0, 1, 0, 1, 4]).expect("they agree");
+        let (found, hosts) = coordinates(&[0, 1, 0, 1, 4]).expect("they agree");
         let expected = [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0)];
-        let expected = expected.map(|(host, local)| Place { host, local });
+        let expected = expected.map(|(host, local)| Coordinates { host, local });
         assert_eq!(found, expected);
         assert_eq!(hosts, [vec![0, 2], vec![1, 3], vec![4]]);
         assert!(!is_even(&hosts) && is_even(&hosts[..2]));
-        assert_eq!(places(&[0, 2, 2]), None);
+        assert_eq!(coordinates(&[0, 2, 2]), None);
     }
 }

@@ -69,10 +69,10 @@ impl Hierarchy {
         let others = (0..self.size()).filter(|peer| *peer != self.rank);
         let messages = others.flat_map(|peer| {
             let theirs = &shards[peer as usize];
-            let place = |shard: &Range<usize>| to.wrapping_add(clock.bytes(shard.start));
+            let target = |shard: &Range<usize>| to.wrapping_add(clock.bytes(shard.start));
             [
-                message(true, place(&own), own.len(), peer, clock),
-                message(false, place(theirs), theirs.len(), peer, clock),
+                message(true, target(&own), own.len(), peer, clock),
+                message(false, target(theirs), theirs.len(), peer, clock),
             ]
         });
         let messages: Vec<_> = messages.filter(|message| message.bytes > 0).collect();
@@ -101,8 +101,8 @@ impl Hierarchy {
             let others = (0..self.size()).filter(|peer| *peer != self.rank);
             let messages = others.map(|peer| {
                 let shard = &shards[peer as usize];
-                let place = to.wrapping_add(clock.bytes(shard.start));
-                message(false, place, shard.len(), peer, clock)
+                let target = to.wrapping_add(clock.bytes(shard.start));
+                message(false, target, shard.len(), peer, clock)
             });
             let messages: Vec<_> = messages.filter(|message| message.bytes > 0).collect();
             return self.exchange(&messages, "reduce");

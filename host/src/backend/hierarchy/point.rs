@@ -43,7 +43,7 @@ impl Hierarchy {
     pub(super) fn exchange(&self, messages: &[Message], operation: &'static str) -> Result<()> {
         let own = self.own().host;
         let is_here = |message: &&Message| {
-            message.peer != self.rank && self.places[message.peer as usize].host == own
+            message.peer != self.rank && self.coordinates[message.peer as usize].host == own
         };
         let here: Vec<Message> = messages.iter().filter(is_here).copied().collect();
         let there: Vec<Message> = messages.iter().filter(|m| !is_here(m)).copied().collect();
@@ -102,7 +102,7 @@ impl Hierarchy {
                 },
                 at: message.at,
                 bytes: message.bytes,
-                peer: self.places[message.peer as usize].local,
+                peer: self.coordinates[message.peer as usize].local,
             })
             .collect();
         if raw.is_empty() {
