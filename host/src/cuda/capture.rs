@@ -90,7 +90,7 @@ impl Cuda {
         let library = self.enter()?;
         let (mut number, mut id, mut graph): (c_int, u64, sys::CUgraph) =
             (0, 0, core::ptr::null_mut());
-        let place = (&raw mut number).cast::<sys::CUstreamCaptureStatus>();
+        let out = (&raw mut number).cast::<sys::CUstreamCaptureStatus>();
         let stream = raw_stream(stream);
         let none = core::ptr::null_mut();
         let code = if let Some(ask) = library.cuStreamGetCaptureInfo_v3.find() {
@@ -99,7 +99,7 @@ impl Cuda {
             unsafe {
                 ask(
                     stream,
-                    place,
+                    out,
                     &raw mut id,
                     &raw mut graph,
                     nodes,
@@ -113,7 +113,7 @@ impl Cuda {
             unsafe {
                 ask(
                     stream,
-                    place,
+                    out,
                     &raw mut id,
                     &raw mut graph,
                     none,

@@ -44,9 +44,9 @@ impl Cuda {
 /// The physical memory at an address, where it is virtual memory.
 fn retain(library: &Library, address: u64) -> Option<Physical<'_>> {
     let mut handle = 0;
-    let place = core::ptr::without_provenance_mut::<c_void>(address as usize);
+    let pointer = core::ptr::without_provenance_mut::<c_void>(address as usize);
     // SAFETY: `handle` is writable; an address without a mapping is refused, not accessed.
-    let code = unsafe { (library.cuMemRetainAllocationHandle)(&raw mut handle, place) };
+    let code = unsafe { (library.cuMemRetainAllocationHandle)(&raw mut handle, pointer) };
     (code == error::SUCCESS).then(|| Physical::new(library, handle))
 }
 

@@ -12,7 +12,7 @@ use crate::Result;
 /// Bytes of the page-locked memory; longer copies go in pieces.
 const BYTES: usize = 1 << 20;
 
-/// A piece lies in the page-locked memory at the same place modulo this as in the device's, so that aligned words
+/// A piece lies in the page-locked memory at the same address modulo this as in the device's, so that aligned words
 /// stay whole.
 const ALIGNMENT: usize = 16;
 
@@ -46,7 +46,7 @@ impl Staging {
     }
 
     /// Where a piece for (or from) this device address lies, and how many bytes it has at most.
-    const fn place(&self, device: u64) -> (*mut u8, usize) {
+    const fn buffer(&self, device: u64) -> (*mut u8, usize) {
         let skip = device as usize % ALIGNMENT;
         ((self.host + skip) as *mut u8, BYTES - ALIGNMENT)
     }
@@ -81,15 +81,15 @@ impl Cuda {
         let staging = self.staging();
         let (mut to, mut rest) = (to, from);
         while !rest.is_empty() {
-            let (place, most) = staging.place(to);
+            let (buffer, most) = staging.buffer(to);
             let (piece, later) = rest.split_at(rest.len().min(most));
-            // SAFETY: `piece` fits behind `place`, which the lock makes ours; no copy is under way.
-            unsafe { core::ptr::copy_nonoverlapping(piece.as_ptr(), place, piece.len()) };
+            // SAFETY: `piece` fits behind `buffer`, which the lock makes ours; no copy is under way.
+            unsafe { core::ptr::copy_nonoverlapping(piece.as_ptr(), buffer, piece.len()) };
             // SAFETY: both ranges are mapped (the device's by this function's requirement) until the wait below.
             library.check("cuMemcpyHtoDAsync", unsafe {
                 (library.cuMemcpyHtoDAsync_v2)(
                     to,
-                    place as *const c_void,
+                    buffer as *const c_void,
                     piece.len(),
                     staging.stream(),
                 )
@@ -110,12 +110,12 @@ impl Cuda {
         let staging = self.staging();
         let (mut rest, mut from) = (to, from);
         while !rest.is_empty() {
-            let (place, most) = staging.place(from);
+            let (buffer, most) = staging.buffer(from);
             let (piece, later) = rest.split_at_mut(rest.len().min(most));
             // SAFETY: both ranges are mapped (the device's by this function's requirement) until the wait below.
             library.check("cuMemcpyDtoHAsync", unsafe {
                 (library.cuMemcpyDtoHAsync_v2)(
-                    place.cast::<c_void>(),
+                    buffer.cast::<c_void>(),
                     from,
                     piece.len(),
                     staging.stream(),
@@ -123,7 +123,7 @@ impl Cuda {
             })?;
             staging.wait(&library)?;
             // SAFETY: the copy is done, and the lock makes the page-locked memory ours.
-            unsafe { core::ptr::copy_nonoverlapping(place, piece.as_mut_ptr(), piece.len()) };
+            unsafe { core::ptr::copy_nonoverlapping(buffer, piece.as_mut_ptr(), piece.len()) };
             from += piece.len() as u64;
             rest = later;
         }
@@ -149,9 +149,9 @@ mod tests {
             host: 0x10_0000,
         };
         for device in [0_u64, 1, 7, 8, 15, 16, 0x7f00_0000_0009] {
-            let (place, most) = staging.place(device);
-            assert_eq!(place.addr() % ALIGNMENT, device as usize % ALIGNMENT);
-            assert!(place.addr() + most <= staging.host + BYTES);
+            let (buffer, most) = staging.buffer(device);
+            assert_eq!(buffer.addr() % ALIGNMENT, device as usize % ALIGNMENT);
+            assert!(buffer.addr() + most <= staging.host + BYTES);
         }
     }
 }

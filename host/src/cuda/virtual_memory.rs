@@ -35,7 +35,7 @@ pub(super) const fn properties(
     }
 }
 
-/// A device as a place of memory.
+/// A device as a memory location.
 const fn location(device: sys::CUdevice) -> sys::CUmemLocation {
     sys::CUmemLocation {
         type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
@@ -170,11 +170,11 @@ pub(super) fn export(
 ) -> Result<Export> {
     if handles & FABRIC != 0 {
         let mut fabric = [0_u8; HANDLE_BYTES];
-        let place = fabric.as_mut_ptr().cast::<c_void>();
+        let out = fabric.as_mut_ptr().cast::<c_void>();
         // SAFETY: a fabric handle has HANDLE_BYTES bytes, which are writable.
         library.check("cuMemExportToShareableHandle", unsafe {
             (library.cuMemExportToShareableHandle)(
-                place,
+                out,
                 handle,
                 HandleType::CU_MEM_HANDLE_TYPE_FABRIC,
                 0,
@@ -190,11 +190,11 @@ pub(super) fn export(
         ));
     }
     let mut descriptor: c_int = -1;
-    let place = (&raw mut descriptor).cast::<c_void>();
+    let out = (&raw mut descriptor).cast::<c_void>();
     let kind = HandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     // SAFETY: a descriptor is an int, which is writable.
     library.check("cuMemExportToShareableHandle", unsafe {
-        (library.cuMemExportToShareableHandle)(place, handle, kind, 0)
+        (library.cuMemExportToShareableHandle)(out, handle, kind, 0)
     })?;
     if descriptor < 0 {
         return Err(error::driver(
@@ -212,7 +212,7 @@ pub(super) fn export(
 /// The memory (or multicast object) behind what another process exported.
 pub(super) fn import<'a>(library: &'a Library, import: Import<'_>) -> Result<Physical<'a>> {
     let mut fabric;
-    let (place, kind) = match import {
+    let (pointer, kind) = match import {
         Import::Descriptor(descriptor) => (
             core::ptr::without_provenance_mut(descriptor.as_raw_fd() as usize),
             HandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -232,7 +232,7 @@ pub(super) fn import<'a>(library: &'a Library, import: Import<'_>) -> Result<Phy
         }
     };
     let mut handle = 0;
-    // SAFETY: `handle` is writable; `place` is a descriptor as a number, or a fabric handle.
+    // SAFETY: `handle` is writable; `pointer` is a descriptor as a number, or a fabric handle.
     let code = unsafe { (library.cuMemImportFromShareableHandle)(&raw mut handle, place, kind) };
     library
         .check("cuMemImportFromShareableHandle", code)
