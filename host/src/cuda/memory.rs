@@ -160,21 +160,21 @@ impl Cuda {
         let library = self.relaxed()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         let bytes = bytes.max(1);
-        let place = host(&library, bytes, flags as c_uint)?;
+        let pinned = host(&library, bytes, flags as c_uint)?;
         // SAFETY: allocated just now, with so many bytes.
-        unsafe { place.write_bytes(0, bytes) };
+        unsafe { pinned.write_bytes(0, bytes) };
         let mut device = 0;
-        // SAFETY: `device` is writable, `place` is page-locked memory that is mapped for devices.
+        // SAFETY: `device` is writable, `pinned` is page-locked memory that is mapped for devices.
         let code = unsafe {
-            (library.cuMemHostGetDevicePointer_v2)(&raw mut device, place.cast::<c_void>(), 0)
+            (library.cuMemHostGetDevicePointer_v2)(&raw mut device, pinned.cast::<c_void>(), 0)
         };
         if let Err(error) = library.check("cuMemHostGetDevicePointer", code) {
             // SAFETY: allocated above; nobody has it. The error that counts is the first.
-            let _ = unsafe { (library.cuMemFreeHost)(place.cast::<c_void>()) };
+            let _ = unsafe { (library.cuMemFreeHost)(pinned.cast::<c_void>()) };
             return Err(error);
         }
         Ok(HostMemory {
-            host: place,
+            host: pinned,
             device,
             bytes,
         })
@@ -209,12 +209,12 @@ fn allocate_whole(library: &Library, bytes: u64) -> Result<RawMemory> {
 
 /// Page-locked memory.
 pub(super) fn host(library: &Library, bytes: usize, flags: c_uint) -> Result<*mut u8> {
-    let mut place = core::ptr::null_mut();
-    // SAFETY: `place` is writable.
+    let mut pinned = core::ptr::null_mut();
+    // SAFETY: `pinned` is writable.
     library.check("cuMemHostAlloc", unsafe {
-        (library.cuMemHostAlloc)(&raw mut place, bytes, flags)
+        (library.cuMemHostAlloc)(&raw mut pinned, bytes, flags)
     })?;
-    Ok(place.cast::<u8>())
+    Ok(pinned.cast::<u8>())
 }
 
 /// Base and bytes of the allocation that an address lies in.
