@@ -1,9 +1,7 @@
 //! Launches of the kernels that have an error on purpose (`seeded-bugs`), and of the same kernels without it.
 
 use fusewire::{Communicator, DType, Error, LaunchAttributes, Options, Result};
-use seeded_bugs::{
-    SEEDED_DIVERGENCE, SEEDED_RACE, SeededDivergenceParams, SeededRaceParams,
-};
+use seeded_bugs::{SEEDED_DIVERGENCE, SEEDED_RACE, SeededDivergenceParams, SeededRaceParams};
 
 use crate::device::{run_threads, tensor};
 use crate::skip::skip;

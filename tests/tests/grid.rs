@@ -123,11 +123,8 @@ fn what_is_wrong_is_caught() {
         if !backends::is_here(backend) {
             continue;
         }
-        let say = |fault| {
-            Threads.each(&setup(backend, 2), |comm| {
-                grid::run_with_fault(comm, fault)
-            })
-        };
+        let say =
+            |fault| Threads.each(&setup(backend, 2), |comm| grid::run_with_fault(comm, fault));
         for result in say(Fault::None) {
             assert!(result.is_ok(), "{result:?}");
         }

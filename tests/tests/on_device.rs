@@ -9,10 +9,10 @@ use fusewire::{Communicator, DType, Device, Error, Norm, Options, ReduceOp, Resu
 use fusewire::{GridMode, new_comm, run_threads_on};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
 use fusewire_tests::device::{grid_mode, run_threads, tensor};
-use fusewire_tests::seeded_bugs::{LANES, SeededBug};
 use fusewire_tests::process::{Host, Ranks, report, role};
 use fusewire_tests::rank::Mode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
+use fusewire_tests::seeded_bugs::{LANES, SeededBug};
 use fusewire_tests::skip::skip;
 use fusewire_tests::{device, oracle};
 

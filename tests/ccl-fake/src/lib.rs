@@ -10,7 +10,7 @@
 #![allow(non_upper_case_globals)] // the names of nccl.h stand in patterns
 
 mod api;
+mod comm;
 mod ops;
 mod record;
 mod reduce;
-mod comm;

@@ -16,10 +16,7 @@ fn install(folder: &PathBuf) -> io::Result<()> {
         ("fusewire-kernels.ptx", fusewire_kernels::KERNELS),
         ("vocab-argmax.ptx", vocab_argmax::KERNELS),
     ] {
-        fs::write(
-            folder.join(name),
-            fusewire_cuda_fake::stand_in(kernels, 90),
-        )?;
+        fs::write(folder.join(name), fusewire_cuda_fake::stand_in(kernels, 90))?;
     }
     Ok(())
 }

@@ -17,13 +17,13 @@ pub mod broken;
 #[cfg(any(loom, shuttle))]
 pub mod machine;
 #[cfg(any(loom, shuttle))]
-pub mod scenario;
+pub mod memory_image;
 #[cfg(any(loom, shuttle))]
 pub mod report;
 #[cfg(any(loom, shuttle))]
-pub mod step;
+pub mod scenario;
 #[cfg(any(loom, shuttle))]
-pub mod memory_image;
+pub mod step;
 
 /// Threads of the tool in charge.
 #[cfg(any(loom, shuttle))]

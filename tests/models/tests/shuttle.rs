@@ -4,10 +4,10 @@
 #[cfg(shuttle)]
 mod models {
     use fusewire_models::broken::Kernel;
-    use fusewire_models::scenario::{Blocks, Scenario, InjectedFault};
+    use fusewire_models::memory_image::{Config, MemoryImage, Parts};
     use fusewire_models::report::{Bound, Entry};
+    use fusewire_models::scenario::{Blocks, InjectedFault, Scenario};
     use fusewire_models::step::{Memory, Op, Step};
-    use fusewire_models::memory_image::{Config, Parts, MemoryImage};
 
     const ALL: Parts = Parts {
         packets: true,
@@ -141,7 +141,10 @@ mod models {
                 "no second slot set, two-packet units",
                 packets(Blocks::SingleLaneGpu).with_fault(InjectedFault::OneSlotSet),
             ),
-            ("no credits", channel().with_fault(InjectedFault::FreeCredits)),
+            (
+                "no credits",
+                channel().with_fault(InjectedFault::FreeCredits),
+            ),
             (
                 "an absent rank",
                 packets(Blocks::Single).with_fault(InjectedFault::Absent),
@@ -156,7 +159,9 @@ mod models {
         ];
         entries
             .drain(..)
-            .map(|(what, scenario)| Entry::control(&format!("control: {what}"), bound, None, scenario))
+            .map(|(what, scenario)| {
+                Entry::control(&format!("control: {what}"), bound, None, scenario)
+            })
             .chain([Entry::model(
                 "the kernel that the last ones break",
                 Bound::Random(2000),

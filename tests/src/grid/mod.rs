@@ -106,10 +106,7 @@ pub fn run(comm: Communicator, breadth: Breadth) -> core::result::Result<Tally, 
 ///
 /// # Errors
 /// What was wrong on this rank.
-pub fn run_with_fault(
-    comm: Communicator,
-    fault: Fault,
-) -> core::result::Result<Tally, String> {
+pub fn run_with_fault(comm: Communicator, fault: Fault) -> core::result::Result<Tally, String> {
     let mut grid = Grid {
         fault,
         ..Grid::new(comm, Breadth::Short)
