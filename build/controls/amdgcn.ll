@@ -1,4 +1,4 @@
-; Shim of the gate's negative controls for AMD.
+; Shim of the verifier's negative controls for AMD.
 
 target triple = "amdgcn-amd-amdhsa"
 

@@ -1,4 +1,4 @@
-//! Negative controls of the gate: each kernel breaks one rule on purpose and must be caught by it.
+//! Negative controls of the verifier: each kernel breaks one rule on purpose and must be caught by it.
 //! Only `control_clean` is right.
 //!
 //! `fusewire-build check` writes this file into a crate of its own and compiles it on the spot.
@@ -23,15 +23,20 @@ const LANES: usize = 256;
 
 /// Copies by 16 bytes, synchronises in uniform code, multiplies and adds separately.
 #[unsafe(no_mangle)]
-pub unsafe extern "gpu-kernel" fn control_clean(to: *mut u128, from: *const u128, n: u32, x: *mut f32) {
+pub unsafe extern "gpu-kernel" fn control_clean(
+    to: *mut u128,
+    from: *const u128,
+    n: u32,
+    x: *mut f32,
+) {
     let mut i = control_lane() as usize;
     while i < n as usize {
-        // SAFETY: compiled and read by the gate, run by nobody.
+        // SAFETY: compiled and read by the verifier, never run.
         unsafe { *to.add(i) = *from.add(i) };
         i += LANES;
     }
     control_barrier();
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe { *x = *x * *x + *x };
 }
 
@@ -39,14 +44,14 @@ pub unsafe extern "gpu-kernel" fn control_clean(to: *mut u128, from: *const u128
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_unscoped(word: *mut u32) {
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe { AtomicU32::from_ptr(word) }.fetch_add(1, Ordering::AcqRel);
 }
 
 /// A synchronising load that does not reach a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_narrow_scope(word: *mut u32, out: *mut u32) {
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe { *out = control_narrow_load(word) };
 }
 
@@ -55,7 +60,7 @@ pub unsafe extern "gpu-kernel" fn control_narrow_scope(word: *mut u32, out: *mut
 pub unsafe extern "gpu-kernel" fn control_scalar_copy(to: *mut u32, from: *const u32, n: u32) {
     let mut i = control_lane() as usize;
     while i < n as usize {
-        // SAFETY: compiled and read by the gate, run by nobody.
+        // SAFETY: compiled and read by the verifier, never run.
         unsafe { *to.add(i) = *from.add(i) };
         i += LANES;
     }
@@ -67,18 +72,18 @@ pub unsafe extern "gpu-kernel" fn control_local_array(x: *mut u32, at: *const u3
     let mut table = [0u32; 48];
     let mut i = 0;
     while i < n as usize {
-        // SAFETY: compiled and read by the gate, run by nobody.
+        // SAFETY: compiled and read by the verifier, never run.
         unsafe { *table.as_mut_ptr().add(*at.add(i) as usize % 48) += i as u32 };
         i += 1;
     }
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe { *x = *table.as_ptr().add(*at as usize % 48) };
 }
 
 /// A bounds check.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_panic(x: *mut u32, count: u64, index: u64) {
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     let slice = unsafe { core::slice::from_raw_parts_mut(x, count as usize) };
     slice[index as usize] = 3;
 }
@@ -88,7 +93,7 @@ pub unsafe extern "gpu-kernel" fn control_panic(x: *mut u32, count: u64, index: 
 pub unsafe extern "gpu-kernel" fn control_divergent_barrier(x: *mut u32) {
     if control_lane() == 0 {
         control_barrier();
-        // SAFETY: compiled and read by the gate, run by nobody.
+        // SAFETY: compiled and read by the verifier, never run.
         unsafe { *x += 1 };
     }
 }
@@ -101,7 +106,7 @@ pub unsafe extern "gpu-kernel" fn control_divergent_loop(x: *mut u32) {
         control_barrier();
         left -= 1;
     }
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe { *x = left };
 }
 
@@ -111,12 +116,12 @@ pub unsafe extern "gpu-kernel" fn control_threaded(x: *mut u32) {
     let leader = control_lane() == 0;
     let shared = control_shared();
     if leader {
-        // SAFETY: compiled and read by the gate, run by nobody.
+        // SAFETY: compiled and read by the verifier, never run.
         unsafe { shared.write_volatile(*x) };
     }
     control_barrier();
     if leader {
-        // SAFETY: compiled and read by the gate, run by nobody.
+        // SAFETY: compiled and read by the verifier, never run.
         unsafe { *x = shared.read_volatile() + 1 };
     }
 }
@@ -124,7 +129,7 @@ pub unsafe extern "gpu-kernel" fn control_threaded(x: *mut u32) {
 /// A product and a sum that may be contracted.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_fast_math(x: *mut f32) {
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe {
         let value = *x;
         *x = core::intrinsics::fadd_fast(core::intrinsics::fmul_fast(value, *x.add(1)), value);
@@ -134,14 +139,14 @@ pub unsafe extern "gpu-kernel" fn control_fast_math(x: *mut f32) {
 /// A fused multiplication and addition.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_fused(x: *mut f32) {
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe { *x = core::intrinsics::fmaf32(*x, *x.add(1), *x.add(2)) };
 }
 
 /// The hardware's reciprocal.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_approximation(x: *mut f32) {
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe { *x = control_reciprocal(*x) };
 }
 
@@ -149,7 +154,7 @@ pub unsafe extern "gpu-kernel" fn control_approximation(x: *mut f32) {
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_reference(flag: &u32, out: *mut u32) {
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe { *out = *flag };
 }
 
@@ -157,7 +162,7 @@ pub unsafe extern "gpu-kernel" fn control_reference(flag: &u32, out: *mut u32) {
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_multicast_clean(from: u64, to: u64) {
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe {
         core::arch::asm!(
             "fence.proxy.alias;",
@@ -175,7 +180,7 @@ pub unsafe extern "gpu-kernel" fn control_multicast_clean(from: u64, to: u64) {
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_multicast_scalar(from: u64, to: u64) {
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe {
         core::arch::asm!(
             "fence.proxy.alias;",
@@ -193,7 +198,7 @@ pub unsafe extern "gpu-kernel" fn control_multicast_scalar(from: u64, to: u64) {
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_multicast_unfenced(to: u64) {
-    // SAFETY: compiled and read by the gate, run by nobody.
+    // SAFETY: compiled and read by the verifier, never run.
     unsafe {
         core::arch::asm!(
             "{{ .reg .b32 a; mov.b32 a, 0;",

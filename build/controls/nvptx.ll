@@ -1,4 +1,4 @@
-; Shim of the gate's negative controls for NVIDIA.
+; Shim of the verifier's negative controls for NVIDIA.
 
 target triple = "nvptx64-nvidia-cuda"
 

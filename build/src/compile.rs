@@ -13,7 +13,7 @@ use crate::{Error, Result, Target, Vendor, edit, files, process};
 /// How to compile.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Leaves rustc's jump threading on, which clones barriers into divergent branches: for the gate's
+    /// Leaves rustc's jump threading on, which clones barriers into divergent branches: for the verifier's
     /// control only.
     pub jump_threading: bool,
     /// Families that get an image each; kernels of none of them share one more. When empty, one image holds

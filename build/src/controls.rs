@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::gate::{self, Violation};
+use crate::verify::{self, Violation};
 use crate::host::{Host, HostKernel, HostParameter};
 use crate::project::{Project, host_cargo};
 use crate::{
@@ -76,7 +76,7 @@ const CONTROLS: &[(&str, &str, &[Vendor])] = &[
     ("control_reference", "non-coherent-load", &[Vendor::Nvidia]),
 ];
 
-/// Compiles the device controls for `target` and runs the gate on them. What is built goes under the
+/// Compiles the device controls for `target` and runs the verifier on them. What is built goes under the
 /// target folder of `around`.
 ///
 /// # Errors
@@ -91,7 +91,7 @@ pub fn device(
     let compiled = compile(toolchain, &project, target, &Options::default())?;
     let mut image = Image::read(&compiled, ptxas)?;
     image.multicast.clone_from(&project.settings.multicast);
-    let found = gate::check(&image);
+    let found = verify::check(&image);
     let mut out = vec![clean(target, "control_clean", &found)];
     for (kernel, rule, vendors) in CONTROLS {
         if vendors.contains(&target.vendor()) {
@@ -104,7 +104,7 @@ pub fn device(
             out.push(caught(target.name(), kernel, "multicast", &found));
         }
         let listed = core::mem::replace(&mut image.multicast, vec!["control_clean".to_owned()]);
-        let other = gate::check(&image);
+        let other = verify::check(&image);
         for (kernel, how) in [
             ("control_multicast_clean", "not listed"),
             ("control_clean", "listed"),
@@ -121,18 +121,18 @@ pub fn device(
         ..Options::default()
     };
     let threaded = Image::read(&compile(toolchain, &project, target, &threaded)?, None)?;
-    let cloned = gate::check(&threaded);
+    let cloned = verify::check(&threaded);
     let mut outcome = caught(target.name(), "control_threaded", "barrier", &cloned);
     outcome.control.push_str(" with MIR jump threading");
     out.push(outcome);
     image.host = Some(wrong_host(&image));
-    let found = gate::check(&image);
+    let found = verify::check(&image);
     out.push(caught(target.name(), "control_clean", "arguments", &found));
     out.push(caught(target.name(), "control_ghost", "entries", &found));
     out.push(caught(target.name(), "control_panic", "entries", &found));
     if let (Some(ptxas), Vendor::Nvidia) = (ptxas, target.vendor()) {
         let broken = broken(&compiled)?;
-        let found = gate::check(&Image::read(&broken, Some(ptxas))?);
+        let found = verify::check(&Image::read(&broken, Some(ptxas))?);
         let mut outcome = caught(target.name(), "", "assembler", &found);
         outcome.control = "an instruction that does not exist".to_owned();
         out.push(outcome);
@@ -193,7 +193,7 @@ pub fn multi_rank_grid(image: &mut Image, host: &Host) -> Vec<Outcome> {
     ];
     let outcomes = controls.map(|(host, kernel, rule, control)| {
         image.host = Some(host);
-        let found: Vec<Violation> = gate::RULES
+        let found: Vec<Violation> = verify::RULES
             .iter()
             .filter(|rule| ["entries", "arguments"].contains(&rule.name))
             .flat_map(|rule| (rule.check)(image))
@@ -254,7 +254,7 @@ fn write_device(around: &Project) -> Result<Project> {
     files::create_directory(&folder)?;
     files::write(
         &folder.join("Cargo.toml"),
-        "[package]\nname = \"gate-controls\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\
+        "[package]\nname = \"verifier-controls\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\
          publish = false\n\n[lib]\npath = \"device.rs\"\n\n\
          [package.metadata.fusewire]\nmulticast = [\"control_multicast_*\"]\n\n\
          [package.metadata.fusewire.shims]\nnvptx = [\"nvptx.ll\"]\namdgcn = [\"amdgcn.ll\"]\n\n\

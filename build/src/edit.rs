@@ -2,7 +2,7 @@
 //! inlining of everything else.
 //!
 //! A call costs a GPU registers and local memory in the caller's hot path even where it is cold,
-//! so every function is inlined, but panics: those stay visible to the gate.
+//! so every function is inlined, but panics: those stay visible to the verifier.
 
 use core::fmt::Write as _;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Images as the gate and the manifest see them.
+//! Images as the verifier and the manifest see them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,14 +1,14 @@
-//! Finds a device tool chain, compiles kernel crates for NVIDIA and AMD GPUs, and gates the result.
+//! Finds a device tool chain, compiles kernel crates for NVIDIA and AMD GPUs, and verifies the result.
 //!
 //! ```no_run
-//! use fusewire_build::{Options, Project, Target, Toolchain, compile, gate, Image};
+//! use fusewire_build::{Options, Project, Target, Toolchain, compile, verify, Image};
 //!
 //! # fn main() -> fusewire_build::Result<()> {
 //! let toolchain = Toolchain::find()?; // says what is missing, and how to install it
 //! let project = Project::named("fusewire-kernels")?;
 //! let compiled = compile(&toolchain, &project, Target::Sm90, &Options::default())?;
 //! let image = Image::read(&compiled, None)?;
-//! for violation in gate::check(&image) {
+//! for violation in verify::check(&image) {
 //!     println!("{violation}");
 //! }
 //! # Ok(())
@@ -24,7 +24,7 @@
 //! - [`project`]: the kernel crate and its settings;
 //! - [`mod@compile`]: from crate to image;
 //! - [`host`]: the crate's native side: list of kernels, machine code;
-//! - [`gate`]: the rules, each a function from an [`Image`] to violations;
+//! - [`verify`]: the rules, each a function from an [`Image`] to violations;
 //! - [`portable`]: the images that the host library carries, and whether they are what the sources give;
 //! - [`sources`]: content hashes;
 //! - [`native`]: the rules for native code;
@@ -37,7 +37,7 @@ pub mod divergence;
 mod edit;
 mod error;
 mod files;
-pub mod gate;
+pub mod verify;
 pub mod host;
 pub mod image;
 pub mod native;

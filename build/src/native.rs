@@ -1,4 +1,4 @@
-//! The gate for native code: the machine code of the entries `<kernel>__baseline`, `__avx2`, `__avx512`.
+//! The verifier for native code: the machine code of the entries `<kernel>__baseline`, `__avx2`, `__avx512`.
 //!
 //! A loop is the range of a backward jump; the hot loop of an entry is the one that computes most bits
 //! outside of inner loops.
@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use crate::gate::Violation;
+use crate::verify::Violation;
 use crate::project::fits;
 use crate::{Result, process};
 

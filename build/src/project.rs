@@ -1,4 +1,4 @@
-//! The crate to compile: where it lies, what it depends on, what it tells the gate.
+//! The crate to compile: where it lies, what it depends on, what it tells the verifier.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -69,7 +69,7 @@ pub struct Settings {
     /// IR files that every image of a crate which depends on this one is linked with.
     #[serde(default)]
     pub shims: BTreeMap<String, Vec<PathBuf>>,
-    /// Exceptions from the gate.
+    /// Exceptions from the verifier.
     #[serde(default)]
     pub allow: Vec<Allow>,
 }
@@ -86,7 +86,7 @@ pub struct Threads {
     pub reason: String,
 }
 
-/// An exception from a rule of the gate.
+/// An exception from a rule of the verifier.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Allow {

@@ -1,4 +1,4 @@
-//! The gate's own checks, end to end: every negative control is caught, and what must be clean is.
+//! The verifier's own checks, end to end: every negative control is caught, and what must be clean is.
 //!
 //! Without a device tool chain the GPU parts are skipped with the reason; `FUSEWIRE_REQUIRE=ptx,amdgcn`
 //! makes that a failure.

@@ -152,7 +152,7 @@ short:
 
 declare void @llvm.trap()
 
-; Not inlined, so that the gate sees in the image which kernel can reach it.
+; Not inlined, so that the verifier sees in the image which kernel can reach it.
 define void @fusewire_panic() #3 {
   call void @llvm.trap()
   unreachable

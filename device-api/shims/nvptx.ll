@@ -96,7 +96,7 @@ define void @fusewire_nap(i32 %ns) #0 {
 
 declare void @llvm.trap()
 
-; Not inlined, so that the gate sees in the image which kernel can reach it.
+; Not inlined, so that the verifier sees in the image which kernel can reach it.
 define void @fusewire_panic() #3 {
   call void @llvm.trap()
   unreachable

@@ -1,11 +1,11 @@
-//! `fusewire-build check`: the gate.
+//! `fusewire-build check`: the verifier.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use fusewire_build::controls::{self, Outcome};
-use fusewire_build::gate::{self, Violation};
+use fusewire_build::verify::{self, Violation};
 use fusewire_build::host::{self, Host};
 use fusewire_build::project::{Allow, Project};
 use fusewire_build::{
@@ -73,7 +73,7 @@ impl Verdict {
     }
 }
 
-/// Runs the gate; fails on a violation, on a control that was not caught, and on what was required and is
+/// Runs the verifier; fails on a violation, on a control that was not caught, and on what was required and is
 /// missing.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let project = arguments.which.project()?;
@@ -150,7 +150,7 @@ fn check_native(
         .filter(|(_, variant)| ["baseline", "avx2", "avx512"].contains(variant))
         .map(|(kernel, _)| kernel)
         .collect();
-    let violations = gate::without_allowed(
+    let violations = verify::without_allowed(
         native::check(&program, &project.settings.reductions),
         &project.settings.allow,
     );
@@ -236,7 +236,7 @@ fn check_images(
                 });
             }
         }
-        let violations = gate::check(&image);
+        let violations = verify::check(&image);
         table(&image, &violations);
         report(target.name(), &violations, arguments.verbose);
         verdict.violations += violations.len();
@@ -313,7 +313,7 @@ fn report(place: &str, violations: &[Violation], verbose: bool) {
         }
         return;
     }
-    for (first, count) in gate::summary(violations) {
+    for (first, count) in verify::summary(violations) {
         let detail: String = first.detail.chars().take(160).collect();
         let more = if count > 1 {
             format!(" (and {} more)", count - 1)

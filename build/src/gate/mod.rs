@@ -1,4 +1,4 @@
-//! The gate: what no image may contain.
+//! The verifier: what no image may contain.
 //!
 //! Every rule is a function from an [`Image`] to violations, and has a negative control
 //! ([`crate::controls`]): a kernel that breaks it and must be caught.
@@ -37,7 +37,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A rule of the gate.
+/// A rule of the verifier.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
     /// Its name, as in an exception.
