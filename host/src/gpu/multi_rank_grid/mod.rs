@@ -5,9 +5,9 @@
 //! ([`fusewire_device::multi_rank_grid`]) once with the blocks of all ranks: a grid that fits on the GPU is resident as a whole,
 //! and one that does not is refused by name instead of hanging.
 
-mod state;
-mod grid;
 mod image;
+mod launch;
+mod state;
 #[cfg(test)]
 mod tests;
 
