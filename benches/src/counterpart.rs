@@ -79,8 +79,8 @@ pub(crate) fn find() -> Result<PathBuf> {
         );
         return Ok(named);
     }
-    let mut places = from_wheels();
-    places.extend(
+    let mut candidates = from_wheels();
+    candidates.extend(
         env::split_paths(&env::var_os("PATH").unwrap_or_default())
             .chain(
                 env::var_os("CUDA_HOME")
@@ -91,7 +91,7 @@ pub(crate) fn find() -> Result<PathBuf> {
             .map(|folder| folder.join("nvcc")),
     );
     let works = |path: &PathBuf| path.is_file() && version(path).is_some();
-    places.into_iter().find(works).with_context(|| {
+    candidates.into_iter().find(works).with_context(|| {
         format!("nvcc is neither $FUSEWIRE_NVCC nor in the Python package nvidia, PATH, $CUDA_HOME or /usr/local/cuda; {INSTALL}")
     })
 }
@@ -99,8 +99,8 @@ pub(crate) fn find() -> Result<PathBuf> {
 fn from_wheels() -> Vec<PathBuf> {
     const PROGRAM: &str = "import glob, importlib.util\n\
         spec = importlib.util.find_spec('nvidia')\n\
-        for place in spec.submodule_search_locations if spec else []:\n\
-        \x20   for path in glob.glob(place + '/*/bin/nvcc'):\n\
+        for folder in spec.submodule_search_locations if spec else []:\n\
+        \x20   for path in glob.glob(folder + '/*/bin/nvcc'):\n\
         \x20       print(path)\n";
     let said = Command::new("python3").args(["-c", PROGRAM]).output();
     let said = said.map(|output| output.stdout).unwrap_or_default();

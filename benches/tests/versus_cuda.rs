@@ -70,9 +70,9 @@ fn versus(folder: &Path, object: &Path, arguments: &[&str]) -> Output {
 fn command(folder: &Path, object: &Path) -> Command {
     let driver = folder.join("driver");
     fs::create_dir_all(&driver).expect("a folder");
-    let place = driver.join("libcuda.so.1");
-    let _ = fs::remove_file(&place);
-    std::os::unix::fs::symlink(library().expect("the fake"), place).expect("a link");
+    let link = driver.join("libcuda.so.1");
+    let _ = fs::remove_file(&link);
+    std::os::unix::fs::symlink(library().expect("the fake"), link).expect("a link");
     let mut command = Command::new(env!("CARGO_BIN_EXE_fusewire-benches"));
     command
         .env("LD_LIBRARY_PATH", driver)

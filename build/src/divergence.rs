@@ -238,8 +238,8 @@ fn post_dominators(
     let end = count;
     let mut rank = vec![usize::MAX; count + 1];
     rank[end] = 0;
-    for (place, &block) in order.iter().enumerate() {
-        rank[block] = place + 1;
+    for (position, &block) in order.iter().enumerate() {
+        rank[block] = position + 1;
     }
     let mut nearest = vec![None; count + 1];
     nearest[end] = Some(end);

@@ -174,7 +174,7 @@ pub struct ManifestImage {
 pub struct ManifestEntry {
     /// Exported symbol.
     pub name: String,
-    /// Places of its parameters, in order: offset and size in bytes.
+    /// Parameters, in order: offset and size in bytes.
     pub parameters: Vec<(usize, usize)>,
     /// What it uses, where that is known.
     pub resources: Option<Resources>,

@@ -215,7 +215,7 @@ impl Made {
                     "its content is not what the manifest says".to_owned(),
                 ),
                 Ok(bytes) if bytes != *content => {
-                    add(&image.file, format!("{cause}; {}", place(&bytes, content)));
+                    add(&image.file, format!("{cause}; {}", difference(&bytes, content)));
                 }
                 Ok(_) if before != image => {
                     add(
@@ -330,8 +330,8 @@ fn short(hash: &str) -> &str {
     hash.get(..12).unwrap_or(hash)
 }
 
-/// The first place where two images differ: a line of text, or a byte.
-fn place(before: &[u8], now: &[u8]) -> String {
+/// Returns the first difference of two images: a line of text, or a byte.
+fn difference(before: &[u8], now: &[u8]) -> String {
     let at = before.iter().zip(now).take_while(|(a, b)| a == b).count();
     match (core::str::from_utf8(before), core::str::from_utf8(now)) {
         (Ok(before), Ok(now)) => {

@@ -289,8 +289,8 @@ pub fn find_objdump() -> core::result::Result<PathBuf, Missing> {
 pub fn find_ptxas() -> core::result::Result<PathBuf, Missing> {
     const WHEEL: &str = "import glob, importlib.util\n\
         spec = importlib.util.find_spec('nvidia')\n\
-        for place in spec.submodule_search_locations if spec else []:\n\
-        \x20   for path in glob.glob(place + '/*/bin/ptxas'):\n\
+        for folder in spec.submodule_search_locations if spec else []:\n\
+        \x20   for path in glob.glob(folder + '/*/bin/ptxas'):\n\
         \x20       print(path)\n";
     let from_wheel = || {
         let said = ask(Path::new("python3"), &["-c", WHEEL])?;

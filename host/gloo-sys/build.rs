@@ -58,7 +58,7 @@ mod gloo {
             .iter()
             .find(|root| root.join("include").join(PROBE).is_file());
         if found.is_none() {
-            let places: Vec<_> = candidates
+            let tried: Vec<_> = candidates
                 .iter()
                 .map(|root| root.join("include").display().to_string())
                 .collect();
@@ -66,7 +66,7 @@ mod gloo {
                 "cargo::error=feature `gloo` is on, but {PROBE} is not in {}. Install Gloo (Debian: \
                  apt install libgloo-dev), or set GLOO_ROOT to the prefix that has include/ and \
                  lib/, or build without the feature",
-                places.join(", ")
+                tried.join(", ")
             );
         }
         found.cloned()

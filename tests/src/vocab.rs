@@ -117,8 +117,8 @@ pub fn expected(row: &[f32], shards: &[Range<usize>], k: usize) -> Expected {
         exact,
         ..Expected::default()
     };
-    for place in 0..k {
-        let column = columns.get(place).copied();
+    for position in 0..k {
+        let column = columns.get(position).copied();
         out.indices.push(column.map_or(u32::MAX, |c| c as u32));
         out.values
             .push(column.map_or(bits(f32::NAN), |c| bits(row[c])));
@@ -171,12 +171,12 @@ pub fn difference(
     values: &[u32],
     log_sum_exp: Option<u32>,
 ) -> Option<String> {
-    for place in 0..want.indices.len() {
-        let found = (indices[place], values[place]);
-        let wanted = (want.indices[place], want.values[place]);
+    for position in 0..want.indices.len() {
+        let found = (indices[position], values[position]);
+        let wanted = (want.indices[position], want.values[position]);
         if found != wanted {
             return Some(format!(
-                "place {place}: column {} with {}, instead of {} with {}",
+                "position {position}: column {} with {}, instead of {} with {}",
                 found.0,
                 f32::from_bits(found.1),
                 wanted.0,

@@ -85,7 +85,7 @@ fn multicast() {
     for ranks in 1..=8 {
         run(&Threads, base(ranks), "nvls");
     }
-    // Lanes are threads: a part of the list, that has all types, operations, sizes and places.
+    // Lanes are threads: a part of the list, that has all types, operations, sizes and offsets.
     for (ranks, lanes, blocks) in [(2, 32, 1), (2, 64, 1), (2, 1, 3), (3, 32, 2)] {
         let setup = Setup {
             lanes,
@@ -196,7 +196,7 @@ fn ranks_as_processes() {
 }
 
 #[test]
-fn blocks_that_are_rounds_apart_keep_to_their_places_in_staging() {
+fn blocks_that_are_rounds_apart_keep_to_their_areas_in_staging() {
     // The last round is shorter than the others: parts that were cut anew would lie where a block that is
     // a round behind still reads.
     for (operation, reduction) in [

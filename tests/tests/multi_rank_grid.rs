@@ -52,13 +52,13 @@ fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl Fn
         }
         Image::Ordinary => fusewire_cuda_fake::stand_in(kernels, 90),
     };
-    let place = folder
+    let path = folder
         .path()
         .join("fusewire-kernels-multi-rank-grid.sm_90.ptx");
-    std::fs::write(place, text).expect("an image");
+    std::fs::write(path, text).expect("an image");
     let image = fusewire_cuda_fake::stand_in(vocab_argmax::KERNELS, 90);
-    let place = folder.path().join("vocab_argmax.sm_90.ptx");
-    std::fs::write(place, image).expect("an image");
+    let path = folder.path().join("vocab_argmax.sm_90.ptx");
+    std::fs::write(path, image).expect("an image");
     let path = folder.path().display().to_string();
     let mut all = vec![
         ("LD_LIBRARY_PATH".to_owned(), path.clone()),

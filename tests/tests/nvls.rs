@@ -100,7 +100,7 @@ fn all_reduce(
 }
 
 #[test]
-fn all_reduce_carries_whole_vectors_where_places_agree() {
+fn all_reduce_carries_whole_vectors_where_offsets_agree() {
     for result in run_threads(RANKS, &options(Algorithm::Nvls), |comm| {
         let memory = comm.alloc(DType::Bf16, 4096)?;
         let me = comm.rank() as usize;

@@ -302,8 +302,8 @@ fn the_bits_are_those_of_the_cpu() {
                 ..Setup::new(ranks)
             };
             for (rank, other) in bits(device(), &setup).iter().enumerate() {
-                if let Some(place) = difference(&cpu[0], other) {
-                    panic!("CPU and rank {rank} of {}, {setup:?}: {place}", device());
+                if let Some(found) = difference(&cpu[0], other) {
+                    panic!("CPU and rank {rank} of {}, {setup:?}: {found}", device());
                 }
             }
         }
@@ -315,8 +315,8 @@ fn the_bits_are_those_of_the_cpu() {
         let mut flipped = cpu[0].clone();
         let last = flipped.last_mut().and_then(|(_, bytes)| bytes.last_mut());
         *last.expect("results") ^= 1;
-        let place = difference(&cpu[0], &flipped).expect("a flipped bit");
-        assert!(place.starts_with("residual of Bf16, byte 4655"), "{place}");
+        let found = difference(&cpu[0], &flipped).expect("a flipped bit");
+        assert!(found.starts_with("residual of Bf16, byte 4655"), "{found}");
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// The ordinary images of the crate in `folder` for `target`, in the place where the host library finds them.
+    /// The ordinary images of the crate in `folder` for `target`, at the path where the host library finds them.
     pub(crate) fn of(folder: PathBuf, target: &str) -> Self {
         Self {
             which: Which::folder(folder),

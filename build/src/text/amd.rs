@@ -41,7 +41,7 @@ pub fn parse(text: &str) -> Result<(Vec<Function>, HashMap<String, Kernel>)> {
                 name: announced.to_owned(),
                 kernel: kernel.is_some(),
                 parameters: kernel
-                    .map(|kernel| kernel.arguments.iter().map(|(_, place)| *place).collect())
+                    .map(|kernel| kernel.arguments.iter().map(|(_, parameter)| *parameter).collect())
                     .unwrap_or_default(),
                 lines: Vec::new(),
             });
@@ -115,12 +115,12 @@ fn finish_argument(argument: &mut HashMap<&str, &str>, kernel: &mut Kernel) -> R
                 detail: format!("an argument without {key}"),
             })
     };
-    let place = Parameter {
+    let parameter = Parameter {
         offset: number(".offset")?,
         size: number(".size")?,
     };
     let name = fields.get(".name").copied().unwrap_or_default();
-    kernel.arguments.push((name.to_owned(), place));
+    kernel.arguments.push((name.to_owned(), parameter));
     Ok(())
 }
 

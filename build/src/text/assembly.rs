@@ -13,7 +13,7 @@ pub struct Function {
     pub lines: Vec<String>,
 }
 
-/// Place of a kernel's parameter in the argument buffer.
+/// Offset and size of a kernel's parameter in the argument buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Byte offset.

@@ -224,8 +224,8 @@ $L__BB0_1:
         let copy = &functions[0];
         assert!(copy.kernel);
         assert_eq!(copy.name, "copy");
-        let places: Vec<_> = copy.parameters.iter().map(|p| (p.offset, p.size)).collect();
-        assert_eq!(places, [(0, 8), (8, 4), (12, 1), (16, 24)]);
+        let fields: Vec<_> = copy.parameters.iter().map(|p| (p.offset, p.size)).collect();
+        assert_eq!(fields, [(0, 8), (8, 4), (12, 1), (16, 24)]);
         let codes: Vec<_> = copy.instructions().map(|(code, _)| code).collect();
         assert_eq!(
             codes,

@@ -32,8 +32,8 @@ pub(super) fn arguments(image: &Image) -> Vec<Violation> {
         if device == passed {
             continue;
         }
-        let place = device.iter().zip(&passed).position(|(a, b)| a != b);
-        let detail = match place {
+        let index = device.iter().zip(&passed).position(|(a, b)| a != b);
+        let detail = match index {
             Some(index) => format!(
                 "{}: the host puts {} bytes at {}, the image reads {} at {}",
                 host.params[index].name,

@@ -44,7 +44,7 @@ fn a_bundle_runs_elsewhere_on_the_cpu() {
     );
 
     let elsewhere = here.path().join("elsewhere");
-    fs::rename(&made, &elsewhere).expect("another place");
+    fs::rename(&made, &elsewhere).expect("another folder");
     let results = here.path().join("results");
     let output = run(&elsewhere, &["--device", "cpu", "--quick"], &results);
     let page = String::from_utf8_lossy(&output.stdout).into_owned();

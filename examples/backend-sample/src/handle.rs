@@ -273,7 +273,7 @@ impl Handle {
         unsafe { self.run(exchange, call.timeout) }
     }
 
-    /// Reduces to this rank what `part` names: bytes and the place of rank p's row in this rank's input.
+    /// Reduces to this rank what `part` names: bytes and the offset of rank p's row in this rank's input.
     ///
     /// # Safety
     /// `from` is readable where `part` points to.

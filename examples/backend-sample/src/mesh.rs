@@ -140,9 +140,9 @@ fn accept(
         match listener.accept() {
             Ok((stream, _)) => {
                 if let Some((peer, stream)) = hello(stream, token, deadline)
-                    && let Some(place @ None) = peers.get_mut(peer).filter(|_| peer >= above)
+                    && let Some(slot @ None) = peers.get_mut(peer).filter(|_| peer >= above)
                 {
-                    *place = Some(stream);
+                    *slot = Some(stream);
                 }
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {

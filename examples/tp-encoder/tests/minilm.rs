@@ -56,8 +56,8 @@ fn embeddings_are_the_models() {
     let embeddings: Vec<Vec<f32>> = embeddings.to_vec2().unwrap();
     for ((sentence, expected), embedding) in GOLDEN.iter().zip(&embeddings) {
         assert_eq!(embedding.len(), 384);
-        let places = (0..8).chain([100, 200, 300, 383]);
-        for (at, expected) in places.zip(expected) {
+        let columns = (0..8).chain([100, 200, 300, 383]);
+        for (at, expected) in columns.zip(expected) {
             let found = embedding[at];
             assert!(
                 (found - expected).abs() < 2e-6,

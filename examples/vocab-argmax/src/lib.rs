@@ -25,7 +25,7 @@ use fusewire_device::{Block, Group, Machine, kernel, mem};
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[VOCAB_ARGMAX_INSTANCES];
 
-/// The place of the greatest logit of every row, over the parts of all ranks; of equal ones the first.
+/// The column of the greatest logit of every row, over the parts of all ranks; of equal ones the first.
 ///
 /// Rank r holds columns `[r * columns, (r + 1) * columns)` of each of `rows` rows. `keys` is scratch
 /// memory for `rows` words, `winners` gets `rows` column indices, the same on every rank. NaN loses

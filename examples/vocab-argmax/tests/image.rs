@@ -24,8 +24,8 @@ fn images_are_found_and_read_what_the_program_passes() {
             let entry = image
                 .entry(kernel.name)
                 .expect("every kernel has its entry");
-            let places: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();
-            assert_eq!(entry.parameters, places, "{} of {image}", kernel.name);
+            let fields: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();
+            assert_eq!(entry.parameters, fields, "{} of {image}", kernel.name);
         }
     }
 }

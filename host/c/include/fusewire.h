@@ -297,7 +297,7 @@ int fusewire_reduce_scatter_norm_async(const fusewire_comm *comm, const fusewire
 #define FUSEWIRE_VOCAB_DEPENDENT 1 /* flag: programmatic dependent launch (NVIDIA from sm_90 on) */
 
 /* Logits whose columns are split over the ranks, as a tensor-parallel output layer leaves them. Of equal logits the lower column comes
-   first; -0 is less than +0, NaN less than everything. A place for which no rank has a column gets index -1 and NaN. The log-sum-exp
+   first; -0 is less than +0, NaN less than everything. A position for which no rank has a column gets index -1 and NaN. The log-sum-exp
    of a row with a NaN is NaN, of a row of -inf -inf. All ranks give equal dtype, rows, vocabulary and k, and log_sum_exp all or
    none; their columns do not overlap, which is not checked. */
 typedef struct fusewire_vocab {

@@ -31,7 +31,7 @@ fn run(call: &Call<'_>, vocab: &FusewireVocab, enqueued: bool) -> Outcome<Option
             .checked_mul(stride)
             .and_then(|before| before.checked_add(vocab.columns)),
     };
-    let places = vocab.rows.checked_mul(u64::from(vocab.k));
+    let entries = vocab.rows.checked_mul(u64::from(vocab.k));
     let optional = |what: &str, at: *mut c_void, count, dtype| {
         if at.is_null() {
             Ok(None)
@@ -41,13 +41,13 @@ fn run(call: &Call<'_>, vocab: &FusewireVocab, enqueued: bool) -> Outcome<Option
     };
     let logits = call.view("logits", vocab.logits, count, element)?;
     let indices = if vocab.k > 0 {
-        Some(call.view("indices", vocab.indices, places, index)?)
+        Some(call.view("indices", vocab.indices, entries, index)?)
     } else if vocab.indices.is_null() {
         None
     } else {
         return Err(argument(name, "k is 0, so indices must be NULL".to_owned()));
     };
-    let values = optional("values", vocab.values, places, DType::F32)?;
+    let values = optional("values", vocab.values, entries, DType::F32)?;
     let sums = optional(
         "log_sum_exp",
         vocab.log_sum_exp,

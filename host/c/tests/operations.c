@@ -271,10 +271,10 @@ static void sampling(int enqueued) {
   OK(fusewire_download(comm, summed, sums, sizeof summed));
   for (int row = 0; row < ROWS; row++) {
     double slope = row == 1 ? -0.25 : 0.5, sum = 0;
-    for (int place = 0; place < K; place++) {
-      int column = row == 1 ? place : ALL - 1 - place;
-      TRUE(found[row * K + place] == column);
-      TRUE(seen[row * K + place] == (float)(column * slope));
+    for (int position = 0; position < K; position++) {
+      int column = row == 1 ? position : ALL - 1 - position;
+      TRUE(found[row * K + position] == column);
+      TRUE(seen[row * K + position] == (float)(column * slope));
     }
     for (int column = 0; column < ALL; column++) sum += exp(column * slope);
     TRUE(fabs(summed[row] - log(sum)) <= 1e-5);

@@ -41,18 +41,18 @@ impl Library {
     /// `TORCHCOMMS_BACKEND_LIB_PATH_<KIND>`, else the usual sonames.
     ///
     /// # Errors
-    /// [`Error::Open`] with each place tried and the loader's text, [`Error::Symbol`] when a required
+    /// [`Error::Open`] with each path tried and the loader's text, [`Error::Symbol`] when a required
     /// symbol is absent, [`Error::Call`] when the version cannot be read.
     pub fn open(kind: Kind, path: Option<&Path>) -> Result<Self> {
         let mut tried = Vec::new();
-        for place in kind.places(path) {
+        for candidate in kind.candidates(path) {
             // SAFETY: initialisers of a library run; the caller named a communication library.
-            match unsafe { Object::open(Some(&place), RTLD_LOCAL | RTLD_NOW) } {
+            match unsafe { Object::open(Some(&candidate), RTLD_LOCAL | RTLD_NOW) } {
                 Ok(object) => {
-                    let inner = adopt(object, place.display().to_string(), kind.is_rccl())?;
+                    let inner = adopt(object, candidate.display().to_string(), kind.is_rccl())?;
                     return Ok(Self { inner, kind });
                 }
-                Err(error) => tried.push(format!("{}: {error}", place.display())),
+                Err(error) => tried.push(format!("{}: {error}", candidate.display())),
             }
         }
         Err(Error::Open {

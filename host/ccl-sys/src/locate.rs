@@ -54,9 +54,9 @@ impl Kind {
         }
     }
 
-    /// The places in order. A path that somebody named is the only place: falling back to another
+    /// Returns the paths to try, in order. A path that the caller gave is the only one: falling back to another
     /// library than the one asked for would be a surprise.
-    pub(crate) fn places(self, path: Option<&Path>) -> Vec<PathBuf> {
+    pub(crate) fn candidates(self, path: Option<&Path>) -> Vec<PathBuf> {
         let name = self.name();
         path.map(Path::to_path_buf)
             .or_else(|| named(&format!("FUSEWIRE_{name}_PATH")))

@@ -338,7 +338,7 @@ void Bridge::batch(rust::Slice<const Message> messages, uint8_t prefix, const Ca
       buffers.push_back(context_->createUnboundBuffer(ptr, message.bytes));
     }
     // Posting never blocks, so all of it is in flight before the first wait. Receives go first, so
-    // that a peer's data has a place.
+    // that a peer's data has a buffer.
     for (const bool send : {false, true}) {
       for (size_t i = 0; i < messages.size(); i++) {
         const auto& message = messages[i];

@@ -75,7 +75,7 @@ impl Context {
 
     /// Reduces `count` elements over all ranks; every rank gets the result. A ring: the time is
     /// that of moving the data twice, and the result has the same bits on all ranks, but the order
-    /// of the sum depends on the element's place, and small floats are rounded at each step. In
+    /// of the sum depends on the element's index, and small floats are rounded at each step. In
     /// place where `input == output`. With 0 elements nothing is sent.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ impl Context {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both are valid for `bytes` at these places by the caller's promise; `copy`
+        // SAFETY: both are valid for `bytes` at these addresses by the caller's promise; `copy`
         // allows that they are the same.
         unsafe { core::ptr::copy(input, output.add(self.rank() * bytes), bytes) };
         self.run(NAME, call, |bridge, call| {
@@ -210,7 +210,7 @@ impl Context {
             return Ok(());
         }
         if bytes > 0 {
-            // SAFETY: both are valid for `bytes` at these places by the caller's promise; `copy`
+            // SAFETY: both are valid for `bytes` at these addresses by the caller's promise; `copy`
             // allows that they are the same.
             unsafe { core::ptr::copy(input, output.add(offsets[self.rank()]), bytes) };
         }
@@ -415,7 +415,7 @@ impl Context {
         Self::check_pointers(NAME, &[(input, bytes), (output, offsets[self.size()])])?;
         self.check_open(NAME)?;
         if bytes > 0 {
-            // SAFETY: both are valid for `bytes` at these places by the caller's promise; `copy`
+            // SAFETY: both are valid for `bytes` at these addresses by the caller's promise; `copy`
             // allows that they are the same.
             unsafe { core::ptr::copy(input, output.add(offsets[root]), bytes) };
         }

@@ -8,7 +8,7 @@
 //!
 //! # From nothing to a sum
 //!
-//! Each rank needs its number, the size of the group, and a place where the ranks find each other: a
+//! Each rank needs its number, the size of the group, and an address where the ranks find each other: a
 //! `Rendezvous`, which stores a few hundred bytes for each rank. Here it is a map shared by threads;
 //! between processes it would be a file or a TCP store.
 #![cfg_attr(feature = "gloo", doc = "```")]

@@ -4,9 +4,9 @@ use crate::context::{Call, Context};
 use crate::error::Error;
 use crate::ffi::Message;
 
-/// The place of our messages among Gloo's: its own operations have prefixes below 0x10.
+/// Tag prefix of our messages, apart from Gloo's: its own operations have prefixes below 0x10.
 const BATCH: u8 = 0x40;
-/// The place of `gatherv`.
+/// Tag prefix of `gatherv`.
 pub(crate) const GATHERV: u8 = 0x41;
 
 /// One message of a [`batch`](Context::batch).
@@ -124,7 +124,7 @@ impl Context {
         unsafe { self.transfer("batch", transfers, BATCH, call) }
     }
 
-    /// A batch under another name, in another place among the messages.
+    /// A batch under another name, with another tag.
     ///
     /// # Safety
     /// As for [`batch`](Self::batch).

@@ -1,7 +1,7 @@
 //! Gloo: collectives between hosts over TCP, on CPU memory.
 //!
 //! Gloo has no average, no scaled sum and no reduce_scatter: they are composed here. Its reductions go round a
-//! ring, so their order depends on an element's place: all ranks get the same bits, but not those of rank order.
+//! ring, so their order depends on an element's index: all ranks get the same bits, but not those of rank order.
 
 use core::time::Duration;
 use std::sync::{Arc, Mutex, PoisonError};

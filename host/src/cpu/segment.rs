@@ -359,7 +359,7 @@ mod tests {
             .unwrap();
         let other = map(&file, page_bytes()).unwrap();
         assert_ne!(other.as_ptr(), segment.ptr());
-        // SAFETY: one page is mapped at both places; only this thread uses it.
+        // SAFETY: one page is mapped at both addresses; only this thread uses it.
         unsafe {
             segment.ptr().add(63).write_volatile(9);
             assert_eq!(other.as_ptr().add(63).read_volatile(), 9);

@@ -233,7 +233,7 @@ pub(super) fn import<'a>(library: &'a Library, import: Import<'_>) -> Result<Phy
     };
     let mut handle = 0;
     // SAFETY: `handle` is writable; `pointer` is a descriptor as a number, or a fabric handle.
-    let code = unsafe { (library.cuMemImportFromShareableHandle)(&raw mut handle, place, kind) };
+    let code = unsafe { (library.cuMemImportFromShareableHandle)(&raw mut handle, pointer, kind) };
     library
         .check("cuMemImportFromShareableHandle", code)
         .map_err(|error| {

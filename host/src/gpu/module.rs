@@ -48,7 +48,7 @@ impl Module {
     /// anything that communicates runs.
     ///
     /// # Errors
-    /// `Error::Image` when a kernel is missing, or reads its parameters at other places than the program puts them;
+    /// `Error::Image` when a kernel is missing, or reads its parameters at other offsets than the program puts them;
     /// `Error::Driver` when the driver refuses the image.
     pub fn load<'a>(
         driver: &dyn Driver,
@@ -209,12 +209,12 @@ fn function(
 const REMAKE: &str = "image and program are of different versions: make the image anew (`fusewire-build images` for the \
                       library's own, `fusewire-build build` for others)";
 
-/// Where the places at which a kernel reads its parameters are not those at which the program puts them.
+/// Describes a difference between the offsets at which a kernel reads its parameters and those at which the program puts them.
 fn difference(put: &[ParamField], read: &[(usize, usize)]) -> Option<String> {
     for (index, field) in put.iter().enumerate() {
-        let place = (field.offset, field.size);
+        let expected = (field.offset, field.size);
         match read.get(index) {
-            Some(&other) if other == place => {}
+            Some(&other) if other == expected => {}
             Some(&(offset, size)) => {
                 return Some(format!(
                     "parameter {index} ({}): the program puts {} bytes at offset {}, the image reads {size} at offset {offset}",

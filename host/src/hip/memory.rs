@@ -28,7 +28,7 @@ const PRIVATE_GRANULE: u64 = 4096;
 const SHARED_GRANULE: u64 = 2 << 20;
 /// Bytes of the page-locked copy buffer.
 const STAGING_BYTES: usize = 1 << 20;
-/// Copies have the same place within so many bytes in the buffer and on the device.
+/// Copies have the same offset within so many bytes in the buffer and on the device.
 const STAGING_ALIGNMENT: usize = 256;
 
 /// A page-locked buffer and a stream, for [`Hip::write`] and [`Hip::read`].
@@ -339,8 +339,8 @@ fn rounded(bytes: u64, granule: u64) -> Option<(u64, usize)> {
     Some((bytes, usize::try_from(bytes).ok()?))
 }
 
-/// How a range of device memory goes through the buffer: at the same place within [`STAGING_ALIGNMENT`] bytes in both,
-/// and cut at such places only, so that no aligned word is cut, and engines move aligned bursts.
+/// How a range of device memory goes through the buffer: at the same offset within [`STAGING_ALIGNMENT`] bytes in both,
+/// and cut at such offsets only, so that no aligned word is cut, and engines move aligned bursts.
 #[derive(Debug)]
 struct Pieces {
     address: u64,
@@ -374,8 +374,8 @@ impl Iterator for Pieces {
         if self.done == self.bytes {
             return None;
         }
-        let place = self.address.wrapping_add(self.done as u64) % STAGING_ALIGNMENT as u64;
-        let staging = place as usize;
+        let offset = self.address.wrapping_add(self.done as u64) % STAGING_ALIGNMENT as u64;
+        let staging = offset as usize;
         let end = self.bytes.min(self.done + STAGING_BYTES - staging);
         let range = self.done..end;
         self.done = end;
@@ -396,7 +396,7 @@ mod tests {
         assert_eq!(rounded(i64::MAX as u64, 4096), None);
     }
 
-    /// No aligned eight bytes are cut, all bytes are moved once, and places agree.
+    /// No aligned eight bytes are cut, all bytes are moved once, and offsets agree.
     fn check(pieces: &[Piece], address: u64, bytes: usize) -> Result<(), String> {
         let mut done = 0;
         for piece in pieces {
@@ -408,7 +408,7 @@ mod tests {
                 return Err(format!("a word is cut at {at:#x}"));
             }
             if at % 64 != piece.staging as u64 % 64 {
-                return Err(format!("{piece:?} has another place than {at:#x}"));
+                return Err(format!("{piece:?} has another offset than {at:#x}"));
             }
             if piece.staging + piece.range.len() > STAGING_BYTES {
                 return Err(format!("{piece:?} does not fit"));

@@ -118,7 +118,7 @@ fn string(bytes: &[u8]) -> String {
 }
 
 /// The run time's identifier where the GPU has one (16 hexadecimal digits, not all 0). Others (most graphics
-/// cards) have none, or all the same; within a host their place on the PCI bus tells them apart.
+/// cards) have none, or all the same; within a host their address on the PCI bus tells them apart.
 fn identity(uuid: [u8; 16], [domain, bus, device]: [u32; 3]) -> [u8; 16] {
     let digits = uuid.iter().all(u8::is_ascii_hexdigit);
     if digits && uuid.iter().any(|byte| *byte != b'0') {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn graphics_cards_without_identifier_differ_by_their_place() {
+    fn graphics_cards_without_identifier_differ_by_their_address() {
         let own = *b"b5a6f1c2d3e4f506";
         assert_eq!(identity(own, [0, 1, 0]), own);
         for none in [

@@ -44,7 +44,7 @@ impl Header {
 /// of this handle is dropped. From then on the peer is refused; no remote access touches the
 /// memory after the drop has returned.
 ///
-/// Peers write while this side reads: bytes are in their place, all of them, once the peer's
+/// Peers write while this side reads: all bytes have arrived once the peer's
 /// notification was waited for or its write has ended; what is read earlier may be torn.
 #[derive(Clone, Debug)]
 pub struct Memory {

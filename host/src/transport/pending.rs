@@ -67,7 +67,7 @@ impl Pending {
         self.lock().result.is_some()
     }
 
-    /// Waits for the end: the bytes are in their place then.
+    /// Waits for the end: the bytes have arrived then.
     ///
     /// # Errors
     /// [`Error::Transport`](crate::Error::Transport) with the operation's failure.

@@ -50,9 +50,9 @@ fn part_each(grid: &mut Grid, name: &str, lists: &[Vec<u32>]) -> Result<Option<C
         grid.check(GROUP, list.is_empty(), "there is no part");
         return Ok(None);
     };
-    let place = list.iter().position(|listed| *listed == rank);
+    let index = list.iter().position(|listed| *listed == rank);
     let right = part.size() as usize == list.len()
-        && place == Some(part.rank() as usize)
+        && index == Some(part.rank() as usize)
         && part.ranks().count() == list.len()
         && part.backend() == grid.comm.backend();
     grid.check(GROUP, right, "ranks of the part are wrong");

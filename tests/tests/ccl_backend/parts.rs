@@ -52,7 +52,7 @@ fn parts_are_the_librarys() {
         calls.sort_unstable();
         calls
     };
-    // The colour is the least rank, the key the place in the list.
+    // The colour is the least rank, the key is the position in the list.
     let split = [(0, 0, 1), (1, 1, 1), (2, -1, 0), (3, 0, 0), (4, 1, 0)];
     assert_eq!(world("ncclCommSplit"), split);
     assert_eq!(world("ncclCommInitRank").len(), 5);
@@ -99,8 +99,7 @@ fn an_adopted_communicator_works_and_is_destroyed() {
             let fake = &fake;
             scope.spawn(move || {
                 // SAFETY: nobody else uses the communicator.
-                let adopted =
-                    unsafe { backend::adopt_nccl("nccl", Some(&fake.path), raws(rank)) };
+                let adopted = unsafe { backend::adopt_nccl("nccl", Some(&fake.path), raws(rank)) };
                 let adopted = adopted.expect("its library");
                 let options = fake.options();
                 let comm = Communicator::adopt(adopted, "adopted", Device::Cpu, options);

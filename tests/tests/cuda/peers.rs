@@ -193,7 +193,7 @@ fn adopted(options: &Options) -> Result<()> {
     let (blocks, opened) = (fake.live(c"block"), fake.live(c"ipc"));
     let at = fake.allocate(COUNT * 4 + 1024);
     let dropped = Arc::new(AtomicU32::new(0));
-    // Somewhere within the allocation, at another place on each rank.
+    // Somewhere within the allocation, at another offset on each rank.
     let offset = 256 * (comm.rank() as usize + 1);
     let own = at.wrapping_add(offset);
     let keep: Arc<Owner> = Arc::new(Owner(Arc::clone(&dropped)));
@@ -203,7 +203,7 @@ fn adopted(options: &Options) -> Result<()> {
     assert!(comm.window_addr(&x).is_err());
     assert_eq!(fake.live(c"ipc"), opened);
     let registration = comm.tensor_register(&x)?;
-    // The peer's memory is mapped here, and the tensor has a place that peers name.
+    // The peer's memory is mapped here, and the tensor has a window address.
     assert!(comm.window_addr(&x).is_ok());
     assert_eq!(fake.live(c"ipc"), opened + 1);
     sums(&comm, &x, "adopted, registered")?;

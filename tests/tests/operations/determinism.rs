@@ -182,8 +182,8 @@ fn every_way_gives_the_same_bits_on_every_rank() {
         });
         for way in ways {
             for (rank, other) in everything(&way).iter().enumerate() {
-                let place = difference(&first[0], other);
-                assert!(*other == first[0], "rank {rank}, {way:?}: {place}");
+                let found = difference(&first[0], other);
+                assert!(*other == first[0], "rank {rank}, {way:?}: {found}");
             }
         }
     }
@@ -270,8 +270,8 @@ fn every_instruction_set_gives_the_same_bits() {
         match &first {
             None => first = Some((set, bytes)),
             Some((other, expected)) => {
-                let place = difference(&expected[..bytes.len() / 3], &bytes[..bytes.len() / 3]);
-                assert!(*expected == bytes, "{other} and {set}: {place}");
+                let found = difference(&expected[..bytes.len() / 3], &bytes[..bytes.len() / 3]);
+                assert!(*expected == bytes, "{other} and {set}: {found}");
             }
         }
     }

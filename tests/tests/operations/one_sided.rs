@@ -25,7 +25,7 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                     count: count as u64,
                     timeout_ns: 0,
                     source: source.as_ptr().cast(),
-                    // An empty tensor has no place; nothing is put there.
+                    // An empty tensor has no window address; nothing is put there.
                     target_at: if count == 0 {
                         0
                     } else {

@@ -60,8 +60,8 @@ impl Case {
                 Split::Gaps if ranks == 1 => 0..all - 1,
                 Split::Gaps if r == 1 => 7..7,
                 Split::Gaps => {
-                    let place = if r == 0 { 0 } else { r - 1 };
-                    let part = even(ranks - 1, place);
+                    let index = if r == 0 { 0 } else { r - 1 };
+                    let part = even(ranks - 1, index);
                     part.start.min(all - 1)..part.end.min(all - 1)
                 }
             })

@@ -81,7 +81,7 @@ fn put_round_a_ring() {
 fn get_map_remote_and_every_comparison() {
     all(3, &options(), |comm| {
         let (rank, size) = (comm.rank(), comm.size());
-        // A slice of a larger tensor, at another place on each rank.
+        // A slice of a larger tensor, at another offset on each rank.
         let large = tensor(DType::U64, 100)?;
         let mine = large.slice(10 * rank as usize, 20)?;
         mine.copy_from(&[u64::from(rank) + 100; 20])?;
@@ -277,7 +277,7 @@ unsafe fn exchange(
     let mut failed = false;
     let mut peer = 0;
     while peer < comm.size() {
-        // SAFETY: each rank has a place of its own at each peer, free since the last barrier.
+        // SAFETY: each rank has a slot of its own at each peer, free since the last barrier.
         let put = unsafe { window.put(block, &comm, at, source.cast(), 8, peer, Some(0), Some(0)) };
         failed |= put.is_err();
         peer += 1;

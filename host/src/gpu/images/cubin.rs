@@ -77,7 +77,7 @@ fn section(file: &[u8], index: usize) -> Option<Section<'_>> {
     let kind = word(header, 4)?;
     let start = usize::try_from(long(header, 24)?).ok()?;
     let bytes = usize::try_from(long(header, 32)?).ok()?;
-    // A section of zeros (8), as of shared memory, takes no place in the file.
+    // A section of zeros (8), as of shared memory, takes no space in the file.
     let bytes = if kind == 8 { 0 } else { bytes };
     Some(Section {
         name: word(header, 0)? as usize,
@@ -143,7 +143,7 @@ fn parameters(mut attributes: &[u8]) -> Option<Vec<(usize, usize)>> {
         attributes = attributes.get(4 + length..)?;
     }
     out.sort_unstable();
-    Some(out.into_iter().map(|(_, place)| place).collect())
+    Some(out.into_iter().map(|(_, parameter)| parameter).collect())
 }
 
 fn half(bytes: &[u8], at: usize) -> Option<u16> {

@@ -15,9 +15,9 @@ const PTX: &str = ".version 8.0\n.target sm_80\n.address_size 64\n\
     .visible .entry empty()\n{\nret;\n}\n";
 
 /// Where the parameters of `copy` lie.
-const PLACES: [(usize, usize); 4] = [(0, 8), (8, 4), (16, 20), (36, 1)];
+const FIELDS: [(usize, usize); 4] = [(0, 8), (8, 4), (16, 20), (36, 1)];
 
-/// One parameter among the attributes of a kernel: as `ptxas` writes it, in the last place first.
+/// One parameter among the attributes of a kernel: as `ptxas` writes it, the last parameter first.
 fn parameter(large: bool, ordinal: u16, (offset, size): (usize, usize)) -> Vec<u8> {
     let mut out = vec![4, if large { 0x45 } else { 0x17 }, 12, 0, 0, 0, 0, 0];
     out.extend(ordinal.to_le_bytes());
@@ -42,8 +42,8 @@ fn elf(abi: (u8, u8), flags: u32, large: bool) -> Vec<u8> {
     }
     // An attribute of half a word, one without a value, and one of four bytes stand around.
     let mut copy = vec![3, 0x1b, 0xff, 0, 4, 0x37, 4, 0, 0x87, 0, 0, 0];
-    for (ordinal, place) in PLACES.into_iter().enumerate().rev() {
-        copy.extend(parameter(large, ordinal as u16, place));
+    for (ordinal, field) in FIELDS.into_iter().enumerate().rev() {
+        copy.extend(parameter(large, ordinal as u16, field));
     }
     copy.extend([1, 0x4c, 0, 0]);
     let empty = vec![3, 0x1b, 0xff, 0];
@@ -97,7 +97,7 @@ fn a_header_tells_the_architecture() {
         assert_eq!(image.kind(), Kind::Cubin);
         let names: Vec<&str> = image.entries.iter().map(|it| it.name.as_str()).collect();
         assert_eq!(names, ["copy", "empty"]);
-        assert_eq!(image.entries[0].parameters, PLACES);
+        assert_eq!(image.entries[0].parameters, FIELDS);
         assert!(image.entries[1].parameters.is_empty());
     }
 }
@@ -223,7 +223,7 @@ fn what_ptxas_writes_is_understood() {
         let image = images.find("k").expect("its own cubin");
         assert_eq!((image.target.as_str(), image.kind()), (target, Kind::Cubin));
         assert_eq!(image.entries.len(), 2, "{:?}", image.entries);
-        assert_eq!(image.entry("copy").expect("a kernel").parameters, PLACES);
+        assert_eq!(image.entry("copy").expect("a kernel").parameters, FIELDS);
         assert!(
             image
                 .entry("empty")

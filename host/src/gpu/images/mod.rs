@@ -237,11 +237,11 @@ impl Images {
         Ok(&library::manifest()?.sources)
     }
 
-    /// The image of a user's kernel crate: see [the module](self) for the places where it is looked for. The crate's name may
+    /// The image of a user's kernel crate: see [the module](self) for the paths where it is searched. The crate's name may
     /// be written with `-` or `_`.
     ///
     /// # Errors
-    /// `Error::Image` with the places where it was looked for, and what was found there for other devices; or what is wrong
+    /// `Error::Image` with the paths where it was searched, and what was found there for other devices; or what is wrong
     /// with the file that was found.
     pub fn find(&self, name: &str) -> Result<Image> {
         let command = format!(

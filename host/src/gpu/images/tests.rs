@@ -39,8 +39,8 @@ fn carried_images_are_whole_and_fit_the_program() {
                 let kernel = kernels.iter().find(|kernel| kernel.name == entry.name);
                 let kernel = kernel.unwrap_or_else(|| panic!("{} is not in KERNELS", entry.name));
                 assert_eq!(kernel.family(), family);
-                let places: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();
-                assert_eq!(entry.parameters, places, "{} of {image}", entry.name);
+                let fields: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();
+                assert_eq!(entry.parameters, fields, "{} of {image}", entry.name);
                 found += 1;
             }
             assert_eq!(again.entries.len(), image.entries.len());
@@ -246,18 +246,18 @@ fn compressed_images_are_unpacked_and_say_their_sources() {
         .iter()
         .find(|(name, _)| *name == "barrier.sm_80.ptx.lzma")
         .unwrap();
-    let place = folder.path().join("mine.sm_80.ptx.lzma");
-    std::fs::write(&place, packed).unwrap();
+    let path = folder.path().join("mine.sm_80.ptx.lzma");
+    std::fs::write(&path, packed).unwrap();
     let images = Images::in_folders("sm_90", vec![folder.path().to_owned()]);
     let image = images.find("mine").unwrap();
     let own = images_of_barrier();
     assert_eq!((image.name.as_str(), &image.bytes), ("mine", &own.bytes));
     assert_eq!(image.sources(), None);
 
-    std::fs::write(&place, &packed[..packed.len() / 2]).unwrap();
+    std::fs::write(&path, &packed[..packed.len() / 2]).unwrap();
     let wrong = detail(images.find("mine"));
     assert!(wrong.contains("it cannot be unpacked"), "{wrong}");
-    std::fs::remove_file(place).unwrap();
+    std::fs::remove_file(path).unwrap();
 
     let said = format!("{PTX}\n// fusewire sources 12ab\n");
     std::fs::write(folder.path().join("mine.sm_80.ptx"), said).unwrap();

@@ -199,10 +199,10 @@ fn a_library_loads_whole_on_every_architecture() {
                     .unwrap();
                 let function = module.function(kernel.name).unwrap();
                 assert_eq!(function.name, kernel.name);
-                let places: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();
-                assert_eq!(function.params, places);
+                let fields: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();
+                assert_eq!(function.params, fields);
                 assert_eq!(function.properties.registers, 40);
-                assert_eq!(driver.found.lock().unwrap()[kernel.name], places);
+                assert_eq!(driver.found.lock().unwrap()[kernel.name], fields);
             }
             assert!(
                 modules
@@ -220,7 +220,7 @@ fn an_older_gpu_is_told_what_there_is() {
     assert!(error.unwrap_err().to_string().contains("there are gfx90a"));
 }
 
-/// Where one number of the image is wrong, the message names kernel, parameter and both places.
+/// Where one number of the image is wrong, the message names kernel, parameter and both offsets.
 #[test]
 fn a_shifted_or_resized_parameter_is_refused() {
     let driver = Fake::new("sm_90", false);

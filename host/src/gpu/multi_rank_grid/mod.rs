@@ -202,7 +202,7 @@ impl MultiRankGrid {
         if let Some(error) = &state.broken {
             return Err(error.clone());
         }
-        let place = rank as usize;
+        let index = rank as usize;
         if state.launches[place].is_some() {
             return Err(invalid(format!(
                 "rank {rank} launches {kernel} while another thread of it launches; a rank has one \

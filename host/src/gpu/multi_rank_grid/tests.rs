@@ -42,7 +42,7 @@ unsafe fn grid_meet(
     block.sync();
     if block.is_leader() {
         let word = (u64::from(block.count()) << 32) | (u64::from(mark) + u64::from(bias));
-        // SAFETY: a place for every block of the rank.
+        // SAFETY: an element for every block of the rank.
         unsafe { *own.add(block.index() as usize) = word };
     }
 }

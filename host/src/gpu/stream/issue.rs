@@ -66,7 +66,7 @@ impl Stream {
         }
     }
 
-    /// Puts work on the stream. What fails without being refused ([`WorkKind::Failed`]) has its place in the order.
+    /// Puts work on the stream. What fails without being refused ([`WorkKind::Failed`]) keeps its position in the order.
     fn issue(&self, task: Task) -> Result<WorkKind> {
         let driver = self.inner.gpu.driver();
         let raw = self.inner.raw;

@@ -372,7 +372,7 @@ pub(super) fn run(setup: &Setup, cases: &[Case]) {
     }
 }
 
-/// Every form and route, for one type, with memories and places in turn.
+/// Every form and route, for one type, with memories and offsets in turn.
 pub(super) fn cases(dtype: DType, shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut out = Vec::new();
     for (f, form) in Form::all().into_iter().enumerate() {

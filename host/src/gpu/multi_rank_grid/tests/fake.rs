@@ -152,8 +152,8 @@ impl Driver for Fake {
     }
     fn function(&self, _: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
         let name = kernel_name(name.to_str().unwrap()).expect("only grid forms are asked for");
-        let place = self.kernels.iter().position(|kernel| kernel.name == name);
-        Ok(place.map(RawFunction))
+        let index = self.kernels.iter().position(|kernel| kernel.name == name);
+        Ok(index.map(RawFunction))
     }
     fn parameters(&self, _: RawFunction) -> Result<Option<Vec<(usize, usize)>>> {
         Ok(Some(if self.mistakes.load(Ordering::Relaxed) {
