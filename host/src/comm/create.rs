@@ -17,15 +17,15 @@ use crate::memory::MemoryDescriptor;
 use crate::options::Options;
 use crate::store::{PrefixStore, Store};
 
-/// Makes a communicator with the backend of that name: `fusewire` (its own kernels), `nccl`, `ncclx`,
-/// `rccl`, `rcclx`, `gloo`, or one that [`backend::register_backend`],
-/// [`backend::register_external_backend`] or `FUSEWIRE_BACKEND_PATH_<NAME>` has added. Rank and size come from
-/// [`Options::rank_size`], else from the environment, and the store from [`Options::store`], else from
-/// `MASTER_ADDR` and `MASTER_PORT`. All ranks together.
+/// Makes a communicator with the backend of that name: `fusewire` (its own kernels), `nccl`,
+/// `ncclx`, `rccl`, `rcclx`, `gloo`, or one that [`backend::register_backend`],
+/// [`backend::register_external_backend`] or `FUSEWIRE_BACKEND_PATH_<NAME>` has added. Rank and
+/// size come from [`Options::rank_size`], else from the environment, and the store from
+/// [`Options::store`], else from `MASTER_ADDR` and `MASTER_PORT`. All ranks together.
 ///
 /// The defaults are torchcomms': where neither [`Options::abort_process_on_timeout_or_error`] nor
-/// `TORCHCOMM_ABORT_ON_ERROR` says otherwise, a watchdog ends the process when the communicator fails, unless
-/// [`Options::enable_reconfigure`] is set.
+/// `TORCHCOMM_ABORT_ON_ERROR` says otherwise, a watchdog ends the process when the communicator
+/// fails, unless [`Options::enable_reconfigure`] is set.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -42,8 +42,9 @@ use crate::store::{PrefixStore, Store};
 /// ```
 ///
 /// # Errors
-/// [`crate::Error::InvalidArgument`] for a backend that is not in this build, or a hint with a wrong value;
-/// [`crate::Error::Backend`] where its library is missing; and as [`Communicator::new`].
+/// [`crate::Error::InvalidArgument`] for a backend that is not in this build, or a hint with a
+/// wrong value; [`crate::Error::Backend`] where its library is missing; and as
+/// [`Communicator::new`].
 pub fn new_comm(
     backend: &str,
     device: Device,
@@ -134,8 +135,8 @@ impl Communicator {
         Self::over(made, CommConfig { reach, ..config })
     }
 
-    /// A communicator over a backend's communicator that exists already: an adopted `ncclComm_t`, or a
-    /// backend of your own that is in no list.
+    /// A communicator over a backend's communicator that exists already: an adopted `ncclComm_t`,
+    /// or a backend of your own that is in no list.
     ///
     /// # Errors
     /// As the memory of its state.
@@ -162,14 +163,14 @@ impl Communicator {
         Self::over(backend, config)
     }
 
-    /// A communicator of the ranks `ranks` of this one, in that order: `ranks[i]` becomes rank i. Called by
-    /// all ranks of this communicator together, each with the list that it belongs to, or with an empty one, which
-    /// gives `None`. The lists of different ranks may be different groups; groups may overlap in
-    /// later calls, and a split can be split again.
+    /// A communicator of the ranks `ranks` of this one, in that order: `ranks[i]` becomes rank i.
+    /// Called by all ranks of this communicator together, each with the list that it belongs to, or
+    /// with an empty one, which gives `None`. The lists of different ranks may be different groups;
+    /// groups may overlap in later calls, and a split can be split again.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] for a rank that is out of range or named twice, or a list without
-    /// this rank; and as [`Communicator::new`].
+    /// [`crate::Error::InvalidArgument`] for a rank that is out of range or named twice, or a list
+    /// without this rank; and as [`Communicator::new`].
     pub fn split(&self, ranks: &[u32], name: &str) -> Result<Option<Self>> {
         // Counted also where the list is refused, so that ranks go on with the same keys.
         let call = self.next_host_call();

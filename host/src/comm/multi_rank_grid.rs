@@ -1,5 +1,5 @@
-//! Ranks that share a GPU, in a multi-rank grid ([`GridMode::MultiRankGrid`]): which communicators can have it, how their ranks find
-//! their grid, and which launches go through it.
+//! Ranks that share a GPU, in a multi-rank grid ([`GridMode::MultiRankGrid`]): which communicators
+//! can have it, how their ranks find their grid, and which launches go through it.
 
 use core::time::Duration;
 use std::collections::HashMap;
@@ -18,7 +18,8 @@ use crate::memory::MemoryDescriptor;
 use crate::options::GridMode;
 use crate::{Error, Result};
 
-/// Families of the library's kernels whose launches belong to all ranks: the same kernel, in the same order, on each.
+/// Families of the library's kernels whose launches belong to all ranks: the same kernel, in the
+/// same order, on each.
 const GRID_FAMILIES: [&str; 8] = [
     "all_reduce",
     "barrier",
@@ -30,10 +31,11 @@ const GRID_FAMILIES: [&str; 8] = [
     "vocab",
 ];
 
-/// Whether a launch of that kernel for that operation is one of all ranks. Others go out by themselves, in a multi-rank grid as
-/// without it: those between two ranks (send, recv, batches, windows), those that wait for no peer (quantize) or for a consumer or
-/// producer, which may be enqueued after another rank's launch (overlap), and those
-/// of which only the caller knows who makes them (kernels of users).
+/// Whether a launch of that kernel for that operation is one of all ranks. Others go out by
+/// themselves, in a multi-rank grid as without it: those between two ranks (send, recv, batches,
+/// windows), those that wait for no peer (quantize) or for a consumer or producer, which may be
+/// enqueued after another rank's launch (overlap), and those of which only the caller knows who
+/// makes them (kernels of users).
 pub(super) fn is_grid_launch(kernel: &KernelInfo, operation: Operation) -> bool {
     operation != Operation::User
         && kernel.module.starts_with("fusewire_kernels::")
@@ -89,8 +91,9 @@ impl CommConfig {
         Ok(())
     }
 
-    /// Refuses ranks that are not on one GPU and in one process. All ranks compare the same peer info. Loads the
-    /// image, and refuses ranks whose blocks a multi-rank grid cannot have resident.
+    /// Refuses ranks that are not on one GPU and in one process. All ranks compare the same peer
+    /// info. Loads the image, and refuses ranks whose blocks a multi-rank grid cannot have
+    /// resident.
     pub(super) fn check_multi_rank_grid_of<'a>(
         &self,
         infos: impl Iterator<Item = &'a MemoryDescriptor>,
@@ -209,7 +212,8 @@ impl Inner {
         }
     }
 
-    /// How long a rank waits in the grid for the others, where the call's own time-out is `timeout_ns` (0 for none).
+    /// How long a rank waits in the grid for the others, where the call's own time-out is
+    /// `timeout_ns` (0 for none).
     pub(super) fn patience(&self, timeout_ns: u64) -> Duration {
         match timeout_ns {
             0 => self.options.timeout,

@@ -1,8 +1,8 @@
 //! Multicast addresses of windows: one store reaches every rank's part, in the NVLink switch.
 //!
 //! The peer info of the rendezvous says whether multicast is possible: each rank needs a GPU of its
-//! own, and every GPU needs multicast. If it is not possible, windows exchange nothing. If it is, all
-//! ranks take part in every step and exchange its result through the store. If one rank cannot
+//! own, and every GPU needs multicast. If it is not possible, windows exchange nothing. If it is,
+//! all ranks take part in every step and exchange its result through the store. If one rank cannot
 //! continue, no rank gets a multicast address, and the window works without one.
 
 use core::fmt;
@@ -59,8 +59,8 @@ pub(super) fn is_possible(infos: &[PeerInfo]) -> bool {
 }
 
 impl Communicator {
-    /// A multicast object over every rank's `memory`, which begins at its beginning (`offset` 0), where the switch and all
-    /// ranks have one. All ranks together.
+    /// A multicast object over every rank's `memory`, which begins at its beginning (`offset` 0),
+    /// where the switch and all ranks have one. All ranks together.
     ///
     /// # Errors
     /// Those of the store: what a driver refuses is no error.
@@ -128,8 +128,9 @@ impl Communicator {
         Ok(bound)
     }
 
-    /// Exchanges with all ranks whether this rank continues, and `more`. Returns one message per rank,
-    /// each after a flag byte, or `None` if a rank does not continue. Collective over all ranks.
+    /// Exchanges with all ranks whether this rank continues, and `more`. Returns one message per
+    /// rank, each after a flag byte, or `None` if a rank does not continue. Collective over all
+    /// ranks.
     fn step(&self, continues: bool, more: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
         let own = [&[u8::from(continues)], more].concat();
         let messages = self.exchange("multicast", &own)?;

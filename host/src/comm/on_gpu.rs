@@ -1,5 +1,5 @@
-//! What a communicator has on a GPU beside its pad: constants in device memory, and the word by which kernels
-//! report a failure to the host.
+//! What a communicator has on a GPU beside its pad: constants in device memory, and the word by
+//! which kernels report a failure to the host.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,8 @@ impl fmt::Debug for OnGpu {
 }
 
 impl OnGpu {
-    /// `threads`: of a block; 0 for the default. `grid`: where launches of all ranks gather, if they share a grid.
+    /// `threads`: of a block; 0 for the default. `grid`: where launches of all ranks gather, if
+    /// they share a grid.
     pub(super) fn new(gpu: Arc<Gpu>, threads: u32, grid: Option<Arc<MultiRankGrid>>) -> Result<Self> {
         let apart = matches!(gpu.device(), Device::Hip(_));
         let constants = apart.then(|| Scratch::take(&gpu, size_of::<CommConst>()));
@@ -93,8 +94,8 @@ impl OnGpu {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: page-locked memory of at least a word, aligned, which lives as long as this and is only accessed
-        // atomically.
+        // SAFETY: page-locked memory of at least a word, aligned, which lives as long as this and
+        // is only accessed atomically.
         unsafe { AtomicU64::from_ptr(self.line.0.host.cast()) }
     }
 
@@ -144,7 +145,8 @@ impl CommConfig {
         }
     }
 
-    /// Refuses ranks whose blocks would not all be resident, and warns of processes that share a GPU.
+    /// Refuses ranks whose blocks would not all be resident, and warns of processes that share a
+    /// GPU.
     pub(super) fn check_ranks_of_gpu<'a>(
         &self,
         infos: impl Iterator<Item = &'a MemoryDescriptor>,
@@ -178,8 +180,8 @@ impl CommConfig {
 }
 
 impl Rendezvous<'_> {
-    /// Returns `own` if all ranks have a result, so that no rank continues and then waits for one that
-    /// cannot take part.
+    /// Returns `own` if all ranks have a result, so that no rank continues and then waits for one
+    /// that cannot take part.
     ///
     /// # Errors
     /// This rank's own error, or the first one that another rank has published.

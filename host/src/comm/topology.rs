@@ -1,9 +1,9 @@
-//! Which ranks are on which host. Rank 0 collects it from the peer info of all ranks and publishes each
-//! host's part.
+//! Which ranks are on which host. Rank 0 collects it from the peer info of all ranks and publishes
+//! each host's part.
 //!
-//! Ranks on one host reach each other's memory. Ranks of several hosts do if the GPUs of all ranks are in
-//! one NVLink domain; they are then published as if they were on one host. There is no mixed form, because
-//! reaching memory by one way or the other is not transitive.
+//! Ranks on one host reach each other's memory. Ranks of several hosts do if the GPUs of all ranks
+//! are in one NVLink domain; they are then published as if they were on one host. There is no mixed
+//! form, because reaching memory by one way or the other is not transitive.
 
 use std::collections::BTreeMap;
 
@@ -77,8 +77,8 @@ pub(super) struct Topology {
 /// What the ranks of one host read of the topology.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct LocalRanks {
-    /// First rank and number of ranks, for each run of ranks on this host. One run, where a launcher
-    /// fills one host after the other.
+    /// First rank and number of ranks, for each run of ranks on this host. One run, where a
+    /// launcher fills one host after the other.
     pub(super) runs: Vec<(u32, u32)>,
     /// A rank on another host, and where it is.
     pub(super) elsewhere: Option<(u32, String)>,

@@ -8,16 +8,18 @@ use crate::Result;
 /// Operations in flight on a stream for which events are made beforehand.
 const IN_FLIGHT: usize = 64;
 
-/// Pieces of device memory for tables of launches that are made beforehand, of each size up to the greatest.
+/// Pieces of device memory for tables of launches that are made beforehand, of each size up to the
+/// greatest.
 const PIECES: usize = 2;
 const GREATEST_PIECE: usize = 8 << 10;
 
 impl Communicator {
-    /// Does now what the first operations would do once: loads the kernels, makes the events of this value's stream
-    /// and the small pieces of device memory that launches take from pools, and runs a barrier of all ranks on the
-    /// device. After it captures, launches and replays on that stream load nothing and allocate no
-    /// device memory; more than 64 operations in flight at once make further events. All ranks together, like
-    /// [`Communicator::barrier`]; a second call is a barrier.
+    /// Does now what the first operations would do once: loads the kernels, makes the events of
+    /// this value's stream and the small pieces of device memory that launches take from pools, and
+    /// runs a barrier of all ranks on the device. After it captures, launches and replays on that
+    /// stream load nothing and allocate no device memory; more than 64 operations in flight at once
+    /// make further events. All ranks together, like [`Communicator::barrier`]; a second call is a
+    /// barrier.
     ///
     /// Kernels of crates of the user's are loaded by [`Communicator::warm_up_kernel`].
     ///
@@ -42,8 +44,8 @@ impl Communicator {
         self.barrier()
     }
 
-    /// Loads the image of a kernel of the user's, which its first launch or capture would do else. Not collective;
-    /// nothing happens on the CPU.
+    /// Loads the image of a kernel of the user's, which its first launch or capture would do else.
+    /// Not collective; nothing happens on the CPU.
     ///
     /// # Errors
     /// [`crate::Error::Image`] when no image of its crate is found; what a GPU's driver says.

@@ -32,13 +32,14 @@ use crate::options::Options;
 use crate::store::Store;
 
 impl Communicator {
-    /// Joins the communicator `name` as `rank` of `size`. All ranks together, with the same name, size and
-    /// agreed options, over one store.
+    /// Joins the communicator `name` as `rank` of `size`. All ranks together, with the same name,
+    /// size and agreed options, over one store.
     ///
-    /// Ranks on several hosts (distinguished by [`host_id`]) whose GPUs are all in one NVLink domain are as ranks of one host. Others
-    /// need a build with the feature `gloo`: kernels work on each host, Gloo between them, and [`Communicator::plan`]
-    /// says which way an operation takes. With [`crate::Determinism::Bitwise`] the bits are those of one host; there
-    /// are no windows.
+    /// Ranks on several hosts (distinguished by [`host_id`]) whose GPUs are all in one NVLink
+    /// domain are as ranks of one host. Others need a build with the feature `gloo`: kernels work
+    /// on each host, Gloo between them, and [`Communicator::plan`] says which way an operation
+    /// takes. With [`crate::Determinism::Bitwise`] the bits are those of one host; there are no
+    /// windows.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -53,9 +54,9 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Communicator`](crate::Error::Communicator) when ranks do not fit together (size, options, hosts),
-    /// [`Error::StoreTimeout`](crate::Error::StoreTimeout) when a rank does not come, and the errors of store and
-    /// memory.
+    /// [`Error::Communicator`](crate::Error::Communicator) when ranks do not fit together (size,
+    /// options, hosts), [`Error::StoreTimeout`](crate::Error::StoreTimeout) when a rank does not
+    /// come, and the errors of store and memory.
     pub fn new(
         device: Device,
         rank: u32,
@@ -89,7 +90,8 @@ impl Communicator {
         Self::form(config)
     }
 
-    /// Joins the other ranks at the store keys that start with the prefix, which no other communicator has used.
+    /// Joins the other ranks at the store keys that start with the prefix, which no other
+    /// communicator has used.
     pub(super) fn form(config: CommConfig) -> Result<Self> {
         let CommConfig {
             rank,

@@ -6,8 +6,8 @@ use super::{Rendezvous, class};
 use crate::{Error, Result};
 
 impl Rendezvous<'_> {
-    /// Waits until all ranks have entered. Rank 0 also waits until all others have left, because its process
-    /// may serve the store and exit right after.
+    /// Waits until all ranks have entered. Rank 0 also waits until all others have left, because
+    /// its process may serve the store and exit right after.
     pub(in crate::comm) fn barrier(&self, what: &str) -> Result<()> {
         self.barrier_then(what, || ())
     }
@@ -37,7 +37,8 @@ impl Rendezvous<'_> {
         })
     }
 
-    /// As [`Self::barrier`]; calls `clean` after all ranks have entered and before the store may exit.
+    /// As [`Self::barrier`]; calls `clean` after all ranks have entered and before the store may
+    /// exit.
     pub(in crate::comm) fn barrier_then(&self, what: &str, clean: impl FnOnce()) -> Result<()> {
         if self.size == 1 {
             clean();
@@ -62,7 +63,8 @@ impl Rendezvous<'_> {
                 let _ = self.store.delete(key);
             }
         } else if self.store.add(&left, 1)? == i64::from(self.size) - 1 {
-            // If rank 0 sees the key it may leave at once, with the store: the answer does not matter.
+            // If rank 0 sees the key it may leave at once, with the store: the answer does not
+            // matter.
             let _ = self.store.set(&gone, b"1");
         }
         Ok(())

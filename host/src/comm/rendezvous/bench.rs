@@ -9,8 +9,9 @@ use crate::cpu::SegmentDescriptor;
 use crate::memory::MemoryDescriptor;
 use crate::store::Store;
 
-/// Runs the rendezvous of [`Communicator::new`](crate::Communicator::new) as a rank of the simulated
-/// host `host`, without mapping memory. Returns the number of ranks on that host. For benchmarks.
+/// Runs the rendezvous of [`Communicator::new`](crate::Communicator::new) as a rank of the
+/// simulated host `host`, without mapping memory. Returns the number of ranks on that host. For
+/// benchmarks.
 ///
 /// # Errors
 /// As [`Communicator::new`](crate::Communicator::new).

@@ -14,7 +14,8 @@ pub(in crate::comm) struct RankClaim {
 }
 
 impl RankClaim {
-    /// Claims `rank` in the current rendezvous of `name`. Fails if another live process has claimed it.
+    /// Claims `rank` in the current rendezvous of `name`. Fails if another live process has claimed
+    /// it.
     pub(in crate::comm) fn take(
         store: &dyn Store,
         name: &str,

@@ -1,10 +1,11 @@
-//! Rendezvous of ranks in a store: they exchange memory descriptors, agree, and wait for each other.
+//! Rendezvous of ranks in a store: they exchange memory descriptors, agree, and wait for each
+//! other.
 //!
-//! What a rank sends and receives does not grow with the number of ranks, except on rank 0. Each rank
-//! publishes its [`PeerInfo`]. Rank 0 reads and compares all of them, publishes for each host which ranks
-//! run there, and then the [`Outcome`](self::outcome::Outcome): all ranks have joined, or the reason for
-//! failure. The other ranks wait for that one value, and read the peer info of their own host (of all
-//! hosts if the ranks are in one NVLink domain).
+//! What a rank sends and receives does not grow with the number of ranks, except on rank 0. Each
+//! rank publishes its [`PeerInfo`]. Rank 0 reads and compares all of them, publishes for each host
+//! which ranks run there, and then the [`Outcome`](self::outcome::Outcome): all ranks have joined,
+//! or the reason for failure. The other ranks wait for that one value, and read the peer info of
+//! their own host (of all hosts if the ranks are in one NVLink domain).
 //!
 //! The rendezvous of one name are numbered. The rank that finds that one has ended, with or without
 //! success, increments the number, so that a failed rendezvous does not block the next.
@@ -37,8 +38,8 @@ pub(super) struct Rendezvous<'a> {
 }
 
 impl Rendezvous<'_> {
-    /// Publishes this rank's segment and maps those of all ranks. `what` holds whatever must be equal on
-    /// all ranks; a mismatch is an error.
+    /// Publishes this rank's segment and maps those of all ranks. `what` holds whatever must be
+    /// equal on all ranks; a mismatch is an error.
     pub(super) fn share(&self, device: Device, what: &str, own: Memory) -> Result<Vec<Memory>> {
         let locality = Locality::of(device)?;
         let (elsewhere, infos) = self.gather(what, &own.descriptor()?, &locality)?;
@@ -138,8 +139,8 @@ impl Rendezvous<'_> {
     }
 }
 
-/// Returns the key of a publication without the hash of what must agree, so that ranks that differ use
-/// the same keys and can report the difference.
+/// Returns the key of a publication without the hash of what must agree, so that ranks that differ
+/// use the same keys and can report the difference.
 fn class(what: &str) -> &str {
     what.strip_prefix("pad-").map_or(what, |_| "pad")
 }

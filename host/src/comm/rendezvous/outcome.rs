@@ -36,8 +36,8 @@ impl Outcome {
 }
 
 impl Rendezvous<'_> {
-    /// Waits for the outcome, on ranks other than 0. The first rank that times out finds the missing rank
-    /// and publishes the outcome.
+    /// Waits for the outcome, on ranks other than 0. The first rank that times out finds the
+    /// missing rank and publishes the outcome.
     pub(super) fn outcome(&self, class: &str) -> Result<Outcome> {
         let key = self.outcome_key(class);
         let read = |timeout| {
@@ -66,7 +66,8 @@ impl Rendezvous<'_> {
         self.publish(class, Outcome::Refused(detail))
     }
 
-    /// Returns the first rank without peer info, or rank 0, which has then not published the outcome.
+    /// Returns the first rank without peer info, or rank 0, which has then not published the
+    /// outcome.
     fn first_missing(&self, class: &str) -> Result<u32> {
         for rank in 0..self.size {
             if !self.store.check(&[&self.peer_info_key(class, rank)])? {
@@ -76,7 +77,8 @@ impl Rendezvous<'_> {
         Ok(0)
     }
 
-    /// Publishes the outcome of the rendezvous unless another rank already has; returns the valid one.
+    /// Publishes the outcome of the rendezvous unless another rank already has; returns the valid
+    /// one.
     pub(super) fn publish(&self, class: &str, outcome: Outcome) -> Result<Outcome> {
         let key = self.outcome_key(class);
         // Before the outcome, so that a rank that has read it joins the next rendezvous.

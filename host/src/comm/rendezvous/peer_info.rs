@@ -22,9 +22,9 @@ pub(in crate::comm) struct PeerInfo {
 }
 
 impl Rendezvous<'_> {
-    /// Publishes this rank's peer info. Returns a rank whose memory cannot be reached, if there is one, and
-    /// the peer info of the ranks that can be reached, in rank order: the ranks of this host, or of all hosts
-    /// of its NVLink domain.
+    /// Publishes this rank's peer info. Returns a rank whose memory cannot be reached, if there is
+    /// one, and the peer info of the ranks that can be reached, in rank order: the ranks of this
+    /// host, or of all hosts of its NVLink domain.
     #[expect(clippy::type_complexity, reason = "one use")]
     pub(in crate::comm) fn gather(
         &self,
