@@ -140,7 +140,7 @@ impl Hierarchy {
     }
 
     /// The local rank on every host through which a call with this root goes.
-    fn gate(&self, root: u32) -> u32 {
+    fn leader(&self, root: u32) -> u32 {
         if self.is_even() {
             self.coordinates[root as usize].local
         } else {
@@ -163,9 +163,9 @@ impl Hierarchy {
     ) -> Result<()> {
         let name = "reduce";
         let dtype = clock.how.dtype;
-        let (own, target, gate) = (self.own(), self.coordinates[root as usize], self.gate(root));
-        let is_gate = own.local == gate;
-        let mut own_sum = scratch(if is_gate && root != self.rank {
+        let (own, target, leader) = (self.own(), self.coordinates[root as usize], self.leader(root));
+        let is_leader = own.local == leader;
+        let mut own_sum = scratch(if is_leader && root != self.rank {
             clock.bytes(count)
         } else {
             0
@@ -175,16 +175,16 @@ impl Hierarchy {
         } else {
             own_sum.as_mut_ptr().cast()
         };
-        let kept = if is_gate { count } else { 0 };
+        let kept = if is_leader { count } else { 0 };
         self.local(clock)
             .reduce_into(
                 output(sum, kept, dtype),
                 input(from, count, dtype),
-                gate,
+                leader,
                 first(op),
             )
             .map_err(self.here_failed(name))?;
-        if is_gate {
+        if is_leader {
             // SAFETY: the sum has as many elements.
             unsafe {
                 self.peers(name)?
@@ -195,12 +195,12 @@ impl Hierarchy {
                 }
             }
         }
-        if own.host != target.host || gate == target.local || count == 0 {
+        if own.host != target.host || leader == target.local || count == 0 {
             return Ok(());
         }
-        let other = self.hosts[target.host as usize][gate as usize];
+        let other = self.hosts[target.host as usize][leader as usize];
         let (is_send, at, peer) = match () {
-            () if is_gate => (true, sum, root),
+            () if is_leader => (true, sum, root),
             () if self.rank == root => (false, to, other),
             () => return Ok(()),
         };
@@ -228,7 +228,7 @@ impl Hierarchy {
     ) -> Result<()> {
         let name = "broadcast";
         let dtype = clock.how.dtype;
-        let (own, source, gate) = (self.own(), self.coordinates[root as usize], self.gate(root));
+        let (own, source, leader) = (self.own(), self.coordinates[root as usize], self.leader(root));
         let within = |root: u32| {
             self.local(clock)
                 .broadcast(output(buffer, count, dtype), root)
@@ -236,10 +236,10 @@ impl Hierarchy {
         };
         let is_source = own.host == source.host;
         // The rank that carries it on must have it first.
-        if is_source && gate != source.local {
+        if is_source && leader != source.local {
             within(source.local)?;
         }
-        if own.local == gate {
+        if own.local == leader {
             // SAFETY: the caller's promise.
             unsafe {
                 self.peers(name)?
@@ -247,10 +247,10 @@ impl Hierarchy {
                     .map_err(self.peers_failed(name))?;
             }
         }
-        if is_source && gate != source.local {
+        if is_source && leader != source.local {
             return Ok(());
         }
-        within(gate)
+        within(leader)
     }
 
     /// Between peers, then on each host. Hosts have equally many ranks.
