@@ -231,11 +231,11 @@ pub(super) fn on_threads(
     run: &(dyn Fn(u32, u32, &BlockShared) + Sync),
 ) -> Result<()> {
     let shared: Vec<OwnedBlock> = (0..blocks).map(|_| OwnedBlock::new(lanes)).collect();
-    let gate = Gate::default();
+    let latch = Latch::default();
     let first_panic = Mutex::new(None);
     let lane_thread = |block: u32, lane: u32| {
         let shared = &shared[block as usize].shared;
-        if !gate.pass() {
+        if !latch.wait() {
             return;
         }
         let ran = panic::catch_unwind(AssertUnwindSafe(|| run(block, lane, shared)));
@@ -258,7 +258,7 @@ pub(super) fn on_threads(
                     .name(format!("lane-{block}-{lane}"))
                     .spawn_scoped(scope, move || lane_thread(block, lane));
                 if let Err(error) = spawned {
-                    gate.open(Passage::Refused);
+                    latch.open(LatchState::Refused);
                     return Err(Error::launch(format!(
                         "lane {lane} of block {block} got no thread ({error}); use fewer \
                          blocks or lanes"
@@ -266,7 +266,7 @@ pub(super) fn on_threads(
                 }
             }
         }
-        gate.open(Passage::Granted);
+        latch.open(LatchState::Granted);
         Ok(())
     })?;
     match first_panic
@@ -342,30 +342,30 @@ impl OwnedBlock {
 /// Holds all lanes back until each of them has its thread, because a lane that never starts would
 /// leave the others at a barrier.
 #[derive(Default)]
-struct Gate {
-    passage: Mutex<Option<Passage>>,
-    opened: Condvar,
+struct Latch {
+    state: Mutex<Option<LatchState>>,
+    changed: Condvar,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Passage {
+enum LatchState {
     Granted,
     Refused,
 }
 
-impl Gate {
-    fn open(&self, passage: Passage) {
-        *self.passage.lock().unwrap_or_else(PoisonError::into_inner) = Some(passage);
-        self.opened.notify_all();
+impl Latch {
+    fn open(&self, state: LatchState) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
+        self.changed.notify_all();
     }
 
-    fn pass(&self) -> bool {
-        let passage = self.passage.lock().unwrap_or_else(PoisonError::into_inner);
-        let passage = self
-            .opened
-            .wait_while(passage, |passage| passage.is_none())
+    fn wait(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self
+            .changed
+            .wait_while(state, |state| state.is_none())
             .unwrap_or_else(PoisonError::into_inner);
-        *passage == Some(Passage::Granted)
+        *state == Some(LatchState::Granted)
     }
 }
 
