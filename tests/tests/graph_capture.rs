@@ -40,7 +40,7 @@ fn capture(comm: &Communicator, calls: impl FnOnce() -> Result<()>) -> Result<Gr
 }
 
 /// Work that waits until the sender is used or dropped.
-fn gate(stream: &Stream) -> Result<Sender<()>> {
+fn latch(stream: &Stream) -> Result<Sender<()>> {
     let (open, wait) = channel();
     let wait: Mutex<Receiver<()>> = Mutex::new(wait);
     stream.host_fn(Arc::new(move || {
@@ -432,7 +432,7 @@ fn adopted_streams_and_memory_stay_their_owners() {
             let x = unsafe { Tensor::adopt(device(), at, DType::F32, N, Some(keep))? };
             x.copy_from(&[3f32; N])?;
             let before = calls();
-            let open = gate(&stream)?;
+            let open = latch(&stream)?;
             let on = comm.on(&stream);
             on.all_reduce_async(&x, ReduceOp::Sum)?;
             assert_eq!(stream.as_raw(), raw as *mut c_void);
@@ -465,7 +465,7 @@ fn launches_free_nothing_and_allocations_do() {
         comm.warm_up()?;
         let y = comm.tensor(DType::F32, 100)?;
         let x = comm.tensor(DType::F32, 100)?;
-        let open = gate(comm.stream())?;
+        let open = latch(comm.stream())?;
         comm.all_reduce_async(&x, ReduceOp::Sum)?;
         drop(x);
         let before = fake.live(c"mapping") + fake.live(c"block");
@@ -523,7 +523,7 @@ fn a_stream_may_end_within_a_capture_with_work_before_it() {
     all(1, |comm| {
         let stream = stream();
         let x = comm.tensor(DType::F32, 100)?;
-        let open = gate(&stream)?;
+        let open = latch(&stream)?;
         let on = comm.on(&stream);
         on.all_reduce_async(&x, ReduceOp::Sum)?;
         stream.begin_capture()?;
@@ -584,7 +584,7 @@ fn a_driver_that_fails_leaves_nothing_unknown() {
         assert_eq!(dropped.swap(0, Ordering::AcqRel), 1);
 
         // An event that cannot be recorded: the work goes on, and so long its memory stays.
-        let open = gate(&stream)?;
+        let open = latch(&stream)?;
         let x = adopted()?;
         fake.fail(c"cuEventRecord", 1, 700);
         let work = on.all_reduce_async(&x, ReduceOp::Sum)?;

@@ -229,9 +229,9 @@ fn no_launch_goes_uncounted_when_launches_overlap() {
                 let graph = stream.end_capture().expect("capturing");
                 graph.instantiate().expect("a graph")
             });
-            let gate = Barrier::new(2);
+            let start = Barrier::new(2);
             let replay = |which: usize| {
-                gate.wait();
+                start.wait();
                 (0..replays)
                     .take_while(|_| graphs[which].run(&streams[which]).is_ok())
                     .count() as u64
