@@ -48,7 +48,7 @@ struct Exchange {
           flag(load_word(&at<Pad>(pads, rank)->exchanges[blockIdx.x]) + 1) {}
 
     // Where the units of a vector of this block lie: source 0's first one.
-    __device__ __forceinline__ u64 place(u32 part, u32 local) const {
+    __device__ __forceinline__ u64 unit_offset(u32 part, u32 local) const {
         const u32 groups = room / GROUP;
         const u32 group = ((blockIdx.x * 2 + (flag & 1)) * PARTS + part) * groups + local / GROUP;
         return static_cast<u64>(group) * (R * PLANES * GROUP) + local % GROUP;
@@ -56,7 +56,7 @@ struct Exchange {
 
     // Sends this rank's vector to `peer`, which finds it at `local`.
     __device__ __forceinline__ void send(u32 peer, u32 part, u32 local, const Vector &value) const {
-        Unit *to = at<Unit>(buffers, peer) + place(part, local) + rank * (PLANES * GROUP);
+        Unit *to = at<Unit>(buffers, peer) + unit_offset(part, local) + rank * (PLANES * GROUP);
 #pragma unroll
         for (int plane = 0; plane < PLANES; ++plane) {
             store_unit(to + plane * GROUP, pack_unit(value, plane, flag));
@@ -81,7 +81,7 @@ struct Exchange {
         const Unit *from[K];
 #pragma unroll
         for (int k = 0; k < K; ++k) {
-            from[k] = at<const Unit>(buffers, rank) + place(part, local + k * step);
+            from[k] = at<const Unit>(buffers, rank) + unit_offset(part, local + k * step);
         }
         const auto poll = [&](int k, int r, int plane) { return load_unit(from[k] + (r * PLANES + plane) * GROUP); };
         Unit units[K][R][PLANES];

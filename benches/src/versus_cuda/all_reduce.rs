@@ -32,7 +32,7 @@ pub(crate) struct RankPart<'a> {
 
 /// A rank's input and output, and where they lie at every rank.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct Operands {
     pub(crate) input: Tensor,
     pub(crate) output: Tensor,
     pub(crate) inputs: Vec<u64>,
@@ -45,11 +45,11 @@ impl RankPart<'_> {
     }
 
     /// Registered memory for `count` elements, whose addresses all ranks know.
-    pub(crate) fn places(&self, dtype: DType, count: usize) -> Result<Places> {
+    pub(crate) fn operands(&self, dtype: DType, count: usize) -> Result<Operands> {
         let input = self.comm.alloc(dtype, count)?;
         let output = self.comm.alloc(dtype, count)?;
         let rendezvous = self.contest.rendezvous;
-        Ok(Places {
+        Ok(Operands {
             inputs: rendezvous.exchange(self.rank(), input.as_ptr() as u64)?,
             outputs: rendezvous.exchange(self.rank(), output.as_ptr() as u64)?,
             input,
@@ -67,18 +67,18 @@ impl RankPart<'_> {
     ) -> Result<Vec<Row>> {
         let most = sizes.iter().copied().max().unwrap_or(0);
         let width = data::size(dtype);
-        let places = self.places(dtype, most / width)?;
+        let operands = self.operands(dtype, most / width)?;
         let (rank, ranks) = (self.rank(), self.shape.ranks);
         // Two sets of numbers, in turn.
         let own = [0, 1].map(|salt| data::input(dtype, rank, most / width, salt));
         let sums = [0, 1].map(|salt| data::sum(dtype, ranks, most / width, salt));
         let mut rows = Vec::new();
         for &bytes in sizes {
-            let part = Places {
-                input: places.input.slice(0, bytes / width)?,
-                output: places.output.slice(0, bytes / width)?,
-                inputs: places.inputs.clone(),
-                outputs: places.outputs.clone(),
+            let part = Operands {
+                input: operands.input.slice(0, bytes / width)?,
+                output: operands.output.slice(0, bytes / width)?,
+                inputs: operands.inputs.clone(),
+                outputs: operands.outputs.clone(),
             };
             for &mode in modes {
                 let mut contestants = self.ours(&part, dtype)?;
@@ -117,14 +117,14 @@ impl RankPart<'_> {
     }
 
     /// Ours: the plan's choice first, then the other algorithms that this size has.
-    pub(crate) fn ours(&self, places: &Places, dtype: DType) -> Result<Vec<Contestant>> {
+    pub(crate) fn ours(&self, operands: &Operands, dtype: DType) -> Result<Vec<Contestant>> {
         let mut taken = Vec::new();
         let mut list = Vec::new();
         for wanted in [AUTO, "packet", "signal", "two_shot"] {
             let options = CallOptions::new().hint("algorithm", wanted);
             let comm = self.comm.with_options(&options)?;
             let sum = Some(ReduceOp::Sum);
-            let plan = comm.plan(Operation::AllReduce, places.input.len(), dtype, sum)?;
+            let plan = comm.plan(Operation::AllReduce, operands.input.len(), dtype, sum)?;
             if taken.contains(&plan.algorithm) {
                 continue;
             }
@@ -139,8 +139,8 @@ impl RankPart<'_> {
                 waits: (0, 0, 0),
                 steps: vec![Step::AllReduce {
                     comm,
-                    input: places.input.clone(),
-                    output: places.output.clone(),
+                    input: operands.input.clone(),
+                    output: operands.output.clone(),
                 }],
             });
         }
@@ -150,7 +150,7 @@ impl RankPart<'_> {
     /// The counterpart's kernels that this size has. Each gets the blocks that have work, up to as many as ours.
     pub(crate) fn theirs(
         &self,
-        places: &Places,
+        operands: &Operands,
         dtype: DType,
         bytes: usize,
     ) -> Result<Vec<Contestant>> {
@@ -193,11 +193,11 @@ impl RankPart<'_> {
             .map(|(kernel, work, _, values)| {
                 let values = Values {
                     rank: self.rank() as u32,
-                    inputs: places.inputs.clone(),
-                    outputs: places.outputs.clone(),
+                    inputs: operands.inputs.clone(),
+                    outputs: operands.outputs.clone(),
                     scratches: self.buffers.scratches.addresses(),
-                    input: places.inputs[self.rank()],
-                    output: places.outputs[self.rank()],
+                    input: operands.inputs[self.rank()],
+                    output: operands.outputs[self.rank()],
                     vectors: u32::try_from(vectors)?,
                     ..values
                 };
@@ -221,7 +221,7 @@ impl RankPart<'_> {
     }
 
     /// Every rank copies its input to its output, by as many blocks as the others have.
-    fn copy(&self, places: &Places, bytes: usize) -> Result<Contestant> {
+    fn copy(&self, operands: &Operands, bytes: usize) -> Result<Contestant> {
         let entry = Entry {
             kernel: Kernel::Copy,
             dtype: DType::F32,
@@ -229,8 +229,8 @@ impl RankPart<'_> {
         };
         let vectors = bytes / VECTOR;
         let values = Values {
-            input: places.inputs[self.rank()],
-            output: places.outputs[self.rank()],
+            input: operands.inputs[self.rank()],
+            output: operands.outputs[self.rank()],
             vectors: u32::try_from(vectors)?,
             ..Values::default()
         };

@@ -161,7 +161,7 @@ pub(crate) struct Buffers {
 mod tests {
     use super::*;
 
-    /// The place of the last unit that a launch uses, by `Exchange::place` in `cuda/packets.cuh`.
+    /// Returns the offset of the last unit that a launch uses, by `Exchange::unit_offset` in `cuda/packets.cuh`.
     fn last(blocks: usize, parts: usize, ranks: usize, room: usize, local: usize) -> usize {
         let group = ((((blocks - 1) * 2 + 1) * parts) + parts - 1) * (room / GROUP) + local / GROUP;
         group * ranks * PLANES * GROUP + local % GROUP + ((ranks - 1) * PLANES + 1) * GROUP

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use fusewire::{DType, Tensor};
 
-use super::all_reduce::{Places, RankPart};
+use super::all_reduce::{Operands, RankPart};
 use super::contest::{Contestant, Mode, NormBuffers, Side, Step};
 use super::data::{self, Norm};
 use super::entries::{Entry, Kernel, VECTOR, Values, WIDTHS};
@@ -25,7 +25,7 @@ pub(crate) fn vectors_of_thread(hidden: usize, threads: u32) -> Option<u32> {
 
 /// One rank's memory.
 struct Memory {
-    places: Places,
+    operands: Operands,
     residual: Tensor,
     weight: Tensor,
     residual_out: Tensor,
@@ -50,10 +50,10 @@ impl RankPart<'_> {
             epsilon: EPSILON,
             salt: turn % 2,
         };
-        let places = self.places(DTYPE, most * hidden)?;
+        let operands = self.operands(DTYPE, most * hidden)?;
         let tensor = |count| self.comm.tensor(DTYPE, count);
         let memory = Memory {
-            places,
+            operands,
             residual: tensor(most * hidden)?,
             weight: tensor(hidden)?,
             residual_out: tensor(most * hidden)?,
@@ -68,7 +68,7 @@ impl RankPart<'_> {
             let contestants = self.norms(&memory, count, hidden)?;
             let residual_out = memory.residual_out.slice(0, count * hidden)?;
             let output = memory.output.slice(0, count * hidden)?;
-            let input = memory.places.input.slice(0, count * hidden)?;
+            let input = memory.operands.input.slice(0, count * hidden)?;
             let bytes = count * hidden * data::size(DTYPE);
             let spoil = |turn: usize| {
                 input.copy_from_bytes(&own[turn % 2][..bytes])?;
@@ -106,11 +106,11 @@ impl RankPart<'_> {
         let count = rows * hidden;
         let width = vectors_of_thread(hidden, self.shape.threads)
             .with_context(|| format!("rows of {hidden} elements are too long"))?;
-        let reduced = Places {
-            input: memory.places.input.slice(0, count)?,
-            output: memory.places.output.slice(0, count)?,
-            inputs: memory.places.inputs.clone(),
-            outputs: memory.places.outputs.clone(),
+        let reduced = Operands {
+            input: memory.operands.input.slice(0, count)?,
+            output: memory.operands.output.slice(0, count)?,
+            inputs: memory.operands.inputs.clone(),
+            outputs: memory.operands.outputs.clone(),
         };
         let buffers = NormBuffers {
             input: reduced.input.clone(),
@@ -150,7 +150,7 @@ impl RankPart<'_> {
     fn values(
         &self,
         buffers: &NormBuffers,
-        reduced: &Places,
+        reduced: &Operands,
         rows: usize,
         hidden: usize,
     ) -> Result<Values> {
