@@ -15,7 +15,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Where it ran: a target, or `native`.
-    pub place: String,
+    pub target: String,
     /// The control.
     pub control: String,
     /// The rule that must catch it; empty for what must be clean.
@@ -151,10 +151,10 @@ fn wrong_host(image: &Image) -> Vec<HostKernel> {
             params: entry
                 .parameters
                 .iter()
-                .map(|place| HostParameter {
+                .map(|parameter| HostParameter {
                     name: "argument".to_owned(),
-                    offset: place.offset + if entry.name == "control_clean" { 8 } else { 0 },
-                    size: place.size,
+                    offset: parameter.offset + if entry.name == "control_clean" { 8 } else { 0 },
+                    size: parameter.size,
                 })
                 .collect(),
         })
@@ -170,7 +170,7 @@ fn wrong_host(image: &Image) -> Vec<HostKernel> {
 /// Holds wrong lists against an image of grid forms: the ordinary entries, one entry too many, an argument elsewhere. Leaves
 /// the image without a list.
 pub fn multi_rank_grid(image: &mut Image, host: &Host) -> Vec<Outcome> {
-    let place = image.target.name();
+    let target = image.target.name();
     let list = host.multi_rank_grid();
     let Some(first) = list.first().map(|kernel| kernel.name.clone()) else {
         return Vec::new();
@@ -201,7 +201,7 @@ pub fn multi_rank_grid(image: &mut Image, host: &Host) -> Vec<Outcome> {
         let mut outcome = if rule.is_empty() {
             clean(image.target, kernel, &found)
         } else {
-            caught(place, kernel, rule, &found)
+            caught(target, kernel, rule, &found)
         };
         outcome.control = format!("{control} on {kernel}");
         outcome
@@ -221,12 +221,12 @@ fn broken(compiled: &Compiled) -> Result<Compiled> {
     Ok(broken)
 }
 
-fn caught(place: &str, kernel: &str, rule: &str, found: &[Violation]) -> Outcome {
+fn caught(target: &str, kernel: &str, rule: &str, found: &[Violation]) -> Outcome {
     let by = found
         .iter()
         .find(|violation| violation.rule == rule && violation.kernel == kernel);
     Outcome {
-        place: place.to_owned(),
+        target: target.to_owned(),
         control: kernel.to_owned(),
         rule: rule.to_owned(),
         held: by.is_some(),
@@ -240,7 +240,7 @@ fn caught(place: &str, kernel: &str, rule: &str, found: &[Violation]) -> Outcome
 fn clean(target: Target, kernel: &str, found: &[Violation]) -> Outcome {
     let wrong = found.iter().find(|violation| violation.kernel == kernel);
     Outcome {
-        place: target.name().to_owned(),
+        target: target.name().to_owned(),
         control: kernel.to_owned(),
         rule: String::new(),
         held: wrong.is_none(),
@@ -311,7 +311,7 @@ pub fn native(around: &Project, objdump: &Path) -> Result<Vec<Outcome>> {
     for entry in ["clean_reduce__avx2", "clean_reduce__avx512"] {
         let wrong = found.iter().find(|violation| violation.kernel == entry);
         out.push(Outcome {
-            place: "native".to_owned(),
+            target: "native".to_owned(),
             control: entry.to_owned(),
             rule: String::new(),
             held: wrong.is_none(),

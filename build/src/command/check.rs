@@ -65,7 +65,7 @@ impl Verdict {
             let seen: String = outcome.seen.chars().take(70).collect();
             println!(
                 "{mark} control {:<7} {:<44} {aim}: {seen}",
-                outcome.place, outcome.control
+                outcome.target, outcome.control
             );
             self.controls += 1;
             self.missed += usize::from(!outcome.held);
@@ -306,10 +306,10 @@ fn table(image: &Image, violations: &[Violation]) {
     }
 }
 
-fn report(place: &str, violations: &[Violation], verbose: bool) {
+fn report(target: &str, violations: &[Violation], verbose: bool) {
     if verbose {
         for violation in violations {
-            println!("FAIL {place:<7} {violation}");
+            println!("FAIL {target:<7} {violation}");
         }
         return;
     }
@@ -321,7 +321,7 @@ fn report(place: &str, violations: &[Violation], verbose: bool) {
             String::new()
         };
         println!(
-            "FAIL {place:<7} {}: {}: {detail}{more}",
+            "FAIL {target:<7} {}: {}: {detail}{more}",
             first.rule, first.kernel
         );
     }
