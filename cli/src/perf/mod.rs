@@ -167,9 +167,9 @@ impl Settings {
 
 /// Measures; the status is 1 if an element was wrong.
 pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let place = RankSize::from_env_if_set()?;
-    let settings = understand(arguments, place)?;
-    if let Some(place) = place {
+    let rank_size = RankSize::from_env_if_set()?;
+    let settings = understand(arguments, rank_size)?;
+    if let Some(rank_size) = rank_size {
         let comm = new_comm(
             &settings.backend,
             settings.device,
@@ -177,7 +177,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             settings.options.clone(),
         )?;
         let rows = rank::run(&comm, &settings)?;
-        if place.rank == 0 {
+        if rank_size.rank == 0 {
             report::write(&settings, &rows)?;
         }
         return Ok(status(&rows));
@@ -245,17 +245,17 @@ fn usage(text: String) -> anyhow::Error {
     Usage(text).into()
 }
 
-fn understand(arguments: &Arguments, place: Option<RankSize>) -> anyhow::Result<Settings> {
-    let device = device(&arguments.device, place)?;
+fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Result<Settings> {
+    let device = device(&arguments.device, rank_size)?;
     let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get() as u32);
-    let ranks = match (place, arguments.ranks) {
-        (Some(place), Some(ranks)) if ranks != place.size => {
-            let size = place.size;
+    let ranks = match (rank_size, arguments.ranks) {
+        (Some(rank_size), Some(ranks)) if ranks != rank_size.size => {
+            let size = rank_size.size;
             return Err(usage(format!(
                 "--ranks {ranks}, but the launcher has started {size}"
             )));
         }
-        (Some(place), _) => place.size,
+        (Some(rank_size), _) => rank_size.size,
         (None, ranks) => ranks.unwrap_or(cores.clamp(2, 8)),
     };
     if ranks == 0 || ranks > MAX_SIZE {
@@ -357,7 +357,7 @@ fn understand(arguments: &Arguments, place: Option<RankSize>) -> anyhow::Result<
 }
 
 /// The device of this rank, which must be there.
-fn device(name: &str, place: Option<RankSize>) -> anyhow::Result<Device> {
+fn device(name: &str, rank_size: Option<RankSize>) -> anyhow::Result<Device> {
     let device: Device = name
         .parse()
         .map_err(|error: fusewire::Error| usage(error.to_string()))?;
@@ -371,7 +371,7 @@ fn device(name: &str, place: Option<RankSize>) -> anyhow::Result<Device> {
     if count == 0 {
         return Err(usage(format!("device {name}: there is no such GPU here")));
     }
-    let local = place.map_or(0, |place| place.rank);
+    let local = rank_size.map_or(0, |rank_size| rank_size.rank);
     Ok(match device {
         Device::Cuda(_) if !name.contains(':') => Device::Cuda(local % count),
         Device::Hip(_) if !name.contains(':') => Device::Hip(local % count),

@@ -102,7 +102,7 @@ fn conduct(arguments: &Arguments) -> Result<ExitCode> {
     if settings.ranks == 0 || settings.batch == 0 || settings.rounds == 0 {
         return Err(Refused("--ranks, --batch and --rounds: 1 at least".to_owned()).into());
     }
-    place(&mut settings)?;
+    check_devices(&mut settings)?;
     let model = match &settings.model {
         Some(model) => model.clone(),
         None => wheel::fetched()?,
@@ -171,8 +171,8 @@ fn conduct(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!report.wrong.is_empty())))
 }
 
-/// Whether the device is there, and which ranks are on which.
-fn place(settings: &mut Arguments) -> Result<()> {
+/// Checks that the device exists and assigns devices to ranks.
+fn check_devices(settings: &mut Arguments) -> Result<()> {
     let refuse = |error: fusewire::Error| Refused(error.to_string());
     let device: fusewire::Device = settings.device.parse().map_err(refuse)?;
     match device {
@@ -250,20 +250,20 @@ fn act(arguments: &Arguments, role: Role, told: &Path) -> Result<()> {
             write(told, &outcome)
         }
         Role::Rank => {
-            let place = RankSize::from_env()?;
+            let rank_size = RankSize::from_env()?;
             if let fusewire::Device::Cuda(number) = &mut device
                 && !arguments.device.contains(':')
             {
-                *number = place.rank;
+                *number = rank_size.rank;
             }
-            if arguments.spoil == Some(place.rank) {
+            if arguments.spoil == Some(rank_size.rank) {
                 let name = "encoder.layer.0.output.dense.weight";
                 work.weights = work.weights.with(name, |weight| weight.affine(1.01, 0.0))?;
             }
-            let part = work.part(shard(place.rank, place.size), device)?;
+            let part = work.part(shard(rank_size.rank, rank_size.size), device)?;
             let comm = Communicator::from_env(device, options)?;
             let outcome = part.measure(&comm, &work.batches, rounds)?;
-            write(&of_rank(told, place.rank), &outcome)
+            write(&of_rank(told, rank_size.rank), &outcome)
         }
         Role::Threads => {
             let size = arguments.ranks;

@@ -119,11 +119,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let wanted = TESTS.iter().map(|name| ("test", "tests", *name));
     let wanted = wanted.chain(PROGRAMS.iter().map(|name| ("bin", "bin", *name)));
     let (mut target, mut packed) = (None, Vec::new());
-    for (kind, place, name) in wanted {
+    for (kind, folder_name, name) in wanted {
         let from = programs
             .get(&(kind.to_owned(), name.to_owned()))
             .with_context(|| format!("cargo has built no {kind} named {name}"))?;
-        let path = format!("{place}/{name}");
+        let path = format!("{folder_name}/{name}");
         stripper.copy(from, &folder.join(&path))?;
         packed.push(path);
         if kind == "bin" {
@@ -150,8 +150,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Compiles the seeded bugs. A machine without a device tool chain makes a bundle without them.
 fn make_seeded_bugs(workspace: &Path) {
-    let (name, place, target) = SEEDED_BUGS;
-    let arguments = super::build::Arguments::of(workspace.join(place), target);
+    let (name, path, target) = SEEDED_BUGS;
+    let arguments = super::build::Arguments::of(workspace.join(path), target);
     if let Err(error) = super::build::run(&arguments) {
         println!("the image of {name} is not made: {error:#}");
     }
@@ -159,11 +159,11 @@ fn make_seeded_bugs(workspace: &Path) {
 
 fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::Result<()> {
     let mut images = Vec::new();
-    for (name, place) in [(EXAMPLE, "examples/vocab-argmax"), (SEEDED_BUGS.0, SEEDED_BUGS.1)] {
+    for (name, path) in [(EXAMPLE, "examples/vocab-argmax"), (SEEDED_BUGS.0, SEEDED_BUGS.1)] {
         let found = contents::images(target, name);
         if found.is_empty() {
             println!(
-                "left out: images of {name}: not made; `fusewire-build build --crate {place}` makes them"
+                "left out: images of {name}: not made; `fusewire-build build --crate {path}` makes them"
             );
         }
         images.extend(found);
