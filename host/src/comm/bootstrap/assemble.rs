@@ -28,7 +28,7 @@ const GPU_SPINS: u32 = 1000;
 /// What a communicator consists of.
 pub(super) struct Parts {
     /// Rank and size as kernels see them.
-    pub(super) place: (u32, u32),
+    pub(super) rank_and_size: (u32, u32),
     pub(super) layout: PadLayout,
     /// Where ranks gather that share a grid.
     pub(super) grid: Option<Arc<MultiRankGrid>>,
@@ -58,7 +58,7 @@ impl Communicator {
             reach,
         } = config;
         let Parts {
-            place: (team_rank, team_size),
+            rank_and_size: (team_rank, team_size),
             layout,
             grid,
             crowded,

@@ -134,7 +134,7 @@ impl Communicator {
         let crowded = rendezvous.broadcast_bool("crowded", !config.device.is_gpu() && size > cores())?;
         let grid = config.grid()?;
         let parts = Parts {
-            place: (rank, size),
+            rank_and_size: (rank, size),
             layout,
             grid,
             crowded,
@@ -162,7 +162,7 @@ impl Communicator {
         let pad = Memory::create(Device::Cpu, layout.bytes, "fusewire-pad")?;
         write_state(&pad, &layout, &config.options, config.generation)?;
         let parts = Parts {
-            place: (0, 1),
+            rank_and_size: (0, 1),
             layout,
             grid: None,
             crowded: false,
