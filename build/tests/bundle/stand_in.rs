@@ -1,4 +1,4 @@
-//! A bundle of shell scripts in the place of programs.
+//! A bundle of shell scripts instead of programs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -190,8 +190,8 @@ fn collectives() {
         &fake,
         |comm| comm.reduce(&floats(COUNT)?, ROOT, ReduceOp::Sum),
         |rank| {
-            let place = if root(rank) { ", in place" } else { "" };
-            vec![format!("ncclReduce 5 of 7, op 0, root 1{place}")]
+            let suffix = if root(rank) { ", in place" } else { "" };
+            vec![format!("ncclReduce 5 of 7, op 0, root 1{suffix}")]
         },
     );
     check(

@@ -203,7 +203,7 @@ impl MultiRankGrid {
             return Err(error.clone());
         }
         let index = rank as usize;
-        if state.launches[place].is_some() {
+        if state.launches[index].is_some() {
             return Err(invalid(format!(
                 "rank {rank} launches {kernel} while another thread of it launches; a rank has one \
                  order of launches"
@@ -214,7 +214,7 @@ impl MultiRankGrid {
             self.changed.notify_all();
             return Err(error);
         }
-        state.launches[place] = Some(launch);
+        state.launches[index] = Some(launch);
         let outcome = Arc::clone(&state.outcome);
         if state.launches.iter().all(Option::is_some) {
             self.complete(&mut state);

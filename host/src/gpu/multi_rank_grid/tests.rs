@@ -16,7 +16,7 @@ use super::{MultiRankGrid, MultiRankGridOptions, PART};
 use crate::{Error, Result};
 use fake::{Call, Fake};
 
-/// Meets `all` blocks at `counter`, within two seconds; then every block tells the place of its rank's `own` that belongs
+/// Meets `all` blocks at `counter`, within two seconds; then every block tells the element of its rank's `own` that belongs
 /// to it how many blocks its rank has and what `mark` is, or leaves it 0 if they did not meet.
 #[kernel]
 unsafe fn grid_meet(
