@@ -61,11 +61,30 @@ fn mpirun_without_an_address() {
     if role().is_some() {
         return rank(2);
     }
-    if Command::new("mpirun").arg("--version").output().is_err() {
-        return skip("mpi", "there is no mpirun");
+    if !has_mpirun() {
+        return;
     }
     let runtime = PathBuf::from(format!("/tmp/fusewire-runtime-{}", std::process::id()));
     fs::create_dir(&runtime).unwrap();
+    let mut mpirun = mpirun(2);
+    mpirun.env("XDG_RUNTIME_DIR", &runtime);
+    launch(&mut mpirun, "mpirun_without_an_address", 2, 2);
+    let left: Vec<_> = fs::read_dir(&runtime).unwrap().collect();
+    fs::remove_dir_all(&runtime).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// Returns whether there is an `mpirun`; else the test is skipped.
+fn has_mpirun() -> bool {
+    let found = Command::new("mpirun").arg("--version").output().is_ok();
+    if !found {
+        skip("mpi", "there is no mpirun");
+    }
+    found
+}
+
+/// `mpirun` of Open MPI with its options for `ranks` ranks.
+fn mpirun(ranks: u32) -> Command {
     let mut mpirun = Command::new("mpirun");
     mpirun
         .args([
@@ -74,14 +93,30 @@ fn mpirun_without_an_address() {
             "btl_vader_single_copy_mechanism",
             "none",
         ])
-        .args(["-n", "2"])
+        .args(["-n", &ranks.to_string()])
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-        .env("XDG_RUNTIME_DIR", &runtime);
-    launch(&mut mpirun, "mpirun_without_an_address", 2, 2);
-    let left: Vec<_> = fs::read_dir(&runtime).unwrap().collect();
-    fs::remove_dir_all(&runtime).unwrap();
-    assert!(left.is_empty(), "{left:?}");
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    mpirun
+}
+
+/// Every interpreter that has PyTorch; without one the test is skipped.
+fn pythons() -> Vec<String> {
+    let named = std::env::var("FUSEWIRE_PYTHON").ok();
+    let found: Vec<_> = named
+        .into_iter()
+        .chain(["/usr/bin/python3".to_owned()])
+        .filter(|python| {
+            let has_torch = Command::new(python).args(["-c", "import torch"]).output();
+            has_torch.is_ok_and(|output| output.status.success())
+        })
+        .collect();
+    if found.is_empty() {
+        skip(
+            "torch",
+            "no interpreter of FUSEWIRE_PYTHON or /usr/bin/python3 imports torch",
+        );
+    }
+    found
 }
 
 /// `python -m torch.distributed.run` of every interpreter that has it.
@@ -89,14 +124,7 @@ fn torchrun(test: &str, options: &[&str], times: u32) {
     if role().is_some() {
         return rank(times);
     }
-    let named = std::env::var("FUSEWIRE_PYTHON").ok();
-    let mut found = false;
-    for python in named.into_iter().chain(["/usr/bin/python3".to_owned()]) {
-        let has_torch = Command::new(&python).args(["-c", "import torch"]).output();
-        if !has_torch.is_ok_and(|output| output.status.success()) {
-            continue;
-        }
-        found = true;
+    for python in pythons() {
         let logs = PathBuf::from(format!(
             "/tmp/fusewire-torchrun-{}-{test}",
             std::process::id()
@@ -118,12 +146,6 @@ fn torchrun(test: &str, options: &[&str], times: u32) {
         launch(&mut launcher, test, 4, times);
         fs::remove_dir_all(&logs).unwrap();
     }
-    if !found {
-        skip(
-            "torch",
-            "no interpreter of FUSEWIRE_PYTHON or /usr/bin/python3 imports torch",
-        );
-    }
 }
 
 /// A port that was free a moment ago.
@@ -144,4 +166,24 @@ fn torchrun_with_a_rendezvous() {
     let options = ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0"];
     // Rank 0 hosts the store, and takes it along when it leaves.
     torchrun("torchrun_with_a_rendezvous", &options, 1);
+}
+
+/// The variables of `mpirun` say rank 0 of 1 in both workers: those of torchrun count.
+#[test]
+fn torchrun_below_mpirun_starts_its_own_ranks() {
+    const TEST: &str = "torchrun_below_mpirun_starts_its_own_ranks";
+    if role().is_some() {
+        return rank(1);
+    }
+    if !has_mpirun() {
+        return;
+    }
+    for python in pythons() {
+        let mut launcher = mpirun(1);
+        launcher
+            .args([&python, "-m", "torch.distributed.run"])
+            .args(["--nproc_per_node=2", "--no_python", "--master_addr=127.0.0.1"])
+            .args(["--master_port", &free_port()]);
+        launch(&mut launcher, TEST, 2, 1);
+    }
 }

@@ -374,8 +374,7 @@ fn what_is_not_there_is_refused_before_it_is_called() {
             Ok(())
         });
         assert!(
-            fake
-                .take()
+            fake.take()
                 .iter()
                 .any(|record| record.name == "ncclAllReduce")
         );

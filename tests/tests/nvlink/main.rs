@@ -2,6 +2,7 @@
 //! fake of the driver has both.
 
 mod domains;
+mod emulated;
 mod multicast;
 
 use core::time::Duration;

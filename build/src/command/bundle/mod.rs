@@ -31,51 +31,35 @@ pub(crate) struct Arguments {
 const TESTS: [&str; 4] = ["conformance", "graphs", "on_device", "operations"];
 
 /// The test binaries that it does not have.
-const LEFT_OUT: [(&str, &str); 24] = [
-    ("arguments", "refused arguments: nothing reaches a device"),
-    ("ccl_backend", "needs a library that cargo builds beside it"),
-    ("controls", "checks the checkers, and the CPU's lanes"),
+const LEFT_OUT: [(&str, &str); 14] = [
+    (
+        "calls",
+        "cases of the CPU, its lanes and checkers; conformance has those of a device",
+    ),
+    ("ccl_backend", "needs a library that cargo builds next to it"),
     ("cuda", "runs on a fake of the driver"),
     (
         "external_backend",
-        "needs a library that cargo builds beside it",
+        "needs a library that cargo builds next to it",
     ),
     (
         "failures",
         "ranks on the CPU; on_device has those of a device",
     ),
     ("file_store", "no device"),
-    ("flight_recorder", "the host's records"),
     ("graph_capture", "counts the calls of a fake of the driver"),
     (
         "grid",
-        "backends that cargo builds beside it; conformance has ours",
+        "backends that cargo builds next to it; conformance has ours",
     ),
-    ("hosts", "needs a build with Gloo"),
-    ("hosts_cable", "needs network namespaces and Gloo"),
+    ("hosts", "needs network namespaces and a build with Gloo"),
     ("launchers", "needs mpirun and torchrun"),
-    ("nvlink", "runs on a fake of the driver and of its switch"),
-    (
-        "nvls",
-        "multicast as the CPU emulates it; a GPU needs a switch and peers",
-    ),
-    ("objects", "no device"),
     (
         "multi_rank_grid",
         "runs on a fake of the driver; on_device has it with FUSEWIRE_TEST_MULTI_RANK_GRID=1",
     ),
-    (
-        "overlap",
-        "reads a communicator's state where it lies, which only the CPU's memory allows",
-    ),
-    ("properties", "random cases of what conformance has"),
-    ("reconfigure", "ranks on the CPU"),
-    ("smoke", "conformance has more of it"),
+    ("nvlink", "runs on a fake of the driver and of its switch"),
     ("steady", "counts the CPU's system calls and allocations"),
-    (
-        "stress",
-        "takes minutes on the CPU; conformance has its operations",
-    ),
     ("torch_store", "needs PyTorch and the checkout"),
 ];
 

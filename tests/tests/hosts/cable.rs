@@ -137,7 +137,7 @@ fn large_sums_over_a_cable() {
     let Some(cable) = cable("l") else {
         return;
     };
-    let mut ranks = at_both_ends("large_sums_over_a_cable", "large", &cable, &[]);
+    let mut ranks = at_both_ends("cable::large_sums_over_a_cable", "large", &cable, &[]);
     for (rank, process) in ranks.iter_mut().enumerate() {
         let said = process.next_report(PATIENCE).expect("a report");
         if rank == 0 {
@@ -211,7 +211,7 @@ fn a_cut_cable_is_an_error_on_all_ranks() {
     if sums_without_end() {
         return;
     }
-    cut("a_cut_cable_is_an_error_on_all_ranks", "c", false);
+    cut("cable::a_cut_cable_is_an_error_on_all_ranks", "c", false);
 }
 
 #[test]
@@ -219,5 +219,5 @@ fn a_cut_cable_is_an_error_in_any_order_too() {
     if sums_without_end() {
         return;
     }
-    cut("a_cut_cable_is_an_error_in_any_order_too", "d", true);
+    cut("cable::a_cut_cable_is_an_error_in_any_order_too", "d", true);
 }

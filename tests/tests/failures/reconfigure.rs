@@ -350,7 +350,7 @@ fn seven_go_on_where_one_of_eight_was_killed() {
     if survivor() {
         return;
     }
-    let test = "seven_go_on_where_one_of_eight_was_killed";
+    let test = "reconfigure::seven_go_on_where_one_of_eight_was_killed";
     let mut ranks = Ranks::start(test, "survivor", 8, Host::Parent, &[]);
     for process in &mut ranks.processes {
         assert_eq!(process.next_report(PATIENCE).expect("it runs"), "running");

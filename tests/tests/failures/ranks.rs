@@ -220,7 +220,7 @@ fn a_killed_rank_is_named() {
     if stream_of_operations() {
         return;
     }
-    let test = "a_killed_rank_is_named";
+    let test = "ranks::a_killed_rank_is_named";
     stop_one(test, 2, 1, libc::SIGKILL, Host::Parent, "packet");
     stop_one(test, 3, 1, libc::SIGKILL, Host::Parent, "mixed");
     stop_one(test, 3, 2, libc::SIGKILL, Host::RankZero, "large");
@@ -233,7 +233,7 @@ fn a_stopped_rank_is_named_and_hears_of_it() {
     if stream_of_operations() {
         return;
     }
-    let test = "a_stopped_rank_is_named_and_hears_of_it";
+    let test = "ranks::a_stopped_rank_is_named_and_hears_of_it";
     stop_one(test, 2, 0, libc::SIGSTOP, Host::RankZero, "large");
     stop_one(test, 3, 2, libc::SIGSTOP, Host::Parent, "mixed");
     stop_one(test, 4, 1, libc::SIGSTOP, Host::RankZero, "packet");
@@ -244,7 +244,7 @@ fn nothing_is_left_when_all_are_killed() {
     if stream_of_operations() {
         return;
     }
-    let test = "nothing_is_left_when_all_are_killed";
+    let test = "ranks::nothing_is_left_when_all_are_killed";
     let environment = [(TRAFFIC, "mixed".to_owned())];
     let mut ranks = Ranks::start(test, "stream", 3, Host::RankZero, &environment);
     for rank in &mut ranks.processes {
@@ -279,7 +279,7 @@ fn memory_files() -> usize {
 
 #[test]
 fn no_memory_stays_behind_a_communicator() {
-    let test = "no_memory_stays_behind_a_communicator";
+    let test = "ranks::no_memory_stays_behind_a_communicator";
     if role().is_some() {
         // Alone in its process: tests beside it have memory files of their own.
         assert_eq!(memory_files(), 0);

@@ -126,7 +126,7 @@ fn a_failure_is_dumped_by_every_rank() {
     let folder = tempfile::tempdir().expect("a folder");
     let prefix = folder.path().join("fw_").display().to_string();
     run_late(
-        "a_failure_is_dumped_by_every_rank",
+        "flight_recorder::a_failure_is_dumped_by_every_rank",
         &[("TORCHCOMM_FR_DUMP_TEMP_FILE", prefix)],
     );
     assert_eq!(names(folder.path()), ["fw_0", "fw_1"]);
@@ -175,7 +175,7 @@ fn the_environment_says_where() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = |name: &str| folder.path().join(name).display().to_string();
     let run = |environment: &[(&str, String)]| {
-        run_late("the_environment_says_where", environment);
+        run_late("flight_recorder::the_environment_says_where", environment);
         let written = names(folder.path());
         for name in &written {
             let dump = read(&folder.path().join(name));

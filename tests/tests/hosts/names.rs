@@ -225,7 +225,7 @@ fn two_hosts_have_the_bits_of_one() {
     if conforms() {
         return;
     }
-    let test = "two_hosts_have_the_bits_of_one";
+    let test = "names::two_hosts_have_the_bits_of_one";
     run_conformance(test, &["x", "y", "x", "y"], &[]);
 }
 
@@ -235,7 +235,7 @@ fn uneven_hosts_have_the_bits_of_one() {
         return;
     }
     let uneven = [("FUSEWIRE_TEST_UNEVEN", "1".to_owned())];
-    let test = "uneven_hosts_have_the_bits_of_one";
+    let test = "names::uneven_hosts_have_the_bits_of_one";
     run_conformance(test, &["x", "y", "y", "z"], &uneven);
 }
 
@@ -245,7 +245,7 @@ fn two_hosts_in_any_order() {
         return;
     }
     let any = [(ANY, "1".to_owned())];
-    run_conformance("two_hosts_in_any_order", &["x", "y", "x", "y"], &any);
+    run_conformance("names::two_hosts_in_any_order", &["x", "y", "x", "y"], &any);
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn uneven_hosts_in_any_order() {
         (ANY, "1".to_owned()),
         ("FUSEWIRE_TEST_UNEVEN", "1".to_owned()),
     ];
-    run_conformance("uneven_hosts_in_any_order", &["x", "y", "y", "z"], &any);
+    run_conformance("names::uneven_hosts_in_any_order", &["x", "y", "y", "z"], &any);
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn without_gloo_the_error_says_what_to_build() {
     {
         return;
     }
-    let test = "without_gloo_the_error_says_what_to_build";
+    let test = "names::without_gloo_the_error_says_what_to_build";
     let mut ranks = on_hosts(test, "refused", &["x", "y"], &[]);
     ranks.succeed(PATIENCE).expect("both ranks");
 }
