@@ -1,4 +1,4 @@
-// The counterpart of Fusewire's kernels in CUDA C++: published algorithms (vLLM's custom all-reduce, the packets of NCCL's LL and
+// The CUDA C++ baseline of Fusewire's kernels: published algorithms (vLLM's custom all-reduce, the packets of NCCL's LL and
 // MSCCL++), written for this comparison. The number of ranks is a template constant, so all loops over ranks are unrolled and
 // all peers' addresses are in the constant bank.
 //

@@ -10,7 +10,7 @@ constexpr int MAX_BLOCKS = 256;
 constexpr int MAX_RANKS = 8;
 constexpr int MAX_THREADS = 512;
 
-// Polls of a wait before the kernel traps: some ten seconds. A counterpart that hangs would take the GPU with it. (Host threads
+// Polls of a wait before the kernel traps: some ten seconds. A baseline that hangs would take the GPU with it. (Host threads
 // sleep between theirs: a minute.)
 #ifdef __CUDACC__
 #define POLLS (1u << 24)

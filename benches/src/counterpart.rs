@@ -1,4 +1,4 @@
-//! The counterpart in CUDA C++: its source, the compiler that makes a cubin of it, and where cubins are found.
+//! The CUDA C++ baseline: its source, the compiler that makes a cubin of it, and where cubins are found.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use clap::Args;
 const SOURCES: [(&str, &str); 8] = [
     ("all_reduce.cuh", include_str!("../cuda/all_reduce.cuh")),
     ("barrier.cuh", include_str!("../cuda/barrier.cuh")),
-    ("counterpart.cu", include_str!("../cuda/counterpart.cu")),
+    ("baseline.cu", include_str!("../cuda/baseline.cu")),
     ("elements.cuh", include_str!("../cuda/elements.cuh")),
     ("fused.cuh", include_str!("../cuda/fused.cuh")),
     ("memory.cuh", include_str!("../cuda/memory.cuh")),
@@ -29,7 +29,7 @@ const INSTALL: &str = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Folder for the cubins, `counterpart.ARCHITECTURE.cubin`.
+    /// Folder for the cubins, `baseline.ARCHITECTURE.cubin`.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Architectures.
@@ -58,7 +58,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
 
 /// Name of the file for an architecture.
 pub(crate) fn file_name(architecture: &str) -> String {
-    format!("counterpart.{architecture}.cubin")
+    format!("baseline.{architecture}.cubin")
 }
 
 /// A cubin that lies beside the program, as in a bundle: `bin/fusewire-benches` and `cuda/`.
@@ -125,13 +125,13 @@ pub(crate) fn version(nvcc: &Path) -> Option<String> {
 pub(crate) fn compile(nvcc: &Path, architecture: &str, kind: &[&str]) -> Result<Vec<u8>> {
     let folder = tempfile::tempdir().context("a folder for nvcc")?;
     write_sources(folder.path())?;
-    let out = folder.path().join("counterpart.out");
+    let out = folder.path().join("baseline.out");
     let output = Command::new(nvcc)
         .args(FLAGS)
         .arg(format!("-arch={architecture}"))
         .args(kind)
         .arg("-o")
-        .args([&out, &folder.path().join("counterpart.cu")])
+        .args([&out, &folder.path().join("baseline.cu")])
         .output()
         .with_context(|| format!("start {}", nvcc.display()))?;
     if !output.status.success() {

@@ -3,7 +3,7 @@
 //! ```text
 //! cargo run --release -p fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
 //! cargo run --release -p fusewire-benches -- versus cuda [--out FILE --json FILE]
-//! cargo run --release -p fusewire-benches -- counterpart --out DIR
+//! cargo run --release -p fusewire-benches -- baseline --out DIR
 //! cargo run --release -p fusewire-benches -- loops --ours FILE
 //! cargo run --release -p fusewire-benches -- fused [--ranks 2 --tokens 1,16,64]
 //! cargo run --release -p fusewire-benches -- bounds --unbounded PATH [--device cuda]
@@ -18,7 +18,7 @@ mod bare;
 mod bootstrap;
 mod bounds;
 mod children;
-mod counterpart;
+mod baseline;
 mod fused;
 mod loops;
 mod machine;
@@ -48,9 +48,9 @@ enum Subject {
     /// Measures Fusewire and another library in one run.
     #[command(subcommand)]
     Versus(Versus),
-    /// Compiles the counterpart of the kernels in CUDA C++, for `versus cuda`.
-    Counterpart(counterpart::Arguments),
-    /// Compares the inner loops of the kernels' machine code with the counterpart's.
+    /// Compiles the CUDA C++ baseline of the kernels, for `versus cuda`.
+    Baseline(baseline::Arguments),
+    /// Compares the inner loops of the kernels' machine code with the baseline's.
     Loops(loops::Arguments),
     /// A fused norm against its steps, on the CPU.
     Fused(fused::Arguments),
@@ -85,7 +85,7 @@ fn main() -> ExitCode {
     let result = match Command::parse().subject {
         Subject::Versus(Versus::Mpi(arguments)) => versus::main(&arguments).map(done),
         Subject::Versus(Versus::Cuda(arguments)) => versus_cuda::main(&arguments),
-        Subject::Counterpart(arguments) => counterpart::main(&arguments).map(done),
+        Subject::Baseline(arguments) => baseline::main(&arguments).map(done),
         Subject::Loops(arguments) => loops::main(&arguments).map(done),
         Subject::Fused(arguments) => fused::main(&arguments).map(done),
         Subject::Bounds(arguments) => bounds::main(&arguments).map(done),

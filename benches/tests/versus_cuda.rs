@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use fusewire::gpu::images::Images;
 use fusewire_baseline_fake::{VARIABLE, image, library};
 
-/// The shared object with the counterpart's kernels, made of the sources after `change` has given one another text; `None` where
+/// The shared object with the baseline's kernels, made of the sources after `change` has given one another text; `None` where
 /// there is no g++.
 fn emulation(folder: &Path, change: Option<(&str, &str, &str)>) -> Option<PathBuf> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
@@ -28,7 +28,7 @@ fn emulation(folder: &Path, change: Option<(&str, &str, &str)>) -> Option<PathBu
         assert!(text.contains(old), "{file} has no {old}");
         fs::write(&path, text.replacen(old, new, 1)).expect("written");
     }
-    let object = folder.join("counterpart.so");
+    let object = folder.join("baseline.so");
     let made = Command::new("g++")
         .args(["-std=c++20", "-O1", "-fPIC", "-shared", "-pthread"])
         .args(["-Wno-unknown-pragmas", "-x", "c++", "-o"])
@@ -82,7 +82,7 @@ fn command(folder: &Path, object: &Path) -> Command {
 }
 
 fn cubin(folder: &Path, object: &Path) -> PathBuf {
-    let cubin = folder.join("counterpart.image");
+    let cubin = folder.join("baseline.image");
     fs::write(&cubin, image(object).expect("an image")).expect("written");
     cubin
 }
@@ -146,7 +146,7 @@ fn every_contestant_is_right_and_timed() {
 }
 
 #[test]
-fn a_wrong_counterpart_is_named_and_makes_the_run_fail() {
+fn a_wrong_baseline_is_named_and_makes_the_run_fail() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = folder.path();
     let change = (

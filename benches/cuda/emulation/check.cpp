@@ -1,4 +1,4 @@
-// Runs the counterpart's kernels with a host thread for each of their threads, several launches back to back with changing
+// Runs the baseline's kernels with a host thread for each of their threads, several launches back to back with changing
 // sizes, and compares every element. An argument chooses one kernel. Status 0 if all is right, 1 for a wrong element, 2 for an
 // unknown kernel, 3 for a wait without end, and ThreadSanitizer's own where it is compiled in.
 

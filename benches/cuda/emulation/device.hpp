@@ -1,4 +1,4 @@
-// As much of CUDA C++ as the counterpart uses, by threads of the host: a thread of a block is a thread of the process. For
+// As much of CUDA C++ as the baseline uses, by threads of the host: a thread of a block is a thread of the process. For
 // checking algorithms, not for measuring. Included by memory.cuh, whose types it uses.
 //
 // Vectors are plain memory, so that ThreadSanitizer sees an access that no barrier orders. Flags and packets are

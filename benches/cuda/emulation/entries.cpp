@@ -1,7 +1,7 @@
-// The counterpart's kernels by their names, as the fake of the CUDA driver (../fake) calls them: block by block, with the
+// The baseline's kernels by their names, as the fake of the CUDA driver (../fake) calls them: block by block, with the
 // arguments as they lie in a launch's buffer. A block has 32 host threads, however many were asked for.
 
-#include "../counterpart.cu"
+#include "../baseline.cu"
 
 #include <tuple>
 #include <utility>
@@ -93,7 +93,7 @@ Entry entry(const char *name, void (*)(Arguments...)) {
 } // namespace
 
 // Ends with an entry that has no name.
-extern "C" const Entry *counterpart_entries() {
+extern "C" const Entry *baseline_entries() {
     static const Entry entries[] = {
         OF_TYPE(f32),
         OF_TYPE(bf16),

@@ -1,4 +1,4 @@
-//! The counterpart compiles, its arguments lie where the harness puts them, and its algorithms are right: host threads run them,
+//! The baseline compiles, its arguments lie where the harness puts them, and its algorithms are right: host threads run them,
 //! and copies that were broken on purpose are found out.
 
 use std::collections::BTreeMap;

@@ -11,11 +11,11 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use self::sass::{Code, Loop};
-use crate::counterpart;
+use crate::baseline;
 
 const INSTALL: &str = "pip install nvidia-cuda-nvdisasm, or a CUDA toolkit";
 
-/// Kernels that do the same: ours, the counterpart's.
+/// Kernels that do the same: ours, the baseline's.
 const PAIRS: [(&str, &str, &str); 8] = [
     (
         "one shot, bf16",
@@ -73,12 +73,12 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
-    let nvcc = counterpart::find()?;
+    let nvcc = baseline::find()?;
     let tools = nvcc.parent().unwrap_or(Path::new(""));
     let folder = tempfile::tempdir().context("a folder for machine code")?;
     let theirs = folder.path().join("theirs.cubin");
-    let made = counterpart::compile(&nvcc, &arguments.target, &["-cubin"])?;
-    fs::write(&theirs, made).context("write the counterpart's machine code")?;
+    let made = baseline::compile(&nvcc, &arguments.target, &["-cubin"])?;
+    fs::write(&theirs, made).context("write the baseline's machine code")?;
     let ours = machine_code(arguments, tools, folder.path())?;
     let ours = Code::parse(&disassembled(tools, &ours)?);
     let theirs = Code::parse(&disassembled(tools, &theirs)?);

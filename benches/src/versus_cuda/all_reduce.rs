@@ -1,4 +1,4 @@
-//! All-reduce: ours by every algorithm, the counterpart's five kernels, and a copy of as many bytes.
+//! All-reduce: ours by every algorithm, the baseline's five kernels, and a copy of as many bytes.
 
 use anyhow::Result;
 use fusewire::{CallOptions, Communicator, DType, Operation, ReduceOp, Tensor};
@@ -6,7 +6,7 @@ use fusewire::{CallOptions, Communicator, DType, Operation, ReduceOp, Tensor};
 use super::buffers::{Buffers, Packets};
 use super::contest::{AUTO, Contest, Contestant, Mode, Side, Step};
 use super::entries::{Entry, Kernel, VECTOR, Values};
-use super::loaded::Counterpart;
+use super::loaded::Baseline;
 use super::report::Row;
 use super::{Shape, data};
 
@@ -25,7 +25,7 @@ pub(crate) fn grid(vectors: usize, threads: u32, blocks: u32) -> u32 {
 pub(crate) struct RankPart<'a> {
     pub(crate) contest: &'a Contest<'a>,
     pub(crate) comm: &'a Communicator,
-    pub(crate) counterpart: &'a Counterpart,
+    pub(crate) baseline: &'a Baseline,
     pub(crate) buffers: &'a Buffers,
     pub(crate) shape: Shape,
 }
@@ -147,7 +147,7 @@ impl RankPart<'_> {
         Ok(list)
     }
 
-    /// The counterpart's kernels that this size has. Each gets the blocks that have work, up to as many as ours.
+    /// The baseline's kernels that this size has. Each gets the blocks that have work, up to as many as ours.
     pub(crate) fn theirs(
         &self,
         operands: &Operands,
@@ -208,7 +208,7 @@ impl RankPart<'_> {
                 };
                 let blocks = grid(work, threads, blocks);
                 let launch =
-                    self.counterpart
+                    self.baseline
                         .launch(entry, &values, blocks, threads, ranks as u32)?;
                 Ok(Contestant {
                     name: kernel.name().to_owned(),
@@ -239,7 +239,7 @@ impl RankPart<'_> {
         } = self.shape;
         let blocks = grid(vectors, threads, blocks);
         let launch = self
-            .counterpart
+            .baseline
             .launch(entry, &values, blocks, threads, 0)?;
         Ok(Contestant {
             name: "copy".to_owned(),

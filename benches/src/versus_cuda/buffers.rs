@@ -1,4 +1,4 @@
-//! Device memory of the counterpart: what its ranks share.
+//! Device memory of the baseline: what its ranks share.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::buffers::Gate;
 use super::entries::{Entry, Kernel, Values};
-use super::loaded::{Counterpart, Launch};
+use super::loaded::{Baseline, Launch};
 use super::rendezvous::Rendezvous;
 
 /// Operations of a captured graph, where nothing else is asked for.
@@ -167,7 +167,7 @@ struct Runner {
 pub(crate) struct Contest<'a> {
     pub(crate) stream: Stream,
     pub(crate) rendezvous: &'a Rendezvous,
-    pub(crate) counterpart: &'a Counterpart,
+    pub(crate) baseline: &'a Baseline,
     pub(crate) gate: &'a Gate,
     pub(crate) rank: usize,
     pub(crate) rounds: usize,
@@ -336,7 +336,7 @@ impl Contest<'_> {
             turns: self.turn.get(),
             ..Values::default()
         };
-        let mut gate = self.counterpart.launch(entry, &values, 1, 32, 0)?;
+        let mut gate = self.baseline.launch(entry, &values, 1, 32, 0)?;
         // SAFETY: the gate lives until the ranks' threads have ended and waited for their streams.
         unsafe { gate.enqueue(RawStream(self.stream.as_raw() as usize)) }
     }

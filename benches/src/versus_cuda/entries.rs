@@ -1,4 +1,4 @@
-//! The kernels of the counterpart: symbols and arguments.
+//! The kernels of the baseline: symbols and arguments.
 
 use core::ffi::c_void;
 
@@ -218,7 +218,7 @@ impl Entry {
         }
     }
 
-    /// The arguments, in the order of `cuda/counterpart.cu`.
+    /// The arguments, in the order of `cuda/baseline.cu`.
     pub(crate) fn arguments(&self, values: &Values) -> Arguments {
         let mut list = Arguments::default();
         let peers = |list: &mut Arguments, all: &[&Vec<u64>]| {

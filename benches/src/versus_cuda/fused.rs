@@ -190,7 +190,7 @@ impl RankPart<'_> {
             ranks: self.shape.ranks,
         };
         let blocks = self.shape.blocks.min(u32::try_from(rows)?).max(1);
-        let launch = self.counterpart.launch(
+        let launch = self.baseline.launch(
             entry,
             &values,
             blocks,
@@ -218,7 +218,7 @@ impl RankPart<'_> {
         };
         let blocks = u32::try_from(rows)?.clamp(1, 256);
         let launch = self
-            .counterpart
+            .baseline
             .launch(entry, &values, blocks, self.shape.threads, 0)?;
         Ok(Step::Launch(launch))
     }

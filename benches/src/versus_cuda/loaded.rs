@@ -1,4 +1,4 @@
-//! The counterpart's module, and launches of its kernels.
+//! The baseline's module, and launches of its kernels.
 
 use core::ffi::CStr;
 use std::collections::HashMap;
@@ -11,25 +11,25 @@ use fusewire::gpu::Gpu;
 use fusewire::gpu::driver::{LaunchShape, RawFunction, RawModule, RawStream};
 
 use super::entries::{Arguments, Entry, MAX_BLOCKS, MAX_THREADS, Values, all};
-use crate::counterpart;
+use crate::baseline;
 
-/// The loaded counterpart. It stays loaded as long as the process.
+/// The loaded baseline. It stays loaded as long as the process.
 #[derive(Debug)]
-pub(crate) struct Counterpart {
+pub(crate) struct Baseline {
     gpu: Arc<Gpu>,
     functions: HashMap<String, RawFunction>,
     /// Where the cubin came from.
     pub(crate) origin: String,
 }
 
-impl Counterpart {
+impl Baseline {
     /// Loads the cubin that was named, else that beside the program, else what nvcc makes here, and compares the arguments of
     /// every kernel with the cubin's own metadata.
     pub(crate) fn load(gpu: &Arc<Gpu>, named: Option<&Path>) -> Result<Self> {
         let architecture = &gpu.properties().architecture;
         let mut refused = None;
         let lies = named.map(Path::to_owned);
-        if let Some(path) = lies.or_else(|| counterpart::beside(architecture)) {
+        if let Some(path) = lies.or_else(|| baseline::beside(architecture)) {
             let cubin = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
             match gpu.driver().load(&cubin) {
                 Ok(module) => {
@@ -44,11 +44,11 @@ impl Counterpart {
             }
         }
         let refused = refused.unwrap_or_default();
-        let nvcc = counterpart::find().with_context(|| {
-            format!("{refused}there is no cubin of the counterpart for {architecture}")
+        let nvcc = baseline::find().with_context(|| {
+            format!("{refused}there is no cubin of the baseline for {architecture}")
         })?;
-        let cubin = counterpart::compile(&nvcc, architecture, &["-cubin"])?;
-        let version = counterpart::version(&nvcc).unwrap_or_default();
+        let cubin = baseline::compile(&nvcc, architecture, &["-cubin"])?;
+        let version = baseline::version(&nvcc).unwrap_or_default();
         let module = gpu
             .driver()
             .load(&cubin)
@@ -93,7 +93,7 @@ impl Counterpart {
     ) -> Result<Launch> {
         let symbol = entry.symbol();
         let Some(&function) = self.functions.get(&symbol) else {
-            bail!("the counterpart has no kernel {symbol}");
+            bail!("the baseline has no kernel {symbol}");
         };
         ensure!(
             blocks as usize <= MAX_BLOCKS && threads <= MAX_THREADS && threads.is_multiple_of(32),

@@ -8,8 +8,8 @@ mod data;
 pub(crate) mod entries;
 mod fused;
 mod loaded;
-mod rendezvous;
 mod prices;
+mod rendezvous;
 mod report;
 pub(crate) mod statistics;
 
@@ -29,9 +29,9 @@ use self::all_reduce::{ONE_SHOT_BYTES, RankPart, TWO_SHOT_BYTES};
 use self::buffers::{Buffers, Gate, Packets, Peers};
 use self::contest::{Contest, Mode};
 use self::entries::{PAD_BYTES, RANKS, TYPES, VECTOR};
-use self::loaded::Counterpart;
-use self::rendezvous::{Attendance, Rendezvous};
+use self::loaded::Baseline;
 use self::prices::Price;
+use self::rendezvous::{Attendance, Rendezvous};
 use self::report::{Report, Row};
 use crate::report as documents;
 
@@ -89,7 +89,7 @@ pub(crate) struct Arguments {
     /// Operations of a captured graph.
     #[arg(long, default_value_t = contest::OPERATIONS, hide = true)]
     operations: usize,
-    /// The counterpart's cubin; where it is not given, that of the bundle, or what nvcc makes.
+    /// The baseline's cubin; where it is not given, that of the bundle, or what nvcc makes.
     #[arg(long, value_name = "FILE")]
     cubin: Option<PathBuf>,
     /// Writes the tables into this Markdown file. Sections of it that start with "Prediction" or "Explanation" are kept.
@@ -184,18 +184,18 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
         }
         Err(error) => return Err(error.into()),
     };
-    let counterpart = Counterpart::load(&gpu, arguments.cubin.as_deref())?;
+    let baseline = Baseline::load(&gpu, arguments.cubin.as_deref())?;
     let mut report = Report {
-        header: header(arguments, &gpu, &counterpart),
+        header: header(arguments, &gpu, &baseline),
         ..Report::default()
     };
     if arguments.only.contains(&Section::Prices) {
-        report.prices = prices::alone(&gpu, &counterpart, arguments.rounds)?;
+        report.prices = prices::alone(&gpu, &baseline, arguments.rounds)?;
     }
     for &ranks in &arguments.ranks {
         let multiprocessors = gpu.properties().multiprocessors;
         let shape = Shape::new(arguments, ranks, multiprocessors);
-        let found = measure(arguments, device, &gpu, &counterpart, shape)
+        let found = measure(arguments, device, &gpu, &baseline, shape)
             .with_context(|| format!("{ranks} ranks"))?;
         report.prices.extend(found.prices);
         report.all_reduce.extend(found.all_reduce);
@@ -210,7 +210,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn header(arguments: &Arguments, gpu: &Gpu, counterpart: &Counterpart) -> Vec<String> {
+fn header(arguments: &Arguments, gpu: &Gpu, baseline: &Baseline) -> Vec<String> {
     let properties = gpu.properties();
     vec![
         format!(
@@ -220,7 +220,7 @@ fn header(arguments: &Arguments, gpu: &Gpu, counterpart: &Counterpart) -> Vec<St
             properties.multiprocessors,
             properties.version
         ),
-        format!("counterpart: {}", counterpart.origin),
+        format!("baseline: {}", baseline.origin),
         format!(
             "{} rounds, in each every contestant once, another one first; ns of an operation by the GPU's clock on the slowest \
              rank, behind operations that are not timed; then the median of the rounds",
@@ -257,7 +257,7 @@ fn measure(
     arguments: &Arguments,
     device: Device,
     gpu: &Arc<Gpu>,
-    counterpart: &Counterpart,
+    baseline: &Baseline,
     shape: Shape,
 ) -> Result<Report> {
     let buffers = allocate(arguments, gpu, shape)?;
@@ -268,7 +268,7 @@ fn measure(
     options.timeout = Duration::from_secs(30);
     let body = |comm: Communicator| {
         let attendance = Attendance::new(&rendezvous);
-        let result = rank(arguments, counterpart, &buffers, &rendezvous, shape, &comm);
+        let result = rank(arguments, baseline, &buffers, &rendezvous, shape, &comm);
         if result.is_ok() {
             attendance.end();
         } else {
@@ -325,7 +325,7 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
 /// One rank's part.
 fn rank(
     arguments: &Arguments,
-    counterpart: &Counterpart,
+    baseline: &Baseline,
     buffers: &Buffers,
     rendezvous: &Rendezvous,
     shape: Shape,
@@ -335,7 +335,7 @@ fn rank(
     let contest = Contest {
         stream: comm.stream().clone(),
         rendezvous,
-        counterpart,
+        baseline,
         gate: &buffers.gate,
         rank: comm.rank() as usize,
         rounds: arguments.rounds,
@@ -345,7 +345,7 @@ fn rank(
     let part = RankPart {
         contest: &contest,
         comm,
-        counterpart,
+        baseline,
         buffers,
         shape,
     };
@@ -353,7 +353,7 @@ fn rank(
     let mut report = Report::default();
     if arguments.only.contains(&Section::Prices) {
         let (pads, ping_pong) = (&buffers.pads, &buffers.ping_pong);
-        let found: Vec<Price> = prices::together(&contest, counterpart, pads, ping_pong, shape)?;
+        let found: Vec<Price> = prices::together(&contest, baseline, pads, ping_pong, shape)?;
         report.prices = found;
     }
     if arguments.only.contains(&Section::AllReduce) {

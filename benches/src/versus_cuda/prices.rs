@@ -12,7 +12,7 @@ use super::Shape;
 use super::buffers::Peers;
 use super::contest::{Contest, OPERATIONS};
 use super::entries::{Entry, Kernel, Order, VECTOR, Values};
-use super::loaded::{Counterpart, Launch};
+use super::loaded::{Baseline, Launch};
 use super::statistics::{Interval, interval};
 
 /// Bytes of the copy whose rate is the machine's: more than its L2 has.
@@ -86,11 +86,11 @@ fn enqueue(launch: &mut Launch, stream: &Stream) -> Result<()> {
 /// Prices that one stream pays alone.
 pub(crate) fn alone(
     gpu: &Arc<Gpu>,
-    counterpart: &Counterpart,
+    baseline: &Baseline,
     rounds: usize,
 ) -> Result<Vec<Price>> {
     let stream = Stream::on_device(gpu.device())?;
-    let mut empty = counterpart.launch(entry(Kernel::Empty, 1), &Values::default(), 1, 32, 0)?;
+    let mut empty = baseline.launch(entry(Kernel::Empty, 1), &Values::default(), 1, 32, 0)?;
     stream.begin_capture()?;
     let captured = (0..OPERATIONS).try_for_each(|_| enqueue(&mut empty, &stream));
     let graph = stream.end_capture();
@@ -110,9 +110,9 @@ pub(crate) fn alone(
         vectors: (COPIED / VECTOR) as u32,
         ..Values::default()
     };
-    let most = counterpart.resident(entry(Kernel::Copy, 1), 512)?;
+    let most = baseline.resident(entry(Kernel::Copy, 1), 512)?;
     let blocks = most.min(256);
-    let mut copy = counterpart.launch(entry(Kernel::Copy, 1), &values, blocks, 512, 0)?;
+    let mut copy = baseline.launch(entry(Kernel::Copy, 1), &values, blocks, 512, 0)?;
 
     let (mut launches, mut nodes, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..=rounds {
@@ -148,7 +148,7 @@ pub(crate) fn alone(
 /// Prices that ranks pay together; all ranks call this.
 pub(crate) fn together(
     contest: &Contest<'_>,
-    counterpart: &Counterpart,
+    baseline: &Baseline,
     pads: &Peers,
     ping_pong: &Peers,
     shape: Shape,
@@ -159,7 +159,7 @@ pub(crate) fn together(
         let kernel = entry(Kernel::Barriers(order), ranks);
         let values = turns(
             contest,
-            counterpart,
+            baseline,
             kernel,
             pads,
             shape.blocks,
@@ -170,7 +170,7 @@ pub(crate) fn together(
     if ranks == 2 {
         for order in [Order::Relaxed, Order::Release] {
             let kernel = entry(Kernel::PingPong(order), ranks);
-            let values = turns(contest, counterpart, kernel, ping_pong, 1, 32)?;
+            let values = turns(contest, baseline, kernel, ping_pong, 1, 32)?;
             prices.push(Price::new(signal_name(order), ranks, "us", values));
         }
     }
@@ -180,7 +180,7 @@ pub(crate) fn together(
 /// us of one turn, one value of each round.
 fn turns(
     contest: &Contest<'_>,
-    counterpart: &Counterpart,
+    baseline: &Baseline,
     kernel: Entry,
     pads: &Peers,
     blocks: u32,
@@ -194,7 +194,7 @@ fn turns(
             turns,
             ..Values::default()
         };
-        counterpart.launch(kernel, &values, blocks, threads, ranks)
+        baseline.launch(kernel, &values, blocks, threads, ranks)
     };
     let mut launches = [launch(TURNS[0])?, launch(TURNS[1])?];
     let mut found = Vec::new();

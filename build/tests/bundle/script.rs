@@ -264,7 +264,7 @@ fn a_seeded_bug_counts_only_with_its_report() {
 }
 
 #[test]
-fn the_counterpart_is_measured_where_there_is_one() {
+fn the_baseline_is_measured_where_there_is_one() {
     let bundle = Bundle::new();
     bundle.program("bin/fusewire-benches", "echo \"benches $*\"");
     let only = ["--device", "cuda:0", "--only", "benches", "--quick"];
@@ -278,7 +278,7 @@ fn the_counterpart_is_measured_where_there_is_one() {
         );
     }
 
-    bundle.program("cuda/counterpart.sm_90.cubin", "");
+    bundle.program("cuda/baseline.sm_90.cubin", "");
     bundle.run(&only, CUDA);
     let (result, what) = bundle.row("benches");
     assert_eq!(result, "pass", "{what}");

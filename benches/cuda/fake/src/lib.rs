@@ -1,4 +1,4 @@
-//! The executing fake of the CUDA driver ([`fusewire_cuda_fake`]), which also runs the counterpart in CUDA C++: with a host thread
+//! The executing fake of the CUDA driver ([`fusewire_cuda_fake`]), which also runs the CUDA C++ baseline: with a host thread
 //! for each thread of a block, from a shared object that a test makes of `cuda/emulation/entries.cpp`. For tests of the
 //! harness that measures it.
 //!
@@ -15,7 +15,7 @@ use fusewire_device::native::{KernelInfo, LaneContext, NativeEntries, NativeEntr
 use libloading::Library;
 
 /// Names the shared object with the kernels.
-pub const VARIABLE: &str = "FUSEWIRE_COUNTERPART_EMULATION";
+pub const VARIABLE: &str = "FUSEWIRE_BASELINE_EMULATION";
 
 /// The kernels that there is room for.
 const ROOM: usize = 96;
@@ -78,7 +78,7 @@ fn open(path: &Path) -> io::Result<Vec<Emulated>> {
     let list = {
         // SAFETY: the function's type there.
         let list = unsafe {
-            library.get::<unsafe extern "C" fn() -> *const Entry>(b"counterpart_entries\0")
+            library.get::<unsafe extern "C" fn() -> *const Entry>(b"baseline_entries\0")
         };
         let list = list.map_err(io::Error::other)?;
         // SAFETY: it has no requirements.
@@ -123,7 +123,7 @@ fn infos(kernels: &[Emulated]) -> Vec<KernelInfo> {
     let entries = kernels.iter().zip(NATIVES);
     let info = |(kernel, native): (&Emulated, NativeEntry)| KernelInfo {
         name: kernel.name,
-        module: "fusewire_baseline_fake::counterpart",
+        module: "fusewire_baseline_fake::baseline",
         params: kernel.params,
         native: NativeEntries {
             baseline: native,

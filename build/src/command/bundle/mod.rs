@@ -80,8 +80,8 @@ const SEEDED_BUGS: (&str, &str, &str) = ("seeded-bugs", "tests/seeded-bugs", "sm
 /// comparison are made for the same.
 const UNBOUNDED: (&str, &str) = ("sm_80,sm_90", "all_reduce");
 
-/// What the counterpart in CUDA C++ is compiled for.
-const COUNTERPARTS: [&str; 2] = ["sm_80", "sm_90"];
+/// What the CUDA C++ baseline is compiled for.
+const BASELINE_TARGETS: [&str; 2] = ["sm_80", "sm_90"];
 
 const SCRIPT: &str = include_str!("run.sh");
 const README: &str = include_str!("README.txt");
@@ -119,8 +119,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     add_images(&mut manifest, &folder, &target.unwrap_or_default())?;
     add_grid_images(&mut manifest, &folder)?;
     add_unbounded_images(&mut manifest, &folder)?;
-    add_counterpart(&mut manifest, &folder)?;
-    // When the counterpart has been made by one of them.
+    add_baseline(&mut manifest, &folder)?;
+    // When the baseline has been made by one of them.
     for path in packed {
         manifest.add_packed(&folder, &path)?;
     }
@@ -218,11 +218,11 @@ fn add_unbounded_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Resul
     Ok(())
 }
 
-/// The counterpart of the kernels in CUDA C++, which `fusewire-benches versus cuda` measures beside them, where there is nvcc. It
+/// The CUDA C++ baseline of the kernels, which `fusewire-benches versus cuda` measures beside them, where there is nvcc. It
 /// can also be made on the GPU machine.
-fn add_counterpart(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
+fn add_baseline(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let made = Command::new(folder.join("bin/fusewire-benches"))
-        .args(["counterpart", "--target", &COUNTERPARTS.join(","), "--out"])
+        .args(["baseline", "--target", &BASELINE_TARGETS.join(","), "--out"])
         .arg(folder.join("cuda"))
         .output()
         .context("cannot start the bundle's fusewire-benches")?;
@@ -234,11 +234,11 @@ fn add_counterpart(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()>
             !required.split(',').any(|name| name.trim() == "nvcc"),
             "FUSEWIRE_REQUIRE names nvcc, but: {said}"
         );
-        println!("left out: cubins of the counterpart in CUDA C++: {said}");
+        println!("left out: cubins of the CUDA C++ baseline: {said}");
         return Ok(());
     }
-    for target in COUNTERPARTS {
-        manifest.add(folder, &format!("cuda/counterpart.{target}.cubin"))?;
+    for target in BASELINE_TARGETS {
+        manifest.add(folder, &format!("cuda/baseline.{target}.cubin"))?;
     }
     Ok(())
 }
