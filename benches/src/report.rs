@@ -5,7 +5,7 @@ use std::process::Command;
 use std::{env, path};
 
 use crate::machine::{self, NEAR_NS, Rate};
-use crate::versus::{Contestant, Sample};
+use crate::versus::{Candidate, Sample};
 
 /// Where and how a run was made.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Header {
         }
     }
 
-    pub(crate) fn new(contestants: &[Contestant], rounds: usize, touch: bool) -> Self {
+    pub(crate) fn new(candidates: &[Candidate], rounds: usize, touch: bool) -> Self {
         let cores = machine::cores().map_or(0, |cores| cores.len());
         let mut lines = vec![
             format!(
@@ -59,8 +59,8 @@ impl Header {
         if touch {
             lines.push("inputs rewritten and outputs read between calls (--touch)".to_owned());
         }
-        for contestant in contestants {
-            if let Contestant::Mpi(mpi) = contestant {
+        for candidate in candidates {
+            if let Candidate::Mpi(mpi) = candidate {
                 lines.push(format!("{}: {}", mpi.name, mpi.settings()));
             }
         }
@@ -115,7 +115,7 @@ impl State {
 
 /// All tables of a run.
 pub(crate) fn tables(
-    contestants: &[Contestant],
+    candidates: &[Candidate],
     ranks: &[usize],
     samples: &[Sample],
     rates: &[Vec<Rate>],
@@ -153,20 +153,20 @@ pub(crate) fn tables(
                 continue;
             }
             let _ = writeln!(text, "\n### {ranks} ranks, {}\n", state.describe());
-            let runs: Vec<_> = (0..contestants.len())
+            let runs: Vec<_> = (0..candidates.len())
                 .map(|who| chosen.iter().filter(|sample| sample.who == who).count())
                 .map(|runs| runs.to_string())
                 .collect();
-            let names: Vec<_> = contestants.iter().map(Contestant::name).collect();
+            let names: Vec<_> = candidates.iter().map(Candidate::name).collect();
             let _ = writeln!(
                 text,
                 "Median us; runs of {}: {}.\n",
                 names.join(", "),
                 runs.join(", ")
             );
-            text += &table(contestants, &chosen, |all| all[all.len() / 2]);
+            text += &table(candidates, &chosen, |all| all[all.len() / 2]);
             let _ = writeln!(text, "\nThe fastest run's median, us:\n");
-            text += &table(contestants, &chosen, |all| all[0]);
+            text += &table(candidates, &chosen, |all| all[0]);
         }
         if changing > 0 {
             let _ = writeln!(
@@ -178,19 +178,19 @@ pub(crate) fn tables(
     text
 }
 
-/// One table; `pick` chooses from the sorted medians of a contestant's runs.
-fn table(contestants: &[Contestant], samples: &[&Sample], pick: fn(&[u64]) -> u64) -> String {
+/// One table; `pick` chooses from the sorted medians of a candidate's runs.
+fn table(candidates: &[Candidate], samples: &[&Sample], pick: fn(&[u64]) -> u64) -> String {
     let mut text = String::from("| bytes |");
-    for contestant in contestants {
-        let _ = write!(text, " {} |", contestant.name());
+    for candidate in candidates {
+        let _ = write!(text, " {} |", candidate.name());
     }
     text += " registered / best MPI | staged / Open MPI | registered / bare | missed |\n|---";
-    text += &"|---".repeat(contestants.len() + 4);
+    text += &"|---".repeat(candidates.len() + 4);
     text += "|\n";
     let sizes = samples.iter().map(|sample| sample.figures.len()).max();
     for index in 0..sizes.unwrap_or(0) {
         let mut bytes = 0;
-        let medians: Vec<Option<u64>> = (0..contestants.len())
+        let medians: Vec<Option<u64>> = (0..candidates.len())
             .map(|who| {
                 let mut all: Vec<u64> = samples
                     .iter()
@@ -206,23 +206,23 @@ fn table(contestants: &[Contestant], samples: &[&Sample], pick: fn(&[u64]) -> u6
             })
             .collect();
         let of = |name: &str| {
-            let who = contestants
+            let who = candidates
                 .iter()
-                .position(|contestant| contestant.name() == name)?;
+                .position(|candidate| candidate.name() == name)?;
             medians[who].map(|ns| ns as f64)
         };
-        let best = contestants
+        let best = candidates
             .iter()
             .zip(&medians)
-            .filter(|(contestant, _)| matches!(contestant, Contestant::Mpi(_)))
+            .filter(|(candidate, _)| matches!(candidate, Candidate::Mpi(_)))
             .filter_map(|(_, median)| median.map(|ns| ns as f64))
             .min_by(f64::total_cmp);
         let ratio = |value: Option<f64>, base: Option<f64>| Some(value? / base?);
         let registered = ratio(of("registered"), best);
         // The goal for ordinary slices is Open MPI; where it is not there, what is.
-        let open = contestants
+        let open = candidates
             .iter()
-            .position(|contestant| contestant.name().starts_with("Open MPI"))
+            .position(|candidate| candidate.name().starts_with("Open MPI"))
             .map_or(best, |who| medians[who].map(|ns| ns as f64));
         let staged = ratio(of("staged"), open);
         let bare = ratio(of("registered"), of("bare"));

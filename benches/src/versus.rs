@@ -72,13 +72,13 @@ pub(crate) fn size(text: &str) -> Result<usize> {
 
 /// One of the things compared.
 #[derive(Clone, Debug)]
-pub(crate) enum Contestant {
+pub(crate) enum Candidate {
     Mpi(Mpi),
     /// By the name of its kind on the command line of a rank.
     Own(&'static str),
 }
 
-impl Contestant {
+impl Candidate {
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Mpi(mpi) => &mpi.name,
@@ -159,11 +159,11 @@ impl Ours<'_> {
     }
 }
 
-/// One run of one contestant.
+/// One run of one candidate.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     pub(crate) ranks: usize,
-    /// Index of the contestant.
+    /// Index of the candidate.
     pub(crate) who: usize,
     /// Ping-pong before and after.
     pub(crate) ping_pong: [Option<f64>; 2],
@@ -180,10 +180,10 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let mpis = mpi::find(&arguments.mpicc, &arguments.mpirun, folder.path())?;
     let cores = machine::cores()?;
     let schedule = Schedule::new(&arguments.sizes);
-    let mut contestants: Vec<_> = mpis.into_iter().map(Contestant::Mpi).collect();
-    contestants.extend(["registered", "staged", "bare"].map(Contestant::Own));
+    let mut candidates: Vec<_> = mpis.into_iter().map(Candidate::Mpi).collect();
+    candidates.extend(["registered", "staged", "bare"].map(Candidate::Own));
 
-    let header = Header::new(&contestants, arguments.rounds, arguments.touch);
+    let header = Header::new(&candidates, arguments.rounds, arguments.touch);
     print!("{header}");
     let mut samples = Vec::new();
     let mut rates: Vec<Vec<Rate>> = Vec::new();
@@ -193,12 +193,12 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     for round in 0..arguments.rounds {
         rates.push(machine::memory_rates(&cores));
         for &ranks in &arguments.ranks {
-            for who in 0..contestants.len() {
+            for who in 0..candidates.len() {
                 if left_out.contains(&(ranks, who)) {
                     continue;
                 }
-                let name = contestants[who].name();
-                let figures = contestants[who]
+                let name = candidates[who].name();
+                let figures = candidates[who]
                     .run(ranks, &cores, &schedule, arguments)
                     .with_context(|| format!("{name}, {ranks} ranks"))?;
                 let after = machine::ping_pong(&cores);
@@ -232,7 +232,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
             arguments.rounds
         );
     }
-    let text = report::tables(&contestants, &arguments.ranks, &samples, &rates);
+    let text = report::tables(&candidates, &arguments.ranks, &samples, &rates);
     print!("{text}");
     if let Some(file) = &arguments.out {
         let old = fs::read_to_string(file).unwrap_or_default();

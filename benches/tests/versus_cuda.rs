@@ -87,8 +87,8 @@ fn cubin(folder: &Path, object: &Path) -> PathBuf {
     cubin
 }
 
-/// Name and wrong elements of every contestant of a section.
-fn contestants(folder: &Path, section: &str) -> Vec<(String, u64)> {
+/// Name and wrong elements of every candidate of a section.
+fn candidates(folder: &Path, section: &str) -> Vec<(String, u64)> {
     let text = fs::read_to_string(folder.join("out.json")).expect("JSON");
     let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let rows = report[section].as_array().expect("rows");
@@ -102,7 +102,7 @@ fn contestants(folder: &Path, section: &str) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn every_contestant_is_right_and_timed() {
+fn every_candidate_is_right_and_timed() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = folder.path();
     let Some(object) = emulation(at, None) else {
@@ -113,7 +113,7 @@ fn every_contestant_is_right_and_timed() {
     let output = versus(at, &object, &[&only[..], &sizes].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(0), "{said}");
-    let found = contestants(at, "all_reduce");
+    let found = candidates(at, "all_reduce");
     for name in [
         "one_stage",
         "two_stage_pull",
@@ -128,7 +128,7 @@ fn every_contestant_is_right_and_timed() {
             .filter(|(known, wrong)| known == name && *wrong == 0);
         assert_eq!(times.count(), 2, "{name}: {found:?}");
     }
-    let fused = contestants(at, "fused");
+    let fused = candidates(at, "fused");
     for name in [
         "fused",
         "norm_by_barrier",
@@ -166,7 +166,7 @@ fn a_wrong_baseline_is_named_and_makes_the_run_fail() {
         said.contains("WRONG: one_stage, ") && said.contains("wrong elements"),
         "{said}"
     );
-    let wrong: Vec<String> = contestants(at, "all_reduce")
+    let wrong: Vec<String> = candidates(at, "all_reduce")
         .into_iter()
         .filter(|(_, wrong)| *wrong > 0)
         .map(|(name, _)| name)

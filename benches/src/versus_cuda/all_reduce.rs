@@ -4,7 +4,7 @@ use anyhow::Result;
 use fusewire::{CallOptions, Communicator, DType, Operation, ReduceOp, Tensor};
 
 use super::buffers::{Buffers, Packets};
-use super::contest::{AUTO, Contest, Contestant, Mode, Side, Step};
+use super::benchmark::{AUTO, Benchmark, Candidate, Mode, Side, Step};
 use super::entries::{Entry, Kernel, VECTOR, Values};
 use super::loaded::Baseline;
 use super::report::Row;
@@ -23,7 +23,7 @@ pub(crate) fn grid(vectors: usize, threads: u32, blocks: u32) -> u32 {
 /// What one rank's part needs.
 #[derive(Debug)]
 pub(crate) struct RankPart<'a> {
-    pub(crate) contest: &'a Contest<'a>,
+    pub(crate) benchmark: &'a Benchmark<'a>,
     pub(crate) comm: &'a Communicator,
     pub(crate) baseline: &'a Baseline,
     pub(crate) buffers: &'a Buffers,
@@ -41,14 +41,14 @@ pub(crate) struct Operands {
 
 impl RankPart<'_> {
     fn rank(&self) -> usize {
-        self.contest.rank
+        self.benchmark.rank
     }
 
     /// Registered memory for `count` elements, whose addresses all ranks know.
     pub(crate) fn operands(&self, dtype: DType, count: usize) -> Result<Operands> {
         let input = self.comm.alloc(dtype, count)?;
         let output = self.comm.alloc(dtype, count)?;
-        let rendezvous = self.contest.rendezvous;
+        let rendezvous = self.benchmark.rendezvous;
         Ok(Operands {
             inputs: rendezvous.exchange(self.rank(), input.as_ptr() as u64)?,
             outputs: rendezvous.exchange(self.rank(), output.as_ptr() as u64)?,
@@ -81,9 +81,9 @@ impl RankPart<'_> {
                 outputs: operands.outputs.clone(),
             };
             for &mode in modes {
-                let mut contestants = self.ours(&part, dtype)?;
-                contestants.extend(self.theirs(&part, dtype, bytes)?);
-                contestants.push(self.copy(&part, bytes)?);
+                let mut candidates = self.ours(&part, dtype)?;
+                candidates.extend(self.theirs(&part, dtype, bytes)?);
+                candidates.push(self.copy(&part, bytes)?);
                 let spoil = |turn: usize| {
                     part.input.copy_from_bytes(&own[turn % 2][..bytes])?;
                     Ok(part.output.copy_from_bytes(&vec![0xff; bytes])?)
@@ -96,7 +96,7 @@ impl RankPart<'_> {
                     };
                     Ok(data::differing(dtype, &got, &expected[..bytes]))
                 };
-                let figures = self.contest.compare(mode, contestants, spoil, check)?;
+                let figures = self.benchmark.compare(mode, candidates, spoil, check)?;
                 let row = Row {
                     ranks,
                     dtype: dtype.name().to_owned(),
@@ -117,7 +117,7 @@ impl RankPart<'_> {
     }
 
     /// Ours: the plan's choice first, then the other algorithms that this size has.
-    pub(crate) fn ours(&self, operands: &Operands, dtype: DType) -> Result<Vec<Contestant>> {
+    pub(crate) fn ours(&self, operands: &Operands, dtype: DType) -> Result<Vec<Candidate>> {
         let mut taken = Vec::new();
         let mut list = Vec::new();
         for wanted in [AUTO, "packet", "signal", "two_shot"] {
@@ -129,7 +129,7 @@ impl RankPart<'_> {
                 continue;
             }
             taken.push(plan.algorithm);
-            list.push(Contestant {
+            list.push(Candidate {
                 name: if wanted == AUTO {
                     format!("{AUTO}: {}", plan.algorithm)
                 } else {
@@ -153,7 +153,7 @@ impl RankPart<'_> {
         operands: &Operands,
         dtype: DType,
         bytes: usize,
-    ) -> Result<Vec<Contestant>> {
+    ) -> Result<Vec<Candidate>> {
         let Shape {
             ranks,
             blocks,
@@ -210,7 +210,7 @@ impl RankPart<'_> {
                 let launch =
                     self.baseline
                         .launch(entry, &values, blocks, threads, ranks as u32)?;
-                Ok(Contestant {
+                Ok(Candidate {
                     name: kernel.name().to_owned(),
                     side: Side::Theirs,
                     waits: kernel.waits(),
@@ -221,7 +221,7 @@ impl RankPart<'_> {
     }
 
     /// Every rank copies its input to its output, by as many blocks as the others have.
-    fn copy(&self, operands: &Operands, bytes: usize) -> Result<Contestant> {
+    fn copy(&self, operands: &Operands, bytes: usize) -> Result<Candidate> {
         let entry = Entry {
             kernel: Kernel::Copy,
             dtype: DType::F32,
@@ -241,7 +241,7 @@ impl RankPart<'_> {
         let launch = self
             .baseline
             .launch(entry, &values, blocks, threads, 0)?;
-        Ok(Contestant {
+        Ok(Candidate {
             name: "copy".to_owned(),
             side: Side::Floor,
             waits: (0, 0, 0),

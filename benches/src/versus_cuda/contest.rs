@@ -1,4 +1,4 @@
-//! One rank's part of a comparison: contestants, checked and timed side by side.
+//! One rank's part of a comparison: candidates, checked and timed side by side.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -17,7 +17,7 @@ use super::rendezvous::Rendezvous;
 pub(crate) const OPERATIONS: usize = 100;
 /// Eager operations before the clock starts.
 const WARM: usize = 20;
-/// A contestant that takes so many times as long as the best of its side is left out of the rounds.
+/// A candidate that takes so many times as long as the best of its side is left out of the rounds.
 const SLOW: f64 = 1.5;
 /// What one measurement is to take, ns.
 const TARGET_NS: f64 = 4e6;
@@ -125,7 +125,7 @@ impl Step {
 
 /// One way of doing what is compared.
 #[derive(Debug)]
-pub(crate) struct Contestant {
+pub(crate) struct Candidate {
     pub(crate) name: String,
     pub(crate) side: Side,
     /// Barriers without a fence, with one, and one-way trips of packets of one operation.
@@ -133,14 +133,14 @@ pub(crate) struct Contestant {
     pub(crate) steps: Vec<Step>,
 }
 
-impl Contestant {
+impl Candidate {
     fn enqueue(&mut self, stream: &Stream) -> Result<()> {
         let raw = RawStream(stream.as_raw() as usize);
         self.steps.iter_mut().try_for_each(|step| step.enqueue(raw))
     }
 }
 
-/// What a contestant has done.
+/// What a candidate has done.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figure {
     pub(crate) name: String,
@@ -154,9 +154,9 @@ pub(crate) struct Figure {
     pub(crate) wrong: u64,
 }
 
-/// A contestant that runs.
+/// A candidate that runs.
 struct Runner {
-    contestant: Contestant,
+    candidate: Candidate,
     graph: Option<GraphExec>,
     figure: Figure,
     repeats: usize,
@@ -164,7 +164,7 @@ struct Runner {
 
 /// One rank.
 #[derive(Debug)]
-pub(crate) struct Contest<'a> {
+pub(crate) struct Benchmark<'a> {
     pub(crate) stream: Stream,
     pub(crate) rendezvous: &'a Rendezvous,
     pub(crate) baseline: &'a Baseline,
@@ -177,23 +177,23 @@ pub(crate) struct Contest<'a> {
     pub(crate) turn: Cell<u32>,
 }
 
-impl Contest<'_> {
-    /// Checks the contestants, leaves out those that are wrong or slow, and times the others in rounds, in each of which
-    /// another one begins. All ranks together, with the same contestants. For each, `spoil` overwrites what `check` looks at
+impl Benchmark<'_> {
+    /// Checks the candidates, leaves out those that are wrong or slow, and times the others in rounds, in each of which
+    /// another one begins. All ranks together, with the same candidates. For each, `spoil` overwrites what `check` looks at
     /// and puts other numbers into the inputs, and `check` gives the wrong elements of this rank; both are told the
-    /// contestant's index.
+    /// candidate's index.
     pub(crate) fn compare(
         &self,
         mode: Mode,
-        contestants: Vec<Contestant>,
+        candidates: Vec<Candidate>,
         spoil: impl Fn(usize) -> Result<()>,
         check: impl Fn(Side, usize) -> Result<u64>,
     ) -> Result<Vec<Figure>> {
         let mut runners = Vec::new();
-        for (index, contestant) in contestants.into_iter().enumerate() {
-            let name = contestant.name.clone();
+        for (index, candidate) in candidates.into_iter().enumerate() {
+            let name = candidate.name.clone();
             let mut runner = self
-                .runner(mode, contestant)
+                .runner(mode, candidate)
                 .with_context(|| name.clone())?;
             spoil(index)?;
             self.rendezvous.wait()?;
@@ -239,11 +239,11 @@ impl Contest<'_> {
         Ok(figures)
     }
 
-    fn runner(&self, mode: Mode, mut contestant: Contestant) -> Result<Runner> {
+    fn runner(&self, mode: Mode, mut candidate: Candidate) -> Result<Runner> {
         let figure = Figure {
-            name: contestant.name.clone(),
-            side: contestant.side,
-            waits: contestant.waits,
+            name: candidate.name.clone(),
+            side: candidate.side,
+            waits: candidate.waits,
             ns: Vec::new(),
             left_out: None,
             wrong: 0,
@@ -251,11 +251,11 @@ impl Contest<'_> {
         self.rendezvous.wait()?;
         let graph = match mode {
             Mode::Eager => None,
-            Mode::Graph => Some(self.capture(&mut contestant)?),
+            Mode::Graph => Some(self.capture(&mut candidate)?),
         };
         self.rendezvous.wait()?;
         Ok(Runner {
-            contestant,
+            candidate,
             graph,
             figure,
             repeats: match mode {
@@ -265,9 +265,9 @@ impl Contest<'_> {
         })
     }
 
-    fn capture(&self, contestant: &mut Contestant) -> Result<GraphExec> {
+    fn capture(&self, candidate: &mut Candidate) -> Result<GraphExec> {
         self.stream.begin_capture()?;
-        let enqueued = (0..self.operations).try_for_each(|_| contestant.enqueue(&self.stream));
+        let enqueued = (0..self.operations).try_for_each(|_| candidate.enqueue(&self.stream));
         let graph = self.stream.end_capture();
         enqueued?;
         let graph = graph?;
@@ -286,7 +286,7 @@ impl Contest<'_> {
                 Some(graph) => {
                     graph.launch(&self.stream)?;
                 }
-                None => runner.contestant.enqueue(&self.stream)?,
+                None => runner.candidate.enqueue(&self.stream)?,
             }
         }
         Ok(())

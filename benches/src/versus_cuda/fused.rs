@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use fusewire::{DType, Tensor};
 
 use super::all_reduce::{Operands, RankPart};
-use super::contest::{Contestant, Mode, NormBuffers, Side, Step};
+use super::benchmark::{Candidate, Mode, NormBuffers, Side, Step};
 use super::data::{self, Norm};
 use super::entries::{Entry, Kernel, VECTOR, Values, WIDTHS};
 use super::report::Row;
@@ -41,7 +41,7 @@ impl RankPart<'_> {
         say: impl Fn(&Row),
     ) -> Result<Vec<Row>> {
         let most = tokens.iter().copied().max().unwrap_or(0);
-        let (rank, ranks) = (self.contest.rank, self.shape.ranks);
+        let (rank, ranks) = (self.benchmark.rank, self.shape.ranks);
         let norm = |rows, turn: usize| Norm {
             dtype: DTYPE,
             ranks,
@@ -65,7 +65,7 @@ impl RankPart<'_> {
         memory.weight.copy_from_bytes(&norm(most, 0).weight())?;
         let mut rows = Vec::new();
         for &count in tokens {
-            let contestants = self.norms(&memory, count, hidden)?;
+            let candidates = self.norms(&memory, count, hidden)?;
             let residual_out = memory.residual_out.slice(0, count * hidden)?;
             let output = memory.output.slice(0, count * hidden)?;
             let input = memory.operands.input.slice(0, count * hidden)?;
@@ -82,8 +82,8 @@ impl RankPart<'_> {
                 Ok(wrong + expected.wrong(&output.to_bytes()?))
             };
             let figures = self
-                .contest
-                .compare(Mode::Graph, contestants, spoil, check)?;
+                .benchmark
+                .compare(Mode::Graph, candidates, spoil, check)?;
             let row = Row {
                 ranks,
                 dtype: DTYPE.name().to_owned(),
@@ -102,7 +102,7 @@ impl RankPart<'_> {
         Ok(rows)
     }
 
-    fn norms(&self, memory: &Memory, rows: usize, hidden: usize) -> Result<Vec<Contestant>> {
+    fn norms(&self, memory: &Memory, rows: usize, hidden: usize) -> Result<Vec<Candidate>> {
         let count = rows * hidden;
         let width = vectors_of_thread(hidden, self.shape.threads)
             .with_context(|| format!("rows of {hidden} elements are too long"))?;
@@ -121,7 +121,7 @@ impl RankPart<'_> {
             epsilon: EPSILON,
         };
         let values = self.values(&buffers, &reduced, rows, hidden)?;
-        let mut list = vec![Contestant {
+        let mut list = vec![Candidate {
             name: "fused".to_owned(),
             side: Side::Ours,
             waits: (0, 0, 0),
@@ -135,14 +135,14 @@ impl RankPart<'_> {
         }
         let bytes = count * data::size(DTYPE);
         let ours = self.ours(&reduced, DTYPE)?.into_iter();
-        let ours = ours.map(|contestant| (contestant, Side::OursApart));
+        let ours = ours.map(|candidate| (candidate, Side::OursApart));
         let theirs = self.theirs(&reduced, DTYPE, bytes)?.into_iter();
-        let theirs = theirs.map(|contestant| (contestant, Side::TheirsApart));
-        for (mut contestant, side) in ours.chain(theirs) {
-            contestant.name = format!("{}, then norm_alone", contestant.name);
-            contestant.side = side;
-            contestant.steps.push(self.alone(width, &values, rows)?);
-            list.push(contestant);
+        let theirs = theirs.map(|candidate| (candidate, Side::TheirsApart));
+        for (mut candidate, side) in ours.chain(theirs) {
+            candidate.name = format!("{}, then norm_alone", candidate.name);
+            candidate.side = side;
+            candidate.steps.push(self.alone(width, &values, rows)?);
+            list.push(candidate);
         }
         Ok(list)
     }
@@ -156,7 +156,7 @@ impl RankPart<'_> {
     ) -> Result<Values> {
         let at = |tensor: &Tensor| tensor.as_ptr() as u64;
         Ok(Values {
-            rank: self.contest.rank as u32,
+            rank: self.benchmark.rank as u32,
             inputs: reduced.inputs.clone(),
             outputs: reduced.outputs.clone(),
             pads: self.buffers.pads.addresses(),
@@ -173,7 +173,7 @@ impl RankPart<'_> {
     }
 
     /// One launch, a block for each row up to as many as ours.
-    fn fused(&self, kernel: Kernel, values: &Values, rows: usize) -> Result<Contestant> {
+    fn fused(&self, kernel: Kernel, values: &Values, rows: usize) -> Result<Candidate> {
         let packets = &self.buffers.norm;
         let values = match kernel {
             Kernel::NormByPackets(_) => Values {
@@ -197,7 +197,7 @@ impl RankPart<'_> {
             self.shape.threads,
             self.shape.ranks as u32,
         )?;
-        Ok(Contestant {
+        Ok(Candidate {
             name: kernel.name().to_owned(),
             side: Side::Theirs,
             waits: kernel.waits(),
@@ -213,7 +213,7 @@ impl RankPart<'_> {
             ranks: 1,
         };
         let values = Values {
-            input: values.outputs[self.contest.rank],
+            input: values.outputs[self.benchmark.rank],
             ..values.clone()
         };
         let blocks = u32::try_from(rows)?.clamp(1, 256);

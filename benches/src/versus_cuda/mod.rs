@@ -3,7 +3,7 @@
 
 mod all_reduce;
 mod buffers;
-mod contest;
+mod benchmark;
 mod data;
 pub(crate) mod entries;
 mod fused;
@@ -27,7 +27,7 @@ use fusewire::{Communicator, DType, Device, Options, run_threads_on};
 
 use self::all_reduce::{ONE_SHOT_BYTES, RankPart, TWO_SHOT_BYTES};
 use self::buffers::{Buffers, Gate, Packets, Peers};
-use self::contest::{Contest, Mode};
+use self::benchmark::{Benchmark, Mode};
 use self::entries::{PAD_BYTES, RANKS, TYPES, VECTOR};
 use self::loaded::Baseline;
 use self::prices::Price;
@@ -68,7 +68,7 @@ pub(crate) struct Arguments {
     /// How operations are enqueued.
     #[arg(long, value_delimiter = ',', default_value = "graph,eager")]
     modes: Vec<Mode>,
-    /// Rounds, in each of which every contestant is timed once; from 6 on there is an interval.
+    /// Rounds, in each of which every candidate is timed once; from 6 on there is an interval.
     #[arg(long, default_value_t = 11)]
     rounds: usize,
     /// Blocks of a rank; 0 for the greatest power of two for which all ranks' blocks have a multiprocessor each, at most 64.
@@ -87,7 +87,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "prices,all-reduce,fused")]
     only: Vec<Section>,
     /// Operations of a captured graph.
-    #[arg(long, default_value_t = contest::OPERATIONS, hide = true)]
+    #[arg(long, default_value_t = benchmark::OPERATIONS, hide = true)]
     operations: usize,
     /// The baseline's cubin; where it is not given, that of the bundle, or what nvcc makes.
     #[arg(long, value_name = "FILE")]
@@ -222,7 +222,7 @@ fn header(arguments: &Arguments, gpu: &Gpu, baseline: &Baseline) -> Vec<String> 
         ),
         format!("baseline: {}", baseline.origin),
         format!(
-            "{} rounds, in each every contestant once, another one first; ns of an operation by the GPU's clock on the slowest \
+            "{} rounds, in each every candidate once, another one first; ns of an operation by the GPU's clock on the slowest \
              rank, behind operations that are not timed; then the median of the rounds",
             arguments.rounds
         ),
@@ -332,7 +332,7 @@ fn rank(
     comm: &Communicator,
 ) -> Result<Report> {
     comm.warm_up()?;
-    let contest = Contest {
+    let benchmark = Benchmark {
         stream: comm.stream().clone(),
         rendezvous,
         baseline,
@@ -343,7 +343,7 @@ fn rank(
         turn: Cell::new(0),
     };
     let part = RankPart {
-        contest: &contest,
+        benchmark: &benchmark,
         comm,
         baseline,
         buffers,
@@ -353,7 +353,7 @@ fn rank(
     let mut report = Report::default();
     if arguments.only.contains(&Section::Prices) {
         let (pads, ping_pong) = (&buffers.pads, &buffers.ping_pong);
-        let found: Vec<Price> = prices::together(&contest, baseline, pads, ping_pong, shape)?;
+        let found: Vec<Price> = prices::together(&benchmark, baseline, pads, ping_pong, shape)?;
         report.prices = found;
     }
     if arguments.only.contains(&Section::AllReduce) {
@@ -365,7 +365,7 @@ fn rank(
     if arguments.only.contains(&Section::Fused) {
         report.fused = part.all_tokens(&arguments.tokens, arguments.hidden, say)?;
     }
-    contest.stream.synchronize()?;
+    benchmark.stream.synchronize()?;
     rendezvous.wait()?;
     comm.finalize()?;
     Ok(report)

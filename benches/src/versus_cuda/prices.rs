@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::Shape;
 use super::buffers::Peers;
-use super::contest::{Contest, OPERATIONS};
+use super::benchmark::{Benchmark, OPERATIONS};
 use super::entries::{Entry, Kernel, Order, VECTOR, Values};
 use super::loaded::{Baseline, Launch};
 use super::statistics::{Interval, interval};
@@ -147,7 +147,7 @@ pub(crate) fn alone(
 
 /// Prices that ranks pay together; all ranks call this.
 pub(crate) fn together(
-    contest: &Contest<'_>,
+    benchmark: &Benchmark<'_>,
     baseline: &Baseline,
     pads: &Peers,
     ping_pong: &Peers,
@@ -158,7 +158,7 @@ pub(crate) fn together(
     for order in [Order::Relaxed, Order::Release] {
         let kernel = entry(Kernel::Barriers(order), ranks);
         let values = turns(
-            contest,
+            benchmark,
             baseline,
             kernel,
             pads,
@@ -170,7 +170,7 @@ pub(crate) fn together(
     if ranks == 2 {
         for order in [Order::Relaxed, Order::Release] {
             let kernel = entry(Kernel::PingPong(order), ranks);
-            let values = turns(contest, baseline, kernel, ping_pong, 1, 32)?;
+            let values = turns(benchmark, baseline, kernel, ping_pong, 1, 32)?;
             prices.push(Price::new(signal_name(order), ranks, "us", values));
         }
     }
@@ -179,7 +179,7 @@ pub(crate) fn together(
 
 /// us of one turn, one value of each round.
 fn turns(
-    contest: &Contest<'_>,
+    benchmark: &Benchmark<'_>,
     baseline: &Baseline,
     kernel: Entry,
     pads: &Peers,
@@ -189,7 +189,7 @@ fn turns(
     let ranks = pads.addresses().len() as u32;
     let launch = |turns| {
         let values = Values {
-            rank: contest.rank as u32,
+            rank: benchmark.rank as u32,
             pads: pads.addresses(),
             turns,
             ..Values::default()
@@ -198,13 +198,13 @@ fn turns(
     };
     let mut launches = [launch(TURNS[0])?, launch(TURNS[1])?];
     let mut found = Vec::new();
-    for _ in 0..=contest.rounds {
+    for _ in 0..=benchmark.rounds {
         let mut taken = [0.0; 2];
         for (launch, taken) in launches.iter_mut().zip(&mut taken) {
-            contest.rendezvous.wait()?;
+            benchmark.rendezvous.wait()?;
             // The ranks meet in the first launch.
-            let own = timed(&contest.stream, 1, 1, || enqueue(launch, &contest.stream))?;
-            *taken = contest.rendezvous.greatest(contest.rank, own)?;
+            let own = timed(&benchmark.stream, 1, 1, || enqueue(launch, &benchmark.stream))?;
+            *taken = benchmark.rendezvous.greatest(benchmark.rank, own)?;
         }
         found.push((taken[1] - taken[0]) * 1e6 / f64::from(TURNS[1] - TURNS[0]));
     }

@@ -4,7 +4,7 @@ use core::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::contest::{AUTO, Figure, Mode, Side};
+use super::benchmark::{AUTO, Figure, Mode, Side};
 use super::entries::Order;
 use super::prices::{Price, barrier_name, signal_name};
 use super::statistics::{Interval, median, ratio};
@@ -41,7 +41,7 @@ impl Row {
         figures.find(|figure| figure.name.starts_with(AUTO) && !figure.ns.is_empty())
     }
 
-    /// Wrong elements of all contestants.
+    /// Wrong elements of all candidates.
     pub(crate) fn wrong(&self) -> u64 {
         self.figures.iter().map(|figure| figure.wrong).sum()
     }
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_contestants_are_named_and_have_no_time() {
+    fn wrong_candidates_are_named_and_have_no_time() {
         let mut broken = figure("one_stage", Side::Theirs, 1.0, (2, 0, 0));
         broken.ns.clear();
         broken.wrong = 7;

@@ -4,7 +4,7 @@ use core::fmt;
 use std::time::Instant;
 
 use fusewire::{
-    ReadyFlags, Communicator, DType, GraphExec, ReduceOp, Result, Stream, Tensor, Work,
+    Communicator, DType, GraphExec, ReadyFlags, ReduceOp, Result, Stream, Tensor, Work,
 };
 
 use crate::Gemm;
@@ -240,7 +240,7 @@ impl<'a> Layer<'a> {
     }
 
     /// Both ways, compared and timed. All ranks together.
-    pub(crate) fn contest(&self, rounds: u32) -> Result<Outcome> {
+    pub(crate) fn benchmark(&self, rounds: u32) -> Result<Outcome> {
         // Kernels of all libraries are loaded now: nothing may be loaded while an operation waits on the device.
         self.comm.warm_up()?;
         self.fill(0)?;

@@ -107,7 +107,7 @@ fn main() -> ExitCode {
             Device::Cuda(ordinal) => Box::new(cublas::Cublas::new(ordinal)?),
             _ => Box::new(cpu::Cpu),
         };
-        Layer::new(&comm, &*gemm, shape)?.contest(rounds)
+        Layer::new(&comm, &*gemm, shape)?.benchmark(rounds)
     });
     let mut worst: Option<Outcome> = None;
     for (rank, outcome) in ranks.into_iter().enumerate() {
