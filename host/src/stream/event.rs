@@ -7,11 +7,12 @@ use crate::cpu;
 use crate::gpu::{self, Gpu};
 use crate::{Error, Result};
 
-/// A point in a stream's work that others can wait for. Clones are the same event.
+/// A point in a stream's work that other streams and threads can wait for. Clones refer to the same
+/// event.
 ///
-/// As on CUDA, a wait is for the latest record that was enqueued before it, recording anew does not disturb earlier
-/// waits, and an event that was never recorded counts as complete. An event belongs to the device on which it is recorded
-/// first.
+/// The semantics are CUDA's: a wait applies to the latest record enqueued before it, recording again
+/// does not affect earlier waits, and an event that was never recorded counts as complete. An event
+/// belongs to the device on which it is first recorded.
 #[derive(Clone, Debug, Default)]
 pub struct Event {
     pub(super) cpu: cpu::Event,
@@ -19,7 +20,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event that was never recorded.
+    /// Creates an event that was never recorded.
     pub fn new() -> Self {
         Self::default()
     }
@@ -32,7 +33,7 @@ impl Event {
         Ok(self.gpu.get_or_init(|| made))
     }
 
-    /// Whether the latest record is complete.
+    /// Returns whether the latest record is complete.
     pub fn query(&self) -> bool {
         match self.gpu.get() {
             Some(event) => event.query().unwrap_or(true),
@@ -40,7 +41,7 @@ impl Event {
         }
     }
 
-    /// Waits until the record that is the latest now is complete.
+    /// Blocks until the record that is the latest at the time of the call is complete.
     pub fn synchronize(&self) {
         match self.gpu.get() {
             Some(event) => {
@@ -52,11 +53,11 @@ impl Event {
         }
     }
 
-    /// Time between the latest completed records of `start` and of this event; zero when this one came first. A GPU
-    /// measures by its own clock.
+    /// Returns the time between the latest completed records of `start` and of this event, or zero if
+    /// this event completed first. On a GPU the time is measured by the GPU's clock.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when one of them is not complete or was never recorded.
+    /// [`Error::InvalidArgument`] if either event is not complete or was never recorded.
     pub fn elapsed_since(&self, start: &Self) -> Result<Duration> {
         match (self.gpu.get(), start.gpu.get()) {
             (Some(end), Some(start)) => end.elapsed_since(start),

@@ -15,7 +15,7 @@ pub(super) enum GraphKind {
 }
 
 impl Graph {
-    /// Number of pieces of work in the graph.
+    /// Returns the number of operations in the graph.
     pub fn len(&self) -> usize {
         match &self.0 {
             GraphKind::Cpu(graph) => graph.len(),
@@ -23,15 +23,15 @@ impl Graph {
         }
     }
 
-    /// Whether nothing was captured. An empty graph can be instantiated and replayed.
+    /// Returns whether nothing was captured. An empty graph can be instantiated and replayed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Makes a runnable graph. It holds all it needs: the captured graph may be dropped.
+    /// Creates a runnable graph, which does not depend on the lifetime of this one.
     ///
     /// # Errors
-    /// What a GPU's driver says of a graph that it cannot run.
+    /// The GPU driver's error for a graph that it cannot run.
     pub fn instantiate(&self) -> Result<GraphExec> {
         Ok(GraphExec(match &self.0 {
             GraphKind::Cpu(graph) => ExecKind::Cpu(graph.instantiate()?),
@@ -40,12 +40,12 @@ impl Graph {
     }
 }
 
-/// A runnable graph. Clones are the same graph.
+/// A runnable graph. Clones refer to the same graph.
 ///
-/// On the CPU a replay runs the captured work in order and ends at the first failure, which is its result (operations with
-/// [`crate::ReadyFlags`] run beside the rest); on a GPU all of
-/// it runs, and kernels of a communicator that has failed do nothing. Two replays of one graph on two streams are not
-/// ordered with each other.
+/// On the CPU a replay runs the captured work in order and stops at the first failure, which is its
+/// result; operations with [`crate::ReadyFlags`] run concurrently with the rest. On a GPU all of it
+/// runs, and kernels of a communicator that has failed do nothing. Two replays of one graph on two
+/// streams are not ordered with each other.
 #[derive(Clone, Debug)]
 pub struct GraphExec(ExecKind);
 
@@ -59,7 +59,7 @@ impl GraphExec {
     /// Enqueues a replay.
     ///
     /// # Errors
-    /// When the stream refuses it. A failure of the replay itself is the ticket's result.
+    /// Fails if the stream refuses it. A failure of the replay itself is the ticket's result.
     pub fn launch(&self, stream: &Stream) -> Result<Ticket> {
         Ok(Ticket(match (&self.0, &stream.0) {
             (ExecKind::Cpu(graph), Kind::Cpu(stream)) => TicketKind::Cpu(graph.launch(stream)?),
@@ -70,8 +70,8 @@ impl GraphExec {
         }))
     }
 
-    /// Replays and waits for the end. When the stream is an idle one of the CPU the replay runs on this thread, without
-    /// an allocation or a system call of its own.
+    /// Replays the graph and blocks until the replay is complete. On an idle CPU stream the replay runs
+    /// on this thread, and `run` itself neither allocates nor makes a system call.
     ///
     /// # Errors
     /// The first failure of the captured work.
@@ -86,7 +86,7 @@ impl GraphExec {
         }
     }
 
-    /// A number that no other graph of the process has.
+    /// Returns a number that is unique among the graphs of the process.
     pub fn id(&self) -> u64 {
         match &self.0 {
             ExecKind::Cpu(graph) => graph.id(),

@@ -19,10 +19,12 @@ use crate::gpu::driver::CaptureStatus;
 use crate::gpu::{self, Gpu};
 use crate::{Error, Result};
 
-/// A queue of work that runs in order, on the CPU ([`crate::cpu::Stream`]) or on a GPU. Clones are the same stream.
+/// A queue of work that runs in order, on the CPU ([`crate::cpu::Stream`]) or on a GPU. Clones
+/// refer to the same stream.
 ///
-/// Work that fails does not stop the work behind it; its error is the result of its [`Ticket`], and the first error is
-/// returned by the next [`Stream::synchronize`]. When the last clone is dropped, what is queued still runs to its end.
+/// A failed operation does not stop later operations. Its error is the result of its [`Ticket`],
+/// and the next [`Stream::synchronize`] returns the first error. Dropping the last clone does not
+/// cancel enqueued work.
 #[derive(Clone)]
 pub struct Stream(Kind);
 
@@ -53,8 +55,8 @@ impl From<cpu::Stream> for Stream {
     }
 }
 
-/// Names a piece of work on the stream that it was enqueued on. Captured work has a ticket that is complete from the
-/// start.
+/// Identifies an operation on the stream that it was enqueued on. The ticket of a captured
+/// operation is complete from the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(TicketKind);
 
@@ -69,15 +71,15 @@ fn other_device(what: &str) -> Error {
 }
 
 impl Stream {
-    /// An idle stream of the CPU.
+    /// Creates an idle CPU stream.
     pub fn new() -> Self {
         Self(Kind::Cpu(cpu::Stream::new()))
     }
 
-    /// An idle stream of `device`.
+    /// Creates an idle stream of `device`.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] when the device is not there; what its driver says.
+    /// [`Error::NoDevice`] if the device does not exist, or the driver's error.
     pub fn on_device(device: Device) -> Result<Self> {
         match device {
             Device::Cpu => Ok(Self::new()),
@@ -85,23 +87,24 @@ impl Stream {
         }
     }
 
-    /// A stream of a GPU that somebody else made: a `CUstream` or `hipStream_t` of PyTorch, candle or C++. It is never
-    /// synchronised but by the calls of this value that say so.
+    /// Wraps a GPU stream that was created elsewhere: a `CUstream` or `hipStream_t` of PyTorch, candle
+    /// or C++. Only those methods of this value that are documented to synchronise synchronise the
+    /// stream.
     ///
     /// # Safety
-    /// `raw` is a stream of that device's primary context, and outlives this value, its clones and everything that was
-    /// enqueued by them. A communicator keeps a clone of the stream that it was used on last, until it is used on
-    /// another one or ends.
+    /// `raw` must be a stream of the device's primary context and must outlive this value, its clones
+    /// and everything that was enqueued through them. A communicator keeps a clone of the stream that
+    /// it was last used on, until it is used on another stream or destroyed.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] when the device is not there; [`Error::InvalidArgument`] for the CPU, and for the legacy default
-    /// stream (0), which can be neither captured nor overlapped.
+    /// [`Error::NoDevice`] if the device does not exist; [`Error::InvalidArgument`] for the CPU and for
+    /// the legacy default stream (0), which cannot be captured and serialises with all other streams.
     pub unsafe fn adopt(device: Device, raw: *mut c_void) -> Result<Self> {
         if raw.is_null() {
             return Err(Error::InvalidArgument {
                 operation: "adopt stream",
-                detail: "the legacy default stream cannot be captured, and orders all others: use a stream of your own \
-                         (PyTorch: torch.cuda.Stream())"
+                detail: "the legacy default stream cannot be captured, and orders all others: use a \
+                         stream of your own (PyTorch: torch.cuda.Stream())"
                     .to_owned(),
             });
         }
@@ -112,7 +115,7 @@ impl Stream {
         ))))
     }
 
-    /// Which device runs the work.
+    /// Returns the device that runs the work.
     pub fn device(&self) -> Device {
         match &self.0 {
             Kind::Cpu(_) => Device::Cpu,
@@ -120,7 +123,7 @@ impl Stream {
         }
     }
 
-    /// The driver's handle (`CUstream`, `hipStream_t`); null on the CPU.
+    /// Returns the driver's handle (`CUstream`, `hipStream_t`); null on the CPU.
     pub fn as_raw(&self) -> *mut c_void {
         match &self.0 {
             Kind::Cpu(_) => core::ptr::null_mut(),
@@ -128,7 +131,7 @@ impl Stream {
         }
     }
 
-    /// Tells streams apart: equal for clones of one stream.
+    /// Returns an identifier that is equal for clones of one stream and distinct otherwise.
     pub(crate) fn id(&self) -> usize {
         match &self.0 {
             Kind::Cpu(stream) => stream.id(),
@@ -136,18 +139,19 @@ impl Stream {
         }
     }
 
-    /// Enqueues a closure, or puts it into the graph while the stream is captured. On a GPU it must not use the device.
+    /// Enqueues a closure, or captures it while the stream is capturing. On a GPU the closure must not
+    /// use the device.
     ///
     /// # Errors
-    /// When the stream refuses it; a failure of the closure is the ticket's result.
+    /// Fails if the stream refuses the closure. An error of the closure is the ticket's result.
     pub fn host_fn(&self, call: HostFn) -> Result<Ticket> {
         self.enqueue(Task::Host(call))
     }
 
-    /// Whether the stream is captured.
+    /// Returns whether the stream is capturing.
     ///
     /// # Errors
-    /// What a GPU's driver says.
+    /// Returns the GPU driver's error.
     #[inline]
     pub(crate) fn recording(&self) -> Result<Recording> {
         Ok(Recording(match &self.0 {
@@ -160,7 +164,8 @@ impl Stream {
         self.enqueue_in(self.recording()?, task)
     }
 
-    /// Enqueues work, or puts it into the graph while the stream is captured, as [`Stream::recording`] has just said.
+    /// Enqueues an operation, or captures it while the stream is capturing. `recording` is the result
+    /// of a preceding [`Stream::recording`].
     pub(crate) fn enqueue_in(&self, recording: Recording, task: Task) -> Result<Ticket> {
         Ok(Ticket(match &self.0 {
             Kind::Cpu(stream) => TicketKind::Cpu(stream.enqueue(match task.node()? {
@@ -175,8 +180,9 @@ impl Stream {
         }))
     }
 
-    /// Runs `direct` on this thread if this is an idle stream of the CPU, else enqueues the same work and waits for it. The
-    /// stream is not captured, as [`Stream::recording`] has just said.
+    /// Runs `direct` on this thread if this is an idle CPU stream, otherwise enqueues the same work and
+    /// waits for it. `recording`, the result of a preceding [`Stream::recording`], must say that the
+    /// stream is not capturing.
     #[inline]
     pub(crate) fn run_or_enqueue(
         &self,
@@ -196,7 +202,7 @@ impl Stream {
         }
     }
 
-    /// Creates the events that `count` operations in flight use on a GPU.
+    /// Creates the events that `count` operations in flight use on a GPU. Does nothing on the CPU.
     pub(crate) fn prime(&self, count: usize) -> Result<()> {
         match &self.0 {
             Kind::Cpu(_) => Ok(()),
@@ -204,10 +210,10 @@ impl Stream {
         }
     }
 
-    /// Records `event` behind all work of the stream.
+    /// Records `event` after all work enqueued so far.
     ///
     /// # Errors
-    /// When the stream refuses it, or the event was recorded on another device before.
+    /// Fails if the stream refuses it, or if the event was first recorded on another device.
     pub fn record(&self, event: &Event) -> Result<()> {
         match &self.0 {
             Kind::Cpu(stream) => stream.record(&event.cpu).map(drop),
@@ -215,11 +221,11 @@ impl Stream {
         }
     }
 
-    /// Has the work behind this wait for the latest record of `event`. A stream that waits for an event of a capture
-    /// joins that capture.
+    /// Makes all later work of the stream wait for the latest record of `event`. A stream that waits
+    /// for an event of a capture joins that capture.
     ///
     /// # Errors
-    /// When the stream refuses it, or the event was recorded on another device.
+    /// Fails if the stream refuses it, or if the event was recorded on another device.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         match (&self.0, event.gpu.get()) {
             (Kind::Cpu(stream), None) => stream.wait_event(&event.cpu).map(drop),
@@ -230,10 +236,11 @@ impl Stream {
         }
     }
 
-    /// Waits until all work is complete; returns the first error since the last call.
+    /// Blocks until all work is complete. Returns the first error since the last call.
     ///
     /// # Errors
-    /// The first failure of enqueued work since the last call; [`Error::CaptureState`] while the stream is capturing.
+    /// The first failure of enqueued work since the last call; [`Error::CaptureState`] while the stream
+    /// is capturing.
     pub fn synchronize(&self) -> Result<()> {
         match &self.0 {
             Kind::Cpu(stream) => stream.synchronize(),
@@ -241,7 +248,7 @@ impl Stream {
         }
     }
 
-    /// Whether all work is complete.
+    /// Returns whether all work is complete.
     pub fn is_idle(&self) -> bool {
         match &self.0 {
             Kind::Cpu(stream) => stream.is_idle(),
@@ -249,7 +256,7 @@ impl Stream {
         }
     }
 
-    /// Whether a piece of work is complete, with or without success.
+    /// Returns whether the operation is complete, successfully or not.
     pub fn is_complete(&self, ticket: Ticket) -> bool {
         match (&self.0, ticket.0) {
             (Kind::Cpu(stream), TicketKind::Cpu(ticket)) => stream.is_complete(ticket),
@@ -258,8 +265,8 @@ impl Stream {
         }
     }
 
-    /// Whether a piece of work has begun to run (or has ended). A GPU does not tell: there, work counts as begun when the
-    /// work before it has ended.
+    /// Returns whether the operation has started (or is complete). A GPU does not report starts, so
+    /// there an operation counts as started when all earlier operations are complete.
     pub fn is_started(&self, ticket: Ticket) -> bool {
         match (&self.0, ticket.0) {
             (Kind::Cpu(stream), TicketKind::Cpu(ticket)) => stream.is_started(ticket),
@@ -270,7 +277,7 @@ impl Stream {
         }
     }
 
-    /// The result of a piece of work, or `None` while it is not complete.
+    /// Returns the result of the operation, or `None` while it is not complete.
     pub fn result(&self, ticket: Ticket) -> Option<Result<()>> {
         match (&self.0, ticket.0) {
             (Kind::Cpu(stream), TicketKind::Cpu(ticket)) => stream.result(ticket),
@@ -279,11 +286,11 @@ impl Stream {
         }
     }
 
-    /// Waits until a piece of work is complete and returns its result. Without a timeout it waits as long as the work
-    /// takes.
+    /// Blocks until the operation is complete and returns its result. Waits indefinitely if `timeout`
+    /// is `None`.
     ///
     /// # Errors
-    /// The work's failure, or [`Error::StreamTimeout`].
+    /// The operation's failure, or [`Error::StreamTimeout`].
     pub fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<()> {
         match (&self.0, ticket.0) {
             (Kind::Cpu(stream), TicketKind::Cpu(ticket)) => stream.wait(ticket, timeout),
@@ -292,10 +299,10 @@ impl Stream {
         }
     }
 
-    /// From now on work of this stream is recorded instead of run.
+    /// Starts a capture: later work of this stream is recorded instead of run.
     ///
     /// # Errors
-    /// [`Error::CaptureState`] when the stream is capturing already.
+    /// [`Error::CaptureState`] if the stream is already capturing.
     pub fn begin_capture(&self) -> Result<()> {
         match &self.0 {
             Kind::Cpu(stream) => stream.begin_capture(),
@@ -303,10 +310,11 @@ impl Stream {
         }
     }
 
-    /// Ends the capture and returns what was recorded. Streams that joined it leave it.
+    /// Ends the capture and returns the recorded graph. Streams that joined the capture leave it.
     ///
     /// # Errors
-    /// [`Error::CaptureState`] when the stream is not capturing, or joined a capture that another stream began.
+    /// [`Error::CaptureState`] if the stream is not capturing, or joined a capture that another stream
+    /// began.
     pub fn end_capture(&self) -> Result<Graph> {
         Ok(Graph(match &self.0 {
             Kind::Cpu(stream) => GraphKind::Cpu(stream.end_capture()?),
@@ -314,15 +322,16 @@ impl Stream {
         }))
     }
 
-    /// While the stream is captured: a replay on the CPU runs what it records from now on beside the work of other streams, as
-    /// a GPU does by itself.
+    /// Makes a CPU replay run what this stream records from now on concurrently with the work of other
+    /// streams. Does nothing on a GPU, where streams of a capture are concurrent anyway.
     pub(crate) fn branch(&self) {
         if let Kind::Cpu(stream) = &self.0 {
             stream.branch();
         }
     }
 
-    /// Tells the capture that the stream is in from every other that goes on.
+    /// Returns an identifier of the capture that the stream takes part in, unique among active
+    /// captures, or `None` if the stream is not capturing.
     pub(crate) fn capture_number(&self) -> Result<Option<u64>> {
         match &self.0 {
             Kind::Cpu(stream) => Ok(stream.capture_number()),
@@ -330,13 +339,13 @@ impl Stream {
                 CaptureStatus::None => Ok(None),
                 CaptureStatus::Active(number, _) => Ok(Some(number)),
                 CaptureStatus::Invalidated => Err(Error::capture(
-                    "the capture became invalid by an earlier call; end it, and begin anew",
+                    "an earlier call invalidated the capture; end it and begin another",
                 )),
             },
         }
     }
 
-    /// Whether work of this stream is recorded instead of run.
+    /// Returns whether work of this stream is recorded instead of run.
     #[inline]
     pub fn is_capturing(&self) -> bool {
         match &self.0 {

@@ -1,4 +1,4 @@
-//! Work of the communicator's, for a stream of any device.
+//! Work that a communicator enqueues, on a stream of any device.
 
 use std::sync::Arc;
 
@@ -8,22 +8,23 @@ use crate::gpu;
 use crate::gpu::driver::CaptureStatus;
 use crate::{Error, Result};
 
-/// Work of the communicator's, for any stream.
+/// Work that a communicator enqueues on a stream.
 #[derive(Clone)]
 pub(crate) enum Task {
     /// A kernel's native entry.
     Launch(cpu::Launch),
-    /// A kernel of a GPU.
+    /// A GPU kernel.
     Kernel(gpu::Launch),
     /// A closure that a graph may replay.
     Host(HostFn),
-    /// A closure that puts work on a GPU's stream itself, called by whoever enqueues it.
+    /// A closure that puts work on a GPU stream itself. It runs on the thread that enqueues it.
     Call(HostFn),
     /// Copies within device memory.
     Copies(Arc<[gpu::Copy]>),
 }
 
-/// Whether a stream is captured: asked once for all that a piece of work takes, since on a GPU it is a call of the driver.
+/// The capture state of a stream. Queried once per operation, because on a GPU the query is a
+/// driver call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recording(pub(super) RecordingKind);
 
@@ -34,7 +35,7 @@ pub(super) enum RecordingKind {
 }
 
 impl Recording {
-    /// Whether work is recorded instead of run (or, where a capture has become invalid, refused).
+    /// Returns whether work is recorded instead of run (or refused, if the capture is invalid).
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
         match self.0 {
@@ -43,7 +44,7 @@ impl Recording {
         }
     }
 
-    /// What a GPU's driver has said.
+    /// Returns the capture status that the GPU driver reported.
     pub(super) fn status(self) -> Result<CaptureStatus> {
         match self.0 {
             RecordingKind::Gpu(status) => Ok(status),
@@ -60,7 +61,8 @@ impl Task {
             Self::Kernel(_) => Err(other_device("the kernel")),
             Self::Copies(copies) => Ok(Node::Host(Arc::new(move || {
                 for copy in &*copies {
-                    // SAFETY: `keep` has both ranges mapped; stream order keeps other users away.
+                    // SAFETY: `keep` keeps both ranges mapped. No other work accesses them concurrently,
+                    // because users of the memory are ordered by the stream.
                     unsafe {
                         core::ptr::copy_nonoverlapping(
                             copy.from as *const u8,
