@@ -24,7 +24,7 @@ enum class Order {
     Release,
 };
 
-// Barriers of a block with the blocks of the same number at the other ranks. Thread r of the block tells rank r and waits
+// Barriers of a block with the blocks of the same number at the other ranks. Thread r of the block signals rank r and waits
 // for rank r, so R stores and R polls are in flight at once: the price is one way of a store, and half a poll.
 //
 // Who may overwrite what: flags[set][b][r] of a rank is overwritten by rank r at its barrier e + 2,

@@ -101,7 +101,7 @@ __device__ __forceinline__ void store_release(u32 *to, u32 value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// What the warps of a block tell each other of a sum, twice.
+// Partial sums that the warps of a block exchange, double-buffered.
 #define SHARED_PARTIALS(NAME) __shared__ float NAME[2][32]
 
 // Two floats rounded to bf16, ties to even, the first in the low half.

@@ -62,8 +62,8 @@ impl Options {
             (self.unbounded, "-unbounded"),
             (!self.families.is_empty(), "-families"),
         ];
-        let told = parts.into_iter().filter(|(is, _)| *is);
-        told.map(|(_, name)| name).collect()
+        let set = parts.into_iter().filter(|(is, _)| *is);
+        set.map(|(_, name)| name).collect()
     }
 
     fn flags(&self) -> String {
@@ -72,8 +72,8 @@ impl Options {
             (self.multi_rank_grid, "--cfg=fusewire_multi_rank_grid"),
             (self.unbounded, "--cfg=fusewire_unbounded"),
         ];
-        let told = parts.into_iter().filter(|(is, _)| *is);
-        told.map(|(_, flag)| flag).collect::<Vec<_>>().join(" ")
+        let set = parts.into_iter().filter(|(is, _)| *is);
+        set.map(|(_, flag)| flag).collect::<Vec<_>>().join(" ")
     }
 }
 

@@ -1,4 +1,4 @@
-//! The crate to compile: where it lies, what it depends on, what it tells the verifier.
+//! The crate to compile: its path, its dependencies, and what it declares for the verifier.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

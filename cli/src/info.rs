@@ -276,7 +276,7 @@ fn mapped(name: &str) -> Option<String> {
     Some(format!("/{path}"))
 }
 
-/// The path of NVIDIA's assembler: as told, in the path, or from the wheel.
+/// Returns the path of NVIDIA's assembler: from the environment, from `PATH`, or from the wheel.
 fn ptxas() -> Option<String> {
     const WHEEL: &str = "import glob, nvidia; \
         print(next(p for f in nvidia.__path__ for p in glob.glob(f + '/*/bin/ptxas')))";

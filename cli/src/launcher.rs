@@ -85,7 +85,7 @@ pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
     // Ranks that are still there, and whatever ranks have left behind.
     processes::end_descendants(PATIENCE);
     for reader in readers {
-        // A reader ends with its pipe; one that panicked has nothing to tell.
+        // A reader ends with its pipe; one that panicked has nothing to report.
         let _ = reader.join();
     }
     Ok(status)
@@ -212,7 +212,7 @@ fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> u8 {
                     if job.prefix {
                         eprintln!("fusewire: rank {rank} ended with status {}", code(status));
                     }
-                    // It could still tell the others, which need not run into their time-outs.
+                    // The rank has reported its failure to the others, which need not time out.
                     job.grace.min(AFTER_EXIT)
                 }
             };

@@ -169,7 +169,7 @@ define float @fusewire_sqrt_f32(float %value) #0 {
 
 ; ---- payload: global memory, plain
 
-; A pointer into global memory that lies in global memory: the optimiser is told of both.
+; A pointer into global memory that lies in global memory; both address spaces are stated for the optimiser.
 define ptr @fusewire_read_pointer(ptr %at) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
   %p = load ptr addrspace(1), ptr addrspace(1) %g, align 8

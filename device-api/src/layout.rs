@@ -275,7 +275,7 @@ pub struct CommState {
 pub const ABORT: u64 = 1 << 63;
 
 /// How far a block has come; written by it, read by peers that stall. Every word carries the low
-/// bits of the sequence number, so that words of different operations are told apart without an
+/// bits of the sequence number, which distinguish words of different operations without an
 /// ordering between them.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]

@@ -239,7 +239,7 @@ impl Slots {
         })?;
         let (expected, sent) = (session.fingerprint(), data & 0xffff);
         if unit == 0 && sent != expected {
-            // The flag tells epochs apart, not calls: that is the header's part.
+            // The flag distinguishes epochs; the header distinguishes calls.
             let ctx = session.ctx();
             ctx.fail(
                 FailureKind::Mismatch,

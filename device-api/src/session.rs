@@ -456,7 +456,7 @@ impl<M: Machine> Session<M> {
                     // SAFETY: a signal word of this rank's own pad.
                     let seen = unsafe { mem::load_u64(at, Order::Acquire, Scope::System) };
                     // The peer may be a round ahead (barriers); a different call of the same
-                    // round is told by the stalled wait.
+                    // round is reported by the stalled wait.
                     if seen == value || seen >> 16 > value >> 16 {
                         Ok(())
                     } else {

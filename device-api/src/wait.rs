@@ -1,8 +1,8 @@
 //! Bounded, abortable waits and the failure record.
 //!
 //! A wait polls; where polling does not help it gives the core away, looks at the abort word,
-//! compares progress with the peers after 50 microseconds (ranks that called different operations
-//! are told at once, not at the time-out) and fails at the time-out. The first failure on a rank
+//! compares progress with the peers after 50 microseconds (different operations are reported
+//! at once, not at the time-out) and fails at the time-out. The first failure on a rank
 //! claims that rank's [`FailureRecord`] and writes the abort word of every peer.
 
 #[cfg(test)]
@@ -164,7 +164,8 @@ impl WaitContext {
             0 => self.comm.constants().timeout_ns,
             given => given,
         };
-        // Who waits for a tile of its own tells of it before those who wait for this rank's next signal do.
+        // A wait for a tile of this rank's own input times out earlier, so that this rank is
+        // reported before the peers that wait for its next signal time out.
         let early = match wait {
             WaitKind::Tile => timeout_ns / 8,
             _ => 0,
@@ -206,14 +207,14 @@ impl WaitContext {
         let word =
             unsafe { mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System) };
         if word != 0 {
-            self.tell_host(word);
+            self.report_to_host(word);
         }
         word != 0
     }
 
     /// Leaves the abort word where the host looks. Several lanes may do so; the host keeps the first that it sees.
     #[cold]
-    fn tell_host(&self, word: u64) {
+    fn report_to_host(&self, word: u64) {
         let at = self.comm.constants().host_word as *mut u64;
         if !at.is_null() {
             // SAFETY: a word that the host gave for this, which is only accessed atomically.
@@ -340,7 +341,7 @@ impl WaitContext {
                 }
             }
         }
-        self.tell_host(ABORT | u64::from(self.comm.rank()));
+        self.report_to_host(ABORT | u64::from(self.comm.rank()));
     }
 
     /// Writes this launch's progress: the operation that block 0 is in.
@@ -394,8 +395,8 @@ impl WaitContext {
     }
 }
 
-/// Stops a communicator from outside of its kernels: this rank records an abort and every peer is told, if the
-/// communicator has not failed before.
+/// Stops a communicator from outside of its kernels: this rank records an abort and sets the abort
+/// word of every peer, if the communicator has not failed before.
 pub fn abort(comm: &Comm) {
     let state = WaitContext::block_state(comm, 0);
     // SAFETY: the state lies in the pad; its words are only accessed atomically.

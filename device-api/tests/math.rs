@@ -102,7 +102,8 @@ fn special_values() {
     assert!(log(-f32::from_bits(1)).is_nan());
 }
 
-/// The bits that every machine must give, and a control that such a comparison tells two functions apart.
+/// The bits that every machine must give, and a control that such a comparison distinguishes two
+/// functions.
 #[test]
 fn bits() {
     let hash = |f: fn(f32) -> f32| {

@@ -36,9 +36,9 @@ pub struct RankSize {
     pub rank: u32,
     /// Number of ranks, at least 1.
     pub size: u32,
-    /// Index of this rank on its host, where the launcher tells it.
+    /// Index of this rank on its host, if the launcher sets it.
     pub local_rank: Option<u32>,
-    /// Number of ranks on this host, where the launcher tells it.
+    /// Number of ranks on this host, if the launcher sets it.
     pub local_size: Option<u32>,
 }
 
@@ -105,7 +105,7 @@ const LAUNCHERS: [Launcher; 6] = [
         rank: "SLURM_PROCID",
         size: "SLURM_NTASKS",
         local_rank: "SLURM_LOCALID",
-        // Slurm tells it only as a list of all hosts; see `Launcher::read`.
+        // Slurm gives it only as a list of all hosts; see `Launcher::read`.
         local_size: "",
     },
 ];
@@ -115,17 +115,37 @@ const BIND: &str = "FUSEWIRE_STORE_BIND";
 
 const QUERY_METHOD: &str = "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD";
 
+/// Set by torchrun (and by `fusewire run`) for every process that it starts.
+const TORCHRUN_JOB: &str = "TORCHELASTIC_RUN_ID";
+
+impl Method {
+    /// The value of [`QUERY_METHOD`] that selects it.
+    fn value(self) -> &'static str {
+        match self {
+            Self::Always => "env",
+            Self::Mpi => "mpi",
+            Self::Pals => "pals",
+            Self::Torchrun => "torchrun",
+            Self::Slurm => "slurm",
+        }
+    }
+}
+
 impl RankSize {
     /// Reads rank and size from the environment: `TORCHCOMM_RANK` and `TORCHCOMM_SIZE`, else those
     /// of Open MPI, PMI, PALS, `torchrun`, Slurm, in this order. A pair of which only one half is set is
-    /// passed over when a later pair is whole. Slurm's count only in what `srun` has started, not in
-    /// the script of a batch job.
+    /// ignored when a later pair is complete. Slurm's pair is read only in processes that `srun` has
+    /// started, not in the script of a batch job.
+    ///
+    /// Where torchrun has started the process (`TORCHELASTIC_RUN_ID` is set), its pair comes before
+    /// those of MPI and PALS, which then belong to an outer launcher: `mpirun -n 1 torchrun ..`.
+    ///
     /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` (`auto`, `mpi`, `pals`, `torchrun`, `slurm`) restricts
     /// the search; every other value restricts it to the first pair.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] when no pair is whole, a value is no number, or the rank is not less
-    /// than the size.
+    /// [`Error::Bootstrap`] when no pair is complete, a value is no number, the rank is not less
+    /// than the size, or two pairs disagree and none of these rules chooses between them.
     pub fn from_env() -> Result<Self> {
         Self::from_variables(&variable)
     }
@@ -160,6 +180,7 @@ impl RankSize {
             },
         };
         let mut half = None;
+        let mut whole = Vec::new();
         for launcher in &LAUNCHERS {
             if only.is_some_and(|only| launcher.method != only && launcher.method != Method::Always)
             {
@@ -169,22 +190,61 @@ impl RankSize {
                 continue;
             }
             match (variable(launcher.rank), variable(launcher.size)) {
-                (Some(rank), Some(size)) => return launcher.read(variable, &rank, &size).map(Some),
+                (Some(rank), Some(size)) => whole.push((launcher, rank, size)),
                 (None, None) => {}
                 (Some(_), None) => half = half.or(Some((launcher.rank, launcher.size))),
                 (None, Some(_)) => half = half.or(Some((launcher.size, launcher.rank))),
             }
         }
-        match half {
-            Some((set, unset)) => Err(Error::bootstrap(format!(
-                "{set} is set but {unset} is not; set both"
-            ))),
-            None => Ok(None),
+        let Some((first, rank, size)) = whole.first() else {
+            return match half {
+                Some((set, unset)) => Err(Error::bootstrap(format!(
+                    "{set} is set but {unset} is not; set both"
+                ))),
+                None => Ok(None),
+            };
+        };
+        if only.is_some() || first.method == Method::Always {
+            return first.read(variable, rank, size).map(Some);
         }
+        // An MPI launcher removes nothing and sets no TORCHELASTIC_RUN_ID, so torchrun is the inner one.
+        let torchrun = whole
+            .iter()
+            .find(|(launcher, ..)| launcher.method == Method::Torchrun)
+            .filter(|_| variable(TORCHRUN_JOB).is_some());
+        if let Some((torchrun, rank, size)) = torchrun {
+            return torchrun.read(variable, rank, size).map(Some);
+        }
+        let found = first.read(variable, rank, size)?;
+        for (other, rank, size) in &whole[1..] {
+            // A Slurm step is always the outer launcher.
+            if other.method != Method::Slurm
+                && let Ok(theirs) = other.read(variable, rank, size)
+                && (theirs.rank, theirs.size) != (found.rank, found.size)
+            {
+                return Err(first.contradiction(found, other, theirs));
+            }
+        }
+        Ok(Some(found))
     }
 }
 
 impl Launcher {
+    /// The error for two launchers whose complete pairs disagree.
+    fn contradiction(&self, own: RankSize, other: &Self, theirs: RankSize) -> Error {
+        let choices = if self.method == other.method {
+            format!("{}, which takes {}", self.method.value(), self.rank)
+        } else {
+            format!("{} or {}", self.method.value(), other.method.value())
+        };
+        Error::bootstrap(format!(
+            "the environment names two ranks: {}={} of {}={}, and {}={} of {}={}; set {QUERY_METHOD} \
+             to {choices}, or remove the variables of the outer launcher",
+            self.rank, own.rank, self.size, own.size, other.rank, theirs.rank, other.size, theirs.size
+        ))
+    }
+
+    /// Reads this launcher's variables, given the values of rank and size.
     fn read(
         &self,
         variable: &dyn Fn(&str) -> Option<String>,

@@ -339,7 +339,7 @@ impl Options {
     }
 }
 
-/// Tells of a hint that nobody knows.
+/// Warns of an unknown hint.
 pub(crate) fn warn_unknown_hint(name: &str, known: &[&str]) {
     tracing::warn!(
         "unknown hint \"{name}\" is ignored; known are {}",

@@ -7,8 +7,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 /// `PF_EXITING` among the kernel's flags of a process (proc(5), include/linux/sched.h).
 const EXITING: u64 = 4;
 
-/// Start time of a process, in clock ticks since boot: field 22 of `/proc/<pid>/stat`. It tells a
-/// process from a later one with the same id.
+/// Start time of a process, in clock ticks since boot: field 22 of `/proc/<pid>/stat`. It
+/// distinguishes a process from a later one with the same id.
 pub(crate) fn start_time(pid: u32) -> io::Result<u64> {
     Ok(status(pid)?.start_time)
 }
@@ -43,7 +43,7 @@ pub(crate) fn descriptor(pid: u32) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// What `/proc/<pid>/stat` tells of a process.
+/// Fields of `/proc/<pid>/stat`.
 struct Status {
     state: u8,
     flags: u64,

@@ -2,8 +2,9 @@
 //! all_to_all_v. Protocol: rounds, as in the other movements; a rank with nothing to send or receive takes
 //! part in every round, so no credit is needed for zero counts.
 //!
-//! With its ready signal a rank tells each peer where that peer's data lies and how long it is; the peer
-//! compares the length with what it expects, so splits that disagree are a mismatch, not corruption.
+//! With its ready signal a rank sends each peer the address and the length of that peer's data; the
+//! peer compares the length with what it expects, so splits that disagree are a mismatch, not
+//! corruption.
 
 use fusewire_device::bulk;
 use fusewire_device::comm::WindowAddr;

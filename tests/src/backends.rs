@@ -57,7 +57,8 @@ pub fn register(name: &str) {
     });
 }
 
-/// The shared library of the sample backend. Cargo builds it beside this binary; if it did not, it is told to.
+/// The shared library of the sample backend. Cargo builds it beside this binary; if it did not,
+/// this function builds it.
 ///
 /// # Panics
 /// When it cannot be built.

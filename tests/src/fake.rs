@@ -1,5 +1,5 @@
-//! The executing fake of the CUDA driver, asked and told by tests, and the driver's calls as another library of the
-//! process would make them.
+//! The executing fake of the CUDA driver, controlled by tests, and the driver's calls as another
+//! library of the process would make them.
 
 use core::ffi::{CStr, c_char, c_void};
 
@@ -102,10 +102,9 @@ impl Fake {
 
     /// Has the `nth` call of a function from now on fail.
     pub fn fail(&self, name: &CStr, nth: u64, code: u32) {
-        let tell: unsafe extern "C" fn(*const c_char, u64, u32) =
-            self.find("fusewireCudaFakeFail");
+        let fail: unsafe extern "C" fn(*const c_char, u64, u32) = self.find("fusewireCudaFakeFail");
         // SAFETY: a live C string.
-        unsafe { tell(name.as_ptr(), nth, code) }
+        unsafe { fail(name.as_ptr(), nth, code) }
     }
 
     /// A stream that does not wait for the legacy default stream.

@@ -7,7 +7,7 @@
 //! | [`call`] | one operation, called |
 //! | [`backends`] | which backends are there |
 //! | [`device`](mod@device) | the device that the tests run on |
-//! | [`fake`] | the fake of the CUDA driver, asked and told |
+//! | [`fake`] | the fake of the CUDA driver, as tests control it |
 //! | [`grid`] | every operation in every way to call it, over any communicator |
 //! | [`mix`] | one of everything, for graphs: issued, filled anew and checked |
 //! | [`oracle`] | what every rank puts in, and what must come out |

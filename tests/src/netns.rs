@@ -28,7 +28,7 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
 }
 
 impl Cable {
-    /// Makes both ends, which `tag` tells from those of other tests.
+    /// Makes both ends; `tag` distinguishes them from those of other tests.
     ///
     /// # Errors
     /// What is missing: the program `ip`, or the right to make namespaces.

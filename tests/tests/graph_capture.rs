@@ -394,10 +394,10 @@ fn somebody_elses_replay_that_fails_is_known_to_the_next_call() {
     }
 }
 
-/// Tells when it is dropped.
-struct Told(Arc<AtomicU32>);
+/// Counts its drops.
+struct DropCount(Arc<AtomicU32>);
 
-impl Drop for Told {
+impl Drop for DropCount {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::Release);
     }
@@ -427,7 +427,7 @@ fn adopted_streams_and_memory_stay_their_owners() {
         let open = {
             // SAFETY: destroyed below, behind everything.
             let stream = unsafe { Stream::adopt(device(), raw as *mut c_void)? };
-            let keep = Arc::new(Told(Arc::clone(&dropped)));
+            let keep = Arc::new(DropCount(Arc::clone(&dropped)));
             // SAFETY: freed below, behind everything.
             let x = unsafe { Tensor::adopt(device(), at, DType::F32, N, Some(keep))? };
             x.copy_from(&[3f32; N])?;
@@ -566,7 +566,7 @@ fn a_driver_that_fails_leaves_nothing_unknown() {
         let dropped = Arc::new(AtomicU32::new(0));
         let at = fake.allocate(4 * N);
         let adopted = || {
-            let keep = Arc::new(Told(Arc::clone(&dropped)));
+            let keep = Arc::new(DropCount(Arc::clone(&dropped)));
             // SAFETY: freed below, behind everything.
             unsafe { Tensor::adopt(device(), at, DType::F32, N, Some(keep)) }
         };

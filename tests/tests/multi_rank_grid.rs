@@ -464,7 +464,7 @@ fn captures_are_refused() {
     });
 }
 
-/// What every rank is told that wants such a communicator.
+/// The error of every rank that asks for such a communicator.
 fn refusals(size: u32, options: &Options) -> Vec<String> {
     let results = run(size, options, |_| Ok(()));
     let errors = results.into_iter().map(|result| result.expect_err("no"));
@@ -587,7 +587,7 @@ fn an_image_that_is_absent_is_said_to_be() {
             );
         }
         works(2, &options(GridMode::Separate, PATIENCE));
-        println!("absent: told");
+        println!("absent: reported");
         return;
     }
     // Away from cargo's target folder, where one may have been built.
@@ -606,7 +606,7 @@ fn an_image_that_is_absent_is_said_to_be() {
         .expect("the copy runs");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
-        output.status.success() && said.contains("absent: told"),
+        output.status.success() && said.contains("absent: reported"),
         "{said}{}",
         String::from_utf8_lossy(&output.stderr)
     );

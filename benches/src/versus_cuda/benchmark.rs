@@ -178,10 +178,10 @@ pub(crate) struct Benchmark<'a> {
 }
 
 impl Benchmark<'_> {
-    /// Checks the candidates, leaves out those that are wrong or slow, and times the others in rounds, in each of which
-    /// another one begins. All ranks together, with the same candidates. For each, `spoil` overwrites what `check` looks at
-    /// and puts other numbers into the inputs, and `check` gives the wrong elements of this rank; both are told the
-    /// candidate's index.
+    /// Checks the candidates, leaves out those that are wrong or slow, and times the others in
+    /// rounds, in each of which another one begins. All ranks together, with the same candidates.
+    /// For each, `spoil` overwrites what `check` looks at and puts other numbers into the inputs,
+    /// and `check` gives the wrong elements of this rank; both take the candidate's index.
     pub(crate) fn compare(
         &self,
         mode: Mode,

@@ -1,4 +1,5 @@
-//! Where the ranks' threads meet, and what they tell each other. A rank that fails frees the others.
+//! A rendezvous of the ranks' threads: a barrier and an exchange of values. A rank that fails
+//! releases the others.
 
 use core::time::Duration;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -58,9 +59,9 @@ impl Rendezvous {
         Ok(all.into_iter().map(f64::from_bits).fold(f64::MIN, f64::max))
     }
 
-    fn turn(&self, tell: impl FnOnce(&mut Vec<u64>, usize)) -> Result<Vec<u64>> {
+    fn turn(&self, deposit: impl FnOnce(&mut Vec<u64>, usize)) -> Result<Vec<u64>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        tell(&mut state.values, self.ranks);
+        deposit(&mut state.values, self.ranks);
         state.arrived += 1;
         if state.arrived == self.ranks {
             state.arrived = 0;

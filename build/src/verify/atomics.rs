@@ -51,7 +51,7 @@ pub(super) fn scope(image: &Image) -> Vec<Violation> {
                     .map(|(_, line)| violation(&function.name, line))
             })
             .collect(),
-        // The assembly no longer tells a scope from a cache policy; the IR does.
+        // The assembly no longer distinguishes a scope from a cache policy; the IR does.
         Vendor::Amd => image
             .ir
             .iter()

@@ -118,7 +118,7 @@ pub(crate) struct Settings {
     pub(crate) options: Options,
     pub(crate) device: Device,
     pub(crate) backend: String,
-    /// What to tell above the table.
+    /// Notes to print above the table.
     pub(crate) notes: Vec<String>,
 }
 

@@ -193,7 +193,7 @@ impl Prologue {
             epochs = self.epochs();
         }
         if aborted != 0 {
-            // What the word tells of is looked at, too.
+            // The failure that the word stands for is read, too.
             ctx.aborted();
             if idle {
                 // SAFETY: as above; no launch enters a communicator that has failed.

@@ -77,8 +77,8 @@ pub(crate) fn all_reduce_norm(
     Ok(CudaStorage::wrap_cuda_slice(out, device))
 }
 
-/// Candle's elements as a tensor of Fusewire's, and what tells candle, when it is dropped, that `stream` reads them until
-/// there.
+/// Candle's elements as a tensor of Fusewire's, and a guard that records for candle, when dropped,
+/// that `stream` reads them until there.
 fn input<'a>(
     gpu: Device,
     storage: &'a CudaStorage,

@@ -49,7 +49,7 @@ struct Arguments {
     /// What this process is to do for the one that started it.
     #[arg(long, hide = true, requires = "told")]
     role: Option<Role>,
-    /// Where it tells what came out.
+    /// File for the results.
     #[arg(long, hide = true)]
     told: Option<PathBuf>,
 }
@@ -371,7 +371,7 @@ fn read<T: DeserializeOwned>(told: &Path) -> Result<T> {
     Ok(rmp_serde::from_slice(&bytes)?)
 }
 
-/// Where the processes tell; removed at the end.
+/// Folder of the processes' results; removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {

@@ -22,7 +22,7 @@ pub struct Outcome {
     pub joins: Vec<f64>,
 }
 
-/// What a rank has to tell.
+/// Results of a rank.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Told {
     /// One launch for reduction, residual and norm.

@@ -21,15 +21,15 @@ pub struct Report {
     pub wrong: Vec<String>,
 }
 
-/// Compares what the `ranks` tell with the single process, which ran before and behind them.
+/// Compares the results of the `ranks` with the single process, which ran before and after them.
 ///
 /// # Errors
 /// Where embeddings are absent.
 pub fn report(alone: &[Outcome], ranks: &[Told], sentences: &[String]) -> Result<Report> {
     let reference = alone
         .first()
-        .context("no single process has told anything")?;
-    let first = ranks.first().context("no rank has told anything")?;
+        .context("no single process has reported a result")?;
+    let first = ranks.first().context("no rank has reported a result")?;
     let mut wrong = Vec::new();
     let mut text = format!(
         "{:<32}{:>9}{:>20}{:>9}{:>10}{:>12}\n",
@@ -98,14 +98,14 @@ pub fn report(alone: &[Outcome], ranks: &[Told], sentences: &[String]) -> Result
     Ok(Report { text, wrong })
 }
 
-/// A way that ranks embed, and where it is told.
+/// A way that ranks embed, and the field of its results.
 type Way = (&'static str, fn(&Told) -> &Outcome);
 const WAYS: [Way; 2] = [
     ("all_reduce, add, norm", |told| &told.unfused),
     ("fused", |told| &told.fused),
 ];
 
-/// A part of the time, and where it is told.
+/// A part of the time, and the field of its results.
 type Part = (&'static str, fn(&Outcome) -> &[f64]);
 const PARTS: [Part; 2] = [
     ("whole batch", |outcome| &outcome.seconds),

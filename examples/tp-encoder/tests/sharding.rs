@@ -67,7 +67,7 @@ fn ranks_together_are_the_whole() {
         let length: f32 = row.iter().map(|value| value * value).sum();
         assert!((length - 1.0).abs() < 1e-5, "length {length}");
     }
-    // Sentences are told apart.
+    // Different sentences have different embeddings.
     assert!(difference(&expected[..1], &expected[2..]).unwrap() > 1e-2);
     for ranks in [1, 2, 4] {
         let results = cut(&config, ranks, &Options::default(), |_| weights.clone());

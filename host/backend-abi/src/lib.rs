@@ -359,7 +359,8 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Tells of memory that will be used often; `registration` gets what `deregister_memory` takes. May be null.
+    /// Registers memory that will be used often; `registration` gets what `deregister_memory`
+    /// takes. May be null.
     pub register_memory: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,

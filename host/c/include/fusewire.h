@@ -26,7 +26,7 @@
  * which they were issued.
  *
  * GROWTH. A struct begins with struct_size, which the program sets to sizeof of the struct: fields come at the end, an older
- * program goes on working, and a newer one is told when it asks an older library for what that does not know. Zero is
+ * program goes on working, and a newer one gets an error if it sets a field that an older library does not know. Zero is
  * the default of every field. In C: fusewire_norm norm = {.struct_size = sizeof norm, ...}; else memset first.
  */
 #ifndef FUSEWIRE_H

@@ -423,7 +423,7 @@ static void parts(void) {
   release(x, 1);
 }
 
-/* More communicators over the store that the first one serves; they fail as they are told to. */
+/* More communicators over the store that the first one serves; each must fail with the expected error. */
 static void failing(const char *store) {
   fusewire_options options;
   fusewire_comm *other;

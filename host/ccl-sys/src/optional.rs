@@ -31,7 +31,7 @@ impl Comm {
         })
     }
 
-    /// Tells the library of memory that its operations will use often; gives a handle.
+    /// Registers memory that its operations will use often; returns a handle.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`], [`crate::Error::Call`], [`crate::Error::Argument`].

@@ -68,7 +68,7 @@ class Registry {
   std::thread ticker_;
 };
 
-// Tells whether the connection to each peer still stands. Gloo signals the end of a connection to
+// Detects the end of the connection to each peer. Gloo signals the end of a connection to
 // receives that have not begun, but not to a message half way through: without this, such a wait
 // lasts until its time-out. So for each peer a receive is posted that is never met.
 class Watch {

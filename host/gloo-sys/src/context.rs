@@ -77,7 +77,7 @@ impl Call {
 /// # Who may call together
 ///
 /// `&self` methods may run on several threads at once, as long as operations of the same name in
-/// flight have different [tags](Call::tag): Gloo tells their messages apart by name and tag only.
+/// flight have different [tags](Call::tag): Gloo distinguishes their messages by name and tag only.
 /// (`gather` and `gatherv` have different names in this sense, and so do `send`, `recv` and `batch`
 /// together.) All ranks must call the same operations with the same tags; the order matters only
 /// between operations of one name and tag. [`abort`](Self::abort) may be called at any time from any

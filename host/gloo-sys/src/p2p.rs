@@ -24,7 +24,7 @@ pub enum Transfer {
         bytes: usize,
         /// The rank that receives them.
         peer: usize,
-        /// What tells this message from others.
+        /// Distinguishes this message from others.
         tag: u32,
     },
     /// Bytes that come from a peer.
@@ -35,7 +35,7 @@ pub enum Transfer {
         bytes: usize,
         /// The rank that sends them.
         peer: usize,
-        /// What tells this message from others.
+        /// Distinguishes this message from others.
         tag: u32,
     },
 }

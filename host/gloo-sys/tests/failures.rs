@@ -235,12 +235,13 @@ fn a_closed_rank_fails_the_others_soon() {
 
 #[test]
 fn abort_from_another_thread_ends_a_blocked_operation() {
-    let (tell, told) = mpsc::channel();
-    let told = std::sync::Mutex::new(told);
+    let (sender, receiver) = mpsc::channel();
+    let receiver = std::sync::Mutex::new(receiver);
     with_threads(2, PATIENCE, |context| {
         if context.rank() == 1 {
             // Stays connected, and does not call, until rank 0 is through.
-            told.lock()
+            receiver
+                .lock()
                 .expect("a lock")
                 .recv_timeout(PATIENCE)
                 .expect("word from rank 0");
@@ -279,7 +280,7 @@ fn abort_from_another_thread_ends_a_blocked_operation() {
         });
         let error = context.barrier(Call::new()).expect_err("aborted");
         assert!(matches!(error, Error::Closed { .. }), "{error:?}");
-        tell.send(()).expect("rank 1 listens");
+        sender.send(()).expect("rank 1 listens");
     });
 }
 

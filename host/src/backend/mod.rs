@@ -330,7 +330,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         compose::barrier(self, how)
     }
 
-    /// Tells the library of memory that will be used often; it may do nothing. Gives a handle for
+    /// Registers memory that will be used often; may do nothing. Returns a handle for
     /// [`Backend::deregister`].
     ///
     /// # Safety

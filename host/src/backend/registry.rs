@@ -34,7 +34,7 @@ pub struct Setup {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reach {
-    /// All on one host, as [`crate::bootstrap::host_id`] tells them apart.
+    /// All ranks have the same [`crate::bootstrap::host_id`].
     #[default]
     Host,
     /// On several hosts (or, for a part of a communicator that is, perhaps).

@@ -1,5 +1,5 @@
-//! A store for ranks that are all on one host and were told no address: a file in a directory of the
-//! job's.
+//! A store for ranks that are all on one host and have no address in the environment: a file in a
+//! directory of the job.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::fs;

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 /// Where the system does not say.
 const USUAL: u64 = 32 << 20;
 
-/// Bytes of the greatest cache that the first core has, as the system tells; read once.
+/// Bytes of the greatest cache of the first core, as the system reports them; read once.
 pub(crate) fn last_level_bytes() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! How a rank tells its peers where its piece of symmetric memory is.
+//! Descriptor of a rank's symmetric memory, which it publishes to its peers.
 
 use crate::{Error, Result};
 
@@ -13,8 +13,8 @@ pub struct SegmentDescriptor {
     pub bytes: u64,
     /// Inode of the memory file.
     pub inode: u64,
-    /// When the process started, in clock ticks since boot: tells it from a later process with the
-    /// same id.
+    /// When the process started, in clock ticks since boot: distinguishes it from a later process
+    /// with the same id.
     pub start_time: u64,
 }
 

@@ -19,7 +19,7 @@ pub const MAX_PARAM_BYTES: usize = 256;
 /// Most threads that a launch with concurrent blocks or several lanes may start.
 pub const MAX_THREADS: u32 = 4096;
 
-/// What the owner of a launch wants to be told when it runs: words of its own.
+/// Words of the owner of a launch, passed back to it when the launch runs.
 pub type LaunchNote = [u64; 4];
 
 /// Called around a kernel, on the thread that executes it; a communicator checks its state here.

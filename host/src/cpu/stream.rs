@@ -111,7 +111,7 @@ impl Stream {
         &self.handle.shared
     }
 
-    /// Tells streams apart: equal for clones of one stream.
+    /// Returns the stream's identity: equal for clones of one stream.
     pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.handle) as usize
     }
@@ -392,7 +392,7 @@ impl Stream {
         }
     }
 
-    /// Tells the capture that the stream is in from every other that goes on.
+    /// Returns a number that distinguishes the stream's capture from every other active capture.
     pub(crate) fn capture_number(&self) -> Option<u64> {
         let mut state = self.shared().lock();
         let capture = self.shared().active_capture(&mut state)?;

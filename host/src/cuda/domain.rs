@@ -1,7 +1,8 @@
 //! The NVLink domain that a GPU is in: GPUs of several hosts whose switches are one.
 //!
-//! The management library (NVML) tells it: a cluster, and a clique within it whose GPUs reach each other. The library is opened at run
-//! time, and asked only where the driver has fabric handles; where it is not there, there is no domain.
+//! The management library (NVML) reports it: a cluster, and a clique within it whose GPUs reach
+//! each other. The library is opened at run time, and asked only where the driver has fabric
+//! handles; where it is not there, there is no domain.
 
 use core::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use core::mem::offset_of;
@@ -135,8 +136,8 @@ impl Nvml {
 /// `Error::Bootstrap` for a name that cannot be one.
 pub(super) fn find(bus: &CStr) -> Result<Option<String>> {
     static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
-    if let Some(told) = nvlink_domain()? {
-        return Ok(Some(told).filter(|name| !name.is_empty()));
+    if let Some(set) = nvlink_domain()? {
+        return Ok(Some(set).filter(|name| !name.is_empty()));
     }
     let nvml = NVML.get_or_init(|| Nvml::open(SONAME));
     Ok(nvml.as_ref().and_then(|nvml| nvml.domain(bus)))

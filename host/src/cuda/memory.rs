@@ -260,7 +260,7 @@ fn open_ipc(library: &Relaxed, handle: &[u8; HANDLE_BYTES], bytes: u64) -> Resul
     let there = match range(library, address) {
         Ok((base, there)) => there.saturating_sub(address - base),
         Err(error) => {
-            // The size is checked where the driver tells it.
+            // The size is checked if the driver reports it.
             tracing::debug!(%error, "size of a peer's allocation");
             return Ok(memory);
         }

@@ -22,8 +22,8 @@ const SHARED_UNASKED: u32 = 48 << 10;
 /// More parameters than a kernel can have: they take 32,764 bytes at most.
 const MOST_PARAMETERS: usize = 32_764;
 
-/// Whether the library can tell where an image ends: text ends with a zero byte, a cubin and a fat binary know
-/// their size.
+/// Returns true if the library can find the end of an image: text ends with a zero byte, a cubin
+/// and a fat binary know their size.
 fn ends(image: &[u8]) -> bool {
     image.starts_with(b"\x7fELF")
         || image.starts_with(&0xBA55_ED50_u32.to_le_bytes())

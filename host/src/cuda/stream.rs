@@ -99,9 +99,9 @@ impl Cuda {
         })
     }
 
-    /// Has a stream wait for a word of device memory. Of the second version of these functions, 32 bits need no attribute of the
-    /// device (numbers 122 and 123 tell of 64 bits and of NOR): a device that has none, as under some virtual ones, refuses
-    /// the call.
+    /// Has a stream wait for a word of device memory. Of the second version of these functions, 32
+    /// bits need no attribute of the device (numbers 122 and 123 are for 64 bits and for NOR): a
+    /// device that has none, as under some virtual ones, refuses the call.
     ///
     /// # Safety
     /// As [`Driver::wait_value`](crate::gpu::driver::Driver::wait_value).

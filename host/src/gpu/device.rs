@@ -413,7 +413,7 @@ impl Gpu {
         }
         // A stream whose last handle this is ends here.
         drop(streams);
-        // Owners that are told may make and end streams: not under the lock.
+        // Callbacks of owners may make and end streams: not under the lock.
         let mut deferred = {
             let mut deferred = self
                 .deferred

@@ -13,7 +13,7 @@ use super::in_flight::HostCall;
 use crate::cpu::{LaunchNote, LaunchOwner, Replay, with_replay};
 use crate::{Error, Result};
 
-/// What a replay has to tell of a node.
+/// What a replay reports of a node.
 #[derive(Clone)]
 pub(super) enum Logged {
     Launch(Arc<dyn LaunchOwner>, LaunchNote),
@@ -209,7 +209,8 @@ impl Exec {
         (number, Ok(()))
     }
 
-    /// A replay has ended, or was not launched: tells the owners of those launches that `words` are for.
+    /// Reports the end of a replay, or that it was not launched, to the owners of the launches that
+    /// `words` are for.
     pub(super) fn settle(&self, number: u64, words: &[u64], ran: bool) -> Result<()> {
         let mut result = Ok(());
         for (index, (logged, word)) in self.log.iter().zip(words).enumerate() {

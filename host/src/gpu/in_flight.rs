@@ -79,13 +79,13 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// Tells the owners that the work has ended, or was `lost` with the device. Gives the result, and a list to be used
-    /// again.
+    /// Reports to the owners that the work has ended, or was `lost` with the device. Returns the
+    /// result, and a list to be used again.
     pub(super) fn settle(kind: WorkKind, lost: Option<Error>) -> (Result<()>, Option<Vec<u64>>) {
         let ran = lost.is_none();
         let mut words = None;
         // Owners call hooks of the user's.
-        let told = panic::catch_unwind(AssertUnwindSafe(|| match kind {
+        let result = panic::catch_unwind(AssertUnwindSafe(|| match kind {
             WorkKind::Launch(owner, word, note, keep) => {
                 let after = owner.map_or(Ok(()), |owner| owner.after(word, &note, ran));
                 drop(keep);
@@ -110,9 +110,9 @@ impl InFlight {
                 Err(error)
             }
         }));
-        let result = told.unwrap_or_else(|panic| {
+        let result = result.unwrap_or_else(|panic| {
             Err(Error::launch(format!(
-                "whoever was told of the end of the stream's work panicked: {}",
+                "a callback at the end of the stream's work panicked: {}",
                 message(&*panic)
             )))
         });

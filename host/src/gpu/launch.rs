@@ -126,7 +126,7 @@ impl Launch {
         })
     }
 
-    /// Has `owner` told of each execution, with `note`.
+    /// Reports each execution to `owner`, with `note`.
     #[must_use]
     pub(crate) fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, note: LaunchNote) -> Self {
         self.owner = Some(owner);

@@ -1,11 +1,12 @@
 //! Descriptors for other processes of this host: exported GPU memory cannot be opened anew through
 //! `/proc`, as files of memory can, so it goes over a Unix socket with `SCM_RIGHTS`.
 //!
-//! A process [`publish`]es a descriptor and tells its peers the [`Token`], over the store; whoever
-//! holds the token [`fetch()`]es a descriptor of the same object, as often as it likes, as long as the
-//! [`Published`] lives. The owner needs no call for that: one thread of its process answers. It
-//! starts with the first published descriptor and ends with the last. Its socket has a random name
-//! in the abstract namespace, so nothing is left in a file system, however the process ends.
+//! A process [`publish`]es a descriptor and sends its peers the [`Token`], over the store. A
+//! process that holds the token [`fetch()`]es a descriptor of the same object, as often as it
+//! likes, as long as the [`Published`] lives. The owner needs no call for that: one thread of its
+//! process answers. It starts with the first published descriptor and ends with the last. Its
+//! socket has a random name in the abstract namespace, so nothing is left in a file system, however
+//! the process ends.
 //!
 //! # Trust
 //! Only processes of the same user, or of root, are answered, and they must show the token's secret.

@@ -23,7 +23,7 @@ pub(super) const ACCEPTED: u8 = 1;
 /// The other side has another secret, or none.
 pub(super) const REFUSED: u8 = 2;
 
-/// What a server with a secret tells a client that shows none, before it hangs up.
+/// Reply of a server with a secret to a client without one, before it closes the connection.
 pub(super) const SECRET_WANTED: [u8; 8] = *b"FWSECRET";
 
 /// Bytes of a nonce, and of a proof.

@@ -40,7 +40,7 @@ struct Counters {
 
 /// Serves a table to [`TcpStore`](super::TcpStore) clients and to PyTorch's `TCPStore` clients of
 /// the same byte order: those of PyTorch 2.1 and later, and those before, which number their requests
-/// otherwise. The first bytes of a connection tell which. `watch_key` of old clients is not served.
+/// otherwise. The first bytes of a connection show which. `watch_key` of old clients is not served.
 ///
 /// The server runs on a thread of its own and stops when this value is dropped; clients that are
 /// connected then get errors. Without a secret there is no authentication: whoever reaches the
@@ -55,8 +55,8 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Listens at `address`; port 0 takes any free port, which [`TcpStoreServer::port`] tells. Clients
-    /// must have the secret that is in `FUSEWIRE_STORE_SECRET`, if that is set.
+    /// Listens at `address`; port 0 takes any free port, which [`TcpStoreServer::port`] returns.
+    /// Clients must have the secret that is in `FUSEWIRE_STORE_SECRET`, if that is set.
     ///
     /// # Errors
     /// [`Error::Store`] when the address cannot be bound or the thread cannot be started.

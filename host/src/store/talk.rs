@@ -27,7 +27,7 @@ impl Greeting {
     }
 }
 
-/// Tells the server that this is a store client, and makes sure that it is a store server.
+/// Identifies this end as a store client, and checks that the other end is a store server.
 pub(super) fn greet(connection: &mut TcpStream, greeting: Greeting) -> io::Result<()> {
     static NONCE: AtomicU32 = AtomicU32::new(0);
     // An old server takes these bytes for a key and its length. The three at the front are the upper

@@ -454,7 +454,7 @@ fn a_secret_is_wanted_from_both_sides() {
         let error = connect(options, server).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
     }
-    // They are told at once, and do not try again until the time is over.
+    // They get the error at once, and do not retry until the time-out.
     assert!(start.elapsed() < LONG / 2);
     // Requests behind a wrong proof, or without any, are not handled.
     let set = Writer::default()

@@ -36,7 +36,7 @@ impl RemoteKey {
     const MAGIC: [u8; 4] = *b"FWK1";
     const TEXT_PREFIX: &'static str = "fwk1-";
 
-    /// Size of the memory in bytes, as its owner told.
+    /// Size of the memory in bytes, as its owner published it.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

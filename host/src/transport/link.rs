@@ -372,7 +372,7 @@ impl ByteTransport for Link {
         const NAME: &str = "wait_for_write";
         let core = &*self.core;
         let waited = core.inbox.wait(timeout, || {
-            // In this order: what had arrived when the link broke is still told.
+            // In this order: what had arrived when the link broke is still returned.
             let failure = core.failure(NAME);
             let aborted = core.failure_kind() == Some(TransportFailure::Aborted);
             if !(failure.is_some() && aborted) && core.inbox.take() {

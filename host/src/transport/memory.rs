@@ -188,7 +188,7 @@ impl Memory {
         Self::add(Storage { start, len, keep }, Some(false))
     }
 
-    /// Adds a registration; `shared` is set where the range may be registered already, and tells
+    /// Adds a registration; `shared` is set if the range may be registered already, and then says
     /// whether a segment is kept.
     fn add(storage: Storage, shared: Option<bool>) -> Result<Self> {
         let range = shared

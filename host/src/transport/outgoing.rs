@@ -83,7 +83,7 @@ impl Operation {
     }
 }
 
-/// Operations that ended under the lock, to be told outside of it.
+/// Operations that ended under the lock, to be reported outside of it.
 pub(super) type Finished = Vec<(Pending, Result<()>)>;
 
 /// The requesting side's state.
@@ -312,7 +312,7 @@ pub(super) fn run(core: &Core) {
                 core.fail(TransportFailure::Timeout, detail.to_owned());
             }
         }
-        tell(finished);
+        report(finished);
         if core.has_failed() {
             break;
         }
@@ -364,10 +364,10 @@ fn end(core: &Core) {
             (operation.pending, Err::<(), Error>(error))
         })
         .collect();
-    tell(finished);
+    report(finished);
 }
 
-fn tell(finished: Finished) {
+fn report(finished: Finished) {
     for (pending, result) in finished {
         pending.finish(result);
     }

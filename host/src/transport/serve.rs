@@ -188,7 +188,7 @@ impl Server<'_> {
     }
 
     /// Receives into the buffer. Bytes of a peer that has cut the connection are not used: it has
-    /// told its caller that they did not arrive.
+    /// reported to its caller that they did not arrive.
     fn fill(&mut self) -> Result<(), String> {
         self.send_answers()?;
         self.wait(libc::POLLIN, None)?;

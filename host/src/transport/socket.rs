@@ -44,7 +44,7 @@ impl Socket {
         (process != 0).then_some(process)
     }
 
-    /// Closes so that the peer is told at once and what it has not sent yet is thrown away.
+    /// Resets the connection, so that the peer gets an error at once and unsent data is dropped.
     pub(super) fn reset(self) {
         // Without it the close is orderly, which the peer takes for the same.
         let _ = SockRef::from(&self.0).set_linger(Some(Duration::ZERO));

@@ -51,7 +51,8 @@ addresses! {
     counts: u32 = COUNTS_AT;
 }
 
-/// The greatest key of each warp; `turn` tells a table from the one before it, which slow lanes may still read.
+/// The greatest key of each warp; `turn` selects the table, because the previous one is what slow
+/// lanes may still read.
 #[inline(always)]
 pub(super) fn warps<M: Machine>(block: Block<M>, turn: usize) -> *mut u64 {
     let table = turn % 2 * MAX_WARPS;

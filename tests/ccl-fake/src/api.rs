@@ -33,7 +33,7 @@ fn version() -> i32 {
 fn has(since: i32) -> bool {
     let has = version() >= since;
     if !has {
-        record::tell("this version does not have the function");
+        record::set_last_error("this version does not have the function");
     }
     has
 }

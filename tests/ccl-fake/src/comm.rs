@@ -81,7 +81,7 @@ fn check(state: &State) -> Result<(), ncclResult_t> {
     if !state.aborted {
         return Ok(());
     }
-    crate::record::tell("the communicator was aborted by one of its ranks");
+    crate::record::set_last_error("the communicator was aborted by one of its ranks");
     Err(ncclRemoteError)
 }
 
@@ -170,7 +170,7 @@ impl SharedComm {
         self.wait(|state| {
             let rendezvous = state.rendezvous.get_mut(&number)?;
             if rendezvous.mismatch {
-                crate::record::tell("the ranks' calls differ");
+                crate::record::set_last_error("the ranks' calls differ");
                 return Some(Err(ncclInvalidUsage));
             }
             let parts = rendezvous
@@ -235,7 +235,7 @@ impl SharedComm {
         if good {
             return Ok(mail.data);
         }
-        crate::record::tell(&format!(
+        crate::record::set_last_error(&format!(
             "rank {from} sent {} elements of type {}, rank {to} receives {count} of type {dtype}",
             mail.count, mail.dtype
         ));
@@ -247,7 +247,7 @@ impl SharedComm {
         if self.wait(|state| state.verdicts.remove(&number))? {
             return Ok(());
         }
-        crate::record::tell(&format!(
+        crate::record::set_last_error(&format!(
             "rank {peer} receives other elements than it was sent"
         ));
         Err(ncclInvalidUsage)

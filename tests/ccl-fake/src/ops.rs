@@ -163,7 +163,7 @@ pub(crate) fn issue(op: Op) -> ncclResult_t {
         .and_then(|size| size.checked_mul(op.count))
         .filter(|bytes| bytes.checked_mul(comm.shared.count).is_some());
     let Some(bytes) = bytes else {
-        record::tell("a bad type or count");
+        record::set_last_error("a bad type or count");
         return ncclInvalidArgument;
     };
     op.note(comm, bytes);
@@ -171,7 +171,7 @@ pub(crate) fn issue(op: Op) -> ncclResult_t {
         return code;
     }
     if !op.is_valid(comm) {
-        record::tell("a bad root, reduction or pointer");
+        record::set_last_error("a bad root, reduction or pointer");
         return ncclInvalidArgument;
     }
     if depth() > 0 {

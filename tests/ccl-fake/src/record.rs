@@ -66,7 +66,7 @@ pub(crate) unsafe fn take(buffer: *mut c_char, len: usize) -> usize {
 }
 
 /// Keeps a text for this thread's `ncclGetLastError`.
-pub(crate) fn tell(text: &str) {
+pub(crate) fn set_last_error(text: &str) {
     LAST.set(CString::new(text).unwrap_or_default());
 }
 

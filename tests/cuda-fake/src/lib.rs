@@ -27,7 +27,7 @@
 //!
 //! The exported functions `fusewireCudaFakeCalls`, `fusewireCudaFakeLive`, `fusewireCudaFakeReport` and
 //! `fusewireCudaFakeFail` do the last two while the process runs; `fusewireCudaFakeLaunchCount` counts launches by entry,
-//! `fusewireCudaFakeLaunches` tells with which shape and attributes a kernel was launched.
+//! `fusewireCudaFakeLaunches` returns the shape and attributes of a kernel's launches.
 //!
 //! An entry `NAME__grid` is the grid form of the kernel `NAME` (images of `fusewire-build build --multi-rank-grid`): it runs the
 //! blocks of all ranks, each with its rank's parameters.

@@ -46,21 +46,25 @@ pub enum Op {
     AllGatherV,
     /// all_to_all_v: rank a sends `(a + b) % (count + 1)` units to rank b.
     AllToAllV,
-    /// Reduction + residual + RMSNorm of rows of eight f32: a row a rank where ranks share the rows, else one.
+    /// Reduction + residual + RMSNorm of rows of eight f32: a row a rank where ranks share the
+    /// rows, else one.
     Norm(Route),
     /// The same of one row by packets.
     NormPacket,
     /// Put with signal round the ring.
     RingPut,
-    /// all_gather with a ready flag per row; rank 0 has a consumer, which reads each row once its flag is raised.
+    /// all_gather with a ready flag per row; rank 0 has a consumer, which reads each row once its
+    /// flag is raised.
     GatherWithFlags,
-    /// reduce_scatter with an arrival counter per row; rank 0 has a producer, which writes its rows.
+    /// reduce_scatter with an arrival counter per row; rank 0 has a producer, which writes its
+    /// rows.
     ScatterOnArrival,
     /// barrier.
     Barrier,
     /// send from the first rank to the second; the others pass.
     Transfer(u32, u32),
-    /// A batch: everybody sends to the next rank and receives from the one before, more than a channel holds.
+    /// A batch: everybody sends to the next rank and receives from the one before, more than a
+    /// channel holds.
     Ring,
     /// A broken kernel.
     Broken(broken::Kernel),
@@ -79,7 +83,7 @@ fn weight(column: usize) -> f32 {
     column as f32 + 3.0
 }
 
-/// Where a rank's memory lies, as it tells its peers.
+/// Where a rank's memory lies, as it reports to its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// In a window on every rank.
@@ -282,7 +286,8 @@ impl Step {
         let input = self.input(ranks, rank, epoch);
         assert!(input.len() <= image.config().user, "the input fits");
         let poison = vec![0xee; self.output(ranks, rank, epoch).len()];
-        // SAFETY: this rank's buffers, which hold the bytes; the model says whether a peer still uses them.
+        // SAFETY: this rank's buffers, which hold the bytes; the model says whether a peer still
+        // uses them.
         unsafe {
             if !self.has_compute(rank) || self.op != Op::ScatterOnArrival {
                 mem::copy(image.source(rank), input.as_ptr(), input.len());
@@ -342,8 +347,8 @@ impl Step {
         matches!(self.op, Op::GatherWithFlags | Op::ScatterOnArrival) && rank == 0
     }
 
-    /// Clears the words, as the compute stream does before launch and computation. Of a rank without a computation all
-    /// tiles are made.
+    /// Clears the words, as the compute stream does before launch and computation. Of a rank
+    /// without a computation all tiles are made.
     pub fn clear(&self, image: &MemoryImage, rank: u32) {
         let made = self.op == Op::ScatterOnArrival && !self.has_compute(rank);
         for index in 0..image.config().ranks as usize {
@@ -355,8 +360,8 @@ impl Step {
         }
     }
 
-    /// Runs the consumer or producer of `rank` in launch `epoch`; with `early` the producer marks a tile as done before it has
-    /// written it.
+    /// Runs the consumer or producer of `rank` in launch `epoch`; with `early` the producer marks a
+    /// tile as done before it has written it.
     ///
     /// # Panics
     /// When a row is not there although its word says so: then the model fails.
@@ -383,8 +388,8 @@ impl Step {
                 }
                 continue;
             }
-            // One look at some time: the tool tries them all. Who waited here beside two ranks that wait could be preferred
-            // to the one that gets on.
+            // One look at some time: the tool tries them all. Who waited here beside two ranks that
+            // wait could be preferred to the one that gets on.
             // SAFETY: as above.
             if unsafe { mem::load_u32(word, Order::Acquire, Scope::Device) } < overlap::THERE {
                 continue;

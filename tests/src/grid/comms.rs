@@ -48,10 +48,10 @@ fn several(grid: &mut Grid, count: usize, stores: Stores) -> Result<()> {
         let name = format!("{stores:?}.{count}.{at}");
         let (comm, warned) =
             warnings::of(|| new_comm(base.backend(), base.device(), &name, options));
-        let told = warned
+        let is_warned = warned
             .iter()
             .any(|line| line.contains("unknown hint \"made_up\""));
-        grid.check(GROUP, told, "an unknown hint is not warned of");
+        grid.check(GROUP, is_warned, "an unknown hint is not warned of");
         comms.push(comm?);
     }
     at_once(grid, &comms)?;

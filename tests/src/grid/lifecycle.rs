@@ -28,10 +28,10 @@ fn dropped(grid: &mut Grid) -> Result<()> {
     // Everybody has what it needs before anybody leaves.
     grid.comm.barrier()?;
     let ((), warned) = warnings::of(|| drop(dup));
-    let told = warned
+    let is_warned = warned
         .iter()
         .any(|line| line.contains("without finalize()"));
-    grid.check(GROUP, told, &format!("not warned of: {warned:?}"));
+    grid.check(GROUP, is_warned, &format!("not warned of: {warned:?}"));
     grid.comm.barrier()?;
     let dup = grid.comm.dup()?;
     dup.barrier()?;
@@ -70,14 +70,14 @@ fn finalized(grid: &mut Grid) -> Result<bool> {
         comm.split(&[comm.rank()], "late").map(drop),
         comm.all_gather_object(&1u8).map(drop),
     ];
-    let told = |answer: &Result<()>| match answer {
+    let is_refused = |answer: &Result<()>| match answer {
         Err(error @ Error::Communicator { .. }) => error.to_string().contains("finalized"),
         _ => false,
     };
     for (at, answer) in answers.iter().enumerate() {
         grid.check(
             GROUP,
-            told(answer),
+            is_refused(answer),
             &format!("call {at} after finalize gives {answer:?}"),
         );
     }

@@ -192,7 +192,7 @@ fn lists(grid: &mut Grid, way: Way, count: usize, variable: bool) -> Result<()> 
     Ok(())
 }
 
-/// All_gather whose output is told once.
+/// A persistent all_gather, whose output is given once.
 fn persistent(grid: &mut Grid, way: Way) -> Result<()> {
     grid.doing = format!("persistent all_gather, {way:?}");
     let comm = grid.comm.clone();

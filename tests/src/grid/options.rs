@@ -25,12 +25,12 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     for options in &all {
         let unknown = options.hints.contains_key("made_up");
         let (comm, warned) = warnings::of(|| plain.with_options(options));
-        let told = warned
+        let is_warned = warned
             .iter()
             .any(|line| line.contains("unknown hint \"made_up\""));
         grid.check(
             GROUP,
-            told == unknown,
+            is_warned == unknown,
             &format!("{options:?} warned {warned:?}"),
         );
         grid.comm = comm?;

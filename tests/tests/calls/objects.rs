@@ -136,7 +136,7 @@ fn too_large_is_an_error_on_every_rank_and_nobody_waits() {
         );
         if comm.rank() == 1 {
             assert!(comm.send_object_list(&[mine], 0).is_err());
-            // The peer was told the size and nothing else.
+            // The peer received the size and nothing else.
         } else if comm.rank() == 0 {
             let error = comm.recv_object_list::<Vec<u8>>(1).expect_err("too large");
             assert!(error.to_string().contains("rank 1"), "{error}");

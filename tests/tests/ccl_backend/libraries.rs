@@ -100,8 +100,8 @@ fn the_environment_names_the_library() {
             ("FUSEWIRE_CCL_FAKE_VERSION", "22304".to_owned()),
         ];
         let mut ranks = Ranks::start(TEST, "named", 1, Host::Parent, &environment);
-        let told = ranks.processes[0].next_report(PATIENCE);
-        assert_eq!(told.as_deref(), Ok("2.23.4 7"));
+        let report = ranks.processes[0].next_report(PATIENCE);
+        assert_eq!(report.as_deref(), Ok("2.23.4 7"));
         ranks.succeed(PATIENCE).expect("it ends");
     }
 }

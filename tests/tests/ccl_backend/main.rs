@@ -23,7 +23,8 @@ use tempfile::TempDir;
 /// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The fake's shared library. Cargo builds it beside this binary; if it did not, it is told to.
+/// The fake's shared library. Cargo builds it beside this binary; if it did not, this function
+/// builds it.
 fn built() -> PathBuf {
     let name = format!(
         "{}fusewire_ccl_fake{}",

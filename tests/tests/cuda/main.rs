@@ -234,7 +234,8 @@ fn a_driver_with_a_fault_is_noticed_and_named() {
     }
 }
 
-/// In the child: some rank tells of the fault by the driver's call and name, all end, and what follows works.
+/// In the child: some rank reports the fault with the driver's call and name, all end, and what
+/// follows works.
 fn faulty() {
     let fault = std::env::var("FUSEWIRE_CUDA_FAKE_FAIL").expect("set by the parent");
     let name = std::env::var("NAME").expect("set by the parent");

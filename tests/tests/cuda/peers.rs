@@ -174,7 +174,7 @@ fn memory_goes_by_descriptors_where_it_has_them() {
     );
 }
 
-/// Who has allocated memory, and counts when it is told that nobody uses it.
+/// The owner of allocated memory; counts the notifications that the memory is unused.
 struct Owner(Arc<AtomicU32>);
 
 impl Drop for Owner {

@@ -160,16 +160,16 @@ fn refused(shapes: &[(LaunchAttributes, &str)]) {
     for result in run_threads(1, &options(), |comm| {
         let rounding = Rounding::new(fusewire_tests::device())?;
         for (attributes, says) in shapes {
-            let told = |result: Result<Work>| {
+            let is_refused = |result: Result<Work>| {
                 let error = result.expect_err(says);
                 let text = error.to_string();
                 assert!(matches!(error, Error::Launch { .. }), "{text}");
                 assert!(text.contains(says) && text.contains("quantize"), "{text}");
             };
             let before = launches();
-            told(rounding.launch(&comm, *attributes));
+            is_refused(rounding.launch(&comm, *attributes));
             comm.stream().begin_capture()?;
-            told(rounding.launch(&comm, *attributes));
+            is_refused(rounding.launch(&comm, *attributes));
             let graph = comm.stream().end_capture()?;
             assert!(graph.is_empty());
             assert_eq!(launches(), before, "{says}");

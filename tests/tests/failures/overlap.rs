@@ -41,7 +41,7 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
         (40, 2000)
     };
     for trial in 0..trials {
-        // Sizes differ, so that ranks that replay different graphs are told apart.
+        // Sizes differ, so that ranks that replay different graphs are distinguished.
         let sizes = if trial % 2 == 0 {
             [16, 24]
         } else {
@@ -98,7 +98,7 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
             }
         }
     }
-    println!("{right} right replays, {overlaps} overlaps told");
+    println!("{right} right replays, {overlaps} overlaps reported");
     assert!(
         overlaps > 0,
         "no launch overlapped: this test has tested nothing"
@@ -219,7 +219,7 @@ fn no_launch_goes_uncounted_when_launches_overlap() {
     } else {
         (2000, 3000)
     };
-    let mut told = 0;
+    let mut reported = 0;
     for _ in 0..trials {
         for result in run_threads(1, &options(), |comm| {
             let streams = [stream(), stream()];
@@ -247,12 +247,12 @@ fn no_launch_goes_uncounted_when_launches_overlap() {
             );
             Ok(u64::from(comm.failure().is_some()))
         }) {
-            told += result.expect("joined");
+            reported += result.expect("joined");
         }
     }
-    println!("{told} overlaps told");
+    println!("{reported} overlaps reported");
     assert!(
-        told > 0,
+        reported > 0,
         "no launch overlapped: this test has tested nothing"
     );
 }

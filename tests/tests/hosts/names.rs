@@ -284,7 +284,7 @@ fn without_gloo_the_error_says_what_to_build() {
 
 /// The oracle's tolerance would pass what changes nothing: inputs differ from sums.
 #[test]
-fn the_oracle_tells_sums_from_inputs() {
+fn the_oracle_distinguishes_sums_from_inputs() {
     let inputs: Vec<_> = (0..4)
         .map(|rank| oracle::fill(DType::F32, rank, 0, 129))
         .collect();

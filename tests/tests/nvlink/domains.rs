@@ -12,7 +12,7 @@ use super::{Driver, PATIENCE, algorithm, options, sum};
 /// Environment of a rank.
 type Variables<'a> = Vec<(&'static str, &'a str)>;
 
-/// A cluster, and another one, as NVML tells of them.
+/// A cluster, as NVML reports it.
 const CLUSTER: &str = "3:0:00112233445566778899aabbccddeeff:7";
 
 /// The variables of a host with one GPU in domain `domain`, whose fabric is `fabric`.
@@ -97,7 +97,7 @@ fn hosts_of_one_domain_work_as_one() {
     let driver = Driver::install();
     let test = "domains::hosts_of_one_domain_work_as_one";
     let named = ("FUSEWIRE_NVLINK_DOMAIN", "d");
-    let told = ("FUSEWIRE_CUDA_FAKE_NVML", CLUSTER);
+    let reported = ("FUSEWIRE_CUDA_FAKE_NVML", CLUSTER);
     let switch = ("FUSEWIRE_CUDA_FAKE_MULTICAST", "1");
     let alone = ("FUSEWIRE_CUDA_FAKE_DESCRIPTORS", "0");
     for (ranks, by) in [
@@ -108,17 +108,17 @@ fn hosts_of_one_domain_work_as_one() {
         // As the management library says; without file descriptors.
         (
             vec![
-                host("x", "1", &[told, alone]),
-                host("y", "2", &[told, alone]),
+                host("x", "1", &[reported, alone]),
+                host("y", "2", &[reported, alone]),
             ],
             "by two_shot",
         ),
         // Two ranks of three on one host, and a switch.
         (
             vec![
-                host("x", "1", &[told, switch]),
-                host("y", "2", &[told, switch]),
-                host("x", "3", &[told, switch]),
+                host("x", "1", &[reported, switch]),
+                host("y", "2", &[reported, switch]),
+                host("x", "3", &[reported, switch]),
             ],
             "by nvls",
         ),
@@ -159,8 +159,8 @@ fn hosts_of_several_domains_are_apart() {
         .iter()
         .any(|name| name == "gloo");
     let named = |name| ("FUSEWIRE_NVLINK_DOMAIN", name);
-    let told = |state| ("FUSEWIRE_CUDA_FAKE_NVML", state);
-    let cluster = told(CLUSTER);
+    let reported = |state| ("FUSEWIRE_CUDA_FAKE_NVML", state);
+    let cluster = reported(CLUSTER);
     let no_fabric = ("FUSEWIRE_CUDA_FAKE_FABRIC", "");
     for (one, other) in [
         (vec![named("d")], vec![named("e")]),
@@ -172,21 +172,21 @@ fn hosts_of_several_domains_are_apart() {
         // Another clique; another cluster; not registered yet; in vain; of one host only; nothing said.
         (
             vec![cluster],
-            vec![told("3:0:00112233445566778899aabbccddeeff:8")],
+            vec![reported("3:0:00112233445566778899aabbccddeeff:8")],
         ),
         (
             vec![cluster],
-            vec![told("3:0:10112233445566778899aabbccddeeff:7")],
+            vec![reported("3:0:10112233445566778899aabbccddeeff:7")],
         ),
         (
-            vec![told("2:0:00112233445566778899aabbccddeeff:7"); 1],
+            vec![reported("2:0:00112233445566778899aabbccddeeff:7"); 1],
             vec![cluster],
         ),
         (
-            vec![told("3:999:00112233445566778899aabbccddeeff:7")],
+            vec![reported("3:999:00112233445566778899aabbccddeeff:7")],
             vec![cluster],
         ),
-        (vec![told("3:0:0:7")], vec![told("3:0:0:7")]),
+        (vec![reported("3:0:0:7")], vec![reported("3:0:0:7")]),
         (vec![], vec![]),
     ] {
         let ranks = [host("x", "1", &one), host("y", "2", &other)];

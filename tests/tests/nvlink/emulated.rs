@@ -1,7 +1,7 @@
 //! By multicast: when it is taken, when it is refused, and which elements it really carries.
 //!
 //! The switch hands sums of bf16 back rounded, so an average is rounded twice; the ordinary way rounds once. With
-//! contents for which the two differ, a result tells of every element by which way it came.
+//! contents for which the two differ, a result shows of every element which way it took.
 
 use fusewire::{
     Algorithm, CallOptions, Communicator, DType, Determinism, Error, Operation, Options, ReduceOp,
@@ -25,7 +25,7 @@ fn options(algorithm: Algorithm) -> Options {
 }
 
 /// One number a rank, and their average rounded once and twice, which differ.
-fn telling() -> ([bf16; 3], bf16, bf16) {
+fn distinguishing_values() -> ([bf16; 3], bf16, bf16) {
     for i in 0..128u16 {
         for j in 0..128u16 {
             let numbers = [
@@ -75,7 +75,7 @@ fn all_reduce(
     count: usize,
     multicast: bool,
 ) -> Result<()> {
-    let (numbers, once, twice) = telling();
+    let (numbers, once, twice) = distinguishing_values();
     fill(memory, bf16::ZERO);
     let (from, to) = (memory.slice(input, count)?, memory.slice(output, count)?);
     fill(&from, numbers[comm.rank() as usize]);
@@ -132,7 +132,7 @@ fn all_reduce_carries_whole_vectors_where_offsets_agree() {
 
 #[test]
 fn the_ordinary_algorithms_round_once() {
-    // The control of the test above: what it tells apart is not an artefact of the contents.
+    // The control of the test above: the difference is not an artefact of the contents.
     for algorithm in [Algorithm::Auto, Algorithm::Signal, Algorithm::TwoShot] {
         for result in run_threads(RANKS, &options(algorithm), |comm| {
             let memory = comm.alloc(DType::Bf16, 4096)?;
@@ -147,7 +147,7 @@ fn the_ordinary_algorithms_round_once() {
 #[test]
 fn reduce_scatter_carries_whole_vectors_of_a_row() {
     for result in run_threads(RANKS, &options(Algorithm::Nvls), |comm| {
-        let (numbers, once, twice) = telling();
+        let (numbers, once, twice) = distinguishing_values();
         let me = comm.rank() as usize;
         let memory = comm.alloc(DType::Bf16, 8192)?;
         for (input, output, multicast) in [

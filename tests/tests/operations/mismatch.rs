@@ -10,7 +10,7 @@ use fusewire::{
 };
 use fusewire_tests::device::run_threads;
 
-/// The time-out; a mismatch must be told in much less.
+/// The time-out; a mismatch must be reported in much less.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Bound for that: not a measurement, but far from the time-out.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -203,7 +203,7 @@ fn run_case(name: &str, usual: Call, odd: Call, ranks: u32, who: u32, options: &
     }
     assert!(
         started.elapsed() < AT_ONCE,
-        "{context}: told only after {:?}",
+        "{context}: reported only after {:?}",
         started.elapsed()
     );
 }
@@ -251,7 +251,7 @@ fn sizes_and_types_of_send_and_receive() {
         let started = Instant::now();
         let results = run_threads(2, &options, |comm| {
             Ok(if comm.rank() == 0 {
-                // A short send may return before it is received; the next call tells.
+                // A short send may return before it is received; the next call returns the error.
                 send(&comm).and_then(|()| comm.barrier()).err()
             } else {
                 receive(&comm).err()
@@ -324,7 +324,7 @@ fn local_options_may_differ() {
 
 #[test]
 fn a_wrong_packet_header_is_seen_without_a_stall() {
-    // Polls go on for so long that no wait stalls: only what travels with the data can tell.
+    // Polls go on for so long that no wait stalls: only what travels with the data can show it.
     let mut options = Options::default();
     options.timeout = TIMEOUT;
     options.lanes = 32;

@@ -40,7 +40,7 @@ fn cargo(workspace: &Path) -> Command {
 
 /// Root of the workspace around the current folder.
 pub(super) fn workspace() -> anyhow::Result<PathBuf> {
-    let here = std::env::current_dir().context("cannot tell the current folder")?;
+    let here = std::env::current_dir().context("cannot read the current folder")?;
     let output = cargo(&here)
         .args(["locate-project", "--workspace", "--message-format", "plain"])
         .output()

@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail, ensure};
 use fusewire_build::sources::sha256;
 use serde::{Deserialize, Serialize};
 
-/// File that tells a bundle from another folder.
+/// File that marks a folder as a bundle.
 pub(super) const MANIFEST: &str = "manifest.json";
 /// The sums of all files, for `sha256sum -c`.
 pub(super) const SUMS: &str = "SHA256SUMS";

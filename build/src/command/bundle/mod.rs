@@ -89,7 +89,7 @@ const README: &str = include_str!("README.txt");
 /// Builds, gathers, and says what there is.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let folder = std::path::absolute(&arguments.dir)
-        .with_context(|| format!("cannot tell where {} is", arguments.dir.display()))?;
+        .with_context(|| format!("cannot make {} an absolute path", arguments.dir.display()))?;
     // Refused before minutes of building.
     contents::prepare(&folder)?;
     let workspace = cargo::workspace()?;

@@ -63,8 +63,8 @@ fn prepare(name: &str, kind: Kind, setup: &Setup) -> Result<Library> {
     Ok(library)
 }
 
-/// Rank 0 hears whether every rank is ready, the others tell it. The first that is not is rank 0's error, and
-/// through [`announce`] everybody's.
+/// Reports to rank 0 whether each rank is ready. The first rank that is not is the error of rank 0,
+/// and through [`announce`] of all ranks.
 fn agree<'a>(
     setup: &Setup,
     prepared: &'a Result<Library>,

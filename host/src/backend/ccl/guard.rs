@@ -95,8 +95,8 @@ impl Guard {
         })
     }
 
-    /// Runs `call`; the communicator is aborted when it takes longer than `timeout`, which the second part
-    /// tells.
+    /// Runs `call`. Aborts the communicator if it takes longer than `timeout`, and then returns
+    /// true as the second part.
     pub(super) fn during<R>(&self, timeout: Duration, call: impl FnOnce() -> R) -> (R, bool) {
         let _one = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let mut watched = self.shared.watched();

@@ -463,7 +463,7 @@ impl Backend for Hierarchy {
 
 impl Drop for Hierarchy {
     fn drop(&mut self) {
-        // Nothing waits on its stream: every call was blocking. A failure has been told of by the call.
+        // Nothing waits on its stream: every call was blocking. A failure was returned by the call.
         let _ = self.local.finalize();
     }
 }

@@ -257,11 +257,11 @@ fn the_last_clone_may_go_on_the_worker() {
     stream
         .enqueue(Item::Launch(launch(add, &target, 1)))
         .unwrap();
-    let tell = move || {
+    let notify = move || {
         sender.send(()).unwrap();
         Ok(())
     };
-    stream.enqueue(Item::Host(Box::new(tell))).unwrap();
+    stream.enqueue(Item::Host(Box::new(notify))).unwrap();
     // Not the last one: the clone in the queue keeps the stream.
     drop(stream);
     drop(release);

@@ -8,7 +8,7 @@ pub enum MemoryKind {
     /// Used by this device only.
     Private,
     /// Peers read and write it while kernels run: exportable, and fine-grained where the architecture
-    /// tells that from coarse-grained memory.
+    /// distinguishes that from coarse-grained memory.
     Shared,
 }
 

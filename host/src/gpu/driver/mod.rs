@@ -134,7 +134,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>>;
 
-    /// Offset and size of each parameter, by the image's own metadata; `None` where the library cannot tell.
+    /// Offset and size of each parameter, by the image's own metadata; `None` if the library does
+    /// not report them.
     ///
     /// # Errors
     /// `Error::Driver`.

@@ -10,7 +10,7 @@
 //! 1. in the folders that `FUSEWIRE_IMAGES` lists, separated as in `PATH`;
 //! 2. in the program's folder, and in `images` beside the program;
 //! 3. in `fusewire-gpu/out/NAME` of cargo's target folder, where the program lies in one: what `fusewire-build build`
-//!    writes when it is told nothing.
+//!    writes by default.
 //!
 //! The first folder that has one for the device decides; there a cubin that the GPU runs (of its major version and not of a newer
 //! minor one; of the very architecture, where it is made for that alone) goes before PTX. [`Images::from_path`] takes a file. One that

@@ -36,7 +36,7 @@ fn parameters(list: &str) -> Result<Vec<(usize, usize)>, &str> {
         .filter(|part| !part.is_empty())
     {
         let (mut size, mut align) = (None, None);
-        // What follows .ptr tells of the memory behind the pointer.
+        // What follows .ptr describes the memory that the pointer points to.
         let mut behind = false;
         let mut words = parameter.split_whitespace();
         while let Some(word) = words.next() {

@@ -15,7 +15,7 @@ pub(crate) struct MemoryDescriptor {
     pub(crate) uuid: [u8; 16],
     /// Whether that GPU can be part of a multicast object.
     pub(crate) multicast: bool,
-    /// Tells the process from those that have the same id on other hosts or in other containers.
+    /// Distinguishes the process from those with the same id on other hosts or in other containers.
     pub(super) process: u64,
     pub(super) mapped: u64,
     pub(super) id: u64,

@@ -24,7 +24,7 @@ pub(crate) struct Memory {
     gpu: Arc<Gpu>,
     raw: RawMemory,
     bytes: u64,
-    /// Tells the pieces of this process apart.
+    /// Identity of the allocation within this process.
     id: u64,
     /// Memory that somebody else allocated and frees.
     foreign: bool,
@@ -243,7 +243,8 @@ impl Drop for Memory {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if self.raw.origin == Origin::Whole && matches!(published, Some((Wire::Ipc(..), _))) {
-            // Freeing memory that other processes may still have open is undefined; nobody tells when they are done.
+            // Freeing memory that other processes may still have open is undefined, and their end
+            // is not reported.
             tracing::warn!(
                 bytes = self.raw.bytes,
                 "device memory that was shared by IPC stays allocated until the process ends"

@@ -17,8 +17,8 @@ use crate::gpu::images::Entry;
 #[derive(Debug)]
 struct Fake {
     properties: Properties,
-    /// Whether the library can tell parameters.
-    tells: bool,
+    /// True if the library reports parameters.
+    reports: bool,
     local_bytes: u32,
     modules: Mutex<Vec<Image>>,
     /// What loading and looking up have given, by symbol.
@@ -26,7 +26,7 @@ struct Fake {
 }
 
 impl Fake {
-    fn new(architecture: &str, tells: bool) -> Self {
+    fn new(architecture: &str, reports: bool) -> Self {
         Self {
             properties: Properties {
                 ordinal: 0,
@@ -45,7 +45,7 @@ impl Fake {
                 multicast: false,
                 cooperative: true,
             },
-            tells,
+            reports,
             local_bytes: 0,
             modules: Mutex::default(),
             found: Mutex::default(),
@@ -113,7 +113,7 @@ impl Driver for Fake {
     fn parameters(&self, function: RawFunction) -> Result<Option<Vec<(usize, usize)>>> {
         let modules = self.modules.lock().unwrap();
         let entry = &modules[(function.0 >> 16) - 1].entries[function.0 & 0xffff];
-        Ok(self.tells.then(|| entry.parameters.clone()))
+        Ok(self.reports.then(|| entry.parameters.clone()))
     }
 
     fn function_properties(&self, _: RawFunction) -> Result<FunctionProperties> {
@@ -181,12 +181,12 @@ fn detail(result: Result<Module>) -> String {
     }
 }
 
-/// With the parameters that the driver tells, and with those of the image.
+/// With the parameters that the driver reports, and with those of the image.
 #[test]
 fn a_library_loads_whole_on_every_architecture() {
     for architecture in ["sm_80", "sm_90", "sm_120", "gfx90a", "gfx942"] {
-        for tells in [false, true] {
-            let driver = Fake::new(architecture, tells);
+        for reports in [false, true] {
+            let driver = Fake::new(architecture, reports);
             let images = Images::in_folders(architecture, Vec::new());
             let modules = load_library(&driver, &images, KERNELS).unwrap();
             let names: Vec<&str> = modules.iter().map(Module::name).collect();

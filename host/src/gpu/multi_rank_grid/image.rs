@@ -42,7 +42,8 @@ impl GridImage {
         if let Some(found) = image.sources()
             && found != images.sources()?
         {
-            // The parameters of a grid form do not tell: they are the same for every kernel.
+            // The parameters of a grid form are the same for every kernel, so they cannot be
+            // compared.
             return Err(other_version(
                 &image,
                 "it was made from other sources than the library's own images",

@@ -16,8 +16,9 @@ use super::{MultiRankGrid, MultiRankGridOptions, PART};
 use crate::{Error, Result};
 use fake::{Call, Fake};
 
-/// Meets `all` blocks at `counter`, within two seconds; then every block tells the element of its rank's `own` that belongs
-/// to it how many blocks its rank has and what `mark` is, or leaves it 0 if they did not meet.
+/// Waits for `all` blocks at `counter`, at most two seconds. Then every block tells the element of
+/// its rank's `own` that belongs to it how many blocks its rank has and what `mark` is, or leaves
+/// it 0 if they did not meet.
 #[kernel]
 unsafe fn grid_meet(
     block: Block<impl Machine>,

@@ -19,7 +19,7 @@ const REQUEST_MAGIC: [u8; 8] = *b"FWFETCH1";
 const REPLY_MAGIC: [u8; 7] = *b"FWGIVE1";
 
 /// Descriptors that the buffer of a receiver has room for. One more than is taken, so that two are
-/// told from one; what does not fit is closed by the system, which says so.
+/// distinguished from one; what does not fit is closed by the system, which says so.
 const ROOM: usize = 2;
 
 /// What the owner of a descriptor answers.

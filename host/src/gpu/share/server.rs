@@ -304,7 +304,7 @@ impl Caller {
     fn answer(&self, shared: &Shared, secret: &Random) {
         // Held while the descriptor is sent: a descriptor that is withdrawn has been sent or is not.
         let table = shared.table();
-        // Every one is looked at, so that the time does not tell which one it is.
+        // Every entry is compared, so that the time does not reveal which one matches.
         let mut found = None;
         for (of_entry, descriptor) in &table.entries {
             if same(of_entry, secret) {
@@ -339,7 +339,7 @@ fn admissible(socket: &UnixStream) -> bool {
         && socket.set_nonblocking(true).is_ok()
 }
 
-/// Sends a reply without a descriptor. Who cannot be told finds the connection closed.
+/// Sends a reply without a descriptor. A caller that cannot be reached finds the connection closed.
 fn reply(socket: &UnixStream, reply: Reply) {
     if let Err(error) = message::send(socket, &reply.to_bytes(), None) {
         tracing::debug!(%error, "a process that asked for a descriptor could not be answered");
@@ -352,7 +352,7 @@ fn hang_up(socket: &UnixStream) {
     let _ = socket.shutdown(Shutdown::Both);
 }
 
-/// Tells everybody who waits that nothing is published any more.
+/// Replies to all waiting callers that nothing is published any more.
 fn close(listener: &UnixListener, callers: Vec<Caller>) {
     // From here on nobody connects, also where a forked child has a copy of the descriptor.
     // SAFETY: the descriptor is open; the call touches no memory.

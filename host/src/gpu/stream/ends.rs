@@ -1,4 +1,4 @@
-//! Ends of work: found out by whoever asks, told to its owners, and waited for.
+//! Ends of work: detected by polls, reported to the owners, and waited for.
 
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
@@ -19,7 +19,8 @@ const MAX_FAILURES: usize = 1024;
 const SPIN: Duration = Duration::from_micros(50);
 
 thread_local! {
-    /// This thread tells an owner of an end: waiting for the same stream would not end.
+    /// Set while this thread reports an end to an owner, when waiting for the same stream would not
+    /// end.
     static SETTLING: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -30,7 +31,7 @@ pub(in crate::gpu) fn is_settling() -> bool {
 }
 
 impl Stream {
-    /// Finds out what has ended, and tells its owners.
+    /// Detects what has ended and reports it to the owners.
     pub(super) fn poll(&self) {
         self.inner.poll();
     }

@@ -98,7 +98,7 @@ impl Stream {
         self.inner.raw
     }
 
-    /// Tells streams apart; the same for two values that adopted one stream.
+    /// Returns the stream's identity: equal for two values that adopted one stream.
     pub(crate) fn id(&self) -> usize {
         if self.inner.owned {
             Arc::as_ptr(&self.inner) as usize

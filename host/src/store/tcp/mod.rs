@@ -20,8 +20,9 @@ use crate::Result;
 /// Each call uses a connection of its own while it runs, so that a thread which waits for a key
 /// does not hold up the thread that sets it; idle connections are kept and used again.
 ///
-/// A server of PyTorch before 2.1 has no [`Store::append`](crate::store::Store::append), and does not tell those
-/// who wait about a key that [`Store::compare_set`](crate::store::Store::compare_set) has made.
+/// A server of PyTorch before 2.1 has no [`Store::append`](crate::store::Store::append), and does
+/// not wake clients that wait for a key that
+/// [`Store::compare_set`](crate::store::Store::compare_set) has made.
 #[derive(Debug)]
 pub struct TcpStore {
     host: String,

@@ -76,7 +76,8 @@ impl TcpStore {
 impl Store for TcpStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let wire_key = checked("set", key, value)?;
-        // SET has no answer. The CHECK behind it has one, and so tells that the value has arrived.
+        // SET has no answer. The CHECK after it has one, and so confirms that the value has
+        // arrived.
         let request = self
             .query(Query::Set)
             .vector(&wire_key)

@@ -1,4 +1,4 @@
-//! Functions that no driver has: what tests ask and tell the fake.
+//! Functions that no driver has: how tests query and control the fake.
 //!
 //! They are counted nowhere and never fail by command.
 

@@ -21,7 +21,7 @@ use crate::core::handles::Table;
 use crate::core::record;
 use crate::status::{Result, SUCCESS, Status};
 
-/// Exports functions: each is counted, may be told to fail, and is refused within a callback.
+/// Exports functions: each is counted, can be made to fail, and is refused within a callback.
 macro_rules! export {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[doc = concat!("`", stringify!($name), "`: see `cuda.h`.\n\n# Safety\nAs `cuda.h` says.")]

@@ -185,7 +185,8 @@ fn shape(config: &LaunchConfig) -> Result<(Shape, Vec<Vec<u32>>)> {
     for at in 0..config.count as usize {
         // SAFETY: the caller promises that many attributes.
         let attribute = get(unsafe { config.attributes.add(at) })?;
-        // The dimensions of a cluster are three words, other values are told by their first.
+        // The dimensions of a cluster are three words, other values are distinguished by their
+        // first.
         let words = if attribute.id == 4 { 3 } else { 1 };
         attributes.push([&[attribute.id], &attribute.value[..words]].concat());
         match attribute.id {

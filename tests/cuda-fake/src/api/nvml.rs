@@ -1,4 +1,5 @@
-//! The management library, as far as it tells of the fabric: the fake is installed under its name, too.
+//! The management library, as far as it reports the fabric: the fake is installed under its name,
+//! too.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -32,7 +33,7 @@ const VERSION: c_uint = 0x0200_0024;
 const _: () = assert!(size_of::<FabricInfo>() == (VERSION & 0xff_ffff) as usize);
 
 /// What `FUSEWIRE_CUDA_FAKE_NVML` says: `STATE:STATUS:CLUSTER:CLIQUE`, the cluster in 32 hexadecimal digits.
-fn told() -> Option<FabricInfo> {
+fn fabric_info() -> Option<FabricInfo> {
     let text = variable("NVML")?;
     let mut parts = text.split(':');
     let state = parts.next()?.parse().ok()?;
@@ -119,6 +120,6 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
         health: 0,
     };
     // SAFETY: not null, and of that version, so that it has room for all of it.
-    unsafe { info.write(told().unwrap_or(none)) };
+    unsafe { info.write(fabric_info().unwrap_or(none)) };
     SUCCESS
 }

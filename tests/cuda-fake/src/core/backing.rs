@@ -116,7 +116,7 @@ impl Backing {
         })
     }
 
-    /// Tells this memory from any other of the host.
+    /// Returns a number that distinguishes this memory from any other of the host.
     pub(crate) fn inode(&self) -> u64 {
         self.file.metadata().map_or(0, |data| data.ino())
     }

@@ -97,7 +97,7 @@ pub(crate) fn device(number: i32) -> Result<u32> {
         .ok_or(Status::InvalidDevice)
 }
 
-/// What tells a device from all others.
+/// Returns the unique id of a device.
 pub(crate) fn uuid(device: u32) -> [u8; 16] {
     let mut bytes = *b"fusewire-fake\0";
     bytes[14] = bytes[14].wrapping_add(settings().host);

@@ -451,7 +451,7 @@ pub(crate) fn live() -> Live {
 /// Copies, as a device does: eight aligned bytes arrive in one piece.
 ///
 /// # Safety
-/// Both ranges are mapped as far as the fake can tell; the host's part is the caller's promise.
+/// Both ranges are mapped as far as the fake can check; the host's part is the caller's promise.
 pub(crate) unsafe fn copy(to: u64, from: u64, bytes: u64) {
     let _working = working();
     if (to | from | bytes).is_multiple_of(8) && bytes <= 256 {
@@ -472,7 +472,7 @@ pub(crate) unsafe fn copy(to: u64, from: u64, bytes: u64) {
 /// Fills `bytes` bytes with a pattern of `width` bytes.
 ///
 /// # Safety
-/// The range is mapped, as far as the fake can tell.
+/// The range is mapped, as far as the fake can check.
 pub(crate) unsafe fn fill(to: u64, pattern: u32, width: u64, count: u64) {
     let _working = working();
     for at in 0..count {

@@ -1,4 +1,4 @@
-//! What was called how often, what lives, and calls that are told to fail.
+//! What was called how often, what lives, and calls that are made to fail.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::{BTreeMap, VecDeque};
@@ -45,8 +45,8 @@ struct Failure {
     code: u32,
 }
 
-/// Tells the user of a test why the fake refuses something.
-pub(crate) fn tell(text: &str) {
+/// Prints why the fake refuses something.
+pub(crate) fn log_refusal(text: &str) {
     eprintln!("fusewire-cuda-fake: {text}");
 }
 

@@ -61,7 +61,7 @@ impl Stream {
 
     /// Waits for all work, whatever became of it.
     pub(crate) fn settle(&self) {
-        // The device's own failure is told by its context.
+        // The device's own failure is reported by its context.
         let _ = self.work.synchronize();
     }
 
