@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_told_from_others_and_from_its_end() {
+    fn a_process_is_distinguished_from_others_and_from_its_end() {
         let own = std::process::id();
         let start = start_time(own).unwrap();
         assert!(!has_ended(own, start) && !is_ending(own, start));

@@ -419,8 +419,8 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
 }
 
 #[test]
-fn different_calls_are_told_at_once() {
-    let test = "different_calls_are_told_at_once";
+fn different_calls_are_reported_at_once() {
+    let test = "different_calls_are_reported_at_once";
     on_fake(test, Image::There, &[], || {
         for result in run(3, &multi_rank_grid(PATIENCE), |comm| {
             let x = comm.alloc(DType::F32, 10)?;

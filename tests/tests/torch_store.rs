@@ -199,7 +199,7 @@ fn pytorchs_client_of_our_server() {
 }
 
 #[test]
-fn a_wrong_protocol_is_told() {
+fn a_wrong_protocol_is_reported() {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     // Ours speaks both; something that hangs up at once speaks none.
     let options = StoreOptions::default().with_protocol(StoreProtocol::Legacy);

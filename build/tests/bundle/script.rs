@@ -304,7 +304,7 @@ fn the_baseline_is_measured_where_there_is_one() {
 }
 
 #[test]
-fn two_ranks_that_do_not_meet_under_a_tool_are_told_apart_from_errors() {
+fn two_ranks_that_do_not_meet_under_a_tool_are_distinguished_from_errors() {
     let bundle = Bundle::new();
     let only = ["--device", "cuda", "--only", "sanitizers"];
     for (says, expected) in [("rank 1 timed out", "pass"), ("all is lost", "FAIL")] {

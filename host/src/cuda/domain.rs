@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_not_there_tells_of_none() {
+    fn a_missing_library_reports_no_domain() {
         assert!(Nvml::open("libfusewire-has-no-such-library.so.1").is_none());
         // One that is there and has no such functions.
         assert!(Nvml::open("libc.so.6").is_none());

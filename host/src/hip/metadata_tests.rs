@@ -10,7 +10,7 @@ fn expected() -> Vec<(usize, usize)> {
 }
 
 #[test]
-fn a_real_image_tells_its_arguments() {
+fn a_real_image_reports_its_arguments() {
     let object = parse(IMAGE).unwrap();
     assert_eq!(object.target.as_deref(), Some("amdgcn-amd-amdhsa--gfx942"));
     let kernels = object.kernels.unwrap();
@@ -66,7 +66,7 @@ fn damage_does_no_harm() {
 }
 
 #[test]
-fn other_files_are_told_apart() {
+fn other_files_are_distinguished() {
     let text = |image: &[u8]| parse(image).unwrap_err();
     assert!(text(b"").contains("no 64-bit"));
     assert!(text(b".version 8.0\n.target sm_90\0").contains("no 64-bit"));
@@ -95,7 +95,7 @@ fn lengths_beyond_the_image_are_refused() {
 }
 
 #[test]
-fn an_image_without_metadata_cannot_tell() {
+fn an_image_without_metadata_reports_nothing() {
     let mut image = IMAGE.to_vec();
     let owner = find(&image, b"AMDGPU\0");
     image[owner] = b'X';

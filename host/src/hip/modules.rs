@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_without_metadata_are_told_apart_from_unknown_ones() {
+    fn kernels_without_metadata_are_distinguished_from_unknown_ones() {
         let mut object = CodeObject::default();
         assert_eq!(arguments(&object, c"scale"), Ok(None));
         let kernels = HashMap::from([("scale".to_owned(), vec![(0, 8), (8, 4)])]);

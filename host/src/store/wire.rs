@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bytes_tell_the_dialect() {
+    fn the_first_bytes_identify_the_dialect() {
         let current = query(Query::Validate).u32(VALIDATION_MAGIC).finish();
         assert_eq!(dialect(&current), Ok(Dialect::Current));
         for cut in 0..5 {

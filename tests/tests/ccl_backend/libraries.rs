@@ -24,7 +24,7 @@ fn alone(backend: &str, library: Option<&str>) -> Result<Communicator> {
 }
 
 #[test]
-fn a_missing_library_is_told_with_what_to_do() {
+fn a_missing_library_is_reported_with_what_to_do() {
     for (backend, variable) in [
         ("nccl", "FUSEWIRE_NCCL_PATH"),
         ("ncclx", "FUSEWIRE_NCCLX_PATH"),

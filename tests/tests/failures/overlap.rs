@@ -106,7 +106,7 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
 }
 
 #[test]
-fn an_overlap_is_told_by_name() {
+fn an_overlap_is_reported_by_name() {
     // A replay that waits for the other rank, and a second one beside it.
     let met = Barrier::new(2);
     let results = run_threads(2, &options(), |comm| {

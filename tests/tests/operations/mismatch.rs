@@ -209,7 +209,7 @@ fn run_case(name: &str, usual: Call, odd: Call, ranks: u32, who: u32, options: &
 }
 
 #[test]
-fn different_calls_are_told_at_once() {
+fn different_calls_are_reported_at_once() {
     let mut options = Options::default();
     options.timeout = TIMEOUT;
     for (name, usual, odd) in CASES {

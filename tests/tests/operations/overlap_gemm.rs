@@ -367,7 +367,7 @@ fn a_gather_that_fails_releases_its_consumer() {
 }
 
 #[test]
-fn ranks_that_cut_differently_are_told_so() {
+fn ranks_that_cut_differently_get_an_error() {
     let mut options = options(1, 1);
     options.timeout = Duration::from_secs(5);
     let texts = all(2, &options, |comm| {

@@ -207,7 +207,7 @@ fn refused_before_anything_moves() {
 }
 
 #[test]
-fn ranks_that_register_different_sizes_are_told() {
+fn ranks_that_register_different_sizes_are_reported() {
     let results = run_threads(2, &options(), |comm| {
         let tensor = tensor(DType::U8, 4096 * (1 + comm.rank() as usize))?;
         comm.new_window(&tensor, WindowOptions::default()).map(drop)

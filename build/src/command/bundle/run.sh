@@ -290,7 +290,7 @@ run_failures() {
     exactly operations abort::abort_frees_whoever_waits
     exactly graphs a_replay_that_fails_says_so_from_then_on
     if [ $quick = no ]; then
-        exactly operations mismatch::different_calls_are_told_at_once
+        exactly operations mismatch::different_calls_are_reported_at_once
     fi
     note "$passed tests passed"
 }

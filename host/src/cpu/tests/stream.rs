@@ -84,7 +84,7 @@ fn threads_may_share_a_stream() {
 }
 
 #[test]
-fn tickets_tell_their_own_result_and_synchronize_the_first() {
+fn tickets_return_their_own_result_and_synchronize_the_first() {
     let (stream, target) = (Stream::new(), Arc::default());
     let release = block(&stream);
     let good = stream

@@ -81,7 +81,7 @@ const V7: (u8, u8) = (0x33, 7);
 const V8: (u8, u8) = (0x41, 8);
 
 #[test]
-fn a_header_tells_the_architecture() {
+fn a_header_states_the_architecture() {
     for (abi, flags, target) in [
         (V7, 0x0050_0550, "sm_80"),
         (V7, 0x005a_055a, "sm_90"),
