@@ -10,7 +10,7 @@ use crate::core::capture;
 use crate::core::context::{Context, current};
 use crate::core::handles::{FUNCTIONS, MODULES};
 use crate::core::kernel::{self, Function, REGISTERS, SHARED_MOST, Shape};
-use crate::core::record::{Launched, launched, tell};
+use crate::core::record::{Launched, launched, log_refusal};
 use crate::core::settings::settings;
 use crate::core::stream::{Stream, find};
 use crate::status::{Result, SUCCESS, Status};
@@ -67,7 +67,7 @@ fn load(
     });
     let loaded = if binary.is_some_and(|magic| BINARIES.contains(&magic)) {
         let log = "a binary image cannot be executed here; load PTX";
-        tell(log);
+        log_refusal(log);
         Err((Status::NoBinaryForGpu, log.to_owned()))
     } else {
         // SAFETY: what is no binary is text with its zero byte.
@@ -151,7 +151,7 @@ fn start(
     [arguments, extra]: [*mut *mut c_void; 2],
 ) -> Result<()> {
     if !extra.is_null() {
-        tell("launches with a buffer of arguments are not done here");
+        log_refusal("launches with a buffer of arguments are not done here");
         return Err(Status::NotSupported);
     }
     let mut bytes = vec![0u8; function.entry.bytes];

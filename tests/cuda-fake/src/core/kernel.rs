@@ -13,7 +13,7 @@ use super::context::Context;
 use super::grid::{self, Bound};
 use super::handles::{FUNCTIONS, MODULES, fresh};
 use super::image::{Entry, Image};
-use super::record::{count_launch, tell};
+use super::record::{count_launch, log_refusal};
 use super::settings::settings;
 use super::stream::Stream;
 use super::{capture, lock, memory};
@@ -276,17 +276,17 @@ impl Function {
         let (blocks, _) = self.check(shape)?;
         let name = &self.entry.name;
         let Some(native) = self.native else {
-            tell(&format!("{name} has no native entry: it cannot run here"));
+            log_refusal(&format!("{name} has no native entry: it cannot run here"));
             return Err(Status::NotSupported);
         };
         if !self.fits(native) {
-            tell(&format!(
+            log_refusal(&format!(
                 "the image's parameters of {name} are not those of its native entry"
             ));
             return Err(Status::InvalidImage);
         }
         if shape.grid[1] != 1 || shape.grid[2] != 1 {
-            tell(&format!(
+            log_refusal(&format!(
                 "{name}: grids of more than one dimension do not run here"
             ));
             return Err(Status::NotSupported);
@@ -307,7 +307,7 @@ impl Function {
             Native::Grid(kernel) => {
                 let bound = Bound::new(kernel, parameters).ok_or(Status::InvalidValue)?;
                 let Some(ranks) = bound.ranks(blocks) else {
-                    tell(&format!(
+                    log_refusal(&format!(
                         "{name}: {blocks} blocks are no multiple of those of a rank, {bound:?}"
                     ));
                     return Err(Status::InvalidValue);
@@ -321,7 +321,7 @@ impl Function {
         // kernel runs is what whoever launches it promises.
         let launch = unsafe { cpu::Launch::new(entry, arguments, grid) };
         let launch = launch.map_err(|error| {
-            tell(&format!("{name}: {error}"));
+            log_refusal(&format!("{name}: {error}"));
             Status::LaunchOutOfResources
         })?;
         let words = self.entry.parameters.iter().filter(|it| it.size == 8);
@@ -381,7 +381,7 @@ impl LaunchOwner for Owner {
         if let Some(detail) = self.fault() {
             memory::end_work();
             self.context.fail(Status::IllegalAddress);
-            tell(&format!("{}: {detail}", self.name));
+            log_refusal(&format!("{}: {detail}", self.name));
             return Err(refused(&self.name, &detail));
         }
         Ok(0)

@@ -239,7 +239,7 @@ impl Object {
         if count == self.devices {
             return Ok(());
         }
-        record::tell(&format!(
+        record::log_refusal(&format!(
             "{what} of a multicast object that {count} of {} devices have joined: the driver would wait here",
             self.devices
         ));

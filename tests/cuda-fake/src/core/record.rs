@@ -176,7 +176,7 @@ fn prepare() {
         }
         match parse(part) {
             Some((name, nth, code)) => fail(name, nth, code),
-            None => tell(&format!(
+            None => log_refusal(&format!(
                 "FUSEWIRE_CUDA_FAKE_FAIL holds {part:?}; wanted is NAME:NTH=CODE, as in cuMemCreate:3=2"
             )),
         }
@@ -198,7 +198,7 @@ extern "C" fn dump() {
     if let Some(path) = variable("REPORT") {
         let path = path.replace("%p", &std::process::id().to_string());
         if let Err(error) = std::fs::write(&path, report()) {
-            tell(&format!("the report {path} cannot be written: {error}"));
+            log_refusal(&format!("the report {path} cannot be written: {error}"));
         }
     }
 }

@@ -63,7 +63,7 @@ fn number(name: &str, usual: u64) -> u64 {
         return usual;
     };
     text.trim().parse().unwrap_or_else(|_| {
-        super::record::tell(&format!(
+        super::record::log_refusal(&format!(
             "FUSEWIRE_CUDA_FAKE_{name} is {text:?}, no number; {usual} is taken"
         ));
         usual
