@@ -13,7 +13,7 @@ use fusewire::bootstrap::RankSize;
 use fusewire::{Communicator, Options, run_threads_on};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tp_encoder::measure::{self, Outcome, Told};
+use tp_encoder::measure::{self, Outcome, RankResults};
 use tp_encoder::wheel::{self, Absent, Files};
 use tp_encoder::{Alone, Batch, Config, Encoder, Shard, Weights, launch, report, text};
 
@@ -47,11 +47,11 @@ struct Arguments {
     #[arg(long, hide = true)]
     spoil: Option<u32>,
     /// What this process is to do for the one that started it.
-    #[arg(long, hide = true, requires = "told")]
+    #[arg(long, hide = true, requires = "results")]
     role: Option<Role>,
     /// File for the results.
     #[arg(long, hide = true)]
-    told: Option<PathBuf>,
+    results: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -84,8 +84,8 @@ fn main() -> ExitCode {
     // SAFETY: at the start, before any thread; the default action is always valid.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let arguments = Arguments::parse();
-    let result = match (arguments.role, &arguments.told) {
-        (Some(role), Some(told)) => act(&arguments, role, told).map(|()| ExitCode::SUCCESS),
+    let result = match (arguments.role, &arguments.results) {
+        (Some(role), Some(results)) => act(&arguments, role, results).map(|()| ExitCode::SUCCESS),
         _ => conduct(&arguments),
     };
     result.unwrap_or_else(|error| {
@@ -143,24 +143,24 @@ fn conduct(arguments: &Arguments) -> Result<ExitCode> {
     let folder = Folder::new()?;
     // Half of the single process's rounds before the ranks and half behind: the machine may be busier at one time.
     let alone = |name: &str, rounds: usize| -> Result<Outcome> {
-        let told = folder.0.join(name);
+        let results = folder.0.join(name);
         let half = Arguments {
             rounds,
             ..settings.clone()
         };
-        launch::alone(&words(&half, Role::Alone, &told), launch::cores(1))?;
-        read(&told)
+        launch::alone(&words(&half, Role::Alone, &results), launch::cores(1))?;
+        read(&results)
     };
     let before = alone("before", settings.rounds.div_ceil(2))?;
-    let told = folder.0.join("rank");
+    let results = folder.0.join("rank");
     if settings.threads {
-        launch::alone(&words(&settings, Role::Threads, &told), each)?;
+        launch::alone(&words(&settings, Role::Threads, &results), each)?;
     } else {
-        launch::ranks(&words(&settings, Role::Rank, &told), each, settings.ranks)?;
+        launch::ranks(&words(&settings, Role::Rank, &results), each, settings.ranks)?;
     }
     let ranks = (0..settings.ranks)
-        .map(|rank| read(&of_rank(&told, rank)))
-        .collect::<Result<Vec<Told>>>()?;
+        .map(|rank| read(&of_rank(&results, rank)))
+        .collect::<Result<Vec<RankResults>>>()?;
     let after = alone("after", (settings.rounds / 2).max(1))?;
 
     let report = report::report(&[before, after], &ranks, &sentences)?;
@@ -211,7 +211,7 @@ fn device_number(device: fusewire::Device) -> u32 {
 }
 
 /// The arguments with which this program does one part.
-fn words(settings: &Arguments, role: Role, told: &Path) -> Vec<OsString> {
+fn words(settings: &Arguments, role: Role, results: &Path) -> Vec<OsString> {
     let mut words: Vec<OsString> = settings.texts.iter().map(OsString::from).collect();
     for (name, value) in [
         ("--ranks", settings.ranks.to_string()),
@@ -222,7 +222,7 @@ fn words(settings: &Arguments, role: Role, told: &Path) -> Vec<OsString> {
     ] {
         words.extend([name.into(), value.into()]);
     }
-    words.extend(["--told".into(), told.into()]);
+    words.extend(["--results".into(), results.into()]);
     if let Some(rank) = settings.spoil {
         words.extend(["--spoil".into(), rank.to_string().into()]);
     }
@@ -233,7 +233,7 @@ fn words(settings: &Arguments, role: Role, told: &Path) -> Vec<OsString> {
 }
 
 /// The part of one process.
-fn act(arguments: &Arguments, role: Role, told: &Path) -> Result<()> {
+fn act(arguments: &Arguments, role: Role, results: &Path) -> Result<()> {
     let model = arguments
         .model
         .as_deref()
@@ -247,7 +247,7 @@ fn act(arguments: &Arguments, role: Role, told: &Path) -> Result<()> {
         Role::Alone => {
             let whole = work.part(Shard::WHOLE, device)?;
             let outcome = computing(|| measure::alone(&whole.encoder, &work.batches, rounds))?;
-            write(told, &outcome)
+            write(results, &outcome)
         }
         Role::Rank => {
             let rank_size = RankSize::from_env()?;
@@ -263,7 +263,7 @@ fn act(arguments: &Arguments, role: Role, told: &Path) -> Result<()> {
             let part = work.part(shard(rank_size.rank, rank_size.size), device)?;
             let comm = Communicator::from_env(device, options)?;
             let outcome = part.measure(&comm, &work.batches, rounds)?;
-            write(&of_rank(told, rank_size.rank), &outcome)
+            write(&of_rank(results, rank_size.rank), &outcome)
         }
         Role::Threads => {
             let size = arguments.ranks;
@@ -275,7 +275,7 @@ fn act(arguments: &Arguments, role: Role, told: &Path) -> Result<()> {
             });
             for (rank, outcome) in ranks.into_iter().enumerate() {
                 let outcome = outcome?.with_context(|| format!("rank {rank}"))?;
-                write(&of_rank(told, rank as u32), &outcome)?;
+                write(&of_rank(results, rank as u32), &outcome)?;
             }
             Ok(())
         }
@@ -328,13 +328,13 @@ struct Part {
 }
 
 impl Part {
-    fn measure(&self, comm: &Communicator, batches: &[Batch], rounds: usize) -> Result<Told> {
-        let told = computing(|| {
+    fn measure(&self, comm: &Communicator, batches: &[Batch], rounds: usize) -> Result<RankResults> {
+        let results = computing(|| {
             let comm = tp_encoder::on_stream_of(comm, &self.device)?;
             measure::rank(&comm, &self.encoder, batches, rounds)
         })?;
         comm.finalize()?;
-        Ok(told)
+        Ok(results)
     }
 }
 
@@ -358,16 +358,16 @@ fn candle(device: fusewire::Device) -> Result<candle_core::Device> {
     }
 }
 
-fn of_rank(told: &Path, rank: u32) -> PathBuf {
-    told.with_extension(rank.to_string())
+fn of_rank(results: &Path, rank: u32) -> PathBuf {
+    results.with_extension(rank.to_string())
 }
 
-fn write(told: &Path, value: &impl Serialize) -> Result<()> {
-    fs::write(told, rmp_serde::to_vec(value)?).with_context(|| told.display().to_string())
+fn write(results: &Path, value: &impl Serialize) -> Result<()> {
+    fs::write(results, rmp_serde::to_vec(value)?).with_context(|| results.display().to_string())
 }
 
-fn read<T: DeserializeOwned>(told: &Path) -> Result<T> {
-    let bytes = fs::read(told).with_context(|| told.display().to_string())?;
+fn read<T: DeserializeOwned>(results: &Path) -> Result<T> {
+    let bytes = fs::read(results).with_context(|| results.display().to_string())?;
     Ok(rmp_serde::from_slice(&bytes)?)
 }
 

@@ -24,7 +24,7 @@ pub struct Outcome {
 
 /// Results of a rank.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct Told {
+pub struct RankResults {
     /// One launch for reduction, residual and norm.
     pub fused: Outcome,
     /// One after the other.
@@ -56,9 +56,9 @@ pub fn rank(
     encoder: &Encoder,
     batches: &[Batch],
     rounds: usize,
-) -> Result<Told> {
+) -> Result<RankResults> {
     let (fused, unfused) = (Fused::new(comm), Unfused::new(comm));
-    let mut told = Told::default();
+    let mut results = RankResults::default();
     let mut once = |fuse: bool| {
         let mut round = Round::default();
         for batch in batches {
@@ -70,9 +70,9 @@ pub fn rank(
             }
         }
         let outcome = if fuse {
-            &mut told.fused
+            &mut results.fused
         } else {
-            &mut told.unfused
+            &mut results.unfused
         };
         outcome.add(round, Some(comm))
     };
@@ -80,7 +80,7 @@ pub fn rank(
         once(round % 2 == 0)?;
         once(round % 2 != 0)?;
     }
-    Ok(told)
+    Ok(results)
 }
 
 /// All batches once.

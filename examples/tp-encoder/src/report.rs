@@ -4,7 +4,7 @@ use core::fmt::Write;
 
 use anyhow::{Context, Result};
 
-use crate::measure::{Outcome, Told, difference};
+use crate::measure::{Outcome, RankResults, difference};
 use crate::statistics::{interval, quartiles};
 
 /// The greatest difference between any element of an embedding and the single process's that is accepted.
@@ -25,7 +25,7 @@ pub struct Report {
 ///
 /// # Errors
 /// Where embeddings are absent.
-pub fn report(alone: &[Outcome], ranks: &[Told], sentences: &[String]) -> Result<Report> {
+pub fn report(alone: &[Outcome], ranks: &[RankResults], sentences: &[String]) -> Result<Report> {
     let reference = alone
         .first()
         .context("no single process has reported a result")?;
@@ -42,8 +42,8 @@ pub fn report(alone: &[Outcome], ranks: &[Told], sentences: &[String]) -> Result
     row(&mut text, "single process", &seconds, None, None)?;
     for (name, of) in WAYS {
         let mut most = 0.0_f32;
-        for (rank, told) in ranks.iter().enumerate() {
-            let outcome = of(told);
+        for (rank, results) in ranks.iter().enumerate() {
+            let outcome = of(results);
             let apart = difference(&reference.embeddings, &outcome.embeddings)
                 .with_context(|| format!("rank {rank}, {name}"))?;
             if apart > TOLERANCE || apart.is_nan() {
@@ -99,10 +99,10 @@ pub fn report(alone: &[Outcome], ranks: &[Told], sentences: &[String]) -> Result
 }
 
 /// A way that ranks embed, and the field of its results.
-type Way = (&'static str, fn(&Told) -> &Outcome);
+type Way = (&'static str, fn(&RankResults) -> &Outcome);
 const WAYS: [Way; 2] = [
-    ("all_reduce, add, norm", |told| &told.unfused),
-    ("fused", |told| &told.fused),
+    ("all_reduce, add, norm", |results| &results.unfused),
+    ("fused", |results| &results.fused),
 ];
 
 /// A part of the time, and the field of its results.
@@ -177,8 +177,8 @@ mod tests {
         }
     }
 
-    fn told(fused: &[f32], unfused: &[f32]) -> Told {
-        Told {
+    fn results(fused: &[f32], unfused: &[f32]) -> RankResults {
+        RankResults {
             fused: outcome(fused),
             unfused: outcome(unfused),
         }
@@ -188,7 +188,7 @@ mod tests {
     fn what_differs_is_wrong() {
         let alone = [outcome(&[1.0, 0.0])];
         let sentences = ["a".to_owned(), "b".to_owned()];
-        let near = told(&[1.0, 1e-6], &[1.0, 0.0]);
+        let near = results(&[1.0, 1e-6], &[1.0, 0.0]);
         let good = report(&alone, &[near.clone(), near.clone()], &sentences).unwrap();
         assert!(good.wrong.is_empty(), "{:?}", good.wrong);
         assert!(
@@ -197,12 +197,12 @@ mod tests {
             good.text
         );
 
-        let far = told(&[1.0, 0.0], &[1.0, 2e-5]);
+        let far = results(&[1.0, 0.0], &[1.0, 2e-5]);
         let bad = report(&alone, &[far.clone(), far], &sentences).unwrap();
         assert_eq!(bad.wrong.len(), 2, "{:?}", bad.wrong);
-        let nan = told(&[f32::NAN, 0.0], &[1.0, 0.0]);
+        let nan = results(&[f32::NAN, 0.0], &[1.0, 0.0]);
         assert_eq!(report(&alone, &[nan], &sentences).unwrap().wrong.len(), 1);
-        let other = told(&[1.0, 2e-6], &[1.0, 0.0]);
+        let other = results(&[1.0, 2e-6], &[1.0, 0.0]);
         let bad = report(&alone, &[near.clone(), other], &sentences).unwrap();
         assert!(bad.wrong[0].contains("other bits"), "{:?}", bad.wrong);
         let mut changed = near;
