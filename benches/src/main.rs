@@ -7,7 +7,7 @@
 //! cargo run --release -p fusewire-benches -- loops --ours FILE
 //! cargo run --release -p fusewire-benches -- fused [--ranks 2 --tokens 1,16,64]
 //! cargo run --release -p fusewire-benches -- bounds --unbounded PATH [--device cuda]
-//! cargo run --release -p fusewire-benches -- prices
+//! cargo run --release -p fusewire-benches -- cost-table
 //! cargo run --release -p fusewire-benches -- observe
 //! cargo run --release -p fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
@@ -25,7 +25,7 @@ mod machine;
 mod measure;
 mod mpi;
 mod observe;
-mod prices;
+mod cost_table;
 mod ranks;
 mod reduce;
 mod report;
@@ -57,7 +57,7 @@ enum Subject {
     /// What it costs that waits end: all_reduce with kernels whose waits are bounded, and with kernels whose are not.
     Bounds(bounds::Arguments),
     /// What a launch, a node, a signal and a barrier cost on the CPU, and their sum beside an all_reduce.
-    Prices(prices::Arguments),
+    CostTable(cost_table::Arguments),
     /// What the flight recorder and hooks add to a call.
     Observe(observe::Arguments),
     /// Counts what it costs ranks to meet in a store.
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
         Subject::Loops(arguments) => loops::main(&arguments).map(done),
         Subject::Fused(arguments) => fused::main(&arguments).map(done),
         Subject::Bounds(arguments) => bounds::main(&arguments).map(done),
-        Subject::Prices(arguments) => prices::main(&arguments).map(done),
+        Subject::CostTable(arguments) => cost_table::main(&arguments).map(done),
         Subject::Observe(arguments) => observe::main(&arguments).map(done),
         Subject::Bootstrap(arguments) => bootstrap::main(&arguments).map(done),
         Subject::Rank(arguments) => ranks::main(&arguments).map(done),
