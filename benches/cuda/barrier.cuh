@@ -25,7 +25,7 @@ enum class Order {
 };
 
 // Barriers of a block with the blocks of the same number at the other ranks. Thread r of the block signals rank r and waits
-// for rank r, so R stores and R polls are in flight at once: the price is one way of a store, and half a poll.
+// for rank r, so R stores and R polls are in flight at once: the cost is one way of a store, and half a poll.
 //
 // Who may overwrite what: flags[set][b][r] of a rank is overwritten by rank r at its barrier e + 2,
 //   after having acquired: its own barrier e + 1, which ends after this rank's arrival at e + 1,

@@ -10,7 +10,7 @@
 #include "all_reduce.cuh"
 #include "fused.cuh"
 #include "packets.cuh"
-#include "prices.cuh"
+#include "costs.cuh"
 
 // One block of 512 threads on a multiprocessor, with up to 128 registers a thread: loads in flight are worth more than a
 // second block.
@@ -70,7 +70,7 @@
         norm_alone<T, V>(input, norm);                                                                                 \
     }
 
-#define PRICES(R)                                                                                                      \
+#define COSTS(R)                                                                                                      \
     ENTRY barriers_relaxed_##R(const __grid_constant__ Peers<R> pads, u32 turns, u32 rank) {                           \
         barrier_turns<R, Order::Relaxed>(pads, turns, rank);                                                           \
     }                                                                                                                  \
@@ -92,9 +92,9 @@
 
 TYPE(f32, F32)
 TYPE(bf16, Bf16)
-PRICES(2)
-PRICES(4)
-PRICES(8)
+COSTS(2)
+COSTS(4)
+COSTS(8)
 
 ENTRY copy(void *output, const void *input, u32 vectors) { copy_vectors(output, input, vectors); }
 

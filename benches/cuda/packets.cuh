@@ -138,7 +138,7 @@ struct Exchange {
 
 // One shot: every rank pushes its input to all peers, and sums what arrives. At least one vector.
 //
-// Moves, a rank: n read, 2 n (R - 1) written to peers, 2 n (R - 1) read, n written: for small sizes. No barrier: the price is
+// Moves, a rank: n read, 2 n (R - 1) written to peers, 2 n (R - 1) read, n written: for small sizes. No barrier: the cost is
 // one way of a store and a poll. Large sizes are bound by the factor two of the flags and the R - 1 of the one shot.
 //
 // Who may overwrite what: packets of block b of exchange e, by their sender in exchange e + 2,
@@ -175,7 +175,7 @@ __device__ __forceinline__ void packets_one_shot(const void *input, const Peers<
 // Two shots: rank r gets part r of all inputs by packets, sums it, and pushes the sum to all peers by packets. At least one
 // vector.
 //
-// Moves, a rank: n read, 4 n (R - 1) / R written to peers and read by them, n written. No barrier: the price is two ways. Between
+// Moves, a rank: n read, 4 n (R - 1) / R written to peers and read by them, n written. No barrier: the cost is two ways. Between
 // the one shot and the two stages with barriers.
 //
 // Who may overwrite what: as in one shot. That the launch of exchange e + 1 has ended at the sender means that every rank had begun

@@ -16,7 +16,7 @@ const SOURCES: [(&str, &str); 8] = [
     ("fused.cuh", include_str!("../cuda/fused.cuh")),
     ("memory.cuh", include_str!("../cuda/memory.cuh")),
     ("packets.cuh", include_str!("../cuda/packets.cuh")),
-    ("prices.cuh", include_str!("../cuda/prices.cuh")),
+    ("costs.cuh", include_str!("../cuda/costs.cuh")),
 ];
 
 /// What nvcc is asked for, beside the architecture and the kind of output.

@@ -5,7 +5,7 @@
 #include "../all_reduce.cuh"
 #include "../fused.cuh"
 #include "../packets.cuh"
-#include "../prices.cuh"
+#include "../costs.cuh"
 
 #include <functional>
 
@@ -239,7 +239,7 @@ void check_norm(const char *name, Norms way) {
 
 // The ping-pong is two threads; barriers are many.
 void check_prices() {
-    if (!is_chosen("prices")) {
+    if (!is_chosen("costs")) {
         return;
     }
     Memory<Pad, 2> pads(1);

@@ -8,7 +8,7 @@ mod data;
 pub(crate) mod entries;
 mod fused;
 mod loaded;
-mod prices;
+mod costs;
 mod rendezvous;
 mod report;
 pub(crate) mod statistics;
@@ -30,7 +30,7 @@ use self::buffers::{Buffers, Gate, Packets, Peers};
 use self::benchmark::{Benchmark, Mode};
 use self::entries::{PAD_BYTES, RANKS, TYPES, VECTOR};
 use self::loaded::Baseline;
-use self::prices::Price;
+use self::costs::Cost;
 use self::rendezvous::{Attendance, Rendezvous};
 use self::report::{Report, Row};
 use crate::report as documents;
@@ -41,7 +41,7 @@ const MOST_BLOCKS: u32 = 64;
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Section {
-    Prices,
+    Costs,
     AllReduce,
     Fused,
 }
@@ -84,7 +84,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 7168)]
     hidden: usize,
     /// What is measured.
-    #[arg(long, value_delimiter = ',', default_value = "prices,all-reduce,fused")]
+    #[arg(long, value_delimiter = ',', default_value = "costs,all-reduce,fused")]
     only: Vec<Section>,
     /// Operations of a captured graph.
     #[arg(long, default_value_t = benchmark::OPERATIONS, hide = true)]
@@ -189,15 +189,15 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
         header: header(arguments, &gpu, &baseline),
         ..Report::default()
     };
-    if arguments.only.contains(&Section::Prices) {
-        report.prices = prices::alone(&gpu, &baseline, arguments.rounds)?;
+    if arguments.only.contains(&Section::Costs) {
+        report.costs = costs::alone(&gpu, &baseline, arguments.rounds)?;
     }
     for &ranks in &arguments.ranks {
         let multiprocessors = gpu.properties().multiprocessors;
         let shape = Shape::new(arguments, ranks, multiprocessors);
         let found = measure(arguments, device, &gpu, &baseline, shape)
             .with_context(|| format!("{ranks} ranks"))?;
-        report.prices.extend(found.prices);
+        report.costs.extend(found.costs);
         report.all_reduce.extend(found.all_reduce);
         report.fused.extend(found.fused);
         // What was measured is not lost where a later number of ranks fails.
@@ -351,10 +351,10 @@ fn rank(
     };
     let say = |row: &Row| eprintln!("{}", row.line());
     let mut report = Report::default();
-    if arguments.only.contains(&Section::Prices) {
+    if arguments.only.contains(&Section::Costs) {
         let (pads, ping_pong) = (&buffers.pads, &buffers.ping_pong);
-        let found: Vec<Price> = prices::together(&benchmark, baseline, pads, ping_pong, shape)?;
-        report.prices = found;
+        let found: Vec<Cost> = costs::together(&benchmark, baseline, pads, ping_pong, shape)?;
+        report.costs = found;
     }
     if arguments.only.contains(&Section::AllReduce) {
         for &dtype in &arguments.types {

@@ -20,9 +20,9 @@ const COPIED: usize = 256 << 20;
 /// Turns of two launches; what the difference takes has no start and no end in it.
 const TURNS: [u32; 2] = [200, 1200];
 
-/// A price.
+/// A cost.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Price {
+pub(crate) struct Cost {
     pub(crate) what: String,
     /// 1 where no other rank takes part.
     pub(crate) ranks: usize,
@@ -31,7 +31,7 @@ pub(crate) struct Price {
     pub(crate) interval: Option<Interval>,
 }
 
-impl Price {
+impl Cost {
     fn new(what: impl Into<String>, ranks: usize, unit: &'static str, values: Vec<f64>) -> Self {
         Self {
             what: what.into(),
@@ -43,7 +43,7 @@ impl Price {
     }
 }
 
-/// The order's name in the list of prices.
+/// The order's name in the list of costs.
 pub(crate) fn barrier_name(order: Order) -> String {
     format!("barrier, {}", order.name())
 }
@@ -83,12 +83,12 @@ fn enqueue(launch: &mut Launch, stream: &Stream) -> Result<()> {
     unsafe { launch.enqueue(RawStream(stream.as_raw() as usize)) }
 }
 
-/// Prices that one stream pays alone.
+/// Costs that one stream pays alone.
 pub(crate) fn alone(
     gpu: &Arc<Gpu>,
     baseline: &Baseline,
     rounds: usize,
-) -> Result<Vec<Price>> {
+) -> Result<Vec<Cost>> {
     let stream = Stream::on_device(gpu.device())?;
     let mut empty = baseline.launch(entry(Kernel::Empty, 1), &Values::default(), 1, 32, 0)?;
     stream.begin_capture()?;
@@ -131,9 +131,9 @@ pub(crate) fn alone(
         values.remove(0);
     }
     Ok(vec![
-        Price::new("empty kernel, launched one by one", 1, "us", launches),
-        Price::new("node of a graph of 100 empty kernels", 1, "us", nodes),
-        Price::new(
+        Cost::new("empty kernel, launched one by one", 1, "us", launches),
+        Cost::new("node of a graph of 100 empty kernels", 1, "us", nodes),
+        Cost::new(
             format!(
                 "copy of {} MiB by {blocks} blocks, bytes copied",
                 COPIED >> 20
@@ -145,15 +145,15 @@ pub(crate) fn alone(
     ])
 }
 
-/// Prices that ranks pay together; all ranks call this.
+/// Costs that ranks pay together; all ranks call this.
 pub(crate) fn together(
     benchmark: &Benchmark<'_>,
     baseline: &Baseline,
     pads: &Peers,
     ping_pong: &Peers,
     shape: Shape,
-) -> Result<Vec<Price>> {
-    let mut prices = Vec::new();
+) -> Result<Vec<Cost>> {
+    let mut costs = Vec::new();
     let ranks = shape.ranks;
     for order in [Order::Relaxed, Order::Release] {
         let kernel = entry(Kernel::Barriers(order), ranks);
@@ -165,16 +165,16 @@ pub(crate) fn together(
             shape.blocks,
             shape.threads,
         )?;
-        prices.push(Price::new(barrier_name(order), ranks, "us", values));
+        costs.push(Cost::new(barrier_name(order), ranks, "us", values));
     }
     if ranks == 2 {
         for order in [Order::Relaxed, Order::Release] {
             let kernel = entry(Kernel::PingPong(order), ranks);
             let values = turns(benchmark, baseline, kernel, ping_pong, 1, 32)?;
-            prices.push(Price::new(signal_name(order), ranks, "us", values));
+            costs.push(Cost::new(signal_name(order), ranks, "us", values));
         }
     }
-    Ok(prices)
+    Ok(costs)
 }
 
 /// us of one turn, one value of each round.

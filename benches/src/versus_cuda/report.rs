@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::benchmark::{AUTO, Figure, Mode, Side};
 use super::entries::Order;
-use super::prices::{Price, barrier_name, signal_name};
+use super::costs::{Cost, barrier_name, signal_name};
 use super::statistics::{Interval, median, ratio};
 
 /// One thing compared: a size, or a number of tokens.
@@ -78,30 +78,30 @@ impl Row {
 pub(crate) struct Report {
     /// Where and how.
     pub(crate) header: Vec<String>,
-    pub(crate) prices: Vec<Price>,
+    pub(crate) costs: Vec<Cost>,
     pub(crate) all_reduce: Vec<Row>,
     pub(crate) fused: Vec<Row>,
 }
 
 impl Report {
-    fn price(&self, name: &str, ranks: usize) -> Option<f64> {
-        let price = self
-            .prices
+    fn cost(&self, name: &str, ranks: usize) -> Option<f64> {
+        let cost = self
+            .costs
             .iter()
-            .find(|price| price.what == name && price.ranks == ranks)?;
-        median(&price.values)
+            .find(|cost| cost.what == name && cost.ranks == ranks)?;
+        median(&cost.values)
     }
 
-    /// What a kernel's waits cost by the prices, us; signals are priced between two ranks.
+    /// What a kernel's waits cost by the costs, us; signals are counted between two ranks.
     fn waits(&self, figure: &Figure, ranks: usize) -> Option<f64> {
         let (relaxed, release, ways) = figure.waits;
-        let part = |count: u32, price: Option<f64>| match count {
+        let part = |count: u32, cost: Option<f64>| match count {
             0 => Some(0.0),
-            _ => Some(f64::from(count) * price?),
+            _ => Some(f64::from(count) * cost?),
         };
-        let barrier = |order| self.price(&barrier_name(order), ranks);
+        let barrier = |order| self.cost(&barrier_name(order), ranks);
         let way = self
-            .price(&signal_name(Order::Relaxed), 2)
+            .cost(&signal_name(Order::Relaxed), 2)
             .map(|us| us / 2.0);
         Some(
             part(relaxed, barrier(Order::Relaxed))?
@@ -113,19 +113,19 @@ impl Report {
     /// The tables.
     pub(crate) fn tables(&self) -> String {
         let mut text = String::new();
-        if !self.prices.is_empty() {
-            text += "### Prices\n\n| what | ranks | median | 95 % interval |\n|---|---|---|---|\n";
+        if !self.costs.is_empty() {
+            text += "### Costs\n\n| what | ranks | median | 95 % interval |\n|---|---|---|---|\n";
         }
-        for price in &self.prices {
-            let middle = median(&price.values).map_or_else(|| "-".to_owned(), digits);
-            let range = price.interval.map_or_else(
+        for cost in &self.costs {
+            let middle = median(&cost.values).map_or_else(|| "-".to_owned(), digits);
+            let range = cost.interval.map_or_else(
                 || "-".to_owned(),
                 |found| format!("{} to {}", digits(found.low), digits(found.high)),
             );
             let _ = writeln!(
                 text,
                 "| {} | {} | {middle} {} | {range} |",
-                price.what, price.ranks, price.unit
+                cost.what, cost.ranks, cost.unit
             );
         }
         for group in groups(&self.all_reduce) {
@@ -290,7 +290,7 @@ fn human(bytes: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::prices::Price;
+    use super::super::costs::Cost;
     use super::*;
 
     fn figure(name: &str, side: Side, ns: f64, waits: (u32, u32, u32)) -> Figure {
@@ -317,8 +317,8 @@ mod tests {
         }
     }
 
-    fn price(what: String, ranks: usize, us: f64) -> Price {
-        Price {
+    fn cost(what: String, ranks: usize, us: f64) -> Cost {
+        Cost {
             what,
             ranks,
             unit: "us",
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn a_table_has_ratios_of_the_best_and_of_the_plan() {
         let report = Report {
-            prices: vec![price(barrier_name(Order::Relaxed), 4, 1.5)],
+            costs: vec![cost(barrier_name(Order::Relaxed), 4, 1.5)],
             all_reduce: vec![row(
                 vec![
                     figure("auto: two_shot", Side::Ours, 4000.0, (0, 0, 0)),
