@@ -3,10 +3,10 @@
 //!
 //! ```text
 //! RUSTFLAGS='--cfg fusewire_unbounded' cargo build --release -p fusewire-benches --target-dir target/unbounded
-//! fusewire-benches bounds --unbounded target/unbounded/release/fusewire-benches
+//! fusewire-benches wait-cost --unbounded target/unbounded/release/fusewire-benches
 //!
 //! fusewire-build build -p fusewire-kernels --unbounded --target sm_90 --out target/unbounded/images
-//! fusewire-benches bounds --device cuda --unbounded target/unbounded/images
+//! fusewire-benches wait-cost --device cuda --unbounded target/unbounded/images
 //! ```
 //!
 //! Either kind of kernel runs in processes of its own, in turns, round by round.

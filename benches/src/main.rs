@@ -6,7 +6,7 @@
 //! cargo run --release -p fusewire-benches -- baseline --out DIR
 //! cargo run --release -p fusewire-benches -- loops --ours FILE
 //! cargo run --release -p fusewire-benches -- fused [--ranks 2 --tokens 1,16,64]
-//! cargo run --release -p fusewire-benches -- bounds --unbounded PATH [--device cuda]
+//! cargo run --release -p fusewire-benches -- wait-cost --unbounded PATH [--device cuda]
 //! cargo run --release -p fusewire-benches -- cost-table
 //! cargo run --release -p fusewire-benches -- observe
 //! cargo run --release -p fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
@@ -16,7 +16,7 @@
 
 mod bare;
 mod bootstrap;
-mod bounds;
+mod wait_cost;
 mod children;
 mod baseline;
 mod fused;
@@ -55,7 +55,7 @@ enum Subject {
     /// A fused norm against its steps, on the CPU.
     Fused(fused::Arguments),
     /// What it costs that waits end: all_reduce with kernels whose waits are bounded, and with kernels whose are not.
-    Bounds(bounds::Arguments),
+    WaitCost(wait_cost::Arguments),
     /// What a launch, a node, a signal and a barrier cost on the CPU, and their sum beside an all_reduce.
     CostTable(cost_table::Arguments),
     /// What the flight recorder and hooks add to a call.
@@ -65,7 +65,7 @@ enum Subject {
     /// One rank of a measurement; `versus` starts these.
     #[command(hide = true)]
     Rank(ranks::Arguments),
-    /// Whether this program's kernels have bounded waits; `bounds` asks.
+    /// Whether this program's kernels have bounded waits; `wait-cost` asks.
     #[command(hide = true)]
     Built,
 }
@@ -88,13 +88,13 @@ fn main() -> ExitCode {
         Subject::Baseline(arguments) => baseline::main(&arguments).map(done),
         Subject::Loops(arguments) => loops::main(&arguments).map(done),
         Subject::Fused(arguments) => fused::main(&arguments).map(done),
-        Subject::Bounds(arguments) => bounds::main(&arguments).map(done),
+        Subject::WaitCost(arguments) => wait_cost::main(&arguments).map(done),
         Subject::CostTable(arguments) => cost_table::main(&arguments).map(done),
         Subject::Observe(arguments) => observe::main(&arguments).map(done),
         Subject::Bootstrap(arguments) => bootstrap::main(&arguments).map(done),
         Subject::Rank(arguments) => ranks::main(&arguments).map(done),
         Subject::Built => {
-            println!("{}", bounds::BUILT);
+            println!("{}", wait_cost::BUILT);
             Ok(ExitCode::SUCCESS)
         }
     };

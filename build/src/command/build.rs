@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// blocks of all ranks in one launch.
     #[arg(long)]
     multi_rank_grid: bool,
-    /// For `fusewire-benches bounds`: kernels whose waits have no bounds; an image for each family.
+    /// For `fusewire-benches wait-cost`: kernels whose waits have no bounds; an image for each family.
     #[arg(long)]
     unbounded: bool,
 }

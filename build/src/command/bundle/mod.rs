@@ -191,7 +191,7 @@ fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Makes the images of kernels without bounded waits that `fusewire-benches bounds` measures beside the library's own.
+/// Makes the images of kernels without bounded waits that `fusewire-benches wait-cost` measures beside the library's own.
 fn add_unbounded_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let toolchain = match Toolchain::find() {
         Ok(toolchain) => toolchain,

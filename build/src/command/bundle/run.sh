@@ -455,10 +455,10 @@ versus_cuda() {
     for count in 2 8; do
         [ $quick = no ] || [ $count = 2 ] || continue
         # shellcheck disable=SC2086 # words
-        command_of fusewire-benches bounds --device cuda --gpu "$gpu" --ranks $count --unbounded "$here/unbounded" $few \
-            --out "$out/bounds.md"
+        command_of fusewire-benches wait-cost --device cuda --gpu "$gpu" --ranks $count --unbounded "$here/unbounded" $few \
+            --out "$out/wait-cost.md"
     done
-    [ "$code" -ne 0 ] || note 'what bounded waits cost: bounds.md'
+    [ "$code" -ne 0 ] || note 'what bounded waits cost: wait-cost.md'
 }
 
 run_benches() {
