@@ -4,7 +4,7 @@
 //! cargo run --release -p fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
 //! cargo run --release -p fusewire-benches -- versus cuda [--out FILE --json FILE]
 //! cargo run --release -p fusewire-benches -- baseline --out DIR
-//! cargo run --release -p fusewire-benches -- loops --ours FILE
+//! cargo run --release -p fusewire-benches -- sass --ours FILE
 //! cargo run --release -p fusewire-benches -- fused [--ranks 2 --tokens 1,16,64]
 //! cargo run --release -p fusewire-benches -- wait-cost --unbounded PATH [--device cuda]
 //! cargo run --release -p fusewire-benches -- cost-table
@@ -20,7 +20,7 @@ mod wait_cost;
 mod children;
 mod baseline;
 mod fused;
-mod loops;
+mod sass;
 mod machine;
 mod measure;
 mod mpi;
@@ -51,7 +51,7 @@ enum Subject {
     /// Compiles the CUDA C++ baseline of the kernels, for `versus cuda`.
     Baseline(baseline::Arguments),
     /// Compares the inner loops of the kernels' machine code with the baseline's.
-    Loops(loops::Arguments),
+    Sass(sass::Arguments),
     /// A fused norm against its steps, on the CPU.
     Fused(fused::Arguments),
     /// What it costs that waits end: all_reduce with kernels whose waits are bounded, and with kernels whose are not.
@@ -86,7 +86,7 @@ fn main() -> ExitCode {
         Subject::Versus(Versus::Mpi(arguments)) => versus::main(&arguments).map(done),
         Subject::Versus(Versus::Cuda(arguments)) => versus_cuda::main(&arguments),
         Subject::Baseline(arguments) => baseline::main(&arguments).map(done),
-        Subject::Loops(arguments) => loops::main(&arguments).map(done),
+        Subject::Sass(arguments) => sass::main(&arguments).map(done),
         Subject::Fused(arguments) => fused::main(&arguments).map(done),
         Subject::WaitCost(arguments) => wait_cost::main(&arguments).map(done),
         Subject::CostTable(arguments) => cost_table::main(&arguments).map(done),
