@@ -10,9 +10,9 @@ use crate::{Error, Result};
 /// A point in a stream's work that other streams and threads can wait for. Clones refer to the same
 /// event.
 ///
-/// The semantics are CUDA's: a wait applies to the latest record enqueued before it, recording again
-/// does not affect earlier waits, and an event that was never recorded counts as complete. An event
-/// belongs to the device on which it is first recorded.
+/// The semantics are CUDA's: a wait applies to the latest record enqueued before it, recording
+/// again does not affect earlier waits, and an event that was never recorded counts as complete. An
+/// event belongs to the device on which it is first recorded.
 #[derive(Clone, Debug, Default)]
 pub struct Event {
     pub(super) cpu: cpu::Event,
@@ -53,8 +53,8 @@ impl Event {
         }
     }
 
-    /// Returns the time between the latest completed records of `start` and of this event, or zero if
-    /// this event completed first. On a GPU the time is measured by the GPU's clock.
+    /// Returns the time between the latest completed records of `start` and of this event, or zero
+    /// if this event completed first. On a GPU the time is measured by the GPU's clock.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if either event is not complete or was never recorded.

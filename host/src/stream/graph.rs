@@ -70,8 +70,8 @@ impl GraphExec {
         }))
     }
 
-    /// Replays the graph and blocks until the replay is complete. On an idle CPU stream the replay runs
-    /// on this thread, and `run` itself neither allocates nor makes a system call.
+    /// Replays the graph and blocks until the replay is complete. On an idle CPU stream the replay
+    /// runs on this thread, and `run` itself neither allocates nor makes a system call.
     ///
     /// # Errors
     /// The first failure of the captured work.

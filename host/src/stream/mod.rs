@@ -87,18 +87,19 @@ impl Stream {
         }
     }
 
-    /// Wraps a GPU stream that was created elsewhere: a `CUstream` or `hipStream_t` of PyTorch, candle
-    /// or C++. Only those methods of this value that are documented to synchronise synchronise the
-    /// stream.
+    /// Wraps a GPU stream that was created elsewhere: a `CUstream` or `hipStream_t` of PyTorch,
+    /// candle or C++. Only those methods of this value that are documented to synchronise
+    /// synchronise the stream.
     ///
     /// # Safety
-    /// `raw` must be a stream of the device's primary context and must outlive this value, its clones
-    /// and everything that was enqueued through them. A communicator keeps a clone of the stream that
-    /// it was last used on, until it is used on another stream or destroyed.
+    /// `raw` must be a stream of the device's primary context and must outlive this value, its
+    /// clones and everything that was enqueued through them. A communicator keeps a clone of the
+    /// stream that it was last used on, until it is used on another stream or destroyed.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if the device does not exist; [`Error::InvalidArgument`] for the CPU and for
-    /// the legacy default stream (0), which cannot be captured and serialises with all other streams.
+    /// [`Error::NoDevice`] if the device does not exist; [`Error::InvalidArgument`] for the CPU and
+    /// for the legacy default stream (0), which cannot be captured and serialises with all other
+    /// streams.
     pub unsafe fn adopt(device: Device, raw: *mut c_void) -> Result<Self> {
         if raw.is_null() {
             return Err(Error::InvalidArgument {
@@ -139,8 +140,8 @@ impl Stream {
         }
     }
 
-    /// Enqueues a closure, or captures it while the stream is capturing. On a GPU the closure must not
-    /// use the device.
+    /// Enqueues a closure, or captures it while the stream is capturing. On a GPU the closure must
+    /// not use the device.
     ///
     /// # Errors
     /// Fails if the stream refuses the closure. An error of the closure is the ticket's result.
@@ -164,8 +165,8 @@ impl Stream {
         self.enqueue_in(self.recording()?, task)
     }
 
-    /// Enqueues an operation, or captures it while the stream is capturing. `recording` is the result
-    /// of a preceding [`Stream::recording`].
+    /// Enqueues an operation, or captures it while the stream is capturing. `recording` is the
+    /// result of a preceding [`Stream::recording`].
     pub(crate) fn enqueue_in(&self, recording: Recording, task: Task) -> Result<Ticket> {
         Ok(Ticket(match &self.0 {
             Kind::Cpu(stream) => TicketKind::Cpu(stream.enqueue(match task.node()? {
@@ -180,9 +181,9 @@ impl Stream {
         }))
     }
 
-    /// Runs `direct` on this thread if this is an idle CPU stream, otherwise enqueues the same work and
-    /// waits for it. `recording`, the result of a preceding [`Stream::recording`], must say that the
-    /// stream is not capturing.
+    /// Runs `direct` on this thread if this is an idle CPU stream, otherwise enqueues the same work
+    /// and waits for it. `recording`, the result of a preceding [`Stream::recording`], must say
+    /// that the stream is not capturing.
     #[inline]
     pub(crate) fn run_or_enqueue(
         &self,
@@ -221,8 +222,8 @@ impl Stream {
         }
     }
 
-    /// Makes all later work of the stream wait for the latest record of `event`. A stream that waits
-    /// for an event of a capture joins that capture.
+    /// Makes all later work of the stream wait for the latest record of `event`. A stream that
+    /// waits for an event of a capture joins that capture.
     ///
     /// # Errors
     /// Fails if the stream refuses it, or if the event was recorded on another device.
@@ -239,8 +240,8 @@ impl Stream {
     /// Blocks until all work is complete. Returns the first error since the last call.
     ///
     /// # Errors
-    /// The first failure of enqueued work since the last call; [`Error::CaptureState`] while the stream
-    /// is capturing.
+    /// The first failure of enqueued work since the last call; [`Error::CaptureState`] while the
+    /// stream is capturing.
     pub fn synchronize(&self) -> Result<()> {
         match &self.0 {
             Kind::Cpu(stream) => stream.synchronize(),
@@ -286,8 +287,8 @@ impl Stream {
         }
     }
 
-    /// Blocks until the operation is complete and returns its result. Waits indefinitely if `timeout`
-    /// is `None`.
+    /// Blocks until the operation is complete and returns its result. Waits indefinitely if
+    /// `timeout` is `None`.
     ///
     /// # Errors
     /// The operation's failure, or [`Error::StreamTimeout`].
@@ -313,8 +314,8 @@ impl Stream {
     /// Ends the capture and returns the recorded graph. Streams that joined the capture leave it.
     ///
     /// # Errors
-    /// [`Error::CaptureState`] if the stream is not capturing, or joined a capture that another stream
-    /// began.
+    /// [`Error::CaptureState`] if the stream is not capturing, or joined a capture that another
+    /// stream began.
     pub fn end_capture(&self) -> Result<Graph> {
         Ok(Graph(match &self.0 {
             Kind::Cpu(stream) => GraphKind::Cpu(stream.end_capture()?),
@@ -322,8 +323,8 @@ impl Stream {
         }))
     }
 
-    /// Makes a CPU replay run what this stream records from now on concurrently with the work of other
-    /// streams. Does nothing on a GPU, where streams of a capture are concurrent anyway.
+    /// Makes a CPU replay run what this stream records from now on concurrently with the work of
+    /// other streams. Does nothing on a GPU, where streams of a capture are concurrent anyway.
     pub(crate) fn branch(&self) {
         if let Kind::Cpu(stream) = &self.0 {
             stream.branch();

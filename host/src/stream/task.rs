@@ -61,8 +61,8 @@ impl Task {
             Self::Kernel(_) => Err(other_device("the kernel")),
             Self::Copies(copies) => Ok(Node::Host(Arc::new(move || {
                 for copy in &*copies {
-                    // SAFETY: `keep` keeps both ranges mapped. No other work accesses them concurrently,
-                    // because users of the memory are ordered by the stream.
+                    // SAFETY: `keep` keeps both ranges mapped. No other work accesses them
+                    // concurrently, because users of the memory are ordered by the stream.
                     unsafe {
                         core::ptr::copy_nonoverlapping(
                             copy.from as *const u8,
