@@ -1,6 +1,6 @@
 //! A window with signals, counters and barriers of the user's: torchcomms' device window.
 //!
-//! The memory behind it is two windows of the communicator: the user's part, and a pad with the words of
+//! The memory behind it is two windows of the communicator: the user's part, and a signal pad with the words of
 //! [`DeviceWindow`], which are apart from the library's own.
 //!
 //! A **signal** says that something has arrived: it has a slot for each sender, which only that sender writes,
@@ -26,7 +26,7 @@ pub struct DeviceWindow {
     /// Number of the window that holds the user's memory.
     pub window: u32,
     /// Number of the window that holds the words.
-    pub pad: u32,
+    pub signal_pad: u32,
     /// Byte offset of the user's part in the window; differs between ranks only where each rank registered
     /// memory of its own.
     pub offset: u64,
@@ -88,8 +88,8 @@ impl Compare {
     }
 }
 
-/// Bytes of the pad of a window with that many words of each kind, on `size` ranks.
-pub const fn pad_bytes(size: u32, signals: u32, counters: u32, barriers: u32) -> u64 {
+/// Bytes of the signal pad of a window with that many words of each kind, on `size` ranks.
+pub const fn signal_pad_bytes(size: u32, signals: u32, counters: u32, barriers: u32) -> u64 {
     let size = size as u64;
     (signals as u64 * size + counters as u64 + barriers as u64 * (size + 1)) * 8
 }
@@ -105,19 +105,19 @@ impl DeviceWindow {
         unsafe { Comm::new(self.constants as *const CommConst) }
     }
 
-    /// Offset in the pad of the slot of signal `id` that `sender` writes.
+    /// Offset in the signal pad of the slot of signal `id` that `sender` writes.
     #[inline(always)]
     pub const fn signal_at(&self, id: u32, sender: u32) -> u64 {
         (id as u64 * self.size as u64 + sender as u64) * 8
     }
 
-    /// Offset in the pad of counter `id`.
+    /// Offset in the signal pad of counter `id`.
     #[inline(always)]
     pub const fn counter_at(&self, id: u32) -> u64 {
         (self.signals as u64 * self.size as u64 + id as u64) * 8
     }
 
-    /// Offset in the pad of the word of barrier `id` that `sender` writes; that of this rank's own count for
+    /// Offset in the signal pad of the word of barrier `id` that `sender` writes; that of this rank's own count for
     /// `sender == size`.
     #[inline(always)]
     pub const fn barrier_at(&self, id: u32, sender: u32) -> u64 {
@@ -125,10 +125,10 @@ impl DeviceWindow {
         (before + id as u64 * (self.size as u64 + 1) + sender as u64) * 8
     }
 
-    /// A word of this rank's own pad.
+    /// A word of this rank's own signal pad.
     #[inline(always)]
     fn own(&self, comm: &Comm, offset: u64) -> Option<*mut u64> {
-        comm.pointer(PeerPtr::new(self.pad, comm.rank(), offset), 1)
+        comm.pointer(PeerPtr::new(self.signal_pad, comm.rank(), offset), 1)
     }
 
     /// Byte `offset` of `rank`'s part of the user's memory, for `bytes` bytes: an address of this rank, or
@@ -178,7 +178,7 @@ impl DeviceWindow {
             }
             let word = self.own(comm, self.counter_at(id)).ok_or(NoRoute)?;
             if block.is_leader() {
-                // SAFETY: a counter of this rank's pad, only accessed atomically.
+                // SAFETY: a counter of this rank's signal pad, only accessed atomically.
                 unsafe { mem::fetch_add_u64(word, 1, Order::AcqRel, Scope::Device) };
             }
         }
@@ -222,7 +222,7 @@ impl DeviceWindow {
         if id >= self.signals {
             return Err(NoRoute);
         }
-        let at = PeerPtr::new(self.pad, peer, self.signal_at(id, comm.rank()));
+        let at = PeerPtr::new(self.signal_pad, peer, self.signal_at(id, comm.rank()));
         // SAFETY: a signal word, only accessed as one.
         unsafe { net::signal(block, comm, at, op) }
     }
@@ -238,7 +238,7 @@ impl DeviceWindow {
         let mut rank = first;
         while rank < last {
             if let Some(word) = self.own(comm, self.signal_at(id, rank)) {
-                // SAFETY: a signal word of this rank's pad.
+                // SAFETY: a signal word of this rank's signal pad.
                 let seen = unsafe { mem::load_u64(word, Order::Acquire, Scope::System) };
                 sum = sum.wrapping_add(seen);
             }
@@ -286,7 +286,7 @@ impl DeviceWindow {
         let mut rank = block.rank();
         while rank < self.size && id < self.signals {
             if let Some(word) = self.own(comm, self.signal_at(id, rank)) {
-                // SAFETY: a signal word of this rank's pad.
+                // SAFETY: a signal word of this rank's signal pad.
                 unsafe { mem::store_u64(word, 0, Order::Relaxed, Scope::System) };
             }
             rank += block.size();
@@ -298,7 +298,7 @@ impl DeviceWindow {
     #[inline(always)]
     pub fn read_counter(&self, comm: &Comm, id: u32) -> u64 {
         match self.own(comm, self.counter_at(id)) {
-            // SAFETY: a counter of this rank's pad.
+            // SAFETY: a counter of this rank's signal pad.
             Some(word) if id < self.counters => unsafe {
                 mem::load_u64(word, Order::Acquire, Scope::Device)
             },
@@ -313,7 +313,7 @@ impl DeviceWindow {
             && id < self.counters
             && let Some(word) = self.own(comm, self.counter_at(id))
         {
-            // SAFETY: a counter of this rank's pad.
+            // SAFETY: a counter of this rank's signal pad.
             unsafe { mem::store_u64(word, 0, Order::Relaxed, Scope::Device) };
         }
         block.sync();
@@ -344,7 +344,7 @@ impl DeviceWindow {
         let mut failed = false;
         let mut peer = block.rank();
         while peer < self.size {
-            let at = PeerPtr::new(self.pad, peer, self.barrier_at(id, comm.rank()));
+            let at = PeerPtr::new(self.signal_pad, peer, self.barrier_at(id, comm.rank()));
             match comm.pointer::<u64>(at, 1) {
                 // SAFETY: only this rank writes this word, and it only grows.
                 Some(word) => unsafe { mem::store_u64(word, count, Order::Release, Scope::System) },
@@ -357,7 +357,7 @@ impl DeviceWindow {
             failed = ctx
                 .until(WaitKind::Signal, peer, count, || {
                     let seen = match self.own(comm, self.barrier_at(id, peer)) {
-                        // SAFETY: a word of this rank's pad.
+                        // SAFETY: a word of this rank's signal pad.
                         Some(word) => unsafe { mem::load_u64(word, Order::Acquire, Scope::System) },
                         None => 0,
                     };

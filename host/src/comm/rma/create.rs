@@ -4,7 +4,7 @@ use core::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use fusewire_device::DType;
-use fusewire_device::window::{DeviceWindow, pad_bytes};
+use fusewire_device::window::{DeviceWindow, signal_pad_bytes};
 
 use super::{Shared, Window};
 use crate::Result;
@@ -61,16 +61,16 @@ impl Communicator {
         let signals = options.signals.unwrap_or(size);
         let counters = options.counters.unwrap_or(size);
         let barriers = options.barriers;
-        let bytes = pad_bytes(size, signals, counters, barriers).max(8);
-        let pad = self.alloc(DType::U8, bytes as usize)?;
-        let pad_id = self.inner.windows.addr_of(pad.as_ptr(), 1).window();
-        let pads = (0..size)
-            .filter_map(|rank| self.inner.windows.part(pad_id as usize, rank))
+        let bytes = signal_pad_bytes(size, signals, counters, barriers).max(8);
+        let signal_pad = self.alloc(DType::U8, bytes as usize)?;
+        let signal_pad_id = self.inner.windows.addr_of(signal_pad.as_ptr(), 1).window();
+        let signal_pads = (0..size)
+            .filter_map(|rank| self.inner.windows.part(signal_pad_id as usize, rank))
             .collect();
         let device = Box::new(DeviceWindow {
             constants: self.constants() as u64,
             window: id as u32,
-            pad: pad_id,
+            signal_pad: signal_pad_id,
             offset: 0,
             bytes: (tensor.len() * tensor.dtype().size()) as u64,
             signals,
@@ -90,7 +90,7 @@ impl Communicator {
                 on_gpu,
                 inner: Arc::clone(&self.inner),
                 freed: AtomicBool::new(false),
-                _parts: [parts, pads],
+                _parts: [parts, signal_pads],
             }),
         })
     }

@@ -154,7 +154,7 @@ impl Window {
         self.shared.freed.store(true, Ordering::Release);
         let device = &self.shared.device;
         self.comm
-            .end_windows(&[device.window as usize, device.pad as usize])
+            .end_windows(&[device.window as usize, device.signal_pad as usize])
     }
 
     fn alive(&self, operation: &'static str) -> Result<()> {

@@ -120,10 +120,10 @@ impl Window {
         Ok(memory.load(at))
     }
 
-    /// Where a word of this rank's pad is, which is only accessed atomically.
+    /// Where a word of this rank's signal pad is, which is only accessed atomically.
     fn word(&self, offset: u64) -> Result<Part> {
-        let pad = self.shared.device.pad as usize;
-        match self.shared.inner.windows.part(pad, self.comm.rank()) {
+        let signal_pad = self.shared.device.signal_pad as usize;
+        match self.shared.inner.windows.part(signal_pad, self.comm.rank()) {
             Some((memory, start)) => Ok((memory, start + offset)),
             None => Err(invalid("window", "the window was freed".to_owned())),
         }
