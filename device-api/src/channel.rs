@@ -1,7 +1,7 @@
 //! A credited ring between two ranks: what send and receive are made of.
 //!
 //! # The channel protocol
-//! The receiver's pad holds a ring of slots a sender. Chunk k goes to slot k mod depth.
+//! The receiver's workspace holds a ring of slots a sender. Chunk k goes to slot k mod depth.
 //!
 //! - **Who may overwrite what:** the sender overwrites the slot of chunk k with chunk k + depth;
 //! - **after having acquired** a credit word of at least k + 1;
@@ -9,7 +9,7 @@
 //!
 //! The receiver reads chunk k after having acquired a tail word of at least k + 1, released by the
 //! sender after its last write of the chunk. Credit and tail only grow; both live where they are
-//! polled: the tail in the receiver's pad, the credit in the sender's. A block has channels of its own.
+//! polled: the tail in the receiver's workspace, the credit in the sender's. A block has channels of its own.
 
 use crate::comm::Comm;
 use crate::group::{Group, Machine};
@@ -21,18 +21,18 @@ use crate::wait::WaitKind;
 #[inline(always)]
 fn line(comm: &Comm, at: u32, block: u32, peer: u32, which: u64) -> *mut u8 {
     let index = u64::from(block) * u64::from(comm.size()) + u64::from(peer);
-    let offset = comm.pad().channel_lines + (index * 3 + which) * LINE;
-    comm.pad_of(at).wrapping_add(offset as usize)
+    let offset = comm.workspace().channel_lines + (index * 3 + which) * LINE;
+    comm.workspace_of(at).wrapping_add(offset as usize)
 }
 
 #[inline(always)]
 fn slot(comm: &Comm, at: u32, block: u32, source: u32, chunk: u64) -> *mut u8 {
-    let pad = comm.pad();
+    let workspace = comm.workspace();
     let index = u64::from(block) * u64::from(comm.size()) + u64::from(source);
-    let stride = pad.channel_slot + LINE;
+    let stride = workspace.channel_slot + LINE;
     let offset =
-        pad.channel_slots + (index * pad.channel_depth + chunk % pad.channel_depth.max(1)) * stride;
-    comm.pad_of(at).wrapping_add(offset as usize)
+        workspace.channel_slots + (index * workspace.channel_depth + chunk % workspace.channel_depth.max(1)) * stride;
+    comm.workspace_of(at).wrapping_add(offset as usize)
 }
 
 /// The header in front of a chunk: fingerprint of the call, and the message's bytes.
@@ -69,7 +69,7 @@ impl Sender {
     /// The credit that the next chunk needs.
     #[inline(always)]
     pub fn needed(&self, comm: &Comm) -> u64 {
-        (self.chunk + 1).saturating_sub(comm.pad().channel_depth)
+        (self.chunk + 1).saturating_sub(comm.workspace().channel_depth)
     }
 
     /// Acquires room for the next chunk: the peer has read the one whose slot it takes. `Err(credit)` while it
@@ -81,7 +81,7 @@ impl Sender {
             return Ok(());
         }
         let credit = line(comm, comm.rank(), block, self.peer, 1).cast::<u64>();
-        // SAFETY: the credit word of this rank's pad.
+        // SAFETY: the credit word of this rank's workspace.
         let seen = unsafe { mem::load_u64(credit, Order::Acquire, Scope::System) };
         if seen >= needed { Ok(()) } else { Err(seen) }
     }
@@ -102,7 +102,7 @@ impl Sender {
         let comm = *session.comm();
         let block = session.block();
         block.acquired(Scope::System);
-        let part = (message.bytes - sent).min(comm.pad().channel_slot);
+        let part = (message.bytes - sent).min(comm.workspace().channel_slot);
         let to = slot(&comm, self.peer, block.index(), comm.rank(), self.chunk);
         // SAFETY: the slot is free (credit); the source is the caller's.
         unsafe {
@@ -170,7 +170,7 @@ impl Receiver {
     #[inline(always)]
     pub fn arrived(&self, comm: &Comm, block: u32) -> Result<(), u64> {
         let tail = line(comm, comm.rank(), block, self.peer, 0).cast::<u64>();
-        // SAFETY: the tail word of this rank's pad.
+        // SAFETY: the tail word of this rank's workspace.
         let seen = unsafe { mem::load_u64(tail, Order::Acquire, Scope::System) };
         if seen >= self.needed() {
             Ok(())
@@ -213,7 +213,7 @@ impl Receiver {
         let comm = *session.comm();
         let block = session.block();
         block.acquired(Scope::System);
-        let part = (message.bytes - received).min(comm.pad().channel_slot);
+        let part = (message.bytes - received).min(comm.workspace().channel_slot);
         let from = slot(&comm, comm.rank(), block.index(), self.peer, self.chunk);
         // SAFETY: the chunk has been acquired; the target is the caller's.
         unsafe {

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use crate::layout::{CommConst, LINE, MAX_RANKS, MAX_WINDOWS, PadLayout, WindowConst};
+use crate::layout::{CommConst, LINE, MAX_RANKS, MAX_WINDOWS, WorkspaceLayout, WindowConst};
 
 /// Address in a window: 16 bits of window, 48 bits of offset. Ranks name memory to each other by it;
 /// addresses are local to a rank.
@@ -132,10 +132,10 @@ impl Comm {
         self.constants().size
     }
 
-    /// Layout of every rank's pad.
+    /// Layout of every rank's workspace.
     #[inline(always)]
-    pub fn pad(&self) -> &PadLayout {
-        &self.constants().pad
+    pub fn workspace(&self) -> &WorkspaceLayout {
+        &self.constants().workspace
     }
 
     /// Whether `rank` is reachable by load and store.
@@ -150,21 +150,21 @@ impl Comm {
         (self.constants().windows as *const WindowConst).wrapping_add(window as usize)
     }
 
-    /// Address of byte 0 of `rank`'s pad.
+    /// Address of byte 0 of `rank`'s workspace.
     #[inline(always)]
-    pub fn pad_of(&self, rank: u32) -> *mut u8 {
+    pub fn workspace_of(&self, rank: u32) -> *mut u8 {
         // SAFETY: the constants are live, and the index is within their table.
-        unsafe { (&raw const (*self.constants).pads[rank as usize % MAX_RANKS]).read() as *mut u8 }
+        unsafe { (&raw const (*self.constants).workspaces[rank as usize % MAX_RANKS]).read() as *mut u8 }
     }
 
-    /// The table of all ranks' pads, as [`Comm::pad_of`] reads it.
+    /// The table of all ranks' workspaces, as [`Comm::workspace_of`] reads it.
     #[inline(always)]
-    pub(crate) fn pads(&self) -> *const u64 {
+    pub(crate) fn workspaces(&self) -> *const u64 {
         // SAFETY: the constants are live.
-        unsafe { (&raw const (*self.constants).pads).cast() }
+        unsafe { (&raw const (*self.constants).workspaces).cast() }
     }
 
-    /// Address of byte `offset` of this rank's own pad.
+    /// Address of byte `offset` of this rank's own workspace.
     #[inline(always)]
     pub fn own(&self, offset: u64) -> *mut u8 {
         (self.constants().state as *mut u8).wrapping_add(offset as usize)

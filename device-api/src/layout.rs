@@ -1,17 +1,17 @@
 //! The communicator's metadata: plain data in device memory, the same bytes on every machine.
 //!
-//! [`CommConst`] is written once by the host and may be read freely. The **pad** of a rank is
+//! [`CommConst`] is written once by the host and may be read freely. The **workspace** of a rank is
 //! window 0: a region of the same layout on every rank, mapped by all of them. It starts with
-//! [`CommState`]; [`PadLayout`] says where the arrays behind it lie.
+//! [`CommState`]; [`WorkspaceLayout`] says where the arrays behind it lie.
 //!
 //! ```text
-//! pad: CommState | CommConst | block state[block] | progress[block] | inbox[block][rank] | packet slots
+//! workspace: CommState | CommConst | block state[block] | progress[block] | inbox[block][rank] | packet slots
 //!      [block][parity][rank] | channels | staging in | staging out
 //! ```
 //!
-//! The constants in the pad are the ones that NVIDIA's kernels get, and lanes of the CPU: block states and the abort word are at
+//! The constants in the workspace are the ones that NVIDIA's kernels get, and lanes of the CPU: block states and the abort word are at
 //! fixed distances from them. AMD's kernels get theirs in memory of the device's own, a CPU's in that of the process; there the
-//! copy in the pad is not used.
+//! copy in the workspace is not used.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -23,35 +23,35 @@ pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 pub const LAYOUT_VERSION: u32 = 3;
 /// Most ranks whose memory a kernel can reach by load and store.
 pub const MAX_RANKS: usize = 64;
-/// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is the pad.
+/// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is the workspace.
 pub const MAX_WINDOWS: usize = 1024;
-/// Where the [`CommConst`] lies in a pad.
+/// Where the [`CommConst`] lies in a workspace.
 pub const CONSTANTS_AT: u64 = 256;
-/// Where the [`BlockState`]s lie in a pad: [`PadLayout::blocks`] of every layout.
+/// Where the [`BlockState`]s lie in a pad: [`WorkspaceLayout::blocks`] of every layout.
 pub const BLOCKS_AT: u64 = 1024;
 /// Size of a line: what one signal with its words occupies.
 pub const LINE: u64 = 64;
 /// Words that travel with a ready signal.
 pub const SIGNAL_WORDS: usize = 7;
 
-/// Where the arrays of a pad lie, in bytes from its start.
+/// Where the arrays of a workspace lie, in bytes from its start.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub struct PadLayout {
+pub struct WorkspaceLayout {
     /// [`Progress`] of each block.
     pub progress: u64,
     /// [`BlockState`] of each block: [`BLOCKS_AT`].
     pub blocks: u64,
     /// Signal lines: per block and source rank one ready line, then one done line.
     pub inbox: u64,
-    /// Packet slots: per block, parity and source rank [`PadLayout::packet_slot`] bytes.
+    /// Packet slots: per block, parity and source rank [`WorkspaceLayout::packet_slot`] bytes.
     pub packets: u64,
     /// Size of a packet slot.
     pub packet_slot: u64,
     /// Channel lines: per block and rank a tail line (written by the peer as sender), a credit line
     /// (written by the peer as receiver) and a line of local counters.
     pub channel_lines: u64,
-    /// Channel slots: per block and source rank [`PadLayout::channel_depth`] slots.
+    /// Channel slots: per block and source rank [`WorkspaceLayout::channel_depth`] slots.
     pub channel_slots: u64,
     /// Payload of a channel slot.
     pub channel_slot: u64,
@@ -65,17 +65,17 @@ pub struct PadLayout {
     pub staging_out: u64,
     /// Size of it.
     pub staging_out_bytes: u64,
-    /// User signals: [`PadLayout::user_signal_count`] words, apart from the library's own.
+    /// User signals: [`WorkspaceLayout::user_signal_count`] words, apart from the library's own.
     pub user_signals: u64,
     /// How many.
     pub user_signal_count: u64,
-    /// Size of the whole pad.
+    /// Size of the whole workspace.
     pub bytes: u64,
 }
 
-/// What a pad is made for; equal on all ranks of a communicator.
+/// What a workspace is made for; equal on all ranks of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PadConfig {
+pub struct WorkspaceConfig {
     /// Ranks.
     pub size: u32,
     /// Most blocks of a launch.
@@ -92,9 +92,9 @@ pub struct PadConfig {
     pub user_signals: u64,
 }
 
-impl PadLayout {
+impl WorkspaceLayout {
     /// Lays the arrays out one after the other, each on a line of its own.
-    pub const fn new(config: &PadConfig) -> Self {
+    pub const fn new(config: &WorkspaceConfig) -> Self {
         const fn next(at: &mut u64, bytes: u64) -> u64 {
             let start = *at;
             *at = (start + bytes).div_ceil(256) * 256;
@@ -162,7 +162,7 @@ pub struct CommConst {
     pub team_first: u32,
     /// Ranks of that team.
     pub team_size: u32,
-    /// Blocks that the pad has room for.
+    /// Blocks that the workspace has room for.
     pub max_blocks: u32,
     /// Polls of a wait before it gives the core away.
     pub spins: u32,
@@ -174,19 +174,19 @@ pub struct CommConst {
     pub timeout_ns: u64,
     /// Address of [`WindowConst`] for [`MAX_WINDOWS`] windows.
     pub windows: u64,
-    /// Address of this rank's [`CommState`] (the start of its pad).
+    /// Address of this rank's [`CommState`] (the start of its workspace).
     pub state: u64,
     /// Address of the network contexts, or 0.
     pub contexts: u64,
     /// Network contexts.
     pub context_count: u64,
-    /// Layout of every rank's pad.
-    pub pad: PadLayout,
+    /// Layout of every rank's workspace.
+    pub workspace: WorkspaceLayout,
     /// Address, for the device, of a word in host memory where a kernel that meets a failure leaves the abort word for
     /// its host, which cannot look into device memory at each call; 0 where it can.
     pub host_word: u64,
-    /// Address of each rank's pad, or 0: those of window 0.
-    pub pads: [u64; MAX_RANKS],
+    /// Address of each rank's workspace, or 0: those of window 0.
+    pub workspaces: [u64; MAX_RANKS],
 }
 
 /// Why a launch failed.
@@ -249,7 +249,7 @@ pub struct FailureRecord {
     pub generation: u64,
 }
 
-/// Start of a rank's pad.
+/// Start of a rank's workspace.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct CommState {
@@ -259,7 +259,7 @@ pub struct CommState {
     pub version: u32,
     /// Size of this struct.
     pub bytes: u32,
-    /// Generation of the pad.
+    /// Generation of the workspace.
     pub generation: u64,
     /// Ranks whose process has ended, a bit each; written by this rank's host, read by its waits.
     pub dead: u64,
@@ -325,7 +325,7 @@ pub struct ChannelState {
 }
 
 const _: () = {
-    assert!(size_of::<PadLayout>() == 128);
+    assert!(size_of::<WorkspaceLayout>() == 128);
     assert!(size_of::<CommConst>() == 232 + 8 * MAX_RANKS);
     assert!(CONSTANTS_AT >= size_of::<CommState>() as u64);
     assert!(BLOCKS_AT >= CONSTANTS_AT + size_of::<CommConst>() as u64);
@@ -333,9 +333,9 @@ const _: () = {
     assert!(core::mem::offset_of!(CommConst, id) == 40);
     assert!(core::mem::offset_of!(CommConst, windows) == 64);
     assert!(core::mem::offset_of!(CommConst, state) == 72);
-    assert!(core::mem::offset_of!(CommConst, pad) == 96);
+    assert!(core::mem::offset_of!(CommConst, workspace) == 96);
     assert!(core::mem::offset_of!(CommConst, host_word) == 224);
-    assert!(core::mem::offset_of!(CommConst, pads) == 232);
+    assert!(core::mem::offset_of!(CommConst, workspaces) == 232);
     assert!(size_of::<WindowConst>() == 16 + 8 * MAX_RANKS);
     assert!(size_of::<FailureRecord>() == 128);
     assert!(size_of::<CommState>() == 256);

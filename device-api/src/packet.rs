@@ -52,9 +52,9 @@ pub struct Slots {
     flag: u64,
     /// This rank's slot of source 0.
     own: *mut u8,
-    /// Addresses of all ranks' pads.
-    pads: *const u64,
-    /// Offset in a pad of the slot that this rank fills.
+    /// Addresses of all ranks' workspaces.
+    workspaces: *const u64,
+    /// Offset in a workspace of the slot that this rank fills.
     mine: u64,
     slot: u64,
     bytes: usize,
@@ -67,7 +67,7 @@ impl Slots {
     pub fn open<M: Machine>(session: &mut Session<M>, bytes: usize) -> Self {
         let epoch = session.next_packet_epoch();
         let comm = session.comm();
-        let slot = comm.pad().packet_slot;
+        let slot = comm.workspace().packet_slot;
         let ranks = u64::from(comm.size());
         let set = u64::from(session.block().index()) * 2 + (epoch & 1);
         let flag = if M::LANES == 1 {
@@ -75,12 +75,12 @@ impl Slots {
         } else {
             epoch & 0xffff_ffff
         };
-        let base = comm.pad().packets + set * ranks * slot;
+        let base = comm.workspace().packets + set * ranks * slot;
         Self {
             epoch,
             flag,
             own: comm.own(base),
-            pads: comm.pads(),
+            workspaces: comm.workspaces(),
             mine: base + u64::from(comm.rank()) * slot,
             slot,
             bytes,
@@ -98,8 +98,8 @@ impl Slots {
     #[inline(always)]
     fn departure(&self, rank: u32) -> *mut u8 {
         // SAFETY: a table of more ranks than any communicator has.
-        let pad = unsafe { self.pads.add(rank as usize).read() };
-        (pad as *mut u8).wrapping_add(self.mine as usize)
+        let workspace = unsafe { self.workspaces.add(rank as usize).read() };
+        (workspace as *mut u8).wrapping_add(self.mine as usize)
     }
 
     /// Sends this rank's stream, at `from`, to every other rank. All lanes together.

@@ -1,7 +1,7 @@
 //! One launch on a communicator: it begins, publishes and awaits signals, and ends.
 //!
 //! # The signal protocol
-//! For every (block, source rank) a pad has a *ready line* (seven words, then the signal) and a *done
+//! For every (block, source rank) a workspace has a *ready line* (seven words, then the signal) and a *done
 //! line*. One **round** is: every rank writes its words and ready signal to every rank and awaits
 //! all; data moves; every rank signals done to every rank and awaits all.
 //!
@@ -439,7 +439,7 @@ impl<M: Machine> Session<M> {
     #[inline(always)]
     fn line(&self, at: u32, from: u32, which: u64) -> *mut u8 {
         let offset = self.comm.inbox(self.block.index(), from) + which;
-        self.comm.pad_of(at).wrapping_add(offset as usize)
+        self.comm.workspace_of(at).wrapping_add(offset as usize)
     }
 
     #[inline(always)]
@@ -453,7 +453,7 @@ impl<M: Machine> Session<M> {
                     .wrapping_add(offset)
                     .cast::<u64>();
                 let arrived = self.ctx.until(wait, peer, value, || {
-                    // SAFETY: a signal word of this rank's own pad.
+                    // SAFETY: a signal word of this rank's own workspace.
                     let seen = unsafe { mem::load_u64(at, Order::Acquire, Scope::System) };
                     // The peer may be a round ahead (barriers); a different call of the same
                     // round is reported by the stalled wait.

@@ -193,7 +193,7 @@ impl WaitContext {
     /// Whether the host has found `rank`'s process ended.
     fn is_dead(&self, rank: u32) -> bool {
         let state = self.comm.own(0).cast::<CommState>();
-        // SAFETY: every pad starts with a CommState; the word is only accessed atomically.
+        // SAFETY: every workspace starts with a CommState; the word is only accessed atomically.
         let dead =
             unsafe { mem::load_u64(&raw const (*state).dead, Order::Acquire, Scope::System) };
         rank != self.comm.rank() && dead >> (rank & 63) & 1 == 1
@@ -203,7 +203,7 @@ impl WaitContext {
     #[inline(always)]
     pub fn aborted(&self) -> bool {
         let state = self.comm.own(0).cast::<CommState>();
-        // SAFETY: every pad starts with a CommState; the abort word is only accessed atomically.
+        // SAFETY: every workspace starts with a CommState; the abort word is only accessed atomically.
         let word =
             unsafe { mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System) };
         if word != 0 {
@@ -225,10 +225,10 @@ impl WaitContext {
     fn progress(&self, rank: u32) -> Progress {
         let at = self
             .comm
-            .pad_of(rank)
-            .wrapping_add(self.comm.pad().progress as usize);
+            .workspace_of(rank)
+            .wrapping_add(self.comm.workspace().progress as usize);
         let load = |word: usize| {
-            // SAFETY: every pad has a progress line for block 0; its words are accessed atomically.
+            // SAFETY: every workspace has a progress line for block 0; its words are accessed atomically.
             unsafe { mem::load_u64(at.cast::<u64>().add(word), Order::Relaxed, Scope::System) }
         };
         let mut progress: Progress = bytemuck::Zeroable::zeroed();
@@ -330,7 +330,7 @@ impl WaitContext {
             mem::store_u64(claim, 2, Order::Release, Scope::System);
             for rank in 0..self.comm.size() {
                 if self.comm.reaches(rank) {
-                    let peer = self.comm.pad_of(rank).cast::<CommState>();
+                    let peer = self.comm.workspace_of(rank).cast::<CommState>();
                     mem::compare_exchange_u64(
                         &raw mut (*peer).abort,
                         0,
@@ -350,7 +350,7 @@ impl WaitContext {
         if self.block != 0 || !BOUNDED {
             return;
         }
-        let at = self.comm.own(self.comm.pad().progress).cast::<u64>();
+        let at = self.comm.own(self.comm.workspace().progress).cast::<u64>();
         let tag = self.sequence() << 40;
         // SAFETY: the line belongs to this block; peers read its words atomically.
         unsafe {
@@ -376,7 +376,7 @@ impl WaitContext {
         if self.block != 0 || !BOUNDED {
             return;
         }
-        let at = self.comm.own(self.comm.pad().progress + 16).cast::<u64>();
+        let at = self.comm.own(self.comm.workspace().progress + 16).cast::<u64>();
         // SAFETY: as in `enter`.
         unsafe {
             mem::store_u64(
@@ -391,7 +391,7 @@ impl WaitContext {
     /// This block's state.
     #[inline(always)]
     pub(crate) fn block_state(comm: &Comm, block: u32) -> *mut BlockState {
-        comm.own(comm.pad().blocks + u64::from(block) * LINE).cast()
+        comm.own(comm.workspace().blocks + u64::from(block) * LINE).cast()
     }
 }
 
@@ -399,7 +399,7 @@ impl WaitContext {
 /// word of every peer, if the communicator has not failed before.
 pub fn abort(comm: &Comm) {
     let state = WaitContext::block_state(comm, 0);
-    // SAFETY: the state lies in the pad; its words are only accessed atomically.
+    // SAFETY: the state lies in the workspace; its words are only accessed atomically.
     let finished =
         unsafe { mem::load_u64(&raw const (*state).sequence, Order::Relaxed, Scope::System) };
     let mut ctx = WaitContext {

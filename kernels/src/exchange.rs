@@ -204,7 +204,7 @@ impl Memory {
         policy: Policy,
         body: &impl Body<M>,
     ) -> bool {
-        let pad = *session.comm().pad();
+        let workspace = *session.comm().workspace();
         let flags = self.flags();
         let own = body.words(session);
         let mut chunked = flags | own.flags != 0;
@@ -219,15 +219,15 @@ impl Memory {
             if flags & SOURCE_STAGED != 0 {
                 // SAFETY: staging has room for `source_rows` rows of a chunk; peers read it only
                 // between ready and done.
-                unsafe { self.stage(session, round, pad.staging_in) };
+                unsafe { self.stage(session, round, workspace.staging_in) };
             }
             let source = if flags & SOURCE_STAGED != 0 {
-                WindowAddr::new(0, pad.staging_in)
+                WindowAddr::new(0, workspace.staging_in)
             } else {
                 self.source_at
             };
             let target = if flags & TARGET_STAGED != 0 {
-                WindowAddr::new(0, pad.staging_out)
+                WindowAddr::new(0, workspace.staging_out)
             } else {
                 self.target_at
             };
@@ -253,7 +253,7 @@ impl Memory {
             }
             if flags & TARGET_STAGED != 0 {
                 // SAFETY: every peer's writes into staging have been acquired by done.
-                unsafe { self.unstage(session, round, pad.staging_out, policy) };
+                unsafe { self.unstage(session, round, workspace.staging_out, policy) };
             }
             // SAFETY: as above.
             unsafe { body.finish(session, self, round) };

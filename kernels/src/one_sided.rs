@@ -43,8 +43,8 @@ pub unsafe fn ring_put(
     let next = comm.after(1);
     let previous = comm.after(comm.size() - 1);
     let target = WindowAddr(target_at);
-    let signal_offset = comm.pad().user_signals + signal * 8;
-    // SAFETY: the caller's promise; the signal word is a user signal of the pad.
+    let signal_offset = comm.workspace().user_signals + signal * 8;
+    // SAFETY: the caller's promise; the signal word is a user signal of the workspace.
     let put = unsafe {
         net::put_signal(
             block,
@@ -56,7 +56,7 @@ pub unsafe fn ring_put(
             SignalOp::Add(1),
         )
     };
-    if put.is_err() || signal >= comm.pad().user_signal_count {
+    if put.is_err() || signal >= comm.workspace().user_signal_count {
         session.ctx().fail(
             FailureKind::NoRoute,
             wait::WaitKind::Signal,
@@ -76,7 +76,7 @@ pub unsafe fn ring_put(
         failed = session
             .ctx()
             .until(wait::WaitKind::Signal, previous, expected, || {
-                // SAFETY: a user signal of this rank's pad.
+                // SAFETY: a user signal of this rank's workspace.
                 let seen = unsafe { mem::load_u64(word, Order::Acquire, Scope::System) };
                 if seen >= expected { Ok(()) } else { Err(seen) }
             })

@@ -135,7 +135,7 @@ impl Vector {
             }
             return false;
         }
-        let pad = *session.comm().pad();
+        let workspace = *session.comm().workspace();
         let staged = !self.source_at.is_some();
         let rows = if self.same { 1 } else { ranks };
         let stride = self.chunk.div_ceil(GRANULE) * GRANULE;
@@ -146,7 +146,7 @@ impl Vector {
         let mut start = 0;
         loop {
             if staged {
-                let staging = session.comm().own(pad.staging_in);
+                let staging = session.comm().own(workspace.staging_in);
                 for row in 0..rows {
                     let (offset, length) = self.outgoing(me, row);
                     let (first, last) = part(block, length, start, self.chunk, true);
@@ -166,7 +166,7 @@ impl Vector {
                 let (offset, length) = self.outgoing(me, peer);
                 let addr = if staged {
                     let row = if self.same { 0 } else { peer as usize };
-                    WindowAddr::new(0, pad.staging_in + (row * stride * self.size) as u64)
+                    WindowAddr::new(0, workspace.staging_in + (row * stride * self.size) as u64)
                 } else {
                     let at = self.source_at.offset() + (offset * self.size) as u64;
                     WindowAddr::new(self.source_at.window(), at)

@@ -31,7 +31,7 @@ impl<const ISA: u32> Single<ISA> {
 
 impl<const ISA: u32> Machine for Single<ISA> {
     const LANES: u32 = 1;
-    const CONSTANTS_IN_PAD: bool = false;
+    const CONSTANTS_IN_WORKSPACE: bool = false;
     const ISA: u32 = ISA;
     const CUMULATIVE: bool = true;
 
@@ -107,7 +107,7 @@ impl Lanes {
 
 impl Machine for Lanes {
     const LANES: u32 = 0;
-    const CONSTANTS_IN_PAD: bool = true;
+    const CONSTANTS_IN_WORKSPACE: bool = true;
     const CUMULATIVE: bool = true;
 
     fn lane(self) -> u32 {

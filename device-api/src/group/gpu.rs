@@ -8,7 +8,7 @@ pub struct Gpu;
 
 impl Machine for Gpu {
     const LANES: u32 = 0;
-    const CONSTANTS_IN_PAD: bool = cfg!(target_arch = "nvptx64");
+    const CONSTANTS_IN_WORKSPACE: bool = cfg!(target_arch = "nvptx64");
     const CUMULATIVE: bool = cfg!(target_arch = "nvptx64");
 
     #[inline(always)]
@@ -79,7 +79,7 @@ impl PartOfGrid {
 
 impl Machine for PartOfGrid {
     const LANES: u32 = Gpu::LANES;
-    const CONSTANTS_IN_PAD: bool = Gpu::CONSTANTS_IN_PAD;
+    const CONSTANTS_IN_WORKSPACE: bool = Gpu::CONSTANTS_IN_WORKSPACE;
     const CUMULATIVE: bool = Gpu::CUMULATIVE;
 
     #[inline(always)]

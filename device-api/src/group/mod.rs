@@ -30,10 +30,10 @@ pub trait Machine: Copy {
     /// AVX-512. Lets a machine's code call functions that are compiled for the same one.
     const ISA: u32 = 0;
 
-    /// Whether a communicator's constants lie in the rank's pad, so that a launch finds its words by their distance from them
-    /// and need not read the constants first. Not on AMD, where a pad is memory that is not cached, nor where blocks of a
+    /// Whether a communicator's constants lie in the rank's workspace, so that a launch finds its words by their distance from them
+    /// and need not read the constants first. Not on AMD, where a workspace is memory that is not cached, nor where blocks of a
     /// CPU have one lane: everything is near there, and the constants are nobody else's.
-    const CONSTANTS_IN_PAD: bool;
+    const CONSTANTS_IN_WORKSPACE: bool;
 
     /// Whether the block's barrier orders memory for all that its lanes do with other ranks: what one lane
     /// wrote before the barrier is part of what another releases behind it, and what one acquired before it, the

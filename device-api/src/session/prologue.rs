@@ -7,7 +7,7 @@
 //! - **released by** the launch before, after it has written its own.
 //!
 //! On a GPU a launch asks for all that it needs in one trip to memory: the abort word, the epochs, the busy word and the
-//! communicator's constants, which lie in the rank's pad at fixed distances ([`Machine::CONSTANTS_IN_PAD`]). So epochs are read
+//! communicator's constants, which lie in the rank's workspace at fixed distances ([`Machine::CONSTANTS_IN_WORKSPACE`]). So epochs are read
 //! before the busy word is taken, and may be those of a launch that has ended since. They are the newest exactly if the busy
 //! word says so: idle it is twice their sum, and none of them ever shrinks. Otherwise they are read again.
 //!
@@ -47,28 +47,28 @@ impl Epochs {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prologue {
     state: *mut BlockState,
-    pad: *const CommState,
+    workspace: *const CommState,
 }
 
 impl Prologue {
     /// Block `block`'s.
     #[inline(always)]
     pub(super) fn new<M: Machine>(constants: *const CommConst, comm: &Comm, block: u32) -> Self {
-        if !M::CONSTANTS_IN_PAD {
+        if !M::CONSTANTS_IN_WORKSPACE {
             return Self {
                 state: WaitContext::block_state(comm, block),
-                pad: comm.own(0).cast_const().cast(),
+                workspace: comm.own(0).cast_const().cast(),
             };
         }
         // By distances alone: nothing has to be read first.
-        let pad = constants
+        let workspace = constants
             .cast_mut()
             .cast::<u8>()
             .wrapping_sub(CONSTANTS_AT as usize);
-        let state = pad.wrapping_add((BLOCKS_AT + u64::from(block) * LINE) as usize);
+        let state = workspace.wrapping_add((BLOCKS_AT + u64::from(block) * LINE) as usize);
         Self {
             state: state.cast(),
-            pad: pad.cast_const().cast(),
+            workspace: workspace.cast_const().cast(),
         }
     }
 
@@ -175,11 +175,11 @@ impl Prologue {
             return Some(self.epochs());
         }
         // All under way at once: nothing of this launch came before that they could order.
-        // SAFETY: every pad starts with a CommState; the abort word is only accessed atomically.
+        // SAFETY: every workspace starts with a CommState; the abort word is only accessed atomically.
         let aborted =
-            unsafe { mem::load_u64(&raw const (*self.pad).abort, Order::Relaxed, Scope::System) };
+            unsafe { mem::load_u64(&raw const (*self.workspace).abort, Order::Relaxed, Scope::System) };
         let mut epochs = self.epochs();
-        // SAFETY: the state lies in the pad; its words are only accessed atomically.
+        // SAFETY: the state lies in the workspace; its words are only accessed atomically.
         let busy = unsafe {
             mem::exchange_u64(
                 &raw mut (*self.state).busy,
@@ -226,7 +226,7 @@ impl Prologue {
     #[inline(always)]
     fn epochs(self) -> Epochs {
         let load = |at| {
-            // SAFETY: the state lies in the pad; its words are only accessed atomically.
+            // SAFETY: the state lies in the workspace; its words are only accessed atomically.
             unsafe { mem::load_u64(at, Order::Relaxed, Scope::Device) }
         };
         // SAFETY: as above.

@@ -11,8 +11,8 @@ use bytemuck::Zeroable;
 use super::{WaitKind, WaitContext};
 use crate::comm::Comm;
 use crate::layout::{
-    CONST_MAGIC, CommConst, CommState, FailureKind, LAYOUT_VERSION, LINE, MAX_RANKS, PadConfig,
-    PadLayout,
+    CONST_MAGIC, CommConst, CommState, FailureKind, LAYOUT_VERSION, LINE, MAX_RANKS, WorkspaceConfig,
+    WorkspaceLayout,
 };
 use crate::session::{Call, Operation};
 
@@ -26,7 +26,7 @@ fn call(operation: Operation, count: u64) -> Call {
 /// A rank of two waits in an all_reduce of 16 elements, in block 1, for what never comes; `own` and `theirs` are what its block 0
 /// and its peer's are in. The failure that it records.
 fn failure_of(own: Call, theirs: Call) -> FailureKind {
-    let pad = PadLayout::new(&PadConfig {
+    let workspace = WorkspaceLayout::new(&WorkspaceConfig {
         size: 2,
         max_blocks: 2,
         packet_slot: 256,
@@ -36,15 +36,15 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
         user_signals: 0,
     });
     const { assert!(size_of::<[u64; 8]>() as u64 == LINE) };
-    let lines = (pad.bytes / LINE) as usize;
-    let mut pads = [
+    let lines = (workspace.bytes / LINE) as usize;
+    let mut workspaces = [
         vec![[0u64; 8]; lines].into_boxed_slice(),
         vec![[0u64; 8]; lines].into_boxed_slice(),
     ];
-    for (memory, call) in pads.iter_mut().zip([own, theirs]) {
-        memory[(pad.progress / LINE) as usize][0] = SEQUENCE << 40 | call.0 & 0xff_ffff_ffff;
+    for (memory, call) in workspaces.iter_mut().zip([own, theirs]) {
+        memory[(workspace.progress / LINE) as usize][0] = SEQUENCE << 40 | call.0 & 0xff_ffff_ffff;
     }
-    let bases = pads.each_mut().map(|memory| memory.as_mut_ptr() as u64);
+    let bases = workspaces.each_mut().map(|memory| memory.as_mut_ptr() as u64);
     let mut addresses = [0; MAX_RANKS];
     addresses[..2].copy_from_slice(&bases);
     let constants = Box::new(CommConst {
@@ -56,12 +56,12 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
         max_blocks: 2,
         spins: 1,
         state: bases[0],
-        pad,
-        pads: addresses,
+        workspace,
+        workspaces: addresses,
         ..CommConst::zeroed()
     });
     let ctx = WaitContext {
-        // SAFETY: the constants and the pads outlive the wait context.
+        // SAFETY: the constants and the workspaces outlive the wait context.
         comm: unsafe { Comm::new(from_ref(&*constants)) },
         call: call(Operation::AllReduce, 16),
         count: 16,
@@ -71,7 +71,7 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
     };
     let never: Option<()> = ctx.until(WaitKind::Ready, 1, 1, || Err(0));
     assert_eq!(never, None);
-    // SAFETY: a pad begins with its state, and nobody else looks at it.
+    // SAFETY: a workspace begins with its state, and nobody else looks at it.
     let record = unsafe { (*(bases[0] as *const CommState)).failure };
     assert_eq!(record.state, 2);
     [FailureKind::Timeout, FailureKind::Mismatch]

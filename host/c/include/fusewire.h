@@ -170,7 +170,7 @@ int fusewire_comm_failure(const fusewire_comm *comm);
 int fusewire_comm_rank(const fusewire_comm *comm, uint32_t *rank);
 int fusewire_comm_size(const fusewire_comm *comm, uint32_t *size);
 
-/* Bytes of the device's memory that this rank holds for the communicator: pad and staging. Windows come on top. */
+/* Bytes of the device's memory that this rank holds for the communicator: signals, slots and staging. Windows come on top. */
 int fusewire_comm_workspace_bytes(const fusewire_comm *comm, uint64_t *bytes);
 
 /* The same of a communicator of `size` ranks that there is not yet. */

@@ -93,7 +93,7 @@ pub fn new_comm(
 impl CommConfig {
     /// Joins the other ranks, on any hosts, and runs `make` before the rendezvous ends.
     fn within_rendezvous<R>(&self, make: impl FnOnce(Reach) -> Result<R>) -> Result<(R, Reach)> {
-        let agreed = format!("pad-{:016x}", agreed_hash(self.size, &self.options));
+        let agreed = format!("workspace-{:016x}", agreed_hash(self.size, &self.options));
         let (rendezvous, host) = (self.rendezvous(), host_id()?);
         // Nobody maps anything.
         let nothing = MemoryDescriptor::Host(SegmentDescriptor {

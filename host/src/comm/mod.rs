@@ -109,8 +109,8 @@ struct Inner {
     isa: Isa,
     constants: Box<CommConst>,
     windows: Windows,
-    pad: Memory,
-    pads: Vec<Memory>,
+    workspace: Memory,
+    workspaces: Vec<Memory>,
     /// Id and start time of each rank's process; empty where a backend takes care of its own.
     processes: Vec<Option<(u32, u64)>>,
     /// Whether all ranks can be parts of one multicast object, so that windows try to have one.
@@ -268,7 +268,7 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// Another communicator of the same ranks, with an order, epochs and pads of its own. All ranks
+    /// Another communicator of the same ranks, with an order, epochs and workspaces of its own. All ranks
     /// together.
     ///
     /// # Errors
@@ -324,20 +324,20 @@ impl Communicator {
         self.stream.synchronize()
     }
 
-    /// Bytes of workspace that this rank holds for the communicator: pad and staging.
+    /// Bytes of workspace that this rank holds for the communicator: signals, slots and staging.
     pub fn workspace_bytes(&self) -> u64 {
-        self.inner.pad.bytes()
+        self.inner.workspace.bytes()
     }
 
     /// Address of the communicator's constants in device memory: what a kernel of the user's takes.
     pub fn constants(&self) -> *const CommConst {
         let inner = &*self.inner;
-        // As `Machine::CONSTANTS_IN_PAD` of the kernels that get them.
-        let in_pad = (inner.constants.state + CONSTANTS_AT) as *const CommConst;
+        // As `Machine::CONSTANTS_IN_WORKSPACE` of the kernels that get them.
+        let in_workspace = (inner.constants.state + CONSTANTS_AT) as *const CommConst;
         match &inner.on_gpu {
-            Some(on_gpu) => on_gpu.constants().unwrap_or(in_pad),
+            Some(on_gpu) => on_gpu.constants().unwrap_or(in_workspace),
             None if inner.options.lanes == 1 => &raw const *inner.constants,
-            None => in_pad,
+            None => in_workspace,
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a communicator has on a GPU beside its pad: constants in device memory, and the word by
+//! What a communicator has on a GPU beside its workspace: constants in device memory, and the word by
 //! which kernels report a failure to the host.
 
 use core::fmt;
@@ -29,7 +29,7 @@ const SHARED_TIMEOUT_SECONDS: u64 = 10;
 /// A communicator's things on a GPU.
 pub(super) struct OnGpu {
     gpu: Arc<Gpu>,
-    /// Where the pad, which holds a copy, is memory that is not cached.
+    /// Where the workspace, which holds a copy, is memory that is not cached.
     constants: Option<Scratch>,
     line: HostLine,
     threads: u32,
@@ -82,7 +82,7 @@ impl OnGpu {
         self.grid.as_ref()
     }
 
-    /// Device address of the constants, where they do not lie in the pad.
+    /// Device address of the constants, where they do not lie in the workspace.
     pub(super) fn constants(&self) -> Option<*const CommConst> {
         let scratch = self.constants.as_ref()?;
         Some(scratch.address() as *const CommConst)

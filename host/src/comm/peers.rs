@@ -165,10 +165,10 @@ impl Inner {
     /// The process of `rank` has ended.
     fn mark_dead(&self, rank: u32) {
         let word = offset_of!(CommState, dead) as u64;
-        let mut seen = self.pad.load(word);
+        let mut seen = self.workspace.load(word);
         loop {
             let marked = seen | 1 << (rank & 63);
-            let before = self.pad.compare_exchange(word, seen, marked);
+            let before = self.workspace.compare_exchange(word, seen, marked);
             if before == seen {
                 return;
             }

@@ -3,7 +3,7 @@
 //! Every member of the new communicator calls [`Communicator::reconfigure`] (or [`Candidate::reconfigure`], where it
 //! was in none before) with the same handles and the same new number. Their rendezvous in the store is under that
 //! number; nothing of the old communicator is waited for, so it does not matter who of it is dead. The result is a new
-//! communicator with fresh pads, epochs and generation; the old one returns an error from then on, and so do its graphs.
+//! communicator with fresh workspaces, epochs and generation; the old one returns an error from then on, and so do its graphs.
 
 use core::fmt;
 use core::str::FromStr;

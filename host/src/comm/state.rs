@@ -76,7 +76,7 @@ impl Communicator {
     }
 }
 
-/// Where the abort word, the failure record and its first word lie in a pad.
+/// Where the abort word, the failure record and its first word lie in a workspace.
 const ABORT_AT: u64 = offset_of!(CommState, abort) as u64;
 const FAILURE_AT: u64 = offset_of!(CommState, failure) as u64;
 
@@ -84,8 +84,8 @@ impl Inner {
     /// Returns the abort word; on a GPU, the copy that its kernels have written for the host.
     #[inline]
     pub(super) fn abort_word(&self) -> u64 {
-        match (&self.on_gpu, self.pad.word(ABORT_AT)) {
-            // SAFETY: the pad starts with a CommState, whose abort word is only accessed atomically.
+        match (&self.on_gpu, self.workspace.word(ABORT_AT)) {
+            // SAFETY: the workspace starts with a CommState, whose abort word is only accessed atomically.
             (None, Some(at)) => unsafe { mem::load_u64(at, Order::Acquire, Scope::System) },
             (Some(on_gpu), _) => on_gpu.abort_word(),
             (None, None) => 0,
@@ -94,7 +94,7 @@ impl Inner {
 
     /// The abort word itself, also where that takes a copy from the device.
     pub(super) fn abort_word_on_device(&self) -> u64 {
-        let word = self.pad.load(ABORT_AT);
+        let word = self.workspace.load(ABORT_AT);
         if let Some(on_gpu) = self.on_gpu.as_ref().filter(|_| word != 0) {
             on_gpu.set_abort_word(word);
         }
@@ -122,7 +122,7 @@ impl Inner {
     /// has not set this rank's word yet.
     #[inline]
     pub(super) fn check_launch(&self) -> Result<()> {
-        if let Some(at) = self.pad.word(FAILURE_AT) {
+        if let Some(at) = self.workspace.word(FAILURE_AT) {
             // SAFETY: as in `abort_word`; the record starts with its state.
             let claimed = unsafe { mem::load_u64(at, Order::Relaxed, Scope::System) };
             if claimed != 0 {
@@ -167,15 +167,15 @@ impl Inner {
 
     fn read_failure(&self, reporter: u32) -> Error {
         // On a GPU the word that kernels left for the host may not be the one that holds.
-        let holds = self.pad.load(ABORT_AT);
+        let holds = self.workspace.load(ABORT_AT);
         let reporter = if holds == 0 { reporter } else { holds as u32 };
-        let reporter = reporter.min(self.pads.len() as u32 - 1);
+        let reporter = reporter.min(self.workspaces.len() as u32 - 1);
         let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
         // The record is complete once its state is 2, and the abort word was written after that.
-        let _ = self.pads[reporter as usize].load(FAILURE_AT);
-        // SAFETY: every pad starts with a CommState; nobody writes a complete record.
+        let _ = self.workspaces[reporter as usize].load(FAILURE_AT);
+        // SAFETY: every workspace starts with a CommState; nobody writes a complete record.
         let read = unsafe {
-            self.pads[reporter as usize].read(FAILURE_AT, bytemuck::bytes_of_mut(&mut record))
+            self.workspaces[reporter as usize].read(FAILURE_AT, bytemuck::bytes_of_mut(&mut record))
         };
         if let Err(error) = read {
             return error;
@@ -193,13 +193,13 @@ impl Inner {
 
     /// What every rank is doing, by its progress words.
     pub(super) fn progress(&self) -> Vec<Activity> {
-        // Every pad has a progress line for block 0, whose words are accessed atomically.
-        let at = self.constants.pad.progress;
-        self.pads
+        // Every workspace has a progress line for block 0, whose words are accessed atomically.
+        let at = self.constants.workspace.progress;
+        self.workspaces
             .iter()
-            .map(|pad| {
-                let call = pad.load(at + offset_of!(Progress, call) as u64);
-                let count = pad.load(at + offset_of!(Progress, count) as u64);
+            .map(|workspace| {
+                let call = workspace.load(at + offset_of!(Progress, call) as u64);
+                let count = workspace.load(at + offset_of!(Progress, count) as u64);
                 let name = Call::from_progress(call).0;
                 Activity::new(name, call >> 40, count & 0xffff_ffff_ffff)
             })
@@ -212,7 +212,7 @@ impl Inner {
             if self.on_gpu.is_some() {
                 self.abort_on_gpu();
             } else {
-                // SAFETY: the constants live as long as this, and every rank's pad is mapped.
+                // SAFETY: the constants live as long as this, and every rank's workspace is mapped.
                 let comm = unsafe { Comm::new(&raw const *self.constants) };
                 wait::abort(&comm);
             }
@@ -227,14 +227,14 @@ impl Inner {
     /// As [`wait::abort`], by copies: this rank's record, then everybody's abort word.
     fn abort_on_gpu(&self) {
         let rank = self.constants.rank;
-        let mine = self.constants.pad.progress;
+        let mine = self.constants.workspace.progress;
         let [call, count] = [
-            self.pad.load(mine + offset_of!(Progress, call) as u64),
-            self.pad.load(mine + offset_of!(Progress, count) as u64),
+            self.workspace.load(mine + offset_of!(Progress, call) as u64),
+            self.workspace.load(mine + offset_of!(Progress, count) as u64),
         ];
         let finished = self
-            .pad
-            .load(self.constants.pad.blocks + offset_of!(BlockState, sequence) as u64);
+            .workspace
+            .load(self.constants.workspace.blocks + offset_of!(BlockState, sequence) as u64);
         let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
         record.state = 2;
         record.kind = FailureKind::Abort as u64;
@@ -249,16 +249,16 @@ impl Inner {
         record.blamed_count = record.count;
         record.generation = self.constants.generation;
         // Unless a kernel has just claimed it.
-        if self.pad.load(FAILURE_AT) == 0 {
+        if self.workspace.load(FAILURE_AT) == 0 {
             // SAFETY: a kernel that fails at this very moment has its record replaced by one of the abort.
-            let written = unsafe { self.pad.write(FAILURE_AT, bytemuck::bytes_of(&record)) };
+            let written = unsafe { self.workspace.write(FAILURE_AT, bytemuck::bytes_of(&record)) };
             if let Err(error) = written {
                 tracing::warn!(%error, "the record of an abort could not be written");
             }
         }
         let word = ABORT | u64::from(rank);
-        for pad in &self.pads {
-            pad.compare_exchange(ABORT_AT, 0, word);
+        for workspace in &self.workspaces {
+            workspace.compare_exchange(ABORT_AT, 0, word);
         }
         if let Some(on_gpu) = &self.on_gpu {
             on_gpu.set_abort_word(word);
@@ -283,7 +283,7 @@ impl Inner {
         }
         let first = self.failure.set(reason.clone()).is_ok();
         let word = ABORT | BY_HOST | u64::from(self.constants.rank);
-        self.pad.compare_exchange(ABORT_AT, 0, word);
+        self.workspace.compare_exchange(ABORT_AT, 0, word);
         if let Some(on_gpu) = &self.on_gpu {
             on_gpu.set_abort_word(word);
         }

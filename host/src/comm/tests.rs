@@ -159,7 +159,7 @@ fn a_rank_joins_once() {
     let store = Arc::new(MemoryStore::new());
     thread::scope(|scope| {
         let first = scope.spawn(|| join_named(1, 2, &store, 10_000).map(drop));
-        while !store.check(&["fusewire/again/0/pad/1"]).unwrap() {
+        while !store.check(&["fusewire/again/0/workspace/1"]).unwrap() {
             thread::sleep(Duration::from_millis(1));
         }
         let error = join_named(1, 2, &store, 10_000).unwrap_err().to_string();

@@ -28,7 +28,7 @@ pub(crate) struct Windows {
     /// Odd while the list is being changed; who reads it while it changes reads it again.
     version: AtomicUsize,
     used: AtomicUsize,
-    /// Windows but the pad: those that are alive, and those of them that multicast does not reach.
+    /// Windows but the workspace: those that are alive, and those of them that multicast does not reach.
     windows: AtomicUsize,
     unicast: AtomicUsize,
     /// Multicast objects, by the window's number.
@@ -193,7 +193,7 @@ impl Windows {
         drop(parts);
     }
 
-    /// Whether there are windows, and multicast reaches them all (the pad apart). The same on all ranks between the
+    /// Whether there are windows, and multicast reaches them all (the workspace apart). The same on all ranks between the
     /// same operations, because windows are made and ended by all ranks together.
     pub(crate) fn have_multicast(&self) -> bool {
         self.windows.load(Ordering::Acquire) > 0 && self.unicast.load(Ordering::Acquire) == 0
@@ -251,7 +251,7 @@ mod tests {
     use crate::device::Device;
 
     #[test]
-    fn multicast_must_reach_every_window_but_the_pad() {
+    fn multicast_must_reach_every_window_but_the_workspace() {
         let windows = Windows::new(None).expect("a table");
         let add = |multicast| {
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
@@ -260,7 +260,7 @@ mod tests {
                 .expect("a window")
         };
         assert!(!windows.have_multicast());
-        add(0); // the pad
+        add(0); // the workspace
         assert!(!windows.have_multicast(), "there is no window yet");
         let first = add(1 << 40);
         assert!(windows.have_multicast());

@@ -150,7 +150,7 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
 /// Where this block keeps a row that is too long for shared memory.
 #[inline(always)]
 fn scratch_of<M: Machine>(session: &Session<M>, scratch: u64, hidden: u64) -> *mut f32 {
-    let at = session.comm().pad().staging_out
+    let at = session.comm().workspace().staging_out
         + scratch
         + u64::from(session.block().index()) * hidden * 4;
     session.comm().own(at).cast()

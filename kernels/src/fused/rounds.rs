@@ -151,7 +151,7 @@ impl<M: Machine, T: Element<Acc = f32>> Body<M> for Rounds<T> {
                 flags: 0,
             };
         }
-        let base = session.comm().pad().staging_out;
+        let base = session.comm().workspace().staging_out;
         let [out, kept, scales] = self.staged();
         let addr = |at: usize| WindowAddr::new(0, base + at as u64).0;
         Words {
@@ -236,7 +236,7 @@ impl<T: Element<Acc = f32>> Rounds<T> {
     #[inline(always)]
     unsafe fn unstage<M: Machine>(&self, session: &Session<M>, memory: &Memory, round: Round) {
         let block: Block<M> = session.block();
-        let staging = session.comm().own(session.comm().pad().staging_out);
+        let staging = session.comm().own(session.comm().workspace().staging_out);
         let parts = self.staged();
         let rows = |to: *mut u8, part: usize, bytes: usize, first: usize, length: usize| {
             // SAFETY: within staging, and within the caller's output.

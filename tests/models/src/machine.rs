@@ -1,5 +1,5 @@
-//! Machines of the models beside those of the library ([`fusewire_device::group::Single`] and
-//! [`fusewire_device::group::Lanes`]).
+//! Machines for the models, in addition to [`fusewire_device::group::Single`] and
+//! [`fusewire_device::group::Lanes`].
 
 use std::cell::Cell;
 
@@ -7,7 +7,7 @@ use fusewire_device::Machine;
 use fusewire_device::arch;
 use fusewire_device::mem::prim::{AtomicU64, Ordering};
 
-/// A block of one lane that behaves as a GPU's: two-packet units, loops over lanes.
+/// A block of one lane that takes the code paths of a GPU: two-packet units, loops over lanes.
 #[derive(Clone, Copy, Debug)]
 pub struct SingleLaneGpu {
     /// Shared memory.
@@ -16,7 +16,7 @@ pub struct SingleLaneGpu {
 
 impl Machine for SingleLaneGpu {
     const LANES: u32 = 0;
-    const CONSTANTS_IN_PAD: bool = true;
+    const CONSTANTS_IN_WORKSPACE: bool = true;
     const CUMULATIVE: bool = true;
 
     fn lane(self) -> u32 {
@@ -53,7 +53,7 @@ impl Machine for SingleLaneGpu {
     }
 }
 
-/// A barrier that only grows: lanes that have arrived, ever.
+/// A barrier that counts all arrivals since its creation and is never reset.
 #[derive(Debug)]
 pub struct Barrier {
     lanes: u64,
@@ -61,7 +61,7 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// A barrier of `lanes` lanes.
+    /// Creates a barrier of `lanes` lanes.
     pub fn new(lanes: u32) -> Self {
         Self {
             lanes: u64::from(lanes),
@@ -69,7 +69,7 @@ impl Barrier {
         }
     }
 
-    /// Waits for all lanes; `passed` counts the barriers of this lane.
+    /// Waits for all lanes. `passed` counts the barriers that this lane has entered.
     pub fn wait(&self, passed: &Cell<u64>, arrive: Ordering, leave: Ordering) {
         passed.set(passed.get() + 1);
         let all = passed.get() * self.lanes;
@@ -82,10 +82,10 @@ impl Barrier {
 
 /// A lane of a block whose barrier promises a peer no more than AMD's does.
 ///
-/// `sync` passes on what the arriving lanes have *released by a fence*, no more: a wave's release does
-/// not drain the other waves. `any` passes on what its lanes know, but a lane that leaves sees it only
-/// behind an *acquire fence* of its own: its caches may be stale. Votes are never true in these models.
-/// Where `CLAIMS`, the machine says that its barrier is cumulative, which it is not.
+/// `sync` passes on what the arriving lanes have *released by a fence*, no more: a wave's release
+/// does not drain the other waves. `any` passes on what its lanes know, but a lane that leaves sees
+/// it only behind an *acquire fence* of its own: its caches may be stale. Votes are never true in
+/// these models. Where `CLAIMS`, the machine says that its barrier is cumulative, which it is not.
 #[derive(Clone, Copy, Debug)]
 pub struct Weak<'a, const CLAIMS: bool> {
     /// Index of the lane.
@@ -100,7 +100,7 @@ pub struct Weak<'a, const CLAIMS: bool> {
 
 impl<const CLAIMS: bool> Machine for Weak<'_, CLAIMS> {
     const LANES: u32 = 0;
-    const CONSTANTS_IN_PAD: bool = true;
+    const CONSTANTS_IN_WORKSPACE: bool = true;
     const CUMULATIVE: bool = CLAIMS;
 
     fn lane(self) -> u32 {
@@ -126,7 +126,7 @@ impl<const CLAIMS: bool> Machine for Weak<'_, CLAIMS> {
         self.sync();
     }
     fn any(self, value: bool) -> bool {
-        assert!(!value, "a model without failures");
+        assert!(!value, "a failure vote in a model without failures");
         self.barrier
             .wait(self.passed, Ordering::Release, Ordering::Relaxed);
         false

@@ -1,4 +1,4 @@
-//! Memory of all ranks of one execution, and what of it is under the tool.
+//! Memory of all ranks in one execution. Parts of it are controlled by the model checker.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 
@@ -7,16 +7,16 @@ use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{
     BlockState, CONST_MAGIC, CONSTANTS_AT, CommConst, CommState, FailureRecord, LAYOUT_VERSION,
-    LINE, MAX_WINDOWS, PadConfig, PadLayout, WindowConst,
+    LINE, MAX_WINDOWS, WorkspaceConfig, WorkspaceLayout, WindowConst,
 };
 use fusewire_device::mem::model::{Kind, Model};
 
-/// What a model needs. Everything is as small as the protocol allows.
+/// Sizes of a model's memory, all as small as the protocol allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Ranks.
     pub ranks: u32,
-    /// Lanes of a block; each is a thread of the tool.
+    /// Lanes of a block; each is a thread of the model checker.
     pub lanes: u32,
     /// Bytes of a packet slot.
     pub packet_slot: u64,
@@ -28,16 +28,16 @@ pub struct Config {
     pub staging: u64,
     /// Bytes of a rank's input, and of its output.
     pub user: usize,
-    /// Epochs of packets and rounds start here.
+    /// First epoch of packets and rounds.
     pub first_epoch: u64,
-    /// The time-out of waits, where the clock moves.
+    /// Time-out of waits in nanoseconds of the model's clock.
     pub timeout_ns: u64,
-    /// Which parts of the pads are under the tool.
+    /// Parts of the memory that the model checker controls.
     pub parts: Parts,
 }
 
-/// Parts of the pads that are under the tool. What a model does not use stays plain memory, because
-/// every word costs time.
+/// Parts of the memory that the model checker controls. Parts that a model does not use stay plain
+/// memory, because every controlled word costs time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
     /// Packet slots.
@@ -50,12 +50,12 @@ pub struct Parts {
     pub channels: bool,
     /// Abort words, failure records, progress.
     pub failure: bool,
-    /// Words of chunks and tiles.
+    /// Ready flags and arrival counters.
     pub words: bool,
 }
 
 impl Config {
-    /// `ranks` ranks of one lane.
+    /// Creates the configuration of `ranks` ranks of one lane.
     pub fn new(ranks: u32, parts: Parts) -> Self {
         Self {
             ranks,
@@ -72,10 +72,10 @@ impl Config {
     }
 }
 
-/// Bytes aligned to a page that live as long as the process: models keep their addresses.
+/// Allocates zeroed, page-aligned bytes that are never freed, because models keep their addresses.
 fn pages(bytes: usize) -> *mut u8 {
     let layout = Layout::from_size_align(bytes.next_multiple_of(4096), 4096).expect("a layout");
-    // SAFETY: the size is not zero.
+    // SAFETY: all callers pass a size above 0.
     let start = unsafe { alloc_zeroed(layout) };
     if start.is_null() {
         handle_alloc_error(layout);
@@ -85,40 +85,41 @@ fn pages(bytes: usize) -> *mut u8 {
 
 #[derive(Clone, Copy, Debug)]
 struct Rank {
-    /// In the pad.
+    /// Constants, in the workspace.
     constants: *mut CommConst,
-    /// What stands there.
+    /// Content of `constants`.
     content: CommConst,
-    pad: *mut u8,
+    workspace: *mut u8,
     /// Window 1: input, then output.
     window: *mut u8,
-    /// Memory in no window: counts, weights.
+    /// Memory outside windows: counts, weights.
     private: *mut u8,
     shared: *mut u8,
 }
 
-/// Memory of all ranks. Allocated once a model, reset for each execution.
+/// Memory of all ranks. Allocated once per model, reset for each execution.
 #[derive(Debug)]
 pub struct MemoryImage {
     config: Config,
-    layout: PadLayout,
+    layout: WorkspaceLayout,
     ranks: Vec<Rank>,
 }
 
-// SAFETY: a model's threads take turns on one thread of the system; the tool orders their accesses.
+// SAFETY: the model checker runs the threads of an execution in turns on one OS thread, so that
+// accesses through the pointers never overlap.
 unsafe impl Send for MemoryImage {}
-// SAFETY: as above.
+// SAFETY: shared access never overlaps, as for `Send`.
 unsafe impl Sync for MemoryImage {}
 
 const PRIVATE_BYTES: usize = 4096;
-/// Where private memory has words, and what has arrived.
+/// Offsets of the ready flags or arrival counters, and of the arrived bytes, in private memory.
 const WORDS_AT: usize = 3072;
 const ARRIVALS_AT: usize = 3584;
 
 impl MemoryImage {
-    /// The memory for `config`.
+    /// Allocates the memory for `config`.
     pub fn new(config: Config) -> Self {
-        let layout = PadLayout::new(&PadConfig {
+        let layout = WorkspaceLayout::new(&WorkspaceConfig {
             size: config.ranks,
             max_blocks: 1,
             packet_slot: config.packet_slot,
@@ -131,7 +132,7 @@ impl MemoryImage {
             .map(|_| Rank {
                 constants: core::ptr::null_mut(),
                 content: CommConst::zeroed(),
-                pad: pages(layout.bytes as usize),
+                workspace: pages(layout.bytes as usize),
                 window: pages(2 * config.user),
                 private: pages(PRIVATE_BYTES),
                 shared: pages(SHARED_BYTES),
@@ -141,13 +142,13 @@ impl MemoryImage {
         windows[0].bytes = layout.bytes;
         windows[1].bytes = 2 * config.user as u64;
         for (index, rank) in ranks.iter().enumerate() {
-            windows[0].peers[index] = rank.pad as u64;
+            windows[0].peers[index] = rank.workspace as u64;
             windows[1].peers[index] = rank.window as u64;
         }
-        let pads = windows[0].peers;
+        let workspaces = windows[0].peers;
         let windows = windows.leak().as_ptr() as u64;
         for (index, rank) in ranks.iter_mut().enumerate() {
-            rank.constants = rank.pad.wrapping_add(CONSTANTS_AT as usize).cast();
+            rank.constants = rank.workspace.wrapping_add(CONSTANTS_AT as usize).cast();
             rank.content = CommConst {
                 magic: CONST_MAGIC,
                 version: LAYOUT_VERSION,
@@ -162,12 +163,12 @@ impl MemoryImage {
                 generation: 1,
                 timeout_ns: config.timeout_ns,
                 windows,
-                state: rank.pad as u64,
+                state: rank.workspace as u64,
                 contexts: 0,
                 context_count: 0,
-                pad: layout,
+                workspace: layout,
                 host_word: 0,
-                pads,
+                workspaces,
             };
         }
         Self {
@@ -177,71 +178,72 @@ impl MemoryImage {
         }
     }
 
-    /// What it was made for.
+    /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Constants of `rank`'s communicator.
+    /// Returns the constants of `rank`'s communicator.
     pub fn constants(&self, rank: u32) -> *const CommConst {
         self.ranks[rank as usize].constants
     }
 
-    /// `rank`'s input.
+    /// Returns `rank`'s input.
     pub fn source(&self, rank: u32) -> *mut u8 {
         self.ranks[rank as usize].window
     }
 
-    /// `rank`'s output.
+    /// Returns `rank`'s output.
     pub fn target(&self, rank: u32) -> *mut u8 {
         self.source(rank).wrapping_add(self.config.user)
     }
 
-    /// WindowAddr of every rank's input.
+    /// Returns the window address of the input, the same on every rank.
     pub fn source_addr(&self) -> WindowAddr {
         WindowAddr::new(1, 0)
     }
 
-    /// WindowAddr of every rank's output.
+    /// Returns the window address of the output, the same on every rank.
     pub fn target_addr(&self) -> WindowAddr {
         WindowAddr::new(1, self.config.user as u64)
     }
 
-    /// `rank`'s memory that lies in no window and is under the tool nowhere but in [`MemoryImage::words`].
+    /// Returns `rank`'s memory outside windows. The model checker controls only the part of
+    /// [`MemoryImage::words`].
     pub fn private(&self, rank: u32) -> *mut u8 {
         self.ranks[rank as usize].private
     }
 
-    /// `rank`'s words of chunks or tiles.
+    /// Returns `rank`'s ready flags or arrival counters.
     pub fn words(&self, rank: u32) -> *mut u32 {
         self.private(rank).wrapping_add(WORDS_AT).cast()
     }
 
-    /// What has arrived of `rank`'s chunks; one block alone counts it.
+    /// Returns `rank`'s counts of arrived bytes per chunk, which only one block accesses.
     pub fn arrivals(&self, rank: u32) -> *mut u64 {
         self.private(rank).wrapping_add(ARRIVALS_AT).cast()
     }
 
-    /// Shared memory of `rank`'s block.
+    /// Returns the shared memory of `rank`'s block.
     pub fn shared(&self, rank: u32) -> *mut u8 {
         self.ranks[rank as usize].shared
     }
 
-    fn pad(&self, rank: u32, offset: u64) -> *mut u8 {
-        self.ranks[rank as usize].pad.wrapping_add(offset as usize)
+    fn workspace(&self, rank: u32, offset: u64) -> *mut u8 {
+        self.ranks[rank as usize].workspace.wrapping_add(offset as usize)
     }
 
-    /// The state at the start of `rank`'s pad.
+    /// The state at the start of `rank`'s workspace.
     pub fn state(&self, rank: u32) -> *mut CommState {
         self.pad(rank, 0).cast()
     }
 
-    /// State of `rank`'s block.
+    /// Returns the state of `rank`'s block.
     pub fn block_state(&self, rank: u32) -> *mut BlockState {
         self.pad(rank, self.layout.blocks).cast()
     }
 
-    /// The packet slot of one parity at `rank` that `source` writes.
+    /// Returns the packet slot of `parity` at `rank` that `source` writes.
     fn packet_slot(&self, rank: u32, source: u32, parity: u64) -> *mut u8 {
         let index = parity * u64::from(self.config.ranks) + u64::from(source);
         self.pad(rank, self.layout.packets + index * self.config.packet_slot)
@@ -251,7 +253,7 @@ impl MemoryImage {
         (0..self.config.ranks).filter(move |peer| *peer != rank)
     }
 
-    /// The credit word that `peer`, who receives, writes for `rank`, who sends.
+    /// Returns the credit word at the sender `rank` that the receiver `peer` writes.
     fn credit(&self, rank: u32, peer: u32) -> *mut u8 {
         self.channel_line(rank, peer, 1)
     }
@@ -261,16 +263,17 @@ impl MemoryImage {
         self.pad(rank, at)
     }
 
-    /// Starts an execution: zeroes what is plain, puts the rest under the tool. To be called inside the
-    /// model, before its threads start.
+    /// Starts an execution: resets plain memory and registers the other parts with the model
+    /// checker. To be called inside the model, before its threads start.
     pub fn open(&self) -> Model {
         let model = Model::new();
         let parts = self.config.parts;
         for rank in 0..self.config.ranks {
             let memory = &self.ranks[rank as usize];
-            // SAFETY: this rank's memory, which no thread uses yet.
+            // SAFETY: the pointers are to live allocations of at least these sizes, and no thread
+            // of the execution has started.
             unsafe {
-                memory.pad.write_bytes(0, self.layout.bytes as usize);
+                memory.workspace.write_bytes(0, self.layout.bytes as usize);
                 memory.private.write_bytes(0, PRIVATE_BYTES);
                 memory.constants.write(memory.content);
                 let state = self.block_state(rank);
@@ -289,7 +292,7 @@ impl MemoryImage {
             }
             if parts.rounds {
                 for source in 0..self.config.ranks {
-                    // A rank's line to itself matters where it has several lanes.
+                    // A rank signals itself only if it has several lanes.
                     if source == rank && self.config.lanes == 1 {
                         continue;
                     }
@@ -338,14 +341,15 @@ impl MemoryImage {
         model
     }
 
-    /// Payload is checked for races by loom. Shuttle sees no races: there it stays plain, and costs nothing.
+    /// Registers payload under loom, which checks it for races. Shuttle cannot detect races, so
+    /// that payload stays plain memory there.
     fn payload(&self, model: &Model, start: *mut u8, bytes: u64) {
         if cfg!(loom) {
             model.register(start, bytes as usize, Kind::Data);
         }
     }
 
-    /// For a control: the slots of odd epochs are those of even ones.
+    /// Maps the packet slots of odd epochs to those of even ones.
     pub fn lose_second_slots(&self, model: &Model) {
         for rank in 0..self.config.ranks {
             for source in self.peers(rank) {
@@ -355,7 +359,7 @@ impl MemoryImage {
         }
     }
 
-    /// For a control: every credit is there already.
+    /// Makes every credit available from the start.
     pub fn forge_credits(&self, model: &Model) {
         for rank in 0..self.config.ranks {
             for peer in self.peers(rank) {

@@ -202,8 +202,8 @@ fn finished(comm: &Communicator) -> u64 {
     use fusewire_device::mem::{Order, Scope, load_u64};
     // SAFETY: the constants live as long as the communicator.
     let constants = unsafe { &*comm.constants() };
-    let state = (constants.state + constants.pad.blocks) as *const BlockState;
-    // SAFETY: the pad holds a block state there, which is accessed atomically.
+    let state = (constants.state + constants.workspace.blocks) as *const BlockState;
+    // SAFETY: the workspace holds a block state there, which is accessed atomically.
     unsafe { load_u64(&raw const (*state).sequence, Order::Acquire, Scope::System) }
 }
 

@@ -6,7 +6,7 @@ use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use fusewire_device::layout::{
-    CONST_MAGIC, CONSTANTS_AT, CommConst, LAYOUT_VERSION, MAX_RANKS, PadLayout,
+    CONST_MAGIC, CONSTANTS_AT, CommConst, LAYOUT_VERSION, MAX_RANKS, WorkspaceLayout,
 };
 
 use super::config::CommConfig;
@@ -29,11 +29,11 @@ const GPU_SPINS: u32 = 1000;
 pub(super) struct Parts {
     /// Rank and size as kernels see them.
     pub(super) rank_and_size: (u32, u32),
-    pub(super) layout: PadLayout,
+    pub(super) layout: WorkspaceLayout,
     /// Where ranks gather that share a grid.
     pub(super) grid: Option<Arc<MultiRankGrid>>,
     pub(super) crowded: bool,
-    pub(super) pads: Vec<Memory>,
+    pub(super) workspaces: Vec<Memory>,
     /// Id and start time of each rank's process; `None` on another host.
     pub(super) processes: Vec<Option<(u32, u64)>>,
     /// Whether windows can have multicast addresses.
@@ -62,34 +62,34 @@ impl Communicator {
             layout,
             grid,
             crowded,
-            pads,
+            workspaces,
             processes,
             multicast,
             backend,
         } = parts;
-        let pad = pads[team_rank as usize].clone();
-        let gpu = pad.gpu().cloned();
+        let workspace = workspaces[team_rank as usize].clone();
+        let gpu = workspace.gpu().cloned();
         // Without random numbers the address and the time must do.
         let identity = random().unwrap_or_else(|_| {
             let mut hasher = DefaultHasher::new();
             (
                 std::process::id(),
-                pads[0].ptr() as usize,
+                workspaces[0].ptr() as usize,
                 std::time::SystemTime::now(),
             )
                 .hash(&mut hasher);
             hasher.finish()
         });
         let windows = Windows::new(gpu.as_ref())?;
-        windows.add(team_rank, pads.clone())?;
+        windows.add(team_rank, workspaces.clone())?;
         let on_gpu = gpu
             .map(|gpu| OnGpu::new(gpu, options.threads, grid))
             .transpose()?;
         let mut hasher = DefaultHasher::new();
         prefix.hash(&mut hasher);
         let mut addresses = [0; MAX_RANKS];
-        for (address, pad) in addresses.iter_mut().zip(&pads) {
-            *address = pad.ptr() as u64;
+        for (address, workspace) in addresses.iter_mut().zip(&workspaces) {
+            *address = workspace.ptr() as u64;
         }
         let constants = Box::new(CommConst {
             magic: CONST_MAGIC,
@@ -111,15 +111,15 @@ impl Communicator {
             generation,
             timeout_ns: nanoseconds(options.timeout),
             windows: windows.table(),
-            state: pad.ptr() as u64,
+            state: workspace.ptr() as u64,
             contexts: 0,
             context_count: 0,
-            pad: layout,
+            workspace: layout,
             host_word: on_gpu.as_ref().map_or(0, OnGpu::host_word),
-            pads: addresses,
+            workspaces: addresses,
         });
         // SAFETY: the memory is reserved for them, and no kernel runs yet.
-        unsafe { pad.write(CONSTANTS_AT, bytemuck::bytes_of(&*constants))? };
+        unsafe { workspace.write(CONSTANTS_AT, bytemuck::bytes_of(&*constants))? };
         if let Some(on_gpu) = &on_gpu {
             on_gpu.publish(&constants)?;
         }
@@ -133,8 +133,8 @@ impl Communicator {
             isa: isa(),
             constants,
             windows,
-            pad,
-            pads,
+            workspace,
+            workspaces,
             processes,
             multicast,
             on_gpu,

@@ -11,11 +11,11 @@ use crate::device::Device;
 use crate::options::Options;
 use crate::{Error, Result};
 
-/// Most bytes of one of the pad's parts, and most slots of a channel: products of them fit 64 bits.
+/// Most bytes of one of the workspace's parts, and most slots of a channel: products of them fit 64 bits.
 const MAX_OPTION: u64 = 1 << 30;
 
 impl Options {
-    /// Bytes of workspace (pad and staging) that a communicator of `size` ranks with these options will hold on `device`, for
+    /// Bytes of workspace (signals, slots and staging) that a communicator of `size` ranks with these options will hold on `device`, for
     /// each rank: what [`Communicator::workspace_bytes`](crate::Communicator::workspace_bytes) says of one that there is.
     ///
     /// # Errors
@@ -23,7 +23,7 @@ impl Options {
     pub fn workspace_bytes(&self, device: Device, size: u32) -> Result<u64> {
         let options = self.clone().resolved(device);
         validate("workspace", 0, size, &options)?;
-        Ok(super::pad::layout(size, &options).bytes)
+        Ok(super::workspace::layout(size, &options).bytes)
     }
 
     /// With the device's defaults in place of zeros.

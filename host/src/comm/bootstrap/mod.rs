@@ -4,7 +4,7 @@ mod assemble;
 mod environment;
 mod config;
 mod limits;
-mod pad;
+mod workspace;
 mod threads;
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub(super) use self::limits::{agreed_hash, validate};
 pub use self::threads::{run_threads, run_threads_on, run_threads_with};
 
 use self::assemble::{Parts, cores};
-use self::pad::{layout, write_state};
+use self::workspace::{layout, write_state};
 use super::Communicator;
 use super::topology::Locality;
 use super::multi_rank_grid;
@@ -102,16 +102,16 @@ impl Communicator {
         let (rank, size) = (*rank, *size);
         config.check_multi_rank_grid(None)?;
         let layout = layout(size, options);
-        let agreed = format!("pad-{:016x}", agreed_hash(size, options));
+        let agreed = format!("workspace-{:016x}", agreed_hash(size, options));
         let rendezvous = config.rendezvous();
         if config.device.is_gpu() {
             // Before any kernel can wait for another: loading one may wait for the device.
             Gpu::open(config.device)?.load()?;
         }
-        let pad = Memory::create(config.device, layout.bytes, "fusewire-pad")?;
-        write_state(&pad, &layout, options, config.generation)?;
+        let workspace = Memory::create(config.device, layout.bytes, "fusewire-workspace")?;
+        write_state(&workspace, &layout, options, config.generation)?;
         let locality = Locality::of(config.device)?;
-        let (elsewhere, infos) = rendezvous.gather(&agreed, &pad.descriptor()?, &locality)?;
+        let (elsewhere, infos) = rendezvous.gather(&agreed, &workspace.descriptor()?, &locality)?;
         if let Some(elsewhere) = elsewhere {
             config.check_multi_rank_grid_over(&elsewhere)?;
             let here = infos.iter().map(|info| info.rank).collect();
@@ -122,14 +122,14 @@ impl Communicator {
         let multicast = multicast::is_possible(&infos);
         config.check_kinds(&infos)?;
         config.check_multi_rank_grid_of(infos.iter().map(|info| &info.memory))?;
-        let pads = if config.device.is_gpu() {
+        let workspaces = if config.device.is_gpu() {
             // Others map it also where this rank is refused.
-            let _offered = pad.clone();
+            let _offered = workspace.clone();
             let room = config.check_ranks_of_gpu(infos.iter().map(|info| &info.memory));
-            let pads = room.and_then(|()| rendezvous.open(config.device, pad, infos));
-            rendezvous.all_agree(pads)?
+            let workspaces = room.and_then(|()| rendezvous.open(config.device, workspace, infos));
+            rendezvous.all_agree(workspaces)?
         } else {
-            rendezvous.open(config.device, pad, infos)?
+            rendezvous.open(config.device, workspace, infos)?
         };
         let crowded = rendezvous.broadcast_bool("crowded", !config.device.is_gpu() && size > cores())?;
         let grid = config.grid()?;
@@ -138,7 +138,7 @@ impl Communicator {
             layout,
             grid,
             crowded,
-            pads,
+            workspaces,
             processes,
             multicast,
             backend: None,
@@ -154,19 +154,19 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// A communicator whose operations `backend` carries out: its pad is this rank's own affair.
+    /// A communicator whose operations `backend` carries out: its workspace is this rank's own affair.
     pub(super) fn over(backend: Arc<dyn Backend>, mut config: CommConfig) -> Result<Self> {
         config.options = config.options.resolved(config.device);
         config.check_multi_rank_grid(Some(backend.name()))?;
         let layout = layout(1, &config.options);
-        let pad = Memory::create(Device::Cpu, layout.bytes, "fusewire-pad")?;
-        write_state(&pad, &layout, &config.options, config.generation)?;
+        let workspace = Memory::create(Device::Cpu, layout.bytes, "fusewire-workspace")?;
+        write_state(&workspace, &layout, &config.options, config.generation)?;
         let parts = Parts {
             rank_and_size: (0, 1),
             layout,
             grid: None,
             crowded: false,
-            pads: vec![pad],
+            workspaces: vec![workspace],
             processes: Vec::new(),
             multicast: false,
             backend: Some(backend),

@@ -70,7 +70,7 @@ impl Communicator {
         {
             debug_assert!(
                 input.count * dtype.size()
-                    <= packet::capacity(self.inner.constants.pad.packet_slot) as usize
+                    <= packet::capacity(self.inner.constants.workspace.packet_slot) as usize
             );
             let params = AllReducePacketParams {
                 constants: self.constants(),

@@ -39,8 +39,8 @@ pub fn bench_rendezvous(
         inode: 1,
         start_time: 1,
     });
-    let (_, infos) = rendezvous.gather("pad-bench", &own, &Locality::on_host(host))?;
+    let (_, infos) = rendezvous.gather("workspace-bench", &own, &Locality::on_host(host))?;
     rendezvous.broadcast_bool("crowded", true)?;
-    rendezvous.end("mapped", "pad-bench", host, &["crowded"])?;
+    rendezvous.end("mapped", "workspace-bench", host, &["crowded"])?;
     Ok(infos.len())
 }

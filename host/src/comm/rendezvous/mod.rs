@@ -142,5 +142,5 @@ impl Rendezvous<'_> {
 /// Returns the key of a publication without the hash of what must agree, so that ranks that differ
 /// use the same keys and can report the difference.
 fn class(what: &str) -> &str {
-    what.strip_prefix("pad-").map_or(what, |_| "pad")
+    what.strip_prefix("workspace-").map_or(what, |_| "workspace")
 }

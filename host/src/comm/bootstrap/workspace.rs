@@ -1,0 +1,64 @@
+//! The workspace: its layout, and what stands in it before anybody else sees it.
+
+use fusewire_device::layout::{
+    BlockState, CommState, LAYOUT_VERSION, LINE, WorkspaceConfig, WorkspaceLayout, Progress, STATE_MAGIC,
+};
+
+use crate::Result;
+use crate::memory::Memory;
+use crate::options::Options;
+
+pub(super) fn layout(size: u32, options: &Options) -> WorkspaceLayout {
+    WorkspaceLayout::new(&WorkspaceConfig {
+        size,
+        max_blocks: options.blocks,
+        packet_slot: options.packet_slot_bytes,
+        channel_slot: options.channel_slot_bytes,
+        channel_depth: options.channel_depth,
+        staging: options.staging_bytes,
+        user_signals: 64,
+    })
+}
+
+pub(super) fn write_state(
+    workspace: &Memory,
+    layout: &WorkspaceLayout,
+    options: &Options,
+    generation: u64,
+) -> Result<()> {
+    let mut state: CommState = bytemuck::Zeroable::zeroed();
+    state.magic = STATE_MAGIC;
+    state.version = LAYOUT_VERSION;
+    state.bytes = size_of::<CommState>() as u32;
+    state.generation = generation;
+    // SAFETY: the new workspace is nobody else's yet.
+    unsafe { workspace.write(0, bytemuck::bytes_of(&state))? };
+    let mut block_state: BlockState = bytemuck::Zeroable::zeroed();
+    block_state.sequence = options.first_epoch;
+    block_state.rounds = options.first_epoch;
+    block_state.packet_epoch = options.first_epoch;
+    block_state.busy = BlockState::idle(
+        block_state.sequence,
+        block_state.rounds,
+        block_state.packet_epoch,
+    );
+    // No operation yet, but the sequence number that peers compare with.
+    let mut progress: Progress = bytemuck::Zeroable::zeroed();
+    progress.call = options.first_epoch << 40;
+    progress.count = options.first_epoch << 48;
+    progress.step = options.first_epoch << 40;
+    for block in 0..u64::from(options.blocks) {
+        // SAFETY: as above.
+        unsafe {
+            workspace.write(
+                layout.blocks + block * LINE,
+                bytemuck::bytes_of(&block_state),
+            )?;
+            workspace.write(
+                layout.progress + block * LINE,
+                bytemuck::bytes_of(&progress),
+            )?;
+        }
+    }
+    Ok(())
+}
