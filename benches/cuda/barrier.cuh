@@ -4,7 +4,7 @@
 #include "memory.cuh"
 
 // One for each rank, zeroed when it is allocated, never again. Flags are written by peers, the rest by the owner alone.
-struct Pad {
+struct SignalPad {
     // How many barriers block b has passed, and how many times it has exchanged packets.
     u32 barriers[MAX_BLOCKS];
     u32 exchanges[MAX_BLOCKS];
@@ -15,7 +15,7 @@ struct Pad {
     u32 signal[32];
     u32 turns[32];
 };
-static_assert(sizeof(Pad) == 18688, "the harness allocates as much");
+static_assert(sizeof(SignalPad) == 18688, "the harness allocates as much");
 
 enum class Order {
     // Execution only: no data of this kernel is handed over.
@@ -43,7 +43,7 @@ struct Barrier {
     // whatever is loaded beside it.
     __device__ __forceinline__ Barrier(const Peers<R> &pads, u32 rank) : pads(pads), rank(rank) {
         if (threadIdx.x < R) {
-            epoch = load_word(&at<Pad>(pads, rank)->barriers[blockIdx.x]);
+            epoch = load_word(&at<SignalPad>(pads, rank)->barriers[blockIdx.x]);
         }
     }
 
@@ -53,8 +53,8 @@ struct Barrier {
         if (threadIdx.x < R) {
             ++epoch;
             const u32 set = epoch & 1;
-            u32 *to = &at<Pad>(pads, threadIdx.x)->flags[set][blockIdx.x][rank];
-            const u32 *from = &at<Pad>(pads, rank)->flags[set][blockIdx.x][threadIdx.x];
+            u32 *to = &at<SignalPad>(pads, threadIdx.x)->flags[set][blockIdx.x][rank];
+            const u32 *from = &at<SignalPad>(pads, rank)->flags[set][blockIdx.x][threadIdx.x];
             Patience patience;
             if constexpr (ORDER == Order::Release) {
                 store_release(to, epoch);
@@ -96,7 +96,7 @@ struct Barrier {
     // The last act: the counter for the next launch.
     __device__ __forceinline__ void close() {
         if (threadIdx.x == 0) {
-            store_word(&at<Pad>(pads, rank)->barriers[blockIdx.x], epoch);
+            store_word(&at<SignalPad>(pads, rank)->barriers[blockIdx.x], epoch);
         }
     }
 };

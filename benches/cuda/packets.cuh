@@ -45,7 +45,7 @@ struct Exchange {
     // once: a measurement does not come there.)
     __device__ __forceinline__ Exchange(const Peers<R> &buffers, const Peers<R> &pads, u32 rank, u32 room)
         : buffers(buffers), pads(pads), rank(rank), room(room),
-          flag(load_word(&at<Pad>(pads, rank)->exchanges[blockIdx.x]) + 1) {}
+          flag(load_word(&at<SignalPad>(pads, rank)->exchanges[blockIdx.x]) + 1) {}
 
     // Where the units of a vector of this block lie: source 0's first one.
     __device__ __forceinline__ u64 unit_offset(u32 part, u32 local) const {
@@ -131,7 +131,7 @@ struct Exchange {
     __device__ __forceinline__ void close() const {
         __syncthreads();
         if (threadIdx.x == 0) {
-            store_word(&at<Pad>(pads, rank)->exchanges[blockIdx.x], flag);
+            store_word(&at<SignalPad>(pads, rank)->exchanges[blockIdx.x], flag);
         }
     }
 };

@@ -106,7 +106,7 @@ void check_all_reduce(const char *name, Way way) {
     }
     const u32 room = (MOST / BLOCKS + GROUP + THREADS) / GROUP * GROUP;
     Memory<Vector, R> inputs(MOST), outputs(MOST), scratches(MOST);
-    Memory<Pad, R> pads(1);
+    Memory<SignalPad, R> pads(1);
     Memory<Unit, R> buffers(BLOCKS * 2 * 2 * R * PLANES * room);
     run<R>(LAUNCHES, [&](u32 rank, int launch, const std::function<void()> &gather) {
         const u32 vectors = SIZES[launch];
@@ -164,7 +164,7 @@ void check_norm(const char *name, Norms way) {
     const float epsilon = 0.5f;
     Memory<Vector, R> inputs(MOST_ROWS * width), outputs(MOST_ROWS * width), residual_outs(MOST_ROWS * width);
     Memory<Vector, R> residuals(MOST_ROWS * width), weights(width);
-    Memory<Pad, R> pads(1);
+    Memory<SignalPad, R> pads(1);
     Memory<Unit, R> buffers(BLOCKS * 2 * R * PLANES * room);
     const auto residual = [](u32 at) { return static_cast<float>(element(9, at, 1)); };
     const auto weight = [](u32 at) { return static_cast<float>(at % 3 + 1); };
@@ -242,7 +242,7 @@ void check_prices() {
     if (!is_chosen("costs")) {
         return;
     }
-    Memory<Pad, 2> pads(1);
+    Memory<SignalPad, 2> pads(1);
     run<2>(3, [&](u32 rank, int, const std::function<void()> &gather) {
         barrier_turns<2, Order::Release>(pads.peers, 20, rank);
         gather();
@@ -251,7 +251,7 @@ void check_prices() {
         gather();
     });
     for (int r = 0; r < 2; ++r) {
-        const Pad &pad = pads.ranks[r][0];
+        const SignalPad &pad = pads.ranks[r][0];
         if (pad.barriers[0] != 75 || pad.barriers[1] != 75 || pad.turns[0] != 60 || pad.signal[0] != 60) {
             std::fprintf(stderr, "rank %d: %u and %u barriers, %u turns\n", r, pad.barriers[0], pad.barriers[1],
                          pad.turns[0]);

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use fusewire::gpu::Gpu;
 use fusewire::gpu::driver::{HostMemory, MemoryKind, RawMemory};
 
-use super::entries::{PAD_BYTES, VECTOR};
+use super::entries::{SIGNAL_PAD_BYTES, VECTOR};
 
 /// Bytes of a unit of packets, and units of a vector.
 const UNIT: usize = 16;
@@ -74,7 +74,7 @@ pub(crate) fn packet_bytes(blocks: usize, parts: usize, ranks: usize, room: usiz
     blocks * 2 * parts * ranks * PLANES * UNIT * room
 }
 
-/// Pads and a buffer for one family of kernels: an order of exchanges of its own.
+/// Signal pads and a buffer for one family of kernels: an order of exchanges of its own.
 #[derive(Debug)]
 pub(crate) struct Packets {
     pub(crate) pads: Peers,
@@ -95,7 +95,7 @@ impl Packets {
             "{room} vectors for a block: not whole groups"
         );
         Ok(Self {
-            pads: Peers::new(gpu, ranks, PAD_BYTES)?,
+            pads: Peers::new(gpu, ranks, SIGNAL_PAD_BYTES)?,
             buffers: Peers::new(gpu, ranks, packet_bytes(blocks, parts, ranks, room))?,
             room: room as u32,
         })

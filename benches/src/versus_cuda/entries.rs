@@ -13,14 +13,14 @@ pub(crate) const WIDTHS: [u32; 3] = [1, 2, 4];
 
 /// Bytes of a vector, `Vector` in `cuda/memory.cuh`.
 pub(crate) const VECTOR: usize = 16;
-/// Blocks that a pad has lines for.
+/// Blocks that a signal pad has lines for.
 pub(crate) const MAX_BLOCKS: usize = 256;
 /// Ranks that it has flags for.
 const MAX_RANKS: usize = 8;
 /// Threads of a block that the kernels are compiled for.
 pub(crate) const MAX_THREADS: u32 = 512;
-/// Bytes of `Pad` in `cuda/barrier.cuh`.
-pub(crate) const PAD_BYTES: usize = 4 * (2 * MAX_BLOCKS + 2 * MAX_BLOCKS * MAX_RANKS + 32 + 32);
+/// Bytes of `SignalPad` in `cuda/barrier.cuh`.
+pub(crate) const SIGNAL_PAD_BYTES: usize = 4 * (2 * MAX_BLOCKS + 2 * MAX_BLOCKS * MAX_RANKS + 32 + 32);
 
 /// How a barrier or a signal is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -388,6 +388,6 @@ mod tests {
             assert!(memory.contains(&line), "{line}");
         }
         let barrier = include_str!("../../cuda/barrier.cuh");
-        assert!(barrier.contains(&format!("static_assert(sizeof(Pad) == {PAD_BYTES}")));
+        assert!(barrier.contains(&format!("static_assert(sizeof(SignalPad) == {SIGNAL_PAD_BYTES}")));
     }
 }

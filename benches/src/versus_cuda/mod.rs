@@ -2,13 +2,13 @@
 //! each, and both sides use the same memory, the same streams, and as many blocks and threads.
 
 mod all_reduce;
-mod buffers;
 mod benchmark;
+mod buffers;
+mod costs;
 mod data;
 pub(crate) mod entries;
 mod fused;
 mod loaded;
-mod costs;
 mod rendezvous;
 mod report;
 pub(crate) mod statistics;
@@ -26,11 +26,11 @@ use fusewire::gpu::Gpu;
 use fusewire::{Communicator, DType, Device, Options, run_threads_on};
 
 use self::all_reduce::{ONE_SHOT_BYTES, RankPart, TWO_SHOT_BYTES};
-use self::buffers::{Buffers, Gate, Packets, Peers};
 use self::benchmark::{Benchmark, Mode};
-use self::entries::{PAD_BYTES, RANKS, TYPES, VECTOR};
-use self::loaded::Baseline;
+use self::buffers::{Buffers, Gate, Packets, Peers};
 use self::costs::Cost;
+use self::entries::{SIGNAL_PAD_BYTES, RANKS, TYPES, VECTOR};
+use self::loaded::Baseline;
 use self::rendezvous::{Attendance, Rendezvous};
 use self::report::{Report, Row};
 use crate::report as documents;
@@ -313,12 +313,12 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
     let norm = (tokens.div_ceil(blocks) * row).next_multiple_of(32);
     Ok(Buffers {
         gate: Gate::new(gpu)?,
-        pads: Peers::new(gpu, ranks, PAD_BYTES)?,
+        pads: Peers::new(gpu, ranks, SIGNAL_PAD_BYTES)?,
         scratches: Peers::new(gpu, ranks, most.div_ceil(ranks) + VECTOR)?,
         one_shot: Packets::new(gpu, ranks, blocks, 1, one)?,
         two_shot: Packets::new(gpu, ranks, blocks, 2, two)?,
         norm: Packets::new(gpu, ranks, blocks, 1, norm)?,
-        ping_pong: Peers::new(gpu, ranks, PAD_BYTES)?,
+        ping_pong: Peers::new(gpu, ranks, SIGNAL_PAD_BYTES)?,
     })
 }
 

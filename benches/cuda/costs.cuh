@@ -1,0 +1,89 @@
+// What the parts cost: a launch, a barrier, a signal there and back, a copy.
+#pragma once
+
+#include "barrier.cuh"
+#include "elements.cuh"
+
+// Polls of the host's memory: some tenths of a second.
+constexpr u32 MAX_GATE_POLLS = 1u << 18;
+
+// Holds a stream back until the host has stored `value` at `word`, in the host's memory: everything behind it is enqueued
+// by then, so what is measured there is the device's time alone. After a while it opens by itself.
+__device__ __forceinline__ void wait_at_gate(const u32 *word, u32 value) {
+    for (u32 polls = 0; polls < MAX_GATE_POLLS && load_relaxed(word) != value; ++polls) {
+    }
+}
+
+// A copy of `vectors` vectors: the rate that everything large is compared with. Reads n, writes n; bound by memory, or
+// by the L2 where both fit.
+__device__ __forceinline__ void copy_vectors(void *output, const void *input, u32 vectors) {
+    const Vector *from = static_cast<const Vector *>(input);
+    Vector *to = static_cast<Vector *>(output);
+    const u32 stride = threads_of_grid();
+    sweep<16>(thread_of_grid(), vectors, stride, [&](auto count, u32 i) {
+        constexpr int U = decltype(count)::value;
+        Vector values[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            values[u] = load(from + i + u * stride);
+        }
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            store(to + i + u * stride, values[u]);
+        }
+    });
+}
+
+// `turns` barriers, one behind the other, as the kernels have them.
+template <int R, Order ORDER>
+__device__ __forceinline__ void barrier_turns(const Peers<R> &pads, u32 turns, u32 rank) {
+    Barrier<R> barrier(pads, rank);
+    for (u32 turn = 0; turn < turns; ++turn) {
+        __syncthreads();
+        barrier.template meet<ORDER>();
+        __syncthreads();
+    }
+    barrier.close();
+}
+
+// A signal from rank 0 to rank 1 and back, `turns` times, by one thread each.
+//
+// Who may overwrite what: a rank's signal, by the other one's next signal,
+//   after having acquired: the answer, which the rank released behind its wait for the signal before.
+template <Order ORDER>
+__device__ __forceinline__ void ping_pong(const Peers<2> &pads, u32 turns, u32 rank) {
+    if (thread_of_grid() != 0) {
+        return;
+    }
+    SignalPad *own = at<SignalPad>(pads, rank);
+    u32 *signal = own->signal;
+    u32 *answer = at<SignalPad>(pads, 1 - rank)->signal;
+    const u32 before = load_word(own->turns);
+    const auto tell = [&](u32 value) {
+        if constexpr (ORDER == Order::Release) {
+            store_release(answer, value);
+        } else {
+            store_relaxed(answer, value);
+        }
+    };
+    for (u32 turn = 1; turn <= turns; ++turn) {
+        const u32 expected = before + turn;
+        if (rank == 0) {
+            tell(expected);
+        }
+        Patience patience;
+        if constexpr (ORDER == Order::Release) {
+            while (load_acquire(signal) != expected) {
+                patience.spend();
+            }
+        } else {
+            while (load_relaxed(signal) != expected) {
+                patience.spend();
+            }
+        }
+        if (rank != 0) {
+            tell(expected);
+        }
+    }
+    store_word(own->turns, before + turns);
+}
