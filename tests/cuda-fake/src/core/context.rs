@@ -99,7 +99,7 @@ pub(crate) fn device(number: i32) -> Result<u32> {
 
 /// Returns the unique id of a device.
 pub(crate) fn uuid(device: u32) -> [u8; 16] {
-    let mut bytes = *b"fusewire-fake\0";
+    let mut bytes = *b"fusewire-fake\0\0\0";
     bytes[14] = bytes[14].wrapping_add(settings().host);
     bytes[15] = device as u8;
     bytes
