@@ -201,6 +201,6 @@ impl Comm {
     /// is the next one.
     #[inline(always)]
     pub fn inbox(&self, block: u32, from: u32) -> u64 {
-        self.pad().inbox + (u64::from(block) * u64::from(self.size()) + u64::from(from)) * 2 * LINE
+        self.workspace().inbox + (u64::from(block) * u64::from(self.size()) + u64::from(from)) * 2 * LINE
     }
 }

@@ -27,7 +27,7 @@ pub const MAX_RANKS: usize = 64;
 pub const MAX_WINDOWS: usize = 1024;
 /// Where the [`CommConst`] lies in a workspace.
 pub const CONSTANTS_AT: u64 = 256;
-/// Where the [`BlockState`]s lie in a pad: [`WorkspaceLayout::blocks`] of every layout.
+/// Where the [`BlockState`]s lie in a workspace: [`WorkspaceLayout::blocks`] of every layout.
 pub const BLOCKS_AT: u64 = 1024;
 /// Size of a line: what one signal with its words occupies.
 pub const LINE: u64 = 64;

@@ -235,18 +235,18 @@ impl MemoryImage {
 
     /// The state at the start of `rank`'s workspace.
     pub fn state(&self, rank: u32) -> *mut CommState {
-        self.pad(rank, 0).cast()
+        self.workspace(rank, 0).cast()
     }
 
     /// Returns the state of `rank`'s block.
     pub fn block_state(&self, rank: u32) -> *mut BlockState {
-        self.pad(rank, self.layout.blocks).cast()
+        self.workspace(rank, self.layout.blocks).cast()
     }
 
     /// Returns the packet slot of `parity` at `rank` that `source` writes.
     fn packet_slot(&self, rank: u32, source: u32, parity: u64) -> *mut u8 {
         let index = parity * u64::from(self.config.ranks) + u64::from(source);
-        self.pad(rank, self.layout.packets + index * self.config.packet_slot)
+        self.workspace(rank, self.layout.packets + index * self.config.packet_slot)
     }
 
     fn peers(&self, rank: u32) -> impl Iterator<Item = u32> {
@@ -260,7 +260,7 @@ impl MemoryImage {
 
     fn channel_line(&self, rank: u32, peer: u32, which: u64) -> *mut u8 {
         let at = self.layout.channel_lines + (u64::from(peer) * 3 + which) * LINE;
-        self.pad(rank, at)
+        self.workspace(rank, at)
     }
 
     /// Starts an execution: resets plain memory and registers the other parts with the model
@@ -297,10 +297,10 @@ impl MemoryImage {
                         continue;
                     }
                     let ready = self.layout.inbox + u64::from(source) * 2 * LINE;
-                    model.register(self.pad(rank, ready), LINE as usize, Kind::Peer);
-                    model.register(self.pad(rank, ready + LINE), 8, Kind::Peer);
+                    model.register(self.workspace(rank, ready), LINE as usize, Kind::Peer);
+                    model.register(self.workspace(rank, ready + LINE), 8, Kind::Peer);
                 }
-                model.register(self.pad(rank, self.layout.user_signals), 8, Kind::Peer);
+                model.register(self.workspace(rank, self.layout.user_signals), 8, Kind::Peer);
             }
             if parts.channels {
                 for peer in self.peers(rank) {
@@ -310,18 +310,18 @@ impl MemoryImage {
                     let stride = self.config.channel_slot + LINE;
                     let bytes = self.config.channel_depth * stride;
                     let at = self.layout.channel_slots + u64::from(peer) * bytes;
-                    self.payload(&model, self.pad(rank, at), bytes);
+                    self.payload(&model, self.workspace(rank, at), bytes);
                 }
             }
             if parts.staging {
                 self.payload(
                     &model,
-                    self.pad(rank, self.layout.staging_in),
+                    self.workspace(rank, self.layout.staging_in),
                     self.config.staging,
                 );
                 self.payload(
                     &model,
-                    self.pad(rank, self.layout.staging_out),
+                    self.workspace(rank, self.layout.staging_out),
                     self.config.staging,
                 );
             }
@@ -330,11 +330,11 @@ impl MemoryImage {
                 model.register(self.words(rank).cast(), bytes, Kind::Own);
             }
             if parts.failure {
-                let abort = self.pad(rank, core::mem::offset_of!(CommState, abort) as u64);
-                let record = self.pad(rank, core::mem::offset_of!(CommState, failure) as u64);
+                let abort = self.workspace(rank, core::mem::offset_of!(CommState, abort) as u64);
+                let record = self.workspace(rank, core::mem::offset_of!(CommState, failure) as u64);
                 model.register(abort, 8, Kind::Peer);
                 model.register(record, size_of::<FailureRecord>(), Kind::Peer);
-                model.register(self.pad(rank, self.layout.progress), 24, Kind::Peer);
+                model.register(self.workspace(rank, self.layout.progress), 24, Kind::Peer);
             }
             self.payload(&model, memory.window, 2 * self.config.user as u64);
         }
