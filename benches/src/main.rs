@@ -15,22 +15,22 @@
 //! Timings never decide the exit status; wrong results do.
 
 mod bare;
-mod bootstrap;
-mod wait_cost;
-mod children;
 mod baseline;
+mod bootstrap;
+mod children;
+mod cost_table;
 mod fused;
-mod sass;
 mod machine;
 mod measure;
 mod mpi;
 mod observe;
-mod cost_table;
 mod ranks;
 mod reduce;
 mod report;
+mod sass;
 mod versus;
 mod versus_cuda;
+mod wait_cost;
 
 use std::process::ExitCode;
 

@@ -187,7 +187,13 @@ fn what_bounds_cost_is_measured_with_other_images_only() {
     let run = || {
         command(at, &object)
             .args([
-                "wait-cost", "--device", "cuda", "--rounds", "2", "--sizes", "512",
+                "wait-cost",
+                "--device",
+                "cuda",
+                "--rounds",
+                "2",
+                "--sizes",
+                "512",
             ])
             .arg("--unbounded")
             .arg(&images)

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use crate::verify::{self, Violation};
 use crate::host::{Host, HostKernel, HostParameter};
 use crate::project::{Project, host_cargo};
+use crate::verify::{self, Violation};
 use crate::{
     Compiled, Error, Image, Options, Result, Target, Toolchain, Vendor, compile, files, native,
     process,

@@ -37,7 +37,6 @@ pub mod divergence;
 mod edit;
 mod error;
 mod files;
-pub mod verify;
 pub mod host;
 pub mod image;
 pub mod native;
@@ -48,6 +47,7 @@ pub mod sources;
 mod target;
 pub mod text;
 pub mod toolchain;
+pub mod verify;
 
 pub use self::compile::{Compiled, Options, compile};
 pub use self::error::{Error, Result};

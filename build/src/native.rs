@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use crate::verify::Violation;
 use crate::project::fits;
+use crate::verify::Violation;
 use crate::{Result, process};
 
 /// The hot loop of a reduction does not use its variant's registers.

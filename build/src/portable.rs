@@ -215,7 +215,10 @@ impl Made {
                     "its content is not what the manifest says".to_owned(),
                 ),
                 Ok(bytes) if bytes != *content => {
-                    add(&image.file, format!("{cause}; {}", difference(&bytes, content)));
+                    add(
+                        &image.file,
+                        format!("{cause}; {}", difference(&bytes, content)),
+                    );
                 }
                 Ok(_) if before != image => {
                     add(

@@ -19,7 +19,12 @@ fn assert_held(outcomes: &[Outcome]) {
     let missed: Vec<String> = outcomes
         .iter()
         .filter(|outcome| !outcome.held)
-        .map(|outcome| format!("{} on {}: {}", outcome.control, outcome.target, outcome.seen))
+        .map(|outcome| {
+            format!(
+                "{} on {}: {}",
+                outcome.control, outcome.target, outcome.seen
+            )
+        })
         .collect();
     assert!(missed.is_empty(), "{missed:#?}");
     assert!(!outcomes.is_empty());

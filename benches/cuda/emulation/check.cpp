@@ -238,7 +238,7 @@ void check_norm(const char *name, Norms way) {
 }
 
 // The ping-pong is two threads; barriers are many.
-void check_prices() {
+void check_costs() {
     if (!is_chosen("costs")) {
         return;
     }
@@ -290,7 +290,7 @@ int main(int count, char **arguments) {
     chosen = count > 1 ? arguments[1] : nullptr;
     // Few ranks first, and nothing more once something is wrong.
     const std::function<void()> checks[] = {
-        check_prices,
+        check_costs,
         check_all<F32, 2>,
         check_norm_at<Bf16, 2, 1>("norm_alone", Norms::Alone),
         check_norm_at<Bf16, 2, 4>("norm_by_barrier", Norms::Barrier),

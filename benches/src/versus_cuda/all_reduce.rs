@@ -3,8 +3,8 @@
 use anyhow::Result;
 use fusewire::{CallOptions, Communicator, DType, Operation, ReduceOp, Tensor};
 
-use super::buffers::{Buffers, Packets};
 use super::benchmark::{AUTO, Benchmark, Candidate, Mode, Side, Step};
+use super::buffers::{Buffers, Packets};
 use super::entries::{Entry, Kernel, VECTOR, Values};
 use super::loaded::Baseline;
 use super::report::Row;
@@ -207,9 +207,9 @@ impl RankPart<'_> {
                     ranks,
                 };
                 let blocks = grid(work, threads, blocks);
-                let launch =
-                    self.baseline
-                        .launch(entry, &values, blocks, threads, ranks as u32)?;
+                let launch = self
+                    .baseline
+                    .launch(entry, &values, blocks, threads, ranks as u32)?;
                 Ok(Candidate {
                     name: kernel.name().to_owned(),
                     side: Side::Theirs,
@@ -238,9 +238,7 @@ impl RankPart<'_> {
             blocks, threads, ..
         } = self.shape;
         let blocks = grid(vectors, threads, blocks);
-        let launch = self
-            .baseline
-            .launch(entry, &values, blocks, threads, 0)?;
+        let launch = self.baseline.launch(entry, &values, blocks, threads, 0)?;
         Ok(Candidate {
             name: "copy".to_owned(),
             side: Side::Floor,

@@ -192,9 +192,7 @@ impl Benchmark<'_> {
         let mut runners = Vec::new();
         for (index, candidate) in candidates.into_iter().enumerate() {
             let name = candidate.name.clone();
-            let mut runner = self
-                .runner(mode, candidate)
-                .with_context(|| name.clone())?;
+            let mut runner = self.runner(mode, candidate).with_context(|| name.clone())?;
             spoil(index)?;
             self.rendezvous.wait()?;
             self.launch(&mut runner, 1)?;

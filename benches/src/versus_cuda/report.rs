@@ -5,8 +5,8 @@ use core::fmt::Write as _;
 use serde::Serialize;
 
 use super::benchmark::{AUTO, Figure, Mode, Side};
-use super::entries::Order;
 use super::costs::{Cost, barrier_name, signal_name};
+use super::entries::Order;
 use super::statistics::{Interval, median, ratio};
 
 /// One thing compared: a size, or a number of tokens.
@@ -78,6 +78,7 @@ impl Row {
 pub(crate) struct Report {
     /// Where and how.
     pub(crate) header: Vec<String>,
+    #[serde(rename = "prices")]
     pub(crate) costs: Vec<Cost>,
     pub(crate) all_reduce: Vec<Row>,
     pub(crate) fused: Vec<Row>,

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use fusewire_build::controls::{self, Outcome};
-use fusewire_build::verify::{self, Violation};
 use fusewire_build::host::{self, Host};
 use fusewire_build::project::{Allow, Project};
+use fusewire_build::verify::{self, Violation};
 use fusewire_build::{
     Error, Image, Options, Target, Toolchain, Vendor, compile, native, toolchain,
 };

@@ -41,7 +41,13 @@ pub fn parse(text: &str) -> Result<(Vec<Function>, HashMap<String, Kernel>)> {
                 name: announced.to_owned(),
                 kernel: kernel.is_some(),
                 parameters: kernel
-                    .map(|kernel| kernel.arguments.iter().map(|(_, parameter)| *parameter).collect())
+                    .map(|kernel| {
+                        kernel
+                            .arguments
+                            .iter()
+                            .map(|(_, parameter)| *parameter)
+                            .collect()
+                    })
                     .unwrap_or_default(),
                 lines: Vec::new(),
             });

@@ -77,9 +77,8 @@ fn open(path: &Path) -> io::Result<Vec<Emulated>> {
     let library = unsafe { Library::new(path) }.map_err(io::Error::other)?;
     let list = {
         // SAFETY: the function's type there.
-        let list = unsafe {
-            library.get::<unsafe extern "C" fn() -> *const Entry>(b"baseline_entries\0")
-        };
+        let list =
+            unsafe { library.get::<unsafe extern "C" fn() -> *const Entry>(b"baseline_entries\0") };
         let list = list.map_err(io::Error::other)?;
         // SAFETY: it has no requirements.
         unsafe { list() }

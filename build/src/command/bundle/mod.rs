@@ -36,7 +36,10 @@ const LEFT_OUT: [(&str, &str); 14] = [
         "calls",
         "cases of the CPU, its lanes and checkers; conformance has those of a device",
     ),
-    ("ccl_backend", "needs a library that cargo builds next to it"),
+    (
+        "ccl_backend",
+        "needs a library that cargo builds next to it",
+    ),
     ("cuda", "runs on a fake of the driver"),
     (
         "external_backend",
@@ -143,7 +146,10 @@ fn make_seeded_bugs(workspace: &Path) {
 
 fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::Result<()> {
     let mut images = Vec::new();
-    for (name, path) in [(EXAMPLE, "examples/vocab-argmax"), (SEEDED_BUGS.0, SEEDED_BUGS.1)] {
+    for (name, path) in [
+        (EXAMPLE, "examples/vocab-argmax"),
+        (SEEDED_BUGS.0, SEEDED_BUGS.1),
+    ] {
         let found = contents::images(target, name);
         if found.is_empty() {
             println!(

@@ -1,7 +1,7 @@
 //! The inner loops of two compilers' machine code side by side: what an instruction scheduler has to issue for each 16 bytes
 //! that a kernel moves, and how many loads it has under way before it waits for the first.
 
-mod sass;
+mod disassembly;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use std::{env, fs};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use self::sass::{Code, Loop};
+use self::disassembly::{Code, Loop};
 use crate::baseline;
 
 const INSTALL: &str = "pip install nvidia-cuda-nvdisasm, or a CUDA toolkit";

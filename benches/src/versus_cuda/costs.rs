@@ -9,8 +9,8 @@ use fusewire::{DType, Event, Stream};
 use serde::Serialize;
 
 use super::Shape;
-use super::buffers::Peers;
 use super::benchmark::{Benchmark, OPERATIONS};
+use super::buffers::Peers;
 use super::entries::{Entry, Kernel, Order, VECTOR, Values};
 use super::loaded::{Baseline, Launch};
 use super::statistics::{Interval, interval};
@@ -84,11 +84,7 @@ fn enqueue(launch: &mut Launch, stream: &Stream) -> Result<()> {
 }
 
 /// Costs that one stream pays alone.
-pub(crate) fn alone(
-    gpu: &Arc<Gpu>,
-    baseline: &Baseline,
-    rounds: usize,
-) -> Result<Vec<Cost>> {
+pub(crate) fn alone(gpu: &Arc<Gpu>, baseline: &Baseline, rounds: usize) -> Result<Vec<Cost>> {
     let stream = Stream::on_device(gpu.device())?;
     let mut empty = baseline.launch(entry(Kernel::Empty, 1), &Values::default(), 1, 32, 0)?;
     stream.begin_capture()?;
@@ -203,7 +199,9 @@ fn turns(
         for (launch, taken) in launches.iter_mut().zip(&mut taken) {
             benchmark.rendezvous.wait()?;
             // The ranks meet in the first launch.
-            let own = timed(&benchmark.stream, 1, 1, || enqueue(launch, &benchmark.stream))?;
+            let own = timed(&benchmark.stream, 1, 1, || {
+                enqueue(launch, &benchmark.stream)
+            })?;
             *taken = benchmark.rendezvous.greatest(benchmark.rank, own)?;
         }
         found.push((taken[1] - taken[0]) * 1e6 / f64::from(TURNS[1] - TURNS[0]));
