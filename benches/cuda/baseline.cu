@@ -100,7 +100,7 @@ ENTRY copy(void *output, const void *input, u32 vectors) { copy_vectors(output, 
 
 ENTRY empty() {}
 
-ENTRY gate(const void *word, u32 value) { wait_at_gate(static_cast<const u32 *>(word), value); }
+ENTRY latch(const void *word, u32 value) { wait_for_latch(static_cast<const u32 *>(word), value); }
 
 ENTRY ping_pong_relaxed(const __grid_constant__ Peers<2> pads, u32 turns, u32 rank) {
     ping_pong<Order::Relaxed>(pads, turns, rank);

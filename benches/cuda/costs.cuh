@@ -5,12 +5,12 @@
 #include "elements.cuh"
 
 // Polls of the host's memory: some tenths of a second.
-constexpr u32 MAX_GATE_POLLS = 1u << 18;
+constexpr u32 MAX_LATCH_POLLS = 1u << 18;
 
 // Holds a stream back until the host has stored `value` at `word`, in the host's memory: everything behind it is enqueued
 // by then, so what is measured there is the device's time alone. After a while it opens by itself.
-__device__ __forceinline__ void wait_at_gate(const u32 *word, u32 value) {
-    for (u32 polls = 0; polls < MAX_GATE_POLLS && load_relaxed(word) != value; ++polls) {
+__device__ __forceinline__ void wait_for_latch(const u32 *word, u32 value) {
+    for (u32 polls = 0; polls < MAX_LATCH_POLLS && load_relaxed(word) != value; ++polls) {
     }
 }
 

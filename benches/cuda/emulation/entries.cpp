@@ -102,7 +102,7 @@ extern "C" const Entry *baseline_entries() {
         BARRIERS(8),
         ENTRY_OF(copy),
         ENTRY_OF(empty),
-        ENTRY_OF(gate),
+        ENTRY_OF(latch),
         ENTRY_OF(ping_pong_relaxed),
         ENTRY_OF(ping_pong_release),
         {nullptr, nullptr, nullptr, 0},

@@ -8,7 +8,7 @@ use fusewire::gpu::driver::RawStream;
 use fusewire::{Communicator, DType, Event, GraphExec, Norm, ReduceOp, Stream, Tensor};
 use serde::Serialize;
 
-use super::buffers::Gate;
+use super::buffers::Latch;
 use super::entries::{Entry, Kernel, Values};
 use super::loaded::{Baseline, Launch};
 use super::rendezvous::Rendezvous;
@@ -168,12 +168,12 @@ pub(crate) struct Benchmark<'a> {
     pub(crate) stream: Stream,
     pub(crate) rendezvous: &'a Rendezvous,
     pub(crate) baseline: &'a Baseline,
-    pub(crate) gate: &'a Gate,
+    pub(crate) latch: &'a Latch,
     pub(crate) rank: usize,
     pub(crate) rounds: usize,
     /// Operations of a graph.
     pub(crate) operations: usize,
-    /// Turns of the gate so far.
+    /// Turns of the latch so far.
     pub(crate) turn: Cell<u32>,
 }
 
@@ -291,7 +291,7 @@ impl Benchmark<'_> {
     }
 
     /// ns of an operation on the slowest rank, by the GPU's clock. What is launched first meets the other ranks on the device,
-    /// so the ranks' clocks start together. Graphs wait at a gate until all of them are enqueued: their time is the device's
+    /// so the ranks' clocks start together. Graphs wait for a latch until all of them are enqueued: their time is the device's
     /// alone. Eager operations do not: theirs has the host's part in it.
     fn time(&self, mode: Mode, runner: &mut Runner) -> Result<f64> {
         let (start, end) = (Event::new(), Event::new());
@@ -303,7 +303,7 @@ impl Benchmark<'_> {
                 runner.repeats
             }
             Mode::Graph => {
-                self.wait_at_gate()?;
+                self.wait_for_latch()?;
                 self.launch(runner, 1)?;
                 runner.repeats * self.operations
             }
@@ -313,7 +313,7 @@ impl Benchmark<'_> {
         self.stream.record(&end)?;
         if mode == Mode::Graph {
             self.rendezvous.wait()?;
-            self.gate.open(self.turn.get());
+            self.latch.open(self.turn.get());
         }
         self.stream.synchronize().with_context(|| name)?;
         let elapsed: Duration = end.elapsed_since(&start)?;
@@ -321,22 +321,22 @@ impl Benchmark<'_> {
         self.rendezvous.greatest(self.rank, ns)
     }
 
-    /// Has the stream wait until the gate opens for the next turn.
-    fn wait_at_gate(&self) -> Result<()> {
+    /// Has the stream wait until the latch opens for the next turn.
+    fn wait_for_latch(&self) -> Result<()> {
         self.turn.set(self.turn.get() + 1);
         let entry = Entry {
-            kernel: Kernel::Gate,
+            kernel: Kernel::Latch,
             dtype: DType::F32,
             ranks: 1,
         };
         let values = Values {
-            input: self.gate.address(),
+            input: self.latch.address(),
             turns: self.turn.get(),
             ..Values::default()
         };
-        let mut gate = self.baseline.launch(entry, &values, 1, 32, 0)?;
-        // SAFETY: the gate lives until the ranks' threads have ended and waited for their streams.
-        unsafe { gate.enqueue(RawStream(self.stream.as_raw() as usize)) }
+        let mut latch = self.baseline.launch(entry, &values, 1, 32, 0)?;
+        // SAFETY: the latch lives until the ranks' threads have ended and waited for their streams.
+        unsafe { latch.enqueue(RawStream(self.stream.as_raw() as usize)) }
     }
 }
 

@@ -104,17 +104,17 @@ impl Packets {
 
 /// A word of page-locked host memory at which kernels wait.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct Latch {
     gpu: Arc<Gpu>,
     memory: HostMemory,
 }
 
 // SAFETY: the memory is used as an atomic word only, until it is freed.
-unsafe impl Send for Gate {}
+unsafe impl Send for Latch {}
 // SAFETY: as above.
-unsafe impl Sync for Gate {}
+unsafe impl Sync for Latch {}
 
-impl Gate {
+impl Latch {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         Ok(Self {
             gpu: Arc::clone(gpu),
@@ -135,7 +135,7 @@ impl Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for Latch {
     fn drop(&mut self) {
         // SAFETY: it came from `allocate_host`; the ranks have waited for their streams.
         if let Err(error) = unsafe { self.gpu.driver().release_host(self.memory) } {
@@ -147,7 +147,7 @@ impl Drop for Gate {
 /// All of it.
 #[derive(Debug)]
 pub(crate) struct Buffers {
-    pub(crate) gate: Gate,
+    pub(crate) latch: Latch,
     /// Of the kernels with barriers.
     pub(crate) pads: Peers,
     pub(crate) scratches: Peers,

@@ -54,7 +54,7 @@ pub(crate) enum Kernel {
     PingPong(Order),
     Copy,
     Empty,
-    Gate,
+    Latch,
 }
 
 impl Kernel {
@@ -73,7 +73,7 @@ impl Kernel {
             Self::PingPong(_) => "ping_pong",
             Self::Copy => "copy",
             Self::Empty => "empty",
-            Self::Gate => "gate",
+            Self::Latch => "latch",
         }
     }
 
@@ -135,7 +135,7 @@ pub(crate) fn all() -> Vec<Entry> {
     }
     add(Kernel::Copy, DType::F32, 1);
     add(Kernel::Empty, DType::F32, 1);
-    add(Kernel::Gate, DType::F32, 1);
+    add(Kernel::Latch, DType::F32, 1);
     list
 }
 
@@ -213,7 +213,7 @@ impl Entry {
             Kernel::NormAlone(width) => format!("{name}_{dtype}_{width}"),
             Kernel::Barriers(order) => format!("{name}_{}_{ranks}", order.name()),
             Kernel::PingPong(order) => format!("{name}_{}", order.name()),
-            Kernel::Copy | Kernel::Empty | Kernel::Gate => name.to_owned(),
+            Kernel::Copy | Kernel::Empty | Kernel::Latch => name.to_owned(),
             _ => format!("{name}_{dtype}_{ranks}"),
         }
     }
@@ -297,7 +297,7 @@ impl Entry {
                 pointers(&mut list, &[*output, *input]);
                 words(&mut list, &[*vectors]);
             }
-            Kernel::Gate => {
+            Kernel::Latch => {
                 pointers(&mut list, &[*input]);
                 words(&mut list, &[*turns]);
             }

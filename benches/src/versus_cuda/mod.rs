@@ -27,7 +27,7 @@ use fusewire::{Communicator, DType, Device, Options, run_threads_on};
 
 use self::all_reduce::{ONE_SHOT_BYTES, RankPart, TWO_SHOT_BYTES};
 use self::benchmark::{Benchmark, Mode};
-use self::buffers::{Buffers, Gate, Packets, Peers};
+use self::buffers::{Buffers, Latch, Packets, Peers};
 use self::costs::Cost;
 use self::entries::{SIGNAL_PAD_BYTES, RANKS, TYPES, VECTOR};
 use self::loaded::Baseline;
@@ -312,7 +312,7 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
     let two = buffers::room(vectors(TWO_SHOT_BYTES).div_ceil(ranks), blocks, threads);
     let norm = (tokens.div_ceil(blocks) * row).next_multiple_of(32);
     Ok(Buffers {
-        gate: Gate::new(gpu)?,
+        latch: Latch::new(gpu)?,
         pads: Peers::new(gpu, ranks, SIGNAL_PAD_BYTES)?,
         scratches: Peers::new(gpu, ranks, most.div_ceil(ranks) + VECTOR)?,
         one_shot: Packets::new(gpu, ranks, blocks, 1, one)?,
@@ -336,7 +336,7 @@ fn rank(
         stream: comm.stream().clone(),
         rendezvous,
         baseline,
-        gate: &buffers.gate,
+        latch: &buffers.latch,
         rank: comm.rank() as usize,
         rounds: arguments.rounds,
         operations: arguments.operations,
