@@ -3,10 +3,10 @@
 use std::fs;
 use std::sync::OnceLock;
 
-/// Where the system does not say.
-const USUAL: u64 = 32 << 20;
+/// The size to assume if the system does not report one.
+const DEFAULT_BYTES: u64 = 32 << 20;
 
-/// Bytes of the greatest cache of the first core, as the system reports them; read once.
+/// Returns the size in bytes of the largest cache of core 0, as sysfs reports it. Read once.
 pub(crate) fn last_level_bytes() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {
@@ -16,11 +16,11 @@ pub(crate) fn last_level_bytes() -> u64 {
                 parse(&fs::read_to_string(path).ok()?)
             })
             .max()
-            .unwrap_or(USUAL)
+            .unwrap_or(DEFAULT_BYTES)
     })
 }
 
-/// `32768K`, as Linux writes it.
+/// Parses a size as sysfs writes it: `32768K`.
 fn parse(text: &str) -> Option<u64> {
     let text = text.trim();
     let (digits, shift) = match text.strip_suffix(['K', 'M', 'G']) {

@@ -2,18 +2,18 @@
 
 use crate::{Error, Result};
 
-/// What a peer needs to map a segment: plain numbers that go through the store.
+/// The numbers that a peer needs to map a segment. Ranks exchange them through the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentDescriptor {
     /// Process that created the segment.
     pub pid: u32,
     /// File descriptor in that process.
     pub fd: u32,
-    /// Size that was asked for, in bytes.
+    /// Requested size in bytes.
     pub bytes: u64,
     /// Inode of the memory file.
     pub inode: u64,
-    /// When the process started, in clock ticks since boot: distinguishes it from a later process
+    /// Start time of the process in clock ticks since boot. Distinguishes it from a later process
     /// with the same id.
     pub start_time: u64,
 }
@@ -24,7 +24,7 @@ impl SegmentDescriptor {
 
     const MAGIC: u32 = 0x4653_4731; // "FSG1"
 
-    /// The descriptor as bytes, little endian.
+    /// Encodes the descriptor in little endian.
     pub fn to_bytes(&self) -> [u8; Self::ENCODED_BYTES] {
         let mut bytes = [0; Self::ENCODED_BYTES];
         bytes[0..4].copy_from_slice(&Self::MAGIC.to_le_bytes());
@@ -36,10 +36,10 @@ impl SegmentDescriptor {
         bytes
     }
 
-    /// Reads what [`SegmentDescriptor::to_bytes`] wrote.
+    /// Decodes the result of [`SegmentDescriptor::to_bytes`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the bytes are none.
+    /// [`Error::InvalidArgument`] if the bytes are not an encoded descriptor.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let valid = bytes.len() == Self::ENCODED_BYTES
             && u32_at(bytes, 0) == Self::MAGIC
@@ -47,7 +47,7 @@ impl SegmentDescriptor {
         if !valid {
             return Err(Error::InvalidArgument {
                 operation: "segment descriptor",
-                detail: format!("these {} bytes are no descriptor of a segment", bytes.len()),
+                detail: format!("these {} bytes are not a segment descriptor", bytes.len()),
             });
         }
         Ok(Self {

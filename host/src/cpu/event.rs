@@ -7,10 +7,11 @@ use std::time::Instant;
 use super::graph::Capture;
 use crate::{Error, Result};
 
-/// A point in a stream's work that others can wait for. Clones are the same event.
+/// A point in a stream's work that other streams and threads can wait for. Clones refer to the same
+/// event.
 ///
-/// As on CUDA, a wait is for the latest record that was enqueued before it, recording anew does not
-/// disturb earlier waits, and an event that was never recorded counts as complete.
+/// The semantics are CUDA's: a wait applies to the latest record enqueued before it, recording
+/// again does not affect earlier waits, and an event that was never recorded counts as complete.
 #[derive(Clone, Debug, Default)]
 pub struct Event {
     inner: Arc<Inner>,
@@ -24,41 +25,41 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Records that were enqueued.
+    /// Number of the latest enqueued record.
     issued: u64,
-    /// The latest of them that the stream has come to.
+    /// Number of the latest completed record.
     completed: u64,
-    /// When that was.
+    /// Time at which that record completed.
     at: Option<Instant>,
-    /// Threads in a wait: without any, a record makes no system call.
+    /// Number of waiting threads. A record makes no system call while it is 0.
     waiting: u32,
-    /// The capture in which the event was recorded last, if it was in one.
+    /// The capture in which the event was last recorded, if any.
     capture: Weak<Capture>,
 }
 
 impl Event {
-    /// An event that was never recorded.
+    /// Creates an event that was never recorded.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether the latest record is complete.
+    /// Returns whether the latest record is complete.
     pub fn query(&self) -> bool {
         let state = self.state();
         state.completed >= state.issued
     }
 
-    /// Waits until the record that is the latest now is complete.
+    /// Blocks until the record that is the latest at the time of the call is complete.
     pub fn synchronize(&self) {
         let issued = self.state().issued;
         self.wait_for(issued);
     }
 
-    /// Time between the latest completed records of `start` and of this event; zero when this one
-    /// came first.
+    /// Returns the time between the latest completed records of `start` and of this event, or zero
+    /// if this event completed first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when one of them is not complete or was never recorded.
+    /// [`Error::InvalidArgument`] if either event is not complete or was never recorded.
     pub fn elapsed_since(&self, start: &Self) -> Result<Duration> {
         let time = |event: &Self| {
             let state = event.state();
@@ -74,14 +75,14 @@ impl Event {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Plain numbers, valid after every statement.
+        // The numbers are valid after every statement, so a poisoned lock can be used.
         self.inner
             .state
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A record is enqueued; returns its number.
+    /// Counts a record that is about to be enqueued and returns its number.
     pub(super) fn issue(&self) -> u64 {
         let mut state = self.state();
         state.capture = Weak::new();
@@ -89,12 +90,12 @@ impl Event {
         state.issued
     }
 
-    /// The number of the latest record.
+    /// Returns the number of the latest enqueued record.
     pub(super) fn issued(&self) -> u64 {
         self.state().issued
     }
 
-    /// The stream has come to a record.
+    /// Marks a record as complete.
     pub(super) fn complete(&self, record: u64) {
         let mut state = self.state();
         if record >= state.completed {
@@ -106,7 +107,7 @@ impl Event {
         }
     }
 
-    /// Waits until a record is complete.
+    /// Blocks until a record is complete.
     pub(super) fn wait_for(&self, record: u64) {
         let mut state = self.state();
         while state.completed < record {
@@ -120,12 +121,12 @@ impl Event {
         }
     }
 
-    /// Notes that the event was recorded in `capture`.
+    /// Sets `capture` as the capture of the latest record.
     pub(super) fn set_capture(&self, capture: &Arc<Capture>) {
         self.state().capture = Arc::downgrade(capture);
     }
 
-    /// The capture that the latest record belongs to, while it goes on.
+    /// Returns the capture of the latest record, if it is still active.
     pub(super) fn capture(&self) -> Option<Arc<Capture>> {
         let capture = self.state().capture.upgrade();
         capture.filter(|capture| capture.is_active())

@@ -1,4 +1,4 @@
-//! The grid form of a kernel, on threads: what a GPU does with the entry `NAME__grid`.
+//! Native execution of the grid form of a kernel, the entry `NAME__grid` of a GPU image.
 
 use fusewire_device::multi_rank_grid::{GridParams, run_lane};
 use fusewire_device::native::{Isa, KernelInfo, LaneContext, MAX_LANES};
@@ -7,17 +7,18 @@ use super::MAX_THREADS;
 use super::launch::{check_float_environment, on_threads};
 use crate::{Error, Result};
 
-/// Runs the blocks of `ranks` ranks as a multi-rank grid, all at once, every lane on a thread of its own, to their end: the native
-/// counterpart of the entry `NAME__grid` of `kernel`, launched with `params` as its arguments on
-/// `ranks * params.blocks_per_rank` blocks of `lanes` lanes.
+/// Runs the blocks of `ranks` ranks to their end as a multi-rank grid, with every lane on a thread
+/// of its own. Equivalent to a launch of the entry `NAME__grid` of `kernel` with the arguments
+/// `params`, on `ranks * params.blocks_per_rank` blocks of `lanes` lanes.
 ///
 /// # Safety
-/// `params.parameters` points at `ranks` parameter structs of the kernel, one behind the other, alive and unchanged during
-/// the call; each fulfils the kernel's requirements.
+/// `params.parameters` must point at `ranks` contiguous parameter structs of the kernel, which stay
+/// alive and unchanged during the call. Each must fulfil the kernel's requirements.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when the grid is empty or larger than [`MAX_THREADS`] threads; [`Error::Launch`] when a
-/// thread cannot be started, or when a lane panicked (blocks are counted over the whole grid).
+/// [`Error::InvalidArgument`] if the grid is empty or larger than [`MAX_THREADS`] threads;
+/// [`Error::Launch`] if a thread cannot be started or a lane panics (the message counts blocks over
+/// the whole grid).
 pub unsafe fn run_multi_rank_grid(
     kernel: &KernelInfo,
     isa: Isa,
@@ -46,8 +47,9 @@ pub unsafe fn run_multi_rank_grid(
             lanes,
             shared,
         };
-        // SAFETY: the context describes this lane of the whole grid, which has as many blocks as the caller's table has
-        // ranks; the table is the caller's promise.
+        // SAFETY: `blocks` is `ranks * params.blocks_per_rank`, so `block / blocks_per_rank` is
+        // less than `ranks`, the number of structs in the table that the caller guarantees.
+        // `on_threads` passes one `shared` to all lanes of a block.
         unsafe { run_lane(kernel, isa, params, &context) }
     })
 }

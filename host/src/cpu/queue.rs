@@ -1,7 +1,7 @@
-//! The state behind a stream: its queue, what is complete, and what has failed.
+//! The state of a stream: its queue, completed work and failures.
 //!
-//! One word of flags says at a glance whether the stream is idle. It is 0 exactly then, and a
-//! compare-exchange from 0 to [`DIRECT`] is all that a blocking call on an idle stream needs.
+//! One flag word encodes whether the stream is idle: it is 0 exactly then. A blocking call on an
+//! idle stream needs only a compare-exchange of the word from 0 to [`DIRECT`].
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -15,26 +15,26 @@ use super::graph::{Branch, Capture, Node};
 use super::stream::Origin;
 use crate::{Error, Result};
 
-/// Flag: a thread runs work of the stream itself, outside of the queue.
+/// Flag: a thread runs work of the stream itself, bypassing the queue.
 pub(super) const DIRECT: u64 = 1;
-/// Flag: the stream is, or was until lately, capturing.
+/// Flag: the stream is capturing, or was until another stream ended the capture.
 pub(super) const CAPTURE: u64 = 2;
-/// One queued or running piece of work; the bits above the flags count them.
+/// One queued or running operation. The bits above the flags count them.
 pub(super) const UNIT: u64 = 4;
 
-/// Failures whose tickets can still be asked for.
+/// Number of failures whose results are kept for their tickets.
 const MAX_FAILURES: usize = 1024;
 
-/// Work in a queue.
+/// An operation in a queue.
 #[expect(
     clippy::large_enum_variant,
     reason = "a boxed launch would allocate at each call"
 )]
 pub(super) enum Op {
     Node(Node),
-    /// A record, with its number.
+    /// Records an event, under the given record number.
     Record(Event, u64),
-    /// A wait, with the number of the record that it is for.
+    /// Waits for the record with the given number.
     Wait(Event, u64),
     Once(Box<dyn FnOnce() -> Result<()> + Send>),
     Nothing,
@@ -53,12 +53,12 @@ impl Op {
     }
 }
 
-/// Who gets to know of a failure.
+/// The calls that report a failure.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Report {
-    /// The ticket, and the next synchronisation.
+    /// The ticket and the next synchronisation.
     Sticky,
-    /// The ticket: its owner waits for it.
+    /// The ticket only, because the caller waits for it.
     TicketOnly,
 }
 
@@ -69,14 +69,15 @@ pub(super) struct Entry {
 }
 
 pub(super) struct Shared {
-    /// [`DIRECT`], [`CAPTURE`], and the count of queued and running work.
+    /// [`DIRECT`], [`CAPTURE`], and the number of queued and running operations in units of
+    /// [`UNIT`].
     pub(super) flags: AtomicU64,
-    /// Number of the last queued work that is complete.
+    /// Number of the last completed queued operation.
     pub(super) completed: AtomicU64,
     state: Mutex<State>,
-    /// The worker waits here.
+    /// Signals the worker that work is queued.
     pub(super) work: Condvar,
-    /// Threads that wait for work to complete.
+    /// Signals waiting threads that work is complete.
     done: Condvar,
 }
 
@@ -104,20 +105,21 @@ impl Default for Shared {
 
 pub(super) struct State {
     pub(super) queue: VecDeque<Entry>,
-    /// Number of the next queued work; 0 is none's.
+    /// Number of the next queued operation. Never 0.
     pub(super) next: u64,
     pub(super) closing: bool,
     pub(super) worker_waits: bool,
     pub(super) origin: Origin,
-    /// First failure since the last synchronisation.
+    /// The first failure since the last synchronisation.
     pub(super) sticky: Option<Error>,
     capture: Option<Arc<Capture>>,
-    /// What the stream records into, where its part of the capture is a branch.
+    /// The branch that the stream records into, if [`Stream::branch`](super::Stream::branch) was
+    /// called in this capture.
     pub(super) branch: Option<Branch>,
     waiting: u32,
     /// Failures by number, oldest first.
     failures: VecDeque<(u64, Error)>,
-    /// Failures up to this number are not all kept.
+    /// Failures with numbers up to this one may have been dropped.
     evicted: u64,
 }
 
@@ -140,7 +142,7 @@ impl Default for State {
 }
 
 impl State {
-    /// The result of work that is complete.
+    /// Returns the result of a completed operation.
     pub(super) fn result(&self, seq: u64) -> Result<()> {
         match self
             .failures
@@ -169,11 +171,11 @@ impl State {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // No user code runs under the lock, so a panic cannot leave the state half changed.
+        // No user code runs under the lock, so a panic cannot leave the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The capture that goes on. One that another stream has ended is forgotten here.
+    /// Returns the active capture. Clears one that another stream has ended.
     pub(super) fn active_capture(&self, state: &mut State) -> Option<Arc<Capture>> {
         let capture = state.capture.as_ref()?;
         if capture.is_active() {
@@ -196,7 +198,7 @@ impl Shared {
         self.flags.fetch_and(!CAPTURE, Ordering::AcqRel);
     }
 
-    /// Whether the worker has taken up a piece of work.
+    /// Returns whether the worker has taken the operation from the queue.
     pub(super) fn is_started(&self, seq: u64) -> bool {
         self.lock()
             .queue
@@ -204,11 +206,12 @@ impl Shared {
             .is_none_or(|entry| entry.seq > seq)
     }
 
-    /// The next work for the worker; `None` when the stream is gone and the queue empty.
+    /// Blocks until there is work for the worker. Returns `None` once the stream is closed and the
+    /// queue is empty.
     pub(super) fn next_entry(&self) -> Option<Entry> {
         let mut state = self.lock();
         loop {
-            // With work in the queue no other thread can begin to run work itself.
+            // While the queue is not empty, the flag word is not 0, so no thread can set `DIRECT`.
             if self.flags.load(Ordering::Acquire) & DIRECT == 0
                 && let Some(entry) = state.queue.pop_front()
             {
@@ -226,13 +229,14 @@ impl Shared {
         }
     }
 
-    /// The worker has run a piece of work.
+    /// Marks an operation as complete.
     pub(super) fn complete(&self, seq: u64, report: Report, result: Result<()>) {
         let mut state = self.lock();
         if let Err(error) = result {
             state.note(seq, report, error);
         }
-        // First idle, then complete: who has seen the completion finds the stream idle.
+        // The unit is subtracted first, so that a thread that has seen the completion finds the
+        // stream idle.
         self.flags.fetch_sub(UNIT, Ordering::AcqRel);
         self.completed.store(seq, Ordering::Release);
         if state.waiting > 0 {
@@ -240,7 +244,7 @@ impl Shared {
         }
     }
 
-    /// Waits until queued work is complete; `false` when the time is over first.
+    /// Blocks until a queued operation is complete. Returns `false` if the timeout expires first.
     pub(super) fn wait_complete(&self, seq: u64, timeout: Option<Duration>) -> bool {
         let start = Instant::now();
         let mut state = self.lock();
