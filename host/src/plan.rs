@@ -91,7 +91,7 @@ const PACKET_BYTES: u64 = 1 << 10;
 
 /// The same where ranks share cores, measured with four on two: there a second signal is a second switch
 /// between ranks, microseconds.
-const CROWDED_PACKET_BYTES: u64 = 4 << 10;
+const OVERSUBSCRIBED_PACKET_BYTES: u64 = 4 << 10;
 
 /// One-shot all_reduce by signal up to this many bytes, for types and reductions without packets; two-shot beyond,
 /// which needs no staging to work in place.
@@ -119,7 +119,7 @@ pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
     /// There are more ranks than cores.
-    pub(crate) crowded: bool,
+    pub(crate) oversubscribed: bool,
     /// Multicast reaches every window.
     pub(crate) multicast: bool,
     /// Kernels run on GPUs.
@@ -131,7 +131,7 @@ impl Machine {
     const fn packet_bytes(self) -> u64 {
         match self {
             Self { gpu: true, .. } => GPU_PACKET_BYTES,
-            Self { crowded: true, .. } => CROWDED_PACKET_BYTES,
+            Self { oversubscribed: true, .. } => OVERSUBSCRIBED_PACKET_BYTES,
             Self { .. } => PACKET_BYTES,
         }
     }
@@ -322,7 +322,7 @@ mod tests {
             ..Options::default()
         };
         let machine = Machine {
-            crowded: false,
+            oversubscribed: false,
             multicast,
             gpu: false,
         };

@@ -105,7 +105,7 @@ struct Inner {
     device: Device,
     options: Options,
     /// Whether there are more ranks than cores, as rank 0 sees it.
-    crowded: bool,
+    oversubscribed: bool,
     isa: Isa,
     constants: Box<CommConst>,
     windows: Windows,

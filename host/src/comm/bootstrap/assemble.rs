@@ -32,7 +32,7 @@ pub(super) struct Parts {
     pub(super) layout: WorkspaceLayout,
     /// Where ranks gather that share a grid.
     pub(super) grid: Option<Arc<MultiRankGrid>>,
-    pub(super) crowded: bool,
+    pub(super) oversubscribed: bool,
     pub(super) workspaces: Vec<Memory>,
     /// Id and start time of each rank's process; `None` on another host.
     pub(super) processes: Vec<Option<(u32, u64)>>,
@@ -61,7 +61,7 @@ impl Communicator {
             rank_and_size: (team_rank, team_size),
             layout,
             grid,
-            crowded,
+            oversubscribed,
             workspaces,
             processes,
             multicast,
@@ -129,7 +129,7 @@ impl Communicator {
             rank,
             size,
             device,
-            crowded,
+            oversubscribed,
             isa: isa(),
             constants,
             windows,

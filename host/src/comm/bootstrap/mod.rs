@@ -131,13 +131,13 @@ impl Communicator {
         } else {
             rendezvous.open(config.device, workspace, infos)?
         };
-        let crowded = rendezvous.broadcast_bool("crowded", !config.device.is_gpu() && size > cores())?;
+        let oversubscribed = rendezvous.broadcast_bool("oversubscribed", !config.device.is_gpu() && size > cores())?;
         let grid = config.grid()?;
         let parts = Parts {
             rank_and_size: (rank, size),
             layout,
             grid,
-            crowded,
+            oversubscribed,
             workspaces,
             processes,
             multicast,
@@ -149,7 +149,7 @@ impl Communicator {
             &mapped,
             &agreed,
             &locality.host,
-            &["crowded", multi_rank_grid::KEY],
+            &["oversubscribed", multi_rank_grid::KEY],
         )?;
         Ok(comm)
     }
@@ -165,7 +165,7 @@ impl Communicator {
             rank_and_size: (0, 1),
             layout,
             grid: None,
-            crowded: false,
+            oversubscribed: false,
             workspaces: vec![workspace],
             processes: Vec::new(),
             multicast: false,

@@ -300,7 +300,7 @@ impl Communicator {
     /// What all ranks know of the machine.
     pub(super) fn machine(&self) -> Machine {
         Machine {
-            crowded: self.inner.crowded,
+            oversubscribed: self.inner.oversubscribed,
             multicast: self.inner.windows.have_multicast(),
             gpu: self.inner.device.is_gpu(),
         }

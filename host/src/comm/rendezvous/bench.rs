@@ -40,7 +40,7 @@ pub fn bench_rendezvous(
         start_time: 1,
     });
     let (_, infos) = rendezvous.gather("workspace-bench", &own, &Locality::on_host(host))?;
-    rendezvous.broadcast_bool("crowded", true)?;
-    rendezvous.end("mapped", "workspace-bench", host, &["crowded"])?;
+    rendezvous.broadcast_bool("oversubscribed", true)?;
+    rendezvous.end("mapped", "workspace-bench", host, &["oversubscribed"])?;
     Ok(infos.len())
 }
