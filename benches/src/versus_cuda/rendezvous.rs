@@ -18,7 +18,7 @@ struct State {
 }
 
 /// How long a rank may be behind: to compute and compare hundreds of MiB, or to find out that a kernel is stuck.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A barrier of threads that can fail.
 #[derive(Debug)]
@@ -70,13 +70,13 @@ impl Rendezvous {
         } else {
             let round = state.round;
             while state.round == round && !state.failed {
-                let waited = self.changed.wait_timeout(state, PATIENCE);
+                let waited = self.changed.wait_timeout(state, TIMEOUT);
                 let (now, time) = waited.unwrap_or_else(PoisonError::into_inner);
                 state = now;
                 if time.timed_out() && state.round == round {
                     state.failed = true;
                     self.changed.notify_all();
-                    bail!("a rank has not come within {} s", PATIENCE.as_secs());
+                    bail!("a rank has not come within {} s", TIMEOUT.as_secs());
                 }
             }
         }
