@@ -27,7 +27,7 @@ pub(crate) struct Job<'a> {
 }
 
 /// How long processes that were asked to end may take.
-const PATIENCE: Duration = Duration::from_secs(1);
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest grace after a rank that ended by itself.
 const AFTER_EXIT: Duration = Duration::from_secs(5);
 
@@ -83,7 +83,7 @@ pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
     }
     let status = supervise(job, &mut ranks);
     // Ranks that are still there, and whatever ranks have left behind.
-    processes::end_descendants(PATIENCE);
+    processes::end_descendants(KILL_TIMEOUT);
     for reader in readers {
         // A reader ends with its pipe; one that panicked has nothing to report.
         let _ = reader.join();

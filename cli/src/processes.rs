@@ -11,9 +11,9 @@ pub(crate) fn adopt_orphans() {
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
 }
 
-/// Ends every process below this one: first asks, after `patience` kills (a stopped process does not hear
+/// Ends every process below this one: first asks, after `timeout` kills (a stopped process does not hear
 /// the question). Their exit statuses are lost.
-pub(crate) fn end_descendants(patience: Duration) {
+pub(crate) fn end_descendants(timeout: Duration) {
     let started = Instant::now();
     let mut asked = Vec::new();
     loop {
@@ -21,8 +21,8 @@ pub(crate) fn end_descendants(patience: Duration) {
         if alive.is_empty() {
             return;
         }
-        let late = started.elapsed() > patience;
-        if started.elapsed() > patience + Duration::from_secs(5) {
+        let late = started.elapsed() > timeout;
+        if started.elapsed() > timeout + Duration::from_secs(5) {
             eprintln!("fusewire: processes {alive:?} cannot be ended");
             return;
         }
