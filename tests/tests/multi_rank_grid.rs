@@ -16,7 +16,7 @@ use fusewire_tests::process::{Host, Ranks, report, role, start};
 use fusewire_tests::rank::Mode;
 use fusewire_tests::runner::{Runner, Setup, Threads};
 
-const PATIENCE: Duration = Duration::from_secs(240);
+const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 /// A time-out that is to pass.
 const SHORT: Duration = Duration::from_millis(700);
 /// Far beyond it, and far below the others.
@@ -70,9 +70,9 @@ fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl Fn
     }
     let started = Instant::now();
     let mut child = start(test, "fake", &all);
-    let said = child.next_report(PATIENCE);
+    let said = child.next_report(TEST_TIMEOUT);
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
-    child.succeed(PATIENCE).expect("success behind its report");
+    child.succeed(TEST_TIMEOUT).expect("success behind its report");
     println!("{test}: {:.1} s", started.elapsed().as_secs_f64());
 }
 
@@ -258,7 +258,7 @@ fn what_not_all_ranks_launch_goes_out_by_itself() {
     let test = "what_not_all_ranks_launch_goes_out_by_itself";
     on_fake(test, Image::There, &[], || {
         let fake = Fake::open().expect("the fake");
-        for result in run(3, &multi_rank_grid(PATIENCE), |comm| {
+        for result in run(3, &multi_rank_grid(TEST_TIMEOUT), |comm| {
             let x = comm.alloc(DType::F32, 500)?;
             let y = comm.alloc(DType::F32, 500)?;
             let window = comm.alloc_window(DType::F32, 500, WindowOptions::default())?;
@@ -299,7 +299,7 @@ fn what_not_all_ranks_launch_goes_out_by_itself() {
 fn communicators_have_grids_of_their_own() {
     let test = "communicators_have_grids_of_their_own";
     on_fake(test, Image::There, &[], || {
-        for result in run(4, &multi_rank_grid(PATIENCE), |comm| {
+        for result in run(4, &multi_rank_grid(TEST_TIMEOUT), |comm| {
             let dup = comm.dup()?;
             let pair = [comm.rank() / 2 * 2, comm.rank() / 2 * 2 + 1];
             let pair = comm.split(&pair, "pair")?.expect("in a pair");
@@ -347,7 +347,7 @@ fn a_rank_that_never_comes_is_named() {
             assert_eq!(again, error);
             assert!(took < SOON, "{took:?}");
         }
-        works(3, &multi_rank_grid(PATIENCE));
+        works(3, &multi_rank_grid(TEST_TIMEOUT));
     });
 }
 
@@ -355,7 +355,7 @@ fn a_rank_that_never_comes_is_named() {
 fn a_call_has_a_time_out_of_its_own() {
     let test = "a_call_has_a_time_out_of_its_own";
     on_fake(test, Image::There, &[], || {
-        for result in run(2, &multi_rank_grid(PATIENCE), |comm| {
+        for result in run(2, &multi_rank_grid(TEST_TIMEOUT), |comm| {
             comm.barrier()?;
             if comm.rank() == 1 {
                 while comm.failure().is_none() {
@@ -378,7 +378,7 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
     on_fake(test, Image::There, &[], || {
         // An abort.
         let met = Barrier::new(2);
-        for result in run(2, &multi_rank_grid(PATIENCE), |comm| {
+        for result in run(2, &multi_rank_grid(TEST_TIMEOUT), |comm| {
             comm.barrier()?;
             met.wait();
             let began = Instant::now();
@@ -395,7 +395,7 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
             assert!(took < SOON, "{took:?}");
         }
         // A kernel of another rank that fails by itself, while this one waits for it in the grid.
-        for result in run(3, &multi_rank_grid(PATIENCE), |comm| {
+        for result in run(3, &multi_rank_grid(TEST_TIMEOUT), |comm| {
             let x = comm.alloc(DType::F32, 1 << 16)?;
             comm.barrier()?;
             let began = Instant::now();
@@ -414,7 +414,7 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
             assert_eq!(failure.rank, 1, "{error}");
             assert!(took < SOON, "{took:?}");
         }
-        works(2, &multi_rank_grid(PATIENCE));
+        works(2, &multi_rank_grid(TEST_TIMEOUT));
     });
 }
 
@@ -422,7 +422,7 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
 fn different_calls_are_reported_at_once() {
     let test = "different_calls_are_reported_at_once";
     on_fake(test, Image::There, &[], || {
-        for result in run(3, &multi_rank_grid(PATIENCE), |comm| {
+        for result in run(3, &multi_rank_grid(TEST_TIMEOUT), |comm| {
             let x = comm.alloc(DType::F32, 10)?;
             let began = Instant::now();
             let failed = if comm.rank() == 2 {
@@ -440,14 +440,14 @@ fn different_calls_are_reported_at_once() {
             assert!(error.contains("all_reduce") && error.contains("barrier"));
             assert!(took < SOON, "{took:?}");
         }
-        works(3, &multi_rank_grid(PATIENCE));
+        works(3, &multi_rank_grid(TEST_TIMEOUT));
     });
 }
 
 #[test]
 fn captures_are_refused() {
     on_fake("captures_are_refused", Image::There, &[], || {
-        for result in run(2, &multi_rank_grid(PATIENCE), |comm| {
+        for result in run(2, &multi_rank_grid(TEST_TIMEOUT), |comm| {
             let x = comm.alloc(DType::F32, 10)?;
             x.copy_from(&[1f32; 10])?;
             comm.stream().begin_capture()?;
@@ -477,7 +477,7 @@ fn blocks_that_multi_rank_grid_does_not_hold_are_refused() {
     // Four blocks of 512 threads each.
     let environment = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "2")];
     on_fake(test, Image::There, &environment, || {
-        for error in refusals(5, &multi_rank_grid(PATIENCE)) {
+        for error in refusals(5, &multi_rank_grid(TEST_TIMEOUT)) {
             assert!(
                 error.contains("a multi-rank grid of 5 ranks with 2 blocks of 512 threads"),
                 "{error}"
@@ -485,7 +485,7 @@ fn blocks_that_multi_rank_grid_does_not_hold_are_refused() {
             assert!(error.contains("holds 8 such blocks"), "{error}");
             assert!(error.contains("__grid at once"), "{error}");
         }
-        works(4, &multi_rank_grid(PATIENCE));
+        works(4, &multi_rank_grid(TEST_TIMEOUT));
     });
 }
 
@@ -493,7 +493,7 @@ fn blocks_that_multi_rank_grid_does_not_hold_are_refused() {
 fn ranks_in_processes_are_refused() {
     let test = "ranks_in_processes_are_refused";
     if role().as_deref() == Some("rank") {
-        let made = new_comm("fusewire", device(), "apart", multi_rank_grid(PATIENCE));
+        let made = new_comm("fusewire", device(), "apart", multi_rank_grid(TEST_TIMEOUT));
         let error = made.map(drop).expect_err("another process");
         report(error.to_string().replace('\n', " "));
         return;
@@ -501,18 +501,18 @@ fn ranks_in_processes_are_refused() {
     on_fake(test, Image::There, &[], || {
         let mut ranks = Ranks::start(test, "rank", 2, Host::Parent, &[]);
         for process in &mut ranks.processes {
-            let error = process.next_report(PATIENCE).expect("an error");
+            let error = process.next_report(TEST_TIMEOUT).expect("an error");
             assert!(error.contains("threads of one process"), "{error}");
             assert!(error.contains("rank 0 is in process"), "{error}");
         }
-        ranks.succeed(PATIENCE).expect("clean ends");
+        ranks.succeed(TEST_TIMEOUT).expect("clean ends");
     });
 }
 
 #[test]
 fn what_has_no_grid_is_refused() {
     on_fake("what_has_no_grid_is_refused", Image::There, &[], || {
-        let options = multi_rank_grid(PATIENCE);
+        let options = multi_rank_grid(TEST_TIMEOUT);
         let on_cpu = run_threads_on(Device::Cpu, "fusewire", 2, &options, |_| Ok(()));
         for result in on_cpu {
             let error = result.expect_err("the CPU").to_string();
@@ -545,7 +545,7 @@ fn what_has_no_grid_is_refused() {
 fn an_image_of_other_forms_is_refused() {
     let test = "an_image_of_other_forms_is_refused";
     on_fake(test, Image::Ordinary, &[], || {
-        for error in refusals(2, &multi_rank_grid(PATIENCE)) {
+        for error in refusals(2, &multi_rank_grid(TEST_TIMEOUT)) {
             assert!(error.contains("it lacks all_reduce"), "{error}");
             assert!(
                 error.contains("build --multi-rank-grid --target sm_90"),
@@ -553,7 +553,7 @@ fn an_image_of_other_forms_is_refused() {
             );
         }
         // Others need no such image.
-        works(2, &options(GridMode::Separate, PATIENCE));
+        works(2, &options(GridMode::Separate, TEST_TIMEOUT));
     });
 }
 
@@ -561,7 +561,7 @@ fn an_image_of_other_forms_is_refused() {
 fn an_image_of_other_sources_is_refused() {
     let test = "an_image_of_other_sources_is_refused";
     on_fake(test, Image::Stale, &[], || {
-        for error in refusals(2, &multi_rank_grid(PATIENCE)) {
+        for error in refusals(2, &multi_rank_grid(TEST_TIMEOUT)) {
             assert!(error.contains("made from other sources"), "{error}");
             assert!(
                 error.contains("build --multi-rank-grid --target sm_90"),
@@ -574,7 +574,7 @@ fn an_image_of_other_sources_is_refused() {
 #[test]
 fn an_image_that_is_absent_is_said_to_be() {
     if role().as_deref() == Some("absent") {
-        for error in refusals(2, &multi_rank_grid(PATIENCE)) {
+        for error in refusals(2, &multi_rank_grid(TEST_TIMEOUT)) {
             assert!(
                 error.contains("fusewire-kernels-multi-rank-grid: there is none for sm_90"),
                 "{error}"
@@ -586,7 +586,7 @@ fn an_image_that_is_absent_is_said_to_be() {
                 "{error}"
             );
         }
-        works(2, &options(GridMode::Separate, PATIENCE));
+        works(2, &options(GridMode::Separate, TEST_TIMEOUT));
         println!("absent: reported");
         return;
     }

@@ -17,7 +17,7 @@ use fusewire_tests::skip::skip;
 use fusewire_tests::{device, oracle};
 
 /// Bound of what is awaited: far beyond, as processes that share a GPU take turns.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bound of a wait that is to expire. Ranks that are processes get more.
 const SHORT: Duration = Duration::from_secs(2);
 const SHORT_OF_PROCESSES: Duration = Duration::from_secs(10);
@@ -117,7 +117,7 @@ fn two_ranks_as_processes() {
 
 /// A sum of `size` ranks of the device, right on each of them.
 fn works(size: u32) {
-    for result in run_threads(size, &options(PATIENCE), |comm| {
+    for result in run_threads(size, &options(TEST_TIMEOUT), |comm| {
         let x = comm.alloc(DType::F32, 3000)?;
         x.copy_from(&vec![comm.rank() as f32 + 1.0; 3000])?;
         comm.all_reduce(&x, ReduceOp::Sum)?;
@@ -205,15 +205,15 @@ fn a_process_that_ends_is_named() {
     }
     let mut ranks = Ranks::start(test, "rank", 2, Host::Parent, &[]);
     for process in &mut ranks.processes {
-        assert_eq!(process.next_report(PATIENCE).as_deref(), Ok("running"));
+        assert_eq!(process.next_report(TEST_TIMEOUT).as_deref(), Ok("running"));
     }
-    let said = ranks.processes[0].next_report(PATIENCE).expect("a failure");
+    let said = ranks.processes[0].next_report(TEST_TIMEOUT).expect("a failure");
     assert!(
         said.contains("the process of rank 1 has ended"),
         "rank 0 says: {said}"
     );
     println!("{said}");
-    ranks.processes[0].succeed(PATIENCE).expect("a clean end");
+    ranks.processes[0].succeed(TEST_TIMEOUT).expect("a clean end");
     drop(ranks);
     works(2);
 }
@@ -378,7 +378,7 @@ fn seeded_write_beyond_memory() {
     let Device::Cuda(ordinal) = device() else {
         return skip("cuda", "the seeded bug is an access beyond CUDA memory");
     };
-    for result in run_threads(1, &options(PATIENCE), |comm| {
+    for result in run_threads(1, &options(TEST_TIMEOUT), |comm| {
         let source = tensor(DType::F32, COUNT + 1)?;
         source.copy_from(&vec![1.5f32; COUNT + 1])?;
         let address = driver_memory(ordinal, COUNT * 2).expect("memory of the driver");

@@ -19,7 +19,7 @@ use fusewire_tests::syscall::{WAITING, allow_only};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a rank calls again and again: packets, one shot, two shots; in windows, in slices; movements; replays.
 struct Steady {
@@ -81,7 +81,7 @@ impl Steady {
 
 fn options() -> Options {
     let mut options = Options::default();
-    options.timeout = PATIENCE;
+    options.timeout = TEST_TIMEOUT;
     options
 }
 
@@ -166,7 +166,7 @@ fn filtered(ranks: u32, allowed: &'static [i64], forbidden: bool) -> ! {
             }
             // The process ends under this thread: it may not even return.
             let started = Instant::now();
-            while started.elapsed() < PATIENCE {
+            while started.elapsed() < TEST_TIMEOUT {
                 spin_loop();
             }
             Ok(())
@@ -186,14 +186,14 @@ fn steady_calls_make_no_system_call() {
     }
     for role in ["alone", "two", "control"] {
         let mut child = start("steady_calls_make_no_system_call", role, &[]);
-        let said = child.next_report(PATIENCE);
+        let said = child.next_report(TEST_TIMEOUT);
         if let Ok(said) = &said
             && said.starts_with("refused")
         {
             skip("seccomp", said);
             return;
         }
-        let status = child.wait(PATIENCE).expect("its end");
+        let status = child.wait(TEST_TIMEOUT).expect("its end");
         if role == "control" {
             // A call that does make one is caught.
             assert_eq!(status.signal(), Some(libc::SIGSYS), "{said:?}");

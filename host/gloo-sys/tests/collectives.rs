@@ -4,14 +4,14 @@ mod common;
 #[path = "common/suite.rs"]
 mod suite;
 
-use common::{PATIENCE, POISON, pattern, with_threads};
+use common::{TEST_TIMEOUT, POISON, pattern, with_threads};
 use fusewire_gloo_sys::{Call, Context, DataType, ReduceOp, Transfer};
 use half::{bf16, f16};
 
 #[test]
 fn movers_of_equal_parts() {
     for size in 1..=4 {
-        with_threads(size, PATIENCE, |context| {
+        with_threads(size, TEST_TIMEOUT, |context| {
             for bytes in [0, 1, 13, 4096, 300_001] {
                 suite::movers(&context, bytes);
             }
@@ -22,7 +22,7 @@ fn movers_of_equal_parts() {
 #[test]
 fn movers_of_unequal_parts() {
     for size in 1..=4 {
-        with_threads(size, PATIENCE, |context| {
+        with_threads(size, TEST_TIMEOUT, |context| {
             suite::unequal(&context, |from, to| (from * 5 + to * 3) % 7 * 11);
             // Some ranks have nothing at all, then only one has, then none.
             suite::unequal(
@@ -128,7 +128,7 @@ fn reductions(context: &Context, dtype: DataType, op: ReduceOp, count: usize) {
 #[test]
 fn reductions_of_every_type() {
     for size in 1..=4 {
-        with_threads(size, PATIENCE, |context| {
+        with_threads(size, TEST_TIMEOUT, |context| {
             for dtype in DataType::ALL {
                 for op in ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)) {
                     for count in [0, 1, 3, 130] {
@@ -149,7 +149,7 @@ fn large_reduction_has_the_same_bits_everywhere() {
             let x = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 + rank as u64);
             (x >> 40) as f32 / 1e3 * if x & 1 == 0 { 1.0 } else { -1.0 }
         };
-        let results = with_threads(size, PATIENCE, |context| {
+        let results = with_threads(size, TEST_TIMEOUT, |context| {
             let mut data: Vec<f32> = (0..COUNT)
                 .map(|index| value(context.rank(), index))
                 .collect();
@@ -179,14 +179,14 @@ fn large_reduction_has_the_same_bits_everywhere() {
 #[test]
 fn ring_of_8_mib() {
     for size in 1..=4 {
-        with_threads(size, PATIENCE, |context| suite::ring(&context, 8 << 20));
+        with_threads(size, TEST_TIMEOUT, |context| suite::ring(&context, 8 << 20));
     }
 }
 
 #[test]
 fn many_messages_at_once() {
     const EACH: usize = 12;
-    with_threads(4, PATIENCE, |context| {
+    with_threads(4, TEST_TIMEOUT, |context| {
         let (rank, size) = (context.rank(), context.size());
         let bytes = |index: usize| index * 9_000;
         let sent: Vec<Vec<u8>> = (0..size * EACH)
@@ -231,7 +231,7 @@ fn many_messages_at_once() {
 
 #[test]
 fn send_and_receive_with_tags_out_of_order() {
-    with_threads(2, PATIENCE, |context| {
+    with_threads(2, TEST_TIMEOUT, |context| {
         let peer = 1 - context.rank();
         let (first, second) = (pattern(1, 1, 500), pattern(2, 2, 500));
         if context.rank() == 0 {
@@ -257,7 +257,7 @@ fn send_and_receive_with_tags_out_of_order() {
 
 #[test]
 fn operations_with_tags_of_their_own_run_together() {
-    with_threads(3, PATIENCE, |context| {
+    with_threads(3, TEST_TIMEOUT, |context| {
         std::thread::scope(|scope| {
             for tag in 0..4_u32 {
                 let context = &context;
@@ -287,7 +287,7 @@ fn barrier_waits_for_the_last() {
     use core::sync::atomic::{AtomicUsize, Ordering};
 
     let arrived = AtomicUsize::new(0);
-    with_threads(3, PATIENCE, |context| {
+    with_threads(3, TEST_TIMEOUT, |context| {
         if context.rank() == 2 {
             std::thread::sleep(core::time::Duration::from_millis(300));
         }

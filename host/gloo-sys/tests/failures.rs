@@ -7,7 +7,7 @@ use core::time::Duration;
 use std::sync::mpsc;
 use std::time::Instant;
 
-use common::{PATIENCE, POISON, connect, with_threads};
+use common::{TEST_TIMEOUT, POISON, connect, with_threads};
 use fusewire_gloo_sys::{
     Call, Context, DataType, Error, ReduceOp, Rendezvous, TcpOptions, Transfer,
 };
@@ -82,7 +82,7 @@ impl Rendezvous for Broken {
 fn errors_of_the_rendezvous_come_back() {
     let device = TcpOptions::loopback();
     for name in ["set", "get"] {
-        let error = Context::new(0, 2, PATIENCE, &device, Box::new(Broken(name)));
+        let error = Context::new(0, 2, TEST_TIMEOUT, &device, Box::new(Broken(name)));
         let Err(Error::Rendezvous {
             operation: "connect",
             text,
@@ -92,7 +92,7 @@ fn errors_of_the_rendezvous_come_back() {
         };
         assert!(text.contains("the disk is on fire"), "{text}");
     }
-    let error = Context::new(0, 2, PATIENCE, &device, Box::new(Broken("panic")));
+    let error = Context::new(0, 2, TEST_TIMEOUT, &device, Box::new(Broken("panic")));
     let Err(Error::Rendezvous { text, .. }) = error else {
         panic!("{error:?}");
     };
@@ -107,7 +107,7 @@ fn devices_that_do_not_exist_are_errors() {
         TcpOptions::Hostname(String::new()),
         TcpOptions::Address([192, 0, 2, 1].into()),
     ] {
-        let error = Context::new(0, 1, PATIENCE, &device, Box::new(Broken("nothing")));
+        let error = Context::new(0, 1, TEST_TIMEOUT, &device, Box::new(Broken("nothing")));
         assert!(
             matches!(error, Err(Error::Invalid { .. })),
             "{device:?} gave {error:?}"
@@ -117,7 +117,7 @@ fn devices_that_do_not_exist_are_errors() {
 
 #[test]
 fn a_late_rank_times_out_and_closes_the_context() {
-    with_threads(2, PATIENCE, |context| {
+    with_threads(2, TEST_TIMEOUT, |context| {
         if context.rank() == 1 {
             // Never calls the barrier; learns of the failure in the operation after.
             std::thread::sleep(SHORT * 3);
@@ -167,7 +167,7 @@ fn a_late_rank_times_out_and_closes_the_context() {
 fn the_deadline_covers_the_whole_operation() {
     // Rank 1 sends message after message, each well within the time-out of the receiver.
     const MESSAGES: u32 = 8;
-    with_threads(2, PATIENCE, |context| {
+    with_threads(2, TEST_TIMEOUT, |context| {
         let mut bytes = [POISON; MESSAGES as usize];
         if context.rank() == 1 {
             for tag in 0..MESSAGES {
@@ -204,7 +204,7 @@ fn the_deadline_covers_the_whole_operation() {
 
 #[test]
 fn sizes_that_differ_time_out() {
-    with_threads(2, PATIENCE, |context| {
+    with_threads(2, TEST_TIMEOUT, |context| {
         let mut data = [POISON; 64];
         let bytes = if context.rank() == 0 { 64 } else { 32 };
         // SAFETY: at most 64 bytes.
@@ -220,7 +220,7 @@ fn sizes_that_differ_time_out() {
 
 #[test]
 fn a_closed_rank_fails_the_others_soon() {
-    with_threads(3, PATIENCE, |context| {
+    with_threads(3, TEST_TIMEOUT, |context| {
         context.barrier(Call::new()).expect("barrier");
         if context.rank() == 2 {
             context.close();
@@ -237,13 +237,13 @@ fn a_closed_rank_fails_the_others_soon() {
 fn abort_from_another_thread_ends_a_blocked_operation() {
     let (sender, receiver) = mpsc::channel();
     let receiver = std::sync::Mutex::new(receiver);
-    with_threads(2, PATIENCE, |context| {
+    with_threads(2, TEST_TIMEOUT, |context| {
         if context.rank() == 1 {
             // Stays connected, and does not call, until rank 0 is through.
             receiver
                 .lock()
                 .expect("a lock")
-                .recv_timeout(PATIENCE)
+                .recv_timeout(TEST_TIMEOUT)
                 .expect("word from rank 0");
             let error = context.barrier(Call::new()).expect_err("rank 0 has closed");
             assert!(matches!(error, Error::Io { .. }), "{error:?}");
@@ -292,7 +292,7 @@ fn wrong_arguments_are_refused_and_close_nothing() {
     let no_rank = Context::new(
         2,
         2,
-        PATIENCE,
+        TEST_TIMEOUT,
         &TcpOptions::loopback(),
         Box::new(Broken("")),
     );
@@ -305,7 +305,7 @@ fn wrong_arguments_are_refused_and_close_nothing() {
         Box::new(Broken("")),
     );
     assert!(matches!(no_time, Err(Error::Invalid { .. })), "{no_time:?}");
-    with_threads(2, PATIENCE, |context| {
+    with_threads(2, TEST_TIMEOUT, |context| {
         let call = Call::new();
         let mut data = [0_u8; 16];
         let pointer = data.as_mut_ptr();
@@ -344,7 +344,7 @@ fn wrong_arguments_are_refused_and_close_nothing() {
 fn a_host_name_of_this_machine_is_enough() {
     let device = TcpOptions::Hostname("localhost".to_owned());
     let context =
-        Context::new(0, 1, PATIENCE, &device, Box::new(Broken("nothing"))).expect("localhost");
+        Context::new(0, 1, TEST_TIMEOUT, &device, Box::new(Broken("nothing"))).expect("localhost");
     context.barrier(Call::new()).expect("a barrier of one");
 }
 
@@ -353,7 +353,7 @@ fn a_peer_that_fails_half_way_through_a_message_fails_the_other_soon() {
     // Rank 0 gives up and drops its buffers while rank 1 sends, so that rank 1 has data in flight,
     // which plain Gloo forgets about. Late data finds no buffer.
     for delay in [0, 15, 19, 20, 21, 25] {
-        with_threads(2, PATIENCE, |context| {
+        with_threads(2, TEST_TIMEOUT, |context| {
             let mut data = vec![POISON; 16 << 20];
             if context.rank() == 0 {
                 let call = Call::new().timeout(Duration::from_millis(20));

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use common::{PATIENCE, connect};
+use common::{TEST_TIMEOUT, connect};
 use fusewire_gloo_sys::{Call, Context, DataType, Error, ReduceOp};
 
 const RANK: &str = "FUSEWIRE_GLOO_TEST_RANK";
@@ -60,7 +60,7 @@ fn rank_process() {
     let number = |name| variable(name).parse::<usize>().expect("a number");
     let (rank, size) = (number(RANK), number(SIZE));
     let folder = variable(FOLDER);
-    let context = connect(rank, size, PATIENCE, Path::new(&folder)).expect("a context");
+    let context = connect(rank, size, TEST_TIMEOUT, Path::new(&folder)).expect("a context");
     match variable(PART).as_str() {
         "suite" => {
             for bytes in [0, 1, 5000] {
@@ -87,7 +87,7 @@ fn rank_process() {
             context.barrier(Call::new()).expect("barrier");
             std::fs::write(Path::new(&folder).join(format!("ready{rank}")), "").expect("a file");
             if rank == size - 1 {
-                std::thread::sleep(PATIENCE * 2);
+                std::thread::sleep(TEST_TIMEOUT * 2);
                 return;
             }
             let error = context
@@ -127,7 +127,7 @@ fn half_way(context: &Context, folder: &Path, victim: usize) {
 fn until(condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "nothing happened");
+        assert!(start.elapsed() < TEST_TIMEOUT, "nothing happened");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -147,7 +147,7 @@ fn every_operation_between_processes() {
             .collect();
         let results: Vec<_> = ranks
             .into_iter()
-            .map(|rank| finish(rank, PATIENCE * 2))
+            .map(|rank| finish(rank, TEST_TIMEOUT * 2))
             .collect();
         assert!(
             results.iter().all(|success| *success),
@@ -173,13 +173,13 @@ fn a_killed_process_fails_the_others_soon() {
         let start = Instant::now();
         let results: Vec<_> = ranks
             .into_iter()
-            .map(|rank| finish(rank, PATIENCE))
+            .map(|rank| finish(rank, TEST_TIMEOUT))
             .collect();
         assert!(
             results.iter().all(|success| *success),
             "{results:?} of {size} ranks"
         );
-        assert!(start.elapsed() < PATIENCE / 2, "took {:?}", start.elapsed());
+        assert!(start.elapsed() < TEST_TIMEOUT / 2, "took {:?}", start.elapsed());
     }
 }
 
@@ -206,9 +206,9 @@ fn a_process_killed_half_way_through_a_message_fails_the_other_soon() {
             signal(&survivor, libc::SIGCONT);
         }
         let start = Instant::now();
-        assert!(finish(survivor, PATIENCE * 2), "{part}");
+        assert!(finish(survivor, TEST_TIMEOUT * 2), "{part}");
         assert!(
-            start.elapsed() < PATIENCE / 2,
+            start.elapsed() < TEST_TIMEOUT / 2,
             "{part}: took {:?}",
             start.elapsed()
         );

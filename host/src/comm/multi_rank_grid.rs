@@ -214,7 +214,7 @@ impl Inner {
 
     /// How long a rank waits in the grid for the others, where the call's own time-out is
     /// `timeout_ns` (0 for none).
-    pub(super) fn patience(&self, timeout_ns: u64) -> Duration {
+    pub(super) fn timeout(&self, timeout_ns: u64) -> Duration {
         match timeout_ns {
             0 => self.options.timeout,
             nanoseconds => Duration::from_nanos(nanoseconds),

@@ -51,7 +51,7 @@ pub(crate) struct GridMember {
     /// This rank there.
     pub(crate) rank: u32,
     /// How long it waits for the others.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
 }
 
 /// A kernel with its arguments and all that a launch needs: a plain record.
@@ -169,7 +169,7 @@ impl Launch {
             // `new`; the stream is one of this driver's.
             return unsafe {
                 member.grid.launch_within(
-                    member.patience,
+                    member.timeout,
                     member.rank,
                     self.kernel.name,
                     params,

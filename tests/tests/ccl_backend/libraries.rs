@@ -8,12 +8,12 @@ use fusewire_ccl_sys::{Kind, Library};
 use fusewire_tests::process::{Host, Ranks, report, role};
 use fusewire_tests::skip::skip;
 
-use crate::{Fake, PATIENCE};
+use crate::{Fake, TEST_TIMEOUT};
 
 fn alone(backend: &str, library: Option<&str>) -> Result<Communicator> {
     let mut options = Options::default();
     options.abort_process_on_timeout_or_error = Some(false);
-    options.timeout = PATIENCE;
+    options.timeout = TEST_TIMEOUT;
     options.store = Some(Arc::new(MemoryStore::new()));
     options.rank_size = Some((0, 1));
     if let Some(library) = library {
@@ -58,7 +58,7 @@ fn all_usual_names_are_tried() {
         return skip("no-rccl", "RCCL is installed");
     }
     let mut ranks = Ranks::start(TEST, "names", 1, Host::Parent, &[]);
-    let text = ranks.processes[0].next_report(PATIENCE).expect("a report");
+    let text = ranks.processes[0].next_report(TEST_TIMEOUT).expect("a report");
     for part in [
         "librccl.so.1",
         "librccl.so:",
@@ -100,9 +100,9 @@ fn the_environment_names_the_library() {
             ("FUSEWIRE_CCL_FAKE_VERSION", "22304".to_owned()),
         ];
         let mut ranks = Ranks::start(TEST, "named", 1, Host::Parent, &environment);
-        let report = ranks.processes[0].next_report(PATIENCE);
+        let report = ranks.processes[0].next_report(TEST_TIMEOUT);
         assert_eq!(report.as_deref(), Ok("2.23.4 7"));
-        ranks.succeed(PATIENCE).expect("it ends");
+        ranks.succeed(TEST_TIMEOUT).expect("it ends");
     }
 }
 

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use tempfile::TempDir;
 
 /// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The fake's shared library. Cargo builds it beside this binary; if it did not, this function
 /// builds it.
@@ -167,7 +167,7 @@ impl Fake {
 
     fn options(&self) -> Options {
         let mut options = Options::default();
-        options.timeout = PATIENCE;
+        options.timeout = TEST_TIMEOUT;
         options.abort_process_on_timeout_or_error = Some(false);
         let path = self.path.display().to_string();
         options.hints.insert("library_path".to_owned(), path);

@@ -16,7 +16,7 @@ use fusewire_tests::process::{Host, report, role, start};
 use fusewire_tests::rank::Mode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 
-const PATIENCE: Duration = Duration::from_secs(240);
+const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// Runs `body` in a child process on the fake, with `environment`; it is test `test` of this binary.
 pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
@@ -48,9 +48,9 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
     }
     let started = Instant::now();
     let mut child = start(test, "fake", &all);
-    let said = child.next_report(PATIENCE);
+    let said = child.next_report(TEST_TIMEOUT);
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
-    child.succeed(PATIENCE).expect("success behind its report");
+    child.succeed(TEST_TIMEOUT).expect("success behind its report");
     println!("{test}: {:.1} s", started.elapsed().as_secs_f64());
 }
 

@@ -16,7 +16,7 @@ use fusewire_tests::process::{Host, Ranks, report, role};
 
 use crate::{on_fake, options};
 
-const PATIENCE: Duration = Duration::from_secs(100);
+const TEST_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Runs `body` as two processes on the fake, with `environment` for each rank.
 fn two_processes(
@@ -33,7 +33,7 @@ fn two_processes(
     }
     on_fake(test, &[], || {
         let mut ranks = Ranks::start_each(test, "rank", 2, Host::Parent, environment);
-        ranks.succeed(PATIENCE).expect("both ranks");
+        ranks.succeed(TEST_TIMEOUT).expect("both ranks");
     });
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 use fusewire::{Communicator, Device, Error, ReduceOp, Result, new_comm};
 use fusewire_tests::process::{Host, Ranks, report, role};
 
-use crate::{PATIENCE, options, ranks, sample};
+use crate::{TEST_TIMEOUT, options, ranks, sample};
 
 fn sum(comm: &Communicator) -> Result<()> {
     comm.all_reduce([1f32; 64].as_mut_slice(), ReduceOp::Sum)
@@ -121,7 +121,7 @@ fn abort_frees_who_waits() {
         });
         let started = Instant::now();
         let waited = comm.recv([0u8; 1].as_mut_slice(), 1);
-        assert!(started.elapsed() < PATIENCE / 2);
+        assert!(started.elapsed() < TEST_TIMEOUT / 2);
         aborting.join().expect("no panic");
         Ok(waited.map_err(|error| error.to_string()))
     });
@@ -153,18 +153,18 @@ fn a_killed_process_is_an_error_of_the_others() {
     )];
     let mut ranks = Ranks::start(TEST, "killed", 2, Host::Parent, &environment);
     for rank in &mut ranks.processes {
-        assert_eq!(rank.next_report(PATIENCE).as_deref(), Ok("running"));
+        assert_eq!(rank.next_report(TEST_TIMEOUT).as_deref(), Ok("running"));
     }
     ranks.processes[1].signal(libc::SIGKILL);
     let killed = Instant::now();
-    let error = ranks.processes[0].next_report(PATIENCE).expect("a report");
+    let error = ranks.processes[0].next_report(TEST_TIMEOUT).expect("a report");
     // Long before the time-out: the connection reports it.
-    assert!(killed.elapsed() < PATIENCE / 2);
+    assert!(killed.elapsed() < TEST_TIMEOUT / 2);
     assert!(
         error.contains("a peer has gone") && error.contains("rank 1"),
         "{error}"
     );
     ranks.processes[0]
-        .succeed(PATIENCE)
+        .succeed(TEST_TIMEOUT)
         .expect("rank 0 ends by itself");
 }

@@ -14,7 +14,7 @@ use fusewire::{Communicator, Device, Options, Result, backend, new_comm};
 use fusewire_tests::backends::{self, sample};
 
 /// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Makes `sample` a backend of this process.
 fn register() {
@@ -24,7 +24,7 @@ fn register() {
 
 fn options() -> Options {
     let mut options = Options::default();
-    options.timeout = PATIENCE;
+    options.timeout = TEST_TIMEOUT;
     options.abort_process_on_timeout_or_error = Some(false);
     options
 }

@@ -7,7 +7,7 @@ use fusewire::{
 };
 use fusewire_tests::process::{Host, Ranks, report, role};
 
-use crate::{PATIENCE, options, ranks, sample};
+use crate::{TEST_TIMEOUT, options, ranks, sample};
 
 const OPS: [ReduceOp; 5] = [
     ReduceOp::Sum,
@@ -240,10 +240,10 @@ fn two_processes_named_by_the_environment() {
         let environment = [(variable, path.clone())];
         let mut ranks = Ranks::start(TEST, "operations", 2, Host::Parent, &environment);
         for process in &mut ranks.processes {
-            let done = process.next_report(PATIENCE).expect("a report");
+            let done = process.next_report(TEST_TIMEOUT).expect("a report");
             assert!(done.parse::<u64>().is_ok_and(|done| done > 400), "{done}");
         }
-        ranks.succeed(PATIENCE).expect("both ranks");
+        ranks.succeed(TEST_TIMEOUT).expect("both ranks");
     }
 }
 

@@ -20,7 +20,7 @@ use fusewire_tests::skip::skip;
 use serde_json::{Value, json};
 
 /// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn options(timeout: Duration) -> Options {
     let mut options = Options::default();
@@ -85,9 +85,9 @@ fn late() -> Result<()> {
             let error = comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum);
             assert!(matches!(error, Err(Error::Timeout(_))), "{error:?}");
         }
-        let patience = Instant::now();
+        let started = Instant::now();
         while comm.failure().is_none() {
-            assert!(patience.elapsed() < PATIENCE, "no failure came");
+            assert!(started.elapsed() < TEST_TIMEOUT, "no failure came");
             thread::sleep(Duration::from_millis(1));
         }
         Ok(())
@@ -114,7 +114,7 @@ fn run_late(test: &str, environment: &[(&str, String)]) {
             .map(|(name, value)| ((*name).to_owned(), value.clone())),
     );
     start(test, "late", &all)
-        .succeed(PATIENCE)
+        .succeed(TEST_TIMEOUT)
         .expect("the child succeeds");
 }
 
@@ -267,7 +267,7 @@ fn every_operation(comm: &Communicator) -> Result<()> {
 #[test]
 fn the_analyser_finds_no_fault_where_there_is_none() {
     let folder = tempfile::tempdir().expect("a folder");
-    for rank in run_threads(4, &options(PATIENCE), |comm| {
+    for rank in run_threads(4, &options(TEST_TIMEOUT), |comm| {
         every_operation(&comm)?;
         every_operation(&comm)?;
         comm.dump_flight_record_to(folder.path().join(format!("fw_{}", comm.rank())))
@@ -302,7 +302,7 @@ fn the_analyser_names_who_called_something_else() {
     let folder = tempfile::tempdir().expect("a folder");
     // A failure reaches a rank that is still in the operation before it.
     let together = Barrier::new(3);
-    for rank in run_threads(3, &options(PATIENCE), |comm| {
+    for rank in run_threads(3, &options(TEST_TIMEOUT), |comm| {
         let mut x = [1f32; 4];
         every_operation(&comm)?;
         together.wait();
@@ -341,7 +341,7 @@ fn the_analyser_names_who_called_something_else() {
 #[test]
 fn the_analyser_names_a_send_that_nobody_received() {
     let folder = tempfile::tempdir().expect("a folder");
-    for rank in run_threads(3, &options(PATIENCE), |comm| {
+    for rank in run_threads(3, &options(TEST_TIMEOUT), |comm| {
         comm.barrier()?;
         if comm.rank() == 2 {
             // Small enough to be on its way without a receiver.

@@ -11,7 +11,7 @@ use fusewire_tests::process::{Host, Ranks, report, role};
 /// Bound of every wait in these tests.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const TRAFFIC: &str = "FUSEWIRE_TEST_TRAFFIC";
 
 fn options() -> Options {
@@ -110,7 +110,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
     let environment = [(TRAFFIC, traffic.to_owned())];
     let mut ranks = Ranks::start(test, "stream", size, host, &environment);
     for rank in &mut ranks.processes {
-        assert_eq!(rank.next_report(PATIENCE).as_deref(), Ok("running"));
+        assert_eq!(rank.next_report(TEST_TIMEOUT).as_deref(), Ok("running"));
     }
     ranks.processes[victim as usize].signal(signal);
     let mut messages = Vec::new();
@@ -118,7 +118,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
         if index == victim as usize {
             continue;
         }
-        let said = rank.next_report(PATIENCE).expect("a failure");
+        let said = rank.next_report(TEST_TIMEOUT).expect("a failure");
         let words: Vec<&str> = said.split(' ').collect();
         // A process that has ended is found at once, one that only stands still at the time-out.
         let dead = signal == libc::SIGKILL;
@@ -148,7 +148,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
             waited < 20_000,
             "rank {index} waited {waited} ms for a time-out of 1 s"
         );
-        let message = rank.next_report(PATIENCE).expect("a message");
+        let message = rank.next_report(TEST_TIMEOUT).expect("a message");
         let named = if dead {
             format!("the process of rank {victim} has ended")
         } else {
@@ -163,7 +163,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
             "rank {index}: {message}"
         );
         messages.push(message);
-        let later = rank.next_report(PATIENCE).expect("later calls");
+        let later = rank.next_report(TEST_TIMEOUT).expect("later calls");
         let (same, milliseconds) = later.split_once(' ').expect("two words");
         assert_eq!(same, "true", "rank {index}: later calls say something else");
         let milliseconds: u64 = milliseconds.parse().expect("milliseconds");
@@ -172,7 +172,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
             milliseconds < 900,
             "rank {index}: later calls took {milliseconds} ms"
         );
-        rank.succeed(PATIENCE).expect("a clean end");
+        rank.succeed(TEST_TIMEOUT).expect("a clean end");
     }
     println!(
         "{size} ranks, rank {victim} gets signal {signal}, {traffic}: {}",
@@ -182,14 +182,14 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
     if signal == libc::SIGSTOP {
         stopped.signal(libc::SIGCONT);
         // It finds the communicator failed, and says the same.
-        let said = stopped.next_report(PATIENCE).expect("a failure");
+        let said = stopped.next_report(TEST_TIMEOUT).expect("a failure");
         assert!(said.starts_with(&format!("Timeout {victim} ")), "{said}");
         for _ in 0..2 {
-            stopped.next_report(PATIENCE).expect("the rest of it");
+            stopped.next_report(TEST_TIMEOUT).expect("the rest of it");
         }
-        stopped.succeed(PATIENCE).expect("a clean end");
+        stopped.succeed(TEST_TIMEOUT).expect("a clean end");
     } else {
-        let status = stopped.wait(PATIENCE).expect("its end");
+        let status = stopped.wait(TEST_TIMEOUT).expect("its end");
         assert_eq!(status.signal(), Some(signal));
     }
     let ids: Vec<u32> = ranks.processes.iter().map(|process| process.id()).collect();
@@ -248,13 +248,13 @@ fn nothing_is_left_when_all_are_killed() {
     let environment = [(TRAFFIC, "mixed".to_owned())];
     let mut ranks = Ranks::start(test, "stream", 3, Host::RankZero, &environment);
     for rank in &mut ranks.processes {
-        assert_eq!(rank.next_report(PATIENCE).as_deref(), Ok("running"));
+        assert_eq!(rank.next_report(TEST_TIMEOUT).as_deref(), Ok("running"));
     }
     for rank in &ranks.processes {
         rank.signal(libc::SIGKILL);
     }
     for rank in &mut ranks.processes {
-        let status = rank.wait(PATIENCE).expect("its end");
+        let status = rank.wait(TEST_TIMEOUT).expect("its end");
         assert_eq!(status.signal(), Some(libc::SIGKILL));
     }
     let ids: Vec<u32> = ranks.processes.iter().map(|process| process.id()).collect();
@@ -303,7 +303,7 @@ fn no_memory_stays_behind_a_communicator() {
         return;
     }
     let mut child = fusewire_tests::process::start(test, "alone", &[]);
-    child.succeed(PATIENCE).expect("a clean end");
+    child.succeed(TEST_TIMEOUT).expect("a clean end");
 }
 
 #[test]
@@ -371,7 +371,7 @@ fn the_slowest_is_blamed_and_not_whom_it_holds_up() {
 #[test]
 fn time_outs_of_one_call_and_of_work() {
     let mut options = options();
-    options.timeout = PATIENCE;
+    options.timeout = TEST_TIMEOUT;
     let started = Instant::now();
     let results = run_threads(2, &options, |comm| {
         let x = comm.alloc(DType::F32, 5000)?;
@@ -393,7 +393,7 @@ fn time_outs_of_one_call_and_of_work() {
         result.expect("joined");
     }
     assert!(
-        started.elapsed() < PATIENCE / 2,
+        started.elapsed() < TEST_TIMEOUT / 2,
         "the call's own time-out did not count"
     );
 }

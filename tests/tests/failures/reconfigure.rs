@@ -12,7 +12,7 @@ use fusewire::{
 use fusewire_tests::device;
 use fusewire_tests::process::{Host, Ranks, report, role};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn options() -> Options {
     let mut options = Options::default();
@@ -33,7 +33,7 @@ fn exchange(
     store.set(&format!("{round}/{own}"), handle.to_string().as_bytes())?;
     (0..count)
         .map(|i| {
-            let text = store.get(&format!("{round}/{i}"), PATIENCE)?;
+            let text = store.get(&format!("{round}/{i}"), TEST_TIMEOUT)?;
             String::from_utf8_lossy(&text).parse()
         })
         .collect()
@@ -290,7 +290,7 @@ fn refused_members_and_numbers() {
             &ReconfigureOptions::new(44, Members::Ordered(mine))
                 .timeout(Duration::from_millis(500)),
         );
-        assert!(differ.is_err() && started.elapsed() < PATIENCE);
+        assert!(differ.is_err() && started.elapsed() < TEST_TIMEOUT);
         meet.wait();
         // A member that does not come.
         if i == 0 {
@@ -299,7 +299,7 @@ fn refused_members_and_numbers() {
             let started = Instant::now();
             let error = next.reconfigure(&absent).expect_err("rank 1 does not come");
             assert!(error.to_string().contains("rank 1"), "{error}");
-            assert!(started.elapsed() < PATIENCE);
+            assert!(started.elapsed() < TEST_TIMEOUT);
         }
         Ok(())
     });
@@ -321,7 +321,7 @@ fn survivor() -> bool {
     let victim = 5;
     let x = comm.alloc(DType::F32, 1000);
     if rank == victim {
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(TEST_TIMEOUT);
     }
     // With a short time-out, as a supervisor that knows of the death would abort.
     let quick = comm.with_timeout(Duration::from_millis(500));
@@ -353,14 +353,14 @@ fn seven_go_on_where_one_of_eight_was_killed() {
     let test = "reconfigure::seven_go_on_where_one_of_eight_was_killed";
     let mut ranks = Ranks::start(test, "survivor", 8, Host::Parent, &[]);
     for process in &mut ranks.processes {
-        assert_eq!(process.next_report(PATIENCE).expect("it runs"), "running");
+        assert_eq!(process.next_report(TEST_TIMEOUT).expect("it runs"), "running");
     }
     ranks.processes[5].signal(libc::SIGKILL);
     let mut times = Vec::new();
     for (rank, process) in ranks.processes.iter_mut().enumerate() {
         if rank != 5 {
             let said = process
-                .next_report(PATIENCE)
+                .next_report(TEST_TIMEOUT)
                 .unwrap_or_else(|wrong| panic!("{wrong}"));
             times.push(said);
         }

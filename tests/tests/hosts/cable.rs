@@ -11,7 +11,7 @@ use fusewire_tests::runner::Setup;
 use fusewire_tests::skip::{has_gloo, skip};
 
 /// Bound of everything that a test awaits.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Bound of the operations over the cable that is cut.
 const TIMEOUT: Duration = Duration::from_secs(3);
 const ANY: &str = "FUSEWIRE_TEST_ANY";
@@ -139,13 +139,13 @@ fn large_sums_over_a_cable() {
     };
     let mut ranks = at_both_ends("cable::large_sums_over_a_cable", "large", &cable, &[]);
     for (rank, process) in ranks.iter_mut().enumerate() {
-        let said = process.next_report(PATIENCE).expect("a report");
+        let said = process.next_report(TEST_TIMEOUT).expect("a report");
         if rank == 0 {
             eprintln!("all_reduce of 64 MiB between two namespaces: {said}");
         }
     }
     for process in &mut ranks {
-        process.succeed(PATIENCE).expect("every rank");
+        process.succeed(TEST_TIMEOUT).expect("every rank");
     }
 }
 
@@ -188,12 +188,12 @@ fn cut(test: &str, tag: &str, any: bool) {
     let any: &[_] = if any { &[(ANY, "1")] } else { &[] };
     let mut ranks = at_both_ends(test, "cut", &cable, any);
     for process in &mut ranks {
-        assert_eq!(process.next_report(PATIENCE).as_deref(), Ok("started"));
+        assert_eq!(process.next_report(TEST_TIMEOUT).as_deref(), Ok("started"));
     }
     cable.cut().expect("the cable is cut");
     let cut = Instant::now();
     for (rank, process) in ranks.iter_mut().enumerate() {
-        let said = process.next_report(PATIENCE).expect("an error");
+        let said = process.next_report(TEST_TIMEOUT).expect("an error");
         let (took, error) = said.split_once(' ').expect("a time and an error");
         let took: u64 = took.parse().expect("milliseconds");
         eprintln!("rank {rank}, after {took} ms: {error}");
@@ -202,7 +202,7 @@ fn cut(test: &str, tag: &str, any: bool) {
     }
     assert!(cut.elapsed() < 5 * TIMEOUT, "{:?}", cut.elapsed());
     for process in &mut ranks {
-        process.succeed(PATIENCE).expect("every rank ends");
+        process.succeed(TEST_TIMEOUT).expect("every rank ends");
     }
 }
 

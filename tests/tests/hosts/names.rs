@@ -11,7 +11,7 @@ use fusewire_tests::runner::Setup;
 use fusewire_tests::skip::has_gloo;
 
 /// Bound of everything that a test awaits.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 const ANY: &str = "FUSEWIRE_TEST_ANY";
 /// Elements of 64 MiB.
 const LARGE: usize = 16 << 20;
@@ -213,11 +213,11 @@ fn run_conformance(test: &str, hosts: &[&str], environment: &[(&str, String)]) {
     }
     let mut ranks = on_hosts(test, "conforms", hosts, environment);
     for process in &mut ranks.processes {
-        let said = process.next_report(PATIENCE).expect("a report");
+        let said = process.next_report(TEST_TIMEOUT).expect("a report");
         let calls: u64 = said.trim_end_matches(" calls").parse().expect("a number");
         assert!(calls > 300, "{said}");
     }
-    ranks.succeed(PATIENCE).expect("all ranks");
+    ranks.succeed(TEST_TIMEOUT).expect("all ranks");
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn without_gloo_the_error_says_what_to_build() {
     }
     let test = "names::without_gloo_the_error_says_what_to_build";
     let mut ranks = on_hosts(test, "refused", &["x", "y"], &[]);
-    ranks.succeed(PATIENCE).expect("both ranks");
+    ranks.succeed(TEST_TIMEOUT).expect("both ranks");
 }
 
 /// The oracle's tolerance would pass what changes nothing: inputs differ from sums.

@@ -7,7 +7,7 @@ use fusewire::{Communicator, DType, Device, Error, ReduceOp, Tensor, WindowOptio
 use fusewire_tests::fake::Fake;
 use fusewire_tests::process::{Host, Ranks, report, role};
 
-use super::{Driver, PATIENCE, algorithm, options, sum};
+use super::{Driver, TEST_TIMEOUT, algorithm, options, sum};
 
 /// Environment of a rank.
 type Variables<'a> = Vec<(&'static str, &'a str)>;
@@ -37,7 +37,7 @@ fn start(driver: &Driver, test: &str, role: &str, ranks: &[Variables<'_>]) -> Ra
 fn reports(ranks: &mut Ranks) -> Vec<String> {
     let processes = ranks.processes.iter_mut();
     processes
-        .map(|process| process.next_report(PATIENCE).expect("a report"))
+        .map(|process| process.next_report(TEST_TIMEOUT).expect("a report"))
         .collect()
 }
 
@@ -125,7 +125,7 @@ fn hosts_of_one_domain_work_as_one() {
     ] {
         let mut started = start(&driver, test, "works", &ranks);
         assert_eq!(reports(&mut started), vec![by; ranks.len()]);
-        started.succeed(PATIENCE).expect("all ranks");
+        started.succeed(TEST_TIMEOUT).expect("all ranks");
     }
 }
 
@@ -197,7 +197,7 @@ fn hosts_of_several_domains_are_apart() {
             continue;
         }
         assert_eq!(reports(&mut started), ["refused"; 2], "{ranks:?}");
-        started.succeed(PATIENCE).expect("both ranks");
+        started.succeed(TEST_TIMEOUT).expect("both ranks");
     }
 }
 
@@ -241,11 +241,11 @@ fn a_death_on_another_host_is_found_by_the_timeout() {
         assert_eq!(reports(&mut started), ["ready"; 2]);
         started.processes[1].signal(libc::SIGKILL);
         let took = started.processes[0]
-            .next_report(PATIENCE)
+            .next_report(TEST_TIMEOUT)
             .expect("a report");
         let took: u32 = took.parse().expect("milliseconds");
         // On one host the process is watched.
         assert!(bounds.contains(&took), "{other}: {took} ms");
-        started.processes[0].succeed(PATIENCE).expect("a clean end");
+        started.processes[0].succeed(TEST_TIMEOUT).expect("a clean end");
     }
 }

@@ -10,7 +10,7 @@ use core::time::Duration;
 use fusewire::{Communicator, DType, Operation, Options, ReduceOp, Result, Tensor};
 use fusewire_tests::process::{report, role, start};
 
-const PATIENCE: Duration = Duration::from_secs(240);
+const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// Where the fake is installed: for child processes.
 struct Driver(tempfile::TempDir);
@@ -50,9 +50,9 @@ fn on_fake(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
         .map(|(name, value)| (name.to_owned(), value))
         .collect();
     let mut child = start(test, "fake", &environment);
-    let said = child.next_report(PATIENCE);
+    let said = child.next_report(TEST_TIMEOUT);
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
-    child.succeed(PATIENCE).expect("success behind its report");
+    child.succeed(TEST_TIMEOUT).expect("success behind its report");
 }
 
 /// Any order of additions, so that the switch may add.

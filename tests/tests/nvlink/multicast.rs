@@ -16,7 +16,7 @@ use fusewire_tests::process::{Host, Ranks, report, role};
 use fusewire_tests::rank::Mode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 
-use super::{Driver, PATIENCE, algorithm, on_fake, options, sum};
+use super::{Driver, TEST_TIMEOUT, algorithm, on_fake, options, sum};
 
 const SWITCH: (&str, &str) = ("FUSEWIRE_CUDA_FAKE_MULTICAST", "1");
 
@@ -44,8 +44,8 @@ fn settles(fake: &Fake, wanted: &[u64]) {
     let began = Instant::now();
     while live(fake)[..wanted.len()] != *wanted {
         let found = live(fake);
-        let patience = Duration::from_secs(20);
-        assert!(began.elapsed() < patience, "{found:?}, not {wanted:?}");
+        let timeout = Duration::from_secs(20);
+        assert!(began.elapsed() < timeout, "{found:?}, not {wanted:?}");
         for rank in 0..devices {
             drop(Tensor::on_device(device_of(rank), DType::U8, 1).expect("memory"));
         }
@@ -308,9 +308,9 @@ fn three_processes(test: &str, last: (&'static str, &str)) -> Vec<String> {
     });
     let processes = ranks.processes.iter_mut();
     let said = processes
-        .map(|process| process.next_report(PATIENCE).expect("a report"))
+        .map(|process| process.next_report(TEST_TIMEOUT).expect("a report"))
         .collect();
-    ranks.succeed(PATIENCE).expect("all ranks");
+    ranks.succeed(TEST_TIMEOUT).expect("all ranks");
     said
 }
 

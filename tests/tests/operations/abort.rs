@@ -12,11 +12,11 @@ use fusewire::{
 use fusewire_tests::device::{run_threads, tensor};
 use fusewire_tests::process::{Host, Ranks, report, role};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn options() -> Options {
     let mut options = Options::default();
-    options.timeout = PATIENCE;
+    options.timeout = TEST_TIMEOUT;
     options
 }
 
@@ -93,7 +93,7 @@ fn abort_frees_whoever_waits() {
         }
     }
     println!("from abort to the last freed rank: {slowest:?}");
-    assert!(slowest < PATIENCE / 2);
+    assert!(slowest < TEST_TIMEOUT / 2);
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn the_watchdog_ends_the_process_only_where_it_is_asked_to() {
     ] {
         let mut ranks = Ranks::start(test, kind, 2, Host::Parent, &[]);
         for process in &mut ranks.processes {
-            let said = process.next_report(PATIENCE);
+            let said = process.next_report(TEST_TIMEOUT);
             if dies {
                 let error = said.expect_err("it ends before");
                 assert!(

@@ -8,7 +8,7 @@ use fusewire_tests::oracle;
 use fusewire_tests::process::{report, role, start};
 use fusewire_tests::runner::Setup;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Small enough for packets of every lane count, and no multiple of anything.
 const COUNT: usize = 331;
@@ -249,14 +249,14 @@ fn every_instruction_set_gives_the_same_bits() {
     for name in ["baseline", "avx2", "avx512"] {
         let environment = [("FUSEWIRE_ISA".to_owned(), name.to_owned())];
         let mut child = start(test, "isa", &environment);
-        let set = child.next_report(PATIENCE).expect("its instruction set");
+        let set = child.next_report(TEST_TIMEOUT).expect("its instruction set");
         if !set.eq_ignore_ascii_case(name) {
             fusewire_tests::skip::skip(name, "this machine does not have it");
             continue;
         }
         let mut bytes = Vec::new();
         loop {
-            let line = child.next_report(PATIENCE).expect("bits");
+            let line = child.next_report(TEST_TIMEOUT).expect("bits");
             if line == "end" {
                 break;
             }
@@ -266,7 +266,7 @@ fn every_instruction_set_gives_the_same_bits() {
                 }),
             );
         }
-        child.succeed(PATIENCE).expect("a clean end");
+        child.succeed(TEST_TIMEOUT).expect("a clean end");
         match &first {
             None => first = Some((set, bytes)),
             Some((other, expected)) => {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use fusewire_gloo_sys::{Context, Error, Rendezvous, TcpOptions};
 
 /// Long enough for a slow machine; no test that passes waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A rendezvous between threads or processes: one file a key.
 #[derive(Clone)]

@@ -90,7 +90,7 @@ impl Communicator {
         let member = grid.map(|grid| gpu::GridMember {
             grid: Arc::clone(grid),
             rank: self.inner.rank,
-            patience: self.inner.patience(self.timeout_ns),
+            timeout: self.inner.timeout(self.timeout_ns),
         });
         // SAFETY: as in `launch_of`; that the image has the same arguments was checked when it was loaded.
         let launch = unsafe { gpu::Launch::new(kernel, params, shape)? };

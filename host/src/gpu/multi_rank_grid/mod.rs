@@ -170,9 +170,9 @@ impl MultiRankGrid {
         shape: LaunchShape,
         stream: RawStream,
     ) -> Result<()> {
-        let patience = self.options.timeout;
+        let timeout = self.options.timeout;
         // SAFETY: the requirements are the same.
-        unsafe { self.launch_within(patience, rank, kernel, params, shape, stream) }
+        unsafe { self.launch_within(timeout, rank, kernel, params, shape, stream) }
     }
 
     /// As [`MultiRankGrid::launch`], with a bound of its own of the wait for the other ranks.
@@ -184,7 +184,7 @@ impl MultiRankGrid {
     /// As there.
     pub unsafe fn launch_within(
         &self,
-        patience: Duration,
+        timeout: Duration,
         rank: u32,
         kernel: &str,
         params: &[u8],
@@ -220,7 +220,7 @@ impl MultiRankGrid {
             self.complete(&mut state);
             self.changed.notify_all();
         }
-        self.wait(state, &outcome, patience)
+        self.wait(state, &outcome, timeout)
     }
 
     /// What a rank's arguments must be by themselves.
@@ -268,16 +268,16 @@ impl MultiRankGrid {
         &self,
         mut state: MutexGuard<'_, State>,
         outcome: &OnceLock<Result<()>>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<()> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(result) = outcome.get() {
                 return result.clone();
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let error = state.late(patience);
+                let error = state.late(timeout);
                 state.fail(&error);
                 self.changed.notify_all();
                 return Err(error);

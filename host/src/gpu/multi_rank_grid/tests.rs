@@ -172,10 +172,10 @@ fn a_launch_has_a_time_out_of_its_own_and_a_grid_is_broken_from_outside() {
     let patient = MultiRankGridOptions::new(2);
     // SAFETY: the fake has no modules.
     let make = || unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), patient) };
-    let launch = |grid: &MultiRankGrid, patience: u64| {
-        let patience = Duration::from_millis(patience);
+    let launch = |grid: &MultiRankGrid, timeout: u64| {
+        let timeout = Duration::from_millis(timeout);
         // SAFETY: the parameters of `grid_idle`.
-        unsafe { grid.launch_within(patience, 0, "grid_idle", &[0; 8], shape(1, 1), stream(0)) }
+        unsafe { grid.launch_within(timeout, 0, "grid_idle", &[0; 8], shape(1, 1), stream(0)) }
     };
     let grid = make().unwrap();
     assert!(grid.failure().is_none());

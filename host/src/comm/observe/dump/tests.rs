@@ -209,10 +209,10 @@ fn an_enqueued_operation_is_scheduled_started_completed() {
         ];
         if comm.rank() == 0 {
             // The first cannot end before the other rank comes, so that the second cannot start.
-            let patience = Instant::now();
+            let started = Instant::now();
             while column(&dump(&comm), "state") != ["started", "scheduled"] {
                 assert!(
-                    patience.elapsed() < Duration::from_secs(10),
+                    started.elapsed() < Duration::from_secs(10),
                     "{}",
                     dump(&comm)
                 );
