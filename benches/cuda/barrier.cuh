@@ -55,16 +55,16 @@ struct Barrier {
             const u32 set = epoch & 1;
             u32 *to = &at<SignalPad>(pads, threadIdx.x)->flags[set][blockIdx.x][rank];
             const u32 *from = &at<SignalPad>(pads, rank)->flags[set][blockIdx.x][threadIdx.x];
-            Patience patience;
+            Timeout timeout;
             if constexpr (ORDER == Order::Release) {
                 store_release(to, epoch);
                 while (static_cast<int>(load_acquire(from) - epoch) < 0) {
-                    patience.spend();
+                    timeout.count_poll();
                 }
             } else {
                 store_relaxed(to, epoch);
                 while (static_cast<int>(load_relaxed(from) - epoch) < 0) {
-                    patience.spend();
+                    timeout.count_poll();
                 }
             }
         }

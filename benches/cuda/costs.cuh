@@ -71,14 +71,14 @@ __device__ __forceinline__ void ping_pong(const Peers<2> &pads, u32 turns, u32 r
         if (rank == 0) {
             tell(expected);
         }
-        Patience patience;
+        Timeout timeout;
         if constexpr (ORDER == Order::Release) {
             while (load_acquire(signal) != expected) {
-                patience.spend();
+                timeout.count_poll();
             }
         } else {
             while (load_relaxed(signal) != expected) {
-                patience.spend();
+                timeout.count_poll();
             }
         }
         if (rank != 0) {

@@ -114,10 +114,10 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {
 #endif
 
 // Counts the polls of one wait.
-struct Patience {
+struct Timeout {
     u32 polls = 0;
 
-    __device__ __forceinline__ void spend() {
+    __device__ __forceinline__ void count_poll() {
 #ifndef __CUDACC__
         emulation::give_way(polls);
 #endif

@@ -100,7 +100,7 @@ struct Exchange {
             }
         }
         bool all;
-        Patience patience;
+        Timeout timeout;
         do {
             all = true;
 #pragma unroll
@@ -116,7 +116,7 @@ struct Exchange {
                     }
                 }
             }
-            patience.spend();
+            timeout.count_poll();
         } while (!all);
 #pragma unroll
         for (int k = 0; k < K; ++k) {
