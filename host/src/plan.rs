@@ -160,11 +160,11 @@ pub(crate) fn plan(
     rows: u64,
     reduction: Option<(DType, ReductionCode)>,
 ) -> Plan {
-    let granule = fusewire_kernels::GRANULE as u64;
+    let alignment = fusewire_kernels::ALIGNMENT as u64;
     let room = options
         .staging_bytes
-        .min(ROUND_BYTES.max(rows * size * granule));
-    let chunk = (room / (rows * size).max(1) / granule * granule).max(granule);
+        .min(ROUND_BYTES.max(rows * size * alignment));
+    let chunk = (room / (rows * size).max(1) / alignment * alignment).max(alignment);
     let algorithm = if by_multicast(
         options, wanted, machine, ranks, operation, count, size, reduction,
     ) {

@@ -37,7 +37,7 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     source: *const u8,
     target: *mut u8,
 ) {
-    let (first, last) = block.slice(count as usize, crate::GRANULE);
+    let (first, last) = block.slice(count as usize, crate::ALIGNMENT);
     let from = source.wrapping_add(first * size_of::<T>());
     let to = target.wrapping_add(first * size_of::<T>());
     let bytes = (last - first) * size_of::<T>();

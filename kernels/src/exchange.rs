@@ -66,7 +66,7 @@ pub(crate) struct Memory {
     /// Parts into which a row is cut before blocks share it: 1, or the number of ranks.
     pub(crate) shards: u32,
     /// Elements to multiples of which parts start.
-    pub(crate) granule: usize,
+    pub(crate) alignment: usize,
     /// This rank's scalar.
     pub(crate) scalar: u64,
 }
@@ -79,7 +79,7 @@ pub(crate) struct Round {
     /// Length that is cut into parts; longer than the round where blocks keep their areas in staging.
     cut: usize,
     /// Elements to multiples of which staged rows are rounded.
-    granule: usize,
+    alignment: usize,
 }
 
 impl Round {
@@ -90,7 +90,7 @@ impl Round {
     /// Elements from one staged row to the next.
     #[inline(always)]
     pub(crate) fn stride(&self) -> usize {
-        self.cut.next_multiple_of(self.granule.max(1))
+        self.cut.next_multiple_of(self.alignment.max(1))
     }
 }
 
@@ -168,7 +168,7 @@ impl Memory {
             start,
             end: start + length,
             cut,
-            granule: self.granule,
+            alignment: self.alignment,
         }
     }
 
@@ -182,11 +182,11 @@ impl Memory {
     ) -> (usize, usize) {
         let (start, end) = slice(
             round.cut,
-            self.granule,
+            self.alignment,
             shard as usize,
             self.shards as usize,
         );
-        let (first, last) = block.slice(end - start, self.granule);
+        let (first, last) = block.slice(end - start, self.alignment);
         let length = round.len();
         let clip = |at: usize| if at < length { at } else { length };
         (clip(start + first), clip(start + last))

@@ -84,7 +84,7 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
 ];
 
 /// Elements to which parts of a range are rounded, so that blocks and staged rows start aligned.
-pub const GRANULE: usize = 64;
+pub const ALIGNMENT: usize = 64;
 
 /// The policy that a kernel's `policy` argument names: 0 cached, 1 streaming.
 #[inline(always)]

@@ -63,7 +63,7 @@ macro_rules! movement_kernel {
         ///
         /// # Safety
         /// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes;
-        /// `chunk` units of each row (a multiple of [`crate::GRANULE`]) must fit staging.
+        /// `chunk` units of each row (a multiple of [`crate::ALIGNMENT`]) must fit staging.
         #[kernel]
         pub unsafe fn $name(
             block: Block<impl Machine>,
@@ -99,7 +99,7 @@ macro_rules! movement_kernel {
                 target_at: WindowAddr::NONE,
                 target_shared: false,
                 shards: 1,
-                granule: crate::GRANULE,
+                alignment: crate::ALIGNMENT,
                 scalar: 0,
             };
             let policy = policy(hint);

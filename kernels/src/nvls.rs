@@ -590,7 +590,7 @@ impl<M: Machine> Body<M> for AllGather {
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the buffers valid for `count` elements; `chunk` elements (a multiple of
-/// [`crate::GRANULE`]) must fit staging.
+/// [`crate::ALIGNMENT`]) must fit staging.
 #[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn all_reduce_nvls<T: Element>(
     block: Block<impl Machine>,
@@ -646,7 +646,7 @@ pub unsafe fn all_reduce_nvls<T: Element>(
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the input valid for `count` elements times the number of ranks, the output
-/// for `count`; `chunk` elements of each row (a multiple of [`crate::GRANULE`]) must fit staging.
+/// for `count`; `chunk` elements of each row (a multiple of [`crate::ALIGNMENT`]) must fit staging.
 #[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn reduce_scatter_nvls<T: Element>(
     block: Block<impl Machine>,
@@ -696,7 +696,7 @@ pub unsafe fn reduce_scatter_nvls<T: Element>(
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the input valid for `count` units, the output for `count` units times the
-/// number of ranks; `chunk` units (a multiple of [`crate::GRANULE`]) must fit staging.
+/// number of ranks; `chunk` units (a multiple of [`crate::ALIGNMENT`]) must fit staging.
 #[kernel]
 pub unsafe fn all_gather_nvls(
     block: Block<impl Machine>,
@@ -737,7 +737,7 @@ pub unsafe fn all_gather_nvls(
         target_at: WindowAddr(target_at),
         target_shared: false,
         shards: 1,
-        granule: crate::GRANULE,
+        alignment: crate::ALIGNMENT,
         scalar: fits | reached(&session, WindowAddr(target_at), bytes, size, TARGET),
     };
     let policy = policy(hint);

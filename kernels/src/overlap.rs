@@ -130,7 +130,7 @@ impl Chunks {
         while start < memory.count {
             let rest = memory.count - start;
             let length = if rest < self.span { rest } else { self.span };
-            let (first, last) = block.slice(length, memory.granule);
+            let (first, last) = block.slice(length, memory.alignment);
             if last > first {
                 let at = (start + first) * memory.size;
                 let (to, from) = (row.wrapping_add(at), memory.source.wrapping_add(at));
@@ -172,7 +172,7 @@ impl<M: Machine> Body<M> for Chunks {
                 let (first, last) = if staged {
                     (0, high - low)
                 } else {
-                    block.slice(high - low, memory.granule)
+                    block.slice(high - low, memory.alignment)
                 };
                 if last > first {
                     let (at, length) = (low + first, last - first);
@@ -202,7 +202,7 @@ impl<M: Machine> Body<M> for Chunks {
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes; `chunk` units of
-/// each row (a multiple of [`crate::GRANULE`]) must fit staging; `span` is not 0.
+/// each row (a multiple of [`crate::ALIGNMENT`]) must fit staging; `span` is not 0.
 #[kernel]
 pub unsafe fn all_gather_with_flags(
     block: Block<impl Machine>,
@@ -240,7 +240,7 @@ pub unsafe fn all_gather_with_flags(
         target_at: WindowAddr::NONE,
         target_shared: false,
         shards: 1,
-        granule: crate::GRANULE,
+        alignment: crate::ALIGNMENT,
         scalar: 0,
     };
     // SAFETY: the caller's promise.
@@ -363,7 +363,7 @@ unsafe fn reduce_tiles<M: Machine, R: Reducer>(
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes; `chunk` elements
-/// of each row, rounded up to [`crate::GRANULE`], must fit staging; `counters` has an entry for every tile of every row; `span` is
+/// of each row, rounded up to [`crate::ALIGNMENT`], must fit staging; `counters` has an entry for every tile of every row; `span` is
 /// not 0.
 #[kernel(each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16))]
 pub unsafe fn reduce_scatter_on_arrival<T: Element>(

@@ -113,7 +113,7 @@ macro_rules! reduction_kernel {
         ///
         /// # Safety
         /// `constants` as for [`fusewire_device::session::Session::begin`]; the buffers valid for what the
-        /// operation reads and writes; `chunk` elements of each row (a multiple of [`crate::GRANULE`])
+        /// operation reads and writes; `chunk` elements of each row (a multiple of [`crate::ALIGNMENT`])
         /// must fit staging.
         #[fusewire_device::kernel(
             each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16),
@@ -231,7 +231,7 @@ pub(crate) fn memory<R: Reducer>(
         target_at: WindowAddr(target_at),
         target_shared: false,
         shards: 1,
-        granule: crate::GRANULE,
+        alignment: crate::ALIGNMENT,
         scalar,
     }
 }

@@ -14,7 +14,7 @@ use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine, kernel, wait};
 
 use crate::exchange::{CHUNKED, word};
-use crate::{GRANULE, policy};
+use crate::{ALIGNMENT, policy};
 
 /// Counts of the parts of a buffer, one a rank, in device memory.
 #[derive(Clone, Copy)]
@@ -138,7 +138,7 @@ impl Vector {
         let workspace = *session.comm().workspace();
         let staged = !self.source_at.is_some();
         let rows = if self.same { 1 } else { ranks };
-        let stride = self.chunk.div_ceil(GRANULE) * GRANULE;
+        let stride = self.chunk.div_ceil(ALIGNMENT) * ALIGNMENT;
         let longest = self.send.longest(ranks);
         let mut all_longest = 0;
         let mut chunked = staged;
@@ -273,7 +273,7 @@ fn part<M: Machine>(
     } else {
         length
     };
-    let (first, last) = block.slice(cut, GRANULE);
+    let (first, last) = block.slice(cut, ALIGNMENT);
     let clip = |at: usize| if at < length { at } else { length };
     (clip(first), clip(last))
 }
@@ -282,7 +282,7 @@ fn part<M: Machine>(
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; `counts` one count a rank, the same on all ranks; the buffers valid for
-/// `source_count` and `target_count` units, which counts that are greater do not exceed: they fail; `chunk` units (a multiple of [`crate::GRANULE`]) must fit staging.
+/// `source_count` and `target_count` units, which counts that are greater do not exceed: they fail; `chunk` units (a multiple of [`crate::ALIGNMENT`]) must fit staging.
 #[kernel]
 pub unsafe fn all_gather_v(
     block: Block<impl Machine>,
@@ -328,7 +328,7 @@ pub unsafe fn all_gather_v(
 /// # Safety
 /// `constants` as for [`Session::begin`]; one count a rank in both arrays, the buffers valid for
 /// `source_count` and `target_count` units, which counts that are greater do not exceed: they fail;
-/// `chunk` units times the number of ranks (a multiple of [`crate::GRANULE`]) must fit staging.
+/// `chunk` units times the number of ranks (a multiple of [`crate::ALIGNMENT`]) must fit staging.
 #[kernel]
 pub unsafe fn all_to_all_v(
     block: Block<impl Machine>,

@@ -332,20 +332,20 @@ impl<M: Machine> Block<M> {
     }
 
     /// This block's contiguous part `[start, end)` of `count` elements; starts are multiples of
-    /// `granule`.
+    /// `alignment`.
     #[inline(always)]
-    pub fn slice(self, count: usize, granule: usize) -> (usize, usize) {
-        slice(count, granule, self.index() as usize, self.count() as usize)
+    pub fn slice(self, count: usize, alignment: usize) -> (usize, usize) {
+        slice(count, alignment, self.index() as usize, self.count() as usize)
     }
 }
 
-/// Part `index` of `parts` of `count` elements: `[start, end)`; starts are multiples of `granule`.
+/// Part `index` of `parts` of `count` elements: `[start, end)`; starts are multiples of `alignment`.
 #[inline(always)]
-pub fn slice(count: usize, granule: usize, index: usize, parts: usize) -> (usize, usize) {
+pub fn slice(count: usize, alignment: usize, index: usize, parts: usize) -> (usize, usize) {
     if parts <= 1 {
         return (0, count);
     }
-    let per = count.div_ceil(parts).div_ceil(granule) * granule;
+    let per = count.div_ceil(parts).div_ceil(alignment) * alignment;
     let start = if per * index < count {
         per * index
     } else {

@@ -138,7 +138,7 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
         } else {
             1
         },
-        granule: 1,
+        alignment: 1,
         scalar: 0,
     };
     // SAFETY: the caller's promise.

@@ -1,6 +1,6 @@
 //! One launch of a real kernel on one rank, its input and the check of its output.
 //!
-//! Reductions are of bytes (wrapping) or of small whole numbers in f32, so results are exact.
+//! Reductions are of bytes (wrapping) or of small integers in f32, so results are exact.
 
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::element::{ReductionCode, Sum};
@@ -10,17 +10,17 @@ use fusewire_device::{Block, DType, Machine};
 use fusewire_kernels::batch::BatchOp;
 use fusewire_kernels::fused::{NormSpec, Route, Statistics, Written};
 use fusewire_kernels::{
-    GRANULE, all_reduce, barrier, batch, fused, movement, one_sided, overlap, point,
+    ALIGNMENT, all_reduce, barrier, batch, fused, movement, one_sided, overlap, point,
     reduce_scatter, vector,
 };
 
 use crate::broken;
 use crate::memory_image::MemoryImage;
 
-/// What a launch does.
+/// Operation of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// all_reduce by packets, f32.
+    /// all_reduce with packets, f32.
     Packet,
     /// all_reduce, every rank reads every input.
     Signal,
@@ -28,7 +28,7 @@ pub enum Op {
     SignalF32,
     /// all_reduce in two shots.
     TwoShot,
-    /// reduce to a root.
+    /// reduce to the given root.
     Reduce(u32),
     /// reduce_scatter.
     ReduceScatter,
@@ -42,16 +42,16 @@ pub enum Op {
     Gather(u32),
     /// all_to_all.
     AllToAll,
-    /// all_gather_v: rank r sends `count - r` units, at least none.
+    /// all_gather_v: rank r sends `count - r` units, or none if `r > count`.
     AllGatherV,
     /// all_to_all_v: rank a sends `(a + b) % (count + 1)` units to rank b.
     AllToAllV,
-    /// Reduction + residual + RMSNorm of rows of eight f32: a row a rank where ranks share the
-    /// rows, else one.
+    /// Reduction + residual + RMSNorm of rows of eight f32: one row per rank if the ranks share
+    /// the rows, otherwise one row.
     Norm(Route),
-    /// The same of one row by packets.
+    /// Reduction + residual + RMSNorm of one row, with packets.
     NormPacket,
-    /// Put with signal round the ring.
+    /// Put with signal to the next rank of a ring.
     RingPut,
     /// all_gather with a ready flag per row; rank 0 has a consumer, which reads each row once its
     /// flag is raised.
@@ -61,18 +61,18 @@ pub enum Op {
     ScatterOnArrival,
     /// barrier.
     Barrier,
-    /// send from the first rank to the second; the others pass.
+    /// send from the first rank to the second; other ranks launch nothing.
     Transfer(u32, u32),
-    /// A batch: everybody sends to the next rank and receives from the one before, more than a
-    /// channel holds.
+    /// A batch: every rank sends more than a channel holds to the next rank, and receives as much
+    /// from the previous one.
     Ring,
-    /// A broken kernel.
+    /// A deliberately broken kernel.
     Broken(broken::Kernel),
 }
 
 /// Elements of a row of a norm.
 const HIDDEN: usize = 8;
-/// Where a rank's private memory has the norm's weight, behind its residual.
+/// Offset of the norm's weight in private memory, after the residual.
 const WEIGHT_AT: usize = 512;
 
 fn residual(column: usize) -> f32 {
@@ -83,34 +83,34 @@ fn weight(column: usize) -> f32 {
     column as f32 + 3.0
 }
 
-/// Where a rank's memory lies, as it reports to its peers.
+/// Location of a rank's buffers, as it reports it to its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// In a window on every rank.
     Registered,
-    /// In none: through staging.
+    /// Outside windows: transfers go through staging.
     Staged,
-    /// In a window on rank 0 only.
+    /// In a window on rank 0, outside windows on the other ranks.
     Mixed,
 }
 
-/// One launch.
+/// Description of one launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// What it does.
+    /// Operation.
     pub op: Op,
     /// Elements of a row: bytes, or f32 for packets.
     pub count: usize,
-    /// Where the buffers lie.
+    /// Location of the buffers.
     pub memory: Memory,
-    /// The output is the input (reductions).
+    /// If true, a reduction writes its output over its input.
     pub in_place: bool,
-    /// Time-out of this launch's waits on each rank, 0 for the communicator's.
+    /// Time-out of the launch's waits on each rank; 0 selects the communicator's.
     pub timeout_ns: [u64; 4],
 }
 
 impl Step {
-    /// `op` on `count` elements in windows.
+    /// Creates a launch of `op` on `count` elements in windows.
     pub const fn new(op: Op, count: usize) -> Self {
         Self {
             op,
@@ -121,13 +121,13 @@ impl Step {
         }
     }
 
-    /// In other memory.
+    /// Sets the location of the buffers.
     #[must_use]
     pub const fn memory(self, memory: Memory) -> Self {
         Self { memory, ..self }
     }
 
-    /// The output is the input.
+    /// Makes the operation write its output over its input.
     #[must_use]
     pub const fn in_place(self) -> Self {
         Self {
@@ -136,13 +136,13 @@ impl Step {
         }
     }
 
-    /// With another time-out on each rank.
+    /// Sets the time-out on each rank.
     #[must_use]
     pub const fn timeouts(self, timeout_ns: [u64; 4]) -> Self {
         Self { timeout_ns, ..self }
     }
 
-    /// Whether `rank` launches anything.
+    /// Returns true if `rank` takes part in the operation.
     pub fn has(&self, rank: u32) -> bool {
         match self.op {
             Op::Transfer(from, to) => rank == from || rank == to,
@@ -150,7 +150,7 @@ impl Step {
         }
     }
 
-    /// The input of `rank` in launch `epoch`: what the user writes before it.
+    /// Returns the input of `rank` in launch `epoch`.
     pub fn input(&self, ranks: u32, rank: u32, epoch: u64) -> Vec<u8> {
         let number = |i: usize| (u64::from(rank) + 1) * 31 + epoch * 7 + i as u64 * 3;
         let rows = ranks as usize;
@@ -187,7 +187,7 @@ impl Step {
         }
     }
 
-    /// The output of `rank` in launch `epoch`; empty where it has none.
+    /// Returns the expected output of `rank` in launch `epoch`; empty if it has none.
     pub fn output(&self, ranks: u32, rank: u32, epoch: u64) -> Vec<u8> {
         let inputs: Vec<Vec<u8>> = (0..ranks).map(|r| self.input(ranks, r, epoch)).collect();
         let (me, count) = (rank as usize, self.count);
@@ -255,7 +255,7 @@ impl Step {
                     Op::Norm(Route::ReduceScatter) => &sum[me * HIDDEN..(me + 1) * HIDDEN],
                     _ => &sum[..],
                 };
-                // All of it is exact: small integers.
+                // Sums of small integers are exact in f32.
                 own.chunks(HIDDEN)
                     .flat_map(|row| {
                         let values: Vec<f32> = (0..HIDDEN).map(|i| row[i] + residual(i)).collect();
@@ -280,14 +280,19 @@ impl Step {
         }
     }
 
-    /// The user's writes before launch `epoch`: the input, and poison where the output goes.
+    /// Writes the input of launch `epoch`, and fills its output with poison, as the user does.
     pub fn prepare(&self, image: &MemoryImage, rank: u32, epoch: u64) {
         let ranks = image.config().ranks;
         let input = self.input(ranks, rank, epoch);
-        assert!(input.len() <= image.config().user, "the input fits");
+        assert!(
+            input.len() <= image.config().user,
+            "the input of {:?} exceeds `user`",
+            self.op
+        );
         let poison = vec![0xee; self.output(ranks, rank, epoch).len()];
-        // SAFETY: this rank's buffers, which hold the bytes; the model says whether a peer still
-        // uses them.
+        // SAFETY: input and output have `user` bytes each: the input is checked above, and the
+        // models choose `user` such that it holds the output. Private memory holds the tables at
+        // their offsets. The model checker finds a peer that still accesses the buffers.
         unsafe {
             if !self.has_compute(rank) || self.op != Op::ScatterOnArrival {
                 mem::copy(image.source(rank), input.as_ptr(), input.len());
@@ -347,15 +352,15 @@ impl Step {
         matches!(self.op, Op::GatherWithFlags | Op::ScatterOnArrival) && rank == 0
     }
 
-    /// Clears the words, as the compute stream does before launch and computation. Of a rank
-    /// without a computation all tiles are made.
+    /// Resets flags and counters, as the compute stream does before the launch. Marks all tiles as
+    /// done on ranks without a producer.
     pub fn clear(&self, image: &MemoryImage, rank: u32) {
         let made = self.op == Op::ScatterOnArrival && !self.has_compute(rank);
         for index in 0..image.config().ranks as usize {
             let word = image.words(rank).wrapping_add(index);
-            // SAFETY: words of this rank, which nobody else uses before the launch.
+            // SAFETY: `words` has a u32 for each rank, and no launch of this rank is running.
             unsafe { mem::store_u32(word, u32::from(made), Order::Relaxed, Scope::Device) };
-            // SAFETY: as above.
+            // SAFETY: `arrivals` has a u64 for each rank, and no launch of this rank is running.
             unsafe { image.arrivals(rank).add(index).write(0) };
         }
     }
@@ -364,14 +369,14 @@ impl Step {
     /// tile as done before it has written it.
     ///
     /// # Panics
-    /// When a row is not there although its word says so: then the model fails.
+    /// Panics if a row has not arrived although its ready flag is raised.
     pub fn compute(&self, image: &MemoryImage, rank: u32, epoch: u64, early: bool) {
         let ranks = image.config().ranks;
         for row in 0..ranks {
             let word = image.words(rank).wrapping_add(row as usize);
             let at = row as usize * self.count;
             let raise = || {
-                // SAFETY: a word of this rank, accessed atomically only.
+                // SAFETY: `words` has a u32 for each rank, which is only accessed atomically.
                 unsafe { mem::fetch_add_u32(word, 1, Order::Release, Scope::Device) }
             };
             if self.op == Op::ScatterOnArrival {
@@ -381,53 +386,56 @@ impl Step {
                 let input = self.input(ranks, rank, epoch);
                 let tile = &input[at..at + self.count];
                 let to = image.source(rank).wrapping_add(at);
-                // SAFETY: this rank's input holds the bytes.
+                // SAFETY: the models choose `user` such that it holds all rows.
                 unsafe { mem::copy(to, tile.as_ptr(), tile.len()) };
                 if !early {
                     raise();
                 }
                 continue;
             }
-            // One look at some time: the tool tries them all. Who waited here beside two ranks that
-            // wait could be preferred to the one that gets on.
-            // SAFETY: as above.
+            // The flag is read once, because the model checker tries all times of the read. A
+            // waiting loop here could be scheduled for ever in preference to the other ranks.
+            // SAFETY: `words` has a u32 for each rank, which is only accessed atomically.
             if unsafe { mem::load_u32(word, Order::Acquire, Scope::Device) } < overlap::THERE {
                 continue;
             }
             let expected = self.input(ranks, row, epoch);
             let mut found = vec![0; expected.len()];
             let from = self.target(image, rank).wrapping_add(at);
-            // SAFETY: this rank's output holds the bytes.
+            // SAFETY: the models choose `user` such that it holds all rows.
             unsafe { mem::copy(found.as_mut_ptr(), from, found.len()) };
-            assert!(found == expected, "row {row} is not there: {found:?}");
-        }
-    }
-
-    /// Checks after a launch with a consumer that every chunk's flag is raised.
-    ///
-    /// # Panics
-    /// When one is not: so the model fails.
-    pub fn raised(&self, image: &MemoryImage, rank: u32) {
-        for row in 0..image.config().ranks {
-            let word = image.words(rank).wrapping_add(row as usize);
-            // SAFETY: a word of this rank, accessed atomically only.
-            let seen = unsafe { mem::load_u32(word, Order::Relaxed, Scope::Device) };
             assert!(
-                self.op != Op::GatherWithFlags || seen == overlap::THERE,
-                "the word of row {row} is {seen}"
+                found == expected,
+                "row {row} has not arrived although its flag is raised: {found:?}"
             );
         }
     }
 
-    /// The user's reads after launch `epoch`.
+    /// Checks after a launch with a consumer that the ready flag of every chunk is raised.
     ///
     /// # Panics
-    /// When the output is wrong: so the model fails.
+    /// Panics if one is not.
+    pub fn verify_flags(&self, image: &MemoryImage, rank: u32) {
+        for row in 0..image.config().ranks {
+            let word = image.words(rank).wrapping_add(row as usize);
+            // SAFETY: `words` has a u32 for each rank, which is only accessed atomically.
+            let seen = unsafe { mem::load_u32(word, Order::Relaxed, Scope::Device) };
+            assert!(
+                self.op != Op::GatherWithFlags || seen == overlap::THERE,
+                "the ready flag of row {row} is {seen}"
+            );
+        }
+    }
+
+    /// Checks the output of launch `epoch`.
+    ///
+    /// # Panics
+    /// Panics if the output is wrong.
     pub fn verify(&self, image: &MemoryImage, rank: u32, epoch: u64) {
         let expected = self.output(image.config().ranks, rank, epoch);
         let mut found = vec![0; expected.len()];
         let from = self.target(image, rank);
-        // SAFETY: this rank's output holds the bytes.
+        // SAFETY: the models choose `user` such that it holds the output of their operations.
         unsafe { mem::copy(found.as_mut_ptr(), from, found.len()) };
         assert!(
             found == expected,
@@ -479,13 +487,13 @@ impl Step {
         };
         let mut call = Call::new(operation, dtype, reduction, 0, root, self.count as u64);
         if let Op::Transfer(..) = self.op {
-            // Both ends of a channel agree on the fingerprint.
+            // Sender and receiver must have the same fingerprint.
             call.0 = call.0 & !0xffff | 0x7a7a;
         }
         call
     }
 
-    /// Runs the kernel: one lane of `block`.
+    /// Runs one lane of the kernel.
     pub fn launch<M: Machine>(&self, image: &MemoryImage, rank: u32, block: Block<M>) {
         if !self.has(rank) {
             return;
@@ -507,7 +515,7 @@ impl Step {
             addr(image.target_addr())
         };
         let count = self.count as u64;
-        let chunk = GRANULE as u64;
+        let chunk = ALIGNMENT as u64;
         macro_rules! reduce {
             ($kernel:expr) => {
                 $kernel(
@@ -526,7 +534,8 @@ impl Step {
         let counts = image.private(rank).cast::<u64>();
         let user = image.config().user as u64;
         let floats = image.private(rank);
-        // SAFETY: the image's communicator is live, its buffers hold what the step moves.
+        // SAFETY: `constants` are those of a live communicator, and the buffers, tables, flags and
+        // counters of the image hold what the operation accesses: `prepare` checks the input.
         unsafe {
             match self.op {
                 Op::Packet => all_reduce::all_reduce_packet::<f32, Sum>(

@@ -13,7 +13,7 @@ const RANKS: u32 = 3;
 /// Elements in 16 bytes.
 const VECTOR: usize = 8;
 /// Elements to multiples of which a rank's shard starts.
-const GRANULE: usize = 64;
+const ALIGNMENT: usize = 64;
 
 fn options(algorithm: Algorithm) -> Options {
     let mut options = Options::default();
@@ -80,7 +80,7 @@ fn all_reduce(
     let (from, to) = (memory.slice(input, count)?, memory.slice(output, count)?);
     fill(&from, numbers[comm.rank() as usize]);
     comm.all_reduce_into(&to, &from, ReduceOp::Average)?;
-    let shard = count.div_ceil(RANKS as usize).div_ceil(GRANULE) * GRANULE;
+    let shard = count.div_ceil(RANKS as usize).div_ceil(ALIGNMENT) * ALIGNMENT;
     let result = read(&to);
     let mut start = 0;
     while start < count {
