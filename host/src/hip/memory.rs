@@ -22,10 +22,10 @@ use crate::gpu::driver::{
 };
 
 /// Granularity of private memory: a page.
-const PRIVATE_GRANULE: u64 = 4096;
+const PRIVATE_GRANULARITY: u64 = 4096;
 /// Granularity of shared memory: what the run time maps as one piece. Smaller allocations come from blocks that it
 /// divides, and IPC would show all of such a block to the peer.
-const SHARED_GRANULE: u64 = 2 << 20;
+const SHARED_GRANULARITY: u64 = 2 << 20;
 /// Bytes of the page-locked copy buffer.
 const STAGING_BYTES: usize = 1 << 20;
 /// Copies have the same offset within so many bytes in the buffer and on the device.
@@ -57,11 +57,11 @@ impl Hip {
     }
 
     pub(super) fn allocate(&self, bytes: u64, kind: MemoryKind) -> Result<RawMemory> {
-        let (call, granule) = match kind {
-            MemoryKind::Private => ("hipMalloc", PRIVATE_GRANULE),
-            MemoryKind::Shared => ("hipExtMallocWithFlags", SHARED_GRANULE),
+        let (call, granularity) = match kind {
+            MemoryKind::Private => ("hipMalloc", PRIVATE_GRANULARITY),
+            MemoryKind::Shared => ("hipExtMallocWithFlags", SHARED_GRANULARITY),
         };
-        let (bytes, size) = rounded(bytes, granule)
+        let (bytes, size) = rounded(bytes, granularity)
             .ok_or_else(|| driver_error(call, &format!("{bytes} bytes cannot be allocated")))?;
         let _relaxed = self.relaxed()?;
         let mut pointer = ptr::null_mut();
@@ -332,8 +332,8 @@ impl Hip {
 }
 
 /// `bytes` rounded up, which are some, as the two types of size.
-fn rounded(bytes: u64, granule: u64) -> Option<(u64, usize)> {
-    let bytes = bytes.max(1).checked_next_multiple_of(granule)?;
+fn rounded(bytes: u64, granularity: u64) -> Option<(u64, usize)> {
+    let bytes = bytes.max(1).checked_next_multiple_of(granularity)?;
     // Beyond that, pointers of the host could not address it.
     isize::try_from(bytes).ok()?;
     Some((bytes, usize::try_from(bytes).ok()?))

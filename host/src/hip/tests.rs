@@ -83,9 +83,9 @@ fn absent_gpus_are_said_so() {
 fn memory_is_zeroed_rounded_and_copied() {
     let driver = driver();
     let kinds = [(MemoryKind::Private, 4096), (MemoryKind::Shared, 2 << 20)];
-    for (kind, granule) in kinds {
+    for (kind, granularity) in kinds {
         let memory = driver.allocate(5000, kind).unwrap();
-        assert_eq!(memory.bytes, 5000_u64.next_multiple_of(granule));
+        assert_eq!(memory.bytes, 5000_u64.next_multiple_of(granularity));
         let mut bytes = vec![1; memory.bytes as usize];
         // SAFETY: the range is the allocation.
         unsafe { driver.read(&mut bytes, memory.address) }.unwrap();

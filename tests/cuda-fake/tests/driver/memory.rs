@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUmemAccess_flags, CUmemAllocationHandleType};
 use crate::support::*;
 
 /// Bytes to which physical memory is rounded.
-const GRANULE: usize = 2 << 20;
+const GRANULARITY: usize = 2 << 20;
 
 const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -27,7 +27,7 @@ fn create(handles: CUmemAllocationHandleType) -> u64 {
     let mut handle = 0;
     ok!(cuMemCreate(
         &raw mut handle,
-        GRANULE,
+        GRANULARITY,
         &properties(handles),
         0
     ));
@@ -50,11 +50,11 @@ fn allow(address: u64, bytes: usize, flags: CUmemAccess_flags) {
 
 /// Maps an allocation, readable and writable.
 pub(crate) fn map(handle: u64) -> u64 {
-    let address = reserve(GRANULE);
-    ok!(cuMemMap(address, GRANULE, 0, handle, 0));
+    let address = reserve(GRANULARITY);
+    ok!(cuMemMap(address, GRANULARITY, 0, handle, 0));
     allow(
         address,
-        GRANULE,
+        GRANULARITY,
         CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     );
     address
@@ -67,7 +67,7 @@ driver_test! {
         let mut granularity = 0;
         let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         ok!(cuMemGetAllocationGranularity(&raw mut granularity, &properties(DESCRIPTOR), minimum));
-        assert_eq!(granularity, GRANULE);
+        assert_eq!(granularity, GRANULARITY);
         let handle = create(DESCRIPTOR);
         let mut fd = -1;
         ok!(cuMemExportToShareableHandle((&raw mut fd).cast(), handle, DESCRIPTOR, 0));
@@ -87,10 +87,10 @@ driver_test! {
         assert_eq!(found.requestedHandleTypes, DESCRIPTOR);
         ok!(cuMemRelease(twin));
         for address in [first, second] {
-            fails!(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(address, GRANULE));
-            ok!(cuMemUnmap(address, GRANULE));
-            fails!(CUDA_ERROR_INVALID_VALUE, cuMemUnmap(address, GRANULE));
-            ok!(cuMemAddressFree(address, GRANULE));
+            fails!(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(address, GRANULARITY));
+            ok!(cuMemUnmap(address, GRANULARITY));
+            fails!(CUDA_ERROR_INVALID_VALUE, cuMemUnmap(address, GRANULARITY));
+            ok!(cuMemAddressFree(address, GRANULARITY));
         }
         assert_eq!(live(c"all"), 0);
     }
@@ -103,31 +103,31 @@ driver_test! {
         let prop = properties(DESCRIPTOR);
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemCreate(&raw mut handle, 4096, &prop, 0));
         let fabric = properties(CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC);
-        fails!(CUDA_ERROR_NOT_SUPPORTED, cuMemCreate(&raw mut handle, GRANULE, &fabric, 0));
+        fails!(CUDA_ERROR_NOT_SUPPORTED, cuMemCreate(&raw mut handle, GRANULARITY, &fabric, 0));
         let mut far = prop;
         far.location.id = 1;
-        fails!(CUDA_ERROR_INVALID_DEVICE, cuMemCreate(&raw mut handle, GRANULE, &far, 0));
+        fails!(CUDA_ERROR_INVALID_DEVICE, cuMemCreate(&raw mut handle, GRANULARITY, &far, 0));
         fails!(CUDA_ERROR_OUT_OF_MEMORY, cuMemCreate(&raw mut handle, 1 << 40, &prop, 0));
         let mut address = 0;
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemAddressReserve(&raw mut address, 4096, 0, 0, 0));
 
         let handle = create(DESCRIPTOR);
-        let address = reserve(2 * GRANULE);
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(address + 4096, GRANULE, 0, handle, 0));
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(address, 2 * GRANULE, 0, handle, 0));
-        let beyond = address + 2 * GRANULE as u64;
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(beyond, GRANULE, 0, handle, 0));
-        ok!(cuMemMap(address, GRANULE, 0, handle, 0));
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(address, GRANULE, 0, handle, 0));
+        let address = reserve(2 * GRANULARITY);
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(address + 4096, GRANULARITY, 0, handle, 0));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(address, 2 * GRANULARITY, 0, handle, 0));
+        let beyond = address + 2 * GRANULARITY as u64;
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(beyond, GRANULARITY, 0, handle, 0));
+        ok!(cuMemMap(address, GRANULARITY, 0, handle, 0));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemMap(address, GRANULARITY, 0, handle, 0));
         let description = sys::CUmemAccessDesc {
             location: prop.location,
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemSetAccess(address, 2 * GRANULE, &description, 1));
-        ok!(cuMemMap(address + GRANULE as u64, GRANULE, 0, handle, 0));
-        ok!(cuMemSetAccess(address, 2 * GRANULE, &description, 1));
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(address, GRANULE));
-        ok!(cuMemUnmap(address, 2 * GRANULE));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemSetAccess(address, 2 * GRANULARITY, &description, 1));
+        ok!(cuMemMap(address + GRANULARITY as u64, GRANULARITY, 0, handle, 0));
+        ok!(cuMemSetAccess(address, 2 * GRANULARITY, &description, 1));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(address, GRANULARITY));
+        ok!(cuMemUnmap(address, 2 * GRANULARITY));
 
         let private = create(CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE);
         let mut fd = -1;
@@ -146,14 +146,14 @@ driver_test! {
         start();
         let handle = create(DESCRIPTOR);
         let good = map(handle);
-        let address = reserve(GRANULE);
-        ok!(cuMemMap(address, GRANULE, 0, handle, 0));
+        let address = reserve(GRANULARITY);
+        ok!(cuMemMap(address, GRANULARITY, 0, handle, 0));
         write(good, &[5]);
         let stream = stream();
         let host = [7u64];
         ok!(cuMemcpyHtoDAsync_v2(good, host.as_ptr().cast(), 8, stream));
         ok!(cuStreamSynchronize(stream));
-        allow(address, GRANULE, CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ);
+        allow(address, GRANULARITY, CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ);
         assert_eq!(read(address, 1), [7]);
         ok!(cuMemcpyHtoDAsync_v2(address, host.as_ptr().cast(), 8, stream));
         fails!(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize(stream));

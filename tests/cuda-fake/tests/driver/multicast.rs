@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUmemAllocationHandleType, CUmulticastGranularit
 use crate::memory::{map, properties};
 use crate::support::*;
 
-const GRANULE: usize = 2 << 20;
+const GRANULARITY: usize = 2 << 20;
 
 const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -17,7 +17,7 @@ const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HAND
 fn team(devices: u32, handles: CUmemAllocationHandleType) -> sys::CUmulticastObjectProp {
     sys::CUmulticastObjectProp {
         numDevices: devices,
-        size: GRANULE,
+        size: GRANULARITY,
         handleTypes: handles.0.into(),
         flags: 0,
     }
@@ -35,7 +35,7 @@ fn memory(device: i32, handles: CUmemAllocationHandleType) -> u64 {
     let mut wanted = properties(handles);
     wanted.location.id = device;
     let mut handle = 0;
-    ok!(cuMemCreate(&raw mut handle, GRANULE, &wanted, 0));
+    ok!(cuMemCreate(&raw mut handle, GRANULARITY, &wanted, 0));
     handle
 }
 
@@ -48,7 +48,7 @@ driver_test! {
         let (mut least, mut best) = (0, 0);
         ok!(cuMulticastGetGranularity(&raw mut least, &team(2, DESCRIPTOR), minimum));
         ok!(cuMulticastGetGranularity(&raw mut best, &team(2, DESCRIPTOR), recommended));
-        assert!(least == GRANULE && best > least);
+        assert!(least == GRANULARITY && best > least);
         let first = create(DESCRIPTOR);
         let mut fd = -1;
         ok!(cuMemExportToShareableHandle((&raw mut fd).cast(), first, DESCRIPTOR, 0));
@@ -59,40 +59,40 @@ driver_test! {
         // Nothing is bound or mapped before all devices have joined.
         ok!(cuMulticastAddDevice(first, 0));
         fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastAddDevice(second, 0));
-        fails!(CUDA_ERROR_ILLEGAL_STATE, cuMulticastBindMem(first, 0, here, 0, GRANULE, 0));
+        fails!(CUDA_ERROR_ILLEGAL_STATE, cuMulticastBindMem(first, 0, here, 0, GRANULARITY, 0));
         let mut address = 0;
-        ok!(cuMemAddressReserve(&raw mut address, GRANULE, 0, 0, 0));
-        fails!(CUDA_ERROR_ILLEGAL_STATE, cuMemMap(address, GRANULE, 0, first, 0));
+        ok!(cuMemAddressReserve(&raw mut address, GRANULARITY, 0, 0, 0));
+        fails!(CUDA_ERROR_ILLEGAL_STATE, cuMemMap(address, GRANULARITY, 0, first, 0));
         ok!(cuMulticastAddDevice(second, 1));
         fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastAddDevice(second, 1));
 
-        ok!(cuMulticastBindMem(first, 0, here, 0, GRANULE, 0));
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastBindMem(first, 0, here, 0, GRANULE, 0));
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastBindMem(second, 0, there, 0, 2 * GRANULE, 0));
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastBindMem(second, 0, there, 4096, GRANULE, 0));
+        ok!(cuMulticastBindMem(first, 0, here, 0, GRANULARITY, 0));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastBindMem(first, 0, here, 0, GRANULARITY, 0));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastBindMem(second, 0, there, 0, 2 * GRANULARITY, 0));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastBindMem(second, 0, there, 4096, GRANULARITY, 0));
         let at = map(there);
-        ok!(cuMulticastBindAddr(second, 0, at, GRANULE, 0));
+        ok!(cuMulticastBindAddr(second, 0, at, GRANULARITY, 0));
         assert_eq!((live(c"multicast"), live(c"binding")), (2, 2));
 
         // The object's own address can be mapped; nothing can touch it.
-        ok!(cuMemMap(address, GRANULE, 0, first, 0));
+        ok!(cuMemMap(address, GRANULARITY, 0, first, 0));
         let mut word = 0u64;
         let out = (&raw mut word).cast();
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH_v2(out, address, 8));
-        ok!(cuMemUnmap(address, GRANULE));
-        ok!(cuMemAddressFree(address, GRANULE));
+        ok!(cuMemUnmap(address, GRANULARITY));
+        ok!(cuMemAddressFree(address, GRANULARITY));
 
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastUnbind(first, 1, 0, GRANULE));
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastUnbind(first, 0, 0, 2 * GRANULE));
-        ok!(cuMulticastUnbind(first, 0, 0, GRANULE));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastUnbind(first, 1, 0, GRANULARITY));
+        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastUnbind(first, 0, 0, 2 * GRANULARITY));
+        ok!(cuMulticastUnbind(first, 0, 0, GRANULARITY));
         assert_eq!(live(c"binding"), 1);
         // The last reference takes what is bound along.
         ok!(cuMemRelease(second));
         ok!(cuMemRelease(first));
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemRelease(first));
         assert_eq!((live(c"multicast"), live(c"binding")), (0, 0));
-        ok!(cuMemUnmap(at, GRANULE));
-        ok!(cuMemAddressFree(at, GRANULE));
+        ok!(cuMemUnmap(at, GRANULARITY));
+        ok!(cuMemAddressFree(at, GRANULARITY));
         ok!(cuMemRelease(here));
         ok!(cuMemRelease(there));
         assert_eq!(live(c"all"), 0);
@@ -110,7 +110,7 @@ driver_test! {
         fails!(CUDA_ERROR_INVALID_DEVICE, cuMulticastAddDevice(object, 3));
         let memory = memory(1, DESCRIPTOR);
         let mut other = 0;
-        fails!(CUDA_ERROR_INVALID_DEVICE, cuMulticastBindMem(object, 0, memory, 0, GRANULE, 0));
+        fails!(CUDA_ERROR_INVALID_DEVICE, cuMulticastBindMem(object, 0, memory, 0, GRANULARITY, 0));
         fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastAddDevice(memory, 0));
         fails!(CUDA_ERROR_NOT_SUPPORTED, cuMulticastCreate(&raw mut other, &team(2, FABRIC)));
         fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastCreate(&raw mut other, &team(0, DESCRIPTOR)));
@@ -217,6 +217,6 @@ driver_test! {
         }
         assert_eq!(read(address, 1), [42]);
         // The other process has added the last device.
-        ok!(cuMulticastBindMem(object, 0, kept, 0, GRANULE, 0));
+        ok!(cuMulticastBindMem(object, 0, kept, 0, GRANULARITY, 0));
     }
 }
