@@ -1,4 +1,4 @@
-//! Graphs: work that was captured from a stream, to be replayed.
+//! Graphs: captured work of streams, for replay.
 
 use core::cell::Cell;
 use core::fmt;
@@ -25,17 +25,18 @@ pub(crate) enum Node {
     Wait(Event),
     Host(HostFn),
     Graph(GraphExec),
-    /// On the thread of a branch.
-    Beside(Branch, Arc<Self>),
+    /// Work of a branch, run on the branch's thread.
+    OnBranch(Branch, Arc<Self>),
 }
 
-/// A part of a graph that runs beside the rest: a stream of its own.
+/// A part of a graph that runs concurrently with the rest, on a stream of its own.
 #[derive(Clone, Default)]
 pub(crate) struct Branch(Stream);
 
 impl Branch {
-    /// Has the branch do `node`. Records count from now on, waits are for the records that have been counted.
-    fn give(&self, node: &Arc<Node>) -> Result<()> {
+    /// Enqueues `node` on the branch's stream. Records are counted here, on the replaying thread,
+    /// so that a later wait of any stream applies to them.
+    fn enqueue(&self, node: &Arc<Node>) -> Result<()> {
         let item = match &**node {
             Node::Record(event) => Item::Record(event.clone()),
             Node::Wait(event) => Item::Wait(event.clone()),
@@ -65,18 +66,19 @@ impl Node {
             }
             Self::Host(call) => call(),
             Self::Graph(graph) => graph.execute(),
-            Self::Beside(branch, node) => branch.give(node),
+            Self::OnBranch(branch, node) => branch.enqueue(node),
         }
     }
 }
 
-/// Work that is being captured; all streams that take part share one value. Its order is the order
-/// of the calls, which respects every edge between the streams.
+/// Work that is being captured. All streams that take part share one value. Nodes are in the order
+/// of the calls, which respects every dependency between the streams.
 #[derive(Default)]
 pub(super) struct Capture {
     /// `None` once the capture has ended.
     nodes: Mutex<Option<Vec<Node>>>,
-    /// Whether some of it is a branch: then events are edges, and nodes.
+    /// Set if the capture has branches. Then records and waits become nodes, because the order of
+    /// the nodes no longer implies them.
     branched: AtomicBool,
 }
 
@@ -130,7 +132,7 @@ impl Capture {
     }
 }
 
-/// Captured work; [`Graph::instantiate`] makes it runnable.
+/// Captured work. [`Graph::instantiate`] makes it runnable.
 #[derive(Clone)]
 pub struct Graph {
     nodes: Arc<[Node]>,
@@ -145,24 +147,25 @@ impl fmt::Debug for Graph {
 }
 
 impl Graph {
-    /// Number of pieces of work in the graph.
+    /// Returns the number of operations in the graph.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether nothing was captured. An empty graph can be instantiated and replayed.
+    /// Returns whether nothing was captured. An empty graph can be instantiated and replayed.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// Makes a runnable graph. It holds all it needs: the captured graph may be dropped.
+    /// Creates a runnable graph, which does not depend on the lifetime of this one.
     ///
     /// # Errors
-    /// None on the CPU; other devices refuse graphs that they cannot run.
+    /// Never fails on the CPU; the result has the same type as on other devices, whose drivers may
+    /// refuse a graph.
     pub fn instantiate(&self) -> Result<GraphExec> {
         let mut branches: Vec<Branch> = Vec::new();
         for node in &*self.nodes {
-            if let Node::Beside(branch, _) = node
+            if let Node::OnBranch(branch, _) = node
                 && branches.iter().all(|known| known.0.id() != branch.0.id())
             {
                 branches.push(branch.clone());
@@ -177,11 +180,11 @@ impl Graph {
     }
 }
 
-/// A runnable graph. Clones are the same graph.
+/// A runnable graph. Clones refer to the same graph.
 ///
-/// A replay runs the captured work in order and ends at the first failure, which is its result; branches
-/// ([`Stream::branch`]) run beside it, and have ended when it ends. Two replays of one graph on two streams are not ordered
-/// with each other.
+/// A replay runs the captured work in order and stops at the first failure, which is its result.
+/// Branches ([`Stream::branch`]) run concurrently, and the replay ends after them. Two replays of
+/// one graph on two streams are not ordered with each other.
 #[derive(Clone)]
 pub struct GraphExec {
     nodes: Arc<[Node]>,
@@ -190,7 +193,7 @@ pub struct GraphExec {
     replays: Arc<AtomicU64>,
 }
 
-/// Which node of which replay a thread executes.
+/// Identifies the node that a thread executes, and its replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Replay {
     pub(crate) graph: u64,
@@ -202,7 +205,7 @@ thread_local! {
     static REPLAY: Cell<Option<Replay>> = const { Cell::new(None) };
 }
 
-/// What the thread was at before a replay; also where a node panics.
+/// Restores the thread's previous [`Replay`] when dropped, also if a node panics.
 struct Outer(Option<Replay>);
 
 impl Drop for Outer {
@@ -211,19 +214,19 @@ impl Drop for Outer {
     }
 }
 
-/// A number for a graph that no other of the process has.
+/// Returns a new graph number, unique in the process.
 pub(crate) fn next_graph() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Runs `body` as a node of a replay.
+/// Runs `body` with `replay` as the current replay of this thread.
 pub(crate) fn with_replay<R>(replay: Replay, body: impl FnOnce() -> R) -> R {
     let _outer = Outer(REPLAY.replace(Some(replay)));
     body()
 }
 
-/// The replay whose node this thread executes.
+/// Returns the replay whose node this thread executes.
 pub(crate) fn current_replay() -> Option<Replay> {
     REPLAY.get()
 }
@@ -245,8 +248,8 @@ impl GraphExec {
         stream.enqueue(Item::Graph(self.clone()))
     }
 
-    /// Replays and waits for the end. When the stream is idle the replay runs on this thread,
-    /// without an allocation or a system call of its own.
+    /// Replays the graph and blocks until the replay is complete. On an idle stream the replay runs
+    /// on this thread, and `run` itself neither allocates nor makes a system call.
     ///
     /// # Errors
     /// The first failure of the captured work.
@@ -254,7 +257,7 @@ impl GraphExec {
         stream.run_or_enqueue(|| self.execute(), || Node::Graph(self.clone()))
     }
 
-    /// A number that no other graph of the process has.
+    /// Returns a number that is unique among the graphs of the process.
     pub fn id(&self) -> u64 {
         self.id
     }

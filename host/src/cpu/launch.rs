@@ -1,4 +1,4 @@
-//! Launches: a kernel's native entry, its arguments, and how its blocks and lanes are run.
+//! Launches: a kernel's native entry, its arguments, and the execution of its blocks and lanes.
 
 use core::any::Any;
 use core::cell::OnceCell;
@@ -13,38 +13,39 @@ use fusewire_device::native::{BlockShared, LaneContext, MAX_LANES, NativeEntry};
 
 use crate::{Error, Result};
 
-/// Most bytes of a kernel's parameter struct.
+/// Maximum size in bytes of a kernel's parameter struct.
 pub const MAX_PARAM_BYTES: usize = 256;
 
-/// Most threads that a launch with concurrent blocks or several lanes may start.
+/// Maximum number of threads of a launch with concurrent blocks or several lanes.
 pub const MAX_THREADS: u32 = 4096;
 
 /// Words of the owner of a launch, passed back to it when the launch runs.
 pub type LaunchNote = [u64; 4];
 
-/// Called around a kernel, on the thread that executes it; a communicator checks its state here.
+/// Callbacks around a kernel, on the thread that executes it. A communicator checks its state here.
 pub trait LaunchOwner: Send + Sync + fmt::Debug {
-    /// Called just before the kernel, with the launch's note; gives a word for [`LaunchOwner::after`].
+    /// Called immediately before the kernel with the launch's `note`. Returns a word for
+    /// [`LaunchOwner::after`].
     ///
     /// # Errors
-    /// Whatever forbids the launch; the kernel then does not run.
+    /// The reason to refuse the launch. The kernel then does not run.
     fn before(&self, note: &LaunchNote) -> Result<u64>;
 
-    /// Called just after the kernel, also when it panicked (`ran` is false).
+    /// Called immediately after the kernel. `ran` is false if the kernel panicked or could not run.
     ///
     /// # Errors
-    /// A failure that the kernel has left behind; it becomes the launch's result.
+    /// A failure that the kernel recorded. It becomes the launch's result.
     fn after(&self, word: u64, note: &LaunchNote, ran: bool) -> Result<()>;
 }
 
-/// In which way the blocks of a launch with one lane a block run.
+/// Execution order of the blocks of a launch with one lane per block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockOrder {
     /// One after another, on the thread that executes the launch. For kernels whose blocks do not
     /// wait for each other.
     #[default]
     Sequential,
-    /// All at once, each on a thread of its own. Blocks with several lanes always run so.
+    /// Concurrently, each on a thread of its own. Blocks with several lanes always run so.
     Concurrent,
 }
 
@@ -57,7 +58,7 @@ pub struct Grid {
     pub lanes: u32,
     /// Bytes of block-shared memory that the kernel uses.
     pub shared_bytes: u32,
-    /// In which way the blocks run.
+    /// Execution order of the blocks.
     pub order: BlockOrder,
 }
 
@@ -76,8 +77,8 @@ impl Default for Grid {
 /// Memory that a launch keeps alive until it has run.
 pub type Keep = [Option<Arc<dyn Any + Send + Sync>>; 4];
 
-/// A kernel's native entry and everything that it needs to run: a plain record, which a stream
-/// executes and a graph replays.
+/// A kernel's native entry, its arguments and its shape: a plain record that a stream executes and
+/// a graph replays.
 #[derive(Clone)]
 pub struct Launch {
     entry: NativeEntry,
@@ -98,17 +99,17 @@ impl fmt::Debug for Launch {
 }
 
 impl Launch {
-    /// A launch of `entry` with the bytes of its parameter struct, which are copied.
+    /// Creates a launch of `entry`. Copies `params`, the bytes of its parameter struct.
     ///
     /// # Safety
-    /// `params` must be the parameter struct of `entry`, of alignment 8 at most, and `entry` must
-    /// serve the grid's number of lanes. At every execution of the launch (a graph may replay it
-    /// later and on another thread) the kernel's own requirements must hold, such as the validity
-    /// of the pointers among its arguments; [`Launch::keeping`] helps. The kernel must not launch
-    /// kernels.
+    /// `params` must be the parameter struct of `entry`, with an alignment of at most 8, and
+    /// `entry` must support the grid's number of lanes. At every execution of the launch (a graph
+    /// may replay it later and on another thread) the kernel's own requirements must hold, such as
+    /// the validity of the pointers among its arguments; [`Launch::keeping`] helps. The kernel must
+    /// not launch kernels.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the grid or the parameters are beyond the limits.
+    /// [`Error::InvalidArgument`] if the grid or the parameters exceed the limits.
     pub unsafe fn new(entry: NativeEntry, params: &[u8], grid: Grid) -> Result<Self> {
         let invalid = |detail: String| {
             Err(Error::InvalidArgument {
@@ -150,7 +151,7 @@ impl Launch {
         })
     }
 
-    /// Has `owner` called before and after each execution, with `note`.
+    /// Sets the owner to call before and after each execution, with `note`.
     #[must_use]
     pub fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, note: LaunchNote) -> Self {
         self.owner = Some(owner);
@@ -158,14 +159,14 @@ impl Launch {
         self
     }
 
-    /// Keeps memory alive as long as the launch, or a graph that holds it, can still run.
+    /// Keeps memory alive as long as the launch, or a graph that contains it, can run.
     #[must_use]
     pub fn keeping(mut self, keep: Keep) -> Self {
         self.keep = keep;
         self
     }
 
-    /// The shape of the launch.
+    /// Returns the shape of the launch.
     pub fn grid(&self) -> Grid {
         self.grid
     }
@@ -207,8 +208,9 @@ impl Launch {
             lanes,
             shared,
         };
-        // SAFETY: the context describes this lane, and `shared` is one value for the whole block;
-        // that the parameters fit the entry is the contract of `Launch::new`.
+        // SAFETY: `block < blocks` and `lane < lanes` by the loops of `run_here` and `on_threads`,
+        // which also pass one `shared` to all lanes of a block. By the contract of `Launch::new`
+        // the parameters fit the entry and fulfil the kernel's requirements.
         unsafe { (self.entry)(&raw const context, self.params.as_ptr().cast()) }
     }
 
@@ -220,11 +222,11 @@ impl Launch {
     }
 }
 
-/// Calls `run` with the index of a block, the index of a lane and what the block shares, for all lanes of all blocks at
-/// once, each on a thread of its own.
+/// Calls `run(block, lane, shared)` for all lanes of all blocks concurrently, each on a thread of
+/// its own. `shared` is the memory that the lanes of a block share.
 ///
 /// # Errors
-/// [`Error::Launch`] when a thread cannot be started (then nothing ran), or with the first panic.
+/// [`Error::Launch`] if a thread cannot be started (then nothing runs), or with the first panic.
 pub(super) fn on_threads(
     blocks: u32,
     lanes: u32,
@@ -247,7 +249,7 @@ pub(super) fn on_threads(
             let mut first = first_panic.lock().unwrap_or_else(PoisonError::into_inner);
             first.get_or_insert(text);
         }
-        // Behind the note above: lanes that stand at a barrier panic because of this.
+        // After recording the panic, because lanes that wait at a barrier panic as a consequence.
         shared.leave();
     };
     thread::scope(|scope| {
@@ -278,7 +280,7 @@ pub(super) fn on_threads(
     }
 }
 
-/// Runs `body` with this thread's block of one lane; a panic becomes an error.
+/// Runs `body` with this thread's block of one lane. A panic becomes an error.
 fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
     thread_local! {
         static SHARED: OnceCell<OwnedBlock> = const { OnceCell::new() };
@@ -286,7 +288,8 @@ fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
     SHARED
         .try_with(|shared| {
             let shared = shared.get_or_init(|| OwnedBlock::new(1));
-            // The kernel touches memory by pointers only, which a panic leaves as it is.
+            // Unwind safe: the kernel accesses memory by pointers only, which a panic does not
+            // alter.
             panic::catch_unwind(AssertUnwindSafe(|| body(&shared.shared))).map_err(|panic| {
                 Error::launch(format!("the kernel panicked: {}", message(&*panic)))
             })
@@ -294,10 +297,11 @@ fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
         .map_err(|_| Error::launch("this thread is ending"))?
 }
 
-/// Runs one block of one lane on this thread: the shortest way to a kernel.
+/// Runs one block of one lane on this thread, without a [`Launch`].
 ///
 /// # Safety
-/// As [`Launch::new`], for this one execution.
+/// `params` must point at the parameter struct of `entry`, which must support one lane. The
+/// kernel's own requirements must hold during the call, and the kernel must not launch kernels.
 pub(crate) unsafe fn run_single(entry: NativeEntry, params: *const u8) -> Result<()> {
     check_float_environment()?;
     with_block(|shared| {
@@ -308,7 +312,9 @@ pub(crate) unsafe fn run_single(entry: NativeEntry, params: *const u8) -> Result
             lanes: 1,
             shared,
         };
-        // SAFETY: the context describes the only lane; the rest is the caller's promise.
+        // SAFETY: the context describes the only lane of the only block, whose memory is this
+        // thread's. The caller guarantees that `params` fits the entry and fulfils the kernel's
+        // requirements.
         unsafe { entry(&raw const context, params) }
     })
 }
@@ -319,7 +325,7 @@ impl Grid {
     }
 }
 
-/// What the lanes of a block share, with the memory behind it.
+/// The state that the lanes of a block share, with the memory that it points to.
 struct OwnedBlock {
     shared: BlockShared,
     _memory: Box<[SharedChunk]>,
@@ -369,7 +375,7 @@ impl Latch {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn message(panic: &(dyn Any + Send)) -> &str {
     if let Some(text) = panic.downcast_ref::<&str>() {
         text

@@ -373,7 +373,7 @@ impl Stream {
             Op::Nothing => return Ok(()),
         };
         capture.push(match branch {
-            Some(branch) => Node::Beside(branch, Arc::new(node)),
+            Some(branch) => Node::OnBranch(branch, Arc::new(node)),
             None => node,
         })
     }
