@@ -49,7 +49,7 @@ struct Barrier {
 
     // Arrives and waits, without gathering the block before or behind.
     template <Order ORDER>
-    __device__ __forceinline__ void meet() {
+    __device__ __forceinline__ void arrive_and_wait() {
         if (threadIdx.x < R) {
             ++epoch;
             const u32 set = epoch & 1;
@@ -73,14 +73,14 @@ struct Barrier {
     // Before peers' inputs are read. Those were written by earlier kernels of the peers' streams, and the end of a kernel
     // makes its writes visible; nothing that this kernel wrote is handed over, so no fence is paid. (As vLLM does.)
     __device__ __forceinline__ void start() {
-        meet<Order::Relaxed>();
+        arrive_and_wait<Order::Relaxed>();
         __syncthreads();
     }
 
     // Between two stages: what the block wrote is read by the others' blocks.
     __device__ __forceinline__ void middle() {
         __syncthreads();
-        meet<Order::Release>();
+        arrive_and_wait<Order::Release>();
         __syncthreads();
     }
 
@@ -89,7 +89,7 @@ struct Barrier {
     template <Order ORDER>
     __device__ __forceinline__ void finish() {
         __syncthreads();
-        meet<ORDER>();
+        arrive_and_wait<ORDER>();
         close();
     }
 

@@ -40,7 +40,7 @@ __device__ __forceinline__ void barrier_turns(const Peers<R> &pads, u32 turns, u
     Barrier<R> barrier(pads, rank);
     for (u32 turn = 0; turn < turns; ++turn) {
         __syncthreads();
-        barrier.template meet<ORDER>();
+        barrier.template arrive_and_wait<ORDER>();
         __syncthreads();
     }
     barrier.close();

@@ -161,7 +161,7 @@ impl Rank {
 
     /// Signals `value` to every rank and awaits it of every rank.
     #[inline(always)]
-    fn meet(&self, signal: Signal, value: u64) {
+    fn signal_and_wait(&self, signal: Signal, value: u64) {
         let (me, ranks) = (self.rank, self.layout.ranks);
         for step in 1..ranks {
             let peer = (me + step) % ranks;
@@ -220,7 +220,7 @@ impl Rank {
     fn direct(&mut self) {
         self.rounds += 1;
         let (me, ranks) = (self.rank, self.layout.ranks);
-        self.meet(Signal::Ready, self.rounds);
+        self.signal_and_wait(Signal::Ready, self.rounds);
         let blocks = self.count.div_ceil(64);
         let first = (blocks * me / ranks * 64).min(self.count);
         let last = (blocks * (me + 1) / ranks * 64).min(self.count);
@@ -240,7 +240,7 @@ impl Rank {
         // free; shards start at multiples of 64 elements.
         unsafe { sum.run() }
         fence(Ordering::Release);
-        self.meet(Signal::Done, self.rounds);
+        self.signal_and_wait(Signal::Done, self.rounds);
     }
 }
 
@@ -271,7 +271,7 @@ impl Peer for Rank {
     #[inline]
     fn barrier(&mut self) -> Result<()> {
         self.barriers += 1;
-        self.meet(Signal::Barrier, self.barriers);
+        self.signal_and_wait(Signal::Barrier, self.barriers);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! What it costs ranks to meet: messages and bytes through one TCP store, and seconds. Ranks are threads
+//! Cost of a rendezvous: messages and bytes through one TCP store, and seconds. Ranks are threads
 //! that map no memory, on pretended hosts.
 
 use core::time::Duration;
@@ -29,10 +29,10 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Memory of a rank's stack.
 const STACK: usize = 128 << 10;
 
-/// One rendezvous.
+/// Figures of one rendezvous.
 struct Row {
     connect: f64,
-    meet: f64,
+    rendezvous: f64,
     requests: f64,
     received: f64,
     sent: f64,
@@ -42,7 +42,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<()> {
     raise_descriptors(arguments.ranks.iter().copied().max().unwrap_or(1))?;
     println!(
         "| ranks | per host | requests per rank | bytes to the store per rank | bytes from it per rank \
-         | s to connect | s to meet | rendezvous, \u{b5}s per rank |"
+         | s to connect | s of rendezvous | rendezvous, \u{b5}s per rank |"
     );
     println!("|---:|---:|---:|---:|---:|---:|---:|---:|");
     for &ranks in &arguments.ranks {
@@ -50,7 +50,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<()> {
             let mut rows = (0..arguments.repetitions.max(1))
                 .map(|_| measure(ranks, per_host.max(1)))
                 .collect::<anyhow::Result<Vec<_>>>()?;
-            rows.sort_by(|a, b| a.meet.total_cmp(&b.meet));
+            rows.sort_by(|a, b| a.rendezvous.total_cmp(&b.rendezvous));
             let row = &rows[rows.len() / 2];
             println!(
                 "| {ranks} | {per_host} | {:.2} | {:.0} | {:.0} | {:.3} | {:.3} | {:.1} |",
@@ -58,8 +58,8 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<()> {
                 row.received,
                 row.sent,
                 row.connect,
-                row.meet,
-                row.meet / f64::from(ranks) * 1e6
+                row.rendezvous,
+                row.rendezvous / f64::from(ranks) * 1e6
             );
         }
     }
@@ -102,20 +102,23 @@ fn measure(ranks: u32, per_host: u32) -> anyhow::Result<Row> {
     counted.wait();
     let began = Instant::now();
     for (rank, thread) in threads.into_iter().enumerate() {
-        let Ok(met) = thread.join() else {
+        let Ok(found) = thread.join() else {
             bail!("rank {rank} panicked");
         };
         let first = rank as u32 / per_host * per_host;
         let expected = per_host.min(ranks - first) as usize;
-        ensure!(met? == expected, "rank {rank} met others than its host's");
+        ensure!(
+            found? == expected,
+            "rank {rank} found other ranks than those of its host"
+        );
     }
-    let meet = began.elapsed().as_secs_f64();
+    let rendezvous = began.elapsed().as_secs_f64();
     thread::sleep(Duration::from_millis(20));
     let after = server.traffic();
     let each = |count: u64| count as f64 / f64::from(ranks);
     Ok(Row {
         connect,
-        meet,
+        rendezvous,
         requests: each(after.requests - before.requests),
         received: each(after.received - before.received),
         sent: each(after.sent - before.sent),

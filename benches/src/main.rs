@@ -60,7 +60,7 @@ enum Subject {
     CostTable(cost_table::Arguments),
     /// What the flight recorder and hooks add to a call.
     Observe(observe::Arguments),
-    /// Counts what it costs ranks to meet in a store.
+    /// Measures the cost of a rendezvous in a store.
     Bootstrap(bootstrap::Arguments),
     /// One rank of a measurement; `versus` starts these.
     #[command(hide = true)]

@@ -16,7 +16,8 @@ use crate::machine;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Rounds, short ones; in each, every case is measured once, so that a slow moment meets all of them.
+    /// Rounds, short ones; in each, every case is measured once, so that a slow moment affects all
+    /// of them.
     #[arg(long, default_value_t = 401)]
     rounds: usize,
     /// Calls per case and round.

@@ -207,7 +207,7 @@ fn on_cpu(arguments: &Arguments, program: &Path, cores: &[usize]) -> Result<Run>
     Ok(run)
 }
 
-/// Runs `versus cuda` in a process of its own, with the images that `--images` names.
+/// Runs `versus cuda` in a process of its own, with the bounded or the unbounded images.
 fn on_cuda(arguments: &Arguments, program: &Path, unbounded: bool) -> Result<Run> {
     let folder = tempfile::tempdir()?;
     let json = folder.path().join("run.json");

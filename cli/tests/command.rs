@@ -1,4 +1,4 @@
-//! The command as its users meet it: exit statuses, messages, files, signals.
+//! The command as its users see it: exit statuses, messages, files, signals.
 
 use core::time::Duration;
 use std::path::Path;

@@ -182,8 +182,9 @@ pub struct CommConst {
     pub context_count: u64,
     /// Layout of every rank's workspace.
     pub workspace: WorkspaceLayout,
-    /// Address, for the device, of a word in host memory where a kernel that meets a failure leaves the abort word for
-    /// its host, which cannot look into device memory at each call; 0 where it can.
+    /// Address, for the device, of a word in host memory where a kernel that finds a failure writes
+    /// the abort word for its host, which cannot look into device memory at each call; 0 where it
+    /// can.
     pub host_word: u64,
     /// Address of each rank's workspace, or 0: those of window 0.
     pub workspaces: [u64; MAX_RANKS],

@@ -428,7 +428,8 @@ impl<M: Machine> Session<M> {
         }
     }
 
-    /// The block meets; what its lanes wrote is part of what one of them releases next.
+    /// Runs a barrier of the block; what its lanes wrote is covered by the next release of one of
+    /// them.
     #[inline(always)]
     pub fn publish(&mut self) {
         self.block.publish(Scope::System);

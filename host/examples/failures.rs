@@ -78,7 +78,7 @@ fn main() {
 fn late_joiner() -> Result<()> {
     println!("\n## a late joiner");
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-    let meet = |i: u32| -> Result<String> {
+    let join = |i: u32| -> Result<String> {
         let (store, wait) = (Arc::clone(&store), Duration::from_secs(10));
         let old = if i < 2 {
             let store = Arc::clone(&store);
@@ -125,8 +125,8 @@ fn late_joiner() -> Result<()> {
     let lines: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..3)
             .map(|i| {
-                let meet = &meet;
-                scope.spawn(move || meet(i))
+                let join = &join;
+                scope.spawn(move || join(i))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join()).collect()

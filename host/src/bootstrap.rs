@@ -302,11 +302,11 @@ impl BootstrapStore {
 /// connection and each later answer.
 ///
 /// A store that rank 0 hosts ends with rank 0's value, also for ranks that have connected to it for a
-/// next rendezvous already: call this once where rank 0 hosts, and use the store for all rendezvous.
+/// next rendezvous already: call this once if rank 0 hosts, and use the store for every rendezvous.
 ///
-/// Where neither variable is set, and Open MPI, PMIx or Slurm say that all ranks are on this host, the
-/// ranks meet in a file, in a directory of the job's in `XDG_RUNTIME_DIR` or `/tmp`, which the last
-/// rank removes. All ranks make equally many calls.
+/// Where neither variable is set, and Open MPI, PMIx or Slurm say that all ranks are on this host,
+/// the rendezvous is in a file, in a directory of the job in `XDG_RUNTIME_DIR` or `/tmp`, which the
+/// last rank removes. All ranks make equally many calls.
 ///
 /// # Errors
 /// [`Error::Bootstrap`] when a variable is missing or wrong, the port cannot be bound or the directory

@@ -92,7 +92,7 @@ pub enum Error {
     /// A call does not fit the state of a stream's capture.
     #[error("graph capture: {detail}")]
     CaptureState {
-        /// The call and the state that it met.
+        /// The call and the state that it found.
         detail: String,
     },
 

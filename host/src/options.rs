@@ -280,7 +280,7 @@ pub struct Options {
     /// Whether the communicator is made by [`crate::Communicator::reconfigure`] after a failure; the watchdog then
     /// never ends the process.
     pub enable_reconfigure: bool,
-    /// Where ranks meet; the environment's store where it is `None`. For [`crate::new_comm`].
+    /// Store for the rendezvous; the environment's store if it is `None`. For [`crate::new_comm`].
     pub store: Option<Arc<dyn Store>>,
     /// Rank and size; the environment's where it is `None`. For [`crate::new_comm`].
     pub rank_size: Option<(u32, u32)>,

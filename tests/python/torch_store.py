@@ -58,7 +58,7 @@ def client(port):
     assert store.delete_key("cas") and not store.delete_key("cas")
     assert store.num_keys() == before - 1
     store.wait(["k", "large"])
-    # A wait that times out; afterwards the same client goes on.
+    # A wait that times out; afterwards the same client still works.
     assert refused(lambda: store.wait(["never"], timedelta(milliseconds=200)))
     assert store.get("counter") == b"-7"
     # A client that waits does not hold up another.

@@ -29,7 +29,7 @@ pub fn report(line: impl core::fmt::Display) {
         .expect("the parent reads");
 }
 
-/// Who runs the store that ranks meet in.
+/// The process that serves the store of the rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
     /// The parent, as a launcher's agent would.

@@ -436,7 +436,8 @@ fn adopted_streams_and_memory_stay_their_owners() {
             let on = comm.on(&stream);
             on.all_reduce_async(&x, ReduceOp::Sum)?;
             assert_eq!(stream.as_raw(), raw as *mut c_void);
-            // The communicator lets go of the stream when it goes on elsewhere, which waits for this one's work.
+            // The communicator releases the stream when it moves to another one, which waits for
+            // this one's work.
             let elsewhere = self::stream();
             comm.on(&elsewhere).barrier_async()?;
             drop((on, stream, x, elsewhere));
@@ -583,7 +584,7 @@ fn a_driver_that_fails_leaves_nothing_unknown() {
         drop(x);
         assert_eq!(dropped.swap(0, Ordering::AcqRel), 1);
 
-        // An event that cannot be recorded: the work goes on, and so long its memory stays.
+        // An event that cannot be recorded: the work continues, and its memory stays until its end.
         let open = latch(&stream)?;
         let x = adopted()?;
         fake.fail(c"cuEventRecord", 1, 700);

@@ -9,8 +9,8 @@ use fusewire::{Communicator, Device, Options, ReduceOp};
 use fusewire_tests::process::{report, role};
 use fusewire_tests::skip::skip;
 
-/// One rank, as a launcher has started it, which meets the others so many times, one after the other: a
-/// later rendezvous must not find what an earlier one has left.
+/// One rank, as a launcher has started it, which joins the others `times` times in sequence: a
+/// later rendezvous must not find keys of an earlier one.
 fn rank(times: u32) {
     for call in 0..times {
         let mut options = Options::default();

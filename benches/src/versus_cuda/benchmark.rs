@@ -290,9 +290,10 @@ impl Benchmark<'_> {
         Ok(())
     }
 
-    /// ns of an operation on the slowest rank, by the GPU's clock. What is launched first meets the other ranks on the device,
-    /// so the ranks' clocks start together. Graphs wait for a latch until all of them are enqueued: their time is the device's
-    /// alone. Eager operations do not: theirs has the host's part in it.
+    /// ns of an operation on the slowest rank, by the GPU's clock. What is launched first is a
+    /// barrier of all ranks on the device, so the ranks' clocks start together. Graphs wait for a
+    /// latch until all of them are enqueued: their time is the device's alone. Eager operations do
+    /// not: theirs has the host's part in it.
     fn time(&self, mode: Mode, runner: &mut Runner) -> Result<f64> {
         let (start, end) = (Event::new(), Event::new());
         let name = runner.figure.name.clone();

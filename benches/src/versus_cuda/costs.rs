@@ -198,7 +198,7 @@ fn turns(
         let mut taken = [0.0; 2];
         for (launch, taken) in launches.iter_mut().zip(&mut taken) {
             benchmark.rendezvous.wait()?;
-            // The ranks meet in the first launch.
+            // The first launch is a barrier of the ranks.
             let own = timed(&benchmark.stream, 1, 1, || {
                 enqueue(launch, &benchmark.stream)
             })?;

@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
 
 /// What has gone wrong so far.
 #[derive(Default)]
-struct Verdict {
+struct Report {
     violations: usize,
     controls: usize,
     missed: usize,
@@ -46,7 +46,7 @@ struct Verdict {
     missing: Vec<String>,
 }
 
-impl Verdict {
+impl Report {
     fn skip(&mut self, part: &str, reason: &str) {
         println!("skipped: {part}: {reason}");
         if self.required.iter().any(|word| word == part) {
@@ -77,7 +77,7 @@ impl Verdict {
 /// missing.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let project = arguments.which.project()?;
-    let mut verdict = Verdict {
+    let mut report = Report {
         required: std::env::var("FUSEWIRE_REQUIRE")
             .unwrap_or_default()
             .split(',')
@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .map(str::to_owned)
             .chain(arguments.require.iter().cloned())
             .collect(),
-        ..Verdict::default()
+        ..Report::default()
     };
     for allow in &project.settings.allow {
         println!(
@@ -96,29 +96,29 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let host = match host::probe(&project) {
         Ok(host) => Some(host),
         Err(Error::Project(reason)) => {
-            verdict.skip("native", &reason);
+            report.skip("native", &reason);
             None
         }
         Err(error) => return Err(error.into()),
     };
     if let (Some(host), false) = (&host, arguments.multi_rank_grid) {
-        check_native(&project, host, &mut verdict, arguments.verbose)?;
+        check_native(&project, host, &mut report, arguments.verbose)?;
     }
     if !arguments.native {
-        check_images(&project, host.as_ref(), &mut verdict, arguments)?;
+        check_images(&project, host.as_ref(), &mut report, arguments)?;
     }
     println!(
         "{} violations, {} of {} controls missed{}",
-        verdict.violations,
-        verdict.missed,
-        verdict.controls,
-        if verdict.missing.is_empty() {
+        report.violations,
+        report.missed,
+        report.controls,
+        if report.missing.is_empty() {
             String::new()
         } else {
-            format!(", required but missing: {}", verdict.missing.join(", "))
+            format!(", required but missing: {}", report.missing.join(", "))
         }
     );
-    let good = verdict.violations == 0 && verdict.missed == 0 && verdict.missing.is_empty();
+    let good = report.violations == 0 && report.missed == 0 && report.missing.is_empty();
     Ok(if good {
         ExitCode::SUCCESS
     } else {
@@ -129,17 +129,17 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn check_native(
     project: &Project,
     host: &Host,
-    verdict: &mut Verdict,
+    report: &mut Report,
     verbose: bool,
 ) -> anyhow::Result<()> {
     if !cfg!(target_arch = "x86_64") {
-        verdict.skip("native", "only x86-64 has variants");
+        report.skip("native", "only x86-64 has variants");
         return Ok(());
     }
     let objdump = match toolchain::find_objdump() {
         Ok(objdump) => objdump,
         Err(missing) => {
-            verdict.skip("native", &missing.to_string());
+            report.skip("native", &missing.to_string());
             return Ok(());
         }
     };
@@ -156,24 +156,24 @@ fn check_native(
     );
     println!("native: {} kernels in {}", entries.len(), project.name);
     report("native", &violations, verbose);
-    verdict.violations += violations.len();
+    report.violations += violations.len();
     for kernel in &host.kernels {
         if !entries.contains(kernel.name.as_str()) {
             println!(
                 "FAIL native  entries: {}: no native entry in the program",
                 kernel.name
             );
-            verdict.violations += 1;
+            report.violations += 1;
         }
     }
-    verdict.controls(&controls::native(project, &objdump)?);
+    report.controls(&controls::native(project, &objdump)?);
     Ok(())
 }
 
 fn check_images(
     project: &Project,
     host: Option<&Host>,
-    verdict: &mut Verdict,
+    report: &mut Report,
     arguments: &Arguments,
 ) -> anyhow::Result<()> {
     let targets = Target::list(&arguments.target)?;
@@ -185,7 +185,7 @@ fn check_images(
                 .map(|target| target.vendor().requirement())
                 .collect();
             for part in vendors {
-                verdict.skip(part, &error.to_string());
+                report.skip(part, &error.to_string());
             }
             return Ok(());
         }
@@ -198,7 +198,7 @@ fn check_images(
     {
         match toolchain::find_ptxas() {
             Ok(path) => ptxas = Some(path),
-            Err(missing) => verdict.skip("ptx", &missing.to_string()),
+            Err(missing) => report.skip("ptx", &missing.to_string()),
         }
     }
     let options = Options {
@@ -215,7 +215,7 @@ fn check_images(
     });
     for (&target, image) in targets.iter().zip(images) {
         if let (Vendor::Amd, Err(missing)) = (target.vendor(), &toolchain.lld) {
-            verdict.skip("amdgcn", &missing.to_string());
+            report.skip("amdgcn", &missing.to_string());
         }
         let mut image = image?;
         image.host = host.map(|host| match arguments.multi_rank_grid {
@@ -239,9 +239,9 @@ fn check_images(
         let violations = verify::check(&image);
         table(&image, &violations);
         report(target.name(), &violations, arguments.verbose);
-        verdict.violations += violations.len();
+        report.violations += violations.len();
         if let (Some(host), true) = (host, arguments.multi_rank_grid) {
-            verdict.controls(&controls::multi_rank_grid(&mut image, host));
+            report.controls(&controls::multi_rank_grid(&mut image, host));
         }
     }
     if arguments.multi_rank_grid {
@@ -256,7 +256,7 @@ fn check_images(
             .find(|target| target.vendor() == vendor);
         if let Some(&target) = newest {
             let ptxas: Option<&Path> = ptxas.as_deref();
-            verdict.controls(&controls::device(&toolchain, project, target, ptxas)?);
+            report.controls(&controls::device(&toolchain, project, target, ptxas)?);
         }
     }
     Ok(())

@@ -158,7 +158,7 @@ impl<'a> Report<'a> {
 
     fn line(&self, line: Arguments<'_>) {
         if self.shown {
-            // Whoever reads may have seen enough; the measurement goes on.
+            // The reader may have closed its end; the measurement continues.
             let _ = writeln!(std::io::stdout(), "{line}");
         }
     }

@@ -24,7 +24,8 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Meets the other ranks until `deadline`. Rank r connects to those below it and is called by those above.
+    /// Connects to the other ranks until `deadline`. Rank r connects to those below it and is
+    /// called by those above.
     pub(crate) fn connect(
         rank: u32,
         size: u32,

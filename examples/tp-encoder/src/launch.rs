@@ -41,7 +41,7 @@ pub fn alone(arguments: &[OsString], threads: u32) -> Result<()> {
     supervise(vec![("the single process".to_owned(), child)])
 }
 
-/// As [`alone`], once for each of `ranks`, which meet at a store that this process serves.
+/// As [`alone`], once for each of `ranks`, whose rendezvous is in a store that this process serves.
 ///
 /// # Errors
 /// As there.

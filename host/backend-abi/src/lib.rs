@@ -104,8 +104,8 @@ impl FusewireError {
     }
 }
 
-/// Where the ranks of one communicator meet. Keys are UTF-8 without a zero byte in between, at most [`MAX_KEY_BYTES`]
-/// long; they are the communicator's own.
+/// Store for the rendezvous of the ranks of one communicator. Keys are UTF-8 without a zero byte in
+/// between, at most [`MAX_KEY_BYTES`] long; they are the communicator's own.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireStore {
@@ -189,7 +189,7 @@ pub struct FusewireBackendSetup {
     pub hint_keys: *const *const c_char,
     /// Values of the hints, as many.
     pub hint_values: *const *const c_char,
-    /// Where the ranks meet.
+    /// Store for the rendezvous of the ranks.
     pub store: *const FusewireStore,
 }
 

@@ -26,7 +26,7 @@
  * which they were issued.
  *
  * GROWTH. A struct begins with struct_size, which the program sets to sizeof of the struct: fields come at the end, an older
- * program goes on working, and a newer one gets an error if it sets a field that an older library does not know. Zero is
+ * program continues to work, and a newer one gets an error if it sets a field that an older library does not know. Zero is
  * the default of every field. In C: fusewire_norm norm = {.struct_size = sizeof norm, ...}; else memset first.
  */
 #ifndef FUSEWIRE_H
@@ -58,7 +58,7 @@ extern "C" {
 #define FUSEWIRE_ERROR_MEMORY 10       /* memory could not be had, mapped or shared */
 #define FUSEWIRE_ERROR_CAPTURE 11      /* the call does not fit the state of a capture */
 #define FUSEWIRE_ERROR_BACKEND 12      /* another library (NCCL, RCCL, Gloo) failed */
-#define FUSEWIRE_ERROR_NOT_DONE 13     /* a bounded wait ended before the work did, which goes on */
+#define FUSEWIRE_ERROR_NOT_DONE 13     /* a bounded wait ended before the work did, which continues */
 #define FUSEWIRE_ERROR_OTHER 14
 #define FUSEWIRE_ERROR_INTERNAL 15     /* a defect of the library */
 
@@ -129,7 +129,7 @@ typedef struct fusewire_options {
    there is one such communicator at a time; make others of it by fusewire_comm_split. */
 int fusewire_comm_from_env(const char *device, const fusewire_options *options, fusewire_comm **comm);
 
-/* Joins as rank `rank` of `size`. Ranks meet in the store at `store`, "host:port" ("[::1]:29500" for IPv6), which rank 0 serves
+/* Joins as rank `rank` of `size`. The rendezvous is in the store at `store`, "host:port" ("[::1]:29500" for IPv6), which rank 0 serves
    at that address as long as the communicator lives. Communicators of different `name` (default "world") may share a
    store that another process serves. All ranks together. */
 int fusewire_comm_create(const char *device, uint32_t rank, uint32_t size, const char *store, const char *name,

@@ -26,7 +26,8 @@ pub(crate) struct Shared {
     home: Communicator,
     /// Memory in windows, by its first address.
     pub(crate) regions: Mutex<BTreeMap<usize, Region>>,
-    /// The store, where this rank serves it: it goes after all else, with the last communicator that met there.
+    /// The store, where this rank serves it: it is dropped last, with the last communicator that
+    /// used it.
     server: Option<Arc<TcpStoreServer>>,
 }
 

@@ -95,7 +95,7 @@ pub(crate) fn argument(operation: &str, detail: impl core::fmt::Display) -> Fail
     }
 }
 
-/// The failure to meet.
+/// Makes the error of a failed rendezvous.
 pub(crate) fn bootstrap(operation: &str, detail: impl core::fmt::Display) -> Failed {
     Failed {
         code: codes::FUSEWIRE_ERROR_BOOTSTRAP,

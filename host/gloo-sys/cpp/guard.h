@@ -70,7 +70,7 @@ class Registry {
 
 // Detects the end of the connection to each peer. Gloo signals the end of a connection to
 // receives that have not begun, but not to a message half way through: without this, such a wait
-// lasts until its time-out. So for each peer a receive is posted that is never met.
+// lasts until its time-out. So for each peer a receive is posted that is never matched.
 class Watch {
  public:
   explicit Watch(gloo::transport::Context& transport);

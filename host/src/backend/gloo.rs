@@ -36,7 +36,7 @@ pub(super) struct Message {
     pub(super) timeout: Duration,
 }
 
-/// The communicator's store, as Gloo meets in it.
+/// The communicator's store, as Gloo's rendezvous uses it.
 struct Rendezvous {
     store: Arc<dyn Store>,
     timeout: Duration,
@@ -161,7 +161,7 @@ pub(super) enum Scale {
 }
 
 impl Gloo {
-    /// Connects rank `rank` of `size` to the others, which meet in `store`.
+    /// Connects rank `rank` of `size` to the others, whose rendezvous is in `store`.
     pub(super) fn connect(
         rank: u32,
         size: u32,

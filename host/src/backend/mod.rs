@@ -322,7 +322,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         unsafe { compose::gather(self, from, to, count, root, how) }
     }
 
-    /// Returns (on a GPU: the stream goes on) when all ranks have called it.
+    /// Returns (on a GPU: the stream continues) when all ranks have called it.
     ///
     /// # Errors
     /// [`Error::Backend`].

@@ -18,7 +18,7 @@ pub struct Setup {
     pub rank: u32,
     /// Number of ranks.
     pub size: u32,
-    /// Where ranks meet: keys are this communicator's own.
+    /// Store for the rendezvous of the ranks; its keys belong to this communicator.
     pub store: Arc<dyn Store>,
     /// Name of the communicator.
     pub name: String,

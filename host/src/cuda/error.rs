@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_context_is_told_from_a_refused_call() {
+    fn a_lost_context_is_distinguished_from_a_refused_call() {
         for lost in [
             214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911,
         ] {

@@ -228,7 +228,7 @@ impl Exec {
 
 impl Drop for Exec {
     fn drop(&mut self) {
-        // SAFETY: the last handle of a graph that `instantiate` gave; one that runs goes on.
+        // SAFETY: the last handle of a graph that `instantiate` gave; one that runs is not stopped.
         if let Err(error) = unsafe { self.gpu.driver().destroy_exec(self.raw) } {
             tracing::warn!(%error, "an instantiated graph could not be destroyed");
         }

@@ -117,8 +117,9 @@ fn string(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
 }
 
-/// The run time's identifier where the GPU has one (16 hexadecimal digits, not all 0). Others (most graphics
-/// cards) have none, or all the same; within a host their address on the PCI bus tells them apart.
+/// The run time's identifier where the GPU has one (16 hexadecimal digits, not all 0). Others (most
+/// graphics cards) have none, or all the same; within a host their address on the PCI bus
+/// distinguishes them.
 fn identity(uuid: [u8; 16], [domain, bus, device]: [u32; 3]) -> [u8; 16] {
     let digits = uuid.iter().all(u8::is_ascii_hexdigit);
     if digits && uuid.iter().any(|byte| *byte != b'0') {

@@ -31,7 +31,7 @@ fn check_thread() {
     fake::with(|state| {
         assert_eq!(state.mode.get(), 0);
         assert_eq!(state.last.get(), 0);
-        assert!(state.fail.get().is_none(), "a failure was not met");
+        assert!(state.fail.get().is_none(), "a failure was not used");
     });
 }
 

@@ -283,7 +283,7 @@ impl Server {
         }
     }
 
-    /// Sends what there is to send, and goes on listening or closes.
+    /// Sends what there is to send, and then keeps listening or closes.
     fn finish(&mut self, token: Token, served: Result<(), String>) {
         let Some(client) = self.clients.get_mut(&token) else {
             return;

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// What kind of failure a call of a [`Transport`](super::Transport) met.
+/// Kind of failure of a [`Transport`](super::Transport) call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TransportFailure {

@@ -85,7 +85,8 @@ impl Pending {
         }
     }
 
-    /// Waits for the end at most so long; `None` when it has not come. The operation then goes on.
+    /// Waits for the end at most so long; `None` when it has not come. The operation then
+    /// continues.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<()>> {
         let start = Instant::now();
         let mut state = self.lock();

@@ -319,8 +319,8 @@ unsafe fn rows_of_lanes<M: Machine, T: Element<Acc = f32>>(
     last: usize,
 ) -> bool {
     let block = session.block();
-    // The header must have come before a block without rows goes on: it is what keeps ranks within one epoch of
-    // each other.
+    // The header must have come before a block without rows continues: it is what keeps ranks
+    // within one epoch of each other.
     let mut failed = false;
     for rank in block.elements_of_block(session.comm().size() as usize) {
         let rank = rank as u32;

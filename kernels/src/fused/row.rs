@@ -175,7 +175,7 @@ impl<T> Norm<T> {
     /// The buffers; what is not used of them is not read.
     #[inline(always)]
     pub(super) fn arguments(&self) -> Arguments {
-        // SAFETY: the block has put its arguments there, and met, before any row.
+        // SAFETY: the block has put its arguments there, and passed a barrier, before any row.
         unsafe { self.arguments.read() }
     }
 
@@ -381,7 +381,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         }
         let table = |offset: usize| block.shared().wrapping_add(offset).cast::<f32>();
         if !self.spec().is_layer() {
-            // SAFETY: the block has written the row's values, and met.
+            // SAFETY: the block has written the row's values, and passed a barrier.
             let squares = unsafe {
                 partial_sums(block, io.values, self.hidden, table(SQUARES_AT), |x| {
                     x * x
@@ -464,7 +464,7 @@ unsafe fn partial_sums<M: Machine>(
         }
     }
     block.sync();
-    // SAFETY: the block has written the table, and met.
+    // SAFETY: the block has written the table, and passed a barrier.
     unsafe { table_sum(block, table) }
 }
 

@@ -83,7 +83,7 @@ impl<M: Machine> Sorter<M> {
         let mut top = NONE;
         let mut index = 0;
         while index * size < block.size() {
-            // SAFETY: the warps have written their entries, and met.
+            // SAFETY: the warps have written their entries, and passed a barrier.
             let other = unsafe { table.add(index as usize).read() };
             top = if other > top { other } else { top };
             index += 1;
@@ -92,7 +92,7 @@ impl<M: Machine> Sorter<M> {
     }
 
     /// # Safety
-    /// As [`Sorter::top`]; the block has written the maxima, and met.
+    /// As [`Sorter::top`]; the block has written the maxima, and passed a barrier.
     #[inline(always)]
     unsafe fn choose<T: Element<Acc = f32>>(&self, part: &Part<T>, mine: u64, turn: &mut usize) {
         let block = self.block;
@@ -175,7 +175,7 @@ impl<M: Machine> Sorter<M> {
         let (mut before, mut total) = (0, 0);
         let mut other = 0;
         while other * size < block.size() {
-            // SAFETY: the warps have written their entries, and met.
+            // SAFETY: the warps have written their entries, and passed a barrier.
             let count = unsafe { table.add(other as usize).read() };
             before += if other < index { count } else { 0 };
             total += count;

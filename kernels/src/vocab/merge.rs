@@ -29,7 +29,7 @@ impl<M: Machine> Merge<'_, M> {
     #[inline(always)]
     unsafe fn word(&self, rank: u32, index: usize) -> Option<u64> {
         if rank == self.session.comm().rank() {
-            // SAFETY: the caller's promise; the block has written its words, and met.
+            // SAFETY: the caller's promise; the block has written its words, and passed a barrier.
             return Some(unsafe { mem::read(self.own.add(index)) });
         }
         self.slots.receive_word(self.session, rank, index)

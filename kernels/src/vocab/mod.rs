@@ -8,8 +8,10 @@
 //! # Rounds
 //! Rows that do not fit a slot go in rounds, each an epoch of the slots:
 //! - **who may overwrite what:** a rank overwrites its slot of round r at a peer in round r + 2;
-//! - **after having acquired** the peer's stream of round r + 1, all of it by all lanes, which meet before they send;
-//! - **released by** the peer, whose lanes met after their last read of round r and before they sent round r + 1.
+//! - **after having acquired** the peer's stream of round r + 1, all of it by all lanes, which pass
+//!   a barrier before they send;
+//! - **released by** the peer, whose lanes passed a barrier after their last read of round r and
+//!   before they sent round r + 1.
 //!
 //! This is the idiom of the packets, of launches one after the other; that a launch has several epochs changes nothing in it.
 //!

@@ -108,12 +108,13 @@ impl<T: Element<Acc = f32>> Part<T> {
                 tree(table)
             }
         } else {
-            // SAFETY: the table is this block's, and its last readers have met since.
+            // SAFETY: the table is this block's, and its last readers have passed a barrier since.
             unsafe { self.fill::<M, CHUNK>(block, base, table) };
             block.sync();
             let folded = shared::folded(block);
             for j in block.elements_of_block(PARTIALS) {
-                // SAFETY: the block has written the table, and met; entry j is this lane's.
+                // SAFETY: the block has written the table, and passed a barrier; entry j is this
+                // lane's.
                 unsafe { folded.add(j).write(fold(table.add(j))) };
             }
             block.sync();

@@ -88,7 +88,7 @@ fn split(comm: &Comm, colour: c_int, key: c_int, out: *mut ncclComm_t) -> ncclRe
     let Comm { shared, rank, .. } = comm;
     let part = [colour.to_ne_bytes(), key.to_ne_bytes()].concat();
     let number = shared.post(*rank, ("ncclCommSplit", 0, 0, 0, 0), (part, Vec::new()));
-    let parts = match shared.meet(number) {
+    let parts = match shared.all_parts(number) {
         Ok(parts) => parts,
         Err(code) => return code,
     };

@@ -65,7 +65,7 @@ struct State {
     mail: HashMap<(usize, usize), VecDeque<Mail>>,
     sent: u64,
     /// Whether a message was what its receiver asked for, by number.
-    verdicts: HashMap<u64, bool>,
+    deliveries: HashMap<u64, bool>,
 }
 
 #[derive(Debug)]
@@ -165,8 +165,9 @@ impl SharedComm {
         number
     }
 
-    /// Every rank's part, once all came. The last rank that leaves ends the rendezvous, but for a split's.
-    pub(crate) fn meet(&self, number: u64) -> Result<Vec<Part>, ncclResult_t> {
+    /// Returns every rank's part, once all have arrived. The last rank that leaves ends the
+    /// rendezvous, except a split's.
+    pub(crate) fn all_parts(&self, number: u64) -> Result<Vec<Part>, ncclResult_t> {
         self.wait(|state| {
             let rendezvous = state.rendezvous.get_mut(&number)?;
             if rendezvous.mismatch {
@@ -189,7 +190,7 @@ impl SharedComm {
     /// The child of a split for one colour.
     pub(crate) fn child(&self, number: u64, colour: i32, count: usize) -> Arc<Self> {
         let mut state = self.lock();
-        let rendezvous = state.rendezvous.get_mut(&number).expect("met before");
+        let rendezvous = state.rendezvous.get_mut(&number).expect("all ranks have joined it");
         Arc::clone(
             rendezvous
                 .children
@@ -230,7 +231,7 @@ impl SharedComm {
     ) -> Result<Vec<u8>, ncclResult_t> {
         let mail = self.wait(|state| state.mail.get_mut(&(from, to))?.pop_front())?;
         let good = mail.dtype == dtype && mail.count == count;
-        self.lock().verdicts.insert(mail.number, good);
+        self.lock().deliveries.insert(mail.number, good);
         self.moved.notify_all();
         if good {
             return Ok(mail.data);
@@ -244,7 +245,7 @@ impl SharedComm {
 
     /// Waits until message `number` was received.
     pub(crate) fn delivered(&self, number: u64, peer: usize) -> Result<(), ncclResult_t> {
-        if self.wait(|state| state.verdicts.remove(&number))? {
+        if self.wait(|state| state.deliveries.remove(&number))? {
             return Ok(());
         }
         crate::record::set_last_error(&format!(

@@ -241,7 +241,7 @@ impl Posted {
             "ncclSend" => return shared.delivered(*number, op.root as usize),
             "ncclRecv" => shared.recv((op.root as usize, rank), op.dtype, op.count)?,
             name => {
-                let parts = shared.meet(*number)?;
+                let parts = shared.all_parts(*number)?;
                 if op.rows(comm).1 == 0 {
                     return Ok(());
                 }

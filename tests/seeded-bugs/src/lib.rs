@@ -38,8 +38,9 @@ pub unsafe fn seeded_race(block: Block<impl Machine>, ordered: u32, out: *mut u3
     unsafe { mem::write(out.add(rank), seen) };
 }
 
-/// The lanes below `limit` meet at a barrier, the others go around it; then every lane writes its number into `out`. It is wrong
-/// where there are others. (They end, and hardware lets the waiting ones go then, if `limit` is a number of whole warps.)
+/// The lanes below `limit` pass a barrier, the others do not; then every lane writes its number
+/// into `out`. It is wrong where there are others. (They end, and hardware lets the waiting ones go
+/// then, if `limit` is a number of whole warps.)
 ///
 /// # Safety
 /// `out` writable for as many words as the block has lanes; one block.

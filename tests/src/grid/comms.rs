@@ -10,7 +10,7 @@ use super::{Grid, groups, warnings};
 
 const GROUP: &str = "several communicators";
 
-/// Where the communicators meet.
+/// Store of the communicators' rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stores {
     One,

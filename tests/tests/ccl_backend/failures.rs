@@ -194,7 +194,7 @@ fn a_rank_that_leaves_frees_the_others() {
     assert!(error.to_string().contains("aborted by one"), "{error}");
 }
 
-/// What one rank cannot, another hears at once.
+/// A failure of one rank is reported to the other at once.
 #[test]
 fn a_rank_without_its_library_is_named_by_the_others() {
     let fake = Fake::new();

@@ -62,7 +62,7 @@ fn parts_are_the_librarys() {
     assert_eq!(
         inits.count(),
         5,
-        "parts meet in the library, not in the store"
+        "the rendezvous of parts is in the library, not in the store"
     );
 }
 

@@ -108,8 +108,9 @@ fn steady_launches_and_replays_call_this_and_nothing_else() {
     });
 }
 
-/// What one launch calls on a stream whose earlier work goes on: whether the stream is captured, whether the first of the
-/// earlier work has ended (in relaxed mode, lest that disturbs captures of others), the launch, and an event behind it.
+/// Driver calls of one launch on a stream with unfinished work: whether the stream is captured,
+/// whether the first of the earlier work has ended (in relaxed mode, lest that disturbs captures of
+/// others), the launch, and an event behind it.
 const EAGER: &[(&str, u64)] = &[
     ("cuStreamGetCaptureInfo_v3", 1),
     ("cuThreadExchangeStreamCaptureMode", 2),

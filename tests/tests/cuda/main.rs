@@ -148,7 +148,7 @@ fn a_rank_that_never_launches_is_named() {
             comm.all_reduce(&x, ReduceOp::Sum)?;
             met.wait();
             if comm.rank() == 1 {
-                // Until the others have heard.
+                // Until the others have their errors.
                 met.wait();
                 return Ok((comm.all_reduce(&x, ReduceOp::Sum), Duration::ZERO));
             }

@@ -152,8 +152,8 @@ fn attributes_arrive_as_they_were_given() {
     });
 }
 
-/// Every shape of `shapes` is refused with its words, eager and in a capture, before the driver hears of it; then everything goes
-/// on.
+/// Every shape of `shapes` is refused with its words, eager and in a capture, before the driver is
+/// called; then everything goes on.
 fn refused(shapes: &[(LaunchAttributes, &str)]) {
     let fake = Fake::open().expect("the fake");
     let launches = || fake.calls(c"cuLaunchKernel") + fake.calls(c"cuLaunchKernelEx");

@@ -1,4 +1,4 @@
-//! Ranks that call different things: all of them hear so at once, not at the time-out.
+//! Ranks that call different operations: all of them get an error at once, not at the time-out.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -169,7 +169,7 @@ const CASES: &[(&str, Call, Call)] = &[
 fn run_case(name: &str, usual: Call, odd: Call, ranks: u32, who: u32, options: &Options) {
     let started = Instant::now();
     let results = run_threads(ranks, options, |comm| {
-        // A rank that is behind may hear of the mismatch while it is still in an earlier call.
+        // A slower rank may get the mismatch while it is still in an earlier call.
         let call = if comm.rank() == who { odd } else { usual };
         let first = comm
             .barrier()

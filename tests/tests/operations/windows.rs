@@ -250,8 +250,8 @@ fn captured_and_replayed() {
     });
 }
 
-/// Every rank puts its word to everybody with a signal, waits for all, adds up what has come, and meets the others at
-/// barrier 0.
+/// Every rank puts its word to everybody with a signal, waits for all, adds up what has come, and
+/// enters barrier 0.
 ///
 /// # Safety
 /// `window` belongs to the communicator, with two u64 per rank; `source` and `sum` are this rank's.

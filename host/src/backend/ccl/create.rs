@@ -1,4 +1,4 @@
-//! Communicators of a library: new ones, whose ranks meet in the store, and adopted ones.
+//! Communicators of a library: new ones, whose rendezvous is in the store, and adopted ones.
 
 use core::ffi::{c_char, c_void};
 use core::time::Duration;

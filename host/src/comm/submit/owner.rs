@@ -1,4 +1,4 @@
-//! A communicator as the owner of its launches: it admits each, and hears of its end.
+//! A communicator as the owner of its launches: it admits each launch and handles its end.
 
 use crate::Result;
 use crate::comm::Inner;
@@ -35,7 +35,7 @@ impl LaunchOwner for Inner {
 
     fn after(&self, word: u64, note: &LaunchNote, ran: bool) -> Result<()> {
         if !ran && self.backend.is_none() {
-            // The other ranks wait for this one's part: they shall hear of it.
+            // The other ranks wait for this one's part, so the abort is reported to them.
             self.abort();
         }
         let checked = self.check_launch();

@@ -41,7 +41,7 @@ unsafe fn deserts(context: *const LaneContext, _: *const u8) {
     }
 }
 
-/// All blocks meet: ends only when they run at once.
+/// Barrier of all blocks: ends only if they run at once.
 unsafe fn meet(context: *const LaneContext, params: *const u8) {
     // SAFETY: as in `rotate`.
     let (context, params) = unsafe { (&*context, *params.cast::<Params>()) };

@@ -214,7 +214,7 @@ fn a_library_loads_whole_on_every_architecture() {
 }
 
 #[test]
-fn an_older_gpu_is_told_what_there_is() {
+fn an_older_gpu_is_refused_with_a_list_of_images() {
     let driver = Fake::new("sm_70", true);
     let error = load_library(&driver, &Images::in_folders("sm_70", Vec::new()), KERNELS);
     assert!(error.unwrap_err().to_string().contains("there are gfx90a"));

@@ -159,9 +159,10 @@ impl MultiRankGrid {
     /// `stream` is a stream of the grid's driver.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for this rank's own arguments, which nobody else hears of. The same error for every rank:
-    /// [`Error::Launch`] when a rank does not come in time, when ranks come with different launches, when the image lacks the
-    /// kernel's grid form, when the blocks do not fit on the GPU at once; and what the driver said.
+    /// [`Error::InvalidArgument`] for this rank's own arguments, which is not reported to other
+    /// ranks. The same error for every rank: [`Error::Launch`] when a rank does not come in time,
+    /// when ranks come with different launches, when the image lacks the kernel's grid form, when
+    /// the blocks do not fit on the GPU at once; and what the driver said.
     pub unsafe fn launch(
         &self,
         rank: u32,

@@ -16,11 +16,11 @@ use super::{MultiRankGrid, MultiRankGridOptions, PART};
 use crate::{Error, Result};
 use fake::{Call, Fake};
 
-/// Waits for `all` blocks at `counter`, at most two seconds. Then every block tells the element of
-/// its rank's `own` that belongs to it how many blocks its rank has and what `mark` is, or leaves
-/// it 0 if they did not meet.
+/// Waits for `all` blocks at `counter`, at most two seconds. Then every block writes the number of
+/// its rank's blocks and `mark` into its element of its rank's `own`, or leaves it 0 if not all
+/// blocks arrived.
 #[kernel]
-unsafe fn grid_meet(
+unsafe fn grid_barrier(
     block: Block<impl Machine>,
     mark: u8,
     counter: *mut u32,
@@ -103,8 +103,8 @@ fn bytes(counter: &AtomicU32, all: u32, own: &mut [u64], mark: u8) -> Vec<u8> {
     bytes
 }
 
-/// All ranks meet in a multi-rank grid; says whether each block found itself where it must.
-fn meet(grid: &MultiRankGrid, blocks: u32, lanes: u32, all: u32, first_mark: u8) -> Result<bool> {
+/// Launches a barrier of all ranks. Returns true if each block wrote the expected element.
+fn all_arrive(grid: &MultiRankGrid, blocks: u32, lanes: u32, all: u32, first_mark: u8) -> Result<bool> {
     let counter = AtomicU32::new(0);
     let ranks = (0..grid.size()).map(|rank| {
         let counter = &counter;
@@ -114,7 +114,7 @@ fn meet(grid: &MultiRankGrid, blocks: u32, lanes: u32, all: u32, first_mark: u8)
             let params = bytes(counter, all, &mut own, mark);
             let shape = shape(blocks, lanes);
             // SAFETY: the kernel's parameters; the fake has ended the grid when this returns.
-            unsafe { grid.launch(rank, "grid_meet", &params, shape, stream(rank)) }?;
+            unsafe { grid.launch(rank, "grid_barrier", &params, shape, stream(rank)) }?;
             let word = (u64::from(blocks) << 32) | (u64::from(mark) + 1000);
             Ok(own.iter().all(|found| *found == word))
         }
@@ -155,7 +155,7 @@ fn ranks_meet_in_multi_rank_grid() {
         let grid = grid(&driver, ranks);
         // More launches than slots.
         for round in 0..5 {
-            assert!(meet(&grid, blocks, lanes, ranks * blocks, round * 10).unwrap());
+            assert!(all_arrive(&grid, blocks, lanes, ranks * blocks, round * 10).unwrap());
         }
     }
     assert_eq!(driver.allocated.load(Ordering::Relaxed), 0);
@@ -201,16 +201,16 @@ fn a_launch_has_a_time_out_of_its_own_and_a_grid_is_broken_from_outside() {
 }
 
 #[test]
-fn the_rendezvous_can_fail() {
+fn the_check_of_arrivals_can_fail() {
     let driver = fake(64);
     let grid = grid(&driver, 2);
     assert!(
-        !meet(&grid, 1, 1, 3, 0).unwrap(),
+        !all_arrive(&grid, 1, 1, 3, 0).unwrap(),
         "one block more than there are"
     );
     driver.miscounts.store(true, Ordering::Relaxed);
     assert!(
-        !meet(&grid, 1, 1, 2, 0).unwrap(),
+        !all_arrive(&grid, 1, 1, 2, 0).unwrap(),
         "all blocks ran as the first rank's"
     );
 }
@@ -222,7 +222,7 @@ fn a_grid_stands_between_what_every_stream_has() {
     let mut tables = Vec::new();
     for _ in 0..3 {
         driver.calls.lock().unwrap().clear();
-        assert!(meet(&grid, 2, 1, 6, 0).unwrap());
+        assert!(all_arrive(&grid, 2, 1, 6, 0).unwrap());
         let calls = driver.calls.lock().unwrap().clone();
         let at = calls
             .iter()
@@ -278,7 +278,7 @@ fn a_rank_that_does_not_come_is_named() {
     assert_eq!(
         text(idle(&grid, 2, "grid_idle", 1)),
         said[0],
-        "who comes late hears it too"
+        "a late rank gets the error too"
     );
     assert!(
         driver.calls.lock().unwrap().is_empty(),
@@ -289,7 +289,7 @@ fn a_rank_that_does_not_come_is_named() {
 #[test]
 fn different_launches_are_named() {
     for (one, other) in [
-        (("grid_idle", 1), ("grid_meet", 1)),
+        (("grid_idle", 1), ("grid_barrier", 1)),
         (("grid_idle", 1), ("grid_idle", 2)),
     ] {
         let driver = fake(64);
@@ -333,7 +333,7 @@ fn what_cannot_be_launched_is_refused_to_all_and_the_grid_lives() {
     }
     driver.mistakes.store(true, Ordering::Relaxed);
     // Not the kernel from above, which the grid knows by now.
-    for result in idle_all(&grid, &[("grid_meet", 1); 2]) {
+    for result in idle_all(&grid, &[("grid_barrier", 1); 2]) {
         assert!(text(result).contains("[(0, 8)]"));
     }
     driver.mistakes.store(false, Ordering::Relaxed);
@@ -341,7 +341,7 @@ fn what_cannot_be_launched_is_refused_to_all_and_the_grid_lives() {
         driver.calls.lock().unwrap().is_empty(),
         "nothing was launched"
     );
-    assert!(meet(&grid, 2, 1, 4, 0).unwrap());
+    assert!(all_arrive(&grid, 2, 1, 4, 0).unwrap());
 }
 
 #[test]

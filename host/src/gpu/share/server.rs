@@ -224,9 +224,9 @@ fn run(shared: &Shared, listener: &UnixListener) {
             return close(listener, callers);
         }
         for at in (0..callers.len()).rev() {
-            let heard = entries[2 + at].revents != 0;
+            let has_data = entries[2 + at].revents != 0;
             let caller = &mut callers[at];
-            let done = (heard && caller.hear(shared)) || caller.since.elapsed() >= CALLER_TIME;
+            let done = (has_data && caller.receive(shared)) || caller.since.elapsed() >= CALLER_TIME;
             if done {
                 hang_up(&callers.remove(at).socket);
             }
@@ -240,7 +240,7 @@ fn run(shared: &Shared, listener: &UnixListener) {
 
 /// Accepts everybody who waits; false when the system has no room for another connection.
 fn take_callers(listener: &UnixListener, callers: &mut Vec<Caller>) -> bool {
-    // Not more at once than there is room for, so that each is heard before it is sent away.
+    // Not more at once than there is room for, so that each is read before it is closed.
     for _ in 0..MAX_CALLERS / 2 {
         match listener.accept() {
             Ok((socket, _)) => {
@@ -276,8 +276,9 @@ fn take_callers(listener: &UnixListener, callers: &mut Vec<Caller>) -> bool {
 }
 
 impl Caller {
-    /// Takes what the caller says, and answers when that is all; whether the caller is done with.
-    fn hear(&mut self, shared: &Shared) -> bool {
+    /// Reads from the caller and answers a complete request. Returns true if the connection is
+    /// done.
+    fn receive(&mut self, shared: &Shared) -> bool {
         // What it sends by SCM_RIGHTS is closed by the system, because nothing here has room for it.
         match (&self.socket).read(&mut self.request[self.count..]) {
             Ok(0) => return true,

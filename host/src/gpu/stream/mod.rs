@@ -1,5 +1,5 @@
-//! Streams of a GPU: the driver's, with what is in flight on them beside, so that memory stays alive and owners hear
-//! of ends and failures.
+//! Streams of a GPU: the driver's, with what is in flight on them beside, so that memory stays
+//! alive and ends and failures are reported to owners.
 //!
 //! Nothing here waits for the device but [`Stream::wait`] and [`Stream::synchronize`], not even the end of a stream:
 //! what is in flight then is left to the [`Gpu`]. Whoever asks finds out what has ended since: there is no thread.

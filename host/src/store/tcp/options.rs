@@ -34,7 +34,7 @@ impl FromStr for StoreProtocol {
     }
 }
 
-/// How a client meets its server.
+/// How a client connects to its server.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct StoreOptions {

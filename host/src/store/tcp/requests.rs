@@ -43,7 +43,8 @@ impl TcpStore {
             Ok(None)
         })()
         .map_err(|error| Error::store_io(operation, first, describe(error)))?;
-        // An old server cannot call a wait off, so its late answer must not meet another request.
+        // An old server cannot call a wait off, so its late answer must not be taken for that of
+        // another request.
         if !legacy || answer.is_some() {
             self.put_back(connection);
         }

@@ -33,7 +33,7 @@ pub(crate) struct EventRecord {
     pub(crate) recorded: AtomicBool,
 }
 
-/// A capture that goes on.
+/// An active capture.
 #[derive(Debug)]
 struct Capture {
     mode: u32,

@@ -124,7 +124,7 @@ fn more_descriptors_than_there_is_room_for_are_an_error() {
 }
 
 #[test]
-fn one_that_hangs_up_without_an_answer_is_told_from_one_that_is_slow() {
+fn an_owner_that_hangs_up_is_distinguished_from_a_slow_one() {
     assert_eq!(failure(answered(&[], &[], LONG)), FetchFailure::Withdrawn);
     let start = Instant::now();
     let short = Duration::from_millis(150);

@@ -155,7 +155,7 @@ fn serve() {
                 "ok".to_owned()
             }
             ["fetch", token] => outcome(&parsed(token)),
-            ["crowded", token] => crowded(&parsed(token)),
+            ["full-table", token] => full_table(&parsed(token)),
             // SAFETY: the call touches no memory; it concerns this thread alone.
             ["leave"] => match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
                 0 => "ok".to_owned(),
@@ -168,7 +168,7 @@ fn serve() {
 }
 
 /// What a fetch gives where there is room for its own two descriptors, but not for a third.
-fn crowded(token: &Token) -> String {
+fn full_table(token: &Token) -> String {
     let limit = libc::rlimit {
         rlim_cur: 64,
         rlim_max: 64,
@@ -185,10 +185,10 @@ fn crowded(token: &Token) -> String {
 }
 
 #[test]
-fn a_process_without_room_for_the_descriptor_is_told_so() {
+fn a_process_without_room_for_the_descriptor_gets_an_error() {
     let own = publish(memory("x")).unwrap();
     let mut peer = Peer::start("serve");
-    let reply = peer.ask(&format!("crowded {}", hex(&own.token())));
+    let reply = peer.ask(&format!("full-table {}", hex(&own.token())));
     assert!(
         reply.starts_with("Answer: ") && reply.contains("ulimit"),
         "{reply}"
