@@ -129,7 +129,7 @@ fn works(size: u32) {
 }
 
 #[test]
-fn a_rank_that_never_launches_is_named_and_the_device_goes_on() {
+fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
     works(2);
     let multi_rank_grid = grid_mode() == GridMode::MultiRankGrid;
     for graph in [false, true] {

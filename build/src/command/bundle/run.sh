@@ -286,7 +286,7 @@ run_graphs() {
 }
 
 run_failures() {
-    exactly on_device a_rank_that_never_launches_is_named_and_the_device_goes_on a_process_that_ends_is_named
+    exactly on_device a_rank_that_never_launches_is_named_and_the_device_works_afterwards a_process_that_ends_is_named
     exactly operations abort::abort_frees_whoever_waits
     exactly graphs a_replay_that_fails_says_so_from_then_on
     if [ $quick = no ]; then
