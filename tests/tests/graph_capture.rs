@@ -176,21 +176,21 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         return;
     };
     // Both ranks do the same at the same time, for the counters are the process'.
-    let met = std::sync::Barrier::new(2);
+    let barrier = std::sync::Barrier::new(2);
     all(2, |comm| {
         let mix = Mix::new(&comm)?;
         let stream = stream();
         let on = comm.on(&stream);
         on.warm_up()?;
         mix.fill(1)?;
-        met.wait();
+        barrier.wait();
         let before = disturbed(&fake);
         stream.begin_capture()?;
         mix.issue(&on)?;
         let graph = stream.end_capture()?;
         // The batch's table is written once, here.
         let after = disturbed(&fake);
-        met.wait();
+        barrier.wait();
         for ((name, before), (_, after)) in before.iter().zip(&after) {
             if *name != c"cuStreamSynchronize" {
                 assert_eq!(before, after, "{name:?} in a capture");
@@ -201,7 +201,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         graph.run(&stream)?;
         mix.issue(&on)?;
         on.barrier()?;
-        met.wait();
+        barrier.wait();
         let before = disturbed(&fake);
         for _ in 0..5 {
             graph.run(&stream)?;
@@ -211,7 +211,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         }
         let after = disturbed(&fake);
         assert_eq!(before, after, "steady launches and replays");
-        met.wait();
+        barrier.wait();
         mix.check(1)?;
         // A negative control: the counters count.
         let event = Event::new();
@@ -305,7 +305,7 @@ fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
         return;
     };
     for mode in 0..3 {
-        let met = std::sync::Barrier::new(2);
+        let barrier = std::sync::Barrier::new(2);
         all(2, |comm| {
             let raw = fake.stream();
             // SAFETY: destroyed below, behind everything.
@@ -315,7 +315,7 @@ fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
             let between = tensor(DType::F32, N)?;
             let mix = Mix::new(&comm)?;
             mix.fill(5)?;
-            met.wait();
+            barrier.wait();
             fake.begin_capture(raw, mode);
             assert!(stream.is_capturing());
             let captured = on
@@ -325,10 +325,10 @@ fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
             let refused = stream.end_capture().expect_err("somebody else's capture");
             assert!(matches!(refused, Error::CaptureState { .. }), "{refused}");
             // In the strictest mode no thread may disturb another one's capture.
-            met.wait();
+            barrier.wait();
             let (graph, exec) = fake.end_capture(raw);
             captured?;
-            met.wait();
+            barrier.wait();
             let held = Tensor::clone(&between);
             drop((between, held));
             let noise: Vec<Tensor> = (0..8)
@@ -345,16 +345,16 @@ fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
                 assert_eq!(y.to_vec::<f32>()?, [(2 * round + 1) as f32; N]);
                 mix.check(u64::from(round))?;
             }
-            met.wait();
+            barrier.wait();
             let before = fake.live(c"user_object");
-            met.wait();
+            barrier.wait();
             drop((on, stream, mix));
             fake.call("cuGraphExecDestroy", exec);
             fake.call("cuGraphDestroy", graph);
             soon(&comm, "the end of what the graph kept", || {
                 fake.live(c"user_object") < before
             })?;
-            met.wait();
+            barrier.wait();
             // The communicator was used on that stream last.
             comm.barrier()?;
             fake.call("cuStreamDestroy_v2", raw);

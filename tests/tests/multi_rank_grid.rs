@@ -377,10 +377,10 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
     let test = "whoever_waits_hears_of_an_abort_and_of_other_failures";
     on_fake(test, Image::There, &[], || {
         // An abort.
-        let met = Barrier::new(2);
+        let barrier = Barrier::new(2);
         for result in run(2, &multi_rank_grid(TEST_TIMEOUT), |comm| {
             comm.barrier()?;
-            met.wait();
+            barrier.wait();
             let began = Instant::now();
             if comm.rank() == 1 {
                 std::thread::sleep(Duration::from_millis(100));

@@ -142,20 +142,20 @@ fn a_rank_that_never_launches_is_named() {
     on_fake("a_rank_that_never_launches_is_named", &[], || {
         let mut options = options();
         options.timeout = Duration::from_millis(500);
-        let met = std::sync::Barrier::new(3);
+        let barrier = std::sync::Barrier::new(3);
         let results = run_threads(3, &options, |comm| {
             let x = comm.alloc(DType::F32, 10)?;
             comm.all_reduce(&x, ReduceOp::Sum)?;
-            met.wait();
+            barrier.wait();
             if comm.rank() == 1 {
                 // Until the others have their errors.
-                met.wait();
+                barrier.wait();
                 return Ok((comm.all_reduce(&x, ReduceOp::Sum), Duration::ZERO));
             }
             let began = Instant::now();
             let failed = comm.all_reduce(&x, ReduceOp::Sum);
             let took = began.elapsed();
-            met.wait();
+            barrier.wait();
             Ok((failed, took))
         });
         for result in results {

@@ -48,7 +48,7 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
             [6000, 7000]
         };
         let ranks = 1 + trial % 3;
-        let met = Barrier::new(ranks as usize);
+        let barrier = Barrier::new(ranks as usize);
         let results = run_threads(ranks, &options(), |comm| {
             let streams = [stream(), stream()];
             let graphs = [
@@ -56,7 +56,7 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
                 graph(&comm, &streams[1], sizes[1])?,
             ];
             // Nobody may fail while another rank still captures.
-            met.wait();
+            barrier.wait();
             let replay = |which: usize| -> (u64, Option<Error>) {
                 let (graph, x, y) = &graphs[which];
                 for i in 0..replays {
@@ -108,12 +108,12 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
 #[test]
 fn an_overlap_is_reported_by_name() {
     // A replay that waits for the other rank, and a second one beside it.
-    let met = Barrier::new(2);
+    let barrier = Barrier::new(2);
     let results = run_threads(2, &options(), |comm| {
         let streams = [stream(), stream()];
         let (first, ..) = graph(&comm, &streams[0], 100)?;
         let (second, ..) = graph(&comm, &streams[1], 200)?;
-        met.wait();
+        barrier.wait();
         if comm.rank() == 1 {
             while comm.failure().is_none() {
                 std::thread::sleep(Duration::from_millis(2));

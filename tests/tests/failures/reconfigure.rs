@@ -57,12 +57,12 @@ fn threads<R: Send>(
     body: impl Fn(usize, Arc<dyn Store>, &Barrier) -> Result<R> + Sync,
 ) -> Vec<R> {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-    let meet = Barrier::new(count);
+    let barrier = Barrier::new(count);
     std::thread::scope(|scope| {
         let running: Vec<_> = (0..count)
             .map(|i| {
-                let (store, body, meet) = (Arc::clone(&store), &body, &meet);
-                scope.spawn(move || body(i, store, meet))
+                let (store, body, barrier) = (Arc::clone(&store), &body, &barrier);
+                scope.spawn(move || body(i, store, barrier))
             })
             .collect();
         running
@@ -82,7 +82,7 @@ fn first(i: usize, count: usize, name: &str, store: &Arc<dyn Store>) -> Result<C
 
 #[test]
 fn identity_shrink_grow_and_back() {
-    threads(4, |i, store, meet| {
+    threads(4, |i, store, barrier| {
         let comm = first(i, 4, "world", &store)?;
         check(&comm, 4)?;
         // Identity.
@@ -100,13 +100,13 @@ fn identity_shrink_grow_and_back() {
         // Shrink: the last one leaves, then one in the middle.
         let handles = exchange(&*store, "b", i, 4, &same.init_handle()?)?;
         if i == 3 {
-            meet.wait();
+            barrier.wait();
         } else {
             let fewer = Members::Set(handles[..3].to_vec());
             let three = same.reconfigure(&ReconfigureOptions::new(2, fewer))?;
             assert_eq!(three.rank(), i as u32);
             check(&three, 3)?;
-            meet.wait();
+            barrier.wait();
             let handles = exchange(&*store, "c", i, 3, &three.init_handle()?)?;
             let fewer = Members::Set(vec![handles[2].clone(), handles[0].clone()]);
             if i != 1 {
@@ -117,7 +117,7 @@ fn identity_shrink_grow_and_back() {
                 check(&two, 2)?;
             }
         }
-        meet.wait();
+        barrier.wait();
         // All of the first communicator again, as candidates: whatever they are in.
         let candidate = Candidate::new(device(), Arc::clone(&store), "world", options())?;
         let handles = exchange(&*store, "d", i, 4, &candidate.init_handle())?;
@@ -205,7 +205,7 @@ fn two_become_one_and_one_becomes_two() {
 
 #[test]
 fn after_an_abort_graphs_of_before_say_which_generation_they_are_of() {
-    threads(3, |i, store, meet| {
+    threads(3, |i, store, barrier| {
         let comm = first(i, 3, "abort", &store)?;
         let x = comm.alloc(DType::F32, 64)?;
         comm.stream().begin_capture()?;
@@ -221,7 +221,7 @@ fn after_an_abort_graphs_of_before_say_which_generation_they_are_of() {
         }
         assert!(comm.is_aborted());
         assert!(graph.run(comm.stream()).is_err());
-        meet.wait();
+        barrier.wait();
         let handles = exchange(&*store, "revive", i, 3, &comm.init_handle()?)?;
         let revived = comm.reconfigure(&ReconfigureOptions::new(30, Members::Set(handles)))?;
         check(&revived, 3)?;
@@ -247,7 +247,7 @@ fn after_an_abort_graphs_of_before_say_which_generation_they_are_of() {
 
 #[test]
 fn refused_members_and_numbers() {
-    threads(2, |i, store, meet| {
+    threads(2, |i, store, barrier| {
         let comm = first(i, 2, "refuse", &store)?;
         let handles = exchange(&*store, "x", i, 2, &comm.init_handle()?)?;
         let other = vec![handles[1 - i].clone()];
@@ -269,13 +269,13 @@ fn refused_members_and_numbers() {
         check(&comm, 2)?;
         let next = comm.reconfigure(&ReconfigureOptions::new(42, Members::Set(handles)))?;
         check(&next, 2)?;
-        meet.wait();
+        barrier.wait();
         let handles = exchange(&*store, "y", i, 2, &next.init_handle()?)?;
         let reversed = handles.iter().rev().cloned().collect();
         let used = ReconfigureOptions::new(42, Members::Ordered(reversed));
         let error = next.reconfigure(&used).expect_err("used before");
         assert!(error.to_string().contains("was used before"), "{error}");
-        meet.wait();
+        barrier.wait();
         // Members that do not agree.
         let mine = if i == 0 {
             handles.clone()
@@ -291,7 +291,7 @@ fn refused_members_and_numbers() {
                 .timeout(Duration::from_millis(500)),
         );
         assert!(differ.is_err() && started.elapsed() < TEST_TIMEOUT);
-        meet.wait();
+        barrier.wait();
         // A member that does not come.
         if i == 0 {
             let absent = ReconfigureOptions::new(43, Members::Ordered(handles))

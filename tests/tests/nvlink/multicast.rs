@@ -140,31 +140,31 @@ fn a_window_has_an_address_as_long_as_it_lives() {
     let test = "multicast::a_window_has_an_address_as_long_as_it_lives";
     on_fake(test, &devices("3"), || {
         let fake = Fake::open().expect("the fake");
-        let met = Barrier::new(3);
+        let barrier = Barrier::new(3);
         let work = |comm: Communicator| {
             assert_eq!(algorithm(&comm)?, Algorithm::TwoShot, "there is no window");
             let window =
                 comm.alloc_window(DType::F32, 70_000, fusewire::WindowOptions::default())?;
             assert_eq!(algorithm(&comm)?, Algorithm::Nvls);
             sum(&comm, window.tensor())?;
-            met.wait();
+            barrier.wait();
             // One handle and one binding a rank, of the tensor and of the signals.
             assert_eq!(live(&fake)[..2], [6, 6]);
-            met.wait();
+            barrier.wait();
             window.free()?;
             comm.barrier()?;
-            met.wait();
+            barrier.wait();
             assert_eq!(live(&fake)[..2], [0, 0], "freed with the window");
-            met.wait();
+            barrier.wait();
             let (first, second) = (
                 comm.alloc(DType::F32, 1000)?,
                 comm.alloc(DType::F32, 1 << 20)?,
             );
             sum(&comm, &first)?;
             sum(&comm, &second)?;
-            met.wait();
+            barrier.wait();
             assert_eq!(live(&fake)[..2], [6, 6]);
-            met.wait();
+            barrier.wait();
             comm.finalize()
         };
         // Freed with the communicator; nothing grows from one to the next.
@@ -195,21 +195,21 @@ fn a_rank_that_is_refused_leaves_all_without() {
     let test = "multicast::a_rank_that_is_refused_leaves_all_without";
     on_fake(test, &devices("3"), || {
         let fake = Fake::open().expect("the fake");
-        let met = Barrier::new(3);
+        let barrier = Barrier::new(3);
         let work = |refused: Option<(&CStr, u64)>| {
             let said = run_each(3, |comm| {
-                met.wait();
+                barrier.wait();
                 if let Some((call, nth)) = refused.filter(|_| comm.rank() == 0) {
                     // CUDA_ERROR_NOT_SUPPORTED
                     fake.fail(call, nth, 801);
                 }
-                met.wait();
+                barrier.wait();
                 let (window, said) = warnings::of(|| comm.alloc(DType::F32, 70_000));
                 let window = window?;
                 let by = algorithm(&comm)?;
-                met.wait();
+                barrier.wait();
                 let held = live(&fake)[..2].to_vec();
-                met.wait();
+                barrier.wait();
                 sum(&comm, &window)?;
                 // The next one has an address, but some operations are on the first.
                 sum(&comm, &comm.alloc(DType::F32, 1000)?)?;

@@ -42,7 +42,7 @@ unsafe fn deserts(context: *const LaneContext, _: *const u8) {
 }
 
 /// Barrier of all blocks: ends only if they run at once.
-unsafe fn meet(context: *const LaneContext, params: *const u8) {
+unsafe fn barrier(context: *const LaneContext, params: *const u8) {
     // SAFETY: as in `rotate`.
     let (context, params) = unsafe { (&*context, *params.cast::<Params>()) };
     // SAFETY: as in `add`.
@@ -139,7 +139,7 @@ fn concurrent_blocks_meet() {
         order: BlockOrder::Concurrent,
         ..Grid::default()
     };
-    stream.run(&launch_grid(meet, &target, 0, grid)).unwrap();
+    stream.run(&launch_grid(barrier, &target, 0, grid)).unwrap();
     assert_eq!(value(&target), 8);
 }
 

@@ -16,7 +16,7 @@ use super::stream::{cuStreamCreate, cuStreamSynchronize};
 use crate::status::{SUCCESS, Status};
 
 /// Waits until all blocks have come here; panics where they do not.
-unsafe fn meet(lane: *const LaneContext, params: *const u8) {
+unsafe fn barrier(lane: *const LaneContext, params: *const u8) {
     // SAFETY: the contract of a native entry.
     let lane = unsafe { &*lane };
     // SAFETY: the parameter is the address of a counter.
@@ -51,7 +51,7 @@ const fn kernel(name: &'static str, entry: NativeEntry) -> KernelInfo {
     }
 }
 
-static KERNELS: &[&[KernelInfo]] = &[&[kernel("meet", meet), kernel("fail", fail)]];
+static KERNELS: &[&[KernelInfo]] = &[&[kernel("barrier", barrier), kernel("fail", fail)]];
 
 fn launch(module: usize, name: &str, blocks: u32, stream: usize, counter: *mut c_void) -> u32 {
     let (name, mut function) = (CString::new(name).unwrap(), 0);
@@ -94,7 +94,7 @@ fn blocks_run_at_once_and_a_failure_stays() {
         assert_eq!(cuMemHostAlloc(&raw mut counter, 4, 0), SUCCESS);
         counter.cast::<u32>().write(0);
     }
-    assert_eq!(launch(module, "meet", 24, stream, counter), SUCCESS);
+    assert_eq!(launch(module, "barrier", 24, stream, counter), SUCCESS);
     // SAFETY: as above.
     assert_eq!(unsafe { cuStreamSynchronize(stream) }, SUCCESS);
     // SAFETY: the launch is done.
