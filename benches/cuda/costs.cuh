@@ -59,7 +59,7 @@ __device__ __forceinline__ void ping_pong(const Peers<2> &pads, u32 turns, u32 r
     u32 *signal = own->signal;
     u32 *answer = at<SignalPad>(pads, 1 - rank)->signal;
     const u32 before = load_word(own->turns);
-    const auto tell = [&](u32 value) {
+    const auto answer_with = [&](u32 value) {
         if constexpr (ORDER == Order::Release) {
             store_release(answer, value);
         } else {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void ping_pong(const Peers<2> &pads, u32 turns, u32 r
     for (u32 turn = 1; turn <= turns; ++turn) {
         const u32 expected = before + turn;
         if (rank == 0) {
-            tell(expected);
+            answer_with(expected);
         }
         Timeout timeout;
         if constexpr (ORDER == Order::Release) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void ping_pong(const Peers<2> &pads, u32 turns, u32 r
             }
         }
         if (rank != 0) {
-            tell(expected);
+            answer_with(expected);
         }
     }
     store_word(own->turns, before + turns);
