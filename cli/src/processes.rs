@@ -11,8 +11,8 @@ pub(crate) fn adopt_orphans() {
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
 }
 
-/// Ends every process below this one: first asks, after `timeout` kills (a stopped process does not hear
-/// the question). Their exit statuses are lost.
+/// Ends every process below this one: sends SIGTERM, and after `timeout` SIGKILL (a stopped process
+/// does not handle SIGTERM). Their exit statuses are lost.
 pub(crate) fn end_descendants(timeout: Duration) {
     let started = Instant::now();
     let mut asked = Vec::new();

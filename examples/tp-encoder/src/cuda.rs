@@ -1,9 +1,10 @@
 //! Candle's memory and stream on a GPU, handed to Fusewire as they are.
 //!
-//! All of it goes onto candle's own stream: what is enqueued there before has written the inputs when a kernel of Fusewire's
-//! begins, and what comes behind it finds its output. Candle frees memory in that stream's order as well, so nothing
-//! need be kept for the launch beyond the call. Peers never touch this memory: it lies in no window, so what they read is
-//! the copy in staging that the kernel itself makes.
+//! All work is enqueued on candle's own stream: what is enqueued there before has written the
+//! inputs when a kernel of Fusewire's begins, and what comes behind it finds its output. Candle
+//! frees memory in that stream's order as well, so nothing need be kept for the launch beyond the
+//! call. Peers never touch this memory: it lies in no window, so what they read is the copy in
+//! staging that the kernel itself makes.
 
 use core::ffi::c_void;
 

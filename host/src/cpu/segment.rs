@@ -13,7 +13,7 @@ use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -110,9 +110,13 @@ impl Segment {
     /// Maps the segment that `rank` described. Where this process has created or mapped it already,
     /// returns that same mapping.
     ///
+    /// The descriptor may come from an untrusted store, so it is not enough that the file is the one
+    /// described: only an anonymous memory file whose size is sealed is mapped. An ordinary file is
+    /// never mapped, whatever the descriptor says.
+    ///
     /// # Errors
-    /// [`Error::PeerSegment`] when the process is gone or the file is not the one described,
-    /// [`Error::MemoryMap`] when it cannot be mapped.
+    /// [`Error::PeerSegment`] when the process has ended, the file is not the one described or is not
+    /// a sealed memory file, [`Error::MemoryMap`] when it cannot be mapped.
     pub fn open(descriptor: &SegmentDescriptor, rank: u32) -> Result<Arc<Self>> {
         let refused = |detail: String| Error::PeerSegment { rank, detail };
         let SegmentDescriptor {
@@ -128,6 +132,8 @@ impl Segment {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
+            // The descriptor could name a terminal or a device: do not acquire it, do not block.
+            .custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK)
             .open(&path)
             .map_err(|error| {
                 refused(format!(
@@ -157,6 +163,12 @@ impl Segment {
                 metadata.size()
             )));
         }
+        check_seals(&file).map_err(|found| {
+            refused(format!(
+                "{path} is no segment of this library ({found}); the descriptor came through the \
+                 store: who else can write there? (FUSEWIRE_STORE_SECRET keeps others out)"
+            ))
+        })?;
 
         let key = (metadata.dev(), inode);
         let mut cache = cache();
@@ -278,11 +290,28 @@ fn create_file(name: &CStr) -> io::Result<File> {
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
+/// The seals of every segment: its size is fixed, and no seal can be added or removed.
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Checks that `file` is a memory file with the seals of a segment; the kernel may have added others
+/// (`vm.memfd_noexec`). Ordinary files have no seals: `F_GET_SEALS` fails for them with `EINVAL`.
+/// The error says what was found instead.
+fn check_seals(file: &File) -> Result<(), String> {
+    // SAFETY: `file` keeps the descriptor open during the call; F_GET_SEALS takes no argument and
+    // writes no memory of this process.
+    let found = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    match found {
+        0.. if found & SEALS == SEALS => Ok(()),
+        0.. => Err(format!("a memory file with seals {found:#x}, not {SEALS:#x}")),
+        _ => Err("not a memory file".to_owned()),
+    }
+}
+
 /// Fixes the size for ever: a file that shrank under a peer's mapping would kill the peer.
 fn seal_size(file: &File) -> io::Result<()> {
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: the descriptor is open; the call touches no memory.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    // SAFETY: `file` keeps the descriptor open during the call; F_ADD_SEALS takes an integer and
+    // writes no memory of this process.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) };
     if result == 0 {
         Ok(())
     } else {
@@ -416,6 +445,44 @@ mod tests {
             assert!(error.to_string().contains("rank 3"), "{error}");
         }
         Segment::open(&good, 3).unwrap();
+    }
+
+    /// Describes an open file of this process as if it were a segment.
+    fn describe(file: &File, bytes: u64) -> SegmentDescriptor {
+        SegmentDescriptor {
+            pid: process::id(),
+            fd: file.as_raw_fd() as u32,
+            bytes,
+            inode: file.metadata().unwrap().ino(),
+            start_time: start_time(process::id()).unwrap(),
+        }
+    }
+
+    /// Every other field of these descriptors is right: only the seals distinguish the files from
+    /// segments.
+    #[test]
+    fn files_that_are_no_segments_are_never_mapped() {
+        let path = std::env::temp_dir().join(format!("fusewire-private-{}", process::id()));
+        let private = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .unwrap();
+        std::fs::remove_file(&path).unwrap();
+        private.set_len(4096).unwrap();
+        let unsealed = create_file(c"fusewire-unsealed").unwrap();
+        unsealed.set_len(4096).unwrap();
+        for (file, reason) in [(&private, "not a memory file"), (&unsealed, "seals 0x0")] {
+            let error = Segment::open(&describe(file, 4096), 2).unwrap_err();
+            assert!(
+                matches!(error, Error::PeerSegment { rank: 2, .. }),
+                "{error}"
+            );
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+        seal_size(&unsealed).unwrap();
+        Segment::open(&describe(&unsealed, 4096), 2).unwrap();
     }
 
     #[test]

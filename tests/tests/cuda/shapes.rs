@@ -153,7 +153,7 @@ fn attributes_arrive_as_they_were_given() {
 }
 
 /// Every shape of `shapes` is refused with its words, eager and in a capture, before the driver is
-/// called; then everything goes on.
+/// called; then everything works again.
 fn refused(shapes: &[(LaunchAttributes, &str)]) {
     let fake = Fake::open().expect("the fake");
     let launches = || fake.calls(c"cuLaunchKernel") + fake.calls(c"cuLaunchKernelEx");
