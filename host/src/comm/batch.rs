@@ -6,7 +6,7 @@ use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::batch::{BATCH, BatchOp, BatchParams, NONE, kind};
 
 use super::handoff::Address;
-use super::observe::Note;
+use super::observe::OpInfo;
 use super::on_gpu::OnGpu;
 use super::submit::{Prepared, invalid};
 use super::{Communicator, Work};
@@ -153,14 +153,14 @@ impl Communicator {
         };
         let algorithm = Algorithm::Channel as u8;
         let call = Call::new(Operation::Batch, 0, 0, algorithm, self.rank() as u16, 0).0;
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: bytes(&ops, P2pKind::Send),
             output_count: bytes(&ops, P2pKind::Recv),
         };
         let mut table = self.matched(&ops)?;
         if self.inner.backend.is_some() {
-            return Ok(self.hand_off_batch(ops, note));
+            return Ok(self.hand_off_batch(ops, op_info));
         }
         for at in 0..table.len() {
             let op = table[at];
@@ -170,7 +170,7 @@ impl Communicator {
             table[at].after = before.map_or(NONE, |before| before as u32);
         }
         let tensors = ops.into_iter().map(|op| op.tensor).collect();
-        self.batch_of(table, tensors, call, note)
+        self.batch_of(table, tensors, call, op_info)
     }
 
     /// Sends and receives raw memory, all at once; none of it with this rank itself, and none empty.
@@ -202,11 +202,11 @@ impl Communicator {
         }
         let algorithm = Algorithm::Channel as u8;
         let call = Call::new(Operation::Batch, 0, 0, algorithm, self.rank() as u16, 0).0;
-        let note = Note {
+        let op_info = OpInfo {
             call,
-            ..Note::default()
+            ..OpInfo::default()
         };
-        self.run(&self.batch_of(table, Vec::new(), call, note)?)
+        self.run(&self.batch_of(table, Vec::new(), call, op_info)?)
     }
 
     fn batch_of(
@@ -214,11 +214,11 @@ impl Communicator {
         table: Vec<BatchOp>,
         tensors: Vec<Tensor>,
         call: u64,
-        note: Note,
+        op_info: OpInfo,
     ) -> Result<Prepared<'static>> {
         let words = table.len() * self.inner.options.blocks as usize;
         if let Some(on_gpu) = &self.inner.on_gpu {
-            return self.batch_on_gpu(on_gpu, table, words, tensors, call, note);
+            return self.batch_on_gpu(on_gpu, table, words, tensors, call, op_info);
         }
         let table = Arc::new(Table {
             progress: (0..words).map(|_| core::cell::UnsafeCell::new(0)).collect(),
@@ -233,7 +233,7 @@ impl Communicator {
             ops: table.ops.as_ptr(),
             progress: table.progress.as_ptr().cast_mut().cast(),
         };
-        Ok(Prepared::new(self, &BATCH, params, [None; 3], false, note).keeping(table))
+        Ok(Prepared::new(self, &BATCH, params, [None; 3], false, op_info).keeping(table))
     }
 
     /// As [`Communicator::batch_of`], with the table in device memory: the operations, then the zeroed progress.
@@ -244,7 +244,7 @@ impl Communicator {
         words: usize,
         tensors: Vec<Tensor>,
         call: u64,
-        note: Note,
+        op_info: OpInfo,
     ) -> Result<Prepared<'static>> {
         let count = table.len() as u64;
         let ops: &[u8] = bytemuck::cast_slice(&table);
@@ -260,7 +260,7 @@ impl Communicator {
             ops: at as *const BatchOp,
             progress: (at + ops.len() as u64) as *mut u64,
         };
-        let prepared = Prepared::new(self, &BATCH, params, [None; 3], false, note);
+        let prepared = Prepared::new(self, &BATCH, params, [None; 3], false, op_info);
         Ok(prepared
             .keeping(Arc::new((scratch, tensors)))
             .uploading(upload))
@@ -333,7 +333,7 @@ impl Communicator {
         Ok(table)
     }
 
-    fn hand_off_batch(&self, ops: Vec<P2pOp>, note: Note) -> Prepared<'static> {
+    fn hand_off_batch(&self, ops: Vec<P2pOp>, op_info: OpInfo) -> Prepared<'static> {
         let backend = self.inner.backend.clone();
         let hows: Vec<_> = ops.iter().map(|op| self.how(op.tensor.dtype())).collect();
         let run = Arc::new(move || {
@@ -360,6 +360,6 @@ impl Communicator {
             }
             result.and(backend.group_end())
         });
-        Prepared::hand_off(run, [None; 3], false, note)
+        Prepared::hand_off(run, [None; 3], false, op_info)
     }
 }

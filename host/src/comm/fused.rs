@@ -13,7 +13,7 @@ use fusewire_kernels::fused::{
 };
 
 use super::norm::{Checked, Norm};
-use super::observe::Note;
+use super::observe::OpInfo;
 use super::submit::{Prepared, invalid};
 use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
@@ -158,7 +158,7 @@ impl Communicator {
             norm.agreed(spec),
         )
         .0;
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: norm.input().count as u64,
             output_count: norm.output().count as u64,
@@ -166,10 +166,10 @@ impl Communicator {
         let kernels = Kernels::of(norm.dtype);
         let prepared = if algorithm == Algorithm::Packet {
             let params = self.packet_norm(&norm, spec, call)?;
-            Prepared::new(self, &kernels.packet, params, [None; 3], borrowed, note)
+            Prepared::new(self, &kernels.packet, params, [None; 3], borrowed, op_info)
         } else {
             let params = self.rounds_norm(name, &norm, spec, call)?;
-            Prepared::new(self, &kernels.rounds, params, [None; 3], borrowed, note)
+            Prepared::new(self, &kernels.rounds, params, [None; 3], borrowed, op_info)
         };
         let prepared = if norm.is_dependent() {
             prepared.shaped(LaunchAttributes {

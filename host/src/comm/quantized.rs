@@ -6,7 +6,7 @@ use fusewire_device::DType;
 use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams, SUM_ROWS, SumRowsParams};
 
-use super::observe::Note;
+use super::observe::OpInfo;
 use super::submit::{Prepared, invalid};
 use super::{Communicator, Work};
 use crate::Result;
@@ -105,7 +105,7 @@ impl Communicator {
         // One stream of random numbers for each rank and seed.
         let mixed = (seed ^ u64::from(self.rank()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let keep = |tensors: [&Tensor; 2]| Arc::new(tensors.map(Tensor::clone));
-        let local = Note {
+        let local = OpInfo {
             call: Call::new(Operation::User, 0, 0, 0, 0xffff, 0).0,
             input_count: input.len() as u64,
             output_count: output.len() as u64,

@@ -8,7 +8,7 @@ use fusewire_device::session::{Call, Operation};
 use fusewire_device::{DType, packet};
 use fusewire_kernels::vocab::{MAX_K, VOCAB_BF16, VOCAB_F16, VOCAB_F32, VocabParams, VocabSpec};
 
-use super::observe::Note;
+use super::observe::OpInfo;
 use super::submit::{Prepared, invalid};
 use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
@@ -370,7 +370,7 @@ impl Communicator {
             agreed,
         )
         .0;
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: rows * columns.len() as u64,
             output_count: rows * (spec.row_bytes() / 8) as u64,
@@ -393,7 +393,7 @@ impl Communicator {
             spec: vocab.spec().0,
         };
         let kernel = kernel(vocab.logits.dtype);
-        let mut prepared = Prepared::new(self, &kernel, params, [None; 3], borrowed, note);
+        let mut prepared = Prepared::new(self, &kernel, params, [None; 3], borrowed, op_info);
         if vocab.dependent {
             prepared = prepared.shaped(LaunchAttributes {
                 dependent: true,

@@ -8,7 +8,7 @@ use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
 use fusewire_device::session::Operation;
 
-use super::Note;
+use super::OpInfo;
 use crate::{Error, Work};
 
 /// What a hook before or after an operation gets.
@@ -210,8 +210,8 @@ impl Hooks {
 }
 
 impl<'a> HookArguments<'a> {
-    pub(crate) fn new(note: &Note, id: u64, is_async: bool) -> Self {
-        let call = note.call();
+    pub(crate) fn new(op_info: &OpInfo, id: u64, is_async: bool) -> Self {
+        let call = op_info.call();
         Self {
             operation: call.operation(),
             id,
@@ -221,8 +221,8 @@ impl<'a> HookArguments<'a> {
                 .into_iter()
                 .find(|code| *code as u8 == call.reduction()),
             peer: (call.root() != 0xffff).then(|| call.root()),
-            input_count: note.input_count,
-            output_count: note.output_count,
+            input_count: op_info.input_count,
+            output_count: op_info.output_count,
             is_async,
             work: None,
             error: None,

@@ -15,7 +15,7 @@ use fusewire_device::session::Call;
 
 /// What an operation is, as recorder and hooks see it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Note {
+pub(crate) struct OpInfo {
     /// Call word.
     pub(crate) call: u64,
     /// Elements of this rank's input.
@@ -24,7 +24,7 @@ pub(crate) struct Note {
     pub(crate) output_count: u64,
 }
 
-impl Note {
+impl OpInfo {
     /// As the note of a launch, with the recorder's number.
     pub(crate) const fn launch(&self, id: u64) -> crate::cpu::LaunchNote {
         [id, self.call, self.input_count, self.output_count]

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::Note;
+use super::OpInfo;
 use super::clock::{self, Dates};
 use crate::Activity;
 use fusewire_device::session::Operation;
@@ -105,8 +105,8 @@ impl Recorder {
 
     /// The next sequence number of such an operation.
     #[inline]
-    fn count(&self, note: &Note, is_replay: bool) -> u64 {
-        let call = note.call();
+    fn count(&self, op_info: &OpInfo, is_replay: bool) -> u64 {
+        let call = op_info.call();
         let kind = match call.operation() {
             Operation::Send => 1 + call.root() as usize,
             Operation::Recv => 1 + self.size + call.root() as usize,
@@ -123,10 +123,10 @@ impl Recorder {
 
     /// Records an operation that is issued now; its number.
     #[inline]
-    pub(crate) fn issue(&self, note: &Note, is_replay: bool) -> u64 {
+    pub(crate) fn issue(&self, op_info: &OpInfo, is_replay: bool) -> u64 {
         let id = self.issued.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(slot) = self.slot(id) {
-            self.write(slot, id, note, is_replay, 0);
+            self.write(slot, id, op_info, is_replay, 0);
         }
         id
     }
@@ -135,16 +135,16 @@ impl Recorder {
     /// instruction would wait for all stores before it: operations that other streams issue at this very moment may get
     /// the same number, and one of the two entries is lost.
     #[inline]
-    pub(crate) fn open(&self, note: &Note) -> Open<'_> {
+    pub(crate) fn open(&self, op_info: &OpInfo) -> Open<'_> {
         let id = self.issued.load(Ordering::Relaxed) + 1;
         self.issued.store(id, Ordering::Relaxed);
         let slot = self.slot(id);
         if let Some(slot) = slot {
-            self.write(slot, id, note, false, 1);
+            self.write(slot, id, op_info, false, 1);
         }
         Open {
             slot,
-            elements: note.input_count.max(note.output_count),
+            elements: op_info.input_count.max(op_info.output_count),
         }
     }
 
@@ -162,17 +162,17 @@ impl Recorder {
     }
 
     #[inline]
-    fn write(&self, slot: &Slot, id: u64, note: &Note, is_replay: bool, started: u64) {
+    fn write(&self, slot: &Slot, id: u64, op_info: &OpInfo, is_replay: bool, started: u64) {
         let now = clock::ticks();
         let words = [
             0,
-            note.call,
-            note.input_count,
-            note.output_count,
+            op_info.call,
+            op_info.input_count,
+            op_info.output_count,
             now,
             now * started,
             0,
-            (self.count(note, is_replay) << SEQUENCE_SHIFT) | (u64::from(is_replay) * REPLAY),
+            (self.count(op_info, is_replay) << SEQUENCE_SHIFT) | (u64::from(is_replay) * REPLAY),
         ];
         for (word, value) in slot.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
@@ -278,12 +278,12 @@ fn decode(slot: &Slot, dates: &Dates) -> Option<FlightRecord> {
         flags,
     ] = words;
     let date = |ticks: u64| (ticks > UNTIMED).then(|| dates.of(ticks));
-    let note = Note {
+    let op_info = OpInfo {
         call,
         input_count,
         output_count,
     };
-    let root = note.call().root();
+    let root = op_info.call().root();
     Some(FlightRecord {
         id,
         sequence: flags >> SEQUENCE_SHIFT,
@@ -309,7 +309,7 @@ mod tests {
     use core::hint::black_box;
     use std::time::Instant;
 
-    use super::{Note, Recorder};
+    use super::{OpInfo, Recorder};
 
     /// `cargo test --release -p fusewire --lib cost_of_an_entry -- --ignored --nocapture`
     #[test]
@@ -317,12 +317,12 @@ mod tests {
     fn cost_of_an_entry() {
         const CALLS: u32 = 100_000;
         let recorder = Recorder::new(2000, 8);
-        let note = black_box(Note::default());
+        let op_info = black_box(OpInfo::default());
         let mut times: Vec<_> = (0..51)
             .map(|_| {
                 let start = Instant::now();
                 for _ in 0..CALLS {
-                    let id = recorder.issue(black_box(&note), false);
+                    let id = recorder.issue(black_box(&op_info), false);
                     recorder.start_at_once(black_box(id));
                     recorder.end(black_box(id), true);
                 }

@@ -6,7 +6,7 @@ use crate::Result;
 use crate::backend::{Backend, How};
 use crate::comm::Communicator;
 use crate::comm::handoff::{Address, hand_off};
-use crate::comm::observe::Note;
+use crate::comm::observe::OpInfo;
 use crate::comm::submit::{Prepared, invalid};
 use crate::options::Algorithm;
 use crate::plan::Plan;
@@ -33,7 +33,7 @@ macro_rules! movement {
         let call = comm.call(&plan, Some(input.dtype), None, $root, count as u64);
         let tensors = [output.tensor, input.tensor, None];
         let borrowed = output.tensor.is_none() || input.tensor.is_none();
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: input.count as u64,
             output_count: output.count as u64,
@@ -45,7 +45,7 @@ macro_rules! movement {
                 // SAFETY: the arguments were checked; the memory is kept alive (`Prepared`).
                 unsafe { $handed }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, note));
+            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
         }
         let source_at = comm.addr_of(input.ptr, input.count * size, $staged);
         let params = $params {
@@ -61,7 +61,7 @@ macro_rules! movement {
             hint: comm.hint($written * size, source_at == WindowAddr::NONE.0),
         };
         Ok(Prepared::new(
-            comm, &$kernel, params, tensors, borrowed, note,
+            comm, &$kernel, params, tensors, borrowed, op_info,
         ))
     }};
 }
@@ -141,7 +141,7 @@ impl Communicator {
             params,
             [output.tensor, input.tensor, None],
             output.tensor.is_none() || input.tensor.is_none(),
-            Note {
+            OpInfo {
                 call,
                 input_count: input.count as u64,
                 output_count: output.count as u64,

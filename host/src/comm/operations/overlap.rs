@@ -2,7 +2,7 @@
 
 use super::NO_ROOT;
 use super::checks::{apart, reducible, same_type, within};
-use crate::comm::observe::Note;
+use crate::comm::observe::OpInfo;
 use crate::comm::ready_flags::ReadyFlags;
 use crate::comm::submit::{Prepared, invalid};
 use crate::comm::{Communicator, Work};
@@ -87,13 +87,13 @@ impl Communicator {
             span: chunk.max(1) as u64,
             hint: self.hint(to.count * size, source_at == WindowAddr::NONE.0),
         };
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: count as u64,
             output_count: to.count as u64,
         };
         let tensors = [Some(output), Some(input), Some(flags.words())];
-        let prepared = Prepared::new(self, &ALL_GATHER_WITH_FLAGS, params, tensors, false, note);
+        let prepared = Prepared::new(self, &ALL_GATHER_WITH_FLAGS, params, tensors, false, op_info);
         self.fork(consumer, flags, &prepared.keeping(flags.keep()))
     }
 
@@ -171,14 +171,14 @@ impl Communicator {
             wanted: target,
             hint: self.hint(count * size, source_at == WindowAddr::NONE.0),
         };
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: from.count as u64,
             output_count: count as u64,
         };
         let tensors = [Some(output), Some(input), Some(tiles.words())];
         let kernel = instance(dtype, op);
-        let prepared = Prepared::from_parts(self, kernel, params, tensors, false, note);
+        let prepared = Prepared::from_parts(self, kernel, params, tensors, false, op_info);
         self.fork(producer, tiles, &prepared.keeping(tiles.keep()))
     }
 

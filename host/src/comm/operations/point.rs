@@ -4,7 +4,7 @@ use super::NO_ROOT;
 use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::handoff::{Address, hand_off};
-use crate::comm::observe::Note;
+use crate::comm::observe::OpInfo;
 use crate::comm::submit::Prepared;
 use crate::options::Algorithm;
 use crate::tensor::{Input, Output};
@@ -24,7 +24,7 @@ impl Communicator {
         let call = self.point_call(Operation::Send, input.dtype, peer);
         let borrowed = input.tensor.is_none();
         let tensors = [input.tensor, None, None];
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: input.count as u64,
             output_count: 0,
@@ -35,7 +35,7 @@ impl Communicator {
                 // SAFETY: the memory is kept alive (`Prepared`).
                 unsafe { backend.send(at.get(), count, peer, how) }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, note));
+            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
         }
         let params = SendParams {
             constants: self.constants(),
@@ -44,7 +44,7 @@ impl Communicator {
             timeout_ns: self.timeout_ns,
             source: input.ptr,
         };
-        Ok(Prepared::new(self, &SEND, params, tensors, borrowed, note))
+        Ok(Prepared::new(self, &SEND, params, tensors, borrowed, op_info))
     }
 
     pub(in crate::comm) fn prepare_recv<'a>(
@@ -57,7 +57,7 @@ impl Communicator {
         let call = self.point_call(Operation::Recv, output.dtype, peer);
         let borrowed = output.tensor.is_none();
         let tensors = [output.tensor, None, None];
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: 0,
             output_count: output.count as u64,
@@ -68,7 +68,7 @@ impl Communicator {
                 // SAFETY: the memory is kept alive (`Prepared`).
                 unsafe { backend.recv(at.get(), count, peer, how) }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, note));
+            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
         }
         let params = RecvParams {
             constants: self.constants(),
@@ -77,7 +77,7 @@ impl Communicator {
             timeout_ns: self.timeout_ns,
             target: output.ptr,
         };
-        Ok(Prepared::new(self, &RECV, params, tensors, borrowed, note))
+        Ok(Prepared::new(self, &RECV, params, tensors, borrowed, op_info))
     }
 
     /// A call of a send or receive: both sides have the same fingerprint.
@@ -91,21 +91,21 @@ impl Communicator {
     pub(in crate::comm) fn prepare_barrier(&self) -> Prepared<'static> {
         let plan = self.plan_rows(Operation::Barrier, 0, DType::U8, 1, None);
         let call = self.call(&plan, None, None, NO_ROOT, 0);
-        let note = Note {
+        let op_info = OpInfo {
             call,
-            ..Note::default()
+            ..OpInfo::default()
         };
         if let Some(backend) = self.inner.backend.clone() {
             let run = hand_off(backend, self.how(DType::U8), |backend, how| {
                 backend.barrier(how)
             });
-            return Prepared::hand_off(run, [None; 3], false, note);
+            return Prepared::hand_off(run, [None; 3], false, op_info);
         }
         let params = BarrierParams {
             constants: self.constants(),
             call,
             timeout_ns: self.timeout_ns,
         };
-        Prepared::new(self, &BARRIER, params, [None; 3], false, note)
+        Prepared::new(self, &BARRIER, params, [None; 3], false, op_info)
     }
 }

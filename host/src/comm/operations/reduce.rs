@@ -6,7 +6,7 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::handoff::{Address, hand_off};
 use crate::comm::instances;
-use crate::comm::observe::Note;
+use crate::comm::observe::OpInfo;
 use crate::comm::submit::Prepared;
 use crate::options::{Algorithm, ReduceOp};
 use crate::plan::Plan;
@@ -52,7 +52,7 @@ impl Communicator {
         let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, input.count as u64);
         let tensors = [output.tensor, input.tensor, None];
         let borrowed = output.tensor.is_none() || input.tensor.is_none();
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: input.count as u64,
             output_count: output.count as u64,
@@ -63,7 +63,7 @@ impl Communicator {
                 // SAFETY: the arguments were checked; the memory is kept alive (`Prepared`).
                 unsafe { backend.all_reduce(from.get(), to.get(), count, op, how) }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, note));
+            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
         }
         if plan.algorithm == Algorithm::Packet
             && let Some(kernel) = instances::all_reduce_packet(dtype, op)
@@ -81,7 +81,7 @@ impl Communicator {
                 target: output.ptr,
             };
             return Ok(Prepared::new(
-                self, &kernel, params, tensors, borrowed, note,
+                self, &kernel, params, tensors, borrowed, op_info,
             ));
         }
         let in_place = core::ptr::eq(input.ptr, output.ptr);
@@ -145,7 +145,7 @@ impl Communicator {
                 run,
                 [output.tensor, input.tensor, None],
                 output.tensor.is_none() || input.tensor.is_none(),
-                Note {
+                OpInfo {
                     call,
                     input_count: count as u64,
                     output_count: output.count as u64,
@@ -194,7 +194,7 @@ impl Communicator {
                 run,
                 [output.tensor, input.tensor, None],
                 output.tensor.is_none() || input.tensor.is_none(),
-                Note {
+                OpInfo {
                     call,
                     input_count: input.count as u64,
                     output_count: count as u64,
@@ -260,7 +260,7 @@ impl Communicator {
             params,
             [output.tensor, input.tensor, None],
             borrowed,
-            Note {
+            OpInfo {
                 call,
                 input_count: input.count as u64,
                 output_count: output.count as u64,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::handoff::{Address, Counts, hand_off};
-use crate::comm::observe::Note;
+use crate::comm::observe::OpInfo;
 use crate::comm::submit::Prepared;
 use crate::gpu::{Scratch, Upload};
 use crate::tensor::{Input, Output, Tensor};
@@ -47,7 +47,7 @@ impl Communicator {
                     .rotate_left(23)
             });
         let call = self.call(&plan, Some(input.dtype), None, NO_ROOT, agreed);
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: input.count as u64,
             output_count: output.count as u64,
@@ -67,7 +67,7 @@ impl Communicator {
                 // SAFETY: the arguments were checked; the memory is kept alive (`Prepared`).
                 unsafe { backend.all_gather_v(from.get(), to.get(), &counts, how) }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, note));
+            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
         }
         let source_at = self.addr_of(input.ptr, input.count * size, false);
         let words = self.device_words(counts.unwrap_or_default(), counts_tensor)?;
@@ -85,7 +85,7 @@ impl Communicator {
             chunk: plan.chunk,
             hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
         };
-        let prepared = Prepared::new(self, &ALL_GATHER_V, params, tensors, borrowed, note);
+        let prepared = Prepared::new(self, &ALL_GATHER_V, params, tensors, borrowed, op_info);
         Ok(words.kept_by(prepared))
     }
 
@@ -109,7 +109,7 @@ impl Communicator {
         let rows = u64::from(self.size());
         let plan = self.plan_rows(Operation::AllToAllV, 0, input.dtype, rows, None);
         let call = self.call(&plan, Some(input.dtype), None, NO_ROOT, 0);
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: input.count as u64,
             output_count: output.count as u64,
@@ -130,7 +130,7 @@ impl Communicator {
                 // SAFETY: as for all_gather_v.
                 unsafe { backend.all_to_all_v(from.get(), &sends, to.get(), &receives, how) }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, note));
+            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
         }
         let source_at = self.addr_of(input.ptr, input.count * size, false);
         let (outputs, inputs) = splits.unwrap_or_default();
@@ -162,7 +162,7 @@ impl Communicator {
             chunk: plan.chunk,
             hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
         };
-        let prepared = Prepared::new(self, &ALL_TO_ALL_V, params, tensors, borrowed, note);
+        let prepared = Prepared::new(self, &ALL_TO_ALL_V, params, tensors, borrowed, op_info);
         Ok(words.kept_by(prepared))
     }
 

@@ -8,7 +8,7 @@ use fusewire_kernels::window::{
 
 use super::Window;
 use crate::Result;
-use crate::comm::observe::Note;
+use crate::comm::observe::OpInfo;
 use crate::comm::submit::{Prepared, invalid};
 use crate::comm::windows::Part;
 use crate::comm::work::Work;
@@ -151,9 +151,9 @@ impl Window {
             value,
             add,
         };
-        let note = Note {
+        let op_info = OpInfo {
             call,
-            ..Note::default()
+            ..OpInfo::default()
         };
         Ok(self.bind(Prepared::new(
             &self.comm,
@@ -161,7 +161,7 @@ impl Window {
             params,
             [None; 3],
             false,
-            note,
+            op_info,
         )))
     }
 
@@ -188,9 +188,9 @@ impl Window {
             value,
             compare: compare as u32,
         };
-        let note = Note {
+        let op_info = OpInfo {
             call,
-            ..Note::default()
+            ..OpInfo::default()
         };
         Ok(self.bind(Prepared::new(
             &self.comm,
@@ -198,7 +198,7 @@ impl Window {
             params,
             [None; 3],
             false,
-            note,
+            op_info,
         )))
     }
 }

@@ -5,7 +5,7 @@ use fusewire_kernels::window::{NONE, WINDOW_GET, WINDOW_PUT, WindowGetParams, Wi
 
 use super::Window;
 use crate::Result;
-use crate::comm::observe::Note;
+use crate::comm::observe::OpInfo;
 use crate::comm::submit::{Prepared, invalid};
 use crate::comm::work::Work;
 use crate::tensor::Tensor;
@@ -120,7 +120,7 @@ impl Window {
             offset,
             signal: signal.map_or(NONE, u64::from),
         };
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: source.len() as u64,
             output_count: 0,
@@ -132,7 +132,7 @@ impl Window {
             params,
             tensors,
             false,
-            note,
+            op_info,
         )))
     }
 
@@ -149,7 +149,7 @@ impl Window {
             target: target.as_ptr(),
             offset,
         };
-        let note = Note {
+        let op_info = OpInfo {
             call,
             input_count: 0,
             output_count: target.len() as u64,
@@ -161,7 +161,7 @@ impl Window {
             params,
             tensors,
             false,
-            note,
+            op_info,
         )))
     }
 }

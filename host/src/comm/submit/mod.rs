@@ -34,8 +34,8 @@ impl Communicator {
         let _span = tracing::trace_span!(
             target: "fusewire::operation",
             "operation",
-            name = prepared.note.call().operation().name(),
-            count = prepared.note.input_count,
+            name = prepared.op_info.call().operation().name(),
+            count = prepared.op_info.input_count,
         )
         .entered();
         self.run_untraced(prepared)
@@ -60,19 +60,19 @@ impl Communicator {
                 return self.stream.run_or_enqueue(
                     recording,
                     || {
-                        let open = recorder.open(&prepared.note);
+                        let open = recorder.open(&prepared.op_info);
                         let result = self.run_single(prepared, entry);
                         recorder.close(&open, result.is_ok());
                         result
                     },
-                    || self.task(prepared, recorder.issue(&prepared.note, false)),
+                    || self.task(prepared, recorder.issue(&prepared.op_info, false)),
                 );
             }
-            let id = recorder.issue(&prepared.note, false);
+            let id = recorder.issue(&prepared.op_info, false);
             return self.run_numbered(prepared, recording, id);
         };
-        let id = recorder.issue(&prepared.note, false);
-        let mut arguments = HookArguments::new(&prepared.note, id, false);
+        let id = recorder.issue(&prepared.op_info, false);
+        let mut arguments = HookArguments::new(&prepared.op_info, id, false);
         hooks.before(&arguments);
         let result = self.run_numbered(prepared, recording, id);
         arguments.error = result.as_ref().err();
@@ -126,18 +126,18 @@ impl Communicator {
         let id = if capturing {
             0
         } else {
-            self.inner.recorder.issue(&prepared.note, false)
+            self.inner.recorder.issue(&prepared.op_info, false)
         };
         let hooks = self.inner.hooks.current().filter(|_| !capturing);
         if let Some(hooks) = &hooks {
-            hooks.before(&HookArguments::new(&prepared.note, id, true));
+            hooks.before(&HookArguments::new(&prepared.op_info, id, true));
         }
         let ticket = self
             .stream
             .enqueue_in(recording, self.task(prepared, id)?)?;
         let work = Work::new(self.stream.clone(), ticket);
         if let Some(hooks) = &hooks {
-            let mut arguments = HookArguments::new(&prepared.note, id, true);
+            let mut arguments = HookArguments::new(&prepared.op_info, id, true);
             arguments.work = Some(&work);
             hooks.after(&arguments);
         }

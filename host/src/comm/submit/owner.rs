@@ -2,16 +2,16 @@
 
 use crate::Result;
 use crate::comm::Inner;
-use crate::comm::observe::{Note, ReplayArguments, ReplayEdge};
+use crate::comm::observe::{OpInfo, ReplayArguments, ReplayEdge};
 use crate::cpu::{LaunchNote, LaunchOwner, Replay, current_replay};
 
 /// Most significant bit of what [`LaunchOwner::before`] gives: the entry belongs to a replay.
 const REPLAYED: u64 = 1 << 63;
 
 impl LaunchOwner for Inner {
-    fn before(&self, note: &LaunchNote) -> Result<u64> {
-        let [issued, call, input_count, output_count] = *note;
-        let note = Note {
+    fn before(&self, op_info: &LaunchNote) -> Result<u64> {
+        let [issued, call, input_count, output_count] = *op_info;
+        let op_info = OpInfo {
             call,
             input_count,
             output_count,
@@ -24,16 +24,16 @@ impl LaunchOwner for Inner {
             self.recorder.start(issued);
             return Ok(issued);
         };
-        let id = self.recorder.issue(&note, true);
+        let id = self.recorder.issue(&op_info, true);
         self.recorder.start_at_once(id);
         if !self.hooks.is_empty() {
             self.hooks
-                .replay(&replay_arguments(replay, &note, ReplayEdge::Start));
+                .replay(&replay_arguments(replay, &op_info, ReplayEdge::Start));
         }
         Ok(id | REPLAYED)
     }
 
-    fn after(&self, word: u64, note: &LaunchNote, ran: bool) -> Result<()> {
+    fn after(&self, word: u64, op_info: &LaunchNote, ran: bool) -> Result<()> {
         if !ran && self.backend.is_none() {
             // The other ranks wait for this one's part, so the abort is reported to them.
             self.abort();
@@ -44,25 +44,25 @@ impl LaunchOwner for Inner {
             && !self.hooks.is_empty()
             && let Some(replay) = current_replay()
         {
-            let [_, call, input_count, output_count] = *note;
-            let note = Note {
+            let [_, call, input_count, output_count] = *op_info;
+            let op_info = OpInfo {
                 call,
                 input_count,
                 output_count,
             };
             self.hooks
-                .replay(&replay_arguments(replay, &note, ReplayEdge::End));
+                .replay(&replay_arguments(replay, &op_info, ReplayEdge::End));
         }
         checked
     }
 }
 
-fn replay_arguments(replay: Replay, note: &Note, edge: ReplayEdge) -> ReplayArguments {
+fn replay_arguments(replay: Replay, op_info: &OpInfo, edge: ReplayEdge) -> ReplayArguments {
     ReplayArguments {
         graph_id: replay.graph,
         replay_id: replay.replay,
         index: replay.index,
-        operation: note.call().operation(),
+        operation: op_info.call().operation(),
         edge,
     }
 }

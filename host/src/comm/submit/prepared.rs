@@ -7,7 +7,7 @@ use fusewire_device::native::{Kernel, KernelInfo, NativeEntry};
 
 use crate::comm::Communicator;
 use crate::comm::attributes::LaunchAttributes;
-use crate::comm::observe::Note;
+use crate::comm::observe::OpInfo;
 use crate::cpu::HostFn;
 use crate::gpu::Upload;
 use crate::tensor::Tensor;
@@ -32,7 +32,7 @@ pub(in crate::comm) struct Prepared<'a> {
     pub(super) bytes: usize,
     /// A call of a backend.
     pub(super) hand_off: Option<HostFn>,
-    pub(super) note: Note,
+    pub(super) op_info: OpInfo,
     pub(super) tensors: [Option<&'a Tensor>; 3],
     /// What else lives as long as the launch.
     pub(super) table: Option<Arc<dyn Any + Send + Sync>>,
@@ -54,9 +54,9 @@ impl<'a> Prepared<'a> {
         params: P,
         tensors: [Option<&'a Tensor>; 3],
         borrowed: bool,
-        note: Note,
+        op_info: OpInfo,
     ) -> Self {
-        Self::from_parts(comm, kernel.info(), params, tensors, borrowed, note)
+        Self::from_parts(comm, kernel.info(), params, tensors, borrowed, op_info)
     }
 
     /// As [`Prepared::new`], for a kernel whose parameter struct has the layout of `P`.
@@ -67,7 +67,7 @@ impl<'a> Prepared<'a> {
         params: P,
         tensors: [Option<&'a Tensor>; 3],
         borrowed: bool,
-        note: Note,
+        op_info: OpInfo,
     ) -> Self {
         const { assert!(size_of::<P>() <= 160 && align_of::<P>() <= 8) };
         let mut words = [0u64; 20];
@@ -84,7 +84,7 @@ impl<'a> Prepared<'a> {
             params: words,
             bytes: size_of::<P>(),
             hand_off: None,
-            note,
+            op_info,
             tensors,
             table: None,
             borrowed,
@@ -127,7 +127,7 @@ impl<'a> Prepared<'a> {
             params: self.params,
             bytes: self.bytes,
             hand_off: self.hand_off,
-            note: self.note,
+            op_info: self.op_info,
             tensors: [None; 3],
             table: self.table,
             borrowed: self.borrowed,
@@ -141,14 +141,14 @@ impl<'a> Prepared<'a> {
         run: HostFn,
         tensors: [Option<&'a Tensor>; 3],
         borrowed: bool,
-        note: Note,
+        op_info: OpInfo,
     ) -> Self {
         Self {
             entry: Entry::HandOff,
             params: [0; 20],
             bytes: 0,
             hand_off: Some(run),
-            note,
+            op_info,
             tensors,
             table: None,
             borrowed,

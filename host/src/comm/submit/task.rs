@@ -26,19 +26,19 @@ impl Communicator {
 
     fn hand_off_task(&self, prepared: &Prepared<'_>, id: u64) -> Task {
         let (inner, run) = (Arc::clone(&self.inner), prepared.hand_off.clone());
-        let note = prepared.note.launch(id);
+        let op_info = prepared.op_info.launch(id);
         let keep = (
             prepared.tensors.map(|tensor| tensor.map(Tensor::keep)),
             prepared.table.clone(),
         );
         let call: HostFn = Arc::new(move || {
             let _alive = &keep;
-            let word = inner.before(&note)?;
+            let word = inner.before(&op_info)?;
             let ran = run.as_ref().map_or(Ok(()), |run| run());
             if let Err(error) = &ran {
                 inner.poison(error);
             }
-            let after = inner.after(word, &note, ran.is_ok());
+            let after = inner.after(word, &op_info, ran.is_ok());
             ran.and(after)
         });
         if self.stream.device().is_gpu() {
@@ -83,7 +83,7 @@ impl Communicator {
             shape.cooperative = attributes.cooperative;
             shape.dependent = attributes.dependent;
         }
-        let operation = prepared.note.call().operation();
+        let operation = prepared.op_info.call().operation();
         let grid = on_gpu
             .grid()
             .filter(|_| multi_rank_grid::is_grid_launch(info, operation));
@@ -95,7 +95,7 @@ impl Communicator {
         // SAFETY: as in `launch_of`; that the image has the same arguments was checked when it was loaded.
         let launch = unsafe { gpu::Launch::new(kernel, params, shape)? };
         Ok(launch
-            .owned_by(Arc::clone(&self.inner) as _, prepared.note.launch(id))
+            .owned_by(Arc::clone(&self.inner) as _, prepared.op_info.launch(id))
             .keeping(Self::keep(prepared))
             .uploading(prepared.upload)
             .in_grid(member))
@@ -139,7 +139,7 @@ impl Communicator {
         // without a tensor the caller waits, or has promised (captures).
         let launch = unsafe { Launch::new(entry, params, grid)? };
         Ok(launch
-            .owned_by(Arc::clone(&self.inner) as _, prepared.note.launch(id))
+            .owned_by(Arc::clone(&self.inner) as _, prepared.op_info.launch(id))
             .keeping(keep))
     }
 }

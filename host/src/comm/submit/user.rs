@@ -6,12 +6,12 @@ use fusewire_device::session::{Call, Operation};
 use super::prepared::Prepared;
 use crate::Result;
 use crate::comm::attributes::LaunchAttributes;
-use crate::comm::observe::Note;
+use crate::comm::observe::OpInfo;
 use crate::comm::{Communicator, Work};
 use crate::tensor::Tensor;
 
 /// The call as recorder and hooks report it for a kernel of the user.
-const USER: Note = Note {
+const USER: OpInfo = OpInfo {
     call: Call::new(Operation::User, 0, 0, 0, 0xffff, 0).0,
     input_count: 0,
     output_count: 0,
