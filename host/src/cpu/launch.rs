@@ -20,7 +20,7 @@ pub const MAX_PARAM_BYTES: usize = 256;
 pub const MAX_THREADS: u32 = 4096;
 
 /// Words of the owner of a launch, passed back to it when the launch runs.
-pub type LaunchNote = [u64; 4];
+pub type LaunchInfo = [u64; 4];
 
 /// Callbacks around a kernel, on the thread that executes it. A communicator checks its state here.
 pub trait LaunchOwner: Send + Sync + fmt::Debug {
@@ -29,13 +29,13 @@ pub trait LaunchOwner: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// The reason to refuse the launch. The kernel then does not run.
-    fn before(&self, note: &LaunchNote) -> Result<u64>;
+    fn before(&self, note: &LaunchInfo) -> Result<u64>;
 
     /// Called immediately after the kernel. `ran` is false if the kernel panicked or could not run.
     ///
     /// # Errors
     /// A failure that the kernel recorded. It becomes the launch's result.
-    fn after(&self, word: u64, note: &LaunchNote, ran: bool) -> Result<()>;
+    fn after(&self, word: u64, note: &LaunchInfo, ran: bool) -> Result<()>;
 }
 
 /// Execution order of the blocks of a launch with one lane per block.
@@ -85,7 +85,7 @@ pub struct Launch {
     params: [u64; MAX_PARAM_BYTES / 8],
     grid: Grid,
     owner: Option<Arc<dyn LaunchOwner>>,
-    note: LaunchNote,
+    note: LaunchInfo,
     keep: Keep,
 }
 
@@ -153,7 +153,7 @@ impl Launch {
 
     /// Sets the owner to call before and after each execution, with `note`.
     #[must_use]
-    pub fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, note: LaunchNote) -> Self {
+    pub fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, note: LaunchInfo) -> Self {
         self.owner = Some(owner);
         self.note = note;
         self

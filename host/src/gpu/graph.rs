@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::device::Gpu;
 use super::driver::{RawGraph, RawGraphExec};
 use super::in_flight::HostCall;
-use crate::cpu::{LaunchNote, LaunchOwner, Replay, with_replay};
+use crate::cpu::{LaunchInfo, LaunchOwner, Replay, with_replay};
 use crate::{Error, Result};
 
 /// What a replay reports of a node.
 #[derive(Clone)]
 pub(super) enum Logged {
-    Launch(Arc<dyn LaunchOwner>, LaunchNote),
+    Launch(Arc<dyn LaunchOwner>, LaunchInfo),
     Host(Arc<HostCall>),
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::device::{InFlightGuard, Gpu};
 use super::driver::{Driver, RawEvent, RawStream};
 use super::graph::Exec;
-use crate::cpu::{HostFn, Keep, LaunchNote, LaunchOwner, message};
+use crate::cpu::{HostFn, Keep, LaunchInfo, LaunchOwner, message};
 use crate::{Error, Result};
 
 /// A copy from device memory to device memory.
@@ -58,7 +58,7 @@ impl HostCall {
 
 /// What is in flight.
 pub(super) enum WorkKind {
-    Launch(Option<Arc<dyn LaunchOwner>>, u64, LaunchNote, Keep),
+    Launch(Option<Arc<dyn LaunchOwner>>, u64, LaunchInfo, Keep),
     Graph(Arc<Exec>, u64, Vec<u64>),
     Host(Arc<HostCall>),
     Call(HostFn, Option<Error>),

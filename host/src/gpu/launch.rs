@@ -12,7 +12,7 @@ use super::driver::{Driver, FunctionProperties, LaunchShape, RawFunction, RawStr
 use super::module::Function;
 use super::multi_rank_grid::MultiRankGrid;
 use super::scratch::Upload;
-use crate::cpu::{Keep, LaunchNote, LaunchOwner, MAX_PARAM_BYTES};
+use crate::cpu::{Keep, LaunchInfo, LaunchOwner, MAX_PARAM_BYTES};
 use crate::{Error, Result};
 
 /// Most parameters of a kernel.
@@ -64,7 +64,7 @@ pub(crate) struct Launch {
     shape: LaunchShape,
     grid: Option<GridMember>,
     pub(super) owner: Option<Arc<dyn LaunchOwner>>,
-    pub(super) note: LaunchNote,
+    pub(super) note: LaunchInfo,
     pub(super) keep: Keep,
     upload: Option<Upload>,
 }
@@ -128,7 +128,7 @@ impl Launch {
 
     /// Reports each execution to `owner`, with `note`.
     #[must_use]
-    pub(crate) fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, note: LaunchNote) -> Self {
+    pub(crate) fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, note: LaunchInfo) -> Self {
         self.owner = Some(owner);
         self.note = note;
         self

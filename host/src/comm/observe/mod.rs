@@ -26,7 +26,7 @@ pub(crate) struct OpInfo {
 
 impl OpInfo {
     /// As the note of a launch, with the recorder's number.
-    pub(crate) const fn launch(&self, id: u64) -> crate::cpu::LaunchNote {
+    pub(crate) const fn launch(&self, id: u64) -> crate::cpu::LaunchInfo {
         [id, self.call, self.input_count, self.output_count]
     }
 

@@ -3,13 +3,13 @@
 use crate::Result;
 use crate::comm::Inner;
 use crate::comm::observe::{OpInfo, ReplayArguments, ReplayEdge};
-use crate::cpu::{LaunchNote, LaunchOwner, Replay, current_replay};
+use crate::cpu::{LaunchInfo, LaunchOwner, Replay, current_replay};
 
 /// Most significant bit of what [`LaunchOwner::before`] gives: the entry belongs to a replay.
 const REPLAYED: u64 = 1 << 63;
 
 impl LaunchOwner for Inner {
-    fn before(&self, op_info: &LaunchNote) -> Result<u64> {
+    fn before(&self, op_info: &LaunchInfo) -> Result<u64> {
         let [issued, call, input_count, output_count] = *op_info;
         let op_info = OpInfo {
             call,
@@ -33,7 +33,7 @@ impl LaunchOwner for Inner {
         Ok(id | REPLAYED)
     }
 
-    fn after(&self, word: u64, op_info: &LaunchNote, ran: bool) -> Result<()> {
+    fn after(&self, word: u64, op_info: &LaunchInfo, ran: bool) -> Result<()> {
         if !ran && self.backend.is_none() {
             // The other ranks wait for this one's part, so the abort is reported to them.
             self.abort();

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, ThreadId};
 
-use super::super::{Event, Item, LaunchNote, LaunchOwner, Stream};
+use super::super::{Event, Item, LaunchInfo, LaunchOwner, Stream};
 use super::{LONG, add, block, capture, failing, fold, increment, launch, panics, value};
 use crate::{Error, Result};
 
@@ -13,11 +13,11 @@ fn blocking_runs_use_the_callers_thread_when_idle() {
     #[derive(Debug, Default)]
     struct Owner(Mutex<Vec<ThreadId>>);
     impl LaunchOwner for Owner {
-        fn before(&self, _note: &LaunchNote) -> Result<u64> {
+        fn before(&self, _note: &LaunchInfo) -> Result<u64> {
             self.0.lock().unwrap().push(thread::current().id());
             Ok(0)
         }
-        fn after(&self, _word: u64, note: &LaunchNote, _ran: bool) -> Result<()> {
+        fn after(&self, _word: u64, note: &LaunchInfo, _ran: bool) -> Result<()> {
             self.before(note).map(drop)
         }
     }

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use fusewire::cpu::{self, BlockOrder, Grid, LaunchNote, LaunchOwner};
+use fusewire::cpu::{self, BlockOrder, Grid, LaunchInfo, LaunchOwner};
 use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::multi_rank_grid::{GridParams, kernel_name};
 use fusewire_device::native::{KernelInfo, NativeEntry, ParamField};
@@ -373,7 +373,7 @@ impl Owner {
 }
 
 impl LaunchOwner for Owner {
-    fn before(&self, _: &LaunchNote) -> fusewire::Result<u64> {
+    fn before(&self, _: &LaunchInfo) -> fusewire::Result<u64> {
         if self.context.failure().is_err() {
             return Err(refused(&self.name, "the device has failed before"));
         }
@@ -387,7 +387,7 @@ impl LaunchOwner for Owner {
         Ok(0)
     }
 
-    fn after(&self, _: u64, _: &LaunchNote, ran: bool) -> fusewire::Result<()> {
+    fn after(&self, _: u64, _: &LaunchInfo, ran: bool) -> fusewire::Result<()> {
         memory::end_work();
         if !ran {
             self.context.fail(Status::LaunchFailed);
