@@ -24,18 +24,18 @@ pub type LaunchInfo = [u64; 4];
 
 /// Callbacks around a kernel, on the thread that executes it. A communicator checks its state here.
 pub trait LaunchOwner: Send + Sync + fmt::Debug {
-    /// Called immediately before the kernel with the launch's `note`. Returns a word for
+    /// Called immediately before the kernel with the launch's `info`. Returns a word for
     /// [`LaunchOwner::after`].
     ///
     /// # Errors
     /// The reason to refuse the launch. The kernel then does not run.
-    fn before(&self, note: &LaunchInfo) -> Result<u64>;
+    fn before(&self, info: &LaunchInfo) -> Result<u64>;
 
     /// Called immediately after the kernel. `ran` is false if the kernel panicked or could not run.
     ///
     /// # Errors
     /// A failure that the kernel recorded. It becomes the launch's result.
-    fn after(&self, word: u64, note: &LaunchInfo, ran: bool) -> Result<()>;
+    fn after(&self, word: u64, info: &LaunchInfo, ran: bool) -> Result<()>;
 }
 
 /// Execution order of the blocks of a launch with one lane per block.
@@ -85,7 +85,7 @@ pub struct Launch {
     params: [u64; MAX_PARAM_BYTES / 8],
     grid: Grid,
     owner: Option<Arc<dyn LaunchOwner>>,
-    note: LaunchInfo,
+    info: LaunchInfo,
     keep: Keep,
 }
 
@@ -146,16 +146,16 @@ impl Launch {
             params: words,
             grid,
             owner: None,
-            note: [0; 4],
+            info: [0; 4],
             keep: [const { None }; 4],
         })
     }
 
-    /// Sets the owner to call before and after each execution, with `note`.
+    /// Sets the owner to call before and after each execution, with `info`.
     #[must_use]
-    pub fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, note: LaunchInfo) -> Self {
+    pub fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, info: LaunchInfo) -> Self {
         self.owner = Some(owner);
-        self.note = note;
+        self.info = info;
         self
     }
 
@@ -177,9 +177,9 @@ impl Launch {
             check_float_environment()?;
             return self.run_blocks();
         };
-        let word = owner.before(&self.note)?;
+        let word = owner.before(&self.info)?;
         let ran = check_float_environment().and_then(|()| self.run_blocks());
-        let after = owner.after(word, &self.note, ran.is_ok());
+        let after = owner.after(word, &self.info, ran.is_ok());
         ran.and(after)
     }
 

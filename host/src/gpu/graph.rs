@@ -194,11 +194,11 @@ impl Exec {
         let number = self.replays.fetch_add(1, Ordering::Relaxed) + 1;
         words.clear();
         for (index, logged) in self.log.iter().enumerate() {
-            let Logged::Launch(owner, note) = logged else {
+            let Logged::Launch(owner, info) = logged else {
                 words.push(0);
                 continue;
             };
-            match with_replay(self.replay(number, index), || owner.before(note)) {
+            match with_replay(self.replay(number, index), || owner.before(info)) {
                 Ok(word) => words.push(word),
                 Err(error) => {
                     let _ = self.settle(number, words, false);
@@ -215,8 +215,8 @@ impl Exec {
         let mut result = Ok(());
         for (index, (logged, word)) in self.log.iter().zip(words).enumerate() {
             let after = match logged {
-                Logged::Launch(owner, note) => {
-                    with_replay(self.replay(number, index), || owner.after(*word, note, ran))
+                Logged::Launch(owner, info) => {
+                    with_replay(self.replay(number, index), || owner.after(*word, info, ran))
                 }
                 Logged::Host(call) => call.take_error().map_or(Ok(()), Err),
             };

@@ -86,8 +86,8 @@ impl InFlight {
         let mut words = None;
         // Owners call hooks of the user's.
         let result = panic::catch_unwind(AssertUnwindSafe(|| match kind {
-            WorkKind::Launch(owner, word, note, keep) => {
-                let after = owner.map_or(Ok(()), |owner| owner.after(word, &note, ran));
+            WorkKind::Launch(owner, word, info, keep) => {
+                let after = owner.map_or(Ok(()), |owner| owner.after(word, &info, ran));
                 drop(keep);
                 after
             }

@@ -64,7 +64,7 @@ pub(crate) struct Launch {
     shape: LaunchShape,
     grid: Option<GridMember>,
     pub(super) owner: Option<Arc<dyn LaunchOwner>>,
-    pub(super) note: LaunchInfo,
+    pub(super) info: LaunchInfo,
     pub(super) keep: Keep,
     upload: Option<Upload>,
 }
@@ -120,17 +120,17 @@ impl Launch {
             shape,
             grid: None,
             owner: None,
-            note: [0; 4],
+            info: [0; 4],
             keep: [const { None }; 4],
             upload: None,
         })
     }
 
-    /// Reports each execution to `owner`, with `note`.
+    /// Reports each execution to `owner`, with `info`.
     #[must_use]
-    pub(crate) fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, note: LaunchInfo) -> Self {
+    pub(crate) fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, info: LaunchInfo) -> Self {
         self.owner = Some(owner);
-        self.note = note;
+        self.info = info;
         self
     }
 

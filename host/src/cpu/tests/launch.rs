@@ -58,7 +58,7 @@ fn owners_can_refuse_and_report() {
     #[derive(Debug, Default)]
     struct Owner(AtomicBool, AtomicBool);
     impl LaunchOwner for Owner {
-        fn before(&self, _note: &LaunchInfo) -> Result<u64> {
+        fn before(&self, _info: &LaunchInfo) -> Result<u64> {
             let refuse = self.0.load(Ordering::Relaxed);
             if refuse {
                 Err(Error::launch("refused"))
@@ -66,7 +66,7 @@ fn owners_can_refuse_and_report() {
                 Ok(0)
             }
         }
-        fn after(&self, _word: u64, _note: &LaunchInfo, _ran: bool) -> Result<()> {
+        fn after(&self, _word: u64, _info: &LaunchInfo, _ran: bool) -> Result<()> {
             let fail = self.1.load(Ordering::Relaxed);
             if fail {
                 Err(Error::launch("reported"))

@@ -13,12 +13,12 @@ fn blocking_runs_use_the_callers_thread_when_idle() {
     #[derive(Debug, Default)]
     struct Owner(Mutex<Vec<ThreadId>>);
     impl LaunchOwner for Owner {
-        fn before(&self, _note: &LaunchInfo) -> Result<u64> {
+        fn before(&self, _info: &LaunchInfo) -> Result<u64> {
             self.0.lock().unwrap().push(thread::current().id());
             Ok(0)
         }
-        fn after(&self, _word: u64, note: &LaunchInfo, _ran: bool) -> Result<()> {
-            self.before(note).map(drop)
+        fn after(&self, _word: u64, info: &LaunchInfo, _ran: bool) -> Result<()> {
+            self.before(info).map(drop)
         }
     }
     let (stream, target, owner) = (Stream::new(), Arc::default(), Arc::new(Owner::default()));

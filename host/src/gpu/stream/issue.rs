@@ -73,7 +73,7 @@ impl Stream {
         Ok(match task {
             Task::Launch(launch) => {
                 let word = match &launch.owner {
-                    Some(owner) => match owner.before(&launch.note) {
+                    Some(owner) => match owner.before(&launch.info) {
                         Ok(word) => word,
                         Err(error) => return Ok(WorkKind::Failed(error, launch.keep)),
                     },
@@ -81,11 +81,11 @@ impl Stream {
                 };
                 if let Err(error) = launch.issue(driver, raw) {
                     if let Some(owner) = &launch.owner {
-                        let _ = owner.after(word, &launch.note, false);
+                        let _ = owner.after(word, &launch.info, false);
                     }
                     return Ok(WorkKind::Failed(error, launch.keep));
                 }
-                WorkKind::Launch(launch.owner, word, launch.note, launch.keep)
+                WorkKind::Launch(launch.owner, word, launch.info, launch.keep)
             }
             Task::Host(call) => {
                 let call = Arc::new(HostCall {
@@ -151,7 +151,7 @@ impl Stream {
                 graph::retain(gpu, raw_graph, keep)?;
                 launch.issue(driver, self.inner.raw)?;
                 if let Some(owner) = launch.owner {
-                    graph::note(gpu, capture, Logged::Launch(owner, launch.note));
+                    graph::note(gpu, capture, Logged::Launch(owner, launch.info));
                 }
             }
             Task::Host(call) => {
