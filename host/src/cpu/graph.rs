@@ -243,7 +243,7 @@ impl GraphExec {
     /// Enqueues a replay.
     ///
     /// # Errors
-    /// As [`Stream::enqueue`]. A failure of the replay itself is the ticket's result.
+    /// The errors of [`Stream::enqueue`]. A failure of the replay itself is the ticket's result.
     pub fn launch(&self, stream: &Stream) -> Result<Ticket> {
         stream.enqueue(Item::Graph(self.clone()))
     }

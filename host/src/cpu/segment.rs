@@ -1,10 +1,10 @@
 //! Shared memory of the CPU device: each rank's piece of symmetric memory is an anonymous memory
-//! file that its peers map.
+//! file (memfd) that its peers map.
 //!
-//! A peer opens the file through `/proc/<pid>/fd/<fd>`. Nothing has a name in a file system, so
-//! nothing is left behind when a process is killed. Within a process every user of a segment gets
-//! the same mapping, so that ranks which are threads see the same addresses and a race detector
-//! sees their races.
+//! A peer opens the file through `/proc/<pid>/fd/<fd>`. The file has no name in a file system, so
+//! nothing remains when a process is killed. All users of a segment within a process share one
+//! mapping, so that ranks that are threads use the same addresses and a race detector sees their
+//! races.
 
 use core::ffi::CStr;
 use core::ptr::{self, NonNull};
@@ -21,35 +21,36 @@ use super::descriptor::SegmentDescriptor;
 use crate::process::start_time;
 use crate::{Error, Result};
 
-/// From this size on huge pages are asked for.
+/// Minimum size in bytes of a mapping for which huge pages are requested.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// A piece of memory that several ranks map: [`Segment::create`] makes it, [`Segment::open`] maps
-/// a peer's. Zeroed at creation. The mapping lives as long as the last `Arc` of it in this process.
+/// Memory that several ranks map: [`Segment::create`] allocates it zeroed, [`Segment::open`] maps a
+/// peer's. The mapping lives until this process drops its last `Arc` of it.
 #[derive(Debug)]
 pub struct Segment {
     start: NonNull<u8>,
     mapped: usize,
     device: u64,
     descriptor: SegmentDescriptor,
-    /// Kept open by the creator only: peers open the file through it.
+    /// Kept open by the creator only. Peers open the file through this descriptor.
     _file: Option<File>,
-    /// Memory that somebody else allocated: it has no file, and is not unmapped.
+    /// Set for adopted memory, which has no file and is not unmapped.
     foreign: bool,
 }
 
-// SAFETY: a segment is an address range that stays mapped while the value lives; it gives out a
-// raw pointer only, and who dereferences that answers for the accesses.
+// SAFETY: the fields are immutable after construction and not tied to a thread, and the mapping is
+// valid on every thread of the process. The segment only exposes a raw pointer; dereferencing it is
+// the user's own `unsafe`.
 unsafe impl Send for Segment {}
-// SAFETY: as above; no method mutates anything.
+// SAFETY: no method mutates a field, and `munmap` runs in `drop`, which has exclusive access.
 unsafe impl Sync for Segment {}
 
-/// Every live mapping of this process, by device and inode of its file.
+/// All live mappings of this process, by device and inode of the file.
 type Cache = HashMap<(u64, u64), Weak<Segment>>;
 
 fn cache() -> MutexGuard<'static, Cache> {
     static CACHE: OnceLock<Mutex<Cache>> = OnceLock::new();
-    // The map is valid after every statement, so a panic elsewhere does not spoil it.
+    // The map is valid after every statement, so a poisoned lock can be used.
     CACHE
         .get_or_init(Mutex::default)
         .lock()
@@ -57,12 +58,12 @@ fn cache() -> MutexGuard<'static, Cache> {
 }
 
 impl Segment {
-    /// Creates `bytes` of zeroed memory, rounded up to whole pages and at least one. `name` is what
-    /// `/proc/<pid>/maps` shows; it need not be unique.
+    /// Creates a segment of `bytes` zeroed bytes, rounded up to whole pages and at least one page.
+    /// `name` appears in `/proc/<pid>/maps` and need not be unique.
     ///
     /// # Errors
-    /// [`Error::MemoryMap`] when the system refuses, [`Error::InvalidArgument`] when `bytes` does
-    /// not fit an address space or `name` holds a zero byte.
+    /// [`Error::MemoryMap`] if a system call fails, [`Error::InvalidArgument`] if `bytes` exceeds
+    /// the address space or `name` contains a zero byte.
     pub fn create(bytes: u64, name: &str) -> Result<Arc<Self>> {
         let invalid = |detail: String| Error::InvalidArgument {
             operation: "create segment",
@@ -107,8 +108,8 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Maps the segment that `rank` described. Where this process has created or mapped it already,
-    /// returns that same mapping.
+    /// Maps the segment that `rank` described. Returns the existing mapping if this process has
+    /// created or mapped the segment before.
     ///
     /// The descriptor may come from an untrusted store, so it is not enough that the file is the one
     /// described: only an anonymous memory file whose size is sealed is mapped. An ordinary file is
@@ -141,8 +142,8 @@ impl Segment {
                  this user and in this process id namespace (else set FUSEWIRE_HOST_ID apart)"
                 ))
             })?;
-        // In this order: a process that has the right start time after the file was opened is the
-        // one that had it when the file was opened.
+        // The order matters: a process that has the expected start time after the file was opened
+        // also had it when the file was opened.
         match start_time(pid) {
             Ok(found) if found == expected_start => {}
             Ok(_) => {
@@ -173,7 +174,7 @@ impl Segment {
         let key = (metadata.dev(), inode);
         let mut cache = cache();
         if let Some(segment) = cache.get(&key).and_then(Weak::upgrade) {
-            // Not under the lock: this could be the last reference.
+            // Released first, because dropping a last reference takes this lock.
             drop(cache);
             return Ok(segment);
         }
@@ -194,7 +195,8 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Memory of this process that somebody else allocated, and keeps alive longer than this value. No peer can map it.
+    /// Wraps memory of this process that was allocated elsewhere and outlives the returned value.
+    /// Peers cannot map it.
     pub(crate) fn adopt(start: NonNull<u8>, bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             start,
@@ -212,23 +214,24 @@ impl Segment {
         })
     }
 
-    /// Whether peers cannot map it, because somebody else allocated it.
+    /// Returns whether this is adopted memory, which peers cannot map.
     pub(crate) fn is_foreign(&self) -> bool {
         self.foreign
     }
 
-    /// First byte of the segment in this process; page aligned, but for adopted memory.
+    /// Returns the address of the first byte in this process. Page aligned, except for adopted
+    /// memory.
     pub fn ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// The size that was asked for at creation, in bytes.
+    /// Returns the size in bytes that was requested at creation.
     pub fn bytes(&self) -> u64 {
         self.descriptor.bytes
     }
 
-    /// What a peer needs to [`Segment::open`] this segment. It serves as long as the creator keeps
-    /// the segment.
+    /// Returns the descriptor with which a peer can [`Segment::open`] this segment, as long as the
+    /// creator keeps it.
     pub fn descriptor(&self) -> SegmentDescriptor {
         self.descriptor
     }
@@ -244,7 +247,7 @@ impl Drop for Segment {
             return;
         }
         let mut cache = cache();
-        // Another thread may have mapped the file anew since the last reference went.
+        // Another thread may have mapped the file again after the last reference was dropped.
         if cache
             .get(&self.key())
             .is_some_and(|segment| segment.strong_count() == 0)
@@ -252,7 +255,8 @@ impl Drop for Segment {
             cache.remove(&self.key());
         }
         drop(cache);
-        // SAFETY: the range was mapped by `map` with this length, and nothing else unmaps it.
+        // SAFETY: `map` mapped this range with this length. Nothing else unmaps it, and `drop` runs
+        // once, when no reference to the segment remains.
         let result = unsafe { libc::munmap(self.start.as_ptr().cast(), self.mapped) };
         if result != 0 {
             let error = io::Error::last_os_error();
@@ -261,7 +265,7 @@ impl Drop for Segment {
     }
 }
 
-/// Whole pages that hold `bytes`, at least one.
+/// Rounds `bytes` up to whole pages, at least one. Returns `None` if the result exceeds `isize`.
 fn mapped_bytes(bytes: u64) -> Option<usize> {
     let page = page_bytes();
     let bytes = usize::try_from(bytes).ok()?.max(1);
@@ -286,7 +290,7 @@ fn create_file(name: &CStr) -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just created and belongs to nobody else.
+    // SAFETY: `memfd_create` has just returned this descriptor, which nothing else owns.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
@@ -307,7 +311,8 @@ fn check_seals(file: &File) -> Result<(), String> {
     }
 }
 
-/// Fixes the size for ever: a file that shrank under a peer's mapping would kill the peer.
+/// Fixes the size permanently. If the file could shrink, an access through a peer's mapping would
+/// raise SIGBUS there.
 fn seal_size(file: &File) -> io::Result<()> {
     // SAFETY: `file` keeps the descriptor open during the call; F_ADD_SEALS takes an integer and
     // writes no memory of this process.
@@ -321,7 +326,8 @@ fn seal_size(file: &File) -> io::Result<()> {
 
 fn map(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of an open file at an address of the kernel's choice.
+    // SAFETY: a new mapping of an open file, at an address that the kernel chooses, so that no
+    // existing mapping is replaced.
     let start = unsafe {
         libc::mmap(
             ptr::null_mut(),

@@ -26,9 +26,9 @@ pub enum Item {
     Launch(Launch),
     /// Records an event.
     Record(Event),
-    /// Waits for the latest record of an event that was enqueued before this.
+    /// Waits for the record of the event that is the latest when this item is enqueued.
     Wait(Event),
-    /// Runs a closure once; cannot be captured.
+    /// Runs a closure once. Cannot be captured.
     Host(Box<dyn FnOnce() -> Result<()> + Send>),
     /// Runs a closure that a graph may replay.
     HostFn(HostFn),
@@ -49,24 +49,25 @@ impl fmt::Debug for Item {
     }
 }
 
-/// Names a piece of work on the stream that it was enqueued on. Captured work has a ticket that is
-/// complete from the start.
+/// Identifies an operation on the stream that it was enqueued on. The ticket of a captured
+/// operation is complete from the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket {
     seq: u64,
 }
 
 impl Ticket {
-    /// Work that is complete already.
+    /// The ticket of work that is already complete.
     const DONE: Self = Self { seq: 0 };
 }
 
-/// A queue of work that runs in order. Clones are the same stream.
+/// A queue of work that runs in order. Clones refer to the same stream.
 ///
-/// Enqueued work runs on a thread that starts with the first of it. A blocking call on an idle
-/// stream runs on the caller's thread. Work that fails does not stop the work behind it; its error
-/// is the result of its [`Ticket`], and the first error is returned by the next
-/// [`Stream::synchronize`]. When the last clone is dropped, what is queued still runs to its end.
+/// Enqueued work runs on a worker thread, which starts with the first enqueued operation. A
+/// blocking call on an idle stream runs on the caller's thread. A failed operation does not stop
+/// later operations. Its error is the result of its [`Ticket`], and the next
+/// [`Stream::synchronize`] returns the first error. Dropping the last clone waits until the queued
+/// work is complete, except on a worker thread.
 #[derive(Clone, Debug)]
 pub struct Stream {
     handle: Arc<Handle>,
@@ -92,12 +93,12 @@ impl fmt::Debug for Handle {
 thread_local! {
     /// The stream whose work this thread executes.
     static CURRENT: Cell<*const Shared> = const { Cell::new(ptr::null()) };
-    /// Whether this thread is some stream's worker.
+    /// Set if this thread is the worker of a stream.
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Stream {
-    /// An idle stream.
+    /// Creates an idle stream.
     pub fn new() -> Self {
         Self {
             handle: Arc::new(Handle {
@@ -116,11 +117,11 @@ impl Stream {
         Arc::as_ptr(&self.handle) as usize
     }
 
-    /// Puts work behind all work of the stream, or into the graph while the stream is capturing.
+    /// Enqueues an operation, or captures it while the stream is capturing.
     ///
     /// # Errors
-    /// [`Error::CaptureState`] for an [`Item::Host`] while capturing, [`Error::Launch`] when the
-    /// stream's thread cannot be started. A failure of the work itself is the ticket's result.
+    /// [`Error::CaptureState`] for an [`Item::Host`] while capturing, [`Error::Launch`] if the
+    /// worker thread cannot be started. A failure of the work itself is the ticket's result.
     pub fn enqueue(&self, item: Item) -> Result<Ticket> {
         let node = match item {
             Item::Host(call) => return self.push(Op::Once(call), Report::Sticky),
@@ -133,11 +134,11 @@ impl Stream {
         self.push(Op::Node(node), Report::Sticky)
     }
 
-    /// Runs a launch behind all work of the stream and waits for its end. While the stream is
-    /// capturing, the launch goes into the graph instead.
+    /// Runs a launch after all work of the stream and blocks until it is complete. While the stream
+    /// is capturing, the launch is captured instead.
     ///
-    /// On an idle stream the launch runs on this thread, without an allocation or a system call of
-    /// the stream's own.
+    /// On an idle stream the launch runs on this thread, and `run` itself neither allocates nor
+    /// makes a system call.
     ///
     /// # Errors
     /// The launch's failure, which [`Stream::synchronize`] does not report again.
@@ -145,8 +146,8 @@ impl Stream {
         self.run_or_enqueue(|| launch.execute(), || Node::Launch(launch.clone()))
     }
 
-    /// Runs `direct` on this thread if the stream is idle, else enqueues the same work as a node
-    /// and waits for it.
+    /// Runs `direct` on this thread if the stream is idle, otherwise enqueues the same work as a
+    /// node and waits for it.
     pub(crate) fn run_or_enqueue(
         &self,
         direct: impl FnOnce() -> Result<()>,
@@ -162,10 +163,10 @@ impl Stream {
         }
     }
 
-    /// Records `event` behind all work of the stream.
+    /// Records `event` after all work enqueued so far.
     ///
     /// # Errors
-    /// As [`Stream::enqueue`].
+    /// The errors of [`Stream::enqueue`].
     pub fn record(&self, event: &Event) -> Result<Ticket> {
         if self.try_direct(|| event.complete(event.issue())).is_some() {
             return Ok(Ticket::DONE);
@@ -173,11 +174,11 @@ impl Stream {
         self.push(Op::Record(event.clone(), 0), Report::Sticky)
     }
 
-    /// Has the work behind this wait for the latest record of `event`. A stream that waits for an
-    /// event of a capture joins that capture.
+    /// Makes all later work of the stream wait for the latest record of `event`. A stream that
+    /// waits for an event of a capture joins that capture.
     ///
     /// # Errors
-    /// As [`Stream::enqueue`].
+    /// The errors of [`Stream::enqueue`].
     pub fn wait_event(&self, event: &Event) -> Result<Ticket> {
         let done = || event.capture().is_none() && event.query();
         if self.try_direct(done) == Some(true) {
@@ -186,7 +187,7 @@ impl Stream {
         self.push(Op::Wait(event.clone(), 0), Report::Sticky)
     }
 
-    /// Waits until all work is complete; returns the first error since the last call.
+    /// Blocks until all work is complete. Returns the first error since the last call.
     ///
     /// # Errors
     /// The first failure of enqueued work since the last call; [`Error::CaptureState`] while the
@@ -198,7 +199,7 @@ impl Stream {
         self.refuse_from_own_work("synchronize")?;
         let flags = self.shared().flags.load(Ordering::Acquire);
         if flags & DIRECT != 0 {
-            // Another thread runs work of this stream: stand behind it in the queue.
+            // Another thread runs work of this stream, so wait for an empty operation after it.
             let ticket = self.push(Op::Nothing, Report::Sticky)?;
             self.wait(ticket, None)?;
         } else if flags >= UNIT {
@@ -210,32 +211,32 @@ impl Stream {
         self.shared().lock().sticky.take().map_or(Ok(()), Err)
     }
 
-    /// Whether all work is complete.
+    /// Returns whether all work is complete.
     pub fn is_idle(&self) -> bool {
         self.shared().flags.load(Ordering::Acquire) & !CAPTURE == 0
     }
 
-    /// Whether a piece of work is complete, with or without success.
+    /// Returns whether the operation is complete, successfully or not.
     pub fn is_complete(&self, ticket: Ticket) -> bool {
         self.shared().completed.load(Ordering::Acquire) >= ticket.seq
     }
 
-    /// Whether a piece of work has begun to run (or has ended).
+    /// Returns whether the operation has started (or is complete).
     pub fn is_started(&self, ticket: Ticket) -> bool {
         self.is_complete(ticket) || self.shared().is_started(ticket.seq)
     }
 
-    /// The result of a piece of work, or `None` while it is not complete.
+    /// Returns the result of the operation, or `None` while it is not complete.
     pub fn result(&self, ticket: Ticket) -> Option<Result<()>> {
         self.is_complete(ticket)
             .then(|| self.shared().lock().result(ticket.seq))
     }
 
-    /// Waits until a piece of work is complete and returns its result. Without a timeout it waits
-    /// as long as the work takes.
+    /// Blocks until the operation is complete and returns its result. Waits indefinitely if
+    /// `timeout` is `None`.
     ///
     /// # Errors
-    /// The work's failure, or [`Error::StreamTimeout`].
+    /// The operation's failure, or [`Error::StreamTimeout`].
     pub fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<()> {
         if !self.is_complete(ticket) {
             self.refuse_from_own_work("wait")?;
@@ -250,10 +251,10 @@ impl Stream {
         self.shared().lock().result(ticket.seq)
     }
 
-    /// From now on work of this stream is recorded instead of run.
+    /// Starts a capture: later work of this stream is recorded instead of run.
     ///
     /// # Errors
-    /// [`Error::CaptureState`] when the stream is capturing already.
+    /// [`Error::CaptureState`] if the stream is already capturing.
     pub fn begin_capture(&self) -> Result<()> {
         let mut state = self.shared().lock();
         if self.shared().active_capture(&mut state).is_some() {
@@ -264,10 +265,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends the capture and returns what was recorded. Streams that joined it leave it.
+    /// Ends the capture and returns the recorded graph. Streams that joined the capture leave it.
     ///
     /// # Errors
-    /// [`Error::CaptureState`] when the stream is not capturing, or joined a capture that another
+    /// [`Error::CaptureState`] if the stream is not capturing, or joined a capture that another
     /// stream began.
     pub fn end_capture(&self) -> Result<Graph> {
         let mut state = self.shared().lock();
@@ -286,7 +287,7 @@ impl Stream {
             .ok_or_else(|| Error::capture("end: this capture has ended already"))
     }
 
-    /// Whether work of this stream is recorded instead of run.
+    /// Returns whether work of this stream is recorded instead of run.
     pub fn is_capturing(&self) -> bool {
         self.shared().flags.load(Ordering::Acquire) & CAPTURE != 0
             && self
@@ -295,7 +296,7 @@ impl Stream {
                 .is_some()
     }
 
-    /// Runs `work` on this thread if nothing of the stream is queued, running or captured.
+    /// Runs `work` on this thread if the stream is idle and not capturing.
     fn try_direct<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
         let shared = self.shared();
         shared
@@ -355,7 +356,7 @@ impl Stream {
                 Node::Record(event)
             }
             Op::Wait(event, _) => {
-                // An event of this same capture: the order of the nodes is the edge, unless there are branches.
+                // In a capture without branches the order of the nodes implies this wait.
                 if !capture.is_branched()
                     && event
                         .capture()
@@ -378,10 +379,10 @@ impl Stream {
         })
     }
 
-    /// Makes what this stream records from now on a branch of its capture: a replay runs it on a thread of its own, beside the
-    /// work of the other streams, ordered with that by the events between them alone. Without branches a replay runs
-    /// everything one after the other. Nothing happens while the stream is not capturing. What is joined to no other stream is
-    /// waited for where the replay ends.
+    /// Makes what this stream records from now on a branch of its capture. A replay runs the branch
+    /// on a thread of its own, concurrently with the work of the other streams and ordered with it
+    /// only by events. Without branches a replay runs everything sequentially. A replay does not
+    /// end before its branches have ended. Does nothing while the stream is not capturing.
     pub fn branch(&self) {
         let mut state = self.shared().lock();
         if let Some(capture) = self.shared().active_capture(&mut state)
@@ -418,7 +419,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Refuses to wait for the stream from within its own work, which would never end.
+    /// Fails if this thread executes work of the stream, because waiting for the stream would then
+    /// never end.
     fn refuse_from_own_work(&self, call: &str) -> Result<()> {
         if ptr::eq(CURRENT.get(), self.shared()) && !self.is_capturing() {
             return Err(Error::launch(format!(
@@ -429,7 +431,7 @@ impl Stream {
     }
 }
 
-/// Which stream began a capture.
+/// The stream that began a capture, relative to this one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Origin {
     #[default]
@@ -437,7 +439,7 @@ pub(super) enum Origin {
     Elsewhere,
 }
 
-/// A stream's work runs on the caller's thread while this lives.
+/// Marks the stream as running work on the caller's thread. Dropping it ends that state.
 struct Direct<'a> {
     shared: &'a Shared,
     outer: *const Shared,
@@ -448,8 +450,8 @@ impl Drop for Direct<'_> {
         CURRENT.set(self.outer);
         let flags = self.shared.flags.fetch_and(!DIRECT, Ordering::AcqRel);
         if flags >= UNIT {
-            // Work was queued meanwhile. The lock makes sure that the worker either sees the flag
-            // cleared or is asleep already.
+            // Work was queued meanwhile. Taking the lock ensures that the worker either sees the
+            // flag cleared or already waits for the notification.
             drop(self.shared.lock());
             self.shared.work.notify_one();
         }
@@ -467,7 +469,7 @@ impl Drop for Handle {
         drop(state);
         self.shared.work.notify_one();
         if let Some(capture) = capture {
-            // Streams that joined leave with their next call.
+            // Streams that joined leave the capture at their next call.
             capture.end();
         }
         let worker = self
@@ -475,8 +477,9 @@ impl Drop for Handle {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        // A worker cannot wait for itself, and must not wait for another worker, which may wait for
-        // its events. Such a stream finishes its queue alone.
+        // A worker cannot join itself. It must not join another worker either, because that one may
+        // wait for events of this worker's stream. Such a stream's worker ends by itself after its
+        // queue.
         let on_worker = IS_WORKER.try_with(Cell::get).unwrap_or(true);
         if let Some(worker) = worker
             && !on_worker
@@ -487,12 +490,13 @@ impl Drop for Handle {
     }
 }
 
-/// Runs a stream's queue until the stream is dropped and the queue empty.
+/// Runs a stream's queue until the stream is closed and the queue is empty.
 fn work(shared: &Arc<Shared>) {
     IS_WORKER.set(true);
     CURRENT.set(Arc::as_ptr(shared));
     while let Some(Entry { seq, op, report }) = shared.next_entry() {
-        // What the work holds is dropped in there too, before the work counts as complete.
+        // `execute` also drops the operation, so that its resources are released before it counts
+        // as complete.
         let result =
             panic::catch_unwind(AssertUnwindSafe(|| op.execute())).unwrap_or_else(|panic| {
                 Err(Error::launch(format!(
