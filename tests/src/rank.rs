@@ -176,7 +176,7 @@ impl Rank {
         &self.comm
     }
 
-    /// Runs `case` on the memory of this rank and notes what is wrong.
+    /// Runs `case` on the memory of this rank and records what is wrong.
     ///
     /// # Errors
     /// The operation's failure: every call must work.

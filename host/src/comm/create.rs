@@ -218,7 +218,7 @@ impl Communicator {
         Ok(Some(part.part_of(self, ranks)))
     }
 
-    /// Notes, for the flight record, which ranks of `parent` these are.
+    /// Records, for the flight record, which ranks of `parent` these are.
     pub(super) fn part_of(self, parent: &Self, ranks: &[u32]) -> Self {
         let world = parent.inner.world();
         let ranks = ranks.iter().map(|rank| world[*rank as usize]).collect();

@@ -156,7 +156,7 @@ impl State {
         }
     }
 
-    fn note(&mut self, seq: u64, report: Report, error: Error) {
+    fn record_failure(&mut self, seq: u64, report: Report, error: Error) {
         if report == Report::Sticky && self.sticky.is_none() {
             self.sticky = Some(error.clone());
         }
@@ -233,7 +233,7 @@ impl Shared {
     pub(super) fn complete(&self, seq: u64, report: Report, result: Result<()>) {
         let mut state = self.lock();
         if let Err(error) = result {
-            state.note(seq, report, error);
+            state.record_failure(seq, report, error);
         }
         // The unit is subtracted first, so that a thread that has seen the completion finds the
         // stream idle.

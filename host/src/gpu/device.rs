@@ -174,7 +174,7 @@ impl Gpu {
         let modules = module::load_library(self.driver(), &images, fusewire_kernels::KERNELS)?;
         let all = fusewire_kernels::KERNELS.iter().copied().flatten();
         for module in modules {
-            self.note(&mut loaded, &module, all.clone());
+            self.insert_kernels(&mut loaded, &module, all.clone());
         }
         Ok(())
     }
@@ -232,13 +232,13 @@ impl Gpu {
         let krate = info.module.split("::").next().unwrap_or_default();
         let image = Images::new(&self.properties().architecture).find(krate)?;
         let module = Module::load(self.driver(), &image, [info])?;
-        self.note(&mut loaded, &module, [info]);
+        self.insert_kernels(&mut loaded, &module, [info]);
         self.loaded_kernel(info.name)
             .ok_or_else(|| Error::launch(format!("image {image} has no kernel {}", info.name)))
     }
 
-    /// Notes the kernels of a module that was loaded.
-    fn note<'a>(
+    /// Inserts the kernels of a module that was loaded.
+    fn insert_kernels<'a>(
         &self,
         loaded: &mut Vec<LoadedModule>,
         module: &Module,

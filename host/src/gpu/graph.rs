@@ -40,8 +40,8 @@ pub(super) fn begin(gpu: &Arc<Gpu>, capture: u64) {
     captures().insert(key(gpu, capture), Log::default());
 }
 
-/// Notes a node of a capture, if this crate has begun it.
-pub(super) fn note(gpu: &Arc<Gpu>, capture: u64, node: Logged) {
+/// Logs a node of a capture, if this crate has begun it.
+pub(super) fn log_node(gpu: &Arc<Gpu>, capture: u64, node: Logged) {
     let log = captures().get(&key(gpu, capture)).map(Arc::clone);
     if let Some(log) = log {
         log.lock()

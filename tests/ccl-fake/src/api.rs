@@ -75,7 +75,7 @@ fn init(
         return ncclInvalidArgument;
     }
     let comm = Comm::new(shared, rank as usize);
-    record::note(name, Some(&comm), 0, &[]);
+    record::call(name, Some(&comm), 0, &[]);
     match comm.shared.join(rank as usize) {
         Ok(()) => put(out, Box::into_raw(Box::new(comm)).cast()),
         Err(code) => code,
@@ -84,7 +84,7 @@ fn init(
 
 fn split(comm: &Comm, colour: c_int, key: c_int, out: *mut ncclComm_t) -> ncclResult_t {
     let fields = [("colour", i64::from(colour)), ("key", i64::from(key))];
-    record::note("ncclCommSplit", Some(comm), depth(), &fields);
+    record::call("ncclCommSplit", Some(comm), depth(), &fields);
     let Comm { shared, rank, .. } = comm;
     let part = [colour.to_ne_bytes(), key.to_ne_bytes()].concat();
     let number = shared.post(*rank, ("ncclCommSplit", 0, 0, 0, 0), (part, Vec::new()));
@@ -111,14 +111,14 @@ fn split(comm: &Comm, colour: c_int, key: c_int, out: *mut ncclComm_t) -> ncclRe
     )
 }
 
-/// Notes a call that takes a communicator and nothing else of interest.
+/// Records a call that takes a communicator and nothing else of interest.
 fn on(
     name: &str,
     comm: ncclComm_t,
     then: impl FnOnce(&'static Comm) -> ncclResult_t,
 ) -> ncclResult_t {
     comm_of(comm).map_or(ncclInvalidArgument, |comm| {
-        record::note(name, Some(comm), depth(), &[]);
+        record::call(name, Some(comm), depth(), &[]);
         then(comm)
     })
 }
@@ -188,7 +188,7 @@ export! {
     ) -> ncclResult_t {
         if !has(21_900) || at.is_null() { return ncclInvalidUsage }
         let Some(comm) = comm_of(comm) else { return ncclInvalidArgument };
-        record::note("ncclCommRegister", Some(comm), depth(), &[("count", bytes as i64)]);
+        record::call("ncclCommRegister", Some(comm), depth(), &[("count", bytes as i64)]);
         put(out, at)
     }
     fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t {
@@ -209,13 +209,13 @@ export! {
         scales.push(Some((dtype, bytes)));
         let op = ncclAvg + scales.len() as i32;
         let fields = [("dtype", i64::from(dtype)), ("op", i64::from(op)), ("scalar", word as i64)];
-        record::note("ncclRedOpCreatePreMulSum", Some(comm), depth(), &fields);
+        record::call("ncclRedOpCreatePreMulSum", Some(comm), depth(), &fields);
         put(out, op)
     }
     fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t {
         let Some(comm) = comm_of(comm) else { return ncclInvalidArgument };
         if !has(21_100) { return ncclInvalidUsage }
-        record::note("ncclRedOpDestroy", Some(comm), depth(), &[("op", i64::from(op))]);
+        record::call("ncclRedOpDestroy", Some(comm), depth(), &[("op", i64::from(op))]);
         let at = usize::try_from(i64::from(op) - i64::from(ncclAvg) - 1).unwrap_or(usize::MAX);
         match comm.scales().get_mut(at).and_then(Option::take) {
             Some(_) => ncclSuccess,

@@ -56,12 +56,12 @@ pub(crate) fn depth() -> u32 {
 
 pub(crate) fn group_start() -> ncclResult_t {
     DEPTH.set(DEPTH.get() + 1);
-    record::note("ncclGroupStart", None, DEPTH.get(), &[]);
+    record::call("ncclGroupStart", None, DEPTH.get(), &[]);
     ncclSuccess
 }
 
 pub(crate) fn group_end() -> ncclResult_t {
-    record::note("ncclGroupEnd", None, DEPTH.get(), &[]);
+    record::call("ncclGroupEnd", None, DEPTH.get(), &[]);
     match DEPTH.get() {
         0 => ncclInvalidUsage,
         1 => {
@@ -121,7 +121,7 @@ impl Op {
         root && red && !lacks(read, self.send.is_null()) && !lacks(written, self.recv.is_null())
     }
 
-    fn note(&self, comm: &Comm, bytes: usize) {
+    fn record(&self, comm: &Comm, bytes: usize) {
         let (send, recv) = (self.send.cast::<u8>(), self.recv.cast::<u8>());
         let row = bytes * comm.rank;
         let in_place = match self.name {
@@ -137,7 +137,7 @@ impl Op {
             (role, i64::from(self.root)),
             ("in_place", i64::from(in_place)),
         ];
-        record::note(self.name, Some(comm), depth(), &fields);
+        record::call(self.name, Some(comm), depth(), &fields);
     }
 
     /// What a rank brings to the rendezvous.
@@ -166,7 +166,7 @@ pub(crate) fn issue(op: Op) -> ncclResult_t {
         record::set_last_error("a bad type or count");
         return ncclInvalidArgument;
     };
-    op.note(comm, bytes);
+    op.record(comm, bytes);
     if let Err(code) = comm.shared.check() {
         return code;
     }

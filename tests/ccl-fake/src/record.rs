@@ -18,8 +18,8 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Notes a call. A field that the call does not have is -1.
-pub(crate) fn note(name: &str, comm: Option<&Comm>, depth: u32, fields: &[(&str, i64)]) {
+/// Records a call. A field that the call does not have is -1.
+pub(crate) fn call(name: &str, comm: Option<&Comm>, depth: u32, fields: &[(&str, i64)]) {
     let known = ["count", "dtype", "op", "root", "peer", "in_place"];
     let value = |field: &str| {
         let found = fields.iter().find(|(name, _)| *name == field);

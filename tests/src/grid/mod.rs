@@ -171,7 +171,7 @@ impl Grid {
         )))
     }
 
-    /// Notes a case of `group`, and `what` is wrong unless `right`.
+    /// Records a case of `group`, and `what` is wrong unless `right`.
     fn check(&mut self, group: &str, right: bool, what: &str) {
         self.tally.ran(group);
         self.require(right, what);

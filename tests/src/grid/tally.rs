@@ -17,7 +17,7 @@ pub struct Counted {
 pub struct Tally(BTreeMap<String, Counted>);
 
 impl Tally {
-    /// Notes a case of `group`.
+    /// Records a case of `group`.
     pub(super) fn ran(&mut self, group: &str) {
         self.add(
             group,
@@ -28,7 +28,7 @@ impl Tally {
         );
     }
 
-    /// Notes a case of `group` that the backend does not have.
+    /// Records a case of `group` that the backend does not have.
     pub(super) fn unsupported(&mut self, group: &str) {
         self.add(
             group,

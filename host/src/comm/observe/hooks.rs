@@ -272,7 +272,7 @@ mod tests {
     fn both_sides_of_an_operation_have_one_number() -> Result<()> {
         let comm = alone()?;
         let seen: Arc<Mutex<Vec<(char, u64, bool)>>> = Arc::default();
-        let note = |side| {
+        let push = |side| {
             let seen = Arc::clone(&seen);
             move |arguments: &crate::HookArguments<'_>| {
                 let has_work = arguments.work.is_some();
@@ -280,8 +280,8 @@ mod tests {
                 seen.lock().expect("no panic").push(entry);
             }
         };
-        comm.register_pre_hook(note('<'));
-        let after = comm.register_post_hook(note('>'));
+        comm.register_pre_hook(push('<'));
+        let after = comm.register_post_hook(push('>'));
         comm.barrier()?;
         comm.barrier_async()?.wait_blocking()?;
         after.remove();

@@ -25,7 +25,7 @@ pub(crate) struct OpInfo {
 }
 
 impl OpInfo {
-    /// As the note of a launch, with the recorder's number.
+    /// Returns the info of a launch, with the recorder's number `id`.
     pub(crate) const fn launch(&self, id: u64) -> crate::cpu::LaunchInfo {
         [id, self.call, self.input_count, self.output_count]
     }

@@ -151,7 +151,7 @@ impl Stream {
                 graph::retain(gpu, raw_graph, keep)?;
                 launch.issue(driver, self.inner.raw)?;
                 if let Some(owner) = launch.owner {
-                    graph::note(gpu, capture, Logged::Launch(owner, launch.info));
+                    graph::log_node(gpu, capture, Logged::Launch(owner, launch.info));
                 }
             }
             Task::Host(call) => {
@@ -163,7 +163,7 @@ impl Stream {
                 graph::retain(gpu, raw_graph, Box::new(Arc::clone(&call)))?;
                 // SAFETY: the graph keeps the value alive.
                 unsafe { driver.host_function(self.inner.raw, HostCall::run, data)? };
-                graph::note(gpu, capture, Logged::Host(call));
+                graph::log_node(gpu, capture, Logged::Host(call));
             }
             Task::Call(call) => {
                 graph::retain(gpu, raw_graph, Box::new(Arc::clone(&call)))?;
@@ -182,7 +182,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Notes work that was just put on the stream; its number.
+    /// Records work that was just put on the stream; its number.
     fn track(&self, event: RawEvent, kind: WorkKind, sticky: bool, guard: InFlightGuard) -> u64 {
         let mut state = self.state();
         let recorded = self.inner.gpu.driver().record_event(event, self.inner.raw);

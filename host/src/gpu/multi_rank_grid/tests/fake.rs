@@ -80,7 +80,7 @@ impl Fake {
         self.handles.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn note(&self, call: Call) {
+    fn log(&self, call: Call) {
         self.calls.lock().unwrap().push(call);
     }
 
@@ -136,7 +136,7 @@ impl Driver for Fake {
         self.refuse("release_host")
     }
     unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()> {
-        self.note(Call::Write(to));
+        self.log(Call::Write(to));
         // SAFETY: the caller's promise.
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
         Ok(())
@@ -178,7 +178,7 @@ impl Driver for Fake {
         if self.refuses.load(Ordering::Relaxed) {
             return self.refuse("launch");
         }
-        self.note(Call::Launch(*shape, stream));
+        self.log(Call::Launch(*shape, stream));
         // SAFETY: a grid form's first argument.
         let table = unsafe { *parameters[0].cast::<u64>() };
         // SAFETY: its second.
@@ -220,14 +220,14 @@ impl Driver for Fake {
         Ok(())
     }
     fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        self.note(Call::Record(event, stream));
+        self.log(Call::Record(event, stream));
         Ok(())
     }
     fn query_event(&self, _: RawEvent) -> Result<bool> {
         Ok(!self.hangs.load(Ordering::Relaxed))
     }
     fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        self.note(Call::Wait(stream, event));
+        self.log(Call::Wait(stream, event));
         Ok(())
     }
     fn elapsed(&self, _: RawEvent, _: RawEvent) -> Result<f32> {
