@@ -111,13 +111,13 @@ impl Segment {
     /// Maps the segment that `rank` described. Returns the existing mapping if this process has
     /// created or mapped the segment before.
     ///
-    /// The descriptor may come from an untrusted store, so it is not enough that the file is the one
-    /// described: only an anonymous memory file whose size is sealed is mapped. An ordinary file is
-    /// never mapped, whatever the descriptor says.
+    /// The descriptor may come from an untrusted store, so it is not enough that the file is the
+    /// one described: only an anonymous memory file whose size is sealed is mapped. An ordinary
+    /// file is never mapped, whatever the descriptor says.
     ///
     /// # Errors
-    /// [`Error::PeerSegment`] when the process has ended, the file is not the one described or is not
-    /// a sealed memory file, [`Error::MemoryMap`] when it cannot be mapped.
+    /// [`Error::PeerSegment`] when the process has ended, the file is not the one described or is
+    /// not a sealed memory file, [`Error::MemoryMap`] when it cannot be mapped.
     pub fn open(descriptor: &SegmentDescriptor, rank: u32) -> Result<Arc<Self>> {
         let refused = |detail: String| Error::PeerSegment { rank, detail };
         let SegmentDescriptor {
@@ -297,9 +297,9 @@ fn create_file(name: &CStr) -> io::Result<File> {
 /// The seals of every segment: its size is fixed, and no seal can be added or removed.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Checks that `file` is a memory file with the seals of a segment; the kernel may have added others
-/// (`vm.memfd_noexec`). Ordinary files have no seals: `F_GET_SEALS` fails for them with `EINVAL`.
-/// The error says what was found instead.
+/// Checks that `file` is a memory file with the seals of a segment; the kernel may have added
+/// others (`vm.memfd_noexec`). Ordinary files have no seals: `F_GET_SEALS` fails for them with
+/// `EINVAL`. The error says what was found instead.
 fn check_seals(file: &File) -> Result<(), String> {
     // SAFETY: `file` keeps the descriptor open during the call; F_GET_SEALS takes no argument and
     // writes no memory of this process.
