@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Checks the licence of every dependency against the policy in deny.toml.
+
+`cargo deny check` does that and more (advisories, sources), and is used where it is installed; this
+needs nothing but cargo and Python 3.11.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+
+def allowed(expression, policy):
+    """Returns whether the SPDX `expression` can be met by the licences in `policy`."""
+    tokens = re.findall(r"\(|\)|[^\s()/]+|/", expression)
+    terms = []
+    skip = False
+    for token in tokens:
+        if skip or token in ("(", ")"):
+            if not skip:
+                terms.append(token)
+            skip = False
+        elif token in ("AND", "OR", "/"):
+            terms.append({"AND": "and", "OR": "or", "/": "or"}[token])
+        elif token == "WITH":
+            # An exception only adds permissions, unless the policy lists the pair.
+            skip = True
+        else:
+            terms.append(str(token in policy))
+    return eval(" ".join(terms))  # noqa: S307: only True, False, and, or, parentheses
+
+
+def self_test():
+    """Alternatives, conjunctions and exceptions are read as SPDX has them."""
+    policy = {"MIT", "Apache-2.0"}
+    assert allowed("MIT", policy) and allowed("MIT OR GPL-3.0", policy)
+    assert allowed("MIT/GPL-3.0", policy)
+    assert allowed("(MIT OR GPL-3.0) AND Apache-2.0 WITH LLVM-exception", policy)
+    assert not allowed("GPL-3.0", policy) and not allowed("MIT AND GPL-3.0", policy)
+
+
+def main():
+    self_test()
+    if shutil.which("cargo-deny"):
+        return subprocess.call(["cargo", "deny", "check", "licenses", "bans", "sources"])
+    policy = set(tomllib.loads(Path("deny.toml").read_text())["licenses"]["allow"])
+    command = ["cargo", "metadata", "--format-version=1", "--locked"]
+    metadata = json.loads(subprocess.check_output(command))
+    wrong = 0
+    for package in metadata["packages"]:
+        if not allowed(package["license"] or "none", policy):
+            print(f"{package['name']} {package['version']}: {package['license']}: not in deny.toml")
+            wrong += 1
+    print(f"licences: {len(metadata['packages'])} packages, {wrong} outside the policy")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

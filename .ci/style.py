@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Checks what rustfmt and clippy do not: line widths, words and the openings of doc comments.
+
+    .ci/style.py               checks the tracked files; prints each violation, ends with status 1
+    .ci/style.py --self-test   checks that each rule finds what it should
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+CODE = {".rs", ".c", ".h", ".cc", ".cpp", ".cu", ".cuh", ".sh", ".py"}
+COLUMNS = {"code": 100, "markdown": 120}
+# Generated from the compiled images, and recorded measurements.
+SKIPPED = ("benches/results/", "host/images/", "Cargo.lock")
+# Comments in these are rewritten together with their code.
+OLD_PROSE = ("device-api/", "kernels/", "host/src/comm/")
+
+WORDS = re.compile(
+    r"meeting|verdict|\bgangs?\b|\bseats?\b|sabotage|planted|airborne|\banew\b|\bwhoever\b"
+    r"|\bas there\b|\bof the user's\b",
+    re.IGNORECASE,
+)
+NAMES = re.compile(r"meeting|verdict|(?<![a-z])gangs?(?![a-z])|(?<![a-z])seats?(?![a-z])"
+                   r"|sabotage|planted|airborne", re.IGNORECASE)
+OPENING = re.compile(r"^\s*//[/!] (What|Whether|How|Where|Which|As|Of)\b")
+DOC = re.compile(r"^\s*//[/!]")
+
+
+def check(path, lines):
+    """Yields (line number, what is wrong) for the lines of the file at `path`."""
+    suffix = Path(path).suffix
+    markdown = suffix == ".md"
+    code = suffix in CODE or path == ".ci/run"
+    old = path.startswith(OLD_PROSE)
+    if path == ".ci/style.py":
+        return
+    if NAMES.search(path):
+        yield 0, f"the path has a word that was replaced: {NAMES.search(path).group()}"
+    limit = COLUMNS["markdown"] if markdown else COLUMNS["code"] if code else None
+    fenced = False
+    before_is_doc = False
+    for number, line in enumerate(lines, 1):
+        if markdown and line.lstrip().startswith("```"):
+            fenced = not fenced
+        # A table's row cannot be broken, real output must not be, and a link has no blanks.
+        free = markdown and (fenced or line.startswith("|")) or "://" in line
+        if limit and len(line) > limit and not free:
+            yield number, f"{len(line)} columns, at most {limit}"
+        if not old and (found := WORDS.search(line)):
+            yield number, f"`{found.group()}`: CONTRIBUTING.md has the word to use"
+        if suffix == ".rs":
+            is_doc = bool(DOC.match(line))
+            opens = is_doc and not before_is_doc
+            if opens and not old and (found := OPENING.match(line)):
+                yield number, f"a doc comment opens with `{found.group(1)}`: begin with a verb"
+            before_is_doc = is_doc
+
+
+def self_test():
+    """Each rule finds its own mistake, and nothing in a correct file."""
+    wrong = {
+        "a.rs": ["/// What it is.", "x" * 101, "// a meeting of ranks"],
+        "a.md": ["y" * 121, "they begin anew"],
+        "tests/planted/lib.rs": [""],
+        "kernels/a.rs": ["z" * 101],
+    }
+    counts = {path: len(list(check(path, lines))) for path, lines in wrong.items()}
+    assert counts == {"a.rs": 3, "a.md": 2, "tests/planted/lib.rs": 1, "kernels/a.rs": 1}, counts
+    right = {
+        "a.rs": ["/// Returns the size.", "/// As in NCCL, zero is legal.", "x" * 100],
+        "a.md": ["| " + "y" * 200 + " |", "```text", "z" * 200, "```"],
+        "kernels/a.rs": ["// a meeting"],
+    }
+    for path, lines in right.items():
+        assert not list(check(path, lines)), path
+
+
+def main():
+    self_test()
+    if "--self-test" in sys.argv:
+        return 0
+    names = subprocess.check_output(["git", "ls-files", "-z"], text=True).split("\0")
+    found = 0
+    for name in filter(None, names):
+        path = Path(name)
+        if name.startswith(SKIPPED) or path.is_symlink() or not path.is_file():
+            continue
+        try:
+            lines = path.read_text().splitlines()
+        except UnicodeDecodeError:
+            continue
+        for number, what in check(name, lines):
+            print(f"{name}:{number}: {what}")
+            found += 1
+    if found:
+        print(f"{found} violations of the style")
+    return int(found > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
