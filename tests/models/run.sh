@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The protocols under model checkers and ThreadSanitizer: tests/models/run.sh [loom|shuttle|tsan|all] [FILTER]
+# Runs the protocols under model checkers and ThreadSanitizer: tests/models/run.sh [loom|shuttle|tsan|all] [FILTER]
 #
-# loom and shuttle need stable Rust alone. ThreadSanitizer needs a standard library that is instrumented too:
+# loom and shuttle need only stable Rust. ThreadSanitizer also needs an instrumented standard library:
 # Debian's rustc-web cargo-web rust-web-src libclang-rt-22-dev, or rustup's nightly with rust-src.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -11,7 +11,7 @@ checker() {
     cargo test --quiet --release -p fusewire-models --test "$1" -- ${2:+"$2"}
 }
 
-# The C runtime's archive, which Debian's Rust does not bring.
+# Prints the path of the C runtime's archive, which Debian's Rust packages do not contain.
 runtime() {
   local archive
   for archive in /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.tsan-x86_64.a; do
@@ -25,7 +25,7 @@ tsan() {
   sources=(/usr/src/rustc-*/library/Cargo.lock)
   if [ -n "$archive" ] && [ -e "${sources[0]}" ]; then
     flags+=" -Zexternal-clangrt -Clink-arg=-Wl,--whole-archive,$archive,--no-whole-archive"
-    # This archive names versions of symbols in a way that GNU ld refuses.
+    # GNU ld rejects the symbol versions of this archive.
     flags+=" -Clink-arg=-lm -Clink-arg=-lc -Clink-arg=-fuse-ld=lld -Clink-arg=-B${archive%/lib/clang/*}/bin"
     run_tsan "$flags" env PATH="/usr/bin:$PATH" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 /usr/bin/cargo
   elif command -v rustup >/dev/null && rustup run nightly rustc --version >/dev/null 2>&1; then

@@ -1,5 +1,5 @@
-//! Deliberately broken kernels, for faults that the memory cannot inject: each leaves out one thing that the
-//! rules between ranks demand.
+//! Deliberately broken kernels, for faults that the memory cannot inject. Each omits one step that
+//! the protocol between ranks requires.
 
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::CommConst;
@@ -7,18 +7,18 @@ use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine};
 
-/// What is broken. All of them sum bytes over the ranks, one lane reads everything.
+/// Selects the omitted step. Every kernel sums bytes over the ranks; one lane reads all inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// Nothing: the pattern that the others break must pass.
-    Whole,
+    /// Omits nothing: the correct kernel that the others are derived from, which must pass.
+    Correct,
     /// Reads the peers' memory after its done signal.
     ReadsAfterDone,
-    /// Gives no done signal and awaits none.
+    /// Neither sends nor awaits done signals.
     NoDone,
-    /// Reads the peers' memory without having awaited their ready signals.
+    /// Reads the peers' memory without awaiting their ready signals.
     NoReady,
-    /// Returns without its done signal: peers wait for ever.
+    /// Rank 1 returns without its done signal, so that its peers never stop waiting.
     Leaves,
 }
 
@@ -26,7 +26,9 @@ impl Kernel {
     /// Runs the kernel.
     ///
     /// # Safety
-    /// As a one-shot all_reduce over registered memory, which lies at `addr` on every rank.
+    /// `constants` must be those of a live communicator, and every rank must launch the same kernel
+    /// with the same `call` and `count`. `source` must have `count` readable bytes at `addr` on
+    /// every rank, and `target` `count` writable ones.
     #[allow(clippy::too_many_arguments)] // the arguments of a kernel
     pub unsafe fn run<M: Machine>(
         self,
@@ -39,7 +41,7 @@ impl Kernel {
         source: *const u8,
         target: *mut u8,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `constants` are those of a live communicator, as this function requires.
         let session = unsafe { Session::begin(block, constants, call, count, timeout_ns) };
         let Some(mut session) = session else {
             return;
@@ -65,10 +67,11 @@ impl Kernel {
                             None => return,
                         }
                     };
-                    // SAFETY: within the rank's window; whether it may be read now is what the model asks.
+                    // SAFETY: `i < count`, and `resolve` checked `count` bytes against the window.
+                    // The model checker tests whether the read may race.
                     sum = sum.wrapping_add(unsafe { mem::read(from.add(i)) });
                 }
-                // SAFETY: this rank's own output.
+                // SAFETY: `i < count`, and `target` has `count` writable bytes.
                 unsafe { mem::write(target.add(i), sum) };
             }
         }
@@ -76,7 +79,7 @@ impl Kernel {
             session.end();
             return;
         }
-        if matches!(self, Self::Whole | Self::NoReady | Self::Leaves) && !session.done() {
+        if matches!(self, Self::Correct | Self::NoReady | Self::Leaves) && !session.done() {
             return;
         }
         session.end();

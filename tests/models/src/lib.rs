@@ -1,16 +1,17 @@
-//! The protocols between ranks under model checkers: the very source that runs on GPUs, on memory whose
-//! every word is the tool's.
+//! Runs the protocols between ranks under model checkers. The kernels are compiled from the same
+//! source as for GPUs; their shared words are atomics of the checker.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `memory_image` | memory of all ranks of one execution, and what of it is under the tool |
+//! | `memory_image` | memory of all ranks in one execution; which parts the tool controls |
 //! | `step` | one launch of a real kernel on one rank, its input and the check of its output |
-//! | `machine` | blocks of one lane with the GPU's packets; a block barrier as weak as a GPU's |
+//! | `machine` | blocks of one lane with GPU packets; a block barrier as weak as AMD's |
 //! | `scenario` | ranks as the tool's threads, launches in sequence |
 //! | `broken` | deliberately broken kernels, for negative controls |
-//! | `report` | one line a model: executions, complete or bounded, or what a control caught |
+//! | `report` | one line per model: executions, complete or bounded, or the failure found |
 //!
-//! Started by `run.sh` beside this crate; without `--cfg loom`, `shuttle` or `tsan` it is empty.
+//! `tests/models/run.sh` runs the models. Without `--cfg loom`, `shuttle` or `tsan` this crate is
+//! empty.
 #![cfg(any(loom, shuttle, tsan))]
 
 pub mod broken;
@@ -25,7 +26,7 @@ pub mod scenario;
 #[cfg(any(loom, shuttle))]
 pub mod step;
 
-/// Threads of the tool in charge.
+/// Thread functions of the model checker in use.
 #[cfg(any(loom, shuttle))]
 pub mod tool {
     #[cfg(loom)]

@@ -80,12 +80,13 @@ impl Barrier {
     }
 }
 
-/// A lane of a block whose barrier promises a peer no more than AMD's does.
+/// A lane of a block whose barrier guarantees no more than AMD's does.
 ///
-/// `sync` passes on what the arriving lanes have *released by a fence*, no more: a wave's release
-/// does not drain the other waves. `any` passes on what its lanes know, but a lane that leaves sees
-/// it only behind an *acquire fence* of its own: its caches may be stale. Votes are never true in
-/// these models. Where `CLAIMS`, the machine says that its barrier is cumulative, which it is not.
+/// `sync` publishes only writes that the arriving lane has released by a fence, because a release
+/// by one wave does not drain the stores of other waves. After `any`, a lane sees the writes of the
+/// other lanes only once it has executed an acquire fence, because its caches may be stale. Votes
+/// are never true in these models. With `CLAIMS`, the machine wrongly declares its barrier
+/// cumulative.
 #[derive(Clone, Copy, Debug)]
 pub struct Weak<'a, const CLAIMS: bool> {
     /// Index of the lane.

@@ -7,7 +7,7 @@ use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{
     BlockState, CONST_MAGIC, CONSTANTS_AT, CommConst, CommState, FailureRecord, LAYOUT_VERSION,
-    LINE, MAX_WINDOWS, WorkspaceConfig, WorkspaceLayout, WindowConst,
+    LINE, MAX_WINDOWS, WindowConst, WorkspaceConfig, WorkspaceLayout,
 };
 use fusewire_device::mem::model::{Kind, Model};
 
@@ -230,7 +230,9 @@ impl MemoryImage {
     }
 
     fn workspace(&self, rank: u32, offset: u64) -> *mut u8 {
-        self.ranks[rank as usize].workspace.wrapping_add(offset as usize)
+        self.ranks[rank as usize]
+            .workspace
+            .wrapping_add(offset as usize)
     }
 
     /// The state at the start of `rank`'s workspace.
@@ -300,7 +302,11 @@ impl MemoryImage {
                     model.register(self.workspace(rank, ready), LINE as usize, Kind::Peer);
                     model.register(self.workspace(rank, ready + LINE), 8, Kind::Peer);
                 }
-                model.register(self.workspace(rank, self.layout.user_signals), 8, Kind::Peer);
+                model.register(
+                    self.workspace(rank, self.layout.user_signals),
+                    8,
+                    Kind::Peer,
+                );
             }
             if parts.channels {
                 for peer in self.peers(rank) {

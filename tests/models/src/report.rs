@@ -1,4 +1,5 @@
-//! One line a model: executions, complete or bounded, or what a control caught.
+//! Explores models and prints one line for each: the number of executions, complete or bounded, or
+//! the failure that was found.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -14,49 +15,49 @@ use fusewire_device::mem::model::{self, Fault};
 
 use crate::scenario::Scenario;
 
-/// How far a model is explored.
+/// Bound of an exploration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// loom: every execution.
     Exhaustive,
-    /// loom: every execution with at most so many preemptions of threads that could go on.
+    /// loom: every execution with at most this many preemptions of runnable threads.
     Preemptions(usize),
-    /// shuttle: so many random schedules.
+    /// shuttle: this many random schedules.
     Random(usize),
-    /// shuttle: so many schedules of probabilistic concurrency testing, with so many changes of priority.
+    /// shuttle: schedules of probabilistic concurrency testing, and priority changes in each.
     Pct(usize, usize),
 }
 
-/// What must come out.
+/// Required result of an exploration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// No execution fails.
     Passes,
-    /// An execution fails: a negative control.
+    /// Some execution fails: a negative control.
     Caught,
 }
 
-/// A model with all that it needs.
+/// A model and the parameters of its exploration.
 #[derive(Debug)]
 pub struct Entry {
     /// Its name in the table.
     pub name: String,
-    /// How far it is explored.
+    /// Bound of the exploration.
     pub bound: Bound,
-    /// What must come out.
+    /// Required result.
     pub expected: Expected,
-    /// What the memory takes away.
+    /// Guarantee that the memory model withholds.
     pub fault: Option<Fault>,
-    /// How far the clock moves at each look.
+    /// Nanoseconds that the clock advances at each read.
     pub tick_ns: u64,
-    /// Longest exploration; beyond it the model counts as bounded by time.
+    /// Time limit in seconds. An exploration that reaches it is reported as bounded.
     pub seconds: u64,
-    /// The ranks.
+    /// Launches and memory to explore.
     pub scenario: Scenario,
 }
 
 impl Entry {
-    /// A model that must pass.
+    /// Creates a model that must pass.
     pub fn model(name: &str, bound: Bound, scenario: Scenario) -> Self {
         Self {
             name: name.to_owned(),
@@ -69,7 +70,7 @@ impl Entry {
         }
     }
 
-    /// A negative control: the tool must find what is broken.
+    /// Creates a negative control: the exploration must find a failing execution.
     pub fn control(name: &str, bound: Bound, fault: Option<Fault>, scenario: Scenario) -> Self {
         Self {
             expected: Expected::Caught,
@@ -78,19 +79,19 @@ impl Entry {
         }
     }
 
-    /// With a clock that moves.
+    /// Sets the advance of the clock at each read.
     #[must_use]
     pub fn tick(self, tick_ns: u64) -> Self {
         Self { tick_ns, ..self }
     }
 
-    /// Stops exploring after so many seconds.
+    /// Sets the time limit.
     #[must_use]
     pub fn within(self, seconds: u64) -> Self {
         Self { seconds, ..self }
     }
 
-    /// Explores; the line of the table, and whether the outcome is the expected one.
+    /// Explores the model. Returns its line of the table, and true if the result is as required.
     fn run(self) -> (String, bool) {
         model::inject(self.fault);
         model::set_tick(self.tick_ns);
@@ -110,7 +111,7 @@ impl Entry {
         let executions = executions.load(Ordering::Relaxed);
         let (outcome, good) = match (&result, self.expected) {
             (Ok(()), Expected::Passes) => {
-                let how = match self.bound {
+                let coverage = match self.bound {
                     Bound::Exhaustive if elapsed < limit => "complete".to_owned(),
                     Bound::Exhaustive => format!("bounded (seconds={})", self.seconds),
                     Bound::Preemptions(n) if elapsed < limit => {
@@ -122,7 +123,7 @@ impl Entry {
                     Bound::Random(_) => "bounded (random schedules)".to_owned(),
                     Bound::Pct(_, depth) => format!("bounded (PCT schedules, depth={depth})"),
                 };
-                (format!("executions: {executions}, {how}"), true)
+                (format!("executions: {executions}, {coverage}"), true)
             }
             (Ok(()), Expected::Caught) => (format!("executions: {executions}, NOT CAUGHT"), false),
             (Err(panic), Expected::Caught) => (
@@ -170,7 +171,7 @@ fn explore(bound: Bound, limit: Duration, execution: impl Fn() + Send + Sync + '
     config.max_steps = MaxSteps::FailAfter(2_000_000);
     config.max_time = Some(limit);
     config.silence_warnings = true;
-    // Seeds are fixed, so that a failure is found again.
+    // Fixed seeds make failures reproducible.
     match bound {
         Bound::Pct(schedules, depth) => {
             let scheduler = PctScheduler::new_from_seed(0xf05e, depth, schedules);
@@ -180,7 +181,7 @@ fn explore(bound: Bound, limit: Duration, execution: impl Fn() + Send + Sync + '
             let scheduler = RandomScheduler::new_from_seed(0xf05e, schedules);
             Runner::new(scheduler, config).run(execution);
         }
-        Bound::Exhaustive => unreachable!("shuttle samples"),
+        Bound::Exhaustive => unreachable!("shuttle cannot explore exhaustively"),
     }
 }
 
@@ -189,13 +190,15 @@ fn message(panic: &(dyn Any + Send)) -> String {
         .downcast_ref::<String>()
         .map(String::as_str)
         .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("a panic without words");
+        .unwrap_or("a panic without a message");
     let line: String = text.lines().map(str::trim).collect::<Vec<_>>().join(" ");
     line.chars().take(150).collect()
 }
 
-/// Runs all entries whose name contains the program's first argument, a thread of the system each, as many
-/// at once as there are cores; prints the table. Fails if an outcome is not the expected one.
+/// Runs all entries whose name contains the program's first argument and prints the table.
+///
+/// Each entry runs in an OS thread, with as many at once as there are cores. Returns failure if a
+/// result is not as required, or if no entry matches.
 pub fn run(tool: &str, entries: Vec<Entry>) -> ExitCode {
     let filter = std::env::args().nth(1).unwrap_or_default();
     let previous = panic::take_hook();
@@ -223,11 +226,11 @@ pub fn run(tool: &str, entries: Vec<Entry>) -> ExitCode {
                     let Some(entry) = next else {
                         return;
                     };
-                    // A fresh thread: what a tool keeps by thread is gone after a failure.
+                    // A new thread for each entry drops the tool's thread-locals after a failure.
                     let name = entry.name.clone();
                     let (line, good) = thread::spawn(move || entry.run())
                         .join()
-                        .unwrap_or_else(|_| (format!("{name} the tool broke down"), false));
+                        .unwrap_or_else(|_| (format!("{name} the model checker panicked"), false));
                     println!("{tool}: {line}");
                     if !good {
                         bad.fetch_add(1, Ordering::Relaxed);

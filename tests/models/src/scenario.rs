@@ -1,4 +1,4 @@
-//! Ranks as the tool's threads, launches in sequence.
+//! Runs ranks as threads of the model checker, each with a sequence of launches.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -16,73 +16,74 @@ use crate::memory_image::MemoryImage;
 use crate::step::Step;
 use crate::tool;
 
-/// What a block is.
+/// Machine that runs the lanes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
     /// The CPU's block of one lane.
     Single,
-    /// One lane that behaves as a GPU's.
+    /// One lane that takes the code paths of a GPU.
     SingleLaneGpu,
-    /// The emulator's lanes, with its barrier.
+    /// The emulator's lanes, with the emulator's barrier.
     Lanes,
     /// Lanes whose barrier is as weak as AMD's.
     Weak,
-    /// The same, but its machine says that the barrier orders memory.
+    /// Lanes as in `Weak`, but the machine wrongly declares its barrier cumulative.
     Claimed,
 }
 
-/// How ranks end.
+/// Outcome that every rank's launches must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpectedOutcome {
     /// Every launch succeeds.
     Success,
-    /// Launches may fail: then every rank learns of it, and the record that its abort word names is valid.
+    /// Launches may fail. Then every rank must fail, and the failure record of the rank that the
+    /// abort word names must be valid.
     Failure,
 }
 
-/// What is broken in the memory of an execution.
+/// Fault that a negative control injects into an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedFault {
-    /// Packets have one set of slots.
+    /// Packets of odd and even epochs share one set of slots.
     OneSlotSet,
-    /// Credits are there before they are given.
+    /// All credits are available before the receiver has sent them.
     FreeCredits,
     /// Rank 1 never launches.
     Absent,
-    /// The words of chunks and tiles stay as the launch before has left them.
+    /// Ready flags and arrival counters keep their values from the previous launch.
     KeptWords,
     /// The producer marks tiles as done before it has written them.
     EarlyTiles,
 }
 
-/// A model: ranks that run launches, one after the other.
+/// Sequence of launches that every rank of a memory image runs.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// Memory of the ranks.
     pub image: Arc<MemoryImage>,
     /// The launches, the same on all ranks.
     pub steps: Vec<Step>,
-    /// What runs them.
+    /// Machine that runs them.
     pub blocks: Blocks,
-    /// How they end.
+    /// Outcome that they must have.
     pub expected: ExpectedOutcome,
-    /// What is broken.
+    /// Injected fault of a negative control.
     pub injected: Option<InjectedFault>,
-    /// A thread of the host's writes every abort word at some time.
+    /// If true, a host thread writes every abort word at an arbitrary time.
     pub host_aborts: bool,
 }
 
-/// What the lanes of a rank share in one execution.
+/// State that the lanes of a rank share in one execution.
 struct RankBlock {
     shared: BlockShared,
-    /// Where a launch begins and ends.
+    /// Barrier at the start and end of each launch.
     boundary: Barrier,
-    /// The block's barrier, where it is weak.
+    /// Block barrier of `Blocks::Weak` and `Blocks::Claimed`.
     weak: Barrier,
 }
 
 impl Scenario {
-    /// Every launch succeeds, nothing is broken.
+    /// Creates a scenario without a fault, in which every launch must succeed.
     pub fn new(image: MemoryImage, blocks: Blocks, steps: Vec<Step>) -> Self {
         Self {
             image: Arc::new(image),
@@ -94,21 +95,21 @@ impl Scenario {
         }
     }
 
-    /// With something broken.
+    /// Injects a fault.
     #[must_use]
     pub fn with_fault(mut self, fault: InjectedFault) -> Self {
         self.injected = Some(fault);
         self
     }
 
-    /// With launches that may fail.
+    /// Allows launches to fail.
     #[must_use]
     pub fn may_fail(mut self) -> Self {
         self.expected = ExpectedOutcome::Failure;
         self
     }
 
-    /// One execution; to be called by the tool.
+    /// Runs one execution. To be called from inside the model checker.
     pub fn execute(&self) {
         let model = self.image.open();
         self.break_memory(&model);
@@ -139,10 +140,10 @@ impl Scenario {
             let this = self.clone();
             threads.push(tool::spawn(move || this.abort_all()));
         }
-        // The thread that is there anyway is one of the lanes: fewer threads, fewer interleavings.
+        // Running one lane on this thread leaves one thread fewer to interleave.
         self.lane(0, 0, &blocks[0]);
         for thread in threads {
-            thread.join().expect("a lane that ends");
+            thread.join().expect("a lane panicked");
         }
     }
 
@@ -155,7 +156,7 @@ impl Scenario {
         }
     }
 
-    /// One lane of one rank: all launches.
+    /// Runs all launches of one lane of one rank.
     fn lane(&self, rank: u32, lane: u32, block: &RankBlock) {
         let image = &*self.image;
         let lanes = image.config().lanes;
@@ -201,12 +202,14 @@ impl Scenario {
             });
             match self.blocks {
                 Blocks::Single => {
-                    // SAFETY: the context describes this lane, and outlives the launch.
+                    // SAFETY: `context` describes this lane and lives until the end of the
+                    // function.
                     let single: Single = unsafe { Single::new(&raw const context) };
                     step.launch(image, rank, Block::new(single));
                 }
                 Blocks::Lanes => {
-                    // SAFETY: as above.
+                    // SAFETY: `context` describes this lane and lives until the end of the
+                    // function.
                     let lanes = unsafe { Lanes::new(&raw const context) };
                     step.launch(image, rank, Block::new(lanes));
                 }
@@ -234,7 +237,7 @@ impl Scenario {
                 }
             }
             if let Some(compute) = compute {
-                compute.join().expect("the compute thread ends");
+                compute.join().expect("the compute thread panicked");
             }
             boundary();
             if self.failed(rank, epoch) {
@@ -242,18 +245,23 @@ impl Scenario {
             }
             if lane == 0 {
                 if step.has_compute(rank) {
-                    step.raised(image, rank);
+                    step.verify_flags(image, rank);
                 }
                 step.verify(image, rank, epoch);
             }
         }
     }
 
-    /// Whether the launch that has just returned failed; then checks what is left behind.
+    /// Returns true if the launch that has just returned failed.
+    ///
+    /// # Panics
+    /// Panics if a launch that must succeed failed, or if the failure record of a failed launch is
+    /// not valid.
     fn failed(&self, rank: u32, epoch: u64) -> bool {
         let image = &*self.image;
-        // A launch that succeeds gives the busy word back; one that was refused never took it.
-        // SAFETY: this rank's own state; the abort word is only accessed atomically.
+        // A successful launch releases the busy word; a refused one never acquires it.
+        // SAFETY: `state` and `block_state` point to live memory of this rank. No launch of this
+        // rank is running, and the abort word is accessed atomically if others may write it.
         let (busy, abort) = unsafe {
             let state = image.state(rank);
             let busy = (*image.block_state(rank)).busy & 1 == 1;
@@ -264,7 +272,8 @@ impl Scenario {
             };
             (busy, abort)
         };
-        // SAFETY: this rank's own state. Launches that succeed count.
+        // Only successful launches increment `sequence`.
+        // SAFETY: `block_state` points to live memory of this rank, and no launch of it is running.
         let refused = unsafe { (*image.block_state(rank)).sequence } != epoch + 1;
         if self.expected == ExpectedOutcome::Success {
             assert!(!busy && abort == 0, "launch {epoch} failed on rank {rank}");
@@ -282,25 +291,27 @@ impl Scenario {
             return true;
         }
         let state = image.state(named).cast_const();
-        // SAFETY: a rank's record; the abort word was written after it was filled, and was acquired.
+        // SAFETY: `state` points to live memory of rank `named`. That rank filled its record before
+        // the release of the abort word, which was acquired above.
         unsafe {
             let record = &raw const (*state).failure;
             let valid = mem::load_u64(&raw const (*record).state, Order::Acquire, Scope::System);
-            assert_eq!(valid, 2, "the record that an abort word names is valid");
+            assert_eq!(valid, 2, "the failure record of rank {named} is not valid");
             let record: FailureRecord = mem::read(record);
             assert!(
                 record.kind == 1 && record.awaited < u64::from(image.config().ranks),
-                "a time-out that names a rank: {record:?}"
+                "the failure record is not a time-out on a rank: {record:?}"
             );
         }
         true
     }
 
-    /// The host's side: writes every rank's abort word.
+    /// Writes every rank's abort word, as the host does.
     fn abort_all(&self) {
         for rank in 0..self.image.config().ranks {
             let state: *mut CommState = self.image.state(rank);
-            // SAFETY: the abort word is only accessed atomically.
+            // SAFETY: `state` points to live memory, and its abort word is only accessed
+            // atomically.
             unsafe {
                 mem::compare_exchange_u64(
                     &raw mut (*state).abort,
@@ -314,8 +325,8 @@ impl Scenario {
     }
 }
 
-/// What a launch finds on a GPU: everything that the launch before it has seen is behind it. A CPU's rank
-/// has no more than its program order.
+/// Orders a launch after everything that the previous launch has observed, as a GPU stream does. On
+/// the CPU a rank has program order only.
 fn stream_order() {
     #[cfg(loom)]
     loom::sync::atomic::fence(Ordering::AcqRel);
@@ -323,5 +334,5 @@ fn stream_order() {
     shuttle::sync::atomic::fence(Ordering::AcqRel);
 }
 
-/// Who the host says it is in an abort word of its own.
+/// Rank number that the host writes into abort words.
 const HOST: u32 = 0xffff;

@@ -1,5 +1,5 @@
-//! Many ranks under shuttle: random schedules and probabilistic concurrency testing, sequentially consistent;
-//! what loom cannot reach because it explores everything.
+//! Runs many ranks under shuttle: random schedules and probabilistic concurrency testing, with
+//! sequentially consistent memory. loom's exhaustive exploration cannot reach these sizes.
 
 #[cfg(shuttle)]
 mod models {
@@ -33,7 +33,7 @@ mod models {
         Scenario::new(MemoryImage::new(config), blocks, steps)
     }
 
-    /// Every protocol once, beside the others: what a communicator sees in a program.
+    /// Returns a program that uses every protocol, so that each one runs after others.
     fn program(ranks: u32) -> Vec<Step> {
         let packet = Step::new(Op::Packet, 6);
         let last = ranks - 1;
@@ -64,12 +64,12 @@ mod models {
     fn models() -> Vec<Entry> {
         let mut entries = Vec::new();
         for (ranks, schedules) in [(2, 6000), (3, 3000), (5, 1000), (8, 300), (16, 60)] {
-            for (how, bound) in [
+            for (sampling, bound) in [
                 ("random", Bound::Random(schedules)),
                 ("PCT", Bound::Pct(schedules, 3)),
             ] {
                 entries.push(Entry::model(
-                    &format!("a program of every operation, {ranks} ranks, {how}"),
+                    &format!("a program of every operation, {ranks} ranks, {sampling}"),
                     bound,
                     scenario(config(ranks, 1), Blocks::Single, program(ranks)),
                 ));
@@ -155,7 +155,7 @@ mod models {
             ),
             ("no done signal", broken(Kernel::NoDone)),
             ("reads user memory before ready", broken(Kernel::NoReady)),
-            ("a rank leaves without done", broken(Kernel::Leaves)),
+            ("a rank returns without done", broken(Kernel::Leaves)),
         ];
         entries
             .drain(..)
@@ -163,14 +163,14 @@ mod models {
                 Entry::control(&format!("control: {what}"), bound, None, scenario)
             })
             .chain([Entry::model(
-                "the kernel that the last ones break",
+                "the correct kernel of the last controls",
                 Bound::Random(2000),
-                broken(Kernel::Whole),
+                broken(Kernel::Correct),
             )])
             .collect()
     }
 
-    /// All models and controls.
+    /// Returns all models and controls.
     pub(crate) fn entries() -> Vec<Entry> {
         models().into_iter().chain(controls()).collect()
     }

@@ -1,7 +1,7 @@
-//! Whole kernels under ThreadSanitizer: ranks as threads of one process, through the host crate, with the
-//! conformance list; and kernels that break a rule, which it must report.
+//! Runs the conformance list under ThreadSanitizer, through the host crate, with ranks as threads
+//! of one process; and deliberately broken kernels, whose races it must report.
 //!
-//! A report ends a process with status 66, so each part runs in a child.
+//! A report ends a process with status 66, so each part runs in a child process.
 
 #[cfg(tsan)]
 mod parts {
@@ -14,10 +14,10 @@ mod parts {
     use fusewire_tests::rank::Mode;
     use fusewire_tests::runner::{Setup, Threads};
 
-    /// One of the broken kernels.
+    /// Runs entry `which` of [`KERNELS`].
     ///
     /// # Safety
-    /// As [`Kernel::run`].
+    /// The requirements of [`Kernel::run`], and `which` must be below 4.
     #[kernel]
     unsafe fn broken(
         block: Block<impl Machine>,
@@ -31,7 +31,7 @@ mod parts {
         target: *mut u8,
     ) {
         let addr = WindowAddr(addr);
-        // SAFETY: the caller's promise.
+        // SAFETY: this function has the requirements of `Kernel::run`.
         unsafe {
             KERNELS[which as usize].1.run(
                 block, constants, call, count, timeout_ns, addr, source, target,
@@ -39,19 +39,19 @@ mod parts {
         }
     }
 
-    /// The kernel that the others break, then what must be reported.
+    /// The correct kernel, then kernels whose races must be reported.
     pub(crate) const KERNELS: [(&str, Kernel); 4] = [
-        ("the kernel that the next ones break", Kernel::Whole),
+        ("the correct kernel of the next controls", Kernel::Correct),
         ("reads user memory after done", Kernel::ReadsAfterDone),
         ("no done signal", Kernel::NoDone),
         ("reads user memory before ready", Kernel::NoReady),
     ];
 
-    /// Runs broken kernel `which`, several times, with inputs written in between.
+    /// Launches entry `which` of [`KERNELS`] several times and writes the input between launches.
     pub(crate) fn run_kernel(which: usize) -> Result<(), String> {
         let ranks = run_threads(2, &Options::default(), |comm| {
             let bytes = 64;
-            // Memory of one window at the same offset on every rank.
+            // `alloc` returns memory of one window, at the same offset on every rank.
             let (source, target) = (comm.alloc(DType::U8, bytes)?, comm.alloc(DType::U8, bytes)?);
             let addr = comm.window_addr(&source)?;
             for call in 0..200u8 {
@@ -66,7 +66,8 @@ mod parts {
                     source: source.as_ptr(),
                     target: target.as_ptr(),
                 };
-                // SAFETY: buffers of the kernel's size, which outlive the launch.
+                // SAFETY: both buffers have `count` bytes and outlive the launch; `source` is at
+                // `addr` on every rank, and every rank makes the same call.
                 unsafe { comm.launch(&BROKEN, params, [Some(&source), Some(&target), None])? };
             }
             Ok(())
@@ -76,7 +77,7 @@ mod parts {
             .try_for_each(|rank| rank.map_err(|error| error.to_string()))
     }
 
-    /// The settings whose conformance must be free of races.
+    /// Returns the settings in which the conformance list must be free of races.
     pub(crate) fn setups() -> Vec<(String, Setup, &'static str)> {
         let base = Setup::new(3);
         let mut setups = vec![
@@ -117,7 +118,7 @@ mod parts {
         setups
     }
 
-    /// Runs setup `which`.
+    /// Runs entry `which` of [`setups`].
     pub(crate) fn run_setup(which: usize) -> Result<u64, String> {
         let (_, setup, list) = &setups()[which];
         Threads.run_cases(setup, &cases::list(list, setup.ranks))

@@ -1,4 +1,4 @@
-//! Negative controls of loom: what must be caught.
+//! Negative controls under loom: each has an injected fault that loom must find.
 
 use fusewire_device::mem::model::Fault;
 use fusewire_models::broken::Kernel;
@@ -10,7 +10,7 @@ use crate::models::{CHANNELS, PACKETS, ROUNDS, WORDS, lanes_config, scenario, si
 
 const BOUND: Bound = Bound::Preemptions(3);
 
-/// All controls.
+/// Returns all controls.
 pub(crate) fn entries() -> Vec<Entry> {
     [orders(), fences(), slots(), kernels(), overlapped()]
         .into_iter()
@@ -18,7 +18,7 @@ pub(crate) fn entries() -> Vec<Entry> {
         .collect()
 }
 
-/// The memory does less than the source asks for.
+/// Memory that gives weaker guarantees than the kernels request.
 fn orders() -> Vec<Entry> {
     let packets = || single(two(PACKETS), vec![Step::new(Op::Packet, 2); 4]);
     let signals = || single(two(ROUNDS), vec![Step::new(Op::Signal, 8); 3]);
@@ -46,8 +46,8 @@ fn orders() -> Vec<Entry> {
     .collect()
 }
 
-/// Two lanes behind a weak barrier need the fences on both of its sides, and a machine must not say that its barrier
-/// orders memory where it does not.
+/// Two lanes with a weak barrier: the fences before and after it are necessary, and a machine must
+/// not declare a barrier cumulative that is not.
 fn fences() -> Vec<Entry> {
     let mut entries = Vec::new();
     for (what, fault, blocks) in [
@@ -57,11 +57,15 @@ fn fences() -> Vec<Entry> {
             Blocks::Weak,
         ),
         (
-            "no fence behind a wait",
+            "no fence after a wait",
             Some(Fault::NoAcquireFences),
             Blocks::Weak,
         ),
-        ("a barrier that only claims to order", None, Blocks::Claimed),
+        (
+            "a barrier wrongly declared cumulative",
+            None,
+            Blocks::Claimed,
+        ),
     ] {
         for (name, parts, op, count) in [
             ("signal", ROUNDS, Op::SignalF32, 8),
@@ -110,19 +114,19 @@ fn slots() -> Vec<Entry> {
     .collect()
 }
 
-/// Kernels that break a rule, and the one that breaks none.
+/// Deliberately broken kernels, and the correct kernel that they are derived from.
 fn kernels() -> Vec<Entry> {
     let of = |kernel| single(two(ROUNDS), vec![Step::new(Op::Broken(kernel), 8); 2]);
     let mut entries = vec![Entry::model(
-        "the kernel that the next ones break",
+        "the correct kernel of the next controls",
         BOUND,
-        of(Kernel::Whole),
+        of(Kernel::Correct),
     )];
     for (what, kernel) in [
         ("reads user memory after done", Kernel::ReadsAfterDone),
         ("no done signal", Kernel::NoDone),
         ("reads user memory before ready", Kernel::NoReady),
-        ("a rank leaves without done", Kernel::Leaves),
+        ("a rank returns without done", Kernel::Leaves),
     ] {
         let name = format!("control: {what}");
         entries.push(Entry::control(&name, BOUND, None, of(kernel)));
@@ -130,7 +134,7 @@ fn kernels() -> Vec<Entry> {
     entries
 }
 
-/// Words that come too early, and words that nobody clears.
+/// Flags and counters that are raised too early or not cleared.
 fn overlapped() -> Vec<Entry> {
     let gather = || single(two(WORDS), vec![Step::new(Op::GatherWithFlags, 8); 2]);
     let scatter = || single(two(WORDS), vec![Step::new(Op::ScatterOnArrival, 8); 2]);
@@ -144,7 +148,7 @@ fn overlapped() -> Vec<Entry> {
             scatter(),
         ),
         (
-            "words that are not cleared",
+            "flags that are not cleared",
             None,
             gather().with_fault(InjectedFault::KeptWords),
         ),
@@ -154,7 +158,7 @@ fn overlapped() -> Vec<Entry> {
             scatter().with_fault(InjectedFault::KeptWords),
         ),
         (
-            "a tile called done before it is made",
+            "a tile marked as done before it is written",
             None,
             scatter().with_fault(InjectedFault::EarlyTiles),
         ),

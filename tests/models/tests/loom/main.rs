@@ -1,5 +1,5 @@
-//! The protocols under loom: every interleaving and every stale read that C++ allows, within the bound that is
-//! printed.
+//! Explores the protocols under loom: every interleaving and every stale read that C++ allows,
+//! within the printed bound.
 
 #[cfg(loom)]
 mod controls;

@@ -1,4 +1,4 @@
-//! The models of loom: what must pass.
+//! Models under loom, which must pass.
 
 use fusewire_kernels::fused::Route;
 use fusewire_models::memory_image::{Config, MemoryImage, Parts};
@@ -47,7 +47,7 @@ pub(crate) fn single(config: Config, steps: Vec<Step>) -> Scenario {
     scenario(config, Blocks::Single, steps)
 }
 
-/// All models.
+/// Returns all models.
 pub(crate) fn entries() -> Vec<Entry> {
     [
         packets(),
@@ -313,7 +313,7 @@ fn mixtures() -> Vec<Entry> {
     ]
 }
 
-/// Operations beside a computation of rank 0, which is a thread of its own.
+/// Operations concurrent with a consumer or producer of rank 0, which is a thread of its own.
 fn overlapped() -> Vec<Entry> {
     let gather = Step::new(Op::GatherWithFlags, 8);
     let scatter = Step::new(Op::ScatterOnArrival, 8);
