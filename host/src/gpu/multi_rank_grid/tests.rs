@@ -57,7 +57,7 @@ unsafe fn grid_idle(block: Block<impl Machine>, _nothing: u64) {
 fn fake(multiprocessors: u32) -> Arc<Fake> {
     Arc::new(Fake::new(
         multiprocessors,
-        &[*GRID_MEET.info(), *GRID_IDLE.info()],
+        &[*GRID_BARRIER.info(), *GRID_IDLE.info()],
     ))
 }
 
@@ -86,9 +86,9 @@ fn stream(rank: u32) -> RawStream {
 
 /// The bytes of a parameter struct, padding as zeros.
 fn bytes(counter: &AtomicU32, all: u32, own: &mut [u64], mark: u8) -> Vec<u8> {
-    let mut bytes = vec![0; size_of::<GridMeetParams>()];
+    let mut bytes = vec![0; size_of::<GridBarrierParams>()];
     let mut put = |name: &str, value: &[u8]| {
-        let field = GridMeetParams::FIELDS
+        let field = GridBarrierParams::FIELDS
             .iter()
             .find(|field| field.name == name)
             .unwrap();
