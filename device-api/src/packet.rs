@@ -207,15 +207,17 @@ impl Slots {
         } else {
             slot.wrapping_add(LINE as usize)
         };
-        session.ctx().until(WaitKind::Packet, source, self.flag, || {
-            // SAFETY: a flag word of this rank's own slots.
-            let seen = unsafe { mem::load_u64(flag, Order::Acquire, Scope::System) };
-            if seen == self.flag {
-                Ok(data.cast_const())
-            } else {
-                Err(seen)
-            }
-        })
+        session
+            .ctx()
+            .until(WaitKind::Packet, source, self.flag, || {
+                // SAFETY: a flag word of this rank's own slots.
+                let seen = unsafe { mem::load_u64(flag, Order::Acquire, Scope::System) };
+                if seen == self.flag {
+                    Ok(data.cast_const())
+                } else {
+                    Err(seen)
+                }
+            })
     }
 
     /// Awaits the two-packet unit `unit` of `source`'s stream (0 is the header, of which the call is compared):
@@ -228,15 +230,17 @@ impl Slots {
         unit: usize,
     ) -> Option<u64> {
         let at = self.arrival(source).wrapping_add(unit * 16).cast::<u64>();
-        let data = session.ctx().until(WaitKind::Packet, source, self.flag, || {
-            // SAFETY: a unit of this rank's own slots.
-            let [low, high] = unsafe { mem::load_packets(at) };
-            if low >> 32 == self.flag && high >> 32 == self.flag {
-                Ok(low & 0xffff_ffff | high << 32)
-            } else {
-                Err(low)
-            }
-        })?;
+        let data = session
+            .ctx()
+            .until(WaitKind::Packet, source, self.flag, || {
+                // SAFETY: a unit of this rank's own slots.
+                let [low, high] = unsafe { mem::load_packets(at) };
+                if low >> 32 == self.flag && high >> 32 == self.flag {
+                    Ok(low & 0xffff_ffff | high << 32)
+                } else {
+                    Err(low)
+                }
+            })?;
         let (expected, sent) = (session.fingerprint(), data & 0xffff);
         if unit == 0 && sent != expected {
             // The flag distinguishes epochs; the header distinguishes calls.
@@ -280,13 +284,15 @@ impl Slots {
         source: u32,
         unit: usize,
     ) -> Option<[u64; N]> {
-        session.ctx().until(WaitKind::Packet, source, self.flag, || {
-            // What the record shows is the epoch that was awaited, not which unit lacked.
-            match self.peek_pairs::<N>(source, unit) {
-                (_, true) => Ok(()),
-                (_, false) => Err(0),
-            }
-        })?;
+        session
+            .ctx()
+            .until(WaitKind::Packet, source, self.flag, || {
+                // What the record shows is the epoch that was awaited, not which unit lacked.
+                match self.peek_pairs::<N>(source, unit) {
+                    (_, true) => Ok(()),
+                    (_, false) => Err(0),
+                }
+            })?;
         // They stay until this rank has sent the next epoch's.
         Some(self.peek_pairs::<N>(source, unit).0)
     }

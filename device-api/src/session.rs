@@ -23,7 +23,7 @@ use crate::comm::Comm;
 use crate::group::{Block, Group, Machine};
 use crate::layout::{CommConst, LINE, SIGNAL_WORDS};
 use crate::mem::{self, Order, Scope};
-use crate::wait::{BOUNDED, WaitKind, WaitContext};
+use crate::wait::{BOUNDED, WaitContext, WaitKind};
 
 use prologue::{Epochs, Prologue};
 

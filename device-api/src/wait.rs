@@ -376,7 +376,10 @@ impl WaitContext {
         if self.block != 0 || !BOUNDED {
             return;
         }
-        let at = self.comm.own(self.comm.workspace().progress + 16).cast::<u64>();
+        let at = self
+            .comm
+            .own(self.comm.workspace().progress + 16)
+            .cast::<u64>();
         // SAFETY: as in `enter`.
         unsafe {
             mem::store_u64(
@@ -391,7 +394,8 @@ impl WaitContext {
     /// This block's state.
     #[inline(always)]
     pub(crate) fn block_state(comm: &Comm, block: u32) -> *mut BlockState {
-        comm.own(comm.workspace().blocks + u64::from(block) * LINE).cast()
+        comm.own(comm.workspace().blocks + u64::from(block) * LINE)
+            .cast()
     }
 }
 

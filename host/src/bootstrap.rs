@@ -240,7 +240,14 @@ impl Launcher {
         Error::bootstrap(format!(
             "the environment names two ranks: {}={} of {}={}, and {}={} of {}={}; set {QUERY_METHOD} \
              to {choices}, or remove the variables of the outer launcher",
-            self.rank, own.rank, self.size, own.size, other.rank, theirs.rank, other.size, theirs.size
+            self.rank,
+            own.rank,
+            self.size,
+            own.size,
+            other.rank,
+            theirs.rank,
+            other.size,
+            theirs.size
         ))
     }
 

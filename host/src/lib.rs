@@ -55,7 +55,7 @@ pub use self::comm::{
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Error, Result};
-pub use self::options::{Algorithm, CallOptions, Determinism, Options, ReduceOp, GridMode};
+pub use self::options::{Algorithm, CallOptions, Determinism, GridMode, Options, ReduceOp};
 pub use self::plan::Plan;
 pub use self::stream::{Event, Graph, GraphExec, Stream, Ticket};
 pub use self::tensor::{Input, Output, Tensor};

@@ -182,7 +182,11 @@ fn torchrun_below_mpirun_starts_its_own_ranks() {
         let mut launcher = mpirun(1);
         launcher
             .args([&python, "-m", "torch.distributed.run"])
-            .args(["--nproc_per_node=2", "--no_python", "--master_addr=127.0.0.1"])
+            .args([
+                "--nproc_per_node=2",
+                "--no_python",
+                "--master_addr=127.0.0.1",
+            ])
             .args(["--master_port", &free_port()]);
         launch(&mut launcher, TEST, 2, 1);
     }

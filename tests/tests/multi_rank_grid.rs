@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use fusewire::{
-    Algorithm, CallOptions, Communicator, DType, Device, Error, Norm, Options, ReduceOp, GridMode,
+    Algorithm, CallOptions, Communicator, DType, Device, Error, GridMode, Norm, Options, ReduceOp,
     Result, SignalUpdate, Tensor, VocabParallel, WindowOptions, new_comm, run_threads_on,
 };
 use fusewire_tests::device;
@@ -72,7 +72,9 @@ fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl Fn
     let mut child = start(test, "fake", &all);
     let said = child.next_report(TEST_TIMEOUT);
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
-    child.succeed(TEST_TIMEOUT).expect("success behind its report");
+    child
+        .succeed(TEST_TIMEOUT)
+        .expect("success behind its report");
     println!("{test}: {:.1} s", started.elapsed().as_secs_f64());
 }
 

@@ -207,13 +207,17 @@ fn a_process_that_ends_is_named() {
     for process in &mut ranks.processes {
         assert_eq!(process.next_report(TEST_TIMEOUT).as_deref(), Ok("running"));
     }
-    let said = ranks.processes[0].next_report(TEST_TIMEOUT).expect("a failure");
+    let said = ranks.processes[0]
+        .next_report(TEST_TIMEOUT)
+        .expect("a failure");
     assert!(
         said.contains("the process of rank 1 has ended"),
         "rank 0 says: {said}"
     );
     println!("{said}");
-    ranks.processes[0].succeed(TEST_TIMEOUT).expect("a clean end");
+    ranks.processes[0]
+        .succeed(TEST_TIMEOUT)
+        .expect("a clean end");
     drop(ranks);
     works(2);
 }

@@ -167,7 +167,10 @@ fn a_missing_wait_is_found() {
             ("all_reduce.cuh", "barrier.middle();", ""),
             "two_stage_pull",
         ),
-        (("barrier.cuh", "arrive_and_wait<Order::Relaxed>();", ""), "one_stage"),
+        (
+            ("barrier.cuh", "arrive_and_wait<Order::Relaxed>();", ""),
+            "one_stage",
+        ),
         (("packets.cuh", "(flag & 1)", "0"), "packets_one_shot"),
         (
             ("fused.cuh", "offset = MOST_WARPS / 2", "offset = 0"),

@@ -29,7 +29,7 @@ use self::all_reduce::{ONE_SHOT_BYTES, RankPart, TWO_SHOT_BYTES};
 use self::benchmark::{Benchmark, Mode};
 use self::buffers::{Buffers, Latch, Packets, Peers};
 use self::costs::Cost;
-use self::entries::{SIGNAL_PAD_BYTES, RANKS, TYPES, VECTOR};
+use self::entries::{RANKS, SIGNAL_PAD_BYTES, TYPES, VECTOR};
 use self::loaded::Baseline;
 use self::rendezvous::{Attendance, Rendezvous};
 use self::report::{Report, Row};

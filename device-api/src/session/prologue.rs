@@ -18,7 +18,7 @@ use crate::group::{Block, Group, Machine};
 use crate::layout::{BLOCKS_AT, BlockState, CONSTANTS_AT, CommConst, CommState, FailureKind, LINE};
 use crate::mem::{self, Order, Scope};
 use crate::shared_cache;
-use crate::wait::{BOUNDED, WaitKind, WaitContext};
+use crate::wait::{BOUNDED, WaitContext, WaitKind};
 
 /// The epochs of a block.
 #[derive(Clone, Copy, Debug)]
@@ -176,8 +176,13 @@ impl Prologue {
         }
         // All under way at once: nothing of this launch came before that they could order.
         // SAFETY: every workspace starts with a CommState; the abort word is only accessed atomically.
-        let aborted =
-            unsafe { mem::load_u64(&raw const (*self.workspace).abort, Order::Relaxed, Scope::System) };
+        let aborted = unsafe {
+            mem::load_u64(
+                &raw const (*self.workspace).abort,
+                Order::Relaxed,
+                Scope::System,
+            )
+        };
         let mut epochs = self.epochs();
         // SAFETY: the state lies in the workspace; its words are only accessed atomically.
         let busy = unsafe {
@@ -217,7 +222,15 @@ impl Prologue {
                 (&raw mut (*cache).sequence).write(epochs.sequence + collective);
             }
             let rank = ctx.comm.rank();
-            ctx.fail(FailureKind::Overlap, WaitKind::Launch, rank, rank, 0, busy, 0);
+            ctx.fail(
+                FailureKind::Overlap,
+                WaitKind::Launch,
+                rank,
+                rank,
+                0,
+                busy,
+                0,
+            );
             return None;
         }
         Some(epochs)

@@ -156,7 +156,11 @@ fn conduct(arguments: &Arguments) -> Result<ExitCode> {
     if settings.threads {
         launch::alone(&words(&settings, Role::Threads, &results), each)?;
     } else {
-        launch::ranks(&words(&settings, Role::Rank, &results), each, settings.ranks)?;
+        launch::ranks(
+            &words(&settings, Role::Rank, &results),
+            each,
+            settings.ranks,
+        )?;
     }
     let ranks = (0..settings.ranks)
         .map(|rank| read(&of_rank(&results, rank)))
@@ -328,7 +332,12 @@ struct Part {
 }
 
 impl Part {
-    fn measure(&self, comm: &Communicator, batches: &[Batch], rounds: usize) -> Result<RankResults> {
+    fn measure(
+        &self,
+        comm: &Communicator,
+        batches: &[Batch],
+        rounds: usize,
+    ) -> Result<RankResults> {
         let results = computing(|| {
             let comm = tp_encoder::on_stream_of(comm, &self.device)?;
             measure::rank(&comm, &self.encoder, batches, rounds)

@@ -7,7 +7,7 @@ use core::time::Duration;
 use std::sync::mpsc;
 use std::time::Instant;
 
-use common::{TEST_TIMEOUT, POISON, connect, with_threads};
+use common::{POISON, TEST_TIMEOUT, connect, with_threads};
 use fusewire_gloo_sys::{
     Call, Context, DataType, Error, ReduceOp, Rendezvous, TcpOptions, Transfer,
 };

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::bootstrap::{CommConfig, agreed_hash, store_of_environment, validate};
-use super::topology::Locality;
 use super::observe::Hooks;
 use super::rendezvous::RankClaim;
 use super::submit::invalid;
+use super::topology::Locality;
 use super::{Communicator, nanoseconds};
 use crate::Result;
 use crate::backend::{self, Backend, Reach, Setup};
@@ -131,7 +131,8 @@ impl Communicator {
     /// Joins the other ranks and makes the communicator of backend `name`.
     pub(super) fn form_over(name: &str, config: CommConfig) -> Result<Self> {
         config.check_multi_rank_grid(Some(name))?;
-        let (made, reach) = config.within_rendezvous(|reach| backend::create(name, &config.setup(reach)))?;
+        let (made, reach) =
+            config.within_rendezvous(|reach| backend::create(name, &config.setup(reach)))?;
         Self::over(made, CommConfig { reach, ..config })
     }
 

@@ -9,7 +9,7 @@ mod over_gloo {
     use std::sync::Arc;
 
     use super::super::observe::Hooks;
-    use super::{Communicator, CommConfig, Result};
+    use super::{CommConfig, Communicator, Result};
     use crate::backend::{Hierarchy, Reach};
     use crate::bootstrap::host_id;
 

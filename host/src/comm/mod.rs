@@ -3,6 +3,7 @@
 mod attributes;
 mod batch;
 mod bootstrap;
+mod bounce;
 mod create;
 mod failure;
 mod fused;
@@ -10,7 +11,6 @@ mod handoff;
 mod host_calls;
 mod hosts;
 mod instances;
-mod bounce;
 mod lists;
 mod multi_rank_grid;
 mod multicast;

@@ -134,17 +134,19 @@ impl CommConfig {
             return Ok(None);
         }
         let mut made = None;
-        let said = self.rendezvous().broadcast(KEY, || match self.make_grid() {
-            Ok((number, grid)) => {
-                made = Some(Ok(grid));
-                said(NUMBER, &number.to_le_bytes())
-            }
-            Err(error) => {
-                let reason = said(REASON, error.to_string().as_bytes());
-                made = Some(Err(error));
-                reason
-            }
-        })?;
+        let said = self
+            .rendezvous()
+            .broadcast(KEY, || match self.make_grid() {
+                Ok((number, grid)) => {
+                    made = Some(Ok(grid));
+                    said(NUMBER, &number.to_le_bytes())
+                }
+                Err(error) => {
+                    let reason = said(REASON, error.to_string().as_bytes());
+                    made = Some(Err(error));
+                    reason
+                }
+            })?;
         if let Some(made) = made {
             return made.map(Some);
         }

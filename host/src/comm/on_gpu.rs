@@ -52,7 +52,11 @@ impl fmt::Debug for OnGpu {
 impl OnGpu {
     /// `threads`: of a block; 0 for the default. `grid`: where launches of all ranks gather, if
     /// they share a grid.
-    pub(super) fn new(gpu: Arc<Gpu>, threads: u32, grid: Option<Arc<MultiRankGrid>>) -> Result<Self> {
+    pub(super) fn new(
+        gpu: Arc<Gpu>,
+        threads: u32,
+        grid: Option<Arc<MultiRankGrid>>,
+    ) -> Result<Self> {
         let apart = matches!(gpu.device(), Device::Hip(_));
         let constants = apart.then(|| Scratch::take(&gpu, size_of::<CommConst>()));
         Ok(Self {

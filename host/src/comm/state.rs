@@ -229,8 +229,10 @@ impl Inner {
         let rank = self.constants.rank;
         let mine = self.constants.workspace.progress;
         let [call, count] = [
-            self.workspace.load(mine + offset_of!(Progress, call) as u64),
-            self.workspace.load(mine + offset_of!(Progress, count) as u64),
+            self.workspace
+                .load(mine + offset_of!(Progress, call) as u64),
+            self.workspace
+                .load(mine + offset_of!(Progress, count) as u64),
         ];
         let finished = self
             .workspace
@@ -251,7 +253,10 @@ impl Inner {
         // Unless a kernel has just claimed it.
         if self.workspace.load(FAILURE_AT) == 0 {
             // SAFETY: a kernel that fails at this very moment has its record replaced by one of the abort.
-            let written = unsafe { self.workspace.write(FAILURE_AT, bytemuck::bytes_of(&record)) };
+            let written = unsafe {
+                self.workspace
+                    .write(FAILURE_AT, bytemuck::bytes_of(&record))
+            };
             if let Err(error) = written {
                 tracing::warn!(%error, "the record of an abort could not be written");
             }

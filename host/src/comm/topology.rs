@@ -84,7 +84,6 @@ pub(super) struct LocalRanks {
     pub(super) elsewhere: Option<(u32, String)>,
 }
 
-
 impl Topology {
     /// Adds the next rank.
     pub(super) fn push(&mut self, locality: &Locality) {
@@ -184,7 +183,9 @@ mod tests {
 
     fn of_localities(localities: &[Locality]) -> Vec<(String, LocalRanks)> {
         let mut topology = Topology::default();
-        localities.iter().for_each(|locality| topology.push(locality));
+        localities
+            .iter()
+            .for_each(|locality| topology.push(locality));
         let hosts = topology.hosts();
         hosts.map(|(host, n)| (host.to_owned(), n)).collect()
     }
@@ -211,7 +212,11 @@ mod tests {
                     .zip(domains)
                     .map(|(host, domain)| locality(host, domain))
                     .collect();
-                assert_eq!(of_localities(&localities), topology(&["a", "b", "a"]), "{localities:?}");
+                assert_eq!(
+                    of_localities(&localities),
+                    topology(&["a", "b", "a"]),
+                    "{localities:?}"
+                );
             }
             // On one host they reach each other anyway.
             let localities = [locality("a", "d"), locality("a", last)];

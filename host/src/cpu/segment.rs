@@ -306,7 +306,9 @@ fn check_seals(file: &File) -> Result<(), String> {
     let found = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     match found {
         0.. if found & SEALS == SEALS => Ok(()),
-        0.. => Err(format!("a memory file with seals {found:#x}, not {SEALS:#x}")),
+        0.. => Err(format!(
+            "a memory file with seals {found:#x}, not {SEALS:#x}"
+        )),
         _ => Err("not a memory file".to_owned()),
     }
 }

@@ -11,8 +11,8 @@ use std::time::Instant;
 use fusewire_device::native::KernelInfo;
 
 use super::driver::{Driver, HostMemory, Properties, RawMemory};
-use super::in_flight::DeferredRelease;
 use super::images::Images;
+use super::in_flight::DeferredRelease;
 use super::launch::Kernel;
 use super::module::{self, Module};
 use super::multi_rank_grid::GridImage;
@@ -415,10 +415,7 @@ impl Gpu {
         drop(streams);
         // Callbacks of owners may make and end streams: not under the lock.
         let mut deferred = {
-            let mut deferred = self
-                .deferred
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut deferred = self.deferred.lock().unwrap_or_else(PoisonError::into_inner);
             core::mem::take(&mut *deferred)
         };
         deferred.retain_mut(|deferred| !deferred.poll(self));

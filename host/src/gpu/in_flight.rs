@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::panic;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::device::{InFlightGuard, Gpu};
+use super::device::{Gpu, InFlightGuard};
 use super::driver::{Driver, RawEvent, RawStream};
 use super::graph::Exec;
 use crate::cpu::{HostFn, Keep, LaunchInfo, LaunchOwner, message};

@@ -161,7 +161,8 @@ mod tests {
             *b"0000000000000000",
             *b"XX\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
         ] {
-            let addresses = [[0, 1, 0], [0, 2, 0], [1, 1, 0], [0, 1, 1]].map(|at| identity(none, at));
+            let addresses =
+                [[0, 1, 0], [0, 2, 0], [1, 1, 0], [0, 1, 1]].map(|at| identity(none, at));
             for (at, address) in addresses.iter().enumerate() {
                 assert!(!addresses[..at].contains(address), "{addresses:?}");
                 assert_ne!(*address, none);

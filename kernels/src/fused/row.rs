@@ -383,9 +383,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         if !self.spec().is_layer() {
             // SAFETY: the block has written the row's values, and passed a barrier.
             let squares = unsafe {
-                partial_sums(block, io.values, self.hidden, table(SQUARES_AT), |x| {
-                    x * x
-                })
+                partial_sums(block, io.values, self.hidden, table(SQUARES_AT), |x| x * x)
             };
             return Some((0.0, squares));
         }

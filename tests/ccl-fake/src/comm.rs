@@ -1,4 +1,4 @@
-//! The ranks of one communicator: their rendezvous slots and mailboxes.
+//! Communicators: the rendezvous and mailboxes of their ranks.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
@@ -34,20 +34,20 @@ impl Comm {
 
 #[derive(Debug)]
 pub(crate) struct SharedComm {
-    /// A number in the records.
+    /// Number of the communicator in the records.
     pub(crate) id: u64,
     pub(crate) count: usize,
     state: Mutex<State>,
     moved: Condvar,
 }
 
-/// Name, count, type, operation and root: what must agree between ranks.
+/// Name, count, type, operation and root, which must be the same on all ranks.
 pub(crate) type Shape = (&'static str, usize, i32, i32, i32);
 
-/// What a rank brings to a rendezvous: its data, and its factor where the sum is scaled.
+/// A rank's contribution to a rendezvous: its data, and the factor of a scaled sum.
 pub(crate) type Part = (Vec<u8>, Vec<u8>);
 
-/// A message on its way.
+/// A message that has been sent but not received.
 #[derive(Debug)]
 pub(crate) struct Mail {
     pub(crate) number: u64,
@@ -64,7 +64,7 @@ struct State {
     rendezvous: HashMap<u64, Rendezvous>,
     mail: HashMap<(usize, usize), VecDeque<Mail>>,
     sent: u64,
-    /// Whether a message was what its receiver asked for, by number.
+    /// Results of receives by message number: true if type and count matched.
     deliveries: HashMap<u64, bool>,
 }
 
@@ -105,7 +105,7 @@ impl SharedComm {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `ready` answers, or the communicator is aborted.
+    /// Waits until `ready` returns a value. Fails if the communicator is aborted.
     fn wait<T>(&self, mut ready: impl FnMut(&mut State) -> Option<T>) -> Result<T, ncclResult_t> {
         let mut state = self.lock();
         loop {
@@ -133,7 +133,7 @@ impl SharedComm {
         self.moved.notify_all();
     }
 
-    /// Refuses what comes after an abort.
+    /// Fails if the communicator is aborted.
     pub(crate) fn check(&self) -> Result<(), ncclResult_t> {
         check(&self.lock())
     }
@@ -142,7 +142,7 @@ impl SharedComm {
         self.lock().aborted
     }
 
-    /// Brings a part to this rank's next rendezvous, whose number it returns.
+    /// Adds `rank`'s part to its next rendezvous. Returns the number of the rendezvous.
     pub(crate) fn post(&self, rank: usize, shape: Shape, part: Part) -> u64 {
         let mut state = self.lock();
         let number = state.next[rank];
@@ -187,10 +187,13 @@ impl SharedComm {
         })?
     }
 
-    /// The child of a split for one colour.
+    /// Returns the child communicator of one colour of a split.
     pub(crate) fn child(&self, number: u64, colour: i32, count: usize) -> Arc<Self> {
         let mut state = self.lock();
-        let rendezvous = state.rendezvous.get_mut(&number).expect("all ranks have joined it");
+        let rendezvous = state
+            .rendezvous
+            .get_mut(&number)
+            .expect("all ranks have joined it");
         Arc::clone(
             rendezvous
                 .children
@@ -199,7 +202,7 @@ impl SharedComm {
         )
     }
 
-    /// Puts a message into the mailbox; its number.
+    /// Puts a message into the mailbox. Returns its number.
     pub(crate) fn send(
         &self,
         (from, to): (usize, usize),
@@ -222,7 +225,7 @@ impl SharedComm {
         number
     }
 
-    /// Takes the next message, and lets its sender go: with an error, where it is not what was asked for.
+    /// Takes the next message and completes its send. Both fail if type or count do not match.
     pub(crate) fn recv(
         &self,
         (from, to): (usize, usize),
@@ -243,13 +246,14 @@ impl SharedComm {
         Err(ncclInvalidUsage)
     }
 
-    /// Waits until message `number` was received.
+    /// Waits until message `number` has been received. Fails if the receiver's type or count
+    /// differed.
     pub(crate) fn delivered(&self, number: u64, peer: usize) -> Result<(), ncclResult_t> {
         if self.wait(|state| state.deliveries.remove(&number))? {
             return Ok(());
         }
         crate::record::set_last_error(&format!(
-            "rank {peer} receives other elements than it was sent"
+            "rank {peer} receives another type or count than this rank sent to it"
         ));
         Err(ncclInvalidUsage)
     }

@@ -150,7 +150,8 @@ fn other_counts_are_an_error_on_both() {
         assert_poisoned(&comm, &error);
         Ok(error.to_string())
     }) {
-        let is_reported = error.contains("the ranks' calls differ") || error.contains("aborted by one");
+        let is_reported =
+            error.contains("the ranks' calls differ") || error.contains("aborted by one");
         assert!(is_reported && error.contains("ncclAllGather"), "{error}");
     }
 }

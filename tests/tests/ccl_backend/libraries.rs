@@ -58,7 +58,9 @@ fn all_usual_names_are_tried() {
         return skip("no-rccl", "RCCL is installed");
     }
     let mut ranks = Ranks::start(TEST, "names", 1, Host::Parent, &[]);
-    let text = ranks.processes[0].next_report(TEST_TIMEOUT).expect("a report");
+    let text = ranks.processes[0]
+        .next_report(TEST_TIMEOUT)
+        .expect("a report");
     for part in [
         "librccl.so.1",
         "librccl.so:",

@@ -50,7 +50,9 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
     let mut child = start(test, "fake", &all);
     let said = child.next_report(TEST_TIMEOUT);
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
-    child.succeed(TEST_TIMEOUT).expect("success behind its report");
+    child
+        .succeed(TEST_TIMEOUT)
+        .expect("success behind its report");
     println!("{test}: {:.1} s", started.elapsed().as_secs_f64());
 }
 

@@ -100,7 +100,8 @@ fn other_counts_are_an_error_on_both() {
         Ok(error.to_string())
     }) {
         let message = result.expect("it joined");
-        let is_reported = message.contains("the ranks' calls differ") || message.contains("has gone");
+        let is_reported =
+            message.contains("the ranks' calls differ") || message.contains("has gone");
         assert!(is_reported, "{message}");
     }
 }
@@ -157,7 +158,9 @@ fn a_killed_process_is_an_error_of_the_others() {
     }
     ranks.processes[1].signal(libc::SIGKILL);
     let killed = Instant::now();
-    let error = ranks.processes[0].next_report(TEST_TIMEOUT).expect("a report");
+    let error = ranks.processes[0]
+        .next_report(TEST_TIMEOUT)
+        .expect("a report");
     // Long before the time-out: the connection reports it.
     assert!(killed.elapsed() < TEST_TIMEOUT / 2);
     assert!(

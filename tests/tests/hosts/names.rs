@@ -257,7 +257,11 @@ fn uneven_hosts_in_any_order() {
         (ANY, "1".to_owned()),
         ("FUSEWIRE_TEST_UNEVEN", "1".to_owned()),
     ];
-    run_conformance("names::uneven_hosts_in_any_order", &["x", "y", "y", "z"], &any);
+    run_conformance(
+        "names::uneven_hosts_in_any_order",
+        &["x", "y", "y", "z"],
+        &any,
+    );
 }
 
 #[test]

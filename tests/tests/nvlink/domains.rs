@@ -246,6 +246,8 @@ fn a_death_on_another_host_is_found_by_the_timeout() {
         let took: u32 = took.parse().expect("milliseconds");
         // On one host the process is watched.
         assert!(bounds.contains(&took), "{other}: {took} ms");
-        started.processes[0].succeed(TEST_TIMEOUT).expect("a clean end");
+        started.processes[0]
+            .succeed(TEST_TIMEOUT)
+            .expect("a clean end");
     }
 }

@@ -428,15 +428,7 @@ fn what_is_refused_before_anything_moves() {
         let (none, nothing) = (tensor(DType::F32, 0)?, comm.ready_flags(0)?);
         comm.all_gather_with_flags_async(&compute, &none, &none, &nothing, 0)?
             .wait_blocking()?;
-        comm.reduce_scatter_on_arrival_async(
-            &compute,
-            &none,
-            &none,
-            &nothing,
-            0,
-            1,
-            ReduceOp::Sum,
-        )?
-        .wait_blocking()
+        comm.reduce_scatter_on_arrival_async(&compute, &none, &none, &nothing, 0, 1, ReduceOp::Sum)?
+            .wait_blocking()
     });
 }

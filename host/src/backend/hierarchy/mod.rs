@@ -470,7 +470,7 @@ impl Drop for Hierarchy {
 
 #[cfg(test)]
 mod tests {
-    use super::{Coordinates, is_even, coordinates};
+    use super::{Coordinates, coordinates, is_even};
 
     #[test]
     fn places_come_from_the_first_ranks() {

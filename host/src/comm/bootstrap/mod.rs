@@ -1,27 +1,27 @@
 //! How ranks find each other's memory: through a store, before any kernel runs.
 
 mod assemble;
-mod environment;
 mod config;
+mod environment;
 mod limits;
-mod workspace;
 mod threads;
+mod workspace;
 
 use std::sync::Arc;
 
-pub(super) use self::environment::store_of_environment;
 pub(super) use self::config::CommConfig;
+pub(super) use self::environment::store_of_environment;
 pub(super) use self::limits::{agreed_hash, validate};
 pub use self::threads::{run_threads, run_threads_on, run_threads_with};
 
 use self::assemble::{Parts, cores};
 use self::workspace::{layout, write_state};
 use super::Communicator;
-use super::topology::Locality;
 use super::multi_rank_grid;
 use super::multicast;
 use super::observe::Hooks;
 use super::rendezvous::{PeerInfo, RankClaim};
+use super::topology::Locality;
 use crate::Result;
 use crate::backend::{Backend, Reach};
 use crate::bootstrap::host_id;
@@ -131,7 +131,8 @@ impl Communicator {
         } else {
             rendezvous.open(config.device, workspace, infos)?
         };
-        let oversubscribed = rendezvous.broadcast_bool("oversubscribed", !config.device.is_gpu() && size > cores())?;
+        let oversubscribed = rendezvous
+            .broadcast_bool("oversubscribed", !config.device.is_gpu() && size > cores())?;
         let grid = config.grid()?;
         let parts = Parts {
             rank_and_size: (rank, size),

@@ -93,7 +93,14 @@ impl Communicator {
             output_count: to.count as u64,
         };
         let tensors = [Some(output), Some(input), Some(flags.words())];
-        let prepared = Prepared::new(self, &ALL_GATHER_WITH_FLAGS, params, tensors, false, op_info);
+        let prepared = Prepared::new(
+            self,
+            &ALL_GATHER_WITH_FLAGS,
+            params,
+            tensors,
+            false,
+            op_info,
+        );
         self.fork(consumer, flags, &prepared.keeping(flags.keep()))
     }
 
@@ -259,12 +266,7 @@ impl Communicator {
 
     /// Clears the words on the compute stream, then enqueues the operation on the communicator's
     /// stream, which waits for that.
-    fn fork(
-        &self,
-        compute: &Stream,
-        flags: &ReadyFlags,
-        prepared: &Prepared<'_>,
-    ) -> Result<Work> {
+    fn fork(&self, compute: &Stream, flags: &ReadyFlags, prepared: &Prepared<'_>) -> Result<Work> {
         self.inner.check()?;
         if self.stream.capture_number()?.is_some() && compute.capture_number()?.is_none() {
             return Err(Error::capture(

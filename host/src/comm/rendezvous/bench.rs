@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::{Rendezvous, RankClaim};
+use super::{RankClaim, Rendezvous};
 use crate::Result;
 use crate::comm::topology::Locality;
 use crate::cpu::SegmentDescriptor;

@@ -12,15 +12,15 @@
 
 mod barrier;
 mod bench;
-mod peer_info;
 mod claim;
 mod outcome;
+mod peer_info;
 
 use core::time::Duration;
 
 pub use self::bench::bench_rendezvous;
-pub(super) use self::peer_info::PeerInfo;
 pub(super) use self::claim::RankClaim;
+pub(super) use self::peer_info::PeerInfo;
 use super::topology::Locality;
 use crate::device::Device;
 use crate::memory::Memory;
@@ -94,11 +94,7 @@ impl Rendezvous<'_> {
     }
 
     /// Returns rank 0's bytes. `own`, which only rank 0 calls, must not return an empty vector.
-    pub(super) fn broadcast(
-        &self,
-        what: &str,
-        own: impl FnOnce() -> Vec<u8>,
-    ) -> Result<Vec<u8>> {
+    pub(super) fn broadcast(&self, what: &str, own: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>> {
         let key = format!("{}/{what}", self.prefix);
         if self.rank == 0 {
             let own = own();
@@ -142,5 +138,6 @@ impl Rendezvous<'_> {
 /// Returns the key of a publication without the hash of what must agree, so that ranks that differ
 /// use the same keys and can report the difference.
 fn class(what: &str) -> &str {
-    what.strip_prefix("workspace-").map_or(what, |_| "workspace")
+    what.strip_prefix("workspace-")
+        .map_or(what, |_| "workspace")
 }

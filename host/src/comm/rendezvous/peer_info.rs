@@ -39,7 +39,8 @@ impl Rendezvous<'_> {
         info.extend((what.len() as u32).to_le_bytes());
         info.extend(what.as_bytes());
         info.extend(locality.to_bytes());
-        self.store.set(&self.peer_info_key(class, self.rank), &info)?;
+        self.store
+            .set(&self.peer_info_key(class, self.rank), &info)?;
         let outcome = if self.rank == 0 {
             let outcome = match self.collect(class, what, own) {
                 Ok(topology) => {
@@ -91,7 +92,8 @@ impl Rendezvous<'_> {
     fn collect(&self, class: &str, what: &str, own: &MemoryDescriptor) -> Result<Topology> {
         let mut topology = Topology::default();
         self.read_peer_infos(class, 0, self.size, |rank, info| {
-            let (descriptor, theirs, locality) = parse(info).ok_or_else(|| self.unreadable(rank))?;
+            let (descriptor, theirs, locality) =
+                parse(info).ok_or_else(|| self.unreadable(rank))?;
             if theirs != what {
                 return Err(self.refuse(format!(
                     "rank {rank} has other options (or calls) than rank 0: all agreed options \
@@ -139,7 +141,9 @@ impl Rendezvous<'_> {
         let mut from = first;
         while from < first + count {
             let to = (from + BATCH).min(first + count);
-            let keys: Vec<_> = (from..to).map(|rank| self.peer_info_key(class, rank)).collect();
+            let keys: Vec<_> = (from..to)
+                .map(|rank| self.peer_info_key(class, rank))
+                .collect();
             let keys: Vec<_> = keys.iter().map(String::as_str).collect();
             let left = self.timeout.saturating_sub(started.elapsed());
             let infos = self

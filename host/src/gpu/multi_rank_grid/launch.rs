@@ -25,7 +25,8 @@ struct Prepared {
 impl MultiRankGrid {
     /// Launches the grid that has gathered, and says to all what came of it.
     pub(super) fn complete(&self, state: &mut State) {
-        let launches: Vec<RankLaunch> = state.launches.iter_mut().filter_map(Option::take).collect();
+        let launches: Vec<RankLaunch> =
+            state.launches.iter_mut().filter_map(Option::take).collect();
         let prepared = match self.prepare(state, &launches) {
             Ok(prepared) => prepared,
             Err(error) => return state.finish(Err(error)),
@@ -116,7 +117,12 @@ impl MultiRankGrid {
         }
     }
 
-    fn enqueue(&self, state: &mut State, launches: &[RankLaunch], prepared: &Prepared) -> Result<()> {
+    fn enqueue(
+        &self,
+        state: &mut State,
+        launches: &[RankLaunch],
+        prepared: &Prepared,
+    ) -> Result<()> {
         let slot = state.next_slot;
         state.next_slot = (slot + 1) % state.slots.len();
         let ended = state.slots[slot];

@@ -16,9 +16,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use self::state::{RankLaunch, State};
 pub(crate) use self::image::GridImage;
 pub use self::image::IMAGE;
+use self::state::{RankLaunch, State};
 use super::device::Gpu;
 use super::driver::{
     CaptureStatus, Driver, LaunchShape, MemoryKind, RawMemory, RawModule, RawStream,
@@ -126,7 +126,11 @@ impl MultiRankGrid {
 
     /// As [`MultiRankGrid::new`], on a GPU of this process, which frees the memory when nothing runs on it: others may wait for
     /// the thread that lets the grid go. `module` is of a [`GridImage`].
-    pub(crate) fn on(gpu: &Arc<Gpu>, module: RawModule, options: MultiRankGridOptions) -> Result<Self> {
+    pub(crate) fn on(
+        gpu: &Arc<Gpu>,
+        module: RawModule,
+        options: MultiRankGridOptions,
+    ) -> Result<Self> {
         // SAFETY: the modules of a `GridImage` stay loaded.
         let mut grid = unsafe { Self::new(gpu.shared_driver(), module, options) }?;
         grid.home = Some(Arc::clone(gpu));

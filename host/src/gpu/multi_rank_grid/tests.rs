@@ -104,7 +104,13 @@ fn bytes(counter: &AtomicU32, all: u32, own: &mut [u64], mark: u8) -> Vec<u8> {
 }
 
 /// Launches a barrier of all ranks. Returns true if each block wrote the expected element.
-fn all_arrive(grid: &MultiRankGrid, blocks: u32, lanes: u32, all: u32, first_mark: u8) -> Result<bool> {
+fn all_arrive(
+    grid: &MultiRankGrid,
+    blocks: u32,
+    lanes: u32,
+    all: u32,
+    first_mark: u8,
+) -> Result<bool> {
     let counter = AtomicU32::new(0);
     let ranks = (0..grid.size()).map(|rank| {
         let counter = &counter;
@@ -171,7 +177,8 @@ fn a_launch_has_a_time_out_of_its_own_and_a_grid_is_broken_from_outside() {
     let driver = fake(64);
     let patient = MultiRankGridOptions::new(2);
     // SAFETY: the fake has no modules.
-    let make = || unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), patient) };
+    let make =
+        || unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), patient) };
     let launch = |grid: &MultiRankGrid, timeout: u64| {
         let timeout = Duration::from_millis(timeout);
         // SAFETY: the parameters of `grid_idle`.
@@ -431,7 +438,8 @@ fn bad_arguments_are_this_ranks_own() {
             ..MultiRankGridOptions::new(size)
         };
         // SAFETY: refused.
-        let made = unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), options) };
+        let made =
+            unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), options) };
         assert!(matches!(made, Err(Error::InvalidArgument { .. })));
     }
 }

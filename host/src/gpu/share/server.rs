@@ -226,7 +226,8 @@ fn run(shared: &Shared, listener: &UnixListener) {
         for at in (0..callers.len()).rev() {
             let has_data = entries[2 + at].revents != 0;
             let caller = &mut callers[at];
-            let done = (has_data && caller.receive(shared)) || caller.since.elapsed() >= CALLER_TIME;
+            let done =
+                (has_data && caller.receive(shared)) || caller.since.elapsed() >= CALLER_TIME;
             if done {
                 hang_up(&callers.remove(at).socket);
             }

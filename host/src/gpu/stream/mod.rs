@@ -18,9 +18,9 @@ pub(crate) use self::issue::Task;
 use super::device::Gpu;
 use super::driver::{RawEvent, RawStream};
 use super::event::Event;
-pub(crate) use super::in_flight::Copy;
-use super::in_flight::{InFlight, DeferredRelease, end_stream};
 use super::graph;
+pub(crate) use super::in_flight::Copy;
+use super::in_flight::{DeferredRelease, InFlight, end_stream};
 use crate::{Error, Result};
 
 /// A stream. Clones are the same stream.
@@ -159,7 +159,8 @@ impl Drop for Inner {
                 end_stream(driver, stream);
             }
         } else {
-            self.gpu.defer_release(DeferredRelease { in_flight, stream });
+            self.gpu
+                .defer_release(DeferredRelease { in_flight, stream });
         }
         self.gpu.reap();
     }
