@@ -19,7 +19,7 @@
 //! None to build this crate. To compile kernels: Debian's `rustc-web cargo-web rust-web-src llvm-22
 //! lld-22`, or rustup's nightly with `rust-src` and `llvm-tools`; see [`toolchain`].
 //!
-//! # Rooms
+//! # Modules
 //! - [`toolchain`]: what is there, what is missing;
 //! - [`project`]: the kernel crate and its settings;
 //! - [`mod@compile`]: from crate to image;

@@ -20,7 +20,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! # Rooms
+//! # Modules
 //! - [`group`]: who runs: [`Block`], [`Warp`], [`Thread`], and what a group can do together.
 //! - [`mem`]: the only place that touches memory which another rank can write.
 //! - [`layout`]: the communicator's metadata, as plain data in device memory.

@@ -4,7 +4,7 @@
 //! local address, and by an address in a window (or [`fusewire_device::comm::WindowAddr::NONE`]) that peers can
 //! resolve; what lies in no window goes through this rank's staging.
 //!
-//! | room | kernels |
+//! | module | kernels |
 //! |---|---|
 //! | [`all_reduce`] | one-shot by packets, one-shot by signal, two-shot and reduce |
 //! | [`reduce_scatter`] | reduce_scatter |

@@ -55,7 +55,7 @@ fn status(number: c_int, id: u64, graph: usize) -> Result<CaptureStatus> {
 impl Cuda {
     /// Begins to capture a stream.
     ///
-    /// In relaxed mode: whatever this room does beside a capture is permitted then, on this thread too; a library that connects
+    /// In relaxed mode: whatever this crate does during a capture is permitted then, on this thread too; a library that connects
     /// at its first operation (NCCL) may do so inside; and any thread may end the capture. The stricter modes
     /// protect from calls that would escape the capture unseen, which on streams that do not wait for the legacy
     /// default stream there are none of.

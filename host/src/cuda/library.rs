@@ -9,7 +9,7 @@ use libloading::os::unix::{Library as Object, RTLD_LOCAL, RTLD_NOW};
 use super::error::{self, describe};
 use crate::{Error, Result};
 
-/// The oldest driver that this room works with: CUDA 12.0, driver 525.
+/// The oldest driver that this module works with: CUDA 12.0, driver 525.
 pub(super) const OLDEST: c_int = 12_000;
 
 /// The name under which the driver is installed; the others are for unusual installations.

@@ -1,7 +1,7 @@
 //! NVIDIA GPUs: [`Driver`](crate::gpu::driver::Driver) over the CUDA driver library, which is opened at run time.
 //!
 //! Nothing of CUDA's is linked and no tool kit is needed: `libcuda.so.1` comes with the driver. The types and
-//! constants are cudarc's (`cudarc::driver::sys`); the functions are called through a table of this room's own,
+//! constants are cudarc's (`cudarc::driver::sys`); the functions are called through a table of this module's own,
 //! whose signatures the compiler compares with cudarc's (in tests). That is for two reasons: a symbol that is absent is an
 //! error here and a panic there, and a result code that cudarc does not know is a number here and undefined
 //! behaviour there.
@@ -37,7 +37,7 @@
 //! # Captures
 //!
 //! CUDA forbids many calls on a thread that captures a stream, and in global mode on all threads of the process.
-//! Whatever this room calls that might be forbidden it calls with the thread's mode exchanged for relaxed, and puts
+//! Whatever this module calls that might be forbidden it calls with the thread's mode exchanged for relaxed, and puts
 //! the mode back: an allocation, a module load or an event query here neither fails nor breaks a capture of
 //! somebody else's.
 //!

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// Name of the variable that says how many hardware queues there are.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Environment variables, with values, that processes which use this room should start with; a launcher sets them
+/// Environment variables, with values, that processes which use this module should start with; a launcher sets them
 /// where they are not set.
 ///
 /// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues into which streams are put: 8 by default, at
