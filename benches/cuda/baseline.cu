@@ -35,14 +35,14 @@
     ENTRY                                                                                                              \
     packets_one_shot_##NAME##_##R(const void *input, const __grid_constant__ Peers<R> pads,                            \
                                   const __grid_constant__ Peers<R> buffers, void *output, u32 vectors, u32 rank,       \
-                                  u32 room) {                                                                          \
-        packets_one_shot<T, R>(input, pads, buffers, output, vectors, rank, room);                                     \
+                                  u32 capacity) {                                                                          \
+        packets_one_shot<T, R>(input, pads, buffers, output, vectors, rank, capacity);                                     \
     }                                                                                                                  \
     ENTRY                                                                                                              \
     packets_two_shot_##NAME##_##R(const void *input, const __grid_constant__ Peers<R> pads,                            \
                                   const __grid_constant__ Peers<R> buffers, void *output, u32 vectors, u32 rank,       \
-                                  u32 room) {                                                                          \
-        packets_two_shot<T, R>(input, pads, buffers, output, vectors, rank, room);                                     \
+                                  u32 capacity) {                                                                          \
+        packets_two_shot<T, R>(input, pads, buffers, output, vectors, rank, capacity);                                     \
     }
 
 #define NORMS_OF(NAME, T, R, V)                                                                                        \
@@ -57,9 +57,9 @@
     norm_by_packets_##NAME##_##R##_##V(const void *input, const __grid_constant__ Peers<R> pads,                       \
                                        const __grid_constant__ Peers<R> buffers, const void *residual,                 \
                                        const void *weight, void *residual_out, void *output, u32 rows, u32 width,      \
-                                       float epsilon, u32 rank, u32 room) {                                            \
+                                       float epsilon, u32 rank, u32 capacity) {                                            \
         const Norm norm = {residual, weight, residual_out, output, rows, width, epsilon};                              \
-        norm_by_packets<T, R, V>(input, pads, buffers, norm, rank, room);                                              \
+        norm_by_packets<T, R, V>(input, pads, buffers, norm, rank, capacity);                                              \
     }
 
 #define NORM_ALONE(NAME, T, V)                                                                                         \

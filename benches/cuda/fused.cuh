@@ -163,14 +163,14 @@ __device__ __forceinline__ void norm_by_barrier(const Peers<R> &inputs, const Pe
     barrier.template finish<Order::Relaxed>();
 }
 
-// By packets: every rank pushes its rows to all peers. At least one row. `room` has the vectors of all rows of a block.
+// By packets: every rank pushes its rows to all peers. At least one row. `capacity` has the vectors of all rows of a block.
 //
 // Moves, a rank: n read twice, 2 n (R - 1) written to peers, as much read, n of residual read, 2 n written. No barrier.
 //
 // Who may overwrite what: as in packets_one_shot.
 template <class T, int R, int V>
 __device__ __forceinline__ void norm_by_packets(const void *input, const Peers<R> &pads, const Peers<R> &buffers,
-                                                const Norm &norm, u32 rank, u32 room) {
+                                                const Norm &norm, u32 rank, u32 capacity) {
     const Vector *from = static_cast<const Vector *>(input);
     const u32 width = norm.width;
     // Before the counter is waited for.
@@ -182,7 +182,7 @@ __device__ __forceinline__ void norm_by_packets(const void *input, const Peers<R
             own[v] = load(from + blockIdx.x * width + column);
         }
     }
-    const Exchange<R, 1> exchange(buffers, pads, rank, room);
+    const Exchange<R, 1> exchange(buffers, pads, rank, capacity);
     const auto send = [&] {
         u32 turn = 0;
         for (u32 row = blockIdx.x; row < norm.rows; row += gridDim.x, ++turn) {

@@ -32,24 +32,24 @@ __device__ __forceinline__ Vector unpack_units(const Unit (&units)[PLANES]) {
 // Where the packets of one launch go and come from. A rank's buffer has a region for each block, so that a flag in it was
 // always written in an exchange of that very block, whatever grids the launches had:
 //   buffer[block][parity of the exchange][part][group of 32 vectors][source][plane][vector of the group],
-// where `room`, a multiple of 32, is the vectors of a block that fit, and PARTS is 1 for one shot and 2 for two.
+// where `capacity`, a multiple of 32, is the vectors of a block that fit, and PARTS is 1 for one shot and 2 for two.
 template <int R, int PARTS>
 struct Exchange {
     const Peers<R> &buffers;
     const Peers<R> &pads;
     u32 rank;
-    u32 room;
+    u32 capacity;
     u32 flag;
 
     // The flag is the number of the exchange, 1 and more; in a buffer of zeros none has arrived. (After 2^32 launches it is 0
     // once: a measurement does not come there.)
-    __device__ __forceinline__ Exchange(const Peers<R> &buffers, const Peers<R> &pads, u32 rank, u32 room)
-        : buffers(buffers), pads(pads), rank(rank), room(room),
+    __device__ __forceinline__ Exchange(const Peers<R> &buffers, const Peers<R> &pads, u32 rank, u32 capacity)
+        : buffers(buffers), pads(pads), rank(rank), capacity(capacity),
           flag(load_word(&at<SignalPad>(pads, rank)->exchanges[blockIdx.x]) + 1) {}
 
     // Where the units of a vector of this block lie: source 0's first one.
     __device__ __forceinline__ u64 unit_offset(u32 part, u32 local) const {
-        const u32 groups = room / GROUP;
+        const u32 groups = capacity / GROUP;
         const u32 group = ((blockIdx.x * 2 + (flag & 1)) * PARTS + part) * groups + local / GROUP;
         return static_cast<u64>(group) * (R * PLANES * GROUP) + local % GROUP;
     }
@@ -147,7 +147,7 @@ struct Exchange {
 // So two buffers are enough, also for a block that has nothing to exchange. User memory is touched by its owner alone.
 template <class T, int R>
 __device__ __forceinline__ void packets_one_shot(const void *input, const Peers<R> &pads, const Peers<R> &buffers,
-                                                 void *output, u32 vectors, u32 rank, u32 room) {
+                                                 void *output, u32 vectors, u32 rank, u32 capacity) {
     const Vector *from = static_cast<const Vector *>(input);
     Vector *to = static_cast<Vector *>(output);
     const u32 stride = threads_of_grid();
@@ -157,7 +157,7 @@ __device__ __forceinline__ void packets_one_shot(const void *input, const Peers<
     if (first < vectors) {
         own = load(from + first);
     }
-    const Exchange<R, 1> exchange(buffers, pads, rank, room);
+    const Exchange<R, 1> exchange(buffers, pads, rank, capacity);
     u32 local = threadIdx.x;
     for (u32 i = first; i < vectors; i += stride, local += blockDim.x) {
         exchange.send_all(0, local, i == first ? own : load(from + i));
@@ -182,7 +182,7 @@ __device__ __forceinline__ void packets_one_shot(const void *input, const Peers<
 //   it: some part is not empty, its owner has packets of all ranks before it sends the sum, and all ranks wait for the sum.
 template <class T, int R>
 __device__ __forceinline__ void packets_two_shot(const void *input, const Peers<R> &pads, const Peers<R> &buffers,
-                                                 void *output, u32 vectors, u32 rank, u32 room) {
+                                                 void *output, u32 vectors, u32 rank, u32 capacity) {
     const u32 part = (vectors + R - 1) / R;
     const u32 begin = least(part * rank, vectors);
     const u32 own = least(part, vectors - begin);
@@ -190,7 +190,7 @@ __device__ __forceinline__ void packets_two_shot(const void *input, const Peers<
     const u32 first = thread_of_grid();
     const Vector *from = static_cast<const Vector *>(input);
     Vector *to = static_cast<Vector *>(output);
-    const Exchange<R, 2> exchange(buffers, pads, rank, room);
+    const Exchange<R, 2> exchange(buffers, pads, rank, capacity);
     u32 local = threadIdx.x;
     for (u32 i = first; i < part; i += stride, local += blockDim.x) {
         Vector values[R];

@@ -39,15 +39,15 @@ impl Counts {
         sum
     }
 
-    /// The first sum of parts that is more than `room` elements.
+    /// The first sum of parts that is more than `capacity` elements.
     #[inline(always)]
-    fn beyond(self, ranks: u32, room: usize) -> Option<usize> {
+    fn beyond(self, ranks: u32, capacity: usize) -> Option<usize> {
         let mut sum = 0usize;
         let mut rank = 0;
         while rank < ranks {
-            // No part of the sum is more than the room, so only the last addition can wrap.
+            // No part of the sum is more than the capacity, so only the last addition can wrap.
             sum = sum.saturating_add(self.of(rank));
-            if sum > room {
+            if sum > capacity {
                 return Some(sum);
             }
             rank += 1;
@@ -121,14 +121,14 @@ impl Vector {
                 .beyond(ranks, self.target_count)
                 .map(|sum| (self.target_count, sum)),
         };
-        if let Some((room, sum)) = beyond {
+        if let Some((capacity, sum)) = beyond {
             if block.is_leader() {
                 session.ctx().fail(
                     FailureKind::Counts,
                     wait::WaitKind::Ready,
                     me,
                     me,
-                    room as u64,
+                    capacity as u64,
                     sum as u64,
                     0,
                 );

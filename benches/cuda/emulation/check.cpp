@@ -104,10 +104,10 @@ void check_all_reduce(const char *name, Way way) {
     if (!is_chosen(name)) {
         return;
     }
-    const u32 room = (MOST / BLOCKS + GROUP + THREADS) / GROUP * GROUP;
+    const u32 capacity = (MOST / BLOCKS + GROUP + THREADS) / GROUP * GROUP;
     Memory<Vector, R> inputs(MOST), outputs(MOST), scratches(MOST);
     Memory<SignalPad, R> pads(1);
-    Memory<Unit, R> buffers(BLOCKS * 2 * 2 * R * PLANES * room);
+    Memory<Unit, R> buffers(BLOCKS * 2 * 2 * R * PLANES * capacity);
     run<R>(LAUNCHES, [&](u32 rank, int launch, const std::function<void()> &gather) {
         const u32 vectors = SIZES[launch];
         const u32 first = thread_of_grid(), stride = threads_of_grid();
@@ -131,10 +131,10 @@ void check_all_reduce(const char *name, Way way) {
             two_stage_push<T, R>(inputs.peers, pads.peers, outputs.peers, vectors, rank);
             break;
         case Way::OneShot:
-            packets_one_shot<T, R>(input, pads.peers, buffers.peers, output, vectors, rank, room);
+            packets_one_shot<T, R>(input, pads.peers, buffers.peers, output, vectors, rank, capacity);
             break;
         case Way::TwoShot:
-            packets_two_shot<T, R>(input, pads.peers, buffers.peers, output, vectors, rank, room);
+            packets_two_shot<T, R>(input, pads.peers, buffers.peers, output, vectors, rank, capacity);
             break;
         }
         gather();
@@ -160,12 +160,12 @@ void check_norm(const char *name, Norms way) {
         return;
     }
     const u32 width = V * THREADS - 5;
-    const u32 room = ((MOST_ROWS + BLOCKS - 1) / BLOCKS * width + GROUP - 1) / GROUP * GROUP;
+    const u32 capacity = ((MOST_ROWS + BLOCKS - 1) / BLOCKS * width + GROUP - 1) / GROUP * GROUP;
     const float epsilon = 0.5f;
     Memory<Vector, R> inputs(MOST_ROWS * width), outputs(MOST_ROWS * width), residual_outs(MOST_ROWS * width);
     Memory<Vector, R> residuals(MOST_ROWS * width), weights(width);
     Memory<SignalPad, R> pads(1);
-    Memory<Unit, R> buffers(BLOCKS * 2 * R * PLANES * room);
+    Memory<Unit, R> buffers(BLOCKS * 2 * R * PLANES * capacity);
     const auto residual = [](u32 at) { return static_cast<float>(element(9, at, 1)); };
     const auto weight = [](u32 at) { return static_cast<float>(at % 3 + 1); };
     for (u32 r = 0; r < R; ++r) {
@@ -196,7 +196,7 @@ void check_norm(const char *name, Norms way) {
             norm_by_barrier<T, R, V>(inputs.peers, pads.peers, norm, rank);
             break;
         case Norms::Packets:
-            norm_by_packets<T, R, V>(inputs.peers.at[rank], pads.peers, buffers.peers, norm, rank, room);
+            norm_by_packets<T, R, V>(inputs.peers.at[rank], pads.peers, buffers.peers, norm, rank, capacity);
             break;
         case Norms::Alone:
             norm_alone<T, V>(inputs.peers.at[rank], norm);

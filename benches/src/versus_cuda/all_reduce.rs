@@ -164,7 +164,7 @@ impl RankPart<'_> {
         let with = |packets: &Packets| Values {
             pads: packets.pads.addresses(),
             buffers: packets.buffers.addresses(),
-            room: packets.room,
+            capacity: packets.capacity,
             ..Values::default()
         };
         let plain = || Values {

@@ -64,14 +64,14 @@ impl Peers {
 
 /// Vectors that a block needs room for, where `vectors` are dealt out to `blocks` blocks thread by thread: a multiple of a
 /// group.
-pub(crate) fn room(vectors: usize, blocks: usize, threads: usize) -> usize {
+pub(crate) fn capacity(vectors: usize, blocks: usize, threads: usize) -> usize {
     let turns = vectors.div_ceil(blocks * threads).max(1);
     (turns * threads).next_multiple_of(GROUP)
 }
 
 /// Bytes of a rank's buffer of packets: two buffers for each block and part.
-pub(crate) fn packet_bytes(blocks: usize, parts: usize, ranks: usize, room: usize) -> usize {
-    blocks * 2 * parts * ranks * PLANES * UNIT * room
+pub(crate) fn packet_bytes(blocks: usize, parts: usize, ranks: usize, capacity: usize) -> usize {
+    blocks * 2 * parts * ranks * PLANES * UNIT * capacity
 }
 
 /// Signal pads and a buffer for one family of kernels: an order of exchanges of its own.
@@ -79,7 +79,7 @@ pub(crate) fn packet_bytes(blocks: usize, parts: usize, ranks: usize, room: usiz
 pub(crate) struct Packets {
     pub(crate) pads: Peers,
     pub(crate) buffers: Peers,
-    pub(crate) room: u32,
+    pub(crate) capacity: u32,
 }
 
 impl Packets {
@@ -88,16 +88,16 @@ impl Packets {
         ranks: usize,
         blocks: usize,
         parts: usize,
-        room: usize,
+        capacity: usize,
     ) -> Result<Self> {
         ensure!(
-            room.is_multiple_of(GROUP) && u32::try_from(room).is_ok(),
-            "{room} vectors for a block: not whole groups"
+            capacity.is_multiple_of(GROUP) && u32::try_from(capacity).is_ok(),
+            "{capacity} vectors for a block: not whole groups"
         );
         Ok(Self {
             pads: Peers::new(gpu, ranks, SIGNAL_PAD_BYTES)?,
-            buffers: Peers::new(gpu, ranks, packet_bytes(blocks, parts, ranks, room))?,
-            room: room as u32,
+            buffers: Peers::new(gpu, ranks, packet_bytes(blocks, parts, ranks, capacity))?,
+            capacity: capacity as u32,
         })
     }
 }
@@ -162,8 +162,8 @@ mod tests {
     use super::*;
 
     /// Returns the offset of the last unit that a launch uses, by `Exchange::unit_offset` in `cuda/packets.cuh`.
-    fn last(blocks: usize, parts: usize, ranks: usize, room: usize, local: usize) -> usize {
-        let group = ((((blocks - 1) * 2 + 1) * parts) + parts - 1) * (room / GROUP) + local / GROUP;
+    fn last(blocks: usize, parts: usize, ranks: usize, capacity: usize, local: usize) -> usize {
+        let group = ((((blocks - 1) * 2 + 1) * parts) + parts - 1) * (capacity / GROUP) + local / GROUP;
         group * ranks * PLANES * GROUP + local % GROUP + ((ranks - 1) * PLANES + 1) * GROUP
     }
 
@@ -176,13 +176,13 @@ mod tests {
             (5, 64, 32),
         ] {
             for (parts, ranks) in [(1, 2), (2, 8)] {
-                let room = room(vectors, blocks, threads);
+                let capacity = capacity(vectors, blocks, threads);
                 let turns = vectors.div_ceil(blocks * threads);
                 let local = turns * threads - 1;
-                assert!(local < room);
-                let bytes = packet_bytes(blocks, parts, ranks, room);
-                assert!((last(blocks, parts, ranks, room, local) + 1) * UNIT <= bytes);
-                let full = last(blocks, parts, ranks, room, room - 1);
+                assert!(local < capacity);
+                let bytes = packet_bytes(blocks, parts, ranks, capacity);
+                assert!((last(blocks, parts, ranks, capacity, local) + 1) * UNIT <= bytes);
+                let full = last(blocks, parts, ranks, capacity, capacity - 1);
                 assert_eq!((full + 1) * UNIT, bytes, "and none is spared");
             }
         }

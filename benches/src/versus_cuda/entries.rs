@@ -157,7 +157,7 @@ pub(crate) struct Values {
     pub(crate) weight: u64,
     pub(crate) vectors: u32,
     /// Vectors of a block that fit its region of `buffers`.
-    pub(crate) room: u32,
+    pub(crate) capacity: u32,
     pub(crate) rows: u32,
     /// Vectors of a row.
     pub(crate) width: u32,
@@ -243,7 +243,7 @@ impl Entry {
             residual_out,
             weight,
             vectors,
-            room,
+            capacity,
             rows,
             width,
             epsilon,
@@ -272,7 +272,7 @@ impl Entry {
                 pointers(&mut list, &[*input]);
                 peers(&mut list, &[pads, buffers]);
                 pointers(&mut list, &[*output]);
-                words(&mut list, &[*vectors, *rank, *room]);
+                words(&mut list, &[*vectors, *rank, *capacity]);
             }
             Kernel::NormByBarrier(_) => {
                 peers(&mut list, &[inputs, pads]);
@@ -283,7 +283,7 @@ impl Entry {
                 pointers(&mut list, &[*input]);
                 peers(&mut list, &[pads, buffers]);
                 norm(&mut list);
-                words(&mut list, &[*rank, *room]);
+                words(&mut list, &[*rank, *capacity]);
             }
             Kernel::NormAlone(_) => {
                 pointers(&mut list, &[*input]);
@@ -340,7 +340,7 @@ mod tests {
             output: 5,
             vectors: 6,
             rank: 1,
-            room: 9,
+            capacity: 9,
             ..Values::default()
         };
         let list = entry.arguments(&values);

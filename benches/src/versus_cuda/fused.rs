@@ -179,7 +179,7 @@ impl RankPart<'_> {
             Kernel::NormByPackets(_) => Values {
                 pads: packets.pads.addresses(),
                 buffers: packets.buffers.addresses(),
-                room: packets.room,
+                capacity: packets.capacity,
                 ..values.clone()
             },
             _ => values.clone(),

@@ -308,8 +308,8 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
     // The fused operation's all-reduces are among the messages.
     let most = most.max(tokens * row * VECTOR);
     let vectors = |bytes: usize| most.min(bytes) / VECTOR;
-    let one = buffers::room(vectors(ONE_SHOT_BYTES), blocks, threads);
-    let two = buffers::room(vectors(TWO_SHOT_BYTES).div_ceil(ranks), blocks, threads);
+    let one = buffers::capacity(vectors(ONE_SHOT_BYTES), blocks, threads);
+    let two = buffers::capacity(vectors(TWO_SHOT_BYTES).div_ceil(ranks), blocks, threads);
     let norm = (tokens.div_ceil(blocks) * row).next_multiple_of(32);
     Ok(Buffers {
         latch: Latch::new(gpu)?,

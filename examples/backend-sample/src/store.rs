@@ -67,7 +67,7 @@ impl<'a> Store<'a> {
             .get
             .ok_or_else(|| Failure::new(CODE_STORE, "the store has no get"))?;
         let mut value = vec![0u8; 256];
-        let (at, room, mut length) = (value.as_mut_ptr(), value.len(), 0);
+        let (at, capacity, mut length) = (value.as_mut_ptr(), value.len(), 0);
         let (timeout, length_at) = (timeout.as_nanos() as u64, &raw mut length);
         self.call("get", key, |error| {
             // SAFETY: key, value, length and error are live; the host keeps the rules.
@@ -78,7 +78,7 @@ impl<'a> Store<'a> {
                     key.len(),
                     timeout,
                     at,
-                    room,
+                    capacity,
                     length_at,
                     error,
                 )

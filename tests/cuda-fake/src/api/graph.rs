@@ -30,13 +30,13 @@ export! {
         if outs.is_null() {
             return put(count, nodes.len());
         }
-        let room = get(count)?;
-        for at in 0..room {
+        let capacity = get(count)?;
+        for at in 0..capacity {
             let node = nodes.get(at).copied().unwrap_or(0);
             // SAFETY: the caller promises `count` elements.
             put(unsafe { outs.add(at) }, node)?;
         }
-        put(count, nodes.len().min(room))
+        put(count, nodes.len().min(capacity))
     }
 
     fn cuGraphClone(out: *mut usize, graph: usize) {
