@@ -84,7 +84,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// All_reduce by packets up to this many bytes, where the slots have room. Measured with two ranks on two
+/// All_reduce by packets up to this many bytes, where the slots have capacity. Measured with two ranks on two
 /// cores: beyond, carrying all data to the peers' slots costs more than the second signal of the other algorithms,
 /// which read and write user memory in place; staged memory loses a little.
 const PACKET_BYTES: u64 = 1 << 10;
@@ -161,10 +161,10 @@ pub(crate) fn plan(
     reduction: Option<(DType, ReductionCode)>,
 ) -> Plan {
     let alignment = fusewire_kernels::ALIGNMENT as u64;
-    let room = options
+    let capacity = options
         .staging_bytes
         .min(ROUND_BYTES.max(rows * size * alignment));
-    let chunk = (room / (rows * size).max(1) / alignment * alignment).max(alignment);
+    let chunk = (capacity / (rows * size).max(1) / alignment * alignment).max(alignment);
     let algorithm = if by_multicast(
         options, wanted, machine, ranks, operation, count, size, reduction,
     ) {

@@ -98,10 +98,10 @@ pub(super) fn architecture(major: u32, minor: u32) -> String {
 /// Marketing name.
 fn name(library: &Library, device: sys::CUdevice) -> Result<String> {
     let mut name = [0_u8; 256];
-    let room = name.len() as c_int - 1;
+    let capacity = name.len() as c_int - 1;
     // SAFETY: `name` has room for that many bytes.
     library.check("cuDeviceGetName", unsafe {
-        (library.cuDeviceGetName)(name.as_mut_ptr().cast::<c_char>(), room, device)
+        (library.cuDeviceGetName)(name.as_mut_ptr().cast::<c_char>(), capacity, device)
     })?;
     let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
     Ok(name.to_string_lossy().into_owned())
@@ -110,10 +110,10 @@ fn name(library: &Library, device: sys::CUdevice) -> Result<String> {
 /// Where the device is on the PCI bus, by which other libraries know it: they number devices in another order.
 fn bus(library: &Library, device: sys::CUdevice) -> Result<CString> {
     let mut bus = [0_u8; 64];
-    let room = bus.len() as c_int - 1;
+    let capacity = bus.len() as c_int - 1;
     // SAFETY: `bus` has room for that many bytes.
     library.check("cuDeviceGetPCIBusId", unsafe {
-        (library.cuDeviceGetPCIBusId)(bus.as_mut_ptr().cast::<c_char>(), room, device)
+        (library.cuDeviceGetPCIBusId)(bus.as_mut_ptr().cast::<c_char>(), capacity, device)
     })?;
     Ok(CStr::from_bytes_until_nul(&bus).unwrap_or_default().into())
 }

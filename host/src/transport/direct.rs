@@ -60,8 +60,8 @@ impl Direct {
             return false;
         };
         let header = Header::of(&segment);
-        let room = segment.bytes() - DATA_OFFSET as u64;
-        let bytes = header.bytes.load(Ordering::Relaxed).min(room);
+        let capacity = segment.bytes() - DATA_OFFSET as u64;
+        let bytes = header.bytes.load(Ordering::Relaxed).min(capacity);
         let inside = remote
             .offset
             .checked_add(len as u64)

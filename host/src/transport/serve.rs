@@ -208,17 +208,17 @@ impl Server<'_> {
                         self.wait(libc::POLLIN, None)?;
                     }
                     let (receiver, socket) = (&mut self.receiver, self.socket);
-                    let moved = target.access((request.len - left) as usize, |start, room| {
-                        if room == 0 {
+                    let moved = target.access((request.len - left) as usize, |start, capacity| {
+                        if capacity == 0 {
                             return Ok(Some(0));
                         }
-                        // SAFETY: `access` gives memory that is valid for `room` bytes.
-                        let taken = unsafe { receiver.take(start, room) };
+                        // SAFETY: `access` gives memory that is valid for `capacity` bytes.
+                        let taken = unsafe { receiver.take(start, capacity) };
                         if taken > 0 {
                             return Ok(Some(taken));
                         }
                         // SAFETY: as above.
-                        unsafe { socket.receive(start, room.min(PIECE_BYTES)) }
+                        unsafe { socket.receive(start, capacity.min(PIECE_BYTES)) }
                     });
                     match moved {
                         Some(Ok(count)) => left -= count.unwrap_or(0) as u64,

@@ -109,10 +109,10 @@ fn write_logs(
         }
     }
     if let Some(out) = size {
-        let room = get(out)? as usize as u32 as usize;
+        let capacity = get(out)? as usize as u32 as usize;
         // SAFETY: the caller promises that many bytes.
-        unsafe { write_text(buffer.cast(), room, log) };
-        let length = log.len().min(room.saturating_sub(1));
+        unsafe { write_text(buffer.cast(), capacity, log) };
+        let length = log.len().min(capacity.saturating_sub(1));
         put(out, length as *mut c_void)?;
     }
     Ok(())
