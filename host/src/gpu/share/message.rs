@@ -20,7 +20,7 @@ const REPLY_MAGIC: [u8; 7] = *b"FWGIVE1";
 
 /// Descriptors that the buffer of a receiver has room for. One more than is taken, so that two are
 /// distinguished from one; what does not fit is closed by the system, which says so.
-const ROOM: usize = 2;
+const CAPACITY: usize = 2;
 
 /// What the owner of a descriptor answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub(super) fn secret(request: &[u8]) -> Option<Random> {
     Random::try_from(secret).ok()
 }
 
-/// Room for control messages, aligned as they must be.
+/// Space for control messages, aligned as they must be.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
@@ -83,7 +83,7 @@ const fn control_bytes(count: usize) -> (usize, usize) {
     (space as usize, len as usize)
 }
 
-const _: () = assert!(control_bytes(8).0 <= size_of::<Control>() && ROOM <= 8);
+const _: () = assert!(control_bytes(8).0 <= size_of::<Control>() && CAPACITY <= 8);
 const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
 
 /// Sends `bytes`, and `descriptor` with them; how many bytes went, `None` when the call has to be
@@ -165,7 +165,7 @@ pub(super) fn receive(socket: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Op
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = control_bytes(ROOM).0 as _;
+    message.msg_controllen = control_bytes(CAPACITY).0 as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the message names an exclusively borrowed slice and the local buffer.
     let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
