@@ -231,9 +231,9 @@ mod tests {
     use super::*;
     use crate::store::MemoryStore;
 
-    /// Calls `get` of `key` with room for `room` bytes: code, length, value.
-    fn read(bound: &Bound, key: &[u8], room: usize) -> (i32, usize, Vec<u8>) {
-        let (mut value, mut length) = (vec![0u8; room], 0);
+    /// Calls `get` of `key` with a buffer of `capacity` bytes: code, length, value.
+    fn read(bound: &Bound, key: &[u8], capacity: usize) -> (i32, usize, Vec<u8>) {
+        let (mut value, mut length) = (vec![0u8; capacity], 0);
         let timeout = Duration::from_millis(20).as_nanos() as u64;
         let get = bound.table.get.expect("it is there");
         // SAFETY: the pointers are to live memory of the lengths given.
@@ -244,7 +244,7 @@ mod tests {
                 key.len(),
                 timeout,
                 value.as_mut_ptr(),
-                room,
+                capacity,
                 &raw mut length,
                 core::ptr::null_mut(),
             )
