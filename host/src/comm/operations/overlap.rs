@@ -151,7 +151,7 @@ impl Communicator {
                 format!("target {target}; a tile is done at 1 to {}", FAILED - 1),
             ));
         }
-        self.leaves_room(name)?;
+        self.check_free_multiprocessors(name)?;
         let (dtype, count, size) = (from.dtype, to.count, from.dtype.size());
         let rows = u64::from(self.size());
         let plan = self.plan_rows(
@@ -244,7 +244,7 @@ impl Communicator {
     }
 
     /// On a GPU the kernel must leave multiprocessors to what it waits for.
-    fn leaves_room(&self, name: &'static str) -> Result<()> {
+    fn check_free_multiprocessors(&self, name: &'static str) -> Result<()> {
         let Some(on_gpu) = &self.inner.on_gpu else {
             return Ok(());
         };
@@ -258,7 +258,7 @@ impl Communicator {
         Err(invalid(
             name,
             format!(
-                "{blocks} blocks would wait on {there} multiprocessors, with no room for what they wait for; make the \
+                "{blocks} blocks would wait on {there} multiprocessors, which leaves none for what they wait for; make the \
                  communicator with fewer (Options::blocks)"
             ),
         ))
