@@ -128,7 +128,7 @@ fn captures_refuse_what_does_not_fit() {
     let empty = stream.end_capture().unwrap();
     assert!(empty.is_empty());
     empty.instantiate().unwrap().run(&stream).unwrap();
-    // A capture that its stream takes along frees the streams that joined it.
+    // Dropping the origin stream ends its capture and releases the streams that joined it.
     let (event, joined) = (Event::new(), Stream::new());
     stream.begin_capture().unwrap();
     stream.record(&event).unwrap();
@@ -139,7 +139,7 @@ fn captures_refuse_what_does_not_fit() {
 }
 
 #[test]
-fn a_branch_runs_beside_the_rest() {
+fn a_branch_runs_concurrently_with_the_rest() {
     let (main, side) = (Stream::new(), Stream::new());
     let (fork, join, again) = (Event::new(), Event::new(), Event::new());
     let flag = Arc::new(AtomicU32::new(0));
@@ -159,7 +159,7 @@ fn a_branch_runs_beside_the_rest() {
         main.record(&fork).unwrap();
         side.wait_event(&fork).unwrap();
         side.branch();
-        // The branch waits for what the origin does behind it: one after the other, this would never end.
+        // The branch waits for later work of the origin, so a sequential replay would never end.
         host(
             &side,
             Box::new(move || {
@@ -174,7 +174,7 @@ fn a_branch_runs_beside_the_rest() {
         host(&main, set(1));
         main.wait_event(&join).unwrap();
         host(&main, set(2));
-        // And once more the other way: the branch behind the origin.
+        // The other direction: the origin waits for the branch.
         main.record(&again).unwrap();
         side.wait_event(&again).unwrap();
         let (flag, seen) = (Arc::clone(&flag), Arc::clone(&seen));
@@ -193,7 +193,7 @@ fn a_branch_runs_beside_the_rest() {
     assert!(!side.is_capturing());
     for replay in 1..20 {
         graph.run(&main).unwrap();
-        // Unjoined work has ended too.
+        // The replay also waits for branches that no stream joins.
         assert_eq!(seen.load(Ordering::Relaxed), 2 * replay);
     }
     let error = graph.run(&main).unwrap_err();

@@ -10,14 +10,14 @@ use super::super::{BlockOrder, Grid, Launch, LaunchInfo, LaunchOwner, Stream};
 use super::{Params, add, launch, launch_grid, value};
 use crate::{Error, Result};
 
-/// Each lane puts its index into shared memory, and adds that of the next lane after a barrier.
+/// Writes each lane's index to shared memory and, after a barrier, adds the next lane's index.
 unsafe fn rotate(context: *const LaneContext, params: *const u8) {
-    // SAFETY: the launcher passes a context; `Params` as in `add`.
+    // SAFETY: the launch passes this lane's context, and every test passes a `Params`.
     let (context, params) = unsafe { (&*context, *params.cast::<Params>()) };
-    // SAFETY: one `BlockShared` lives as long as the block runs.
+    // SAFETY: the `BlockShared` lives as long as the block runs.
     let shared = unsafe { &*context.shared };
     let slots = shared.shared().cast::<u64>();
-    // SAFETY: one slot a lane; 64 lanes are 512 bytes of the 16 KiB.
+    // SAFETY: each lane writes its own slot; the slots of 64 lanes take 512 bytes of the 16 KiB.
     unsafe {
         slots
             .add(context.lane as usize)
@@ -25,27 +25,27 @@ unsafe fn rotate(context: *const LaneContext, params: *const u8) {
     };
     shared.sync();
     let next = (context.lane + 1) % context.lanes;
-    // SAFETY: the slots were written before the barrier.
+    // SAFETY: all slots were written before the barrier, and nothing writes them after it.
     let value = unsafe { slots.add(next as usize).read() };
-    // SAFETY: as in `add`.
+    // SAFETY: the launch keeps `target` alive.
     unsafe { (*params.target).fetch_add(value << (8 * context.block), Ordering::Relaxed) };
 }
 
-/// One lane leaves before the barrier.
+/// Lets lane 3 end without entering the barrier.
 unsafe fn deserts(context: *const LaneContext, _: *const u8) {
-    // SAFETY: as in `rotate`.
+    // SAFETY: the launch passes this lane's context.
     let context = unsafe { &*context };
     if context.lane != 3 {
-        // SAFETY: as in `rotate`.
+        // SAFETY: the `BlockShared` lives as long as the block runs.
         unsafe { (*context.shared).sync() };
     }
 }
 
-/// Barrier of all blocks: ends only if they run at once.
+/// Waits until all blocks have entered, which requires that they run concurrently.
 unsafe fn barrier(context: *const LaneContext, params: *const u8) {
-    // SAFETY: as in `rotate`.
+    // SAFETY: the launch passes this lane's context, and every test passes a `Params`.
     let (context, params) = unsafe { (&*context, *params.cast::<Params>()) };
-    // SAFETY: as in `add`.
+    // SAFETY: the launch keeps `target` alive.
     let target = unsafe { &*params.target };
     target.fetch_add(1, Ordering::AcqRel);
     while target.load(Ordering::Acquire) < u64::from(context.blocks) {
@@ -169,14 +169,14 @@ fn launches_beyond_the_limits_are_refused() {
         },
     ];
     for grid in grids {
-        // SAFETY: the launch is refused, and never runs.
+        // SAFETY: `Launch::new` refuses the launch, so it never runs.
         let refused = unsafe { Launch::new(add, &[0; 16], grid) };
         assert!(
             matches!(refused, Err(Error::InvalidArgument { .. })),
             "{grid:?}"
         );
     }
-    // SAFETY: as above.
+    // SAFETY: `Launch::new` refuses the launch, so it never runs.
     assert!(unsafe { Launch::new(add, &[0; 257], Grid::default()) }.is_err());
 }
 
@@ -184,7 +184,7 @@ fn launches_beyond_the_limits_are_refused() {
 #[test]
 fn threads_that_flush_subnormals_are_refused() {
     fn set_mxcsr(value: u32) {
-        // SAFETY: sets rounding and flush flags only, all exceptions stay masked.
+        // SAFETY: sets rounding and flush flags only; all exceptions stay masked.
         unsafe { core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack)) };
     }
     let (stream, target) = (Stream::new(), Arc::default());

@@ -25,17 +25,17 @@ struct Params {
 
 /// Adds `amount` in every lane.
 unsafe fn add(_: *const LaneContext, params: *const u8) {
-    // SAFETY: every test passes `Params` whose target outlives the launch.
+    // SAFETY: every test passes a `Params`.
     let Params { target, amount } = unsafe { *params.cast() };
-    // SAFETY: as above.
+    // SAFETY: the launch keeps `target` alive.
     unsafe { (*target).fetch_add(amount, Ordering::Relaxed) };
 }
 
-/// `target = target * 3 + amount`: shows the order of the work.
+/// Sets `target` to `target * 3 + amount`, so that the result depends on the order of the launches.
 unsafe fn fold(_: *const LaneContext, params: *const u8) {
-    // SAFETY: as in `add`.
+    // SAFETY: every test passes a `Params`.
     let Params { target, amount } = unsafe { *params.cast() };
-    // SAFETY: as above.
+    // SAFETY: the launch keeps `target` alive.
     let target = unsafe { &*target };
     let value = target.load(Ordering::Relaxed);
     target.store(
@@ -44,11 +44,11 @@ unsafe fn fold(_: *const LaneContext, params: *const u8) {
     );
 }
 
-/// Adds without atomicity: launches that overlap lose additions.
+/// Adds with a separate load and store, so that overlapping launches lose additions.
 unsafe fn increment(_: *const LaneContext, params: *const u8) {
-    // SAFETY: as in `add`.
+    // SAFETY: every test passes a `Params`.
     let Params { target, amount } = unsafe { *params.cast() };
-    // SAFETY: as above.
+    // SAFETY: the launch keeps `target` alive.
     let target = unsafe { &*target };
     let value = target.load(Ordering::Relaxed);
     thread::yield_now();
@@ -63,7 +63,7 @@ type Entry = unsafe fn(*const LaneContext, *const u8);
 
 fn launch_grid(entry: Entry, target: &Arc<AtomicU64>, amount: u64, grid: Grid) -> Launch {
     let words = [Arc::as_ptr(target) as u64, amount];
-    // SAFETY: the words are a `Params`, and the launch keeps its target alive.
+    // SAFETY: the words have the layout of `Params`, and the launch keeps its target alive.
     let launch = unsafe { Launch::new(entry, bytemuck::bytes_of(&words), grid) }.unwrap();
     launch.keeping([Some(Arc::clone(target) as _), None, None, None])
 }
@@ -76,7 +76,7 @@ fn value(target: &AtomicU64) -> u64 {
     target.load(Ordering::Relaxed)
 }
 
-/// Holds a stream's worker until the returned sender is used or dropped.
+/// Blocks a stream's worker until the returned sender is used or dropped.
 fn block(stream: &Stream) -> mpsc::Sender<()> {
     let (release, released) = mpsc::channel();
     let wait = move || {
