@@ -1,4 +1,5 @@
-//! A GPU as this process uses it: its driver library, the kernels that are loaded, and what waits to be freed.
+//! A GPU as this process uses it: its driver library, the loaded kernels, and resources to be freed
+//! later.
 
 use core::any::Any;
 use core::fmt;
@@ -21,34 +22,36 @@ use super::stream;
 use crate::device::Device;
 use crate::{Error, Result};
 
-/// A GPU; one value for each in a process, which lives as long as the process.
+/// A GPU. A process has one value per GPU, which lives until the process ends.
 pub struct Gpu {
     device: Device,
     driver: Arc<dyn Driver>,
     kernels: RwLock<HashMap<&'static str, &'static Kernel>>,
     loaded: Mutex<Vec<LoadedModule>>,
-    /// The image of grid forms, once it was asked for.
+    /// The image of grid forms, loaded on first use.
     multi_rank_grid: Mutex<Option<Arc<GridImage>>>,
     pub(super) pool: Pool,
-    /// What callbacks of the driver and ends of work have let go, and may not free themselves.
+    /// Values released by driver callbacks and at the end of work, where dropping them is not
+    /// allowed.
     dropped: Mutex<Vec<Box<dyn Any + Send>>>,
-    /// Whether several ranks of this process share the GPU.
+    /// Set if several ranks of this process share the GPU.
     shared: AtomicBool,
-    /// Pieces of work in flight.
+    /// Number of operations in flight.
     in_flight: AtomicU64,
-    /// Held for reading while work is put on a stream, for writing while memory is freed.
+    /// Held for reading while work is enqueued, for writing while memory is freed.
     launching: RwLock<()>,
-    /// Memory that nothing uses any more, to be freed when no work is in flight.
+    /// Unused memory, to be freed when no work is in flight.
     unfreed: Mutex<Vec<RawMemory>>,
-    /// Lines of page-locked host memory that are free. They are never given back: freeing one may wait for the device.
+    /// Free lines of page-locked host memory. They are never returned to the driver, because
+    /// freeing page-locked memory may wait for the device.
     lines: Mutex<Vec<HostLine>>,
-    /// The streams that live.
+    /// All live streams.
     streams: Mutex<Vec<Weak<stream::Inner>>>,
-    /// What is in flight on streams that live no more.
+    /// Work in flight on dropped streams.
     deferred: Mutex<Vec<DeferredRelease>>,
 }
 
-/// Work is in flight as long as this lives.
+/// Counts as work in flight on the GPU while it lives.
 pub(super) struct InFlightGuard(Arc<Gpu>);
 
 impl Drop for InFlightGuard {
@@ -57,14 +60,15 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// 64 bytes of page-locked host memory.
+/// A line of 64 bytes of page-locked host memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostLine(pub(crate) HostMemory);
 
-// SAFETY: an address, which its owner uses as it must.
+// SAFETY: the value is a pair of addresses of page-locked memory, which is valid on all threads.
+// Dereferencing them is `unsafe` for the user.
 unsafe impl Send for HostLine {}
 
-/// Bytes of a line, and lines that are allocated at once.
+/// Bytes of a line, and number of lines per allocation.
 const LINE: usize = 64;
 const LINES: usize = 64;
 
@@ -76,23 +80,25 @@ impl fmt::Debug for Gpu {
     }
 }
 
-/// A module that was loaded.
+/// A loaded module.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoadedModule {
     /// Name of the image.
     pub name: String,
-    /// Kernels in it.
+    /// Number of kernels in it.
     pub kernels: usize,
-    /// How long loading took; with PTX, the driver compiles it (or finds it in its cache).
+    /// Time that loading took. It includes the compilation of PTX by the driver, unless the
+    /// driver's cache has the result.
     pub time: Duration,
 }
 
 impl Gpu {
-    /// The GPU `device`.
+    /// Returns the GPU `device`.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] when there is no driver or no such GPU; [`Error::InvalidArgument`] for the CPU.
+    /// [`Error::NoDevice`] if there is no driver or no such GPU; [`Error::InvalidArgument`] for the
+    /// CPU.
     pub fn open(device: Device) -> Result<Arc<Self>> {
         static OPEN: OnceLock<Mutex<HashMap<Device, Arc<Gpu>>>> = OnceLock::new();
         let mut open = OPEN
@@ -132,27 +138,27 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Which device it is.
+    /// Returns the device.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// The driver library with this device.
+    /// Returns the driver library with this device.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
 
-    /// The same, for whoever keeps it.
+    /// Returns the driver library with shared ownership.
     pub(super) fn shared_driver(&self) -> Arc<dyn Driver> {
         Arc::clone(&self.driver)
     }
 
-    /// What is known of the GPU.
+    /// Returns the GPU's properties.
     pub fn properties(&self) -> &Properties {
         self.driver.properties()
     }
 
-    /// The modules that were loaded, with the time that it took.
+    /// Returns the loaded modules with their load times.
     pub fn modules(&self) -> Vec<LoadedModule> {
         self.loaded
             .lock()
@@ -163,8 +169,8 @@ impl Gpu {
     /// Loads all of Fusewire's own kernels. Later calls do nothing.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] when no image fits the GPU; what the driver says of the image; a kernel whose arguments lie
-    /// elsewhere in the image than this library puts them.
+    /// [`Error::NoDevice`] if no image fits the GPU; the driver's error for the image; an error if
+    /// the parameter layout of a kernel differs between the image and this library.
     pub fn load(&self) -> Result<()> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if !loaded.is_empty() {
@@ -179,10 +185,12 @@ impl Gpu {
         Ok(())
     }
 
-    /// The image with the grid forms of `kernels`: loaded by the first call, with the same kernels each time.
+    /// Returns the image with the grid forms of `kernels`, which the first call loads. All calls
+    /// must pass the same kernels.
     ///
     /// # Errors
-    /// [`Error::Image`] where there is none, or it is of another version; what the driver says of it.
+    /// [`Error::Image`] if there is no such image or it is of another version; the driver's error
+    /// for the image.
     pub(crate) fn multi_rank_grid(
         &self,
         kernels: &[&'static KernelInfo],
@@ -215,8 +223,8 @@ impl Gpu {
             .copied()
     }
 
-    /// The kernel that `info` describes: Fusewire's own, or one of an image that is found beside the binary or in
-    /// `FUSEWIRE_IMAGES`.
+    /// Returns the kernel that `info` describes: Fusewire's own, or one of an image that is found
+    /// next to the binary or in `FUSEWIRE_IMAGES`.
     pub(crate) fn kernel(&self, info: &KernelInfo) -> Result<&'static Kernel> {
         if let Some(kernel) = self.loaded_kernel(info.name) {
             return Ok(kernel);
@@ -237,7 +245,7 @@ impl Gpu {
             .ok_or_else(|| Error::launch(format!("image {image} has no kernel {}", info.name)))
     }
 
-    /// Inserts the kernels of a module that was loaded.
+    /// Inserts the kernels of a loaded module.
     fn insert_kernels<'a>(
         &self,
         loaded: &mut Vec<LoadedModule>,
@@ -258,7 +266,7 @@ impl Gpu {
         });
     }
 
-    /// Refuses a launch whose blocks wait for each other and would not all be resident.
+    /// Fails if the blocks of a launch wait for each other but would not all be resident.
     pub(crate) fn check_resident(&self, blocks: u32, threads: u32, ranks: u32) -> Result<()> {
         let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let properties = self.properties();
@@ -281,7 +289,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// A zeroed line of page-locked host memory, to be given back by [`Gpu::give_line`].
+    /// Returns a zeroed line of page-locked host memory, to be returned by [`Gpu::put_line`].
     pub(crate) fn take_line(&self) -> Result<HostLine> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.is_empty() {
@@ -297,12 +305,13 @@ impl Gpu {
         let line = lines
             .pop()
             .ok_or_else(|| Error::launch("no page-locked memory"))?;
-        // SAFETY: a line of a live allocation, which nobody else has.
+        // SAFETY: the line is part of an allocation that is never freed, and it was removed from
+        // the list of free lines, so nothing else accesses it.
         unsafe { line.0.host.write_bytes(0, LINE) };
         Ok(line)
     }
 
-    /// Gives a line back that no kernel writes any more.
+    /// Returns a line to the list of free lines. No kernel may write it any more.
     pub(crate) fn give_line(&self, line: HostLine) {
         self.lines
             .lock()
@@ -310,12 +319,13 @@ impl Gpu {
             .push(line);
     }
 
-    /// Several ranks of this process share the GPU from now on.
+    /// Marks the GPU as shared by several ranks of this process.
     pub(crate) fn share(&self) {
         self.shared.store(true, Ordering::Release);
     }
 
-    /// Work is being put on a stream while the guard lives, and is in flight as long as the other value.
+    /// Announces work. The work counts as in flight while the first value lives, and memory is not
+    /// freed while the second value lives.
     pub(super) fn launch(self: &Arc<Self>) -> (InFlightGuard, RwLockReadGuard<'_, ()>) {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         let guard = self
@@ -325,9 +335,9 @@ impl Gpu {
         (InFlightGuard(Arc::clone(self)), guard)
     }
 
-    /// Frees memory that nothing uses any more. The driver may wait for the device then: where several ranks share it, a
-    /// kernel of another one may run that waits for a launch of the calling thread's, so memory is freed when
-    /// nothing is in flight.
+    /// Frees unused memory, now or later. The driver may wait for the device while it frees memory.
+    /// If several ranks share the device, a kernel of another rank may be running that waits for a
+    /// launch by the calling thread. Then memory is freed only when nothing is in flight.
     pub(super) fn free(&self, memory: RawMemory) {
         self.unfreed
             .lock()
@@ -355,14 +365,16 @@ impl Gpu {
             None
         };
         for memory in unfreed.drain(..) {
-            // SAFETY: the last user of memory that `allocate` or `import` gave has gone.
+            // SAFETY: `free` is called with memory that `allocate` or `import` returned and whose
+            // last user has gone. It is removed from the list here, so it is released once.
             if let Err(error) = unsafe { self.driver.release(memory) } {
                 tracing::warn!(%error, bytes = memory.bytes, "device memory could not be freed");
             }
         }
     }
 
-    /// Takes what a callback of the driver or the end of work lets go; it is freed by the next [`Gpu::reap`].
+    /// Takes a value that must not be dropped in a driver callback or while an end of work is
+    /// reported. The next [`Gpu::reap`] drops it.
     pub(super) fn leave(&self, value: Box<dyn Any + Send>) {
         self.dropped
             .lock()
@@ -370,7 +382,7 @@ impl Gpu {
             .push(value);
     }
 
-    /// Frees what was left.
+    /// Frees unused memory and drops the values passed to [`Gpu::leave`].
     pub(super) fn reap(&self) {
         self.free_all();
         let dropped = {
@@ -385,14 +397,14 @@ impl Gpu {
         drop(dropped);
     }
 
-    /// Takes notice of a stream.
+    /// Adds a stream to the list of live streams.
     pub(super) fn know(&self, stream: Weak<stream::Inner>) {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(stream);
     }
 
-    /// Takes what is in flight on a stream that ends; it is looked after by [`Gpu::sweep`].
+    /// Takes the work in flight on a dropped stream. [`Gpu::sweep`] releases it after it has ended.
     pub(super) fn defer_release(&self, deferred: DeferredRelease) {
         self.deferred
             .lock()
@@ -400,8 +412,8 @@ impl Gpu {
             .push(deferred);
     }
 
-    /// Frees what work has let go that has ended since, on any stream: for those who make or free things, not for those who
-    /// launch. Waits for nothing.
+    /// Polls all streams and releases the resources of work that has ended. Called when resources
+    /// are created or freed, but not on the launch path. Never waits.
     pub(crate) fn sweep(&self) {
         self.reap();
         let streams: Vec<_> = {
@@ -411,9 +423,9 @@ impl Gpu {
         for stream in &streams {
             stream.poll();
         }
-        // A stream whose last handle this is ends here.
+        // Drops a stream whose last handle is in this list.
         drop(streams);
-        // Callbacks of owners may make and end streams: not under the lock.
+        // The lock is not held here, because callbacks of owners may create and drop streams.
         let mut deferred = {
             let mut deferred = self.deferred.lock().unwrap_or_else(PoisonError::into_inner);
             core::mem::take(&mut *deferred)

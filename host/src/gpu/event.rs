@@ -8,7 +8,7 @@ use super::device::Gpu;
 use super::driver::RawEvent;
 use crate::Result;
 
-/// A point in a stream's work. Clones are the same event.
+/// A point in a stream's work. Clones refer to the same event.
 #[derive(Clone)]
 pub(crate) struct Event {
     inner: Arc<Inner>,
@@ -57,7 +57,8 @@ impl Event {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the last handle of an event that `new` has made.
+        // SAFETY: `new` created the event, and this drops its last handle. The driver keeps what
+        // waits on streams still need of it.
         if let Err(error) = unsafe { self.gpu.driver().destroy_event(self.raw) } {
             tracing::warn!(%error, "an event could not be destroyed");
         }

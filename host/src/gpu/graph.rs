@@ -1,4 +1,4 @@
-//! Graphs of a GPU: captured by the driver library, with what this crate must know of them beside.
+//! Graphs of a GPU: captured by the driver library, with a log of the nodes that report to owners.
 
 use core::any::Any;
 use core::ffi::c_void;
@@ -13,7 +13,7 @@ use super::in_flight::HostCall;
 use crate::cpu::{LaunchInfo, LaunchOwner, Replay, with_replay};
 use crate::{Error, Result};
 
-/// What a replay reports of a node.
+/// A node that reports its replays.
 #[derive(Clone)]
 pub(super) enum Logged {
     Launch(Arc<dyn LaunchOwner>, LaunchInfo),
@@ -22,7 +22,7 @@ pub(super) enum Logged {
 
 type Log = Arc<Mutex<Vec<Logged>>>;
 
-/// The captures that this crate has begun, by the library's number of the capture.
+/// Returns the logs of the captures that this crate began, by GPU and the driver's capture number.
 fn captures() -> MutexGuard<'static, HashMap<(usize, u64), Log>> {
     static CAPTURES: OnceLock<Mutex<HashMap<(usize, u64), Log>>> = OnceLock::new();
     CAPTURES
@@ -35,12 +35,12 @@ fn key(gpu: &Arc<Gpu>, capture: u64) -> (usize, u64) {
     (Arc::as_ptr(gpu) as usize, capture)
 }
 
-/// A capture of this crate's begins.
+/// Starts the log of a capture that this crate begins.
 pub(super) fn begin(gpu: &Arc<Gpu>, capture: u64) {
     captures().insert(key(gpu, capture), Log::default());
 }
 
-/// Logs a node of a capture, if this crate has begun it.
+/// Logs a node of a capture. Does nothing if another library began the capture.
 pub(super) fn log_node(gpu: &Arc<Gpu>, capture: u64, node: Logged) {
     let log = captures().get(&key(gpu, capture)).map(Arc::clone);
     if let Some(log) = log {
@@ -50,37 +50,39 @@ pub(super) fn log_node(gpu: &Arc<Gpu>, capture: u64, node: Logged) {
     }
 }
 
-/// A capture of this crate's has ended.
+/// Ends the log of a capture and returns it.
 pub(super) fn end(gpu: &Arc<Gpu>, capture: u64) -> Vec<Logged> {
     let log = captures().remove(&key(gpu, capture));
     log.map(|log| core::mem::take(&mut *log.lock().unwrap_or_else(PoisonError::into_inner)))
         .unwrap_or_default()
 }
 
-/// What a graph keeps alive, and where it goes then.
+/// A value that a graph keeps alive, and the GPU that takes it afterwards.
 struct Retained {
     gpu: Arc<Gpu>,
     value: Box<dyn Any + Send>,
 }
 
-/// Keeps `value` alive as long as a graph, its clones and what was instantiated from them, also where another
-/// library captures.
+/// Keeps `value` alive as long as the graph, its clones and their instances, also in a capture that
+/// another library began.
 pub(super) fn retain(gpu: &Arc<Gpu>, graph: RawGraph, value: Box<dyn Any + Send>) -> Result<()> {
     unsafe extern "C" fn release(data: *mut c_void) {
-        // SAFETY: the pointer of the box below, given once.
+        // SAFETY: `data` is the pointer of the box below, and the driver calls this once.
         let retained = unsafe { Box::from_raw(data.cast::<Retained>()) };
         let Retained { gpu, value } = *retained;
-        // The driver may not be called here, and the value may hold its memory.
+        // The driver must not be called here, and dropping the value may free device memory.
         gpu.leave(value);
     }
     let data = Box::into_raw(Box::new(Retained {
         gpu: Arc::clone(gpu),
         value,
     }));
-    // SAFETY: `release` takes the box, on any thread.
+    // SAFETY: `release` takes ownership of the box. Its content is `Send`, so any thread may drop
+    // it.
     let result = unsafe { gpu.driver().retain(graph, release, data.cast()) };
     if result.is_err() {
-        // SAFETY: then nobody has taken it.
+        // SAFETY: `retain` has failed, so `release` is never called and the box is still owned
+        // here.
         drop(unsafe { Box::from_raw(data) });
     }
     result
@@ -143,7 +145,7 @@ impl Graph {
 
 impl Drop for Captured {
     fn drop(&mut self) {
-        // SAFETY: the last handle of a graph that `end_capture` gave.
+        // SAFETY: `end_capture` returned the graph, and this drops its last handle.
         if let Err(error) = unsafe { self.gpu.driver().destroy_graph(self.raw) } {
             tracing::warn!(%error, "a graph could not be destroyed");
         }
@@ -188,8 +190,8 @@ impl Exec {
         }
     }
 
-    /// Asks every owner of a captured launch whether it may run; fills `words` with what [`Exec::settle`] needs. The number
-    /// of the replay.
+    /// Asks the owner of every captured launch whether it may run. Fills `words` with their answers
+    /// for [`Exec::settle`]. Returns the number of the replay.
     pub(super) fn admit(&self, words: &mut Vec<u64>) -> (u64, Result<()>) {
         let number = self.replays.fetch_add(1, Ordering::Relaxed) + 1;
         words.clear();
@@ -209,8 +211,8 @@ impl Exec {
         (number, Ok(()))
     }
 
-    /// Reports the end of a replay, or that it was not launched, to the owners of the launches that
-    /// `words` are for.
+    /// Reports to the owners of the launches that `words` belong to that a replay has ended, or, if
+    /// `ran` is false, that it was not launched.
     pub(super) fn settle(&self, number: u64, words: &[u64], ran: bool) -> Result<()> {
         let mut result = Ok(());
         for (index, (logged, word)) in self.log.iter().zip(words).enumerate() {
@@ -228,7 +230,8 @@ impl Exec {
 
 impl Drop for Exec {
     fn drop(&mut self) {
-        // SAFETY: the last handle of a graph that `instantiate` gave; one that runs is not stopped.
+        // SAFETY: `instantiate` returned the graph, and this drops its last handle. A running
+        // replay is not affected.
         if let Err(error) = unsafe { self.gpu.driver().destroy_exec(self.raw) } {
             tracing::warn!(%error, "an instantiated graph could not be destroyed");
         }
@@ -236,7 +239,7 @@ impl Drop for Exec {
     }
 }
 
-/// The error for a graph of another device than the stream's.
+/// Returns the error for a graph that belongs to another device than the stream.
 pub(crate) fn other_device() -> Error {
     Error::launch("the graph was captured on another device than the stream's")
 }

@@ -1,4 +1,4 @@
-//! Work in flight: what it keeps alive, and whom its end concerns.
+//! Work in flight: the resources that it keeps alive, and the report of its end to its owner.
 
 use core::any::Any;
 use core::ffi::c_void;
@@ -13,17 +13,17 @@ use super::graph::Exec;
 use crate::cpu::{HostFn, Keep, LaunchInfo, LaunchOwner, message};
 use crate::{Error, Result};
 
-/// A copy from device memory to device memory.
+/// A copy within device memory.
 pub(crate) struct Copy {
     pub(crate) to: u64,
     pub(crate) from: u64,
     pub(crate) bytes: u64,
-    /// Keeps both alive.
+    /// Keeps source and target alive.
     #[expect(dead_code, reason = "keeps memory alive")]
     pub(crate) keep: [Arc<dyn Any + Send + Sync>; 2],
 }
 
-/// A closure that the driver calls, and what it gave last.
+/// A closure that the driver calls, with the first error since it was last reported.
 pub(super) struct HostCall {
     pub(super) call: HostFn,
     pub(super) error: Mutex<Option<Error>>,
@@ -38,7 +38,8 @@ impl HostCall {
     }
 
     pub(super) unsafe extern "C" fn run(data: *mut c_void) {
-        // SAFETY: the value is kept alive by whatever is in flight, or by the graph.
+        // SAFETY: `data` is the address of a `HostCall` in an `Arc` that the `InFlight` entry or
+        // the graph keeps alive until the driver has made the call.
         let this = unsafe { &*data.cast::<Self>() };
         let result =
             panic::catch_unwind(AssertUnwindSafe(|| (this.call)())).unwrap_or_else(|panic| {
@@ -56,21 +57,21 @@ impl HostCall {
     }
 }
 
-/// What is in flight.
+/// The kind of an operation in flight, with the values that it keeps alive.
 pub(super) enum WorkKind {
     Launch(Option<Arc<dyn LaunchOwner>>, u64, LaunchInfo, Keep),
     Graph(Arc<Exec>, u64, Vec<u64>),
     Host(Arc<HostCall>),
     Call(HostFn, Option<Error>),
     Copies(Arc<[Copy]>, Option<Error>),
-    /// What was put on the stream before the failure may still use what is kept.
+    /// The operation failed. What it enqueued before the failure may still use the kept memory.
     Failed(Error, Keep),
 }
 
-/// Work in flight.
+/// An operation in flight.
 pub(super) struct InFlight {
     pub(super) number: u64,
-    /// Recorded behind the work, unless that failed for the reason beside.
+    /// Recorded after the operation, unless `unrecorded` holds the reason why that failed.
     pub(super) event: RawEvent,
     pub(super) unrecorded: Option<Error>,
     pub(super) sticky: bool,
@@ -79,12 +80,12 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// Reports to the owners that the work has ended, or was `lost` with the device. Returns the
-    /// result, and a list to be used again.
+    /// Reports the end of the work to its owners; `lost` is the error if the device was lost.
+    /// Returns the result, and a list for reuse.
     pub(super) fn settle(kind: WorkKind, lost: Option<Error>) -> (Result<()>, Option<Vec<u64>>) {
         let ran = lost.is_none();
         let mut words = None;
-        // Owners call hooks of the user's.
+        // Owners call user hooks, which may panic.
         let result = panic::catch_unwind(AssertUnwindSafe(|| match kind {
             WorkKind::Launch(owner, word, info, keep) => {
                 let after = owner.map_or(Ok(()), |owner| owner.after(word, &info, ran));
@@ -120,21 +121,23 @@ impl InFlight {
     }
 }
 
-/// What was in flight when its stream came to its end, and the stream itself where it is to be destroyed then.
+/// Work that was in flight when its stream was dropped, and the stream itself if it must be
+/// destroyed after the work.
 pub(super) struct DeferredRelease {
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) stream: Option<RawStream>,
 }
 
 impl DeferredRelease {
-    /// Finds out what has ended; whether that is all.
+    /// Releases the work that has ended. Returns whether all of it has.
     pub(super) fn poll(&mut self, gpu: &Gpu) -> bool {
         let driver = gpu.driver();
         while !self.in_flight.is_empty() {
-            // Work without an event has ended when work behind it has; where there is none, nobody knows when, and its
-            // memory is given up rather than freed too early.
-            let behind = self.in_flight.iter().find(|it| it.unrecorded.is_none());
-            let lost = match behind.map(|work| driver.query_event(work.event)) {
+            // Work whose event could not be recorded has ended when a later event is complete. If
+            // no later event exists, its end cannot be detected, and its memory is leaked rather
+            // than freed too early.
+            let later = self.in_flight.iter().find(|it| it.unrecorded.is_none());
+            let lost = match later.map(|work| driver.query_event(work.event)) {
                 None | Some(Ok(false)) => return false,
                 Some(Ok(true)) => None,
                 Some(Err(error)) => Some(error),
@@ -146,7 +149,7 @@ impl DeferredRelease {
             if let Err(error) = result {
                 tracing::warn!(%error, "work of a stream that was dropped has failed");
             }
-            // SAFETY: an event of that stream, which nobody else has.
+            // SAFETY: `create_event` created the event for this entry, which was its only owner.
             let _ = unsafe { driver.destroy_event(work.event) };
         }
         if let Some(stream) = self.stream.take() {
@@ -156,9 +159,10 @@ impl DeferredRelease {
     }
 }
 
-/// Destroys a stream that this crate has made, and nobody uses any more.
+/// Destroys a stream that `create_stream` returned and that is not used any more.
 pub(super) fn end_stream(driver: &dyn Driver, stream: RawStream) {
-    // SAFETY: the last handle of a stream that `create_stream` gave.
+    // SAFETY: both callers pass a stream that this crate created (`owned`) when its last handle is
+    // dropped.
     if let Err(error) = unsafe { driver.destroy_stream(stream) } {
         tracing::warn!(%error, "a stream could not be destroyed");
     }

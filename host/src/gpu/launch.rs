@@ -1,4 +1,4 @@
-//! Kernels of a loaded module, and launches of them.
+//! Kernels of a loaded module, and their launches.
 
 use core::any::Any;
 use core::ffi::c_void;
@@ -15,24 +15,24 @@ use super::scratch::Upload;
 use crate::cpu::{Keep, LaunchInfo, LaunchOwner, MAX_PARAM_BYTES};
 use crate::{Error, Result};
 
-/// Most parameters of a kernel.
+/// Maximum number of parameters of a kernel.
 const MAX_PARAMS: usize = MAX_PARAM_BYTES / 4;
 
-/// A kernel of a loaded module. It lives as long as the process.
+/// A kernel of a loaded module. Lives until the process ends.
 #[derive(Debug)]
 pub(crate) struct Kernel {
     /// Symbol.
     pub(crate) name: &'static str,
-    /// The library's handle.
+    /// The driver's handle.
     pub(crate) raw: RawFunction,
-    /// Where each argument lies in the parameter struct.
+    /// Layout of the parameter struct.
     pub(crate) params: &'static [ParamField],
-    /// What it needs.
+    /// Resource usage.
     pub(crate) properties: FunctionProperties,
 }
 
 impl Kernel {
-    /// `function`, which was compared with `params`.
+    /// Wraps `function`, whose parameters were compared with `params`.
     pub(super) fn new(function: &Function, params: &'static [ParamField]) -> Self {
         Self {
             name: function.name,
@@ -43,18 +43,18 @@ impl Kernel {
     }
 }
 
-/// The way of a launch that goes out as a multi-rank grid with those of all other ranks.
+/// The part of one rank in a multi-rank grid.
 #[derive(Clone, Debug)]
 pub(crate) struct GridMember {
-    /// Where ranks gather.
+    /// The grid that launches for all ranks.
     pub(crate) grid: Arc<MultiRankGrid>,
-    /// This rank there.
+    /// This rank in the grid.
     pub(crate) rank: u32,
-    /// How long it waits for the others.
+    /// Time limit of the wait for the other ranks.
     pub(crate) timeout: Duration,
 }
 
-/// A kernel with its arguments and all that a launch needs: a plain record.
+/// A kernel with its arguments and everything else that a launch needs: a plain record.
 #[derive(Clone)]
 pub(crate) struct Launch {
     kernel: &'static Kernel,
@@ -79,10 +79,12 @@ impl fmt::Debug for Launch {
 }
 
 impl Launch {
-    /// A launch of `kernel` with the bytes of its parameter struct, which are copied.
+    /// Creates a launch of `kernel`. Copies `params`, the bytes of its parameter struct.
     ///
     /// # Safety
-    /// As [`crate::cpu::Launch::new`].
+    /// `params` must be the parameter struct of `kernel`. At every execution of the launch (a graph
+    /// may replay it later) the kernel's own requirements must hold, such as the validity of the
+    /// pointers among its arguments; [`Launch::keeping`] helps.
     pub(crate) unsafe fn new(
         kernel: &'static Kernel,
         params: &[u8],
@@ -126,7 +128,7 @@ impl Launch {
         })
     }
 
-    /// Reports each execution to `owner`, with `info`.
+    /// Sets the owner to call before and after each execution, with `info`.
     #[must_use]
     pub(crate) fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, info: LaunchInfo) -> Self {
         self.owner = Some(owner);
@@ -134,39 +136,41 @@ impl Launch {
         self
     }
 
-    /// Keeps memory alive as long as the launch, or a graph that holds it, can still run.
+    /// Keeps memory alive as long as the launch, or a graph that contains it, can run.
     #[must_use]
     pub(crate) fn keeping(mut self, keep: [Option<Arc<dyn Any + Send + Sync>>; 4]) -> Self {
         self.keep = keep;
         self
     }
 
-    /// Has a table be copied to the device before the kernel, from page-locked memory that is kept alive
-    /// ([`Launch::keeping`]), and that nobody writes meanwhile.
+    /// Copies a table to the device before the kernel, from page-locked memory that
+    /// [`Launch::keeping`] keeps alive and that is not written until the copy is complete.
     #[must_use]
     pub(crate) fn uploading(mut self, upload: Option<Upload>) -> Self {
         self.upload = upload;
         self
     }
 
-    /// Has the launch go out with those of all other ranks, where `via` is one: [`Launch::issue`] then waits for theirs.
+    /// Launches together with the other ranks if `member` is given. [`Launch::issue`] then waits
+    /// for the launches of the other ranks.
     #[must_use]
     pub(crate) fn in_grid(mut self, member: Option<GridMember>) -> Self {
         self.grid = member;
         self
     }
 
-    /// Puts the kernel on a stream.
+    /// Enqueues the kernel on a stream.
     pub(super) fn issue(&self, driver: &dyn Driver, stream: RawStream) -> Result<()> {
         if let Some(upload) = self.upload {
-            // SAFETY: both are kept alive as long as the launch, by the contract of `uploading`; also where the launch below
-            // fails, until the stream has come past it.
+            // SAFETY: `keep` holds both memories (see `uploading`). If the launch below fails,
+            // `WorkKind::Failed` keeps them until the stream has executed the copy.
             unsafe { driver.copy(upload.to, upload.from, upload.bytes, stream)? };
         }
         if let Some(member) = &self.grid {
             let params = &bytemuck::bytes_of(&self.params)[..self.bytes];
-            // SAFETY: the bytes are the kernel's parameter struct, and that they fulfil its requirements is the contract of
-            // `new`; the stream is one of this driver's.
+            // SAFETY: by the contract of `new`, the bytes are the kernel's parameter struct and
+            // fulfil its requirements. The stream belongs to the grid's driver, because both are of
+            // this communicator's GPU.
             return unsafe {
                 member.grid.launch_within(
                     member.timeout,
@@ -183,8 +187,9 @@ impl Launch {
         for (at, field) in parameters.iter_mut().zip(self.kernel.params) {
             *at = base.wrapping_add(field.offset).cast_mut().cast();
         }
-        // SAFETY: the addresses are those of the kernel's arguments, in order, by the list that was compared with the
-        // image's own; that they fulfil its requirements is the contract of `new`.
+        // SAFETY: the addresses are those of the kernel's arguments in order, because
+        // `kernel.params` was compared with the image's metadata. By the contract of `new` the
+        // arguments fulfil the kernel's requirements.
         unsafe {
             driver.launch(
                 self.kernel.raw,

@@ -1,6 +1,8 @@
-//! GPU devices: memory, streams, events, graphs and kernels over a driver library that is opened at run time.
+//! GPU devices: memory, streams, events, graphs and kernels, on a driver library that is opened at
+//! run time.
 //!
-//! [`driver::Driver`] is the face of the library. What stands on it here is the same for CUDA and HIP.
+//! [`driver::Driver`] is the interface to the library. Everything built on it in this module is
+//! common to CUDA and HIP.
 
 mod device;
 pub mod driver;
