@@ -129,7 +129,7 @@ impl OnGpu {
 impl Drop for OnGpu {
     fn drop(&mut self) {
         // Kernels that write the word keep the communicator alive (`LaunchOwner`).
-        self.gpu.give_line(self.line);
+        self.gpu.put_line(self.line);
     }
 }
 

@@ -312,7 +312,7 @@ impl Gpu {
     }
 
     /// Returns a line to the list of free lines. No kernel may write it any more.
-    pub(crate) fn give_line(&self, line: HostLine) {
+    pub(crate) fn put_line(&self, line: HostLine) {
         self.lines
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
