@@ -278,9 +278,9 @@ impl Gpu {
             if needed > fits {
                 return Err(Error::Launch {
                     detail: format!(
-                        "{ranks} ranks of this process with {blocks} blocks of {threads} threads each wait for each \
-                         other on {} ({}), where {fits} blocks of kernel {} are resident at once: they would hang; \
-                         use fewer blocks (Options::blocks) or threads (Options::threads)",
+                        "{ranks} ranks of this process with {blocks} blocks of {threads} threads \
+                         each wait for each other on {} ({}), where {fits} blocks of kernel {} \
+                         are resident at once: they would hang; use fewer blocks \
                         self.device, properties.name, kernel.name
                     ),
                 });

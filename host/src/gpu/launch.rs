@@ -101,7 +101,7 @@ impl Launch {
             || kernel.params.len() > MAX_PARAMS
         {
             return Err(Error::launch(format!(
-                "{} bytes of parameters for kernel {}, which takes {needed} ({MAX_PARAM_BYTES} at most)",
+                "{} bytes of parameters for kernel {}, which takes {needed} \
                 params.len(),
                 kernel.name
             )));

@@ -1,4 +1,5 @@
-//! Small pieces of device memory for tables of launches: taken from a pool, so that a steady program allocates none.
+//! A pool of small pieces of device memory for tables of launches, so that a program in steady
+//! state does not allocate.
 
 use core::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,34 +8,36 @@ use super::device::Gpu;
 use super::driver::{HostMemory, MemoryKind, RawMemory};
 use crate::Result;
 
-/// Pieces that are free.
+/// The free pieces.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     free: Mutex<Vec<Piece>>,
 }
 
-/// Device memory, with as much page-locked memory beside it where it has been filled by a stream.
+/// Device memory, with page-locked memory of the same size if the piece is filled by streams.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
-    /// Logarithm of the size.
+    /// Binary logarithm of the size.
     class: u32,
     raw: RawMemory,
     mirror: Option<HostMemory>,
 }
 
-// SAFETY: a piece has one owner at a time, the pool or a `Scratch`; its memory belongs to no thread.
+// SAFETY: a piece has one owner at a time, the pool or a `Scratch`, and its addresses are valid on
+// all threads.
 unsafe impl Send for Piece {}
 
-/// Device memory that goes back to the pool when it is dropped. Its bytes are whatever was there before.
+/// Device memory that returns to the pool when it is dropped. Its initial contents are unspecified.
 pub(crate) struct Scratch {
     gpu: Arc<Gpu>,
     piece: Piece,
 }
 
-// SAFETY: the mirror is written before the value is shared, and only read by the device afterwards.
+// SAFETY: no method that takes `&self` accesses the mirror. `filled_by_stream` writes it before the
+// value is shared, and afterwards only the device reads it.
 unsafe impl Sync for Scratch {}
 
-/// A copy from page-locked memory, to be made on the stream before what reads the target.
+/// A copy from page-locked memory that a launch enqueues before its kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Upload {
     pub(crate) to: u64,
@@ -51,11 +54,12 @@ impl fmt::Debug for Scratch {
 }
 
 impl Gpu {
-    /// Makes sure that the pool has `pieces` free pieces of each size up to `greatest` bytes, which streams can fill.
+    /// Ensures that the pool has `pieces` free pieces with mirrors of each size up to `greatest`
+    /// bytes.
     pub(crate) fn fill_pool(self: &Arc<Self>, greatest: usize, pieces: usize) -> Result<()> {
         let mut bytes = 1 << LEAST;
         while bytes <= greatest {
-            // All are taken before the first goes back.
+            // Takes all pieces before returning the first, so that they are distinct.
             let mut taken = Vec::with_capacity(pieces);
             for _ in 0..pieces {
                 let mut scratch = Scratch::take_like(self, bytes, true)?;
@@ -69,16 +73,17 @@ impl Gpu {
     }
 }
 
-/// The least piece: 256 bytes.
+/// Binary logarithm of the smallest piece, 256 bytes.
 const LEAST: u32 = 8;
 
 impl Scratch {
-    /// `bytes` bytes at least, aligned to 256.
+    /// Takes at least `bytes` bytes, aligned to 256.
     pub(crate) fn take(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
         Self::take_like(gpu, bytes, false)
     }
 
-    /// As [`Scratch::take`]; of the free pieces rather one with a mirror, or without.
+    /// Takes a piece of at least `bytes` bytes, preferably a free one that has a mirror if
+    /// `mirrored`, or none otherwise.
     fn take_like(gpu: &Arc<Gpu>, bytes: usize, mirrored: bool) -> Result<Self> {
         let class = (bytes.max(1).next_power_of_two().trailing_zeros()).max(LEAST);
         let found = {
@@ -104,21 +109,22 @@ impl Scratch {
         })
     }
 
-    /// As [`Scratch::take`], holding `bytes`, for which it waits.
+    /// Takes a piece and copies `bytes` to it. Blocks until the copy is complete.
     pub(crate) fn holding(gpu: &Arc<Gpu>, bytes: &[u8]) -> Result<Self> {
         let scratch = Self::take(gpu, bytes.len())?;
-        // SAFETY: the piece is this value's and large enough.
+        // SAFETY: the piece has at least `bytes.len()` bytes, and this value is its only owner.
         unsafe { gpu.driver().write(scratch.address(), bytes)? };
         Ok(scratch)
     }
 
-    /// As [`Scratch::take`], holding `bytes` once the stream has made the copy. The value must live until whatever is on
-    /// the stream behind the copy has ended.
+    /// Takes a piece and prepares a copy of `bytes` to it, which a stream makes. The value must
+    /// live until everything on the stream that uses the piece has ended.
     pub(crate) fn filled_by_stream(gpu: &Arc<Gpu>, bytes: &[u8]) -> Result<(Self, Upload)> {
         let mut scratch = Self::take_like(gpu, bytes.len(), true)?;
         let mirror = scratch.mirror()?;
-        // SAFETY: page-locked memory of this value's, as large as the piece; no copy from it is under way, or the piece
-        // would not have come back to the pool.
+        // SAFETY: the mirror is as large as the piece, which has at least `bytes.len()` bytes. No
+        // earlier copy from it is in progress, because a piece returns to the pool only after its
+        // stream has used it.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), mirror.host, bytes.len()) };
         let upload = Upload {
             to: scratch.address(),
@@ -128,7 +134,7 @@ impl Scratch {
         Ok((scratch, upload))
     }
 
-    /// The page-locked memory beside the piece.
+    /// Returns the piece's page-locked mirror. Allocates it on the first call.
     fn mirror(&mut self) -> Result<HostMemory> {
         if let Some(mirror) = self.piece.mirror {
             return Ok(mirror);
@@ -138,7 +144,7 @@ impl Scratch {
         Ok(mirror)
     }
 
-    /// Device address.
+    /// Returns the device address.
     pub(crate) fn address(&self) -> u64 {
         self.piece.raw.address
     }
@@ -146,7 +152,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // No call of the driver: this may be one of its callbacks.
+        // Must not call the driver, because this may run in one of its callbacks.
         self.gpu
             .pool
             .free

@@ -1,7 +1,9 @@
-//! The list of [`Driver`](super::Driver)'s methods for a library that has them by subject, in several files.
+//! A macro that implements [`Driver`](super::Driver) for a type whose inherent methods, in several
+//! files, have the same names.
 
-/// Implements [`Driver`](super::Driver) for a type that has all of its methods as methods of its own, and a field
-/// `properties`: `driver_by_methods!(Type, "name of the library")`; with `multicast` behind, also those of multicast objects.
+/// Implements [`Driver`](super::Driver) for a type that has all of its methods as inherent methods,
+/// and a field `properties`: `driver_by_methods!(Type, "name of the library")`. A third argument
+/// `multicast` adds the methods of multicast objects.
 macro_rules! driver_by_methods {
     ($type:ident, $library:expr $(, $multicast:ident)?) => {
         const _: () = {
@@ -87,7 +89,7 @@ macro_rules! driver_by_methods {
         }
     };
 
-    // `Self::` finds a method of the type's own before one of a trait.
+    // `Self::name` resolves to the inherent method before the trait's.
     (@forward $(fn $safe:ident($($a:ident: $A:ty),*) -> $R:ty;)*
         $(unsafe fn $name:ident($($b:ident: $B:ty),*) -> $S:ty; $($rest:tt)*)?) => {
         $(
@@ -97,7 +99,8 @@ macro_rules! driver_by_methods {
         )*
         $(
             unsafe fn $name(&self, $($b: $B),*) -> $S {
-                // SAFETY: the requirement is the same.
+                // SAFETY: forwards to the inherent method of the same name, whose safety contract
+                // is the trait method's, which the caller fulfils.
                 unsafe { Self::$name(self, $($b),*) }
             }
 

@@ -1,4 +1,4 @@
-//! The library's own handles, as integers.
+//! Handles of the driver library, as integers.
 
 macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident;)*) => {$(

@@ -1,32 +1,32 @@
-//! What a kernel needs, and how it is launched.
+//! Resource usage of kernels, and shapes of launches.
 
-/// What a kernel needs.
+/// Resource usage of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionProperties {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of local memory of a thread: spills.
+    /// Bytes of local memory per thread (spills).
     pub local_bytes: u32,
     /// Bytes of statically allocated shared memory.
     pub shared_bytes: u32,
-    /// Most threads of a block that it can be launched with.
+    /// Maximum number of threads per block.
     pub max_threads: u32,
 }
 
 /// Shape and attributes of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaunchShape {
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
-    /// Blocks of a cluster, 0 for none. NVIDIA from sm_90 on.
+    /// Blocks per cluster, 0 for none. NVIDIA from sm_90 on.
     pub cluster: u32,
-    /// All blocks are resident together, or the launch is refused.
+    /// Requires that all blocks are resident together; otherwise the launch is refused.
     pub cooperative: bool,
-    /// May begin before the kernel before it on the stream has ended (programmatic dependent launch);
-    /// the kernel itself waits for that kernel's memory.
+    /// Allows the kernel to begin before the previous kernel on the stream has ended (programmatic
+    /// dependent launch). The kernel itself waits for the previous kernel's memory.
     pub dependent: bool,
 }

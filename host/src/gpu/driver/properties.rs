@@ -1,6 +1,6 @@
 //! Properties of a GPU.
 
-/// What is known of a GPU.
+/// Properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
     /// Number among the GPUs that the process sees.
@@ -15,23 +15,24 @@ pub struct Properties {
     pub memory: u64,
     /// Multiprocessors (compute units).
     pub multiprocessors: u32,
-    /// Lanes of a warp (wave).
+    /// Lanes per warp (wave).
     pub warp: u32,
-    /// Most threads of a block.
+    /// Maximum number of threads per block.
     pub max_threads: u32,
-    /// Bytes of shared memory that a block may use.
+    /// Maximum bytes of shared memory per block.
     pub shared_bytes: u32,
-    /// Version of driver (CUDA: 13000 for 13.0) or run time.
+    /// Version of the driver (CUDA: 13000 for 13.0) or of the run time (HIP).
     pub version: u32,
-    /// Whether memory can be exported as a file descriptor; else there are IPC handles only.
+    /// Set if memory can be exported as a file descriptor. Otherwise only IPC handles are
+    /// available.
     pub descriptors: bool,
-    /// Whether memory can be exported as a fabric handle (NVLink between hosts).
+    /// Set if memory can be exported as a fabric handle (NVLink between hosts).
     pub fabric: bool,
-    /// The NVLink domain that the GPU is in, where its memory can be reached from other hosts: ranks whose GPUs are in one
-    /// domain reach each other wherever they are. Never there without `fabric`.
+    /// The NVLink domain of the GPU, if its memory can be reached from other hosts: ranks whose
+    /// GPUs are in one domain reach each other on any host. `None` without `fabric`.
     pub domain: Option<String>,
-    /// Whether the GPU can be part of a multicast object (NVLink SHARP).
+    /// Set if the GPU supports multicast objects (NVLink SHARP).
     pub multicast: bool,
-    /// Whether cooperative launches are possible.
+    /// Set if the GPU supports cooperative launches.
     pub cooperative: bool,
 }
