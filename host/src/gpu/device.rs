@@ -281,6 +281,7 @@ impl Gpu {
                         "{ranks} ranks of this process with {blocks} blocks of {threads} threads \
                          each wait for each other on {} ({}), where {fits} blocks of kernel {} \
                          are resident at once: they would hang; use fewer blocks \
+                         (Options::blocks) or threads (Options::threads)",
                         self.device, properties.name, kernel.name
                     ),
                 });

@@ -102,6 +102,7 @@ impl Launch {
         {
             return Err(Error::launch(format!(
                 "{} bytes of parameters for kernel {}, which takes {needed} \
+                 ({MAX_PARAM_BYTES} at most)",
                 params.len(),
                 kernel.name
             )));
