@@ -1,8 +1,11 @@
-//! What a GPU's driver library does for this crate: one thin face, two libraries behind it (CUDA, HIP).
+//! The interface to GPU driver libraries, implemented for CUDA and HIP.
 //!
-//! Handles are the library's own, as integers; nobody frees them by dropping. Every method makes the
-//! device's primary context current on the calling thread by itself. No method allocates device memory, waits for
-//! the device or touches the legacy default stream, where its description does not say so.
+//! Handles are the library's own, as integers; dropping them frees nothing. Every method makes the
+//! device's primary context current on the calling thread. A method allocates device memory, waits
+//! for the device or touches the legacy default stream only if its documentation says so.
+//!
+//! Every error is [`Error::Driver`] with the library's call and message. Methods that query a
+//! stream or an event, or wait for one, also report earlier asynchronous failures on the device.
 
 mod forward;
 mod handles;
@@ -22,132 +25,139 @@ pub use self::memory::{
 pub use self::properties::Properties;
 use crate::{Error, Result};
 
-/// Whether a stream is being captured.
+/// The capture state of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureStatus {
-    /// It is not.
+    /// Not capturing.
     None,
-    /// It is: the number of the capture, and the graph that grows.
+    /// Capturing: the number of the capture, and the graph that it is captured into.
     Active(u64, RawGraph),
-    /// It was, and became invalid; only ending it is possible.
+    /// The capture has become invalid and can only be ended.
     Invalidated,
 }
 
-/// A function that the library calls once with its data.
+/// A function that the library calls with the given data.
 pub type Callback = unsafe extern "C" fn(*mut c_void);
 
 /// A driver library with one of its devices.
 pub trait Driver: fmt::Debug + Send + Sync {
-    /// Name of the library: `CUDA`, `HIP`.
+    /// Returns the name of the library: `CUDA`, `HIP`.
     fn library(&self) -> &'static str;
 
-    /// What is known of the device.
+    /// Returns the properties of the device.
     fn properties(&self) -> &Properties;
 
     /// Allocates at least `bytes` bytes, zeroed. May wait for the device.
     ///
     /// # Errors
-    /// `Error::Driver` when there is not enough memory.
+    /// `Error::Driver` if there is not enough memory.
     fn allocate(&self, bytes: u64, kind: MemoryKind) -> Result<RawMemory>;
 
     /// Frees or unmaps memory. May wait for the device.
     ///
     /// # Safety
-    /// Nothing uses it any more; it came from `allocate` or `import` of this driver, and was not released before.
+    /// `memory` must come from `allocate` or `import` of this driver, must not be in use, and must
+    /// not have been released before.
     ///
     /// # Errors
     /// `Error::Driver`.
     unsafe fn release(&self, memory: RawMemory) -> Result<()>;
 
-    /// What another process imports to reach memory that `allocate` made with [`MemoryKind::Shared`].
+    /// Exports memory that `allocate` returned for [`MemoryKind::Shared`], for [`Driver::import`]
+    /// in another process.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn export(&self, memory: &RawMemory) -> Result<Export>;
 
-    /// As [`Driver::export`], for any memory of the device that somebody else allocated, by IPC; and base and bytes of the
-    /// allocation that it lies in.
+    /// Exports device memory that was allocated elsewhere, as an IPC handle. Also returns the base
+    /// address and the size in bytes of the allocation that contains `address`.
     ///
     /// # Errors
-    /// `Error::Driver` when `address` is not device memory, or of a kind that has no IPC handle.
+    /// `Error::Driver` if `address` is not device memory, or is memory of a kind that has no IPC
+    /// handle.
     fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)>;
 
     /// Maps a peer's memory of `bytes` bytes (its [`RawMemory::bytes`]).
     ///
     /// # Errors
-    /// `Error::Driver` when it is not what it is said to be, or is gone.
+    /// `Error::Driver` if the handle does not match or its memory has been freed.
     fn import(&self, import: Import<'_>, bytes: u64) -> Result<RawMemory>;
 
-    /// Page-locked zeroed host memory. May wait for the device.
+    /// Allocates zeroed page-locked host memory. May wait for the device.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn allocate_host(&self, bytes: usize) -> Result<HostMemory>;
 
-    /// Frees it. May wait for the device.
+    /// Frees page-locked host memory. May wait for the device.
     ///
     /// # Safety
-    /// As [`Driver::release`].
+    /// `memory` must come from `allocate_host` of this driver, must not be in use, and must not
+    /// have been released before.
     ///
     /// # Errors
     /// `Error::Driver`.
     unsafe fn release_host(&self, memory: HostMemory) -> Result<()>;
 
-    /// Copies host bytes to the device and waits for that: on a stream of the driver's own, beside whatever runs.
-    /// Eight aligned bytes arrive in one piece.
+    /// Copies host bytes to the device and blocks until the copy is complete. Uses a stream of the
+    /// driver's own, so the copy is concurrent with other work. Eight aligned bytes are written
+    /// atomically.
     ///
     /// # Safety
-    /// The device memory is mapped, and nobody else uses it in a way that races with this.
+    /// The device memory must be mapped, and no concurrent access may race with the copy.
     ///
     /// # Errors
     /// `Error::Driver`.
     unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()>;
 
-    /// Copies device bytes to the host and waits for that, as [`Driver::write`].
+    /// Copies device bytes to the host and blocks until the copy is complete, like
+    /// [`Driver::write`].
     ///
     /// # Safety
-    /// As there.
+    /// The device memory must be mapped, and no concurrent access may race with the copy.
     ///
     /// # Errors
     /// `Error::Driver`.
     unsafe fn read(&self, to: &mut [u8], from: u64) -> Result<()>;
 
-    /// Copies `bytes` from device (or page-locked host) memory to such, in the order of a stream.
+    /// Enqueues a copy of `bytes` bytes within device memory or from page-locked host memory.
     ///
     /// # Safety
-    /// Both ranges stay mapped until the copy is done.
+    /// Both ranges must stay mapped until the copy is complete.
     ///
     /// # Errors
     /// `Error::Driver`.
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
 
-    /// Loads PTX (text with its zero byte), a cubin or a code object, and all of its functions at once.
+    /// Loads PTX (zero-terminated text), a cubin or a code object, including all of its functions.
     /// May wait for the device.
     ///
     /// # Errors
-    /// `Error::Driver` with what the library's compiler said.
+    /// `Error::Driver` with the log of the library's compiler.
     fn load(&self, image: &[u8]) -> Result<RawModule>;
 
-    /// A kernel by its symbol; `None` where the module has none of that name.
+    /// Returns the kernel with the symbol `name`, or `None` if the module has none.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>>;
 
-    /// Offset and size of each parameter, by the image's own metadata; `None` if the library does
-    /// not report them.
+    /// Returns the offset and size of each parameter from the image's metadata, or `None` if the
+    /// library does not report them.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn parameters(&self, function: RawFunction) -> Result<Option<Vec<(usize, usize)>>>;
 
-    /// What a kernel needs.
+    /// Returns the resource usage of a kernel.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn function_properties(&self, function: RawFunction) -> Result<FunctionProperties>;
 
-    /// How many blocks of that many threads and dynamic shared bytes are resident on one multiprocessor at once.
+    /// Returns the number of blocks, with `threads` threads and `shared_bytes` bytes of dynamic
+    /// shared memory each, that are resident on one multiprocessor at once.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -158,10 +168,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
         shared_bytes: u32,
     ) -> Result<u32>;
 
-    /// Launches a kernel; `parameters` are the addresses of its arguments, in order.
+    /// Launches a kernel. `parameters` are the addresses of its arguments, in order.
     ///
     /// # Safety
-    /// The arguments are those of the kernel, and fulfil its requirements.
+    /// The arguments must be those of the kernel and fulfil its requirements until it has ended.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -173,38 +183,38 @@ pub trait Driver: fmt::Debug + Send + Sync {
         stream: RawStream,
     ) -> Result<()>;
 
-    /// A new stream that does not wait for the legacy default stream.
+    /// Creates a stream that does not synchronise with the legacy default stream.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn create_stream(&self) -> Result<RawStream>;
 
-    /// Ends a stream once its work is done.
+    /// Destroys a stream after its work is complete.
     ///
     /// # Safety
-    /// It came from `create_stream`, and nobody uses it any more.
+    /// `stream` must come from `create_stream` and must not be used any more.
     ///
     /// # Errors
     /// `Error::Driver`.
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()>;
 
-    /// Whether all work of a stream is done.
+    /// Returns whether all work of a stream is complete.
     ///
     /// # Errors
-    /// `Error::Driver` with what has failed on the device.
+    /// `Error::Driver`, also for an earlier failure on the device.
     fn query_stream(&self, stream: RawStream) -> Result<bool>;
 
-    /// Waits for all work of a stream.
+    /// Blocks until all work of a stream is complete.
     ///
     /// # Errors
-    /// `Error::Driver` with what has failed on the device.
+    /// `Error::Driver`, also for an earlier failure on the device.
     fn synchronize_stream(&self, stream: RawStream) -> Result<()>;
 
-    /// Has a stream call `callback` with `data`, once (or at each replay of the graph that captures it). It must not call
-    /// the driver.
+    /// Enqueues a call of `callback` with `data`, made once (or at each replay of the graph that
+    /// captures it). The callback must not call the driver.
     ///
     /// # Safety
-    /// `data` is whatever `callback` needs, at every call.
+    /// `data` must be valid for `callback` at every call.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -215,32 +225,35 @@ pub trait Driver: fmt::Debug + Send + Sync {
         data: *mut c_void,
     ) -> Result<()>;
 
-    /// Has the work of a stream behind this wait until the u32 at device address `at` is not less than `value`, as the
-    /// difference of both, signed, says. Nothing bounds the wait but whoever writes the word.
+    /// Makes later work of a stream wait until the u32 at device address `at` has reached `value`,
+    /// that is, until the signed difference of the two is not negative. The wait has no time limit.
     ///
     /// # Safety
-    /// `at` is mapped, aligned to 4 bytes, and stays so until the stream has come past this.
+    /// `at` must be aligned to 4 bytes, and must stay mapped until the stream has executed the
+    /// operation.
     ///
     /// # Errors
-    /// `Error::Driver`, also where the driver has no stream memory operations.
+    /// `Error::Driver`, also if the driver has no stream memory operations.
     unsafe fn wait_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
         let _ = (stream, at, value);
         Err(self.no_stream_memory())
     }
 
-    /// Has a stream write `value` to the u32 at device address `at`, behind all that its work before this has written.
+    /// Enqueues a write of `value` to the u32 at device address `at`, ordered after all writes of
+    /// the stream's earlier work.
     ///
     /// # Safety
-    /// As [`Driver::wait_value`].
+    /// `at` must be aligned to 4 bytes, and must stay mapped until the stream has executed the
+    /// operation.
     ///
     /// # Errors
-    /// As there.
+    /// `Error::Driver`, also if the driver has no stream memory operations.
     unsafe fn write_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
         let _ = (stream, at, value);
         Err(self.no_stream_memory())
     }
 
-    /// The error of the two methods above where they do not exist.
+    /// Returns the error for a library without stream memory operations.
     fn no_stream_memory(&self) -> Error {
         Error::Driver {
             library: self.library(),
@@ -250,80 +263,82 @@ pub trait Driver: fmt::Debug + Send + Sync {
         }
     }
 
-    /// A new event; with `timed`, two of them give a duration.
+    /// Creates an event. [`Driver::elapsed`] requires `timed` events.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn create_event(&self, timed: bool) -> Result<RawEvent>;
 
-    /// Ends an event.
+    /// Destroys an event.
     ///
     /// # Safety
-    /// It came from `create_event`, and nobody uses it any more.
+    /// `event` must come from `create_event` and must not be used any more.
     ///
     /// # Errors
     /// `Error::Driver`.
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<()>;
 
-    /// Records an event behind all work of a stream.
+    /// Records an event after all work of a stream.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()>;
 
-    /// Whether the latest record of an event is complete (also when there was none).
+    /// Returns whether the latest record of an event is complete. An event that was never recorded
+    /// counts as complete.
     ///
     /// # Errors
-    /// `Error::Driver` with what has failed on the device.
+    /// `Error::Driver`, also for an earlier failure on the device.
     fn query_event(&self, event: RawEvent) -> Result<bool>;
 
-    /// Has the work of a stream behind this wait for the latest record of an event.
+    /// Makes later work of a stream wait for the latest record of an event.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()>;
 
-    /// Milliseconds between two timed events that are complete.
+    /// Returns the milliseconds between two timed events that are complete.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32>;
 
-    /// Begins to capture a stream; other threads may go on with calls that a capture forbids.
+    /// Begins a capture of a stream in relaxed mode: threads may still make calls that a capture
+    /// otherwise forbids.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn begin_capture(&self, stream: RawStream) -> Result<()>;
 
-    /// Ends a capture.
+    /// Ends a capture and returns its graph.
     ///
     /// # Errors
-    /// `Error::Driver` when the capture became invalid.
+    /// `Error::Driver` if the capture is invalid.
     fn end_capture(&self, stream: RawStream) -> Result<RawGraph>;
 
-    /// Whether a stream is being captured.
+    /// Returns the capture state of a stream.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
 
-    /// Gives `data` to a graph: `callback` is called with it once, when the graph, its clones and all that was instantiated
-    /// from them are gone. It must not call the driver.
+    /// Attaches `data` to a graph. The driver calls `callback` with it once, after the graph, its
+    /// clones and all their instances have been destroyed. The callback must not call the driver.
     ///
     /// # Safety
-    /// `callback` may be called with `data` on any thread.
+    /// `callback` must be callable with `data` on any thread.
     ///
     /// # Errors
-    /// `Error::Driver`; `callback` is then not called.
+    /// `Error::Driver`; then `callback` is never called.
     unsafe fn retain(&self, graph: RawGraph, callback: Callback, data: *mut c_void) -> Result<()>;
 
-    /// Number of nodes.
+    /// Returns the number of nodes of a graph.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn graph_nodes(&self, graph: RawGraph) -> Result<usize>;
 
-    /// Makes a graph ready to be launched. May allocate device memory.
+    /// Instantiates a graph for launches. May allocate device memory.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -332,40 +347,40 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Launches a graph on a stream.
     ///
     /// # Safety
-    /// The requirements of everything that it holds are fulfilled.
+    /// The requirements of all work that the graph contains must be fulfilled.
     ///
     /// # Errors
     /// `Error::Driver`.
     unsafe fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()>;
 
-    /// Ends a graph.
+    /// Destroys a graph.
     ///
     /// # Safety
-    /// It came from `end_capture`, and nobody uses it any more.
+    /// `graph` must come from `end_capture` and must not be used any more.
     ///
     /// # Errors
     /// `Error::Driver`.
     unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<()>;
 
-    /// Ends an instantiated graph. It may still run.
+    /// Destroys an instantiated graph. A running launch is not affected.
     ///
     /// # Safety
-    /// It came from `instantiate`, and nobody uses it any more.
+    /// `exec` must come from `instantiate` and must not be used any more.
     ///
     /// # Errors
     /// `Error::Driver`.
     unsafe fn destroy_exec(&self, exec: RawGraphExec) -> Result<()>;
 
-    /// A multicast object of at least `bytes` bytes for that many devices.
+    /// Creates a multicast object of at least `bytes` bytes for `devices` devices.
     ///
     /// # Errors
-    /// `Error::Driver`, also where the device has none.
+    /// `Error::Driver`, also if the device has no multicast support.
     fn create_multicast(&self, bytes: u64, devices: u32) -> Result<RawMulticast> {
         let _ = (bytes, devices);
         Err(self.no_multicast())
     }
 
-    /// What another process imports to take part.
+    /// Exports a multicast object, for [`Driver::import_multicast`] in another process.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -374,7 +389,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Err(self.no_multicast())
     }
 
-    /// Another process' multicast object.
+    /// Imports the multicast object of another process.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -383,7 +398,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Err(self.no_multicast())
     }
 
-    /// Adds this device. All devices must have been added before any memory is bound.
+    /// Adds this device to a multicast object. All devices must be added before any memory is
+    /// bound.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -392,7 +408,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Err(self.no_multicast())
     }
 
-    /// Binds this device's memory, from its beginning, and maps the object: gives the multicast address.
+    /// Binds this device's memory to a multicast object, at offset 0, and maps the object. Returns
+    /// the multicast address.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -401,10 +418,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Err(self.no_multicast())
     }
 
-    /// Unbinds, unmaps (`address` as `bind_multicast` gave it, or 0) and lets go.
+    /// Unbinds, unmaps and releases a multicast object. `address` is the result of
+    /// `bind_multicast`, or 0 if nothing is bound.
     ///
     /// # Safety
-    /// As [`Driver::release`].
+    /// `multicast` must come from this driver, must not be in use, and must not have been released
+    /// before.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -413,7 +432,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Err(self.no_multicast())
     }
 
-    /// The error of the methods above where there is no multicast.
+    /// Returns the error for a device without multicast support.
     fn no_multicast(&self) -> Error {
         Error::Driver {
             library: self.library(),
