@@ -39,7 +39,11 @@ macro_rules! driver_by_methods {
                     fn function(module: RawModule, name: &CStr) -> Result<Option<RawFunction>>;
                     fn parameters(function: RawFunction) -> Result<Option<Vec<(usize, usize)>>>;
                     fn function_properties(function: RawFunction) -> Result<FunctionProperties>;
-                    fn resident_blocks(function: RawFunction, threads: u32, shared_bytes: u32) -> Result<u32>;
+                    fn resident_blocks(
+                        function: RawFunction,
+                        threads: u32,
+                        shared_bytes: u32
+                    ) -> Result<u32>;
                     unsafe fn launch(
                         function: RawFunction,
                         shape: &LaunchShape,
@@ -51,7 +55,11 @@ macro_rules! driver_by_methods {
                     unsafe fn destroy_stream(stream: RawStream) -> Result<()>;
                     fn query_stream(stream: RawStream) -> Result<bool>;
                     fn synchronize_stream(stream: RawStream) -> Result<()>;
-                    unsafe fn host_function(stream: RawStream, callback: Callback, data: *mut c_void) -> Result<()>;
+                    unsafe fn host_function(
+                        stream: RawStream,
+                        callback: Callback,
+                        data: *mut c_void
+                    ) -> Result<()>;
                     unsafe fn wait_value(stream: RawStream, at: u64, value: u32) -> Result<()>;
                     unsafe fn write_value(stream: RawStream, at: u64, value: u32) -> Result<()>;
 
@@ -65,7 +73,11 @@ macro_rules! driver_by_methods {
                     fn begin_capture(stream: RawStream) -> Result<()>;
                     fn end_capture(stream: RawStream) -> Result<RawGraph>;
                     fn capture_status(stream: RawStream) -> Result<CaptureStatus>;
-                    unsafe fn retain(graph: RawGraph, callback: Callback, data: *mut c_void) -> Result<()>;
+                    unsafe fn retain(
+                        graph: RawGraph,
+                        callback: Callback,
+                        data: *mut c_void
+                    ) -> Result<()>;
                     fn graph_nodes(graph: RawGraph) -> Result<usize>;
                     fn instantiate(graph: RawGraph) -> Result<RawGraphExec>;
                     unsafe fn launch_graph(exec: RawGraphExec, stream: RawStream) -> Result<()>;
