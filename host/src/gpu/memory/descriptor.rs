@@ -1,19 +1,19 @@
-//! Descriptors of memory: what a peer needs to reach it, as it goes through the store.
+//! Descriptors of device memory, which ranks exchange through the store.
 
 use std::process;
 use std::sync::OnceLock;
 
 use super::wire::Wire;
 
-/// What a peer needs to reach a piece of memory.
+/// The values that a peer needs to map device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryDescriptor {
     pub(crate) pid: u32,
     pub(crate) start_time: u64,
     pub(crate) bytes: u64,
-    /// Of the GPU that the memory is on.
+    /// UUID of the GPU that has the memory.
     pub(crate) uuid: [u8; 16],
-    /// Whether that GPU can be part of a multicast object.
+    /// Set if that GPU supports multicast objects.
     pub(crate) multicast: bool,
     /// Distinguishes the process from those with the same id on other hosts or in other containers.
     pub(super) process: u64,
@@ -22,12 +22,13 @@ pub(crate) struct MemoryDescriptor {
     pub(super) wire: Wire,
 }
 
-/// A number that no other process has, with its id.
+/// Returns a random number that, with the process id, identifies this process across hosts and
+/// containers.
 pub(super) fn own_process() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(|| {
         let mut bytes = [0; 8];
-        // Without random numbers the start time must do.
+        // The start time is the fallback if there is no source of random numbers.
         match getrandom::fill(&mut bytes) {
             Ok(()) => u64::from_le_bytes(bytes),
             Err(_) => crate::process::start_time(process::id()).unwrap_or_default(),
@@ -38,7 +39,7 @@ pub(super) fn own_process() -> u64 {
 impl MemoryDescriptor {
     const MAGIC: u32 = 0x4644_4732; // "FDG2"
 
-    /// Whether processes of other hosts can open the memory, in one NVLink domain.
+    /// Returns whether processes on other hosts of the NVLink domain can map the memory.
     pub(crate) const fn is_for_other_hosts(&self) -> bool {
         matches!(self.wire, Wire::Fabric(_))
     }

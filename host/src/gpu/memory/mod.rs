@@ -1,4 +1,4 @@
-//! Device memory of a GPU that ranks share.
+//! Device memory that ranks share.
 
 mod descriptor;
 mod wire;
@@ -19,16 +19,16 @@ use super::share::Published;
 use super::stream;
 use crate::{Error, Result};
 
-/// A piece of device memory; freed with the last `Arc` of it.
+/// Device memory, freed with the last `Arc` of it.
 pub(crate) struct Memory {
     gpu: Arc<Gpu>,
     raw: RawMemory,
     bytes: u64,
     /// Identity of the allocation within this process.
     id: u64,
-    /// Memory that somebody else allocated and frees.
+    /// Set for memory that this value does not free: adopted, or a part of `_whole`.
     foreign: bool,
-    /// The mapping that this is a part of.
+    /// The mapping that contains this memory.
     _whole: Option<Arc<Self>>,
     published: Mutex<Option<(Wire, Option<Published>)>>,
 }
@@ -44,7 +44,8 @@ impl fmt::Debug for Memory {
 
 type Pieces = HashMap<u64, Weak<Memory>>;
 
-/// The pieces that this process made, which ranks that are its threads use as they are.
+/// Returns the registered memory of this process by identity. Ranks that are threads of the process
+/// use it without a further mapping.
 fn pieces() -> MutexGuard<'static, Pieces> {
     static PIECES: OnceLock<Mutex<Pieces>> = OnceLock::new();
     PIECES
@@ -54,14 +55,14 @@ fn pieces() -> MutexGuard<'static, Pieces> {
 }
 
 impl Memory {
-    /// `bytes` zeroed bytes that peers can reach.
+    /// Allocates `bytes` zeroed bytes that peers can map.
     pub(crate) fn create(gpu: &Arc<Gpu>, bytes: u64) -> Result<Arc<Self>> {
         gpu.sweep();
         let raw = gpu.driver().allocate(bytes.max(1), MemoryKind::Shared)?;
         Ok(Self::register(gpu, raw, bytes, false))
     }
 
-    /// Memory that somebody else allocated, and keeps alive longer than this value.
+    /// Wraps memory that was allocated elsewhere and outlives the returned value.
     pub(crate) fn adopt(gpu: &Arc<Gpu>, address: u64, bytes: u64) -> Arc<Self> {
         let raw = RawMemory {
             address,
@@ -98,7 +99,7 @@ impl Memory {
             let piece = pieces().get(&descriptor.id).and_then(Weak::upgrade);
             let piece =
                 piece.ok_or_else(|| refused("this process has freed it already".to_owned()))?;
-            // Virtual memory is mapped for the GPU that it is on; another one needs a mapping of its own.
+            // Virtual memory is mapped for the GPU that has it; another GPU needs its own mapping.
             if Arc::ptr_eq(&piece.gpu, gpu) || matches!(descriptor.wire, Wire::Ipc(..)) {
                 return Ok(piece);
             }
@@ -118,7 +119,7 @@ impl Memory {
         if offset == 0 {
             return Ok(Self::register(gpu, raw_start, descriptor.bytes, false));
         }
-        // The whole allocation was mapped; a piece within it keeps that mapping.
+        // An IPC handle maps the whole allocation. The returned part keeps that mapping alive.
         let whole = Self::register(gpu, raw, descriptor.mapped, false);
         Ok(Arc::new(Self {
             gpu: Arc::clone(gpu),
@@ -131,7 +132,7 @@ impl Memory {
         }))
     }
 
-    /// What a peer needs to [`Memory::open`] this.
+    /// Returns the descriptor with which a peer can [`Memory::open`] this memory.
     pub(crate) fn descriptor(&self) -> Result<MemoryDescriptor> {
         let mut published = self
             .published
@@ -185,7 +186,7 @@ impl Memory {
         self.raw.address
     }
 
-    /// The allocation, where this process made it and it can be bound to a multicast object.
+    /// Returns the allocation if this process created it and it can be bound to a multicast object.
     pub(crate) fn whole(&self) -> Option<RawMemory> {
         (self.raw.origin == Origin::Virtual && !self.foreign).then_some(self.raw)
     }
@@ -198,17 +199,18 @@ impl Memory {
         &self.gpu
     }
 
-    /// Copies `bytes` to byte `offset`, beside whatever runs.
+    /// Copies `bytes` to byte `offset`, concurrently with other work on the device.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
-        // SAFETY: within the mapped memory; what runs beside is the caller's affair, as for any device memory.
+        // SAFETY: `check` has established that the range lies in the mapped memory. A caller that
+        // races with kernels gets unspecified device bytes, not undefined behaviour of the host.
         unsafe { self.gpu.driver().write(self.raw.address + offset, bytes) }
     }
 
-    /// Copies bytes from byte `offset` on.
+    /// Copies bytes from byte `offset`, concurrently with other work on the device.
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
-        // SAFETY: as above.
+        // SAFETY: as in `write`; the target is a host slice that this call borrows exclusively.
         unsafe { self.gpu.driver().read(bytes, self.raw.address + offset) }
     }
 
@@ -243,8 +245,8 @@ impl Drop for Memory {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if self.raw.origin == Origin::Whole && matches!(published, Some((Wire::Ipc(..), _))) {
-            // Freeing memory that other processes may still have open is undefined, and their end
-            // is not reported.
+            // Freeing memory that other processes still have open is undefined behaviour, and they
+            // do not report when they close it.
             tracing::warn!(
                 bytes = self.raw.bytes,
                 "device memory that was shared by IPC stays allocated until the process ends"
@@ -261,7 +263,7 @@ impl Drop for Memory {
     }
 }
 
-/// Memory that nobody uses any more; freed when this is dropped, or later.
+/// Unused memory. Dropping it frees it, now or later.
 struct Freed {
     gpu: Arc<Gpu>,
     raw: RawMemory,

@@ -1,4 +1,4 @@
-//! Handles on their way to another process.
+//! Handles for other processes.
 
 use core::time::Duration;
 use std::os::fd::AsFd;
@@ -7,10 +7,10 @@ use crate::gpu::driver::{Driver, Export, HANDLE_BYTES, Import, RawMulticast};
 use crate::gpu::share::{self, Published, Token};
 use crate::{Error, Result};
 
-/// How long a rank waits for another process to hand a descriptor over.
+/// Time limit for the transfer of a descriptor from another process.
 const FETCH: Duration = Duration::from_secs(10);
 
-/// How another process gets a handle.
+/// A handle in the form in which it is published to another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wire {
     Descriptor(Token),
@@ -19,7 +19,8 @@ pub(super) enum Wire {
 }
 
 impl Wire {
-    /// Makes an exported handle fetchable; what is fetched lives as long as the second value.
+    /// Publishes an exported handle. A published descriptor can be fetched while the second value
+    /// lives.
     pub(super) fn offer(export: Export) -> Result<(Self, Option<Published>)> {
         Ok(match export {
             Export::Descriptor(fd) => {
@@ -31,7 +32,7 @@ impl Wire {
         })
     }
 
-    /// Fetches what `rank` has offered.
+    /// Fetches the handle that `rank` published and passes it to `import`.
     pub(super) fn import<R>(
         &self,
         rank: u32,
@@ -84,7 +85,7 @@ impl Wire {
     }
 }
 
-/// A multicast object that is offered to the other ranks, as long as this lives.
+/// A multicast object that is published to the other ranks while this lives.
 #[derive(Debug)]
 pub(crate) struct Offer {
     wire: Wire,
@@ -101,7 +102,7 @@ impl Offer {
         self.wire.to_bytes()
     }
 
-    /// Takes what `rank` has offered: an object of `size` bytes.
+    /// Imports the multicast object of `size` bytes that `rank` published.
     pub(crate) fn take(
         driver: &dyn Driver,
         bytes: &[u8],
@@ -110,7 +111,7 @@ impl Offer {
     ) -> Result<RawMulticast> {
         let wire = Wire::from_bytes(bytes).ok_or_else(|| Error::PeerSegment {
             rank,
-            detail: "it offers no multicast object".to_owned(),
+            detail: "it published no multicast object".to_owned(),
         })?;
         wire.import(rank, |import| driver.import_multicast(import, size))
     }

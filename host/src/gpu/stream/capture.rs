@@ -1,4 +1,4 @@
-//! Captures: whether a stream is in one, their beginning and end.
+//! Captures of a stream: state, beginning and end.
 
 use super::Stream;
 use crate::gpu::driver::{CaptureStatus, RawGraph};
@@ -6,18 +6,18 @@ use crate::gpu::graph::{self, Graph};
 use crate::{Error, Result};
 
 impl Stream {
-    /// What the driver says of the stream's capture.
+    /// Returns the driver's capture status of the stream.
     pub(crate) fn capture_status(&self) -> Result<CaptureStatus> {
         self.inner.gpu.driver().capture_status(self.inner.raw)
     }
 
-    /// The capture that the stream is in.
+    /// Returns the capture that the stream is in and its graph. Fails if the capture is invalid.
     pub(super) fn capture(status: CaptureStatus) -> Result<Option<(u64, RawGraph)>> {
         match status {
             CaptureStatus::None => Ok(None),
             CaptureStatus::Active(number, graph) => Ok(Some((number, graph))),
             CaptureStatus::Invalidated => Err(Error::capture(
-                "the capture became invalid by an earlier call; end it, and begin anew",
+                "an earlier call invalidated the capture; end it and begin another",
             )),
         }
     }
@@ -32,7 +32,7 @@ impl Stream {
             return Err(Error::capture("begin: this stream is capturing already"));
         }
         if let Some(ended) = self.state().capture.take() {
-            // Somebody else has ended the capture that began here.
+            // Code outside this crate has ended the capture that began here.
             let _ = graph::end(gpu, ended);
         }
         gpu.driver().begin_capture(self.inner.raw)?;
@@ -48,8 +48,8 @@ impl Stream {
         let gpu = &self.inner.gpu;
         let Some(capture) = self.state().capture.take() else {
             let detail = if self.is_capturing() {
-                "end: this stream joined a capture that another stream began, or its own was begun by somebody else; \
-                 end it there"
+                "end: this stream joined a capture that another stream began, or its own was \
+                 begun outside this library; end it there"
             } else {
                 "end: this stream is not capturing"
             };

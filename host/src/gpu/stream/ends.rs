@@ -1,4 +1,4 @@
-//! Ends of work: detected by polls, reported to the owners, and waited for.
+//! Ends of work: detection by polling, reports to owners, and waits.
 
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
@@ -12,26 +12,26 @@ use crate::gpu::driver::CaptureStatus;
 use crate::gpu::in_flight::InFlight;
 use crate::{Error, Result};
 
-/// Failures whose work can still be asked for.
+/// Number of failures whose results are kept.
 const MAX_FAILURES: usize = 1024;
 
-/// How long a wait polls without giving the core away.
+/// Time for which a wait polls before it sleeps between polls.
 const SPIN: Duration = Duration::from_micros(50);
 
 thread_local! {
-    /// Set while this thread reports an end to an owner, when waiting for the same stream would not
-    /// end.
+    /// The stream whose end of work this thread is reporting to an owner (its address), or 0. A
+    /// wait for that stream would never end.
     static SETTLING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Whether this thread has come by the end of work on its way to something else, and must not wait: to free memory may
-/// take long, and wait for work that waits for this very thread.
+/// Returns whether this thread is reporting an end of work. It must then not free device memory,
+/// which may block on work that waits for this thread.
 pub(in crate::gpu) fn is_settling() -> bool {
     SETTLING.get() != 0
 }
 
 impl Stream {
-    /// Detects what has ended and reports it to the owners.
+    /// Detects work that has ended and reports it to its owners.
     pub(super) fn poll(&self) {
         self.inner.poll();
     }
@@ -44,7 +44,7 @@ impl Stream {
         self.inner.completed.load(Ordering::Acquire) >= number
     }
 
-    /// The result of a piece of work, or `None` while it has not ended.
+    /// Returns the result of an operation, or `None` while it is not complete.
     pub(crate) fn result(&self, number: u64) -> Option<Result<()>> {
         self.is_complete(number).then(|| self.failure_of(number))
     }
@@ -58,7 +58,7 @@ impl Stream {
             .map_or(Ok(()), |(_, error)| Err(error.clone()))
     }
 
-    /// Waits until a piece of work has ended; its result.
+    /// Blocks until an operation is complete and returns its result.
     pub(crate) fn wait(&self, number: u64, timeout: Option<Duration>) -> Result<()> {
         if !self.is_complete(number) {
             if SETTLING.get() == Arc::as_ptr(&self.inner) as usize {
@@ -83,14 +83,14 @@ impl Stream {
         self.failure_of(number)
     }
 
-    /// Waits until all work is done; the first failure since the last call.
+    /// Blocks until all work is complete and returns the first failure since the last call.
     pub(crate) fn synchronize(&self) -> Result<()> {
         if self.is_capturing() {
             return Err(Error::capture("a capturing stream cannot be synchronized"));
         }
         let last = self.state().issued;
         let _ = self.wait(last, None);
-        // What others have enqueued too.
+        // Includes work that was enqueued by other libraries.
         self.inner.gpu.driver().synchronize_stream(self.inner.raw)?;
         self.state().sticky.take().map_or(Ok(()), Err)
     }
@@ -100,7 +100,7 @@ impl Stream {
         if !self.state().in_flight.is_empty() {
             return false;
         }
-        // To ask for the stream would end a capture.
+        // A query would invalidate a capture, so a capturing stream counts as idle.
         let driver = self.inner.gpu.driver();
         self.is_capturing() || driver.query_stream(self.inner.raw).unwrap_or(false)
     }
@@ -108,7 +108,7 @@ impl Stream {
 
 impl Inner {
     pub(in crate::gpu) fn poll(&self) {
-        // Whoever polls already does it for all.
+        // A concurrent poll reports all ends.
         let _poller = match self.poller.try_lock() {
             Ok(poller) => poller,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -158,12 +158,13 @@ impl Inner {
         }
     }
 
-    /// Whether work has ended that has no event: when all of the stream's has.
+    /// Returns whether an operation without an event has ended, which is known only when the whole
+    /// stream is idle.
     fn is_past_unrecorded(&self) -> Result<bool> {
         let driver = self.gpu.driver();
         match driver.capture_status(self.raw)? {
             CaptureStatus::None => driver.query_stream(self.raw),
-            // To ask would end the capture.
+            // A query would invalidate the capture.
             _ => Ok(false),
         }
     }

@@ -1,4 +1,4 @@
-//! Work put on a stream, or into the graph while it is captured.
+//! Work that is enqueued on a stream, or captured into a graph.
 
 use core::ffi::c_void;
 use std::sync::{Arc, Mutex};
@@ -23,22 +23,23 @@ pub(crate) enum Task {
     Launch(Launch),
     /// A closure that a graph may replay.
     Host(HostFn),
-    /// A closure that puts work on the stream itself, called at once.
+    /// A closure that enqueues work on the stream itself, called immediately.
     Call(HostFn),
-    /// Copies, one behind the other.
+    /// Copies, in order.
     Copies(Arc<[Copy]>),
     /// A graph.
     Graph(GraphExec),
 }
 
 impl Stream {
-    /// Puts work behind all work of the stream, or into the graph while it is captured; its number (0 then).
-    /// `sticky`: its failure is reported by the next [`Stream::synchronize`].
+    /// Enqueues an operation, or captures it while the stream is capturing. Returns its number (0
+    /// if captured). If `sticky`, the next [`Stream::synchronize`] reports its failure.
     pub(crate) fn enqueue(&self, task: Task, sticky: bool) -> Result<u64> {
         self.enqueue_in(self.capture_status()?, task, sticky)
     }
 
-    /// As [`Stream::enqueue`], where the driver has just said whether the stream is captured.
+    /// Enqueues an operation like [`Stream::enqueue`], with the capture status that the caller has
+    /// queried.
     pub(crate) fn enqueue_in(
         &self,
         status: CaptureStatus,
@@ -50,7 +51,7 @@ impl Stream {
             return Ok(0);
         }
         self.poll();
-        // Before the work: what is in flight must be known to be.
+        // The event is created before the work is enqueued, because work in flight must be tracked.
         let spare = self.state().events.pop();
         let event = match spare {
             Some(event) => event,
@@ -66,7 +67,8 @@ impl Stream {
         }
     }
 
-    /// Puts work on the stream. What fails without being refused ([`WorkKind::Failed`]) keeps its position in the order.
+    /// Enqueues work on the stream. A failure that is not a refusal becomes [`WorkKind::Failed`],
+    /// which keeps its position in the order.
     fn issue(&self, task: Task) -> Result<WorkKind> {
         let driver = self.inner.gpu.driver();
         let raw = self.inner.raw;
@@ -93,11 +95,12 @@ impl Stream {
                     error: Mutex::default(),
                 });
                 let data = Arc::as_ptr(&call).cast_mut().cast::<c_void>();
-                // SAFETY: the work keeps the value alive until the stream has come past it.
+                // SAFETY: `WorkKind::Host` keeps `call` alive until the stream has executed the
+                // function.
                 unsafe { driver.host_function(raw, HostCall::run, data)? };
                 WorkKind::Host(call)
             }
-            // What fails half-way may have put work on the stream all the same.
+            // After a partial failure, part of the work may be on the stream, so it is tracked.
             Task::Call(call) => {
                 let failed = call().err();
                 WorkKind::Call(call, failed)
@@ -113,7 +116,8 @@ impl Stream {
                 let mut words = self.state().words.pop().unwrap_or_default();
                 let (number, admitted) = exec.inner.admit(&mut words);
                 let launched = admitted.and_then(|()| {
-                    // SAFETY: what the graph holds was checked as it was captured, and it keeps alive what it needs.
+                    // SAFETY: `capture_task` captured only work whose requirements its enqueuer
+                    // guarantees for every replay, and the graph retains the memory of that work.
                     let launched = unsafe { driver.launch_graph(exec.inner.raw, raw) };
                     launched.inspect_err(|_| {
                         let _ = exec.inner.settle(number, &words, false);
@@ -130,7 +134,7 @@ impl Stream {
 
     fn copy_all(&self, copies: &[Copy]) -> Result<()> {
         for copy in copies.iter().filter(|copy| copy.bytes > 0) {
-            // SAFETY: `keep` has both ranges mapped until the copy is done.
+            // SAFETY: `keep` keeps both ranges mapped until the copy is complete.
             unsafe {
                 self.inner
                     .gpu
@@ -146,7 +150,8 @@ impl Stream {
         let driver = gpu.driver();
         match task {
             Task::Launch(launch) => {
-                // First: a graph must not hold what nothing keeps alive.
+                // Retained before the launch is captured, so that the graph never contains a launch
+                // whose memory nothing keeps alive.
                 let keep = Box::new((launch.keep.clone(), launch.owner.clone()));
                 graph::retain(gpu, raw_graph, keep)?;
                 launch.issue(driver, self.inner.raw)?;
@@ -161,7 +166,7 @@ impl Stream {
                 });
                 let data = Arc::as_ptr(&call).cast_mut().cast::<c_void>();
                 graph::retain(gpu, raw_graph, Box::new(Arc::clone(&call)))?;
-                // SAFETY: the graph keeps the value alive.
+                // SAFETY: the graph, which retains `call`, keeps it alive until its last replay.
                 unsafe { driver.host_function(self.inner.raw, HostCall::run, data)? };
                 graph::log_node(gpu, capture, Logged::Host(call));
             }
@@ -182,7 +187,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Records work that was just put on the stream; its number.
+    /// Tracks work that was just enqueued. Returns its number.
     fn track(&self, event: RawEvent, kind: WorkKind, sticky: bool, guard: InFlightGuard) -> u64 {
         let mut state = self.state();
         let recorded = self.inner.gpu.driver().record_event(event, self.inner.raw);

@@ -1,8 +1,9 @@
-//! Streams of a GPU: the driver's, with what is in flight on them beside, so that memory stays
-//! alive and ends and failures are reported to owners.
+//! GPU streams: driver streams with a list of their work in flight, which keeps memory alive and
+//! reports ends and failures to owners.
 //!
-//! Nothing here waits for the device but [`Stream::wait`] and [`Stream::synchronize`], not even the end of a stream:
-//! what is in flight then is left to the [`Gpu`]. Whoever asks finds out what has ended since: there is no thread.
+//! Only [`Stream::wait`] and [`Stream::synchronize`] wait for the device. Dropping a stream does
+//! not: its work in flight passes to the [`Gpu`]. There is no background thread; ends of work are
+//! detected when a method polls.
 
 mod capture;
 mod ends;
@@ -23,7 +24,7 @@ pub(crate) use super::in_flight::Copy;
 use super::in_flight::{DeferredRelease, InFlight, end_stream};
 use crate::{Error, Result};
 
-/// A stream. Clones are the same stream.
+/// A stream. Clones refer to the same stream.
 #[derive(Clone)]
 pub(crate) struct Stream {
     inner: Arc<Inner>,
@@ -32,25 +33,25 @@ pub(crate) struct Stream {
 pub(super) struct Inner {
     gpu: Arc<Gpu>,
     raw: RawStream,
-    /// Made here; else it belongs to somebody else.
+    /// Set if this crate created the stream, so that it is destroyed with this value.
     owned: bool,
     state: Mutex<State>,
-    /// Held by the thread that looks for what has ended.
+    /// Held by the thread that polls.
     poller: Mutex<()>,
     completed: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
-    /// Number of the last piece of work.
+    /// Number of the last enqueued operation.
     issued: u64,
     in_flight: VecDeque<InFlight>,
-    /// Events and lists to be used again.
+    /// Events and lists for reuse.
     events: Vec<RawEvent>,
     words: Vec<Vec<u64>>,
     sticky: Option<Error>,
     failures: VecDeque<(u64, Error)>,
-    /// The capture that this stream has begun.
+    /// The capture that was begun on this stream through this crate.
     capture: Option<u64>,
 }
 
@@ -65,13 +66,14 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
-    /// A new stream.
+    /// Creates a stream.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let raw = gpu.driver().create_stream()?;
         Ok(Self::over(gpu, raw, true))
     }
 
-    /// Somebody else's stream, which outlives this value and everything that was enqueued by it.
+    /// Wraps a stream that was created elsewhere, and that outlives this value and everything
+    /// enqueued through it.
     pub(crate) fn adopt(gpu: &Arc<Gpu>, raw: RawStream) -> Self {
         Self::over(gpu, raw, false)
     }
@@ -98,12 +100,13 @@ impl Stream {
         self.inner.raw
     }
 
-    /// Returns the stream's identity: equal for two values that adopted one stream.
+    /// Returns the stream's identity: equal for clones, and for values that adopted the same
+    /// stream.
     pub(crate) fn id(&self) -> usize {
         if self.inner.owned {
             Arc::as_ptr(&self.inner) as usize
         } else {
-            // An odd number is nobody's address.
+            // Odd, so that it differs from every address.
             self.inner.raw.0 << 1 | 1
         }
     }
@@ -140,18 +143,19 @@ impl Drop for Inner {
         if let Some(capture) = capture {
             let _ = graph::end(&self.gpu, capture);
             if let Ok(raw) = driver.end_capture(self.raw) {
-                // SAFETY: nobody else has the graph.
+                // SAFETY: `end_capture` has just returned the graph, which nothing else uses.
                 let _ = unsafe { driver.destroy_graph(raw) };
             }
         }
         self.poll();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for event in state.events.drain(..) {
-            // SAFETY: an event of this stream, which nobody else has.
+            // SAFETY: `create_event` returned the event for this list, which was its only owner.
             let _ = unsafe { driver.destroy_event(event) };
         }
-        // What is queued runs to its end, and its memory lives until then. Nobody waits for that here: the thread
-        // may be the one whose next call the work waits for, and the stream may be somebody else's.
+        // Enqueued work runs to its end, and its memory lives until then. This must not block on
+        // it: the work may wait for a later call of this thread, and the stream may belong to other
+        // code.
         let in_flight = core::mem::take(&mut state.in_flight);
         let stream = self.owned.then_some(self.raw);
         if in_flight.is_empty() {
