@@ -84,7 +84,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// All_reduce by packets up to this many bytes, where the slots have capacity. Measured with two ranks on two
+/// All_reduce by packets up to this many bytes, where they fit the slots. Measured with two ranks on two
 /// cores: beyond, carrying all data to the peers' slots costs more than the second signal of the other algorithms,
 /// which read and write user memory in place; staged memory loses a little.
 const PACKET_BYTES: u64 = 1 << 10;

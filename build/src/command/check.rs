@@ -155,7 +155,7 @@ fn check_native(
         &project.settings.allow,
     );
     println!("native: {} kernels in {}", entries.len(), project.name);
-    report("native", &violations, verbose);
+    print_violations("native", &violations, verbose);
     report.violations += violations.len();
     for kernel in &host.kernels {
         if !entries.contains(kernel.name.as_str()) {
@@ -238,7 +238,7 @@ fn check_images(
         }
         let violations = verify::check(&image);
         table(&image, &violations);
-        report(target.name(), &violations, arguments.verbose);
+        print_violations(target.name(), &violations, arguments.verbose);
         report.violations += violations.len();
         if let (Some(host), true) = (host, arguments.multi_rank_grid) {
             report.controls(&controls::multi_rank_grid(&mut image, host));
@@ -306,7 +306,7 @@ fn table(image: &Image, violations: &[Violation]) {
     }
 }
 
-fn report(target: &str, violations: &[Violation], verbose: bool) {
+fn print_violations(target: &str, violations: &[Violation], verbose: bool) {
     if verbose {
         for violation in violations {
             println!("FAIL {target:<7} {violation}");
