@@ -1,14 +1,15 @@
 //! A credited ring between two ranks: what send and receive are made of.
 //!
 //! # The channel protocol
-//! The receiver's workspace holds a ring of slots a sender. Chunk k goes to slot k mod depth.
+//! The receiver's workspace holds a ring of slots per sender. The sender fills them in turn: fill k
+//! goes to slot k mod depth.
 //!
-//! - **Who may overwrite what:** the sender overwrites the slot of chunk k with chunk k + depth;
+//! - **Who may overwrite what:** the sender overwrites the slot of fill k with fill k + depth;
 //! - **after having acquired** a credit word of at least k + 1;
-//! - **released by** the receiver, after its last read of chunk k.
+//! - **released by** the receiver, after its last read of fill k.
 //!
-//! The receiver reads chunk k after having acquired a tail word of at least k + 1, released by the
-//! sender after its last write of the chunk. Credit and tail only grow; both live where they are
+//! The receiver reads fill k after having acquired a tail word of at least k + 1, released by the
+//! sender after its last write of the slot. Credit and tail only grow; both live where they are
 //! polled: the tail in the receiver's workspace, the credit in the sender's. A block has channels of its own.
 
 use crate::comm::Comm;
@@ -26,16 +27,16 @@ fn line(comm: &Comm, at: u32, block: u32, peer: u32, which: u64) -> *mut u8 {
 }
 
 #[inline(always)]
-fn slot(comm: &Comm, at: u32, block: u32, source: u32, chunk: u64) -> *mut u8 {
+fn slot(comm: &Comm, at: u32, block: u32, source: u32, fill: u64) -> *mut u8 {
     let workspace = comm.workspace();
     let index = u64::from(block) * u64::from(comm.size()) + u64::from(source);
     let stride = workspace.channel_slot + LINE;
     let offset =
-        workspace.channel_slots + (index * workspace.channel_depth + chunk % workspace.channel_depth.max(1)) * stride;
+        workspace.channel_slots + (index * workspace.channel_depth + fill % workspace.channel_depth.max(1)) * stride;
     comm.workspace_of(at).wrapping_add(offset as usize)
 }
 
-/// The header in front of a chunk: fingerprint of the call, and the message's bytes.
+/// Words of the header in a slot: fingerprint of the call, and the message's bytes.
 const HEADER_WORDS: usize = 2;
 
 /// What goes through a channel, for the check that both ends mean the same.
@@ -51,7 +52,7 @@ pub struct Message {
 #[derive(Clone, Copy, Debug)]
 pub struct Sender {
     peer: u32,
-    chunk: u64,
+    fill: u64,
 }
 
 impl Sender {
@@ -61,21 +62,21 @@ impl Sender {
         let comm = session.comm();
         let counters = counters(comm, session.block().index(), peer);
         // SAFETY: the counters belong to this block.
-        let chunk =
+        let fill =
             unsafe { mem::load_u64(&raw const (*counters).sent, Order::Relaxed, Scope::Device) };
-        Self { peer, chunk }
+        Self { peer, fill }
     }
 
-    /// The credit that the next chunk needs.
+    /// Returns the credit that the next slot needs.
     #[inline(always)]
     pub fn needed(&self, comm: &Comm) -> u64 {
-        (self.chunk + 1).saturating_sub(comm.workspace().channel_depth)
+        (self.fill + 1).saturating_sub(comm.workspace().channel_depth)
     }
 
-    /// Acquires room for the next chunk: the peer has read the one whose slot it takes. `Err(credit)` while it
-    /// has not. Of one lane.
+    /// Acquires the next slot: the peer has read its last fill. Returns `Err(credit)` while it has not. For one
+    /// lane.
     #[inline(always)]
-    pub fn room(&self, comm: &Comm, block: u32) -> Result<(), u64> {
+    pub fn acquire(&self, comm: &Comm, block: u32) -> Result<(), u64> {
         let needed = self.needed(comm);
         if needed == 0 {
             return Ok(());
@@ -86,8 +87,8 @@ impl Sender {
         if seen >= needed { Ok(()) } else { Err(seen) }
     }
 
-    /// Writes and publishes the next chunk: bytes from `sent` on of `message`, as many as a slot holds; gives how many
-    /// that were. One lane has acquired its room. All lanes together.
+    /// Writes and publishes the next slot: bytes from `sent` on of `message`, as many as a slot holds. Returns their
+    /// number. One lane has acquired the slot. All lanes together.
     ///
     /// # Safety
     /// `from` must be readable for the message.
@@ -103,7 +104,7 @@ impl Sender {
         let block = session.block();
         block.acquired(Scope::System);
         let part = (message.bytes - sent).min(comm.workspace().channel_slot);
-        let to = slot(&comm, self.peer, block.index(), comm.rank(), self.chunk);
+        let to = slot(&comm, self.peer, block.index(), comm.rank(), self.fill);
         // SAFETY: the slot is free (credit); the source is the caller's.
         unsafe {
             if block.is_leader() {
@@ -117,16 +118,16 @@ impl Sender {
             crate::bulk::copy(block, target, from, part as usize, Policy::Cached);
         }
         session.publish();
-        self.chunk += 1;
+        self.fill += 1;
         if block.is_leader() {
             let tail = line(&comm, self.peer, block.index(), comm.rank(), 0).cast::<u64>();
             let counters = counters(&comm, block.index(), self.peer);
             // SAFETY: only this block of this rank writes the tail and its own counters.
             unsafe {
-                mem::store_u64(tail, self.chunk, Order::Release, Scope::System);
+                mem::store_u64(tail, self.fill, Order::Release, Scope::System);
                 mem::store_u64(
                     &raw mut (*counters).sent,
-                    self.chunk,
+                    self.fill,
                     Order::Relaxed,
                     Scope::Device,
                 );
@@ -140,7 +141,7 @@ impl Sender {
 #[derive(Clone, Copy, Debug)]
 pub struct Receiver {
     peer: u32,
-    chunk: u64,
+    fill: u64,
 }
 
 impl Receiver {
@@ -150,23 +151,23 @@ impl Receiver {
         let comm = session.comm();
         let counters = counters(comm, session.block().index(), peer);
         // SAFETY: the counters belong to this block.
-        let chunk = unsafe {
+        let fill = unsafe {
             mem::load_u64(
                 &raw const (*counters).received,
                 Order::Relaxed,
                 Scope::Device,
             )
         };
-        Self { peer, chunk }
+        Self { peer, fill }
     }
 
-    /// The tail that the next chunk needs.
+    /// Returns the tail that the next slot needs.
     #[inline(always)]
     pub fn needed(&self) -> u64 {
-        self.chunk + 1
+        self.fill + 1
     }
 
-    /// Acquires the next chunk; `Err(tail)` while it has not come. Of one lane.
+    /// Acquires the next slot; returns `Err(tail)` while it has not arrived. For one lane.
     #[inline(always)]
     pub fn arrived(&self, comm: &Comm, block: u32) -> Result<(), u64> {
         let tail = line(comm, comm.rank(), block, self.peer, 0).cast::<u64>();
@@ -179,13 +180,13 @@ impl Receiver {
         }
     }
 
-    /// Whether the next chunk, which this lane has acquired, belongs to `message`; else the failure is recorded.
+    /// Returns true if the next slot, which this lane has acquired, belongs to `message`; records the failure otherwise.
     #[inline(always)]
     pub fn check<M: Machine>(&self, session: &Session<M>, message: Message) -> bool {
         let comm = session.comm();
         let block = session.block().index();
-        let from = slot(comm, comm.rank(), block, self.peer, self.chunk);
-        // SAFETY: the chunk has been acquired.
+        let from = slot(comm, comm.rank(), block, self.peer, self.fill);
+        // SAFETY: the slot has been acquired.
         let [fingerprint, size] = unsafe { mem::read(from.cast::<[u64; HEADER_WORDS]>()) };
         if fingerprint == message.fingerprint && size == message.bytes {
             return true;
@@ -193,12 +194,12 @@ impl Receiver {
         let (kind, peer) = (FailureKind::Mismatch, self.peer);
         session
             .ctx()
-            .fail(kind, WaitKind::Chunk, peer, peer, message.bytes, size, 0);
+            .fail(kind, WaitKind::Slot, peer, peer, message.bytes, size, 0);
         false
     }
 
-    /// Reads the next chunk to `received` bytes into `to` and gives its slot back; gives how many bytes that
-    /// were. One lane has acquired and checked it. All lanes together.
+    /// Reads the next slot to `received` bytes into `to` and returns its credit to the sender. Returns the number of
+    /// bytes. One lane has acquired and checked it. All lanes together.
     ///
     /// # Safety
     /// `to` must be writable for the message.
@@ -214,24 +215,24 @@ impl Receiver {
         let block = session.block();
         block.acquired(Scope::System);
         let part = (message.bytes - received).min(comm.workspace().channel_slot);
-        let from = slot(&comm, comm.rank(), block.index(), self.peer, self.chunk);
-        // SAFETY: the chunk has been acquired; the target is the caller's.
+        let from = slot(&comm, comm.rank(), block.index(), self.peer, self.fill);
+        // SAFETY: the slot has been acquired; the target is the caller's.
         unsafe {
             let source = from.add(LINE as usize);
             let target = to.add(received as usize);
             crate::bulk::copy(block, target, source, part as usize, Policy::Cached);
         }
         session.publish();
-        self.chunk += 1;
+        self.fill += 1;
         if block.is_leader() {
             let credit = line(&comm, self.peer, block.index(), comm.rank(), 1).cast::<u64>();
             let counters = counters(&comm, block.index(), self.peer);
             // SAFETY: only this block of this rank writes the credit and its own counters.
             unsafe {
-                mem::store_u64(credit, self.chunk, Order::Release, Scope::System);
+                mem::store_u64(credit, self.fill, Order::Release, Scope::System);
                 mem::store_u64(
                     &raw mut (*counters).received,
-                    self.chunk,
+                    self.fill,
                     Order::Relaxed,
                     Scope::Device,
                 );
@@ -246,7 +247,7 @@ fn counters(comm: &Comm, block: u32, peer: u32) -> *mut ChannelState {
     line(comm, comm.rank(), block, peer, 2).cast()
 }
 
-/// Sends `bytes` bytes at `from` to `peer`, chunk by chunk; at least one chunk, so that an empty message arrives
+/// Sends `bytes` bytes at `from` to `peer`, slot by slot; at least one slot, so that an empty message arrives
 /// too. False after a failure. All lanes together.
 ///
 /// # Safety
@@ -272,14 +273,14 @@ pub unsafe fn send<M: Machine>(
             failed = session
                 .ctx()
                 .until(WaitKind::Credit, peer, end.needed(&comm), || {
-                    end.room(&comm, block.index())
+                    end.acquire(&comm, block.index())
                 })
                 .is_none();
         }
         if block.any(failed) {
             return false;
         }
-        // SAFETY: the caller's promise; the leader has acquired the room.
+        // SAFETY: the caller's promise; the leader has acquired the slot.
         sent += unsafe { end.push(session, message, from, sent) };
         if sent >= bytes {
             return true;
@@ -312,7 +313,7 @@ pub unsafe fn receive<M: Machine>(
         if block.is_leader() {
             failed = session
                 .ctx()
-                .until(WaitKind::Chunk, peer, end.needed(), || {
+                .until(WaitKind::Slot, peer, end.needed(), || {
                     end.arrived(&comm, block.index())
                 })
                 .is_none()
@@ -321,7 +322,7 @@ pub unsafe fn receive<M: Machine>(
         if block.any(failed) {
             return false;
         }
-        // SAFETY: the caller's promise; the leader has acquired the chunk.
+        // SAFETY: the caller's promise; the leader has acquired the slot.
         received += unsafe { end.pull(session, message, to, received) };
         if received >= bytes {
             return true;

@@ -318,9 +318,9 @@ impl BlockState {
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct ChannelState {
-    /// Chunks sent to the peer.
+    /// Slots sent to the peer.
     pub sent: u64,
-    /// Chunks received from the peer.
+    /// Slots received from the peer.
     pub received: u64,
     _line: [u64; 6],
 }

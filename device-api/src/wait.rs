@@ -24,10 +24,10 @@ pub enum WaitKind {
     Done = 2,
     /// A peer's packet.
     Packet = 3,
-    /// Room in a channel to a peer.
+    /// A free slot of the channel to a peer.
     Credit = 4,
-    /// Data in a channel from a peer.
-    Chunk = 5,
+    /// A filled slot of the channel from a peer.
+    Slot = 5,
     /// A signal of the user's.
     Signal = 6,
     /// The launch itself, before any wait.

@@ -1,5 +1,5 @@
 //! Sends and receives of several peers, all at once: no order between peers, so that no pattern of them
-//! waits for itself. Protocol: [`fusewire_device::channel`], one chunk at a time of whichever operation can move.
+//! waits for itself. Protocol: [`fusewire_device::channel`], one slot at a time of whichever operation can move.
 
 use bytemuck::{Pod, Zeroable};
 use fusewire_device::channel::{Message, Receiver, Sender};
@@ -100,7 +100,7 @@ pub unsafe fn batch(
             let wait = if waits.kind == kind::SEND {
                 WaitKind::Credit
             } else {
-                WaitKind::Chunk
+                WaitKind::Slot
             };
             let found = session.ctx().until(wait, waits.peer, 0, || {
                 let mut seen = 0;
@@ -111,7 +111,7 @@ pub unsafe fn batch(
                     let after = u64::from(op.after);
                     if done(at) != FINISHED && (after >= count || done(after) == FINISHED) {
                         let movable = match op.kind {
-                            kind::SEND => Sender::new(&session, op.peer).room(&comm, index),
+                            kind::SEND => Sender::new(&session, op.peer).acquire(&comm, index),
                             kind::RECV => Receiver::new(&session, op.peer).arrived(&comm, index),
                             _ => Ok(()),
                         };
@@ -156,7 +156,7 @@ pub unsafe fn batch(
             bytes: (to - from) as u64,
         };
         let memory = (op.at as *mut u8).wrapping_add(from);
-        // SAFETY: this block's part of the caller's buffers; room and chunk were acquired by the leader.
+        // SAFETY: this block's part of the caller's buffers; the slot was acquired by the leader.
         let moved = moved
             + unsafe {
                 match op.kind {
