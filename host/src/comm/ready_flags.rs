@@ -298,7 +298,7 @@ impl ReadyFlags {
             let waited = started.elapsed();
             if waited > 2 * self.state.timeout {
                 return Err(Error::launch(format!(
-                    "chunk {index} did not join within {:.3} s (its word is {seen}): was its operation enqueued, on a \
+                    "chunk {index} was not ready within {:.3} s (its word is {seen}): was its operation enqueued, on a \
                      stream that does not wait for this one?",
                     waited.as_secs_f64()
                 )));
