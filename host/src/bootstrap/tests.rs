@@ -17,22 +17,93 @@ fn rank_size(pairs: &'static [(&str, &str)]) -> Result<(u32, u32)> {
 
 #[test]
 fn the_order_is_torchcomms() {
+    // All agree on rank and size; the local rank shows which launcher was read.
     let all = &[
         ("RANK", "4"),
         ("WORLD_SIZE", "9"),
-        ("PALS_RANKID", "3"),
+        ("LOCAL_RANK", "4"),
+        ("PALS_RANKID", "4"),
         ("PALS_SIZE", "9"),
-        ("PMI_RANK", "2"),
+        ("PALS_LOCAL_RANKID", "3"),
+        ("PMI_RANK", "4"),
         ("PMI_SIZE", "9"),
-        ("OMPI_COMM_WORLD_RANK", "1"),
+        ("PMI_LOCAL_RANK", "2"),
+        ("OMPI_COMM_WORLD_RANK", "4"),
         ("OMPI_COMM_WORLD_SIZE", "9"),
-        ("TORCHCOMM_RANK", "0"),
-        ("TORCHCOMM_SIZE", "9"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
     ];
-    let mut left = &all[..];
-    for expected in [0, 1, 2, 3, 4] {
-        assert_eq!(rank_size(left).unwrap(), (expected, 9));
-        left = &left[..left.len() - 2];
+    for (count, expected) in [(12, 1), (9, 2), (6, 3), (3, 4)] {
+        let found = RankSize::from_variables(&environment(&all[..count])).unwrap();
+        assert_eq!((found.rank, found.size), (4, 9));
+        assert_eq!(found.local_rank, Some(expected));
+    }
+    let explicit = &[
+        ("TORCHCOMM_RANK", "0"),
+        ("TORCHCOMM_SIZE", "2"),
+        ("PMI_RANK", "4"),
+        ("PMI_SIZE", "9"),
+    ];
+    assert_eq!(rank_size(explicit).unwrap(), (0, 2));
+}
+
+#[test]
+fn torchrun_below_an_mpi_launcher_is_the_inner_one() {
+    const OUTER: [&[(&str, &str)]; 3] = [
+        &[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")],
+        &[("PMI_RANK", "0"), ("PMI_SIZE", "1")],
+        &[("PALS_RANKID", "0"), ("PALS_SIZE", "1")],
+    ];
+    const INNER: &[(&str, &str)] = &[
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "1"),
+        ("TORCHELASTIC_RUN_ID", "none"),
+    ];
+    for outer in OUTER {
+        let both = |name: &str| environment(outer)(name).or_else(|| environment(INNER)(name));
+        let found = RankSize::from_variables(&both).unwrap();
+        assert_eq!(
+            (found.rank, found.size, found.local_rank),
+            (1, 2, Some(1)),
+            "{outer:?}"
+        );
+        let chosen = |name: &str| match name {
+            QUERY_METHOD => Some("mpi".to_owned()),
+            _ => both(name),
+        };
+        let expected = if outer[0].0.starts_with("PALS") {
+            None
+        } else {
+            Some((0, 1))
+        };
+        let found = RankSize::find(&chosen).unwrap();
+        assert_eq!(found.map(|found| (found.rank, found.size)), expected);
+    }
+}
+
+#[test]
+fn pairs_that_disagree_are_an_error_that_names_both() {
+    const PAIRS: &[(&str, &str)] = &[
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("OMPI_COMM_WORLD_SIZE", "1"),
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+    ];
+    let error = rank_size(PAIRS).unwrap_err().to_string();
+    for part in [
+        "OMPI_COMM_WORLD_RANK=0 of OMPI_COMM_WORLD_SIZE=1",
+        "RANK=1 of WORLD_SIZE=2",
+        "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD to mpi or torchrun",
+    ] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+    for (method, expected) in [("mpi", (0, 1)), ("torchrun", (1, 2))] {
+        let chosen = |name: &str| match name {
+            QUERY_METHOD => Some(method.to_owned()),
+            _ => environment(PAIRS)(name),
+        };
+        let found = RankSize::from_variables(&chosen).unwrap();
+        assert_eq!((found.rank, found.size), expected);
     }
 }
 
