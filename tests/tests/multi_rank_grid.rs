@@ -119,7 +119,7 @@ fn works(size: u32, options: &Options) {
 }
 
 /// Elements of a rank's part.
-const PART: usize = 331;
+const SLOT_BYTES: usize = 331;
 const HIDDEN: usize = 96;
 
 /// One of everything that all ranks do together, blocking and enqueued: what each rank has then, and how many calls that was.
@@ -132,9 +132,9 @@ fn everything(comm: &Communicator) -> Result<(Vec<Vec<u8>>, u64)> {
     };
     let (mut out, mut calls) = (Vec::new(), 0);
     for dtype in [DType::F32, DType::Bf16] {
-        let small = filled(dtype, PART, 1)?;
-        let large = filled(dtype, PART * ranks, 2)?;
-        let (part, whole) = (comm.alloc(dtype, PART)?, comm.alloc(dtype, PART * ranks)?);
+        let small = filled(dtype, SLOT_BYTES, 1)?;
+        let large = filled(dtype, SLOT_BYTES * ranks, 2)?;
+        let (part, whole) = (comm.alloc(dtype, SLOT_BYTES)?, comm.alloc(dtype, SLOT_BYTES * ranks)?);
         for algorithm in [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot] {
             let by = comm.with_options(&CallOptions::new().hint("algorithm", algorithm.name()))?;
             by.all_reduce_into(&part, &small, ReduceOp::Sum)?;
@@ -220,9 +220,9 @@ fn the_bits_are_those_of_the_cpu() {
 }
 
 #[test]
-fn the_conformance_list_in_multi_rank_grid() {
+fn the_conformance_list_in_a_multi_rank_grid() {
     let environment = [("FUSEWIRE_TEST_MULTI_RANK_GRID", "1")];
-    let test = "the_conformance_list_in_multi_rank_grid";
+    let test = "the_conformance_list_in_a_multi_rank_grid";
     on_fake(test, Image::There, &environment, || {
         let fake = Fake::open().expect("the fake");
         let setup = Setup::new(2);
@@ -343,7 +343,7 @@ fn a_rank_that_never_comes_is_named() {
         for result in results {
             let (error, again, took) = result.expect("joined");
             assert!(
-                error.contains("rank 1 of 3 did not come within 0.7 s to launch all_reduce"),
+                error.contains("rank 1 of 3 did not launch within 0.7 s; another rank launched all_reduce"),
                 "{error}"
             );
             assert_eq!(again, error);
@@ -369,7 +369,7 @@ fn a_call_has_a_time_out_of_its_own() {
             Ok(hurried.barrier().expect_err("rank 1").to_string())
         }) {
             let error = result.expect("joined");
-            assert!(error.contains("did not come within 0.7 s"), "{error}");
+            assert!(error.contains("did not launch within 0.7 s"), "{error}");
         }
     });
 }
@@ -474,8 +474,8 @@ fn refusals(size: u32, options: &Options) -> Vec<String> {
 }
 
 #[test]
-fn blocks_that_multi_rank_grid_does_not_hold_are_refused() {
-    let test = "blocks_that_multi_rank_grid_does_not_hold_are_refused";
+fn blocks_that_a_grid_cannot_hold_are_refused() {
+    let test = "blocks_that_a_grid_cannot_hold_are_refused";
     // Four blocks of 512 threads each.
     let environment = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "2")];
     on_fake(test, Image::There, &environment, || {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use fusewire_device::multi_rank_grid::{GridParams, SUFFIX};
 
 use super::state::{RankLaunch, State};
-use super::{MultiRankGrid, PART, invalid};
+use super::{MultiRankGrid, SLOT_BYTES, invalid};
 use crate::gpu::driver::{LaunchShape, RawEvent, RawFunction};
 use crate::{Error, Result};
 
@@ -24,7 +24,7 @@ struct Prepared {
 
 impl MultiRankGrid {
     /// Launches the grid that has gathered, and says to all what came of it.
-    pub(super) fn complete(&self, state: &mut State) {
+    pub(super) fn launch_grid(&self, state: &mut State) {
         let launches: Vec<RankLaunch> =
             state.launches.iter_mut().filter_map(Option::take).collect();
         let prepared = match self.prepare(state, &launches) {
@@ -44,7 +44,7 @@ impl MultiRankGrid {
             return Err(invalid("nobody has come".to_owned()));
         };
         let function = self.function(state, &first.kernel)?;
-        let blocks = self.fitting(function, first)?;
+        let blocks = self.total_blocks(function, first)?;
         Ok(Prepared {
             function,
             shape: LaunchShape {
@@ -93,7 +93,7 @@ impl MultiRankGrid {
     }
 
     /// The blocks of all ranks, if the GPU holds them at once.
-    fn fitting(&self, function: RawFunction, launch: &RankLaunch) -> Result<u32> {
+    fn total_blocks(&self, function: RawFunction, launch: &RankLaunch) -> Result<u32> {
         let LaunchShape {
             blocks,
             threads,
@@ -126,8 +126,8 @@ impl MultiRankGrid {
         let slot = state.next_slot;
         state.next_slot = (slot + 1) % state.slots.len();
         let ended = state.slots[slot];
-        self.until_complete(ended)?;
-        let mut address = self.table.address + slot as u64 * u64::from(self.options.size) * PART;
+        self.wait_complete(ended)?;
+        let mut address = self.table.address + slot as u64 * u64::from(self.options.size) * SLOT_BYTES;
         // SAFETY: the slot lies in the table; the grid that read it last has ended.
         unsafe { self.driver.write(address, &prepared.table) }?;
         for (launch, &event) in launches.iter().zip(&state.before) {
@@ -157,7 +157,7 @@ impl MultiRankGrid {
     }
 
     /// Waits for the grid whose end `event` is.
-    fn until_complete(&self, event: RawEvent) -> Result<()> {
+    fn wait_complete(&self, event: RawEvent) -> Result<()> {
         let deadline = Instant::now() + self.options.timeout;
         while !self.driver.query_event(event)? {
             if Instant::now() >= deadline {

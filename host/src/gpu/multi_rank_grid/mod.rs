@@ -57,7 +57,7 @@ impl MultiRankGridOptions {
 pub struct MultiRankGrid {
     driver: Arc<dyn Driver>,
     /// Takes the memory back, where it frees it at its own time.
-    home: Option<Arc<Gpu>>,
+    gpu: Option<Arc<Gpu>>,
     module: RawModule,
     options: MultiRankGridOptions,
     /// Where grids run, one after another.
@@ -69,7 +69,7 @@ pub struct MultiRankGrid {
 }
 
 /// Bytes of one slot for one rank.
-const PART: u64 = MAX_PARAM_BYTES as u64;
+const SLOT_BYTES: u64 = MAX_PARAM_BYTES as u64;
 
 impl MultiRankGrid {
     /// A grid on `module`, an image that was built with `fusewire-build build --multi-rank-grid` and loaded by `driver`. Allocates
@@ -91,12 +91,12 @@ impl MultiRankGrid {
                 options.size, options.slots
             )));
         }
-        let bytes = u64::from(options.slots) * u64::from(options.size) * PART;
+        let bytes = u64::from(options.slots) * u64::from(options.size) * SLOT_BYTES;
         let table = driver.allocate(bytes, MemoryKind::Private)?;
         let stream = driver.create_stream();
         // From here on dropping the value frees what there is.
         let mut grid = Self {
-            home: None,
+            gpu: None,
             module,
             options,
             stream: RawStream(0),
@@ -133,7 +133,7 @@ impl MultiRankGrid {
     ) -> Result<Self> {
         // SAFETY: the modules of a `GridImage` stay loaded.
         let mut grid = unsafe { Self::new(gpu.shared_driver(), module, options) }?;
-        grid.home = Some(Arc::clone(gpu));
+        grid.gpu = Some(Arc::clone(gpu));
         Ok(grid)
     }
 
@@ -222,7 +222,7 @@ impl MultiRankGrid {
         state.launches[index] = Some(launch);
         let outcome = Arc::clone(&state.outcome);
         if state.launches.iter().all(Option::is_some) {
-            self.complete(&mut state);
+            self.launch_grid(&mut state);
             self.changed.notify_all();
         }
         self.wait(state, &outcome, timeout)
@@ -282,7 +282,7 @@ impl MultiRankGrid {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let error = state.late(timeout);
+                let error = state.timeout_error(timeout);
                 state.fail(&error);
                 self.changed.notify_all();
                 return Err(error);
@@ -315,7 +315,7 @@ impl Drop for MultiRankGrid {
             // SAFETY: the grid's own event; whoever waits for it on a stream keeps what it needs in the driver.
             let _ = unsafe { self.driver.destroy_event(event) };
         }
-        match self.home.take() {
+        match self.gpu.take() {
             Some(gpu) => gpu.free(self.table),
             // SAFETY: the grid's own memory, which only its grids use, and these have ended.
             None => drop(unsafe { self.driver.release(self.table) }),

@@ -45,7 +45,7 @@ impl RankLaunch {
         )
     }
 
-    pub(super) fn fits(&self, other: &Self) -> bool {
+    pub(super) fn matches(&self, other: &Self) -> bool {
         self.kernel == other.kernel
             && self.shape == other.shape
             && self.params.len() == other.params.len()
@@ -70,24 +70,24 @@ impl State {
 
     /// Why `rank` cannot join those who have come.
     pub(super) fn mismatch(&self, rank: u32, launch: &RankLaunch) -> Option<Error> {
-        let (other, there) = self
+        let (other, earlier) = self
             .launches
             .iter()
             .enumerate()
-            .find_map(|(other, there)| Some((other, there.as_ref()?)))?;
-        if there.fits(launch) {
+            .find_map(|(other, earlier)| Some((other, earlier.as_ref()?)))?;
+        if earlier.matches(launch) {
             return None;
         }
         Some(Error::launch(format!(
             "ranks of a multi-rank grid launch different things: rank {other} {}, rank {rank} {}; all ranks \
              must launch the same kernels in the same order",
-            there.describe(),
+            earlier.describe(),
             launch.describe()
         )))
     }
 
     /// Who has not come, and for what.
-    pub(super) fn late(&self, timeout: Duration) -> Error {
+    pub(super) fn timeout_error(&self, timeout: Duration) -> Error {
         let (mut missing, mut count) = (String::new(), 0);
         for (rank, _) in self
             .launches
@@ -100,8 +100,8 @@ impl State {
         }
         let launch = self.launches.iter().flatten().next();
         Error::launch(format!(
-            "rank{} {missing} of {} did not come within {} s to launch {}; all ranks must launch \
-             the same kernels in the same order, each from a thread of its own",
+            "rank{} {missing} of {} did not launch within {} s; another rank launched {}. All ranks must \
+             launch the same kernels in the same order, each from a thread of its own",
             if count == 1 { "" } else { "s" },
             self.launches.len(),
             timeout.as_secs_f64(),

@@ -12,7 +12,7 @@ use fusewire_device::mem::{Order, Scope, fetch_add_u32, load_u32};
 use fusewire_device::{Block, Group, Machine, arch, kernel};
 
 use super::super::driver::{LaunchShape, RawModule, RawStream};
-use super::{MultiRankGrid, MultiRankGridOptions, PART};
+use super::{MultiRankGrid, MultiRankGridOptions, SLOT_BYTES};
 use crate::{Error, Result};
 use fake::{Call, Fake};
 
@@ -155,7 +155,7 @@ fn text(result: Result<()>) -> String {
 }
 
 #[test]
-fn ranks_meet_in_multi_rank_grid() {
+fn ranks_synchronise_in_a_multi_rank_grid() {
     let driver = fake(64);
     for (ranks, blocks, lanes) in [(1, 1, 1), (4, 3, 1), (3, 2, 4)] {
         let grid = grid(&driver, ranks);
@@ -173,7 +173,7 @@ fn ranks_meet_in_multi_rank_grid() {
 }
 
 #[test]
-fn a_launch_has_a_time_out_of_its_own_and_a_grid_is_broken_from_outside() {
+fn a_launch_has_a_timeout_of_its_own_and_fail_breaks_the_grid() {
     let driver = fake(64);
     let patient = MultiRankGridOptions::new(2);
     // SAFETY: the fake has no modules.
@@ -188,7 +188,7 @@ fn a_launch_has_a_time_out_of_its_own_and_a_grid_is_broken_from_outside() {
     assert!(grid.failure().is_none());
     let error = text(launch(&grid, 50));
     assert!(
-        error.contains("rank 1 of 2 did not come within 0.05 s"),
+        error.contains("rank 1 of 2 did not launch within 0.05 s"),
         "{error}"
     );
     assert_eq!(grid.failure().unwrap().to_string(), error);
@@ -223,7 +223,7 @@ fn the_check_of_arrivals_can_fail() {
 }
 
 #[test]
-fn a_grid_stands_between_what_every_stream_has() {
+fn a_grid_is_ordered_with_the_work_of_every_stream() {
     let driver = fake(64);
     let grid = grid(&driver, 3);
     let mut tables = Vec::new();
@@ -265,18 +265,18 @@ fn a_grid_stands_between_what_every_stream_has() {
             assert_eq!(*call, Call::Wait(stream(rank), end));
         }
     }
-    assert_eq!(tables[1] - tables[0], 3 * PART);
+    assert_eq!(tables[1] - tables[0], 3 * SLOT_BYTES);
     assert_eq!(tables[2], tables[0], "two slots, in turn");
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named() {
+fn a_missing_rank_is_named() {
     let driver = fake(64);
     let grid = grid(&driver, 4);
     let results = idle_all(&grid, &[("grid_idle", 1), ("grid_idle", 1)]);
     let said: Vec<String> = results.into_iter().map(text).collect();
     assert!(
-        said[0].contains("ranks 2, 3 of 4 did not come within 0.3 s"),
+        said[0].contains("ranks 2, 3 of 4 did not launch within 0.3 s"),
         "{}",
         said[0]
     );
@@ -323,7 +323,7 @@ fn different_launches_are_named() {
 }
 
 #[test]
-fn what_cannot_be_launched_is_refused_to_all_and_the_grid_lives() {
+fn a_refused_launch_fails_on_all_ranks_and_leaves_the_grid_usable() {
     let driver = fake(4);
     let grid = grid(&driver, 2);
     for (kernel, blocks, part) in [
@@ -378,7 +378,7 @@ fn a_table_is_not_written_while_a_grid_reads_it() {
 }
 
 #[test]
-fn what_the_driver_says_reaches_every_rank() {
+fn driver_errors_reach_every_rank() {
     let driver = fake(64);
     let grid = grid(&driver, 2);
     // More lanes than the native counterpart has.
@@ -396,7 +396,7 @@ fn what_the_driver_says_reaches_every_rank() {
 }
 
 #[test]
-fn bad_arguments_are_this_ranks_own() {
+fn invalid_arguments_fail_on_their_own_rank() {
     let driver = fake(64);
     let grid = grid(&driver, 1);
     let refused = |rank, bytes: usize, shape| {
