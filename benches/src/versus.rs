@@ -101,7 +101,7 @@ impl Candidate {
             }
             Self::Own(kind) => {
                 let memory = bare::memory(ranks, schedule.longest())?;
-                let ours = Ours {
+                let ours = OwnProgram {
                     program: &env::current_exe().context("this program's own path")?,
                     kind,
                     algorithm: &arguments.algorithm,
@@ -116,7 +116,7 @@ impl Candidate {
 
 /// Ranks of a program such as this one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ours<'a> {
+pub(crate) struct OwnProgram<'a> {
     pub(crate) program: &'a Path,
     /// Name of its kind on the command line of a rank.
     pub(crate) kind: &'a str,
@@ -126,7 +126,7 @@ pub(crate) struct Ours<'a> {
     pub(crate) memory: Option<RawFd>,
 }
 
-impl Ours<'_> {
+impl OwnProgram<'_> {
     /// Runs the ranks as processes. `None` when they did not end within `limit`.
     pub(crate) fn run(
         &self,

@@ -28,7 +28,7 @@ use serde_json::Value;
 
 use crate::machine;
 use crate::measure::Schedule;
-use crate::versus::{Ours, size};
+use crate::versus::{OwnProgram, size};
 use crate::versus_cuda::statistics::{Interval, median, ratio};
 
 /// What `fusewire-benches built` prints.
@@ -39,7 +39,7 @@ pub(crate) const BUILT: &str = if cfg!(fusewire_unbounded) {
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum On {
+enum DeviceKind {
     Cpu,
     Cuda,
 }
@@ -47,8 +47,8 @@ enum On {
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Where the kernels run.
-    #[arg(long, value_enum, default_value_t = On::Cpu)]
-    device: On,
+    #[arg(long, value_enum, default_value_t = DeviceKind::Cpu)]
+    device: DeviceKind,
     /// For the CPU this program, built with `--cfg fusewire_unbounded`; for a GPU the folder of images that
     /// `fusewire-build build --unbounded` wrote.
     #[arg(long, value_name = "PATH")]
@@ -94,7 +94,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     );
     let cores = machine::cores()?;
     let where_ = match arguments.device {
-        On::Cpu => {
+        DeviceKind::Cpu => {
             check_program(&arguments.unbounded)?;
             ensure!(
                 (2..=cores.len()).contains(&arguments.ranks),
@@ -104,10 +104,10 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
             );
             machine::processor()
         }
-        On::Cuda => check_images(arguments)?,
+        DeviceKind::Cuda => check_images(arguments)?,
     };
     let one = |unbounded: bool| match arguments.device {
-        On::Cpu => {
+        DeviceKind::Cpu => {
             let program = if unbounded {
                 &arguments.unbounded
             } else {
@@ -115,7 +115,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
             };
             on_cpu(arguments, program, &cores)
         }
-        On::Cuda => on_cuda(arguments, &here, unbounded),
+        DeviceKind::Cuda => on_cuda(arguments, &here, unbounded),
     };
     let mut times: BTreeMap<Case, [Vec<f64>; 2]> = BTreeMap::new();
     for round in 0..arguments.rounds {
@@ -188,7 +188,7 @@ fn on_cpu(arguments: &Arguments, program: &Path, cores: &[usize]) -> Result<Run>
     let limit = Duration::from_secs(120);
     let mut run = Run::new();
     for algorithm in ["packet", "signal"] {
-        let ours = Ours {
+        let ours = OwnProgram {
             program,
             kind: "registered",
             algorithm,

@@ -183,8 +183,8 @@ const BRANCHES: [&str; 7] = ["BRA", "EXIT", "BSSY", "BSYNC", "WARPSYNC", "BAR", 
 impl Loop {
     fn of(lines: &[Line]) -> Self {
         let mut found = Self::default();
-        let mut loads = Guarded::default();
-        let mut stores = Guarded::default();
+        let mut loads = GuardCounts::default();
+        let mut stores = GuardCounts::default();
         let mut pending = BTreeSet::new();
         let mut needed = false;
         for instruction in instructions(lines) {
@@ -219,9 +219,9 @@ impl Loop {
 
 /// Counts of instructions by their guards: of `@P0` and `@!P0` only one happens.
 #[derive(Debug, Default)]
-struct Guarded(BTreeMap<String, [usize; 2]>);
+struct GuardCounts(BTreeMap<String, [usize; 2]>);
 
-impl Guarded {
+impl GuardCounts {
     fn add(&mut self, guard: &str) {
         let (negated, name) = match guard.strip_prefix('!') {
             Some(name) => (1, name),

@@ -135,7 +135,7 @@ impl RankPart<'_> {
                 } else {
                     plan.algorithm.to_string()
                 },
-                side: Side::Ours,
+                side: Side::OwnProgram,
                 waits: (0, 0, 0),
                 steps: vec![Step::AllReduce {
                     comm,

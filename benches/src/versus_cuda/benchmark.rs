@@ -54,7 +54,7 @@ impl Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Side {
-    Ours,
+    OwnProgram,
     /// All-reduce of ours, and a kernel behind it.
     OursApart,
     Theirs,
@@ -344,7 +344,7 @@ impl Benchmark<'_> {
 /// Leaves out, of each side, what takes much longer than its best; never the floor.
 fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
     let mut figures: Vec<_> = figures.collect();
-    for side in [Side::Ours, Side::OursApart, Side::Theirs, Side::TheirsApart] {
+    for side in [Side::OwnProgram, Side::OursApart, Side::Theirs, Side::TheirsApart] {
         let of_side = |figure: &&mut Figure| figure.side == side && figure.left_out.is_none();
         let times = figures.iter().filter(|figure| of_side(figure));
         let best = times
@@ -394,9 +394,9 @@ mod tests {
     #[test]
     fn the_slow_are_left_out_by_side() {
         let mut figures = [
-            figure("auto: two_shot", Side::Ours, 90.0),
-            figure("signal", Side::Ours, 40.0),
-            figure("packet", Side::Ours, 10.0),
+            figure("auto: two_shot", Side::OwnProgram, 90.0),
+            figure("signal", Side::OwnProgram, 40.0),
+            figure("packet", Side::OwnProgram, 10.0),
             figure("one_stage", Side::Theirs, 5.0),
             figure("two_stage_push", Side::Theirs, 7.5),
             figure("two_stage_pull", Side::Theirs, 7.6),

@@ -31,7 +31,7 @@ use self::buffers::{Buffers, Latch, Packets, Peers};
 use self::costs::Cost;
 use self::entries::{RANKS, SIGNAL_PAD_BYTES, TYPES, VECTOR};
 use self::loaded::Baseline;
-use self::rendezvous::{Attendance, Rendezvous};
+use self::rendezvous::{RendezvousGuard, Rendezvous};
 use self::report::{Report, Row};
 use crate::report as documents;
 
@@ -267,7 +267,7 @@ fn measure(
     options.threads = shape.threads;
     options.timeout = Duration::from_secs(30);
     let body = |comm: Communicator| {
-        let attendance = Attendance::new(&rendezvous);
+        let attendance = RendezvousGuard::new(&rendezvous);
         let result = rank(arguments, baseline, &buffers, &rendezvous, shape, &comm);
         if result.is_ok() {
             attendance.end();

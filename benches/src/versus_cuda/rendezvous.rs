@@ -96,14 +96,14 @@ impl Rendezvous {
     }
 }
 
-/// Fails the rendezvous when it is dropped by a panic or an error, that is, without [`Attendance::end`].
+/// Fails the rendezvous when it is dropped by a panic or an error, that is, without [`RendezvousGuard::end`].
 #[derive(Debug)]
-pub(crate) struct Attendance<'a> {
+pub(crate) struct RendezvousGuard<'a> {
     rendezvous: &'a Rendezvous,
     ended: bool,
 }
 
-impl<'a> Attendance<'a> {
+impl<'a> RendezvousGuard<'a> {
     pub(crate) fn new(rendezvous: &'a Rendezvous) -> Self {
         Self {
             rendezvous,
@@ -116,7 +116,7 @@ impl<'a> Attendance<'a> {
     }
 }
 
-impl Drop for Attendance<'_> {
+impl Drop for RendezvousGuard<'_> {
     fn drop(&mut self) {
         if !self.ended {
             self.rendezvous.fail();
@@ -155,14 +155,14 @@ mod tests {
             let others: Vec<_> = (0..2)
                 .map(|_| {
                     scope.spawn(|| {
-                        let attendance = Attendance::new(&rendezvous);
+                        let attendance = RendezvousGuard::new(&rendezvous);
                         let result = rendezvous.wait();
                         attendance.end();
                         result
                     })
                 })
                 .collect();
-            drop(Attendance::new(&rendezvous));
+            drop(RendezvousGuard::new(&rendezvous));
             for other in others {
                 let error = other.join().expect("no panic").expect_err("one has failed");
                 assert!(error.to_string().contains("another rank"), "{error}");

@@ -1,9 +1,10 @@
-//! The executing fake of the CUDA driver ([`fusewire_cuda_fake`]), which also runs the CUDA C++ baseline: with a host thread
-//! for each thread of a block, from a shared object that a test makes of `cuda/emulation/entries.cpp`. For tests of the
-//! harness that measures it.
+//! Executing fake of the CUDA driver ([`fusewire_cuda_fake`]) that also runs the CUDA C++ baseline.
 //!
-//! The shared object of this crate takes the place of `libcuda.so.1`. When it is loaded it opens the file that [`VARIABLE`] names;
-//! [`image`] writes the image that a program then loads.
+//! It runs a host thread for each thread of a block, with kernels from a shared object that a test
+//! builds from `cuda/emulation/entries.cpp`. It serves to test the benchmark harness without a GPU.
+//!
+//! The shared object of this crate replaces `libcuda.so.1`. When loaded, it opens the file that
+//! [`VARIABLE`] names; [`image`] creates the image that a program loads.
 
 use core::ffi::{CStr, c_char};
 use core::slice;
@@ -14,11 +15,11 @@ use std::sync::OnceLock;
 use fusewire_device::native::{KernelInfo, LaneContext, NativeEntries, NativeEntry, ParamField};
 use libloading::Library;
 
-/// Names the shared object with the kernels.
+/// Environment variable with the path of the shared object that has the kernels.
 pub const VARIABLE: &str = "FUSEWIRE_BASELINE_EMULATION";
 
-/// The kernels that there is room for.
-const ROOM: usize = 96;
+/// Maximum number of kernels.
+const MAX_KERNELS: usize = 96;
 
 /// `Field` of `emulation/entries.cpp`.
 #[repr(C)]
@@ -27,7 +28,7 @@ struct Field {
     size: u32,
 }
 
-/// `Entry` there; the last of a list has no name.
+/// `Entry` of `emulation/entries.cpp`; the last entry of a list has no name.
 #[repr(C)]
 struct Entry {
     name: *const c_char,
@@ -36,64 +37,68 @@ struct Entry {
     count: u32,
 }
 
-/// A kernel, with everything that outlives the library being opened.
+/// A kernel of the shared object, which stays loaded.
 #[derive(Clone, Copy, Debug)]
-struct Emulated {
+struct EmulatedKernel {
     name: &'static str,
     run: unsafe extern "C" fn(block: u32, blocks: u32, parameters: *const u8),
     params: &'static [ParamField],
 }
 
-static EMULATED: OnceLock<Vec<Emulated>> = OnceLock::new();
+static EMULATED: OnceLock<Vec<EmulatedKernel>> = OnceLock::new();
 
-/// The native entry of kernel `INDEX`.
+/// Native entry of kernel `INDEX`.
 ///
 /// # Safety
-/// As [`NativeEntry`].
+/// The requirements of [`NativeEntry`].
 unsafe fn native<const INDEX: usize>(context: *const LaneContext, parameters: *const u8) {
     let Some(kernel) = EMULATED.get().and_then(|all| all.get(INDEX)) else {
         return;
     };
-    // SAFETY: a context, by this function's requirement.
+    // SAFETY: `NativeEntry` requires `context` to point to a live context.
     let LaneContext { block, blocks, .. } = unsafe { *context };
-    // SAFETY: the parameters lie where the image, and so the kernel, has them.
+    // SAFETY: the image is made from the same table of fields, so that the parameters are at the
+    // offsets of the kernel's fields.
     unsafe { (kernel.run)(block, blocks, parameters) };
 }
 
 macro_rules! natives {
-    ($($tens:literal)*) => {
+    ($($row:literal)*) => {
         [$(
-            native::<{ $tens * 8 }>, native::<{ $tens * 8 + 1 }>, native::<{ $tens * 8 + 2 }>, native::<{ $tens * 8 + 3 }>,
-            native::<{ $tens * 8 + 4 }>, native::<{ $tens * 8 + 5 }>, native::<{ $tens * 8 + 6 }>, native::<{ $tens * 8 + 7 }>,
+            native::<{ $row * 8 }>, native::<{ $row * 8 + 1 }>,
+            native::<{ $row * 8 + 2 }>, native::<{ $row * 8 + 3 }>,
+            native::<{ $row * 8 + 4 }>, native::<{ $row * 8 + 5 }>,
+            native::<{ $row * 8 + 6 }>, native::<{ $row * 8 + 7 }>,
         )*]
     };
 }
 
-const NATIVES: [NativeEntry; ROOM] = natives!(0 1 2 3 4 5 6 7 8 9 10 11);
+const NATIVES: [NativeEntry; MAX_KERNELS] = natives!(0 1 2 3 4 5 6 7 8 9 10 11);
 
-/// The kernels of a shared object, which stays loaded.
-fn open(path: &Path) -> io::Result<Vec<Emulated>> {
-    // SAFETY: it was made of `emulation/entries.cpp`, whose initialisers only fill tables.
+/// Loads a shared object, which stays loaded, and returns its kernels.
+fn open(path: &Path) -> io::Result<Vec<EmulatedKernel>> {
+    // SAFETY: the object is built from `emulation/entries.cpp`, whose initialisers only fill
+    // tables.
     let library = unsafe { Library::new(path) }.map_err(io::Error::other)?;
     let list = {
-        // SAFETY: the function's type there.
+        // SAFETY: the type is that of the function in `emulation/entries.cpp`.
         let list =
             unsafe { library.get::<unsafe extern "C" fn() -> *const Entry>(b"baseline_entries\0") };
         let list = list.map_err(io::Error::other)?;
-        // SAFETY: it has no requirements.
+        // SAFETY: the function has no requirements.
         unsafe { list() }
     };
     core::mem::forget(library);
     let mut kernels = Vec::new();
     for index in 0.. {
-        // SAFETY: the list ends with an entry that has no name, where this loop ends.
+        // SAFETY: the list ends with an entry without a name, and the loop ends at it.
         let entry = unsafe { &*list.add(index) };
         let (Some(run), false) = (entry.run, entry.name.is_null()) else {
             break;
         };
-        // SAFETY: a literal of C++.
+        // SAFETY: `name` is not null and points to a C++ string literal of the loaded object.
         let name = unsafe { CStr::from_ptr(entry.name) };
-        // SAFETY: a table of so many fields, and one more.
+        // SAFETY: `fields` points to a table of at least `count` fields in the loaded object.
         let fields = unsafe { slice::from_raw_parts(entry.fields, entry.count as usize) };
         let fields: Vec<ParamField> = fields
             .iter()
@@ -103,24 +108,25 @@ fn open(path: &Path) -> io::Result<Vec<Emulated>> {
                 size: field.size as usize,
             })
             .collect();
-        kernels.push(Emulated {
+        kernels.push(EmulatedKernel {
             name: name.to_str().map_err(io::Error::other)?,
             run,
             params: fields.leak(),
         });
     }
-    if kernels.len() > ROOM {
+    if kernels.len() > MAX_KERNELS {
         return Err(io::Error::other(format!(
-            "{} kernels, and room for {ROOM}",
+            "{} has {} kernels, at most {MAX_KERNELS} are supported",
+            path.display(),
             kernels.len()
         )));
     }
     Ok(kernels)
 }
 
-fn infos(kernels: &[Emulated]) -> Vec<KernelInfo> {
+fn infos(kernels: &[EmulatedKernel]) -> Vec<KernelInfo> {
     let entries = kernels.iter().zip(NATIVES);
-    let info = |(kernel, native): (&Emulated, NativeEntry)| KernelInfo {
+    let info = |(kernel, native): (&EmulatedKernel, NativeEntry)| KernelInfo {
         name: kernel.name,
         module: "fusewire_baseline_fake::baseline",
         params: kernel.params,
@@ -134,10 +140,11 @@ fn infos(kernels: &[Emulated]) -> Vec<KernelInfo> {
     entries.map(info).collect()
 }
 
-/// An image that declares the kernels of a shared object, for the fake: text, with the zero byte at its end.
+/// Returns an image that declares the kernels of a shared object: text with a terminating zero
+/// byte.
 ///
 /// # Errors
-/// When the shared object cannot be opened.
+/// Fails if the shared object cannot be opened.
 pub fn image(path: &Path) -> io::Result<Vec<u8>> {
     let kernels = infos(&open(path)?);
     let mut text = fusewire_cuda_fake::stand_in(&[&kernels], 90).into_bytes();
@@ -145,10 +152,11 @@ pub fn image(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// This crate's shared object, beside the binaries of a test that depends on it.
+/// Returns the path of this crate's shared object, which cargo builds next to the binaries of a
+/// test that depends on this crate.
 ///
 /// # Errors
-/// When it is not there.
+/// Fails if the file does not exist.
 pub fn library() -> io::Result<PathBuf> {
     let name = "libfusewire_baseline_fake.so";
     let binary = std::env::current_exe()?;
@@ -159,7 +167,13 @@ pub fn library() -> io::Result<PathBuf> {
                 .into_iter()
                 .find(|path| path.exists())
         })
-        .ok_or_else(|| io::Error::other(format!("{name} is not beside {}", binary.display())))
+        .ok_or_else(|| {
+            io::Error::other(format!(
+                "{name} is not next to {}; run `cargo build -p fusewire-baseline-fake` with the \
+                 same profile",
+                binary.display()
+            ))
+        })
 }
 
 extern "C" fn start() {
@@ -177,7 +191,7 @@ extern "C" fn start() {
     }
 }
 
-/// Called when the object is loaded.
+/// Initialiser that runs when the object is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
