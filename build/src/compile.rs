@@ -1,6 +1,5 @@
 //! From a crate to its images: rustc, link with the shims, optimise, take families apart, generate code.
 
-use core::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use crate::host::Family;
@@ -8,7 +7,7 @@ use crate::project::Project;
 use crate::sources::{self, Hash};
 use crate::text::ir;
 use crate::toolchain::Toolchain;
-use crate::{Error, Result, Target, Vendor, edit, files, process};
+use crate::{Error, Result, Target, Vendor, edit, files, process, recipe};
 
 /// How to compile.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +26,7 @@ pub struct Options {
 
 /// What compiling gave, on disk.
 #[derive(Clone, Debug)]
-pub struct Compiled {
+pub struct Compilation {
     /// For which GPU.
     pub target: Target,
     /// Content hash of everything that went in.
@@ -65,26 +64,7 @@ impl Options {
         let set = parts.into_iter().filter(|(is, _)| *is);
         set.map(|(_, name)| name).collect()
     }
-
-    fn flags(&self) -> String {
-        let parts = [
-            (!self.jump_threading, "-Zmir-enable-passes=-JumpThreading"),
-            (self.multi_rank_grid, "--cfg=fusewire_multi_rank_grid"),
-            (self.unbounded, "--cfg=fusewire_unbounded"),
-        ];
-        let set = parts.into_iter().filter(|(is, _)| *is);
-        set.map(|(_, flag)| flag).collect::<Vec<_>>().join(" ")
-    }
 }
-
-const PASSES: &str = "internalize,default<O3>";
-
-/// Takes a family out of the optimised whole.
-const SPLIT: &str = "internalize,globaldce";
-
-/// Loops of unknown length stay as they are written: unrolled, kernels that hold dozens of them need more
-/// registers than there are. Kernels batch their loads in the source.
-const UNROLL: &str = "-unroll-runtime=false";
 
 /// Compiles `project` for `target`, or finds what an earlier call with the same content left.
 ///
@@ -98,7 +78,7 @@ pub fn compile(
     project: &Project,
     target: Target,
     options: &Options,
-) -> Result<Compiled> {
+) -> Result<Compilation> {
     let name = format!("{}{}", project.name, options.suffix());
     let folder = project
         .gpu_folder()
@@ -106,7 +86,7 @@ pub fn compile(
         .join(&name)
         .join(target.name());
     files::create_directory(&folder)?;
-    let mut compiled = Compiled {
+    let mut compiled = Compilation {
         target,
         key: key(toolchain, project, target, options)?,
         cached: true,
@@ -171,10 +151,7 @@ fn rustc(
     options: &Options,
     bitcode: &Path,
 ) -> Result<String> {
-    let mut flags = format!("-Ctarget-cpu={} {}", target.name(), options.flags());
-    if !target.features().is_empty() {
-        let _ = write!(flags, " -Ctarget-feature={}", target.features());
-    }
+    let flags = recipe::rustflags(target, options);
     let folder = project.gpu_folder().join(if options.jump_threading {
         format!("{target}{}", options.suffix())
     } else {
@@ -188,26 +165,9 @@ fn rustc(
             .env("RUSTC_BOOTSTRAP", "1")
             .env("RUSTFLAGS", &flags)
             .env("CARGO_TARGET_DIR", &folder)
-            .args([
-                "rustc",
-                "--lib",
-                "-Zbuild-std=core",
-                "--release",
-                "--crate-type=staticlib",
-                // Locations in panics would name folders of this machine.
-                "-Ztrim-paths",
-            ])
+            .args(recipe::CARGO)
             .args(["--target", target.vendor().triple()]);
-        for (name, value) in [
-            ("lto", "\"fat\""),
-            ("panic", "\"abort\""),
-            ("codegen-units", "1"),
-            ("debug", "false"),
-            ("opt-level", "3"),
-            ("overflow-checks", "false"),
-            ("debug-assertions", "false"),
-            ("trim-paths", "\"all\""),
-        ] {
+        for (name, value) in recipe::PROFILE {
             command
                 .arg("--config")
                 .arg(format!("profile.release.{name}={value}"));
@@ -274,7 +234,7 @@ fn optimise(
     options: &Options,
     folder: &Path,
     linked: &Path,
-    compiled: &Compiled,
+    compiled: &Compilation,
 ) -> Result<Vec<Family>> {
     let target = compiled.target;
     let kernels = ir::kernel_names(&files::read(linked)?, target.vendor());
@@ -290,7 +250,7 @@ fn optimise(
         process::clean(&toolchain.opt)
             .arg(format!("-mcpu={target}"))
             .arg(public(&kernels))
-            .args(["-passes", PASSES, UNROLL])
+            .args([recipe::STRIP, "-passes", recipe::PASSES, recipe::UNROLL])
             .arg(linked)
             .arg("-o")
             .arg(&bitcode),
@@ -343,7 +303,7 @@ fn generate(
         &format!("opt of {name} for {target}"),
         process::clean(&toolchain.opt)
             .arg(public(&family.entries))
-            .args(["-passes", SPLIT])
+            .args(["-passes", recipe::SPLIT])
             .arg(folder.join(WHOLE))
             .arg("-o")
             .arg(&bitcode),
@@ -352,12 +312,7 @@ fn generate(
         process::run(
             &format!("llc of {name} for {target}"),
             process::clean(&toolchain.llc)
-                .args(["-O3", "-fp-contract=off"])
-                .arg(format!("-mcpu={target}"))
-                .arg(format!("-mattr={}", target.features()))
-                .arg(format!("-filetype={kind}"))
-                // PTX is what drivers load: comments are a third of it.
-                .arg(format!("-asm-verbose={}", target.vendor() == Vendor::Amd))
+                .args(recipe::llc(target, kind))
                 .arg(&bitcode)
                 .arg("-o")
                 .arg(to),
@@ -388,10 +343,8 @@ fn key(
 ) -> Result<String> {
     let mut hash = Hash::default();
     for text in [
-        &sources::hash(project)?,
-        &options.flags(),
-        target.name(),
-        target.features(),
+        &sources::content(project)?,
+        &recipe::rustflags(target, options),
         &toolchain.version,
         &project.max_threads().to_string(),
         &format!("{:?}", options.families),

@@ -7,7 +7,7 @@ use crate::host::{Host, HostKernel, HostParameter};
 use crate::project::{Project, host_cargo};
 use crate::verify::{self, Violation};
 use crate::{
-    Compiled, Error, Image, Options, Result, Target, Toolchain, Vendor, compile, files, native,
+    Compilation, Error, Image, Options, Result, Target, Toolchain, Vendor, compile, files, native,
     process,
 };
 
@@ -210,7 +210,7 @@ pub fn multi_rank_grid(image: &mut Image, host: &Host) -> Vec<Outcome> {
     outcomes.into()
 }
 
-fn broken(compiled: &Compiled) -> Result<Compiled> {
+fn broken(compiled: &Compilation) -> Result<Compilation> {
     let mut broken = compiled.clone();
     for part in &mut broken.parts {
         let text = files::read(&part.assembly)?;

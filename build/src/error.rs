@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::toolchain::Missing;
+use crate::toolchain::MissingTool;
 
 /// A failure of this crate, named after what was being done.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +54,7 @@ pub enum Error {
     Target(String),
     /// There is no device tool chain.
     #[error("no device tool chain\n{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
-    Toolchain(Vec<Missing>),
+    Toolchain(Vec<MissingTool>),
 }
 
 /// Result of this crate.

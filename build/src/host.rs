@@ -91,7 +91,7 @@ impl Host {
 pub const GRID_SUFFIX: &str = "__grid";
 
 #[derive(Deserialize)]
-struct Said {
+struct HostInfo {
     kernels: Vec<HostKernel>,
     grid: Vec<HostParameter>,
 }
@@ -189,7 +189,7 @@ pub fn probe(project: &Project) -> Result<Host> {
         source,
     })?;
     let output = process::run("listing the host's kernels", &mut process::clean(&program))?;
-    let Said { kernels, grid } =
+    let HostInfo { kernels, grid } =
         serde_json::from_str(&output.stdout).map_err(|error| Error::Parse {
             what: "the host's list of kernels".to_owned(),
             detail: error.to_string(),

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::compile::{Compiled, Part};
+use crate::compile::{Compilation, Part};
 use crate::host::HostKernel;
-use crate::project::Allow;
+use crate::project::Exemption;
 use crate::text::assembly::{Function, Resources};
 use crate::text::{amd, ir, ptx};
 use crate::{Result, Target, Vendor, files, process, toolchain};
@@ -28,7 +28,7 @@ pub struct Image {
     /// What the host passes, if its list could be read.
     pub host: Option<Vec<HostKernel>>,
     /// Exceptions.
-    pub allow: Vec<Allow>,
+    pub allow: Vec<Exemption>,
     /// Kernels that go by multicast: patterns.
     pub multicast: Vec<String>,
     /// What a driver loads, by name; no path for AMD without `ld.lld`.
@@ -62,7 +62,7 @@ impl Image {
     ///
     /// # Errors
     /// Files that cannot be read, texts that cannot be understood.
-    pub fn read(compiled: &Compiled, ptxas: Option<&Path>) -> Result<Self> {
+    pub fn read(compiled: &Compilation, ptxas: Option<&Path>) -> Result<Self> {
         let target = compiled.target;
         let ir = ir::parse(&files::read(&compiled.ir)?, target.vendor());
         let mut assembly = String::new();
@@ -131,7 +131,7 @@ fn kernels(functions: &[Function], resources: impl Fn(&str) -> Option<Resources>
 }
 
 /// Runs ptxas, or finds what it said about this very content.
-fn assemble(compiled: &Compiled, part: &Part, ptxas: &Path) -> Result<String> {
+fn assemble(compiled: &Compilation, part: &Part, ptxas: &Path) -> Result<String> {
     let version = toolchain::ask(ptxas, &["--version"]).unwrap_or_default();
     let stamp = format!("{}\n{version}\n----\n", compiled.key);
     let said = part.assembly.with_extension("ptxas");

@@ -43,13 +43,15 @@ pub mod native;
 pub mod portable;
 mod process;
 pub mod project;
+mod recipe;
 pub mod sources;
 mod target;
 pub mod text;
+mod tokens;
 pub mod toolchain;
 pub mod verify;
 
-pub use self::compile::{Compiled, Options, compile};
+pub use self::compile::{Compilation, Options, compile};
 pub use self::error::{Error, Result};
 pub use self::image::Image;
 pub use self::project::Project;

@@ -38,12 +38,12 @@ pub struct Manifest {
     /// The tools that made them.
     pub toolchain: String,
     /// The images, by target and name.
-    pub images: Vec<Packed>,
+    pub images: Vec<PackedImage>,
 }
 
 /// What is known of one image.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-pub struct Packed {
+pub struct PackedImage {
     /// The family of kernels.
     pub name: String,
     /// The GPU's architecture.
@@ -71,7 +71,7 @@ pub struct PackedEntry {
 
 /// Images in memory.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct ImageSet {
     /// What the manifest will say.
     pub manifest: Manifest,
     /// The images themselves, in the manifest's order.
@@ -87,7 +87,7 @@ pub struct Difference {
     pub reason: String,
 }
 
-impl Made {
+impl ImageSet {
     /// Gathers compiled images.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Made {
                 };
                 let bytes = files::read_bytes(path)?;
                 let entries = image.manifest_entries(part).into_iter();
-                made.manifest.images.push(Packed {
+                made.manifest.images.push(PackedImage {
                     name: part.name.clone(),
                     target: image.target.name().to_owned(),
                     file: format!(
@@ -365,14 +365,14 @@ fn difference(before: &[u8], now: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn made(text: &str) -> Made {
+    fn made(text: &str) -> ImageSet {
         let content = text.as_bytes().to_vec();
-        Made {
+        ImageSet {
             manifest: Manifest {
                 command: COMMAND.to_owned(),
                 sources: "aa".to_owned(),
                 toolchain: "rustc 1".to_owned(),
-                images: vec![Packed {
+                images: vec![PackedImage {
                     name: "point".to_owned(),
                     target: "sm_80".to_owned(),
                     file: "point.sm_80.ptx.lzma".to_owned(),
@@ -389,7 +389,7 @@ mod tests {
         }
     }
 
-    fn reasons(now: &Made, folder: &Path) -> String {
+    fn reasons(now: &ImageSet, folder: &Path) -> String {
         let all = now.compare(folder).unwrap();
         let lines = all
             .iter()

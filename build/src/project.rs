@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::{Error, Result, Vendor, process};
+use crate::{Error, Result, Vendor, process, tokens};
 
 /// A kernel crate.
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ pub struct Project {
     pub target: PathBuf,
     /// Folders of this package and of every package by path that it depends on.
     pub sources: Vec<PathBuf>,
+    /// Name, version, edition, library and features of the same packages.
+    pub packages: Vec<String>,
     /// Name and version of every other package that it depends on.
     pub dependencies: Vec<String>,
     /// Folder of `fusewire-device`, if the crate depends on it.
@@ -71,7 +73,7 @@ pub struct Settings {
     pub shims: BTreeMap<String, Vec<PathBuf>>,
     /// Exceptions from the verifier.
     #[serde(default)]
-    pub allow: Vec<Allow>,
+    pub allow: Vec<Exemption>,
 }
 
 /// A bound on the lanes of some kernels' blocks.
@@ -89,7 +91,7 @@ pub struct Threads {
 /// An exception from a rule of the verifier.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Allow {
+pub struct Exemption {
     /// The rule.
     pub rule: String,
     /// The kernels: a pattern with `*`.
@@ -121,11 +123,45 @@ struct Package {
     name: String,
     version: String,
     source: Option<String>,
+    edition: String,
+    targets: Vec<CargoTarget>,
     manifest_path: PathBuf,
     metadata: Option<serde_json::Value>,
 }
 
+/// What cargo calls a target: a library, a program, a test.
+#[derive(Deserialize)]
+struct CargoTarget {
+    kind: Vec<String>,
+    src_path: PathBuf,
+}
+
 impl Package {
+    /// Describes what of the manifest reaches an image.
+    fn description(&self, features: &[String]) -> String {
+        let library = self.targets.iter().find(|target| {
+            let kinds = ["lib", "proc-macro", "rlib", "staticlib"];
+            target
+                .kind
+                .iter()
+                .any(|kind| kinds.contains(&kind.as_str()))
+        });
+        let folder = self.folder();
+        let library = library.map_or(Path::new(""), |target| {
+            target
+                .src_path
+                .strip_prefix(&folder)
+                .unwrap_or(&target.src_path)
+        });
+        format!(
+            "{} {} edition {} at {} with {features:?}",
+            self.name,
+            self.version,
+            self.edition,
+            library.display()
+        )
+    }
+
     fn folder(&self) -> PathBuf {
         self.manifest_path
             .parent()
@@ -143,6 +179,7 @@ struct Resolve {
 struct Node {
     id: String,
     deps: Vec<Dependency>,
+    features: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -155,14 +192,17 @@ struct Dependency {
 struct DependencyKind {
     /// `dev`, `build`, or none for an ordinary dependency.
     kind: Option<String>,
+    /// A condition on the target, such as `cfg(unix)`.
+    target: Option<String>,
 }
 
 impl Dependency {
-    /// Whether it is more than a dependency of tests.
+    /// Tells whether an image can contain it: it is not for tests alone and not for CPUs alone.
     fn counts(&self) -> bool {
-        self.dep_kinds
-            .iter()
-            .any(|kind| kind.kind.as_deref() != Some("dev"))
+        self.dep_kinds.iter().any(|kind| {
+            let for_cpus = kind.target.as_deref().is_some_and(tokens::excludes_gpus);
+            kind.kind.as_deref() != Some("dev") && !for_cpus
+        })
     }
 }
 
@@ -229,6 +269,7 @@ impl Project {
             }
         }
         let mut sources = Vec::new();
+        let mut packages = Vec::new();
         let mut dependencies = Vec::new();
         let mut device = None;
         let mut shims: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
@@ -239,6 +280,8 @@ impl Project {
         {
             if other.source.is_none() {
                 sources.push(other.folder());
+                let features = nodes.get(other.id.as_str()).map(|node| &node.features[..]);
+                packages.push(other.description(features.unwrap_or_default()));
             } else {
                 dependencies.push(format!("{} {}", other.name, other.version));
             }
@@ -251,6 +294,7 @@ impl Project {
             }
         }
         sources.sort();
+        packages.sort();
         dependencies.sort();
         Ok(Self {
             name: package.name.clone(),
@@ -258,6 +302,7 @@ impl Project {
             workspace: metadata.workspace_root.clone(),
             target: metadata.target_directory.clone(),
             sources,
+            packages,
             dependencies,
             device,
             shims,

@@ -15,7 +15,7 @@ use crate::{Error, Result, process};
 
 /// A piece that is not there, and how to get it.
 #[derive(Clone, Debug)]
-pub struct Missing {
+pub struct MissingTool {
     /// The piece.
     pub piece: String,
     /// Where it was looked for, or what is wrong with what was found.
@@ -24,7 +24,7 @@ pub struct Missing {
     pub install: String,
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for MissingTool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -77,7 +77,7 @@ pub struct Toolchain {
     /// `llc`.
     pub llc: PathBuf,
     /// `ld.lld`, for AMD; without it there are no code objects.
-    pub lld: core::result::Result<PathBuf, Missing>,
+    pub lld: core::result::Result<PathBuf, MissingTool>,
 }
 
 const DEBIAN: &str = "apt-get install rustc-web cargo-web rust-web-src llvm-22 lld-22";
@@ -141,13 +141,13 @@ impl Toolchain {
         origin: Origin,
         rustc: PathBuf,
         cargo: PathBuf,
-    ) -> core::result::Result<Self, Vec<Missing>> {
+    ) -> core::result::Result<Self, Vec<MissingTool>> {
         let install = if origin == Origin::Nightly {
             RUSTUP
         } else {
             DEBIAN
         };
-        let lack = |piece: &str, reason: String| Missing {
+        let lack = |piece: &str, reason: String| MissingTool {
             piece: format!("{piece} of {origin}"),
             reason,
             install: install.to_owned(),
@@ -184,7 +184,7 @@ impl Toolchain {
         let mut tool = |name: &str| match find_llvm(name, llvm, &bundled) {
             Some(path) => path,
             None => {
-                missing.push(Missing {
+                missing.push(MissingTool {
                     piece: format!("{name} of LLVM {llvm} for {origin}"),
                     reason: format!(
                         "neither {name}-{llvm} nor a {name} of that version is in $PATH, in \
@@ -208,7 +208,7 @@ impl Toolchain {
         );
         let lld = find_llvm("ld.lld", llvm, &bundled)
             .or_else(|| Some(bundled.join("gcc-ld/ld.lld")).filter(|path| path.exists()))
-            .ok_or_else(|| Missing {
+            .ok_or_else(|| MissingTool {
                 piece: format!("ld.lld of LLVM {llvm} (links AMD code objects)"),
                 reason: "it is not in $PATH".to_owned(),
                 install: format!("apt-get install lld-{llvm}"),
@@ -232,7 +232,7 @@ impl Toolchain {
 }
 
 /// rustc and cargo of rustup's nightly.
-fn nightly() -> core::result::Result<(PathBuf, PathBuf), Missing> {
+fn nightly() -> core::result::Result<(PathBuf, PathBuf), MissingTool> {
     let which = |tool: &str| {
         ask(
             Path::new("rustup"),
@@ -242,7 +242,7 @@ fn nightly() -> core::result::Result<(PathBuf, PathBuf), Missing> {
     };
     match (which("rustc"), which("cargo")) {
         (Some(rustc), Some(cargo)) => Ok((rustc, cargo)),
-        _ => Err(Missing {
+        _ => Err(MissingTool {
             piece: "rustup's nightly".to_owned(),
             reason: "`rustup which --toolchain nightly rustc` finds nothing".to_owned(),
             install: RUSTUP.to_owned(),
@@ -269,13 +269,13 @@ fn find_llvm(name: &str, major: u32, bundled: &Path) -> Option<PathBuf> {
 ///
 /// # Errors
 /// What is missing.
-pub fn find_objdump() -> core::result::Result<PathBuf, Missing> {
+pub fn find_objdump() -> core::result::Result<PathBuf, MissingTool> {
     std::env::var_os("FUSEWIRE_OBJDUMP")
         .map(PathBuf::from)
         .or_else(|| in_path("objdump"))
         .or_else(|| in_path("llvm-objdump-22"))
         .or_else(|| in_path("llvm-objdump"))
-        .ok_or_else(|| Missing {
+        .ok_or_else(|| MissingTool {
             piece: "objdump".to_owned(),
             reason: "neither objdump nor llvm-objdump is in $PATH".to_owned(),
             install: "apt-get install binutils".to_owned(),
@@ -286,7 +286,7 @@ pub fn find_objdump() -> core::result::Result<PathBuf, Missing> {
 ///
 /// # Errors
 /// What is missing.
-pub fn find_ptxas() -> core::result::Result<PathBuf, Missing> {
+pub fn find_ptxas() -> core::result::Result<PathBuf, MissingTool> {
     const WHEEL: &str = "import glob, importlib.util\n\
         spec = importlib.util.find_spec('nvidia')\n\
         for folder in spec.submodule_search_locations if spec else []:\n\
@@ -305,7 +305,7 @@ pub fn find_ptxas() -> core::result::Result<PathBuf, Missing> {
         })
         .or_else(from_wheel)
         .filter(|path| ask(path, &["--version"]).is_some())
-        .ok_or_else(|| Missing {
+        .ok_or_else(|| MissingTool {
             piece: "ptxas".to_owned(),
             reason: "not in $FUSEWIRE_PTXAS, $PATH, $CUDA_HOME/bin or the Python package nvidia"
                 .to_owned(),

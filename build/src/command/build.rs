@@ -11,13 +11,13 @@ use fusewire_build::{
     Image, Options, Project, Target, Toolchain, Vendor, compile, host, toolchain,
 };
 
-use super::{Which, shown};
+use super::{CrateSelector, shown};
 
 /// What to build.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    which: Which,
+    which: CrateSelector,
     /// Targets: sm_80, sm_90, sm_100, gfx90a, gfx942, or all.
     #[arg(long, default_value = "all")]
     target: String,
@@ -37,7 +37,7 @@ impl Arguments {
     /// The ordinary images of the crate in `folder` for `target`, at the path where the host library finds them.
     pub(crate) fn of(folder: PathBuf, target: &str) -> Self {
         Self {
-            which: Which::folder(folder),
+            which: CrateSelector::folder(folder),
             target: target.to_owned(),
             out: None,
             multi_rank_grid: false,

@@ -6,19 +6,19 @@ use std::process::ExitCode;
 
 use fusewire_build::controls::{self, Outcome};
 use fusewire_build::host::{self, Host};
-use fusewire_build::project::{Allow, Project};
+use fusewire_build::project::{Exemption, Project};
 use fusewire_build::verify::{self, Violation};
 use fusewire_build::{
     Error, Image, Options, Target, Toolchain, Vendor, compile, native, toolchain,
 };
 
-use super::{Which, each_target};
+use super::{CrateSelector, each_target};
 
 /// What to check.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    which: Which,
+    which: CrateSelector,
     /// Targets: sm_80, sm_90, sm_100, gfx90a, gfx942, or all.
     #[arg(long, default_value = "all")]
     target: String,
@@ -226,7 +226,7 @@ fn check_images(
         image.multicast.clone_from(&project.settings.multicast);
         if arguments.multi_rank_grid {
             for kernel in ["*_nvls_*", "reduce_norm*"] {
-                image.allow.push(Allow {
+                image.allow.push(Exemption {
                     rule: "local-memory".to_owned(),
                     kernel: kernel.to_owned(),
                     containing: String::new(),

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use fusewire_build::toolchain::{self, Missing};
+use fusewire_build::toolchain::{self, MissingTool};
 use fusewire_build::{Error, Toolchain};
 
 /// Prints what is there and what is missing; fails where kernels cannot be compiled.
@@ -45,7 +45,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-fn optional(name: &str, what: &str, found: Result<std::path::PathBuf, Missing>) {
+fn optional(name: &str, what: &str, found: Result<std::path::PathBuf, MissingTool>) {
     match found {
         Ok(path) => println!("ok  {name} ({what}): {}", path.display()),
         Err(missing) => println!("--  {name} ({what})\n{missing}"),

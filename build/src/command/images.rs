@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use fusewire_build::portable::{COMMAND, Made, TARGETS};
+use fusewire_build::portable::{COMMAND, ImageSet, TARGETS};
 use fusewire_build::{Image, Options, Project, Toolchain, compile, host};
 
 use super::{each_target, shown};
@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let images = images
         .into_iter()
         .collect::<fusewire_build::Result<Vec<_>>>()?;
-    let made = Made::gather(&toolchain, &project, &images)?;
+    let made = ImageSet::gather(&toolchain, &project, &images)?;
     println!("made by {}", made.manifest.toolchain);
     if arguments.check {
         let differences = made.compare(&folder)?;

@@ -30,7 +30,7 @@ pub(crate) enum Command {
 
 /// Which crate.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Which {
+pub(crate) struct CrateSelector {
     /// Folder of the kernel crate.
     #[arg(long = "crate", value_name = "PATH", conflicts_with = "package")]
     krate: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub(crate) struct Which {
     package: Option<String>,
 }
 
-impl Which {
+impl CrateSelector {
     /// The crate in a folder.
     pub(crate) fn folder(folder: PathBuf) -> Self {
         Self {

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use crate::Image;
 use crate::host::GRID_SUFFIX;
-use crate::project::{Allow, fits};
+use crate::project::{Exemption, fits};
 
 /// A rule that a kernel breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,8 +148,8 @@ fn kernel(entry: &str) -> &str {
 }
 
 /// Drops what the exceptions cover: all violations of a rule by a kernel, or as many as the limit.
-pub fn without_allowed(all: Vec<Violation>, allow: &[Allow]) -> Vec<Violation> {
-    let covered = |violation: &Violation, allow: &Allow| {
+pub fn without_allowed(all: Vec<Violation>, allow: &[Exemption]) -> Vec<Violation> {
+    let covered = |violation: &Violation, allow: &Exemption| {
         allow.rule == violation.rule
             && (fits(&allow.kernel, &violation.kernel)
                 || fits(&allow.kernel, kernel(&violation.kernel)))
@@ -206,7 +206,7 @@ mod tests {
             kernel: kernel.to_owned(),
             detail: "ld.relaxed.gpu".to_owned(),
         };
-        let allow = Allow {
+        let allow = Exemption {
             rule: "scope".to_owned(),
             kernel: "*".to_owned(),
             containing: "relaxed".to_owned(),
@@ -226,7 +226,7 @@ mod tests {
             kernel: kernel.to_owned(),
             detail: String::new(),
         };
-        let allow = Allow {
+        let allow = Exemption {
             rule: "scope".to_owned(),
             kernel: "a".to_owned(),
             containing: String::new(),
