@@ -7,13 +7,13 @@ use syn::parse::{Parse, ParseStream};
 use syn::{FnArg, GenericParam, Ident, ItemFn, Pat, Token, Type, parenthesized, parse_macro_input};
 
 /// `each(T: f32 = f32, bf16 = Bf16)`: one generic parameter and its instances.
-struct Each {
+struct Instances {
     parameter: Ident,
     choices: Vec<(Ident, Type)>,
 }
 
 struct Options {
-    each: Vec<Each>,
+    each: Vec<Instances>,
 }
 
 impl Parse for Options {
@@ -40,7 +40,7 @@ impl Parse for Options {
                     content.parse::<Token![,]>()?;
                 }
             }
-            each.push(Each { parameter, choices });
+            each.push(Instances { parameter, choices });
             if !input.is_empty() {
                 input.parse::<Token![,]>()?;
             }
@@ -183,7 +183,7 @@ fn expand(options: &Options, function: &ItemFn) -> syn::Result<Tokens> {
 
         #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
         impl #params {
-            /// WindowAddr of every argument, for the check against a GPU image.
+            /// Name, offset and size of every argument, for the check against a GPU image.
             pub const FIELDS: &'static [::fusewire_device::native::ParamField] = &[
                 #(::fusewire_device::native::ParamField {
                     name: stringify!(#fields),
@@ -371,7 +371,9 @@ fn native_entries(
         quote! {
             #features
             #[unsafe(no_mangle)]
-            pub unsafe fn #symbol(#arguments) #body
+            pub unsafe fn #symbol(#arguments) {
+                ::fusewire_device::native_body! { context, params, #body }
+            }
         }
     };
     let several = quote!({ #several });
