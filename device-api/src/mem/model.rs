@@ -230,13 +230,13 @@ impl Drop for Model {
 }
 
 /// A word of the table.
-struct Found {
+struct WordRef {
     kind: Kind,
     content: Rc<[Word]>,
     index: usize,
 }
 
-impl Found {
+impl WordRef {
     fn word(&self) -> &Word {
         &self.content[self.index]
     }
@@ -262,11 +262,11 @@ impl Found {
     }
 }
 
-fn find(at: usize) -> Option<Found> {
+fn find(at: usize) -> Option<WordRef> {
     TABLE.with_borrow(|table| {
         table.iter().find_map(|region| {
             let offset = at.checked_sub(region.start)?;
-            (offset < region.words * 8).then(|| Found {
+            (offset < region.words * 8).then(|| WordRef {
                 kind: region.kind,
                 content: Rc::clone(&region.content),
                 index: offset / 8,
