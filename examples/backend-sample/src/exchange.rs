@@ -141,12 +141,12 @@ fn sleep(open: &[(usize, &TcpStream, i16)], bound: Duration) {
 }
 
 /// What a stream said.
-enum Broken {
+enum StreamError {
     Gone(String),
     Length { expected: usize, said: u64 },
 }
 
-impl Broken {
+impl StreamError {
     fn of(self, peer: usize) -> Failure {
         match self {
             Self::Gone(why) => Failure::new(
@@ -202,7 +202,7 @@ impl Lane {
         }
         for (send, recv) in self.sends.drain(..).zip(self.recvs.drain(..)) {
             if send.bytes != recv.bytes {
-                let broken = Broken::Length {
+                let broken = StreamError::Length {
                     expected: recv.bytes,
                     said: send.bytes as u64,
                 };
@@ -220,7 +220,7 @@ impl Lane {
     ///
     /// # Safety
     /// As [`Exchange::run`].
-    unsafe fn pump(&mut self, stream: &TcpStream) -> Result<bool, Broken> {
+    unsafe fn pump(&mut self, stream: &TcpStream) -> Result<bool, StreamError> {
         let mut moved = false;
         while let Some(message) = self.sends.front_mut() {
             let wrote = if let Some(at) = message.done.checked_sub(HEADER) {
@@ -235,7 +235,7 @@ impl Lane {
             } else {
                 { stream }.write(&(message.bytes as u64).to_le_bytes()[message.done..])
             };
-            let Some(wrote) = Broken::io(wrote)? else {
+            let Some(wrote) = StreamError::io(wrote)? else {
                 break;
             };
             message.done += wrote;
@@ -254,7 +254,7 @@ impl Lane {
             } else {
                 { stream }.read(&mut self.header[message.done..])
             };
-            let Some(read) = Broken::io(read)? else {
+            let Some(read) = StreamError::io(read)? else {
                 break;
             };
             let header = message.done < HEADER;
@@ -263,7 +263,7 @@ impl Lane {
             let said = u64::from_le_bytes(self.header);
             if header && message.done == HEADER && said != message.bytes as u64 {
                 let expected = message.bytes;
-                return Err(Broken::Length { expected, said });
+                return Err(StreamError::Length { expected, said });
             }
         }
         Ok(moved)
