@@ -36,9 +36,9 @@ pub trait Join: fmt::Debug {
 
 /// One process that has the whole model: nothing to sum, no Fusewire.
 #[derive(Clone, Copy, Debug)]
-pub struct Alone;
+pub struct SingleProcess;
 
-impl Join for Alone {
+impl Join for SingleProcess {
     fn join(&self, partial: Tensor, residual: &Tensor, norm: &LayerNorm) -> Result<Tensor> {
         norm.apply(&(partial + residual)?)
     }
@@ -46,12 +46,12 @@ impl Join for Alone {
 
 /// Fusewire's all_reduce, in candle's memory; then candle's addition and LayerNorm.
 #[derive(Debug)]
-pub struct Unfused<'a> {
+pub struct UnfusedJoin<'a> {
     comm: &'a Communicator,
     clock: Clock,
 }
 
-impl<'a> Unfused<'a> {
+impl<'a> UnfusedJoin<'a> {
     /// Over the ranks of `comm`.
     pub fn new(comm: &'a Communicator) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl<'a> Unfused<'a> {
     }
 }
 
-impl Join for Unfused<'_> {
+impl Join for UnfusedJoin<'_> {
     fn join(&self, partial: Tensor, residual: &Tensor, norm: &LayerNorm) -> Result<Tensor> {
         self.clock.time(|| {
             partial.inplace_op1(&AllReduce(self.comm))?;
@@ -77,12 +77,12 @@ impl Join for Unfused<'_> {
 
 /// Fusewire's fused kernel: all of it in one launch.
 #[derive(Debug)]
-pub struct Fused<'a> {
+pub struct FusedJoin<'a> {
     comm: &'a Communicator,
     clock: Clock,
 }
 
-impl<'a> Fused<'a> {
+impl<'a> FusedJoin<'a> {
     /// Over the ranks of `comm`.
     pub fn new(comm: &'a Communicator) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl<'a> Fused<'a> {
     }
 }
 
-impl Join for Fused<'_> {
+impl Join for FusedJoin<'_> {
     fn join(&self, partial: Tensor, residual: &Tensor, norm: &LayerNorm) -> Result<Tensor> {
         let op = AllReduceNorm {
             comm: self.comm,

@@ -14,8 +14,8 @@ use fusewire::{Communicator, Options, run_threads_on};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tp_encoder::measure::{self, Outcome, RankResults};
-use tp_encoder::wheel::{self, Absent, Files};
-use tp_encoder::{Alone, Batch, Config, Encoder, Shard, Weights, launch, report, text};
+use tp_encoder::wheel::{self, ModelNotFound, Files};
+use tp_encoder::{SingleProcess, Batch, Config, Encoder, Shard, Weights, launch, report, text};
 
 /// Embeds a text's sentences with all-MiniLM-L6-v2, cut over ranks, with Fusewire's fused all-reduce and LayerNorm and without
 /// it, and compares with a single process.
@@ -57,7 +57,7 @@ struct Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Role {
     /// The whole model.
-    Alone,
+    SingleProcess,
     /// One rank.
     Rank,
     /// All ranks, as threads.
@@ -67,7 +67,7 @@ enum Role {
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Alone => "alone",
+            Self::SingleProcess => "alone",
             Self::Rank => "rank",
             Self::Threads => "threads",
         })
@@ -77,7 +77,7 @@ impl fmt::Display for Role {
 /// A mistake in the arguments, or something that this machine has not: one line, status 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Refused(String);
+struct UsageError(String);
 
 fn main() -> ExitCode {
     // A reader that has seen enough, as in `tp-encoder | head -5`, ends this process quietly.
@@ -90,17 +90,17 @@ fn main() -> ExitCode {
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
-        let refused = error.is::<Refused>() || error.is::<Absent>();
+        let refused = error.is::<UsageError>() || error.is::<ModelNotFound>();
         ExitCode::from(if refused { 2 } else { 1 })
     })
 }
 
 /// What the first process does: it computes nothing itself.
 fn conduct(arguments: &Arguments) -> Result<ExitCode> {
-    let refuse = |error: anyhow::Error| Refused(format!("{error:#}"));
+    let refuse = |error: anyhow::Error| UsageError(format!("{error:#}"));
     let mut settings = arguments.clone();
     if settings.ranks == 0 || settings.batch == 0 || settings.rounds == 0 {
-        return Err(Refused("--ranks, --batch and --rounds: 1 at least".to_owned()).into());
+        return Err(UsageError("--ranks, --batch and --rounds: 1 at least".to_owned()).into());
     }
     check_devices(&mut settings)?;
     let model = match &settings.model {
@@ -148,7 +148,7 @@ fn conduct(arguments: &Arguments) -> Result<ExitCode> {
             rounds,
             ..settings.clone()
         };
-        launch::alone(&words(&half, Role::Alone, &results), launch::cores(1))?;
+        launch::alone(&words(&half, Role::SingleProcess, &results), launch::cores(1))?;
         read(&results)
     };
     let before = alone("before", settings.rounds.div_ceil(2))?;
@@ -177,13 +177,13 @@ fn conduct(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Checks that the device exists and assigns devices to ranks.
 fn check_devices(settings: &mut Arguments) -> Result<()> {
-    let refuse = |error: fusewire::Error| Refused(error.to_string());
+    let refuse = |error: fusewire::Error| UsageError(error.to_string());
     let device: fusewire::Device = settings.device.parse().map_err(refuse)?;
     match device {
         fusewire::Device::Cpu => return Ok(()),
         fusewire::Device::Cuda(_) if cfg!(feature = "cuda") => {}
         _ => {
-            return Err(Refused(format!(
+            return Err(UsageError(format!(
                 "--device {}: this build computes on the CPU only; candle has CUDA with cargo run --release -p tp-encoder --features cuda",
                 settings.device
             ))
@@ -193,7 +193,7 @@ fn check_devices(settings: &mut Arguments) -> Result<()> {
     let found = fusewire::cuda::devices().map_err(refuse)?.len();
     let one = settings.device.contains(':');
     if device_number(device) as usize >= found {
-        return Err(Refused(format!(
+        return Err(UsageError(format!(
             "--device {}: there are {found} GPUs here",
             settings.device
         ))
@@ -248,7 +248,7 @@ fn act(arguments: &Arguments, role: Role, results: &Path) -> Result<()> {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(120);
     match role {
-        Role::Alone => {
+        Role::SingleProcess => {
             let whole = work.part(Shard::WHOLE, device)?;
             let outcome = computing(|| measure::alone(&whole.encoder, &work.batches, rounds))?;
             write(results, &outcome)
@@ -318,7 +318,7 @@ impl Work {
         let encoder = Encoder::new(&self.config, &self.weights, shard, &device)?;
         if !device.is_cpu() {
             for batch in &self.batches {
-                encoder.embed(batch, &Alone)?.to_vec2::<f32>()?;
+                encoder.embed(batch, &SingleProcess)?.to_vec2::<f32>()?;
             }
         }
         Ok(Part { encoder, device })

