@@ -273,7 +273,7 @@ fn act(arguments: &Arguments, role: Role, results: &Path) -> Result<()> {
             let size = arguments.ranks;
             let parts = (0..size)
                 .map(|rank| work.part(shard(rank, size), device))
-                .collect::<Result<Vec<Part>>>()?;
+                .collect::<Result<Vec<LocalModel>>>()?;
             let ranks = run_threads_on(device, "fusewire", size, &options, |comm| {
                 Ok(parts[comm.rank() as usize].measure(&comm, &work.batches, rounds))
             });
@@ -313,7 +313,7 @@ impl Work {
 
     /// A rank's part, ready on `device`. It has run once, without peers: a GPU loads kernels when they are first
     /// launched, and may wait for what runs on it to do so; that must not be a kernel that waits for this very rank.
-    fn part(&self, shard: Shard, device: fusewire::Device) -> Result<Part> {
+    fn part(&self, shard: Shard, device: fusewire::Device) -> Result<LocalModel> {
         let device = candle(device)?;
         let encoder = Encoder::new(&self.config, &self.weights, shard, &device)?;
         if !device.is_cpu() {
@@ -321,17 +321,17 @@ impl Work {
                 encoder.embed(batch, &SingleProcess)?.to_vec2::<f32>()?;
             }
         }
-        Ok(Part { encoder, device })
+        Ok(LocalModel { encoder, device })
     }
 }
 
 /// A rank's part of the model, where it computes.
-struct Part {
+struct LocalModel {
     encoder: Encoder,
     device: candle_core::Device,
 }
 
-impl Part {
+impl LocalModel {
     fn measure(
         &self,
         comm: &Communicator,
