@@ -40,7 +40,7 @@ pub fn report(alone: &[Outcome], ranks: &[RankResults], sentences: &[String]) ->
         .flat_map(|outcome| outcome.seconds.clone())
         .collect();
     row(&mut text, "single process", &seconds, None, None)?;
-    for (name, of) in WAYS {
+    for (name, of) in VARIANTS {
         let mut most = 0.0_f32;
         for (rank, results) in ranks.iter().enumerate() {
             let outcome = of(results);
@@ -99,15 +99,15 @@ pub fn report(alone: &[Outcome], ranks: &[RankResults], sentences: &[String]) ->
 }
 
 /// A way that ranks embed, and the field of its results.
-type Way = (&'static str, fn(&RankResults) -> &Outcome);
-const WAYS: [Way; 2] = [
+type Variant = (&'static str, fn(&RankResults) -> &Outcome);
+const VARIANTS: [Variant; 2] = [
     ("all_reduce, add, norm", |results| &results.unfused),
     ("fused", |results| &results.fused),
 ];
 
 /// A part of the time, and the field of its results.
-type Part = (&'static str, fn(&Outcome) -> &[f64]);
-const PARTS: [Part; 2] = [
+type TimePart = (&'static str, fn(&Outcome) -> &[f64]);
+const PARTS: [TimePart; 2] = [
     ("whole batch", |outcome| &outcome.seconds),
     ("joins alone", |outcome| &outcome.joins),
 ];
