@@ -9,7 +9,7 @@ use fusewire::{Communicator, Device, Stream, new_comm};
 
 use crate::error::{Outcome, argument, bootstrap, give, guard, text};
 use crate::memory::Region;
-use crate::types::{Asked, FusewireOptions};
+use crate::types::{ParsedOptions, FusewireOptions};
 
 /// A communicator on a stream: `fusewire_comm`.
 #[derive(Debug)]
@@ -76,14 +76,14 @@ pub unsafe extern "C" fn fusewire_comm_from_env(
         // SAFETY: by the caller.
         let device = unsafe { device_of(NAME, device)? };
         // SAFETY: by the caller.
-        let asked = unsafe { Asked::read(NAME, options)? };
-        if asked.store_is_served {
+        let parsed = unsafe { ParsedOptions::read(NAME, options)? };
+        if parsed.store_is_served {
             return Err(argument(
                 NAME,
                 "store_is_served is for fusewire_comm_create; here TORCHELASTIC_USE_AGENT_STORE says who serves",
             ));
         }
-        let made = new_comm(&asked.backend, device, "world", asked.options)?;
+        let made = new_comm(&parsed.backend, device, "world", parsed.options)?;
         // SAFETY: writable, by the caller.
         unsafe { give(NAME, "comm", comm, FusewireComm::boxed(made, None)) }
     })
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn fusewire_comm_create(
         // SAFETY: by the caller.
         let name = unsafe { text(NAME, "name", name, Some("world"))? };
         // SAFETY: by the caller.
-        let mut asked = unsafe { Asked::read(NAME, options)? };
+        let mut parsed = unsafe { ParsedOptions::read(NAME, options)? };
         if size == 0 || rank >= size {
             return Err(argument(
                 NAME,
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn fusewire_comm_create(
             ));
         }
         let (host, port) = host_and_port(NAME, address)?;
-        let serves = rank == 0 && !asked.store_is_served;
+        let serves = rank == 0 && !parsed.store_is_served;
         let server = if serves {
             let bound = TcpStoreServer::bind_with((host, port), StoreSecret::from_env());
             let bound = bound.map_err(|error| {
@@ -139,10 +139,10 @@ pub unsafe extern "C" fn fusewire_comm_create(
             None
         };
         let client: Arc<dyn Store> =
-            Arc::new(TcpStore::connect(host, port, asked.options.timeout)?);
-        asked.options.store = Some(client);
-        asked.options.rank_size = Some((rank, size));
-        let made = new_comm(&asked.backend, device, name, asked.options)?;
+            Arc::new(TcpStore::connect(host, port, parsed.options.timeout)?);
+        parsed.options.store = Some(client);
+        parsed.options.rank_size = Some((rank, size));
+        let made = new_comm(&parsed.backend, device, name, parsed.options)?;
         // SAFETY: writable, by the caller.
         unsafe { give(NAME, "comm", comm, FusewireComm::boxed(made, server)) }
     })
@@ -413,14 +413,14 @@ pub unsafe extern "C" fn fusewire_workspace_bytes(
         // SAFETY: by the caller.
         let device = unsafe { device_of(NAME, device)? };
         // SAFETY: by the caller.
-        let asked = unsafe { Asked::read(NAME, options)? };
-        if asked.backend != "fusewire" {
+        let parsed = unsafe { ParsedOptions::read(NAME, options)? };
+        if parsed.backend != "fusewire" {
             return Err(argument(
                 NAME,
-                format!("what backend {} allocates is its own affair", asked.backend),
+                format!("what backend {} allocates is its own affair", parsed.backend),
             ));
         }
-        let needed = asked.options.workspace_bytes(device, size)?;
+        let needed = parsed.options.workspace_bytes(device, size)?;
         // SAFETY: by the caller.
         unsafe { give(NAME, "bytes", bytes, needed) }
     })

@@ -48,20 +48,20 @@ pub mod codes {
 
 /// A failure on its way to C.
 #[derive(Debug)]
-pub(crate) struct Failed {
+pub(crate) struct Failure {
     code: c_int,
     message: String,
 }
 
-pub(crate) type Outcome<T = ()> = Result<T, Failed>;
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
-impl From<Error> for Failed {
+impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
             Error::InvalidArgument { .. } => codes::FUSEWIRE_ERROR_ARGUMENT,
             Error::Timeout(_) | Error::StoreTimeout { .. } => codes::FUSEWIRE_ERROR_TIMEOUT,
             Error::Mismatch(_) => codes::FUSEWIRE_ERROR_MISMATCH,
-            Error::Failed(failure) => match failure.kind {
+            Error::Failure(failure) => match failure.kind {
                 FailureKind::Dead => codes::FUSEWIRE_ERROR_PEER,
                 FailureKind::Abort => codes::FUSEWIRE_ERROR_ABORTED,
                 _ => codes::FUSEWIRE_ERROR_FAILED,
@@ -88,16 +88,16 @@ impl From<Error> for Failed {
 }
 
 /// The failure for an argument that is not possible.
-pub(crate) fn argument(operation: &str, detail: impl core::fmt::Display) -> Failed {
-    Failed {
+pub(crate) fn argument(operation: &str, detail: impl core::fmt::Display) -> Failure {
+    Failure {
         code: codes::FUSEWIRE_ERROR_ARGUMENT,
         message: format!("{operation}: {detail}"),
     }
 }
 
 /// Makes the error of a failed rendezvous.
-pub(crate) fn bootstrap(operation: &str, detail: impl core::fmt::Display) -> Failed {
-    Failed {
+pub(crate) fn bootstrap(operation: &str, detail: impl core::fmt::Display) -> Failure {
+    Failure {
         code: codes::FUSEWIRE_ERROR_BOOTSTRAP,
         message: format!("{operation}: {detail}"),
     }
@@ -129,14 +129,14 @@ pub(crate) fn guard(call: impl FnOnce() -> Outcome) -> c_int {
             .unwrap_or_default();
         // What was thrown may panic when it is dropped.
         core::mem::forget(panic);
-        Err(Failed {
+        Err(Failure {
             code: codes::FUSEWIRE_ERROR_INTERNAL,
             message: format!("the library panicked, which is a defect of it: {said}"),
         })
     });
     match ended {
         Ok(()) => codes::FUSEWIRE_OK,
-        Err(Failed { code, message }) => {
+        Err(Failure { code, message }) => {
             keep(message);
             code
         }

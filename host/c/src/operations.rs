@@ -86,7 +86,7 @@ macro_rules! either {
     }};
 }
 
-pub(crate) fn untensored(call: &Call<'_>) -> crate::error::Failed {
+pub(crate) fn untensored(call: &Call<'_>) -> crate::error::Failure {
     argument(
         call.name,
         "an enqueued operation on memory without a tensor",

@@ -347,13 +347,13 @@ pub(crate) fn seconds(operation: &str, seconds: f64) -> Outcome<Duration> {
 }
 
 /// Options as C gave them, and what of them is no option of the communicator's.
-pub(crate) struct Asked {
+pub(crate) struct ParsedOptions {
     pub(crate) options: Options,
     pub(crate) backend: String,
     pub(crate) store_is_served: bool,
 }
 
-impl Asked {
+impl ParsedOptions {
     /// Reads options; null is all defaults.
     ///
     /// # Safety
@@ -363,17 +363,17 @@ impl Asked {
         options
             .abort_process_on_timeout_or_error
             .get_or_insert(false);
-        let mut asked = Self {
+        let mut parsed = Self {
             options,
             backend: "fusewire".to_owned(),
             store_is_served: false,
         };
         if from.is_null() {
-            return Ok(asked);
+            return Ok(parsed);
         }
         // SAFETY: by the caller.
         let given = unsafe { read(operation, from)? };
-        let options = &mut asked.options;
+        let options = &mut parsed.options;
         if given.timeout_seconds != 0.0 {
             options.timeout = seconds(operation, given.timeout_seconds)?;
         }
@@ -394,10 +394,10 @@ impl Asked {
         if given.abort_process != 0 {
             options.abort_process_on_timeout_or_error = Some(true);
         }
-        asked.store_is_served = given.store_is_served != 0;
+        parsed.store_is_served = given.store_is_served != 0;
         // SAFETY: by the caller.
         let backend = unsafe { text(operation, "backend", given.backend, Some("fusewire"))? };
-        asked.backend = backend.to_owned();
-        Ok(asked)
+        parsed.backend = backend.to_owned();
+        Ok(parsed)
     }
 }
