@@ -21,13 +21,13 @@ pub(super) struct Guard {
 #[derive(Debug)]
 struct Shared {
     comm: Arc<Comm>,
-    watched: Mutex<Watched>,
+    watched: Mutex<WatchState>,
     changed: Condvar,
     aborted: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Watched {
+struct WatchState {
     /// When the call that runs is aborted.
     until: Option<Instant>,
     /// Until when the thread sleeps; without a bound where it is `None`.
@@ -37,7 +37,7 @@ struct Watched {
 }
 
 impl Shared {
-    fn watched(&self) -> MutexGuard<'_, Watched> {
+    fn watched(&self) -> MutexGuard<'_, WatchState> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
