@@ -12,7 +12,7 @@ use fusewire_backend_abi::{
 };
 
 use super::library::Library;
-use super::store::Bound;
+use super::store::StoreContext;
 use crate::backend::{Setup, backend_error};
 use crate::device::Device;
 use crate::{Error, Result};
@@ -30,7 +30,7 @@ pub(super) struct External {
     /// The calls of a handle come one at a time.
     pub(super) calls: Mutex<()>,
     /// The store outlives the handle: fields are dropped after `drop` has destroyed it.
-    pub(super) store: Arc<Bound>,
+    pub(super) store: Arc<StoreContext>,
 }
 
 // SAFETY: a handle may be used from any thread, one call at a time, which `calls` sees to; the others
@@ -92,7 +92,7 @@ fn c_string(name: &str, what: &str, value: &str) -> Result<CString> {
 impl External {
     /// Makes this rank's handle. All ranks together.
     pub(super) fn create(name: &str, library: &'static Library, setup: &Setup) -> Result<Self> {
-        let store = Bound::new(Arc::clone(&setup.store));
+        let store = StoreContext::new(Arc::clone(&setup.store));
         let communicator = c_string(name, "the name", &setup.name)?;
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (key, value) in &setup.options.hints {

@@ -16,18 +16,18 @@ use crate::store::Store;
 
 /// What the functions' context points to, with the struct that names them: in a box, so that neither moves.
 #[derive(Debug)]
-pub(super) struct Bound {
+pub(super) struct StoreContext {
     store: Arc<dyn Store>,
     table: FusewireStore,
 }
 
 // SAFETY: the table's one pointer is the value's own address; nothing is written after `new`, and a store is
 // `Send + Sync`.
-unsafe impl Send for Bound {}
+unsafe impl Send for StoreContext {}
 // SAFETY: as above.
-unsafe impl Sync for Bound {}
+unsafe impl Sync for StoreContext {}
 
-impl Bound {
+impl StoreContext {
     pub(super) fn new(store: Arc<dyn Store>) -> Arc<Self> {
         Arc::new_cyclic(|this: &Weak<Self>| Self {
             store,
@@ -50,13 +50,13 @@ impl Bound {
 }
 
 /// A failure of a store's function: code and message.
-type Failed = (i32, String);
+type StoreFailure = (i32, String);
 
-fn invalid(detail: impl Into<String>) -> Failed {
+fn invalid(detail: impl Into<String>) -> StoreFailure {
     (CODE_INVALID, detail.into())
 }
 
-fn failed(error: &Error) -> Failed {
+fn failed(error: &Error) -> StoreFailure {
     let code = match error {
         Error::StoreTimeout { .. } => CODE_TIMEOUT,
         Error::InvalidArgument { .. } => CODE_INVALID,
@@ -68,14 +68,14 @@ fn failed(error: &Error) -> Failed {
 /// Runs a function's body on the store; neither a panic nor a wrong context leaves it.
 ///
 /// # Safety
-/// `context` is null or a [`Bound`]'s; `error` as for [`FusewireError::set`].
+/// `context` is null or a [`StoreContext`]'s; `error` as for [`FusewireError::set`].
 unsafe fn guarded(
     context: *mut c_void,
     error: *mut FusewireError,
-    body: impl FnOnce(&dyn Store) -> Result<(), Failed>,
+    body: impl FnOnce(&dyn Store) -> Result<(), StoreFailure>,
 ) -> i32 {
     // SAFETY: the caller's promise; a bound store lives as long as the handle.
-    let Some(bound) = (unsafe { context.cast::<Bound>().as_ref() }) else {
+    let Some(bound) = (unsafe { context.cast::<StoreContext>().as_ref() }) else {
         // SAFETY: the caller's promise.
         unsafe { FusewireError::set(error, CODE_INVALID, "the store's context is null") };
         return CODE_INVALID;
@@ -99,7 +99,7 @@ unsafe fn bytes<'a>(
     at: *const u8,
     bytes: usize,
     most: usize,
-) -> Result<&'a [u8], Failed> {
+) -> Result<&'a [u8], StoreFailure> {
     if bytes == 0 {
         return Ok(&[]);
     }
@@ -121,7 +121,7 @@ unsafe fn bytes<'a>(
 ///
 /// # Safety
 /// As [`bytes`].
-unsafe fn key<'a>(at: *const c_char, length: usize) -> Result<&'a str, Failed> {
+unsafe fn key<'a>(at: *const c_char, length: usize) -> Result<&'a str, StoreFailure> {
     // SAFETY: the caller's promise.
     let key = unsafe { bytes("key", at.cast(), length, MAX_KEY_BYTES) }?;
     match core::str::from_utf8(key) {
@@ -232,7 +232,7 @@ mod tests {
     use crate::store::MemoryStore;
 
     /// Calls `get` of `key` with a buffer of `capacity` bytes: code, length, value.
-    fn read(bound: &Bound, key: &[u8], capacity: usize) -> (i32, usize, Vec<u8>) {
+    fn read(bound: &StoreContext, key: &[u8], capacity: usize) -> (i32, usize, Vec<u8>) {
         let (mut value, mut length) = (vec![0u8; capacity], 0);
         let timeout = Duration::from_millis(20).as_nanos() as u64;
         let get = bound.table.get.expect("it is there");
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn keys_and_values_are_bounded() {
         let store = Arc::new(MemoryStore::new());
-        let bound = Bound::new(Arc::clone(&store) as _);
+        let bound = StoreContext::new(Arc::clone(&store) as _);
         let mut text = [0u8; 200];
         let mut write = |key: &[u8], value: *const u8, length: usize| {
             let mut error = FusewireError::new(&mut text);
