@@ -21,7 +21,7 @@ use fusewire_device::element::ReductionCode;
 use fusewire_device::layout::FailureKind;
 use fusewire_device::session::Operation;
 
-use self::route::Way;
+use self::route::Route;
 use super::gloo::{Gloo, Message};
 use super::{Backend, How, Reach, Route, Setup, backend_error};
 use crate::comm::Communicator;
@@ -225,14 +225,14 @@ impl Hierarchy {
         }]
     }
 
-    fn way(
+    fn route(
         &self,
         operation: Operation,
         dtype: DType,
         code: Option<ReductionCode>,
         count: usize,
-    ) -> Way {
-        route::choose(&route::Given {
+    ) -> Route {
+        route::choose(&route::RouteParams {
             operation,
             reduction: code.map(|code| (dtype, code)),
             bytes: count * dtype.size(),
@@ -306,8 +306,8 @@ impl Backend for Hierarchy {
         reduction: Option<ReductionCode>,
         count: usize,
     ) -> Option<Route> {
-        let way = self.way(operation, dtype, reduction, count);
-        Some(Route::new(self.host_count(), way.why(operation)))
+        let route = self.route(operation, dtype, reduction, count);
+        Some(Route::new(self.host_count(), route.why(operation)))
     }
 
     fn group_start(&self) -> Result<()> {
@@ -329,11 +329,11 @@ impl Backend for Hierarchy {
         let clock = Clock::start(how);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.way(Operation::AllReduce, how.dtype, Some(op.code()), count) {
-                Way::Gathered => self.reduce_gathered(from, to, count, op, None, &clock),
-                Way::Ordered => self.all_reduce_ordered(from, to, count, op, &clock),
-                Way::Shards => self.all_reduce_shards(from, to, count, op, &clock),
-                Way::Leaders => self.all_reduce_leaders(from, to, count, op, &clock),
+            match self.route(Operation::AllReduce, how.dtype, Some(op.code()), count) {
+                Route::Gathered => self.reduce_gathered(from, to, count, op, None, &clock),
+                Route::Ordered => self.all_reduce_ordered(from, to, count, op, &clock),
+                Route::Shards => self.all_reduce_shards(from, to, count, op, &clock),
+                Route::Leaders => self.all_reduce_leaders(from, to, count, op, &clock),
                 _ => self
                     .all
                     .all_reduce(from, to, count, op, how)
@@ -354,10 +354,10 @@ impl Backend for Hierarchy {
         let clock = Clock::start(how);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.way(Operation::Reduce, how.dtype, Some(op.code()), count) {
-                Way::Gathered => self.reduce_gathered(from, to, count, op, Some(root), &clock),
-                Way::Ordered => self.reduce_ordered(from, to, count, op, root, &clock),
-                Way::Leaders => self.reduce_leaders(from, to, count, op, root, &clock),
+            match self.route(Operation::Reduce, how.dtype, Some(op.code()), count) {
+                Route::Gathered => self.reduce_gathered(from, to, count, op, Some(root), &clock),
+                Route::Ordered => self.reduce_ordered(from, to, count, op, root, &clock),
+                Route::Leaders => self.reduce_leaders(from, to, count, op, root, &clock),
                 _ => self
                     .all
                     .reduce(from, to, count, op, root, how)
@@ -370,8 +370,8 @@ impl Backend for Hierarchy {
         let clock = Clock::start(how);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.way(Operation::Broadcast, how.dtype, None, count) {
-                Way::Leaders => self.broadcast_leaders(buffer, count, root, &clock),
+            match self.route(Operation::Broadcast, how.dtype, None, count) {
+                Route::Leaders => self.broadcast_leaders(buffer, count, root, &clock),
                 _ => self
                     .all
                     .broadcast(buffer, count, root, how)
@@ -390,8 +390,8 @@ impl Backend for Hierarchy {
         let clock = Clock::start(how);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.way(Operation::AllGather, how.dtype, None, count) {
-                Way::Shards => self.all_gather_shards(from, to, count, &clock),
+            match self.route(Operation::AllGather, how.dtype, None, count) {
+                Route::Shards => self.all_gather_shards(from, to, count, &clock),
                 _ => self
                     .all
                     .all_gather(from, to, count, how)
@@ -411,8 +411,8 @@ impl Backend for Hierarchy {
         let clock = Clock::start(how);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.way(Operation::ReduceScatter, how.dtype, Some(op.code()), count) {
-                Way::Shards => self.reduce_scatter_shards(from, to, count, op, &clock),
+            match self.route(Operation::ReduceScatter, how.dtype, Some(op.code()), count) {
+                Route::Shards => self.reduce_scatter_shards(from, to, count, op, &clock),
                 _ => self.reduce_scatter_ordered(from, to, count, op, &clock),
             }
         }

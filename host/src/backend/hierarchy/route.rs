@@ -24,7 +24,7 @@ pub(super) const SHARDS_BYTES: usize = 64 << 10;
 pub(super) const ROW_BYTES: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Route {
     /// Everybody gets all inputs and reduces them in rank order.
     Gathered,
     /// Shards are exchanged, reduced in rank order, gathered.
@@ -40,7 +40,7 @@ pub(super) enum Way {
 }
 
 /// What the choice depends on.
-pub(super) struct Given {
+pub(super) struct RouteParams {
     pub(super) operation: Operation,
     pub(super) reduction: Option<(DType, ReductionCode)>,
     /// Of a row, where there are rows.
@@ -52,38 +52,38 @@ pub(super) struct Given {
     pub(super) alone: bool,
 }
 
-pub(super) fn choose(given: &Given) -> Way {
-    let Given {
+pub(super) fn choose(params: &RouteParams) -> Route {
+    let RouteParams {
         operation,
         bytes,
         even,
         alone,
         ..
-    } = *given;
-    if let Some((dtype, code)) = given.reduction {
+    } = *params;
+    if let Some((dtype, code)) = params.reduction {
         // What Gloo cannot reduce is reduced here.
-        if given.bitwise || data_type(dtype, code).is_none() {
+        if params.bitwise || data_type(dtype, code).is_none() {
             return match operation {
-                Operation::ReduceScatter => Way::Ordered,
-                _ if bytes <= GATHERED_BYTES => Way::Gathered,
-                _ => Way::Ordered,
+                Operation::ReduceScatter => Route::Ordered,
+                _ if bytes <= GATHERED_BYTES => Route::Gathered,
+                _ => Route::Ordered,
             };
         }
     }
     match operation {
-        Operation::AllReduce | Operation::Reduce | Operation::Broadcast if alone => Way::Flat,
-        Operation::AllReduce if even && bytes >= SHARDS_BYTES => Way::Shards,
-        Operation::AllReduce | Operation::Reduce | Operation::Broadcast => Way::Leaders,
+        Operation::AllReduce | Operation::Reduce | Operation::Broadcast if alone => Route::Flat,
+        Operation::AllReduce if even && bytes >= SHARDS_BYTES => Route::Shards,
+        Operation::AllReduce | Operation::Reduce | Operation::Broadcast => Route::Leaders,
         // Gloo has none: its way would be to reduce all rows everywhere.
-        Operation::ReduceScatter if even && !alone => Way::Shards,
-        Operation::ReduceScatter => Way::Ordered,
-        Operation::AllGather if even && !alone && bytes >= ROW_BYTES => Way::Shards,
-        Operation::AllGather | Operation::Barrier => Way::Flat,
-        _ => Way::Messages,
+        Operation::ReduceScatter if even && !alone => Route::Shards,
+        Operation::ReduceScatter => Route::Ordered,
+        Operation::AllGather if even && !alone && bytes >= ROW_BYTES => Route::Shards,
+        Operation::AllGather | Operation::Barrier => Route::Flat,
+        _ => Route::Messages,
     }
 }
 
-impl Way {
+impl Route {
     /// What happens, and why so.
     pub(super) const fn why(self, operation: Operation) -> &'static str {
         match self {
@@ -120,8 +120,8 @@ mod tests {
 
     const SUM: Option<(DType, ReductionCode)> = Some((DType::F32, ReductionCode::Sum));
 
-    fn way(operation: Operation, bytes: usize, bitwise: bool, even: bool) -> Way {
-        choose(&Given {
+    fn route(operation: Operation, bytes: usize, bitwise: bool, even: bool) -> Route {
+        choose(&RouteParams {
             operation,
             reduction: match operation {
                 Operation::AllReduce | Operation::Reduce | Operation::ReduceScatter => SUM,
@@ -140,8 +140,8 @@ mod tests {
         for operation in [AllReduce, Reduce, ReduceScatter] {
             for bytes in [0, 4, GATHERED_BYTES + 4, 1 << 26] {
                 for even in [false, true] {
-                    let way = way(operation, bytes, true, even);
-                    assert!(matches!(way, Way::Gathered | Way::Ordered), "{way:?}");
+                    let route = route(operation, bytes, true, even);
+                    assert!(matches!(route, Route::Gathered | Route::Ordered), "{route:?}");
                 }
             }
         }
@@ -150,9 +150,9 @@ mod tests {
     #[test]
     fn shards_need_hosts_of_one_size() {
         let large = 1 << 26;
-        assert_eq!(way(Operation::AllReduce, large, false, true), Way::Shards);
-        assert_eq!(way(Operation::AllReduce, large, false, false), Way::Leaders);
-        assert_eq!(way(Operation::AllReduce, 64, false, true), Way::Leaders);
-        assert_eq!(way(Operation::AllGather, large, true, false), Way::Flat);
+        assert_eq!(route(Operation::AllReduce, large, false, true), Route::Shards);
+        assert_eq!(route(Operation::AllReduce, large, false, false), Route::Leaders);
+        assert_eq!(route(Operation::AllReduce, 64, false, true), Route::Leaders);
+        assert_eq!(route(Operation::AllGather, large, true, false), Route::Flat);
     }
 }
