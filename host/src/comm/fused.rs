@@ -12,7 +12,7 @@ use fusewire_kernels::fused::{
     Route, SHARED_ROW,
 };
 
-use super::norm::{Checked, Norm};
+use super::norm::{CheckedNorm, Norm};
 use super::observe::OpInfo;
 use super::submit::{Prepared, invalid};
 use super::{Communicator, LaunchAttributes, Work};
@@ -95,11 +95,11 @@ impl Communicator {
     /// # Errors
     /// As there.
     pub fn plan_norm(&self, norm: &Norm<'_>) -> Result<Algorithm> {
-        let checked = Checked::new(Operation::AllReduceNorm.name(), norm, 1)?;
+        let checked = CheckedNorm::new(Operation::AllReduceNorm.name(), norm, 1)?;
         Ok(self.norm_algorithm(Operation::AllReduceNorm, &checked))
     }
 
-    fn norm_algorithm(&self, operation: Operation, norm: &Checked<'_, '_>) -> Algorithm {
+    fn norm_algorithm(&self, operation: Operation, norm: &CheckedNorm<'_, '_>) -> Algorithm {
         let options = self.options();
         let wanted = match norm.algorithm() {
             Algorithm::Auto => options.algorithm,
@@ -130,7 +130,7 @@ impl Communicator {
         let name = operation.name();
         let scatters = operation == Operation::ReduceScatterNorm;
         let shards = if scatters { self.size() as usize } else { 1 };
-        let norm = Checked::new(name, norm, shards)?;
+        let norm = CheckedNorm::new(name, norm, shards)?;
         for (what, view) in norm.views() {
             let Some(view) = view else { continue };
             self.check_view(name, what, &view, borrowed)?;
@@ -222,7 +222,7 @@ impl Communicator {
 
     fn packet_norm(
         &self,
-        norm: &Checked<'_, '_>,
+        norm: &CheckedNorm<'_, '_>,
         spec: NormSpec,
         call: u64,
     ) -> Result<ReduceNormPacketParams> {
@@ -253,7 +253,7 @@ impl Communicator {
     fn rounds_norm(
         &self,
         name: &'static str,
-        norm: &Checked<'_, '_>,
+        norm: &CheckedNorm<'_, '_>,
         spec: NormSpec,
         call: u64,
     ) -> Result<ReduceNormParams> {
@@ -322,7 +322,7 @@ impl Communicator {
     fn check_scratch(
         &self,
         name: &'static str,
-        norm: &Checked<'_, '_>,
+        norm: &CheckedNorm<'_, '_>,
         scratch: u64,
         more: u64,
     ) -> Result<usize> {
@@ -348,7 +348,7 @@ fn scratch_at(staging: u64, scratch: u64) -> Option<u64> {
 }
 
 /// Bytes of all that is written of a row.
-fn output_bytes(norm: &Checked<'_, '_>, spec: NormSpec) -> usize {
+fn output_bytes(norm: &CheckedNorm<'_, '_>, spec: NormSpec) -> usize {
     let (hidden, size) = (norm.hidden, norm.size());
     let kept = if norm.residual_out().is_some() {
         spec.residual_bytes(hidden, size)

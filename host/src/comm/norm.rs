@@ -173,7 +173,7 @@ impl<'a> Norm<'a> {
 
 /// A norm whose arguments fit each other: what a launch needs.
 #[derive(Debug)]
-pub(super) struct Checked<'n, 'a> {
+pub(super) struct CheckedNorm<'n, 'a> {
     norm: &'n Norm<'a>,
     /// Rows of the result.
     pub(super) rows: usize,
@@ -183,7 +183,7 @@ pub(super) struct Checked<'n, 'a> {
     wide: bool,
 }
 
-impl<'n, 'a> Checked<'n, 'a> {
+impl<'n, 'a> CheckedNorm<'n, 'a> {
     /// Checks what can be checked without a communicator; `shards` is how many times the result's rows there are at the input.
     pub(super) fn new(name: &'static str, norm: &'n Norm<'a>, shards: usize) -> Result<Self> {
         let refuse = |detail: String| Err(invalid(name, detail));
