@@ -46,13 +46,13 @@ pub(crate) fn start() {
 
 /// From counts to nanoseconds since 1970.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Dates {
+pub(crate) struct TickConverter {
     ticks: u64,
     unix_ns: u64,
     ns_per_tick: f64,
 }
 
-impl Dates {
+impl TickConverter {
     /// By the rate between the first mark and now.
     pub(crate) fn new() -> Self {
         let first = *FIRST.get_or_init(Mark::now);

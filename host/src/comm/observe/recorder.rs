@@ -6,7 +6,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::OpInfo;
-use super::clock::{self, Dates};
+use super::clock::{self, TickConverter};
 use crate::Activity;
 use fusewire_device::session::Operation;
 
@@ -232,7 +232,7 @@ impl Recorder {
 
     /// The entries, oldest first.
     pub(crate) fn records(&self) -> Vec<FlightRecord> {
-        let dates = Dates::new();
+        let dates = TickConverter::new();
         let mut records: Vec<_> = self
             .lines
             .iter()
@@ -258,7 +258,7 @@ fn ring_lines(entries: usize) -> usize {
     }
 }
 
-fn decode(slot: &Slot, dates: &Dates) -> Option<FlightRecord> {
+fn decode(slot: &Slot, dates: &TickConverter) -> Option<FlightRecord> {
     let id = slot[0].load(Ordering::Acquire);
     if id == 0 {
         return None;
