@@ -30,7 +30,7 @@ const KEPT: usize = 16;
 
 /// How a dump is written down. PyTorch's two forms differ in how absent times and numbers of a status are written.
 #[derive(Clone, Copy, PartialEq)]
-enum Form {
+enum DumpFormat {
     Json,
     Pickle,
 }
@@ -67,7 +67,7 @@ struct Group {
 impl Part {
     /// As JSON text.
     pub(crate) fn json(&self) -> String {
-        document(&[self], Form::Json).to_string()
+        document(&[self], DumpFormat::Json).to_string()
     }
 
     /// Writes it to `path`, as a pickle.
@@ -139,7 +139,7 @@ impl Part {
         }
     }
 
-    fn entry(&self, pg_id: usize, record: &FlightRecord, form: Form) -> Value {
+    fn entry(&self, pg_id: usize, record: &FlightRecord, form: DumpFormat) -> Value {
         let activity = &record.activity;
         let group = self.group(record);
         let is_p2p = self.transfer(record).is_some();
@@ -160,8 +160,8 @@ impl Part {
         };
         let time = |at: Option<u64>| match (at, form) {
             (Some(at), _) => json!(at),
-            (None, Form::Json) => json!(0),
-            (None, Form::Pickle) => Value::Null,
+            (None, DumpFormat::Json) => json!(0),
+            (None, DumpFormat::Pickle) => Value::Null,
         };
         let mut entry = json!({
             "frames": [],
@@ -243,7 +243,7 @@ impl Part {
     }
 
     /// Sequence numbers of the last collective that was issued, has started, has ended; -1 for none.
-    fn status(&self, form: Form) -> Value {
+    fn status(&self, form: DumpFormat) -> Value {
         let last = |wanted: &dyn Fn(&FlightRecord) -> bool| {
             let last = self
                 .records
@@ -254,8 +254,8 @@ impl Part {
                 .max()
                 .unwrap_or(-1);
             match form {
-                Form::Json => json!(last.to_string()),
-                Form::Pickle => json!(last),
+                DumpFormat::Json => json!(last.to_string()),
+                DumpFormat::Pickle => json!(last),
             }
         };
         json!({
@@ -300,7 +300,7 @@ fn type_name(dtype: DType) -> &'static str {
     }
 }
 
-fn document(parts: &[&Part], form: Form) -> Value {
+fn document(parts: &[&Part], form: DumpFormat) -> Value {
     let mut groups: BTreeMap<String, Group> = BTreeMap::new();
     let mut status = Map::new();
     let mut failures = Map::new();
@@ -358,7 +358,7 @@ fn document(parts: &[&Part], form: Form) -> Value {
 
 fn pickle(parts: &[&Part]) -> io::Result<Vec<u8>> {
     let options = serde_pickle::SerOptions::new().proto_v2();
-    serde_pickle::to_vec(&document(parts, Form::Pickle), options).map_err(io::Error::other)
+    serde_pickle::to_vec(&document(parts, DumpFormat::Pickle), options).map_err(io::Error::other)
 }
 
 fn host_name() -> String {

@@ -291,7 +291,7 @@ fn communicators_of_one_process_share_a_dump() {
         part.barrier()?;
         comm.barrier()?;
         let parts = [comm.inner.part(), part.inner.part()];
-        let dump = super::document(&[&parts[0], &parts[1]], super::Form::Pickle);
+        let dump = super::document(&[&parts[0], &parts[1]], super::DumpFormat::Pickle);
         assert_eq!(dump["rank"], comm.rank());
         assert_eq!(dump["pg_config"][part.name()]["name"], part.name());
         assert_eq!(dump["pg_config"]["threads"]["ranks"], "[0, 1, 2]");
