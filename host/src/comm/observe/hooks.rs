@@ -62,24 +62,24 @@ pub struct ReplayArguments {
     pub edge: ReplayEdge,
 }
 
-type Around = Arc<dyn Fn(&HookArguments<'_>) + Send + Sync>;
-type OnAbort = Arc<dyn Fn(&Error) + Send + Sync>;
-type OnReplay = Arc<dyn Fn(&ReplayArguments) + Send + Sync>;
+type CallHook = Arc<dyn Fn(&HookArguments<'_>) + Send + Sync>;
+type AbortHook = Arc<dyn Fn(&Error) + Send + Sync>;
+type ReplayHook = Arc<dyn Fn(&ReplayArguments) + Send + Sync>;
 
 /// A kind of hook, each with its number.
-type Numbered<T> = Vec<(u64, T)>;
+type HookList<T> = Vec<(u64, T)>;
 
 /// The hooks at one moment. An operation calls those that were there when it was issued, without a lock, so that
 /// they may register and remove hooks.
 #[derive(Clone, Default)]
-pub(crate) struct Lists {
-    before: Numbered<Around>,
-    after: Numbered<Around>,
-    abort: Numbered<OnAbort>,
-    replay: Numbered<OnReplay>,
+pub(crate) struct HookLists {
+    before: HookList<CallHook>,
+    after: HookList<CallHook>,
+    abort: HookList<AbortHook>,
+    replay: HookList<ReplayHook>,
 }
 
-impl Lists {
+impl HookLists {
     fn len(&self) -> usize {
         self.before.len() + self.after.len() + self.abort.len() + self.replay.len()
     }
@@ -106,17 +106,17 @@ struct Table {
     count: AtomicU64,
     /// The last number given.
     numbered: AtomicU64,
-    lists: RwLock<Arc<Lists>>,
+    lists: RwLock<Arc<HookLists>>,
 }
 
 impl Table {
-    fn current(&self) -> Arc<Lists> {
+    fn current(&self) -> Arc<HookLists> {
         Arc::clone(&self.lists.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn change(&self, change: impl FnOnce(&mut Lists)) {
+    fn change(&self, change: impl FnOnce(&mut HookLists)) {
         let mut lists = self.lists.write().unwrap_or_else(PoisonError::into_inner);
-        let mut changed = Lists::clone(&lists);
+        let mut changed = HookLists::clone(&lists);
         change(&mut changed);
         self.count.store(changed.len() as u64, Ordering::Release);
         let before = core::mem::replace(&mut *lists, Arc::new(changed));
@@ -161,7 +161,7 @@ impl HookHandle {
 }
 
 impl Hooks {
-    fn add(&self, add: impl FnOnce(&mut Lists, u64)) -> HookHandle {
+    fn add(&self, add: impl FnOnce(&mut HookLists, u64)) -> HookHandle {
         let id = self.0.numbered.fetch_add(1, Ordering::Relaxed) + 1;
         self.0.change(|lists| add(lists, id));
         HookHandle {
@@ -170,19 +170,19 @@ impl Hooks {
         }
     }
 
-    pub(crate) fn add_before(&self, hook: Around) -> HookHandle {
+    pub(crate) fn add_before(&self, hook: CallHook) -> HookHandle {
         self.add(|lists, id| lists.before.push((id, hook)))
     }
 
-    pub(crate) fn add_after(&self, hook: Around) -> HookHandle {
+    pub(crate) fn add_after(&self, hook: CallHook) -> HookHandle {
         self.add(|lists, id| lists.after.push((id, hook)))
     }
 
-    pub(crate) fn add_abort(&self, hook: OnAbort) -> HookHandle {
+    pub(crate) fn add_abort(&self, hook: AbortHook) -> HookHandle {
         self.add(|lists, id| lists.abort.push((id, hook)))
     }
 
-    pub(crate) fn add_replay(&self, hook: OnReplay) -> HookHandle {
+    pub(crate) fn add_replay(&self, hook: ReplayHook) -> HookHandle {
         self.add(|lists, id| lists.replay.push((id, hook)))
     }
 
@@ -194,7 +194,7 @@ impl Hooks {
 
     /// The hooks of an operation that is issued now, if there are any.
     #[inline]
-    pub(crate) fn current(&self) -> Option<Arc<Lists>> {
+    pub(crate) fn current(&self) -> Option<Arc<HookLists>> {
         (!self.is_empty()).then(|| self.0.current())
     }
 
