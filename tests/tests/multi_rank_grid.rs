@@ -119,7 +119,7 @@ fn works(size: u32, options: &Options) {
 }
 
 /// Elements of a rank's part.
-const SLOT_BYTES: usize = 331;
+const PART: usize = 331;
 const HIDDEN: usize = 96;
 
 /// One of everything that all ranks do together, blocking and enqueued: what each rank has then, and how many calls that was.
@@ -132,9 +132,9 @@ fn everything(comm: &Communicator) -> Result<(Vec<Vec<u8>>, u64)> {
     };
     let (mut out, mut calls) = (Vec::new(), 0);
     for dtype in [DType::F32, DType::Bf16] {
-        let small = filled(dtype, SLOT_BYTES, 1)?;
-        let large = filled(dtype, SLOT_BYTES * ranks, 2)?;
-        let (part, whole) = (comm.alloc(dtype, SLOT_BYTES)?, comm.alloc(dtype, SLOT_BYTES * ranks)?);
+        let small = filled(dtype, PART, 1)?;
+        let large = filled(dtype, PART * ranks, 2)?;
+        let (part, whole) = (comm.alloc(dtype, PART)?, comm.alloc(dtype, PART * ranks)?);
         for algorithm in [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot] {
             let by = comm.with_options(&CallOptions::new().hint("algorithm", algorithm.name()))?;
             by.all_reduce_into(&part, &small, ReduceOp::Sum)?;
