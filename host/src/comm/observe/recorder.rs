@@ -135,14 +135,14 @@ impl Recorder {
     /// instruction would wait for all stores before it: operations that other streams issue at this very moment may get
     /// the same number, and one of the two entries is lost.
     #[inline]
-    pub(crate) fn open(&self, op_info: &OpInfo) -> Open<'_> {
+    pub(crate) fn open(&self, op_info: &OpInfo) -> RunningOp<'_> {
         let id = self.issued.load(Ordering::Relaxed) + 1;
         self.issued.store(id, Ordering::Relaxed);
         let slot = self.slot(id);
         if let Some(slot) = slot {
             self.write(slot, id, op_info, false, 1);
         }
-        Open {
+        RunningOp {
             slot,
             elements: op_info.input_count.max(op_info.output_count),
         }
@@ -151,7 +151,7 @@ impl Recorder {
     /// The operation has ended. When, is noted of those that take longer than the note: a reading of the counter takes
     /// a tenth of the shortest call.
     #[inline]
-    pub(crate) fn close(&self, open: &Open<'_>, well: bool) {
+    pub(crate) fn close(&self, open: &RunningOp<'_>, well: bool) {
         let Some(slot) = open.slot else { return };
         let timed = !well || self.always_timed || open.elements >= TIMED_ELEMENTS;
         let ended = if timed { clock::ticks() } else { UNTIMED };
@@ -246,7 +246,7 @@ impl Recorder {
 
 /// An operation that is running on the thread that issued it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Open<'a> {
+pub(crate) struct RunningOp<'a> {
     slot: Option<&'a Slot>,
     elements: u64,
 }
