@@ -1,4 +1,4 @@
-//! The image of the library's kernels in their grid forms, as a GPU has it loaded.
+//! The image of the grid forms of the library's kernels.
 
 use std::ffi::CString;
 
@@ -10,10 +10,10 @@ use super::super::driver::{Driver, RawFunction, RawModule};
 use super::super::images::{Image, Images};
 use crate::{Error, Result};
 
-/// Name of the image, as [`Images::find`] takes it: it is not among those that the library carries.
+/// Name of the image for [`Images::find`]. The library does not carry it.
 pub const IMAGE: &str = "fusewire-kernels-multi-rank-grid";
 
-/// What makes it, but for the target.
+/// The command that builds it, without the target.
 const COMMAND: &str = "fusewire-build build --multi-rank-grid --target";
 
 /// A loaded image of grid forms.
@@ -32,8 +32,8 @@ struct Form {
 }
 
 impl GridImage {
-    /// Finds and loads the image, and looks up the grid forms of `kernels`: all now, because a kernel that is loaded
-    /// lazily waits for those that wait for it.
+    /// Finds and loads the image and looks up the grid forms of `kernels`. All are looked up now,
+    /// because loading a kernel lazily would block on running kernels that wait for it.
     pub(crate) fn load(driver: &dyn Driver, kernels: &[&'static KernelInfo]) -> Result<Self> {
         let architecture = driver.properties().architecture.clone();
         let command = format!("`{COMMAND} {architecture} --out FOLDER`");
@@ -57,17 +57,17 @@ impl GridImage {
         Ok(Self { module, forms })
     }
 
-    /// The module, which stays loaded as long as the process.
+    /// Returns the module, which stays loaded until the process ends.
     pub(crate) fn module(&self) -> RawModule {
         self.module
     }
 
-    /// Number of kernels.
+    /// Returns the number of kernels.
     pub(crate) fn len(&self) -> usize {
         self.forms.len()
     }
 
-    /// Refuses ranks whose blocks a GPU does not hold at once, for any of the kernels.
+    /// Fails if the blocks of all ranks are not resident together, for any of the kernels.
     pub(crate) fn check_resident(
         &self,
         gpu: &Gpu,
@@ -101,13 +101,13 @@ fn other_version(image: &Image, detail: &str) -> Error {
     Error::Image {
         image: image.to_string(),
         detail: format!(
-            "{detail}: image and program are of different versions; make the image anew by `{COMMAND} {}`",
+            "{detail}: image and program are of different versions; rebuild the image by `{COMMAND} {}`",
             image.target
         ),
     }
 }
 
-/// Looks up one grid form, and compares its arguments.
+/// Looks up a grid form and checks its arguments.
 fn form(
     driver: &dyn Driver,
     image: &Image,

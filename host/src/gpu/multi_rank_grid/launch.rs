@@ -1,4 +1,4 @@
-//! The grid of a launch that all ranks have come for: checked as a whole, then enqueued.
+//! The launch of a grid after all ranks have launched: checks, then enqueues.
 
 use core::ffi::c_void;
 use core::time::Duration;
@@ -13,17 +13,17 @@ use super::{MultiRankGrid, SLOT_BYTES, invalid};
 use crate::gpu::driver::{LaunchShape, RawEvent, RawFunction};
 use crate::{Error, Result};
 
-/// A launch as it goes to the driver.
+/// A checked launch for the driver.
 struct Prepared {
     function: RawFunction,
     shape: LaunchShape,
-    /// Bytes of the table: all ranks' structs.
+    /// The table: the parameter structs of all ranks.
     table: Vec<u8>,
     blocks_per_rank: u32,
 }
 
 impl MultiRankGrid {
-    /// Launches the grid that has gathered, and says to all what came of it.
+    /// Launches the grid of the pending launches and sets their outcome.
     pub(super) fn launch_grid(&self, state: &mut State) {
         let launches: Vec<RankLaunch> =
             state.launches.iter_mut().filter_map(Option::take).collect();
@@ -33,15 +33,15 @@ impl MultiRankGrid {
         };
         match self.enqueue(state, &launches, &prepared) {
             Ok(()) => state.finish(Ok(())),
-            // Nobody knows how far it came.
+            // The grid may be partly enqueued, so it is broken.
             Err(error) => state.fail(&error),
         }
     }
 
-    /// Everything that can be refused before anything is enqueued.
+    /// Checks everything that can be refused before anything is enqueued.
     fn prepare(&self, state: &mut State, launches: &[RankLaunch]) -> Result<Prepared> {
         let Some(first) = launches.first() else {
-            return Err(invalid("nobody has come".to_owned()));
+            return Err(invalid("no rank has launched".to_owned()));
         };
         let function = self.function(state, &first.kernel)?;
         let blocks = self.total_blocks(function, first)?;
@@ -63,14 +63,14 @@ impl MultiRankGrid {
         })
     }
 
-    /// The grid form of a kernel.
+    /// Returns the grid form of a kernel, after a check of its arguments.
     fn function(&self, state: &mut State, kernel: &str) -> Result<RawFunction> {
         if let Some(function) = state.functions.get(kernel) {
             return Ok(*function);
         }
         let symbol = format!("{kernel}{SUFFIX}");
         let name = CString::new(symbol.as_str())
-            .map_err(|_| invalid(format!("{kernel:?} is no kernel's name")))?;
+            .map_err(|_| invalid(format!("{kernel:?} is not the name of a kernel")))?;
         let Some(function) = self.driver.function(self.module, &name)? else {
             return Err(Error::launch(format!(
                 "the image has no {symbol}; build it with `fusewire-build build --multi-rank-grid`"
@@ -92,7 +92,7 @@ impl MultiRankGrid {
         Ok(function)
     }
 
-    /// The blocks of all ranks, if the GPU holds them at once.
+    /// Returns the number of blocks of all ranks. Fails if they are not resident together.
     fn total_blocks(&self, function: RawFunction, launch: &RankLaunch) -> Result<u32> {
         let LaunchShape {
             blocks,
@@ -128,7 +128,9 @@ impl MultiRankGrid {
         let ended = state.slots[slot];
         self.wait_complete(ended)?;
         let mut address = self.table.address + slot as u64 * u64::from(self.options.size) * SLOT_BYTES;
-        // SAFETY: the slot lies in the table; the grid that read it last has ended.
+        // SAFETY: the slot lies in the table, because `slot < slots` and the structs of all ranks
+        // take at most `size * SLOT_BYTES` bytes. The last grid that read it has ended
+        // (`wait_complete`).
         unsafe { self.driver.write(address, &prepared.table) }?;
         for (launch, &event) in launches.iter().zip(&state.before) {
             self.driver.record_event(event, launch.stream)?;
@@ -139,8 +141,8 @@ impl MultiRankGrid {
             (&raw mut address).cast::<c_void>(),
             (&raw mut blocks_per_rank).cast::<c_void>(),
         ];
-        // SAFETY: these are a grid form's arguments (`function` compared them); the table has every rank's struct,
-        // whose requirements each rank's caller fulfils.
+        // SAFETY: `function` compared the arguments with the image's. The table has a struct for
+        // every rank, and each rank's caller guarantees its requirements.
         unsafe {
             self.driver.launch(
                 prepared.function,
@@ -156,7 +158,7 @@ impl MultiRankGrid {
         Ok(())
     }
 
-    /// Waits for the grid whose end `event` is.
+    /// Blocks until the grid whose end `event` marks has ended.
     fn wait_complete(&self, event: RawEvent) -> Result<()> {
         let deadline = Instant::now() + self.options.timeout;
         while !self.driver.query_event(event)? {

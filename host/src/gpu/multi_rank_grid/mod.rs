@@ -1,9 +1,12 @@
-//! Ranks that share a GPU, in a multi-rank grid: their launches are gathered, and go out as one.
+//! Multi-rank grids: one launch for all ranks that share a GPU. For tests with more ranks than
+//! GPUs.
 //!
-//! For tests with more ranks than GPUs. The ranks are threads of one process; their kernels wait for each other, so their
-//! blocks must be resident together, which separate launches do not promise. A [`MultiRankGrid`] launches the grid form of a kernel
-//! ([`fusewire_device::multi_rank_grid`]) once with the blocks of all ranks: a grid that fits on the GPU is resident as a whole,
-//! and one that does not is refused by name instead of hanging.
+//! The ranks are threads of one process. Their kernels wait for each other, so all their blocks
+//! must be resident at once, which separate launches do not guarantee. A [`MultiRankGrid`] collects
+//! the launches of all ranks and launches the grid form of the kernel
+//! ([`fusewire_device::multi_rank_grid`]) once, with the blocks of all ranks. A grid that fits on
+//! the GPU is resident as a whole; one that does not fit is refused with an error instead of a
+//! hang.
 
 mod image;
 mod launch;
@@ -26,19 +29,20 @@ use super::driver::{
 use crate::cpu::MAX_PARAM_BYTES;
 use crate::{Error, Result};
 
-/// How ranks gather.
+/// Options of a [`MultiRankGrid`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MultiRankGridOptions {
     /// Number of ranks.
     pub size: u32,
-    /// How long a rank waits for the others to launch the same kernel.
+    /// Time limit of a rank's wait for the other ranks' launches of the same kernel.
     pub timeout: Duration,
-    /// How many grids may be enqueued before a launch waits for the first of them to end: each has its own table.
+    /// Number of grids that can be enqueued before a launch waits for the first to end. Each has
+    /// its own parameter table.
     pub slots: u32,
 }
 
 impl MultiRankGridOptions {
-    /// `size` ranks, 30 seconds, 8 grids.
+    /// Returns options for `size` ranks, with a timeout of 30 seconds and 8 slots.
     pub const fn new(size: u32) -> Self {
         Self {
             size,
@@ -48,38 +52,41 @@ impl MultiRankGridOptions {
     }
 }
 
-/// The ranks of one process on one GPU, whose launches go out as a multi-rank grid.
+/// The ranks of one process on one GPU, whose launches are combined into one grid.
 ///
-/// All ranks launch the same kernels in the same order, each from a thread of its own. A rank that does not come in time, or
-/// comes with something else, breaks the grid: every rank gets the same error, then and at every later launch. A launch that
-/// is refused before it begins (no such kernel, too many blocks) gives every rank the same error, and the grid lives on.
+/// All ranks must launch the same kernels in the same order, each from a thread of its own. If a
+/// rank does not launch in time, or launches something else, the grid is broken: this and every
+/// later launch returns the same error on every rank. If a launch is refused before it begins (no
+/// such kernel, too many blocks), every rank gets the same error, and the grid remains usable.
 #[derive(Debug)]
 pub struct MultiRankGrid {
     driver: Arc<dyn Driver>,
-    /// Takes the memory back, where it frees it at its own time.
+    /// The GPU that frees the table, if the grid was created by `on`. It defers freeing until
+    /// nothing is in flight.
     gpu: Option<Arc<Gpu>>,
     module: RawModule,
     options: MultiRankGridOptions,
-    /// Where grids run, one after another.
+    /// The stream that grids run on, in order.
     stream: RawStream,
-    /// One parameter struct a rank and slot.
+    /// A parameter struct per rank and slot.
     table: RawMemory,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// Bytes of one slot for one rank.
+/// Bytes per rank in a slot.
 const SLOT_BYTES: u64 = MAX_PARAM_BYTES as u64;
 
 impl MultiRankGrid {
-    /// A grid on `module`, an image that was built with `fusewire-build build --multi-rank-grid` and loaded by `driver`. Allocates
-    /// device memory for the parameters, a stream and events.
+    /// Creates a grid on `module`, an image that was built with `fusewire-build build
+    /// --multi-rank-grid` and loaded by `driver`. Allocates device memory for the parameters, a
+    /// stream and events.
     ///
     /// # Safety
-    /// The module stays loaded as long as the grid lives.
+    /// The module must stay loaded while the grid lives.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no ranks or no slots; [`Error::Driver`].
+    /// [`Error::InvalidArgument`] if the number of ranks or slots is 0; [`Error::Driver`].
     pub unsafe fn new(
         driver: Arc<dyn Driver>,
         module: RawModule,
@@ -94,7 +101,7 @@ impl MultiRankGrid {
         let bytes = u64::from(options.slots) * u64::from(options.size) * SLOT_BYTES;
         let table = driver.allocate(bytes, MemoryKind::Private)?;
         let stream = driver.create_stream();
-        // From here on dropping the value frees what there is.
+        // From here on, dropping the value releases what was created.
         let mut grid = Self {
             gpu: None,
             module,
@@ -124,14 +131,15 @@ impl MultiRankGrid {
         Ok(grid)
     }
 
-    /// As [`MultiRankGrid::new`], on a GPU of this process, which frees the memory when nothing runs on it: others may wait for
-    /// the thread that lets the grid go. `module` is of a [`GridImage`].
+    /// Creates a grid on a GPU of this process, which frees the table when nothing is in flight:
+    /// another rank's kernel may wait for a launch by the thread that drops the grid. `module` must
+    /// be that of a [`GridImage`].
     pub(crate) fn on(
         gpu: &Arc<Gpu>,
         module: RawModule,
         options: MultiRankGridOptions,
     ) -> Result<Self> {
-        // SAFETY: the modules of a `GridImage` stay loaded.
+        // SAFETY: the module of a `GridImage` stays loaded until the process ends.
         let mut grid = unsafe { Self::new(gpu.shared_driver(), module, options) }?;
         grid.gpu = Some(Arc::clone(gpu));
         Ok(grid)
@@ -142,31 +150,32 @@ impl MultiRankGrid {
         self.options.size
     }
 
-    /// Why the grid launches nothing any more, if it is broken.
+    /// Returns the error that broke the grid, if it is broken.
     pub fn failure(&self) -> Option<Error> {
         self.lock().broken.clone()
     }
 
-    /// Breaks the grid from outside: whoever waits in it, and every later launch, gets `error`, or what broke the grid
-    /// before.
+    /// Breaks the grid: current waits and later launches return `error`, or the error that broke
+    /// the grid before.
     pub fn fail(&self, error: &Error) {
         self.lock().fail(error);
         self.changed.notify_all();
     }
 
-    /// Launches `kernel` (the name of the ordinary entry) for `rank` on `shape.blocks` blocks, together with all other
-    /// ranks; waits until they have come and the grid is enqueued. The grid comes behind all work of every rank's `stream`,
-    /// and before whatever comes on these streams later. `params` is the kernel's parameter struct, which is copied.
+    /// Launches `kernel` (the name of the ordinary entry) for `rank` on `shape.blocks` blocks,
+    /// together with all other ranks. Blocks until all ranks have launched and the grid is
+    /// enqueued. The grid runs after all earlier work and before all later work of every rank's
+    /// `stream`. `params` is the kernel's parameter struct, which is copied.
     ///
     /// # Safety
-    /// `params` are the bytes of the parameter struct of `kernel` and fulfil its requirements until the grid has ended;
-    /// `stream` is a stream of the grid's driver.
+    /// `params` must be the bytes of the parameter struct of `kernel` and fulfil its requirements
+    /// until the grid has ended. `stream` must be a stream of the grid's driver.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for this rank's own arguments, which is not reported to other
-    /// ranks. The same error for every rank: [`Error::Launch`] when a rank does not come in time,
-    /// when ranks come with different launches, when the image lacks the kernel's grid form, when
-    /// the blocks do not fit on the GPU at once; and what the driver said.
+    /// [`Error::InvalidArgument`] for this rank's own arguments, on this rank only. On every rank,
+    /// the same error: [`Error::Launch`] if a rank does not launch in time, if the ranks' launches
+    /// differ, if the image lacks the kernel's grid form, or if the blocks do not fit on the GPU at
+    /// once; and the driver's error.
     pub unsafe fn launch(
         &self,
         rank: u32,
@@ -176,17 +185,19 @@ impl MultiRankGrid {
         stream: RawStream,
     ) -> Result<()> {
         let timeout = self.options.timeout;
-        // SAFETY: the requirements are the same.
+        // SAFETY: the caller fulfils the contract of this function, which is that of
+        // `launch_within`.
         unsafe { self.launch_within(timeout, rank, kernel, params, shape, stream) }
     }
 
-    /// As [`MultiRankGrid::launch`], with a bound of its own of the wait for the other ranks.
+    /// Launches like [`MultiRankGrid::launch`], with `timeout` as the limit of the wait for the
+    /// other ranks.
     ///
     /// # Safety
-    /// As there.
+    /// The requirements of [`MultiRankGrid::launch`].
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`MultiRankGrid::launch`].
     pub unsafe fn launch_within(
         &self,
         timeout: Duration,
@@ -228,7 +239,7 @@ impl MultiRankGrid {
         self.wait(state, &outcome, timeout)
     }
 
-    /// What a rank's arguments must be by themselves.
+    /// Checks a rank's own arguments.
     fn check(
         &self,
         rank: u32,
@@ -268,7 +279,7 @@ impl MultiRankGrid {
         }
     }
 
-    /// Waits for what becomes of a grid.
+    /// Blocks until the launch has an outcome, and returns it.
     fn wait(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -308,16 +319,19 @@ impl Drop for MultiRankGrid {
                 tracing::warn!(%error, "a grid's grids have not ended; its memory is leaked");
                 return;
             }
-            // SAFETY: the grid's own stream, whose work is done.
+            // SAFETY: `create_stream` returned the stream, which only this grid uses, and its work
+            // is complete.
             let _ = unsafe { self.driver.destroy_stream(self.stream) };
         }
         for event in state.slots.drain(..).chain(state.before.drain(..)) {
-            // SAFETY: the grid's own event; whoever waits for it on a stream keeps what it needs in the driver.
+            // SAFETY: `create_event` returned the event, which only this grid records. The driver
+            // keeps what waits on ranks' streams still need of it.
             let _ = unsafe { self.driver.destroy_event(event) };
         }
         match self.gpu.take() {
             Some(gpu) => gpu.free(self.table),
-            // SAFETY: the grid's own memory, which only its grids use, and these have ended.
+            // SAFETY: `allocate` returned the table, which only the grids use, and these have
+            // ended.
             None => drop(unsafe { self.driver.release(self.table) }),
         }
     }

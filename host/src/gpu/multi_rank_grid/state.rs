@@ -1,4 +1,5 @@
-//! Who has come for the grid that gathers, and what becomes of it.
+//! The state of the launch rendezvous: the launches of the ranks for the next grid, and its
+//! outcome.
 
 use core::fmt::Write as _;
 use core::time::Duration;
@@ -10,17 +11,17 @@ use crate::{Error, Result};
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// Who has come for the grid that gathers, by rank.
+    /// The pending launches for the next grid, by rank.
     pub(super) launches: Vec<Option<RankLaunch>>,
-    /// What becomes of that grid: shared with all who wait for it.
+    /// The outcome of that grid, shared with the ranks that wait for it.
     pub(super) outcome: Arc<OnceLock<Result<()>>>,
-    /// Why nothing can be launched any more.
+    /// The error that broke the grid.
     pub(super) broken: Option<Error>,
     pub(super) functions: HashMap<String, RawFunction>,
-    /// The end of the grid that used each slot last.
+    /// Events that mark the end of the last grid in each slot.
     pub(super) slots: Vec<RawEvent>,
     pub(super) next_slot: usize,
-    /// What each rank's stream had before a launch.
+    /// Events that mark the work of each rank's stream before a launch.
     pub(super) before: Vec<RawEvent>,
 }
 
@@ -33,7 +34,7 @@ pub(super) struct RankLaunch {
 }
 
 impl RankLaunch {
-    /// What must be equal on all ranks, in words.
+    /// Describes the properties that must be equal on all ranks.
     pub(super) fn describe(&self) -> String {
         format!(
             "{} with {} blocks of {} threads, {} shared bytes and {} bytes of parameters",
@@ -53,22 +54,22 @@ impl RankLaunch {
 }
 
 impl State {
-    /// Ends the gathering with a result for everybody who has come.
+    /// Removes the pending launches and sets their outcome.
     pub(super) fn finish(&mut self, result: Result<()>) {
         for launch in &mut self.launches {
             *launch = None;
         }
-        // Set once: nobody else has this gathering's outcome but to read it.
+        // Cannot fail: `take` replaces the outcome, so each one is set once.
         let _ = core::mem::take(&mut self.outcome).set(result);
     }
 
-    /// Breaks the grid.
+    /// Breaks the grid with `error`, unless it is broken already.
     pub(super) fn fail(&mut self, error: &Error) {
         self.broken.get_or_insert_with(|| error.clone());
         self.finish(Err(error.clone()));
     }
 
-    /// Why `rank` cannot join those who have come.
+    /// Returns an error if the launch of `rank` differs from a pending one.
     pub(super) fn mismatch(&self, rank: u32, launch: &RankLaunch) -> Option<Error> {
         let (other, earlier) = self
             .launches
@@ -86,7 +87,7 @@ impl State {
         )))
     }
 
-    /// Who has not come, and for what.
+    /// Returns the error that names the ranks without a pending launch.
     pub(super) fn timeout_error(&self, timeout: Duration) -> Error {
         let (mut missing, mut count) = (String::new(), 0);
         for (rank, _) in self

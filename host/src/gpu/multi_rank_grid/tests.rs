@@ -1,4 +1,4 @@
-//! Grids over a driver that runs grid forms natively.
+//! Multi-rank grids on a fake driver that runs grid forms natively.
 
 mod fake;
 
@@ -29,11 +29,11 @@ unsafe fn grid_barrier(
     bias: u16,
 ) {
     if block.is_leader() {
-        // SAFETY: the launch's counter, which all blocks touch so.
+        // SAFETY: `counter` outlives the grid, and all blocks access it atomically.
         unsafe { fetch_add_u32(counter, 1, Order::AcqRel, Scope::System) };
     }
     let start = arch::clock_ns();
-    // SAFETY: as above.
+    // SAFETY: `counter` outlives the grid, and all blocks access it atomically.
     while unsafe { load_u32(counter, Order::Acquire, Scope::System) } < all {
         if arch::clock_ns() - start > 2_000_000_000 {
             return;
@@ -43,12 +43,13 @@ unsafe fn grid_barrier(
     block.sync();
     if block.is_leader() {
         let word = (u64::from(block.count()) << 32) | (u64::from(mark) + u64::from(bias));
-        // SAFETY: an element for every block of the rank.
+        // SAFETY: `own` has an element for every block of the rank, and only this lane writes this
+        // one.
         unsafe { *own.add(block.index() as usize) = word };
     }
 }
 
-/// Something else that ranks can launch.
+/// A second kernel, without effect.
 #[kernel]
 unsafe fn grid_idle(block: Block<impl Machine>, _nothing: u64) {
     block.sync();
@@ -67,7 +68,7 @@ fn grid(driver: &Arc<Fake>, size: u32) -> MultiRankGrid {
         slots: 2,
         ..MultiRankGridOptions::new(size)
     };
-    // SAFETY: the fake has no modules.
+    // SAFETY: the fake has no modules that could be unloaded.
     unsafe { MultiRankGrid::new(Arc::clone(driver) as Arc<_>, RawModule(0), options) }.unwrap()
 }
 
@@ -79,12 +80,12 @@ fn shape(blocks: u32, threads: u32) -> LaunchShape {
     }
 }
 
-/// Every rank's stream has a number of its own.
+/// Returns the stream of a rank.
 fn stream(rank: u32) -> RawStream {
     RawStream(1000 + rank as usize)
 }
 
-/// The bytes of a parameter struct, padding as zeros.
+/// Returns the bytes of a parameter struct, with zeros as padding.
 fn bytes(counter: &AtomicU32, all: u32, own: &mut [u64], mark: u8) -> Vec<u8> {
     let mut bytes = vec![0; size_of::<GridBarrierParams>()];
     let mut put = |name: &str, value: &[u8]| {
@@ -119,7 +120,8 @@ fn all_arrive(
             let mark = first_mark + rank as u8;
             let params = bytes(counter, all, &mut own, mark);
             let shape = shape(blocks, lanes);
-            // SAFETY: the kernel's parameters; the fake has ended the grid when this returns.
+            // SAFETY: `params` are the kernel's parameters. Their targets outlive the grid, which
+            // the fake runs to its end within the call.
             unsafe { grid.launch(rank, "grid_barrier", &params, shape, stream(rank)) }?;
             let word = (u64::from(blocks) << 32) | (u64::from(mark) + 1000);
             Ok(own.iter().all(|found| *found == word))
@@ -133,13 +135,14 @@ fn all_arrive(
     })
 }
 
-/// One rank's launch of `kernel` with 8 bytes of parameters.
+/// Launches `kernel` with 8 bytes of parameters for one rank.
 fn idle(grid: &MultiRankGrid, rank: u32, kernel: &str, blocks: u32) -> Result<()> {
-    // SAFETY: the parameters of `grid_idle`; other kernels are refused.
+    // SAFETY: 8 bytes are the parameters of `grid_idle`; launches of other kernels are refused.
     unsafe { grid.launch(rank, kernel, &[0; 8], shape(blocks, 1), stream(rank)) }
 }
 
-/// What `idle` says to all ranks, each a thread, for its own kernel and blocks.
+/// Calls `idle` for every rank, each on a thread of its own, with the rank's kernel and blocks.
+/// Returns the results.
 fn idle_all(grid: &MultiRankGrid, launches: &[(&str, u32)]) -> Vec<Result<()>> {
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..)
@@ -181,7 +184,7 @@ fn a_launch_has_a_timeout_of_its_own_and_fail_breaks_the_grid() {
         || unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), patient) };
     let launch = |grid: &MultiRankGrid, timeout: u64| {
         let timeout = Duration::from_millis(timeout);
-        // SAFETY: the parameters of `grid_idle`.
+        // SAFETY: 8 bytes are the parameters of `grid_idle`.
         unsafe { grid.launch_within(timeout, 0, "grid_idle", &[0; 8], shape(1, 1), stream(0)) }
     };
     let grid = make().unwrap();
@@ -339,7 +342,7 @@ fn a_refused_launch_fails_on_all_ranks_and_leaves_the_grid_usable() {
         assert_eq!(said[0], said[1]);
     }
     driver.mistakes.store(true, Ordering::Relaxed);
-    // Not the kernel from above, which the grid knows by now.
+    // A kernel whose grid form has not been looked up yet.
     for result in idle_all(&grid, &[("grid_barrier", 1); 2]) {
         assert!(text(result).contains("[(0, 8)]"));
     }
@@ -381,7 +384,7 @@ fn a_table_is_not_written_while_a_grid_reads_it() {
 fn driver_errors_reach_every_rank() {
     let driver = fake(64);
     let grid = grid(&driver, 2);
-    // More lanes than the native counterpart has.
+    // More lanes than native execution supports.
     let launch = |rank| {
         let shape = shape(1, 65);
         // SAFETY: the parameters of `grid_idle`.
@@ -401,7 +404,7 @@ fn invalid_arguments_fail_on_their_own_rank() {
     let grid = grid(&driver, 1);
     let refused = |rank, bytes: usize, shape| {
         let params = vec![0; bytes];
-        // SAFETY: refused.
+        // SAFETY: the launch is refused, so no kernel reads the parameters.
         let result = unsafe { grid.launch(rank, "grid_idle", &params, shape, stream(0)) };
         assert!(
             matches!(result, Err(Error::InvalidArgument { .. })),
@@ -437,7 +440,7 @@ fn invalid_arguments_fail_on_their_own_rank() {
             slots,
             ..MultiRankGridOptions::new(size)
         };
-        // SAFETY: refused.
+        // SAFETY: the fake has no modules that could be unloaded.
         let made =
             unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), options) };
         assert!(matches!(made, Err(Error::InvalidArgument { .. })));

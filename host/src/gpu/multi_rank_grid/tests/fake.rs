@@ -1,4 +1,4 @@
-//! A driver library that runs grid forms natively, at once, in host memory.
+//! A driver library that runs grid forms natively in host memory, within the launch call.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use super::super::super::driver::*;
 use crate::cpu::run_multi_rank_grid;
 use crate::{Error, Result};
 
-/// What the fake was asked to do, in order.
+/// A call that the fake received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     Write(u64),
@@ -26,19 +26,19 @@ pub(super) struct Fake {
     kernels: Vec<KernelInfo>,
     handles: AtomicUsize,
     pub(super) calls: Mutex<Vec<Call>>,
-    /// Bytes that are allocated.
+    /// Number of allocated bytes.
     pub(super) allocated: AtomicU64,
-    /// Streams and events that exist.
+    /// Number of live streams and events.
     pub(super) live: AtomicUsize,
-    /// Whether launches are refused.
+    /// Makes launches fail.
     pub(super) refuses: AtomicBool,
-    /// Whether grids never end.
+    /// Makes events never complete.
     pub(super) hangs: AtomicBool,
-    /// Whether streams are being captured.
+    /// Makes all streams report that they are capturing.
     pub(super) captures: AtomicBool,
-    /// Takes all blocks for the first rank's: an error that tests must see.
+    /// Treats all blocks as the first rank's: a fault that the tests must detect.
     pub(super) miscounts: AtomicBool,
-    /// Claims that kernels have one argument.
+    /// Reports one argument per kernel: a fault that the grid must detect.
     pub(super) mistakes: AtomicBool,
 }
 
@@ -116,7 +116,8 @@ impl Driver for Fake {
             memory.address as *mut u64,
             memory.bytes.div_ceil(8) as usize,
         );
-        // SAFETY: `allocate` made it of such a box.
+        // SAFETY: `allocate` created the memory as a box of this many words, which is released
+        // once.
         drop(unsafe { Box::from_raw(words) });
         Ok(())
     }
@@ -137,7 +138,7 @@ impl Driver for Fake {
     }
     unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()> {
         self.log(Call::Write(to));
-        // SAFETY: the caller's promise.
+        // SAFETY: the grid passes an address within its table, which `allocate` returned.
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
         Ok(())
     }
@@ -179,9 +180,9 @@ impl Driver for Fake {
             return self.refuse("launch");
         }
         self.log(Call::Launch(*shape, stream));
-        // SAFETY: a grid form's first argument.
+        // SAFETY: the grid passes the two arguments of a grid form; the first is a u64 address.
         let table = unsafe { *parameters[0].cast::<u64>() };
-        // SAFETY: its second.
+        // SAFETY: the second argument of a grid form is a u32.
         let blocks = unsafe { *parameters[1].cast::<u32>() };
         let params = GridParams {
             parameters: table as *const u8,
@@ -193,7 +194,8 @@ impl Driver for Fake {
         };
         let ranks = shape.blocks / params.blocks_per_rank;
         let kernel = &self.kernels[function.0];
-        // SAFETY: the caller's table.
+        // SAFETY: the table has a struct for each of the ranks; with `miscounts`, only the first is
+        // read.
         unsafe { run_multi_rank_grid(kernel, Isa::Baseline, &params, ranks, shape.threads) }
     }
     fn create_stream(&self) -> Result<RawStream> {
