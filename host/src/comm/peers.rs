@@ -24,7 +24,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A process, and who wants to know of its end.
-struct Watched {
+struct WatchedProcess {
     /// Readable once the process has ended; `None` where the system has no such descriptors.
     descriptor: Option<OwnedFd>,
     interests: Vec<(Weak<Inner>, u32)>,
@@ -33,7 +33,7 @@ struct Watched {
 #[derive(Default)]
 struct State {
     /// By process id and start time.
-    processes: HashMap<(u32, u64), Watched>,
+    processes: HashMap<(u32, u64), WatchedProcess>,
     /// Wakes the thread up; there while it runs.
     wake: Option<OwnedFd>,
 }
@@ -56,7 +56,7 @@ pub(super) fn watch(inner: &Arc<Inner>) {
         let Some(key) = key.as_ref().filter(|key| key.0 != own) else {
             continue;
         };
-        let watched = state.processes.entry(*key).or_insert_with(|| Watched {
+        let watched = state.processes.entry(*key).or_insert_with(|| WatchedProcess {
             descriptor: process::descriptor(key.0),
             interests: Vec::new(),
         });
