@@ -14,9 +14,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A store that lets others go ahead before it waits.
 #[derive(Debug)]
-struct Late(TcpStore);
+struct LateStore(TcpStore);
 
-impl Store for Late {
+impl Store for LateStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         self.0.set(key, value)
     }
@@ -55,7 +55,7 @@ fn a_rank_that_hosts_the_store_leaves_last() -> Result<()> {
     let port = server.port();
     let client = move || TcpStore::connect("127.0.0.1", port, TIMEOUT);
     let late: Vec<_> = (1..3)
-        .map(|rank| thread::spawn(move || join(rank, Arc::new(Late(client()?)))))
+        .map(|rank| thread::spawn(move || join(rank, Arc::new(LateStore(client()?)))))
         .collect();
     // Rank 0 comes last, so that it need not wait for the others.
     thread::sleep(Duration::from_millis(200));
