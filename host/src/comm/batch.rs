@@ -8,7 +8,7 @@ use fusewire_kernels::batch::{BATCH, BatchOp, BatchParams, NONE, kind};
 use super::handoff::Address;
 use super::observe::OpInfo;
 use super::on_gpu::OnGpu;
-use super::submit::{Prepared, invalid};
+use super::submit::{PreparedOp, invalid};
 use super::{Communicator, Work};
 #[cfg(feature = "gloo")]
 use fusewire_device::DType;
@@ -144,7 +144,7 @@ impl Batch {
 }
 
 impl Communicator {
-    fn prepare_batch(&self, ops: Vec<P2pOp>) -> Result<Prepared<'static>> {
+    fn prepare_batch(&self, ops: Vec<P2pOp>) -> Result<PreparedOp<'static>> {
         let bytes = |ops: &[P2pOp], wanted: P2pKind| -> u64 {
             ops.iter()
                 .filter(|op| op.kind == wanted)
@@ -215,7 +215,7 @@ impl Communicator {
         tensors: Vec<Tensor>,
         call: u64,
         op_info: OpInfo,
-    ) -> Result<Prepared<'static>> {
+    ) -> Result<PreparedOp<'static>> {
         let words = table.len() * self.inner.options.blocks as usize;
         if let Some(on_gpu) = &self.inner.on_gpu {
             return self.batch_on_gpu(on_gpu, table, words, tensors, call, op_info);
@@ -233,7 +233,7 @@ impl Communicator {
             ops: table.ops.as_ptr(),
             progress: table.progress.as_ptr().cast_mut().cast(),
         };
-        Ok(Prepared::new(self, &BATCH, params, [None; 3], false, op_info).keeping(table))
+        Ok(PreparedOp::new(self, &BATCH, params, [None; 3], false, op_info).keeping(table))
     }
 
     /// As [`Communicator::batch_of`], with the table in device memory: the operations, then the zeroed progress.
@@ -245,7 +245,7 @@ impl Communicator {
         tensors: Vec<Tensor>,
         call: u64,
         op_info: OpInfo,
-    ) -> Result<Prepared<'static>> {
+    ) -> Result<PreparedOp<'static>> {
         let count = table.len() as u64;
         let ops: &[u8] = bytemuck::cast_slice(&table);
         let mut bytes = ops.to_vec();
@@ -260,7 +260,7 @@ impl Communicator {
             ops: at as *const BatchOp,
             progress: (at + ops.len() as u64) as *mut u64,
         };
-        let prepared = Prepared::new(self, &BATCH, params, [None; 3], false, op_info);
+        let prepared = PreparedOp::new(self, &BATCH, params, [None; 3], false, op_info);
         Ok(prepared
             .keeping(Arc::new((scratch, tensors)))
             .uploading(upload))
@@ -333,7 +333,7 @@ impl Communicator {
         Ok(table)
     }
 
-    fn hand_off_batch(&self, ops: Vec<P2pOp>, op_info: OpInfo) -> Prepared<'static> {
+    fn hand_off_batch(&self, ops: Vec<P2pOp>, op_info: OpInfo) -> PreparedOp<'static> {
         let backend = self.inner.backend.clone();
         let hows: Vec<_> = ops.iter().map(|op| self.how(op.tensor.dtype())).collect();
         let run = Arc::new(move || {
@@ -360,6 +360,6 @@ impl Communicator {
             }
             result.and(backend.group_end())
         });
-        Prepared::hand_off(run, [None; 3], false, op_info)
+        PreparedOp::hand_off(run, [None; 3], false, op_info)
     }
 }

@@ -14,7 +14,7 @@ use fusewire_kernels::fused::{
 
 use super::norm::{CheckedNorm, Norm};
 use super::observe::OpInfo;
-use super::submit::{Prepared, invalid};
+use super::submit::{PreparedOp, invalid};
 use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
 use crate::options::Algorithm;
@@ -126,7 +126,7 @@ impl Communicator {
         operation: Operation,
         norm: &Norm<'a>,
         borrowed: bool,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         let name = operation.name();
         let scatters = operation == Operation::ReduceScatterNorm;
         let shards = if scatters { self.size() as usize } else { 1 };
@@ -166,10 +166,10 @@ impl Communicator {
         let kernels = Kernels::of(norm.dtype);
         let prepared = if algorithm == Algorithm::Packet {
             let params = self.packet_norm(&norm, spec, call)?;
-            Prepared::new(self, &kernels.packet, params, [None; 3], borrowed, op_info)
+            PreparedOp::new(self, &kernels.packet, params, [None; 3], borrowed, op_info)
         } else {
             let params = self.rounds_norm(name, &norm, spec, call)?;
-            Prepared::new(self, &kernels.rounds, params, [None; 3], borrowed, op_info)
+            PreparedOp::new(self, &kernels.rounds, params, [None; 3], borrowed, op_info)
         };
         let prepared = if norm.is_dependent() {
             prepared.shaped(LaunchAttributes {

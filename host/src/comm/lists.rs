@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fusewire_device::DType;
 
-use super::submit::{Prepared, invalid};
+use super::submit::{PreparedOp, invalid};
 use super::{Communicator, Work};
 use crate::Result;
 use crate::cpu::HostFn;
@@ -136,7 +136,7 @@ macro_rules! list_forms {
 }
 
 /// How an operation with its steps is issued: now, or later.
-type Issue<'i> = dyn FnMut(&Communicator, Step, Prepared<'_>, Step) -> Result<Option<Work>> + 'i;
+type Issue<'i> = dyn FnMut(&Communicator, Step, PreparedOp<'_>, Step) -> Result<Option<Work>> + 'i;
 
 impl Communicator {
     list_forms!(

@@ -7,7 +7,7 @@ use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams, SUM_ROWS, SumRowsParams};
 
 use super::observe::OpInfo;
-use super::submit::{Prepared, invalid};
+use super::submit::{PreparedOp, invalid};
 use super::{Communicator, Work};
 use crate::Result;
 use crate::options::ReduceOp;
@@ -60,7 +60,7 @@ impl Communicator {
         input: &Tensor,
         op: ReduceOp,
         seed: u64,
-    ) -> Result<[Prepared<'static>; 3]> {
+    ) -> Result<[PreparedOp<'static>; 3]> {
         let name = "reduce_scatter_quantized";
         if input.dtype() != DType::F32 || output.dtype() != DType::F32 {
             return Err(invalid(
@@ -110,7 +110,7 @@ impl Communicator {
             input_count: input.len() as u64,
             output_count: output.len() as u64,
         };
-        let quantize = Prepared::new(
+        let quantize = PreparedOp::new(
             self,
             &QUANTIZE,
             QuantizeParams {
@@ -129,7 +129,7 @@ impl Communicator {
             .prepare_all_to_all(&target, &source)?
             .detached()
             .owning(keep([&sent, &received]));
-        let sum = Prepared::new(
+        let sum = PreparedOp::new(
             self,
             &SUM_ROWS,
             SumRowsParams {

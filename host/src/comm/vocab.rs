@@ -9,7 +9,7 @@ use fusewire_device::{DType, packet};
 use fusewire_kernels::vocab::{MAX_K, VOCAB_BF16, VOCAB_F16, VOCAB_F32, VocabParams, VocabSpec};
 
 use super::observe::OpInfo;
-use super::submit::{Prepared, invalid};
+use super::submit::{PreparedOp, invalid};
 use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
 use crate::tensor::{Input, Output, Tensor};
@@ -325,7 +325,7 @@ impl Communicator {
         self.enqueue(&self.prepare_vocab(vocab, false)?)
     }
 
-    fn prepare_vocab<'a>(&self, vocab: &VocabParallel<'a>, borrowed: bool) -> Result<Prepared<'a>> {
+    fn prepare_vocab<'a>(&self, vocab: &VocabParallel<'a>, borrowed: bool) -> Result<PreparedOp<'a>> {
         let (columns, stride) = vocab.check(self.rank(), self.size())?;
         for (what, view) in vocab.views() {
             let Some(view) = view else { continue };
@@ -393,7 +393,7 @@ impl Communicator {
             spec: vocab.spec().0,
         };
         let kernel = kernel(vocab.logits.dtype);
-        let mut prepared = Prepared::new(self, &kernel, params, [None; 3], borrowed, op_info);
+        let mut prepared = PreparedOp::new(self, &kernel, params, [None; 3], borrowed, op_info);
         if vocab.dependent {
             prepared = prepared.shaped(LaunchAttributes {
                 dependent: true,

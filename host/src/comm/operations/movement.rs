@@ -7,7 +7,7 @@ use crate::backend::{Backend, How};
 use crate::comm::Communicator;
 use crate::comm::handoff::{Address, hand_off};
 use crate::comm::observe::OpInfo;
-use crate::comm::submit::{Prepared, invalid};
+use crate::comm::submit::{PreparedOp, invalid};
 use crate::options::Algorithm;
 use crate::plan::Plan;
 use crate::tensor::{Input, Output};
@@ -42,10 +42,10 @@ macro_rules! movement {
             let (from, to) = (Address::of(input), Address::of_output(output));
             let run = hand_off(backend, comm.how(input.dtype), move |$backend, $how| {
                 let ($from, $to, $elements) = (from.get(), to.get(), count);
-                // SAFETY: the arguments were checked; the memory is kept alive (`Prepared`).
+                // SAFETY: the arguments were checked; the memory is kept alive (`PreparedOp`).
                 unsafe { $handed }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
+            return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let source_at = comm.addr_of(input.ptr, input.count * size, $staged);
         let params = $params {
@@ -60,7 +60,7 @@ macro_rules! movement {
             chunk: plan.chunk,
             hint: comm.hint($written * size, source_at == WindowAddr::NONE.0),
         };
-        Ok(Prepared::new(
+        Ok(PreparedOp::new(
             comm, &$kernel, params, tensors, borrowed, op_info,
         ))
     }};
@@ -99,7 +99,7 @@ impl Communicator {
         &self,
         output: &Output<'a>,
         input: &Input<'a>,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         let name = "all_gather";
         same_type(name, output, input)?;
         self.rows(name, "output", output.count, input.count)?;
@@ -118,7 +118,7 @@ impl Communicator {
         output: &Output<'a>,
         input: &Input<'a>,
         plan: &Plan,
-    ) -> Prepared<'a> {
+    ) -> PreparedOp<'a> {
         let size = input.dtype.size();
         let call = self.call(plan, Some(input.dtype), None, NO_ROOT, input.count as u64);
         let source_at = self.addr_of(input.ptr, input.count * size, false);
@@ -135,7 +135,7 @@ impl Communicator {
             chunk: plan.chunk,
             hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
         };
-        Prepared::new(
+        PreparedOp::new(
             self,
             &ALL_GATHER_NVLS,
             params,
@@ -153,7 +153,7 @@ impl Communicator {
         &self,
         buffer: &Output<'a>,
         root: u32,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         self.rank_of("broadcast", "root", root)?;
         let input = &buffer.as_input();
         movement!(self, Operation::Broadcast, BROADCAST, BroadcastParams, buffer, input, {
@@ -166,7 +166,7 @@ impl Communicator {
         output: &Output<'a>,
         input: &Input<'a>,
         root: u32,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         let name = "scatter";
         self.rank_of(name, "root", root)?;
         if root == self.rank() {
@@ -189,7 +189,7 @@ impl Communicator {
         output: &Output<'a>,
         input: &Input<'a>,
         root: u32,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         let name = "gather";
         self.rank_of(name, "root", root)?;
         if root == self.rank() {
@@ -206,7 +206,7 @@ impl Communicator {
         &self,
         output: &Output<'a>,
         input: &Input<'a>,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         let name = "all_to_all";
         same_type(name, output, input)?;
         length(name, "output", output.count, input.count)?;

@@ -4,7 +4,7 @@ use super::NO_ROOT;
 use super::checks::{apart, reducible, same_type, within};
 use crate::comm::observe::OpInfo;
 use crate::comm::ready_flags::ReadyFlags;
-use crate::comm::submit::{Prepared, invalid};
+use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::{Communicator, Work};
 use crate::options::ReduceOp;
 use crate::stream::{Event, Stream};
@@ -93,7 +93,7 @@ impl Communicator {
             output_count: to.count as u64,
         };
         let tensors = [Some(output), Some(input), Some(flags.words())];
-        let prepared = Prepared::new(
+        let prepared = PreparedOp::new(
             self,
             &ALL_GATHER_WITH_FLAGS,
             params,
@@ -185,7 +185,7 @@ impl Communicator {
         };
         let tensors = [Some(output), Some(input), Some(tiles.words())];
         let kernel = instance(dtype, op);
-        let prepared = Prepared::from_parts(self, kernel, params, tensors, false, op_info);
+        let prepared = PreparedOp::from_parts(self, kernel, params, tensors, false, op_info);
         self.fork(producer, tiles, &prepared.keeping(tiles.keep()))
     }
 
@@ -266,7 +266,7 @@ impl Communicator {
 
     /// Clears the words on the compute stream, then enqueues the operation on the communicator's
     /// stream, which waits for that.
-    fn fork(&self, compute: &Stream, flags: &ReadyFlags, prepared: &Prepared<'_>) -> Result<Work> {
+    fn fork(&self, compute: &Stream, flags: &ReadyFlags, prepared: &PreparedOp<'_>) -> Result<Work> {
         self.inner.check()?;
         if self.stream.capture_number()?.is_some() && compute.capture_number()?.is_none() {
             return Err(Error::capture(

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::handoff::{Address, hand_off};
 use crate::comm::observe::OpInfo;
-use crate::comm::submit::Prepared;
+use crate::comm::submit::PreparedOp;
 use crate::options::Algorithm;
 use crate::tensor::{Input, Output};
 use fusewire_device::DType;
@@ -18,7 +18,7 @@ impl Communicator {
         &self,
         input: &Input<'a>,
         peer: u32,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         self.peer_of("send", peer)?;
         let bytes = (input.count * input.dtype.size()) as u64;
         let call = self.point_call(Operation::Send, input.dtype, peer);
@@ -32,10 +32,10 @@ impl Communicator {
         if let Some(backend) = self.inner.backend.clone() {
             let (at, count) = (Address::of(input), input.count);
             let run = hand_off(backend, self.how(input.dtype), move |backend, how| {
-                // SAFETY: the memory is kept alive (`Prepared`).
+                // SAFETY: the memory is kept alive (`PreparedOp`).
                 unsafe { backend.send(at.get(), count, peer, how) }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
+            return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let params = SendParams {
             constants: self.constants(),
@@ -44,14 +44,14 @@ impl Communicator {
             timeout_ns: self.timeout_ns,
             source: input.ptr,
         };
-        Ok(Prepared::new(self, &SEND, params, tensors, borrowed, op_info))
+        Ok(PreparedOp::new(self, &SEND, params, tensors, borrowed, op_info))
     }
 
     pub(in crate::comm) fn prepare_recv<'a>(
         &self,
         output: &Output<'a>,
         peer: u32,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         self.peer_of("recv", peer)?;
         let bytes = (output.count * output.dtype.size()) as u64;
         let call = self.point_call(Operation::Recv, output.dtype, peer);
@@ -65,10 +65,10 @@ impl Communicator {
         if let Some(backend) = self.inner.backend.clone() {
             let (at, count) = (Address::of_output(output), output.count);
             let run = hand_off(backend, self.how(output.dtype), move |backend, how| {
-                // SAFETY: the memory is kept alive (`Prepared`).
+                // SAFETY: the memory is kept alive (`PreparedOp`).
                 unsafe { backend.recv(at.get(), count, peer, how) }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
+            return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let params = RecvParams {
             constants: self.constants(),
@@ -77,7 +77,7 @@ impl Communicator {
             timeout_ns: self.timeout_ns,
             target: output.ptr,
         };
-        Ok(Prepared::new(self, &RECV, params, tensors, borrowed, op_info))
+        Ok(PreparedOp::new(self, &RECV, params, tensors, borrowed, op_info))
     }
 
     /// A call of a send or receive: both sides have the same fingerprint.
@@ -88,7 +88,7 @@ impl Communicator {
         own & !0xffff | both
     }
 
-    pub(in crate::comm) fn prepare_barrier(&self) -> Prepared<'static> {
+    pub(in crate::comm) fn prepare_barrier(&self) -> PreparedOp<'static> {
         let plan = self.plan_rows(Operation::Barrier, 0, DType::U8, 1, None);
         let call = self.call(&plan, None, None, NO_ROOT, 0);
         let op_info = OpInfo {
@@ -99,13 +99,13 @@ impl Communicator {
             let run = hand_off(backend, self.how(DType::U8), |backend, how| {
                 backend.barrier(how)
             });
-            return Prepared::hand_off(run, [None; 3], false, op_info);
+            return PreparedOp::hand_off(run, [None; 3], false, op_info);
         }
         let params = BarrierParams {
             constants: self.constants(),
             call,
             timeout_ns: self.timeout_ns,
         };
-        Prepared::new(self, &BARRIER, params, [None; 3], false, op_info)
+        PreparedOp::new(self, &BARRIER, params, [None; 3], false, op_info)
     }
 }

@@ -7,7 +7,7 @@ use crate::comm::Communicator;
 use crate::comm::handoff::{Address, hand_off};
 use crate::comm::instances;
 use crate::comm::observe::OpInfo;
-use crate::comm::submit::Prepared;
+use crate::comm::submit::PreparedOp;
 use crate::options::{Algorithm, ReduceOp};
 use crate::plan::Plan;
 use crate::tensor::{Input, Output};
@@ -32,7 +32,7 @@ impl Communicator {
         &self,
         buffer: &Output<'a>,
         op: ReduceOp,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         self.prepare_all_reduce(buffer, &buffer.as_input(), op)
     }
 
@@ -41,7 +41,7 @@ impl Communicator {
         output: &Output<'a>,
         input: &Input<'a>,
         op: ReduceOp,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         let name = "all_reduce";
         same_type(name, output, input)?;
         length(name, "output", output.count, input.count)?;
@@ -60,10 +60,10 @@ impl Communicator {
         if let Some(backend) = self.backend_for(&plan, dtype)? {
             let (from, to, count) = (Address::of(input), Address::of_output(output), input.count);
             let run = hand_off(backend, self.how(dtype), move |backend, how| {
-                // SAFETY: the arguments were checked; the memory is kept alive (`Prepared`).
+                // SAFETY: the arguments were checked; the memory is kept alive (`PreparedOp`).
                 unsafe { backend.all_reduce(from.get(), to.get(), count, op, how) }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
+            return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         if plan.algorithm == Algorithm::Packet
             && let Some(kernel) = instances::all_reduce_packet(dtype, op)
@@ -80,7 +80,7 @@ impl Communicator {
                 source: input.ptr,
                 target: output.ptr,
             };
-            return Ok(Prepared::new(
+            return Ok(PreparedOp::new(
                 self, &kernel, params, tensors, borrowed, op_info,
             ));
         }
@@ -107,7 +107,7 @@ impl Communicator {
         buffer: &Output<'a>,
         root: u32,
         op: ReduceOp,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         self.prepare_reduce(buffer, &buffer.as_input(), root, op)
     }
 
@@ -117,7 +117,7 @@ impl Communicator {
         input: &Input<'a>,
         root: u32,
         op: ReduceOp,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         let name = "reduce";
         self.rank_of(name, "root", root)?;
         if root == self.rank() {
@@ -141,7 +141,7 @@ impl Communicator {
                 // SAFETY: as for all_reduce.
                 unsafe { backend.reduce(from.get(), to.get(), count, op, root, how) }
             });
-            return Ok(Prepared::hand_off(
+            return Ok(PreparedOp::hand_off(
                 run,
                 [output.tensor, input.tensor, None],
                 output.tensor.is_none() || input.tensor.is_none(),
@@ -169,7 +169,7 @@ impl Communicator {
         output: &Output<'a>,
         input: &Input<'a>,
         op: ReduceOp,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         let name = "reduce_scatter";
         same_type(name, output, input)?;
         self.rows(name, "input", input.count, output.count)?;
@@ -190,7 +190,7 @@ impl Communicator {
                 // SAFETY: as for all_reduce.
                 unsafe { backend.reduce_scatter(from.get(), to.get(), count, op, how) }
             });
-            return Ok(Prepared::hand_off(
+            return Ok(PreparedOp::hand_off(
                 run,
                 [output.tensor, input.tensor, None],
                 output.tensor.is_none() || input.tensor.is_none(),
@@ -222,7 +222,7 @@ impl Communicator {
         &self,
         arguments: Arguments<'_, 'a>,
         select: instances::Select,
-    ) -> Prepared<'a> {
+    ) -> PreparedOp<'a> {
         let Arguments {
             call,
             plan,
@@ -254,7 +254,7 @@ impl Communicator {
             },
         );
         let borrowed = output.tensor.is_none() || input.tensor.is_none();
-        Prepared::from_parts(
+        PreparedOp::from_parts(
             self,
             kernel,
             params,

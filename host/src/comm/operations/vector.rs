@@ -8,7 +8,7 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::handoff::{Address, Counts, hand_off};
 use crate::comm::observe::OpInfo;
-use crate::comm::submit::Prepared;
+use crate::comm::submit::PreparedOp;
 use crate::gpu::{Scratch, Upload};
 use crate::tensor::{Input, Output, Tensor};
 use fusewire_device::comm::WindowAddr;
@@ -22,7 +22,7 @@ impl Communicator {
         input: &Input<'a>,
         counts: Option<&[u64]>,
         counts_tensor: Option<&'a Tensor>,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         let name = "all_gather_v";
         same_type(name, output, input)?;
         let mut total = output.count;
@@ -64,10 +64,10 @@ impl Communicator {
                 if own != sends || counts.iter().sum::<u64>() > holds {
                     return Err(Counts::changed(backend.name(), name));
                 }
-                // SAFETY: the arguments were checked; the memory is kept alive (`Prepared`).
+                // SAFETY: the arguments were checked; the memory is kept alive (`PreparedOp`).
                 unsafe { backend.all_gather_v(from.get(), to.get(), &counts, how) }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
+            return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let source_at = self.addr_of(input.ptr, input.count * size, false);
         let words = self.device_words(counts.unwrap_or_default(), counts_tensor)?;
@@ -85,7 +85,7 @@ impl Communicator {
             chunk: plan.chunk,
             hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
         };
-        let prepared = Prepared::new(self, &ALL_GATHER_V, params, tensors, borrowed, op_info);
+        let prepared = PreparedOp::new(self, &ALL_GATHER_V, params, tensors, borrowed, op_info);
         Ok(words.kept_by(prepared))
     }
 
@@ -95,7 +95,7 @@ impl Communicator {
         input: &Input<'a>,
         splits: Option<(&[u64], &[u64])>,
         splits_tensor: Option<&'a Tensor>,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         let name = "all_to_all_v";
         same_type(name, output, input)?;
         if let Some((output_splits, input_splits)) = splits {
@@ -130,7 +130,7 @@ impl Communicator {
                 // SAFETY: as for all_gather_v.
                 unsafe { backend.all_to_all_v(from.get(), &sends, to.get(), &receives, how) }
             });
-            return Ok(Prepared::hand_off(run, tensors, borrowed, op_info));
+            return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let source_at = self.addr_of(input.ptr, input.count * size, false);
         let (outputs, inputs) = splits.unwrap_or_default();
@@ -162,7 +162,7 @@ impl Communicator {
             chunk: plan.chunk,
             hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
         };
-        let prepared = Prepared::new(self, &ALL_TO_ALL_V, params, tensors, borrowed, op_info);
+        let prepared = PreparedOp::new(self, &ALL_TO_ALL_V, params, tensors, borrowed, op_info);
         Ok(words.kept_by(prepared))
     }
 
@@ -203,7 +203,7 @@ impl DeviceWords {
     }
 
     /// Has a copy live as long as the launch.
-    fn kept_by(self, prepared: Prepared<'_>) -> Prepared<'_> {
+    fn kept_by(self, prepared: PreparedOp<'_>) -> PreparedOp<'_> {
         match self.copy {
             Some((copy, upload)) => prepared.keeping(Arc::new(copy)).uploading(upload),
             None => prepared,

@@ -16,7 +16,7 @@ pub use self::create::WindowOptions;
 pub use self::register::Registration;
 pub use self::signal::SignalUpdate;
 use crate::Result;
-use crate::comm::submit::{Prepared, invalid};
+use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::windows::Part;
 use crate::comm::{Communicator, Inner};
 use crate::gpu::Scratch;
@@ -191,7 +191,7 @@ impl Window {
     }
 
     /// The launch keeps the window's description alive.
-    fn bind<'a>(&self, prepared: Prepared<'a>) -> Prepared<'a> {
+    fn bind<'a>(&self, prepared: PreparedOp<'a>) -> PreparedOp<'a> {
         prepared.keeping(Arc::clone(&self.shared) as _)
     }
 }

@@ -9,7 +9,7 @@ use fusewire_kernels::window::{
 use super::Window;
 use crate::Result;
 use crate::comm::observe::OpInfo;
-use crate::comm::submit::{Prepared, invalid};
+use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::windows::Part;
 use crate::comm::work::Work;
 
@@ -134,7 +134,7 @@ impl Window {
         peer: u32,
         signal: u32,
         update: SignalUpdate,
-    ) -> Result<Prepared<'static>> {
+    ) -> Result<PreparedOp<'static>> {
         self.peer("signal", peer)?;
         self.check_signal("signal", signal)?;
         let call = self.call(Operation::Signal, 0, peer);
@@ -155,7 +155,7 @@ impl Window {
             call,
             ..OpInfo::default()
         };
-        Ok(self.bind(Prepared::new(
+        Ok(self.bind(PreparedOp::new(
             &self.comm,
             &WINDOW_SIGNAL,
             params,
@@ -171,7 +171,7 @@ impl Window {
         sender: Option<u32>,
         compare: Compare,
         value: u64,
-    ) -> Result<Prepared<'static>> {
+    ) -> Result<PreparedOp<'static>> {
         self.check_signal("wait_signal", signal)?;
         if let Some(sender) = sender {
             self.peer("wait_signal", sender)?;
@@ -192,7 +192,7 @@ impl Window {
             call,
             ..OpInfo::default()
         };
-        Ok(self.bind(Prepared::new(
+        Ok(self.bind(PreparedOp::new(
             &self.comm,
             &WINDOW_WAIT,
             params,

@@ -6,7 +6,7 @@ use fusewire_kernels::window::{NONE, WINDOW_GET, WINDOW_PUT, WindowGetParams, Wi
 use super::Window;
 use crate::Result;
 use crate::comm::observe::OpInfo;
-use crate::comm::submit::{Prepared, invalid};
+use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::work::Work;
 use crate::tensor::Tensor;
 
@@ -103,7 +103,7 @@ impl Window {
         peer: u32,
         at: usize,
         signal: Option<u32>,
-    ) -> Result<Prepared<'a>> {
+    ) -> Result<PreparedOp<'a>> {
         self.peer("put", peer)?;
         let offset = self.range("put", source, at)?;
         if let Some(signal) = signal {
@@ -126,7 +126,7 @@ impl Window {
             output_count: 0,
         };
         let tensors = [Some(source), None, None];
-        Ok(self.bind(Prepared::new(
+        Ok(self.bind(PreparedOp::new(
             &self.comm,
             &WINDOW_PUT,
             params,
@@ -136,7 +136,7 @@ impl Window {
         )))
     }
 
-    fn prepare_get<'a>(&self, target: &'a Tensor, peer: u32, at: usize) -> Result<Prepared<'a>> {
+    fn prepare_get<'a>(&self, target: &'a Tensor, peer: u32, at: usize) -> Result<PreparedOp<'a>> {
         self.peer("get", peer)?;
         let offset = self.range("get", target, at)?;
         let call = self.call(Operation::Get, target.dtype() as u8, peer);
@@ -155,7 +155,7 @@ impl Window {
             output_count: target.len() as u64,
         };
         let tensors = [Some(target), None, None];
-        Ok(self.bind(Prepared::new(
+        Ok(self.bind(PreparedOp::new(
             &self.comm,
             &WINDOW_GET,
             params,

@@ -10,7 +10,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use fusewire_device::native::NativeEntry;
 
-pub(super) use self::prepared::Prepared;
+pub(super) use self::prepared::PreparedOp;
 
 use self::prepared::Entry;
 use super::observe::HookArguments;
@@ -22,7 +22,7 @@ use crate::{Error, Result};
 impl Communicator {
     /// Runs a prepared operation and waits for its end.
     #[inline]
-    pub(super) fn run(&self, prepared: &Prepared<'_>) -> Result<()> {
+    pub(super) fn run(&self, prepared: &PreparedOp<'_>) -> Result<()> {
         if tracing::enabled!(target: "fusewire::operation", tracing::Level::TRACE) {
             return self.run_traced(prepared);
         }
@@ -30,7 +30,7 @@ impl Communicator {
     }
 
     #[cold]
-    fn run_traced(&self, prepared: &Prepared<'_>) -> Result<()> {
+    fn run_traced(&self, prepared: &PreparedOp<'_>) -> Result<()> {
         let _span = tracing::trace_span!(
             target: "fusewire::operation",
             "operation",
@@ -42,7 +42,7 @@ impl Communicator {
     }
 
     #[inline]
-    fn run_untraced(&self, prepared: &Prepared<'_>) -> Result<()> {
+    fn run_untraced(&self, prepared: &PreparedOp<'_>) -> Result<()> {
         self.inner.check()?;
         // Asked once: on a GPU it is a call of the driver.
         let recording = self.stream.recording()?;
@@ -82,7 +82,7 @@ impl Communicator {
 
     /// The entry of a kernel that one lane of this thread runs.
     #[inline]
-    fn single(&self, prepared: &Prepared<'_>) -> Option<NativeEntry> {
+    fn single(&self, prepared: &PreparedOp<'_>) -> Option<NativeEntry> {
         match prepared.entry {
             Entry::Native(entry)
                 if self.inner.options.lanes == 1 && self.inner.options.blocks == 1 =>
@@ -94,13 +94,13 @@ impl Communicator {
     }
 
     #[inline]
-    fn run_single(&self, prepared: &Prepared<'_>, entry: NativeEntry) -> Result<()> {
-        // SAFETY: the parameters belong to the entry (`Prepared::new`); their pointers are valid during this call.
+    fn run_single(&self, prepared: &PreparedOp<'_>, entry: NativeEntry) -> Result<()> {
+        // SAFETY: the parameters belong to the entry (`PreparedOp::new`); their pointers are valid during this call.
         unsafe { crate::cpu::run_single(entry, prepared.params.as_ptr().cast())? };
         self.inner.check_launch()
     }
 
-    fn run_numbered(&self, prepared: &Prepared<'_>, recording: Recording, id: u64) -> Result<()> {
+    fn run_numbered(&self, prepared: &PreparedOp<'_>, recording: Recording, id: u64) -> Result<()> {
         if let Some(entry) = self.single(prepared) {
             let direct = || {
                 self.inner.recorder.start_at_once(id);
@@ -118,7 +118,7 @@ impl Communicator {
     }
 
     /// Enqueues a prepared operation.
-    pub(super) fn enqueue(&self, prepared: &Prepared<'_>) -> Result<Work> {
+    pub(super) fn enqueue(&self, prepared: &PreparedOp<'_>) -> Result<Work> {
         self.inner.check()?;
         let recording = self.stream.recording()?;
         self.chain(&recording)?;

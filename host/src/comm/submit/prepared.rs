@@ -24,7 +24,7 @@ pub(super) enum Entry {
 }
 
 /// An operation with its arguments, ready to run: flat, so that it is built where it is used.
-pub(in crate::comm) struct Prepared<'a> {
+pub(in crate::comm) struct PreparedOp<'a> {
     /// What runs.
     pub(super) entry: Entry,
     /// The kernel's parameters.
@@ -44,7 +44,7 @@ pub(in crate::comm) struct Prepared<'a> {
     pub(super) upload: Option<Upload>,
 }
 
-impl<'a> Prepared<'a> {
+impl<'a> PreparedOp<'a> {
     /// Binds `params` to `kernel`. The tensors are kept alive as long as the launch; `borrowed` says that
     /// other memory is used, which lives as long as the call only.
     #[inline(always)]
@@ -59,7 +59,7 @@ impl<'a> Prepared<'a> {
         Self::from_parts(comm, kernel.info(), params, tensors, borrowed, op_info)
     }
 
-    /// As [`Prepared::new`], for a kernel whose parameter struct has the layout of `P`.
+    /// As [`PreparedOp::new`], for a kernel whose parameter struct has the layout of `P`.
     #[inline(always)]
     pub(in crate::comm) fn from_parts<P: Copy>(
         comm: &Communicator,
@@ -114,15 +114,15 @@ impl<'a> Prepared<'a> {
         self
     }
 
-    /// As [`Prepared::keeping`], where with it all memory that the launch uses is kept alive.
+    /// As [`PreparedOp::keeping`], where with it all memory that the launch uses is kept alive.
     pub(in crate::comm) fn owning(mut self, table: Arc<dyn Any + Send + Sync>) -> Self {
         self.borrowed = false;
         self.keeping(table)
     }
 
-    /// The same without its tensors, which the caller keeps alive by [`Prepared::owning`].
-    pub(in crate::comm) fn detached(self) -> Prepared<'static> {
-        Prepared {
+    /// The same without its tensors, which the caller keeps alive by [`PreparedOp::owning`].
+    pub(in crate::comm) fn detached(self) -> PreparedOp<'static> {
+        PreparedOp {
             entry: self.entry,
             params: self.params,
             bytes: self.bytes,

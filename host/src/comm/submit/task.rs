@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::native::{KernelInfo, NativeEntry};
 
-use super::prepared::{Entry, Prepared};
+use super::prepared::{Entry, PreparedOp};
 use crate::comm::{Communicator, multi_rank_grid};
 use crate::cpu::{BlockOrder, Grid, HostFn, Keep, Launch, LaunchOwner, MAX_PARAM_BYTES};
 use crate::gpu::{self, Gpu, Scratch, Upload};
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 impl Communicator {
     /// The work of a stream that carries the operation out.
-    pub(super) fn task(&self, prepared: &Prepared<'_>, id: u64) -> Result<Task> {
+    pub(super) fn task(&self, prepared: &PreparedOp<'_>, id: u64) -> Result<Task> {
         match &prepared.entry {
             Entry::Native(entry) => self.launch_of(prepared, *entry, id).map(Task::Launch),
             Entry::Gpu(kernel) => self.gpu_launch_of(prepared, kernel, id).map(Task::Kernel),
@@ -24,7 +24,7 @@ impl Communicator {
         }
     }
 
-    fn hand_off_task(&self, prepared: &Prepared<'_>, id: u64) -> Task {
+    fn hand_off_task(&self, prepared: &PreparedOp<'_>, id: u64) -> Task {
         let (inner, run) = (Arc::clone(&self.inner), prepared.hand_off.clone());
         let op_info = prepared.op_info.launch(id);
         let keep = (
@@ -49,7 +49,7 @@ impl Communicator {
         }
     }
 
-    fn keep(prepared: &Prepared<'_>) -> Keep {
+    fn keep(prepared: &PreparedOp<'_>) -> Keep {
         let [a, b, c] = prepared
             .tensors
             .map(|tensor| tensor.map(|tensor| tensor.keep() as Arc<dyn Any + Send + Sync>));
@@ -58,7 +58,7 @@ impl Communicator {
 
     fn gpu_launch_of(
         &self,
-        prepared: &Prepared<'_>,
+        prepared: &PreparedOp<'_>,
         info: &KernelInfo,
         id: u64,
     ) -> Result<gpu::Launch> {
@@ -115,7 +115,7 @@ impl Communicator {
         Ok((scratch, Some(upload)))
     }
 
-    fn launch_of(&self, prepared: &Prepared<'_>, entry: NativeEntry, id: u64) -> Result<Launch> {
+    fn launch_of(&self, prepared: &PreparedOp<'_>, entry: NativeEntry, id: u64) -> Result<Launch> {
         const { assert!(MAX_PARAM_BYTES >= 160) };
         let options = &self.inner.options;
         let own = prepared

@@ -3,7 +3,7 @@
 use fusewire_device::native::Kernel;
 use fusewire_device::session::{Call, Operation};
 
-use super::prepared::Prepared;
+use super::prepared::PreparedOp;
 use crate::Result;
 use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::OpInfo;
@@ -39,7 +39,7 @@ impl Communicator {
         params: P,
         tensors: [Option<&Tensor>; 3],
     ) -> Result<()> {
-        self.run(&Prepared::new(self, kernel, params, tensors, false, USER))
+        self.run(&PreparedOp::new(self, kernel, params, tensors, false, USER))
     }
 
     /// As [`Communicator::launch_async`], with a shape of its own: a kernel that computes may take more blocks than the
@@ -67,7 +67,7 @@ impl Communicator {
             blocks => blocks,
         };
         attributes.check(kernel.info().name, blocks)?;
-        let mut prepared = Prepared::new(self, kernel, params, tensors, false, USER);
+        let mut prepared = PreparedOp::new(self, kernel, params, tensors, false, USER);
         prepared.attributes = Some(attributes);
         self.enqueue(&prepared)
     }
@@ -85,6 +85,6 @@ impl Communicator {
         params: P,
         tensors: [Option<&Tensor>; 3],
     ) -> Result<Work> {
-        self.enqueue(&Prepared::new(self, kernel, params, tensors, false, USER))
+        self.enqueue(&PreparedOp::new(self, kernel, params, tensors, false, USER))
     }
 }
