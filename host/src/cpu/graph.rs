@@ -206,9 +206,9 @@ thread_local! {
 }
 
 /// Restores the thread's previous [`Replay`] when dropped, also if a node panics.
-struct Outer(Option<Replay>);
+struct ReplayGuard(Option<Replay>);
 
-impl Drop for Outer {
+impl Drop for ReplayGuard {
     fn drop(&mut self) {
         REPLAY.set(self.0);
     }
@@ -222,7 +222,7 @@ pub(crate) fn next_graph() -> u64 {
 
 /// Runs `body` with `replay` as the current replay of this thread.
 pub(crate) fn with_replay<R>(replay: Replay, body: impl FnOnce() -> R) -> R {
-    let _outer = Outer(REPLAY.replace(Some(replay)));
+    let _outer = ReplayGuard(REPLAY.replace(Some(replay)));
     body()
 }
 
@@ -264,7 +264,7 @@ impl GraphExec {
 
     pub(super) fn execute(&self) -> Result<()> {
         let replay = self.replays.fetch_add(1, Ordering::Relaxed) + 1;
-        let _outer = Outer(REPLAY.get());
+        let _outer = ReplayGuard(REPLAY.get());
         let done = (0..).zip(&*self.nodes).try_for_each(|(index, node)| {
             REPLAY.set(Some(Replay {
                 graph: self.id,
