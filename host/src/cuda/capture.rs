@@ -22,17 +22,17 @@ const fn raw_exec(exec: RawGraphExec) -> sys::CUgraphExec {
 }
 
 /// What a graph calls when it is gone.
-struct Owned {
+struct UserObjectData {
     callback: Callback,
     data: *mut c_void,
     /// Whether the graph got it; else `callback` is not called.
     given: AtomicBool,
 }
 
-/// Called by the library, once, with an [`Owned`].
+/// Called by the library, once, with an [`UserObjectData`].
 unsafe extern "C" fn gone(owned: *mut c_void) {
     // SAFETY: the library calls this once, with the box that `retain` made.
-    let owned = unsafe { Box::from_raw(owned.cast::<Owned>()) };
+    let owned = unsafe { Box::from_raw(owned.cast::<UserObjectData>()) };
     if owned.given.load(Ordering::Acquire) {
         // SAFETY: once, and on any thread, as `retain` requires.
         unsafe { (owned.callback)(owned.data) };
@@ -136,7 +136,7 @@ impl Cuda {
         data: *mut c_void,
     ) -> Result<()> {
         let library = self.relaxed()?;
-        let owned = Box::into_raw(Box::new(Owned {
+        let owned = Box::into_raw(Box::new(UserObjectData {
             callback,
             data,
             given: AtomicBool::new(true),
@@ -262,7 +262,7 @@ mod tests {
         }
         for (given, calls) in [(true, 1), (false, 0)] {
             let mut counter = 0_u32;
-            let owned = Box::into_raw(Box::new(Owned {
+            let owned = Box::into_raw(Box::new(UserObjectData {
                 callback: count,
                 data: (&raw mut counter).cast::<c_void>(),
                 given: AtomicBool::new(given),
