@@ -66,7 +66,7 @@ impl Hip {
         data: *mut c_void,
     ) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        let retained = Retained::leak(callback, data);
+        let retained = UserObjectData::leak(callback, data);
         let mut object: hipUserObject_t = ptr::null_mut();
         // SAFETY: `object` is writable; `last_released` may be called with `retained`, once.
         let status = unsafe {
@@ -80,7 +80,7 @@ impl Hip {
         };
         if let Err(error) = self.functions.check("hipUserObjectCreate", status) {
             // SAFETY: the run time has not taken it.
-            unsafe { Retained::discard(retained) };
+            unsafe { UserObjectData::discard(retained) };
             return Err(error);
         }
         // SAFETY: the object was made just now; the graph gets its only reference.
@@ -96,7 +96,7 @@ impl Hip {
             return Ok(());
         };
         // SAFETY: the graph has not taken the object, whose one reference keeps it.
-        unsafe { Retained::disarm(retained) };
+        unsafe { UserObjectData::disarm(retained) };
         // SAFETY: the one reference is ours.
         let status = unsafe { (self.functions.hipUserObjectRelease)(object, 1) };
         if let Err(second) = self.functions.check("hipUserObjectRelease", status) {
@@ -160,13 +160,13 @@ impl Hip {
 
 /// What a user object calls in the end, unless it never became a graph's.
 #[derive(Debug)]
-struct Retained {
+struct UserObjectData {
     callback: Callback,
     data: *mut c_void,
     armed: AtomicBool,
 }
 
-impl Retained {
+impl UserObjectData {
     fn leak(callback: Callback, data: *mut c_void) -> *mut Self {
         Box::into_raw(Box::new(Self {
             callback,
@@ -193,13 +193,13 @@ impl Retained {
     }
 }
 
-/// Called by the run time with a [`Retained`], when its last reference is released.
+/// Called by the run time with a [`UserObjectData`], when its last reference is released.
 ///
 /// # Safety
-/// `data` came from [`Retained::leak`], and is nobody's after this.
+/// `data` came from [`UserObjectData::leak`], and is nobody's after this.
 unsafe extern "C" fn last_released(data: *mut c_void) {
     // SAFETY: as above.
-    let retained = unsafe { Box::from_raw(data.cast::<Retained>()) };
+    let retained = unsafe { Box::from_raw(data.cast::<UserObjectData>()) };
     if retained.armed.load(Ordering::Acquire) {
         // SAFETY: whoever called `retain` promised it.
         unsafe { (retained.callback)(retained.data) };
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn a_graphs_object_calls_back_once() {
         let mut calls = 0_u32;
-        let retained = Retained::leak(count, ptr::from_mut(&mut calls).cast());
+        let retained = UserObjectData::leak(count, ptr::from_mut(&mut calls).cast());
         // SAFETY: it was leaked just now.
         unsafe { last_released(retained.cast()) };
         assert_eq!(calls, 1);
@@ -227,14 +227,14 @@ mod tests {
     #[test]
     fn an_object_that_no_graph_took_does_not_call_back() {
         let mut calls = 0_u32;
-        let retained = Retained::leak(count, ptr::from_mut(&mut calls).cast());
+        let retained = UserObjectData::leak(count, ptr::from_mut(&mut calls).cast());
         // SAFETY: it was leaked just now.
-        unsafe { Retained::disarm(retained) };
+        unsafe { UserObjectData::disarm(retained) };
         // SAFETY: as above.
         unsafe { last_released(retained.cast()) };
-        let discarded = Retained::leak(count, ptr::from_mut(&mut calls).cast());
+        let discarded = UserObjectData::leak(count, ptr::from_mut(&mut calls).cast());
         // SAFETY: as above.
-        unsafe { Retained::discard(discarded) };
+        unsafe { UserObjectData::discard(discarded) };
         assert_eq!(calls, 0);
     }
 }
