@@ -53,8 +53,8 @@ impl Cuda {
     }
 
     /// As [`Cuda::enter`], and until the value is dropped this thread may make calls that a capture forbids.
-    pub(super) fn relaxed(&self) -> Result<Relaxed> {
-        Relaxed::new(self.enter()?)
+    pub(super) fn relaxed(&self) -> Result<RelaxedCapture> {
+        RelaxedCapture::new(self.enter()?)
     }
 }
 
@@ -76,7 +76,7 @@ pub(super) fn enter(library: &Library, context: usize) -> Result<()> {
 
 /// While it lives, this thread is in relaxed capture mode: no call of it is forbidden, nor does one break a
 /// capture that this or another thread has under way.
-pub(super) struct Relaxed {
+pub(super) struct RelaxedCapture {
     library: &'static Library,
     /// The mode before, as a number: it goes back to the library as it came.
     before: c_int,
@@ -84,7 +84,7 @@ pub(super) struct Relaxed {
     _thread: PhantomData<*mut ()>,
 }
 
-impl Relaxed {
+impl RelaxedCapture {
     /// Begins it.
     pub(super) fn new(library: &'static Library) -> Result<Self> {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
@@ -97,7 +97,7 @@ impl Relaxed {
     }
 }
 
-impl Drop for Relaxed {
+impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         let mut mode = self.before;
         if let Err(error) = exchange(self.library, &mut mode) {
@@ -106,7 +106,7 @@ impl Drop for Relaxed {
     }
 }
 
-impl Deref for Relaxed {
+impl Deref for RelaxedCapture {
     type Target = Library;
 
     fn deref(&self) -> &Library {

@@ -7,7 +7,7 @@ use cudarc::driver::sys::{
     CUlaunchAttributeID as AttributeId,
 };
 
-use super::context::{Cuda, Relaxed};
+use super::context::{Cuda, RelaxedCapture};
 use super::error::{self, INVALID_VALUE, NOT_FOUND};
 use super::library::Library;
 use crate::Result;
@@ -311,7 +311,7 @@ fn load_function(library: &Library, function: sys::CUfunction) -> Result<()> {
 }
 
 /// Loads all kernels of a module, where the driver can list them.
-fn load_all(library: &Relaxed, module: sys::CUmodule) -> Result<()> {
+fn load_all(library: &RelaxedCapture, module: sys::CUmodule) -> Result<()> {
     let (Some(count_of), Some(list)) = (
         library.cuModuleGetFunctionCount.find(),
         library.cuModuleEnumerateFunctions.find(),

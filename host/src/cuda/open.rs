@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
-use super::context::{self, Cuda, Relaxed};
+use super::context::{self, Cuda, RelaxedCapture};
 use super::library::Library;
 use super::staging::Staging;
 use super::{device, multicast, virtual_memory};
@@ -109,7 +109,7 @@ impl Cuda {
             (library.cuDevicePrimaryCtxRetain)(&raw mut context, number)
         })?;
         context::enter(library, context.addr())?;
-        let relaxed = Relaxed::new(library)?;
+        let relaxed = RelaxedCapture::new(library)?;
 
         let mut handles = 0;
         if properties.descriptors {

@@ -4,7 +4,7 @@ use core::ffi::{c_uint, c_void};
 
 use cudarc::driver::sys;
 
-use super::context::{Cuda, Relaxed};
+use super::context::{Cuda, RelaxedCapture};
 use super::library::Library;
 use super::{memory, stream};
 use crate::Result;
@@ -64,7 +64,7 @@ impl Cuda {
     /// The calls of `work` on the driver's own stream, and a wait for it.
     pub(super) fn on_own_stream(
         &self,
-        library: &Relaxed,
+        library: &RelaxedCapture,
         work: impl FnOnce(sys::CUstream) -> Result<()>,
     ) -> Result<()> {
         let staging = self.staging();

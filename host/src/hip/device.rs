@@ -55,9 +55,9 @@ impl Hip {
     }
 
     /// As [`Hip::current`]; until the result is dropped, the thread may make calls that a capture forbids.
-    pub(super) fn relaxed(&self) -> Result<Relaxed> {
+    pub(super) fn relaxed(&self) -> Result<RelaxedCapture> {
         self.current()?;
-        Relaxed::enter(self.functions)
+        RelaxedCapture::enter(self.functions)
     }
 
     /// The copy buffer and its stream, one caller at a time.
@@ -91,14 +91,14 @@ pub(super) fn count(functions: &Functions) -> Result<u32> {
 
 /// The thread's capture mode is "relaxed" while this lives.
 #[derive(Debug)]
-pub(super) struct Relaxed {
+pub(super) struct RelaxedCapture {
     functions: &'static Functions,
     before: c_uint,
     // The mode is the thread's: the value stays on it.
     _thread: core::marker::PhantomData<*const ()>,
 }
 
-impl Relaxed {
+impl RelaxedCapture {
     fn enter(functions: &'static Functions) -> Result<Self> {
         let mut mode = hip::CAPTURE_RELAXED;
         // SAFETY: `mode` is readable and writable.
@@ -112,7 +112,7 @@ impl Relaxed {
     }
 }
 
-impl Drop for Relaxed {
+impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         let mut mode = self.before;
         // SAFETY: `mode` is readable and writable, and a mode, since the run time gave it.
