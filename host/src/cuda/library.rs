@@ -17,13 +17,13 @@ const SONAME: &str = "libcuda.so.1";
 
 /// A function of the library that an older driver lacks.
 #[derive(Debug)]
-pub(super) struct Newer<F> {
+pub(super) struct OptionalFunction<F> {
     function: Option<F>,
     name: &'static str,
     since: &'static str,
 }
 
-impl<F: Copy> Newer<F> {
+impl<F: Copy> OptionalFunction<F> {
     /// The function, where the driver has it.
     pub(super) const fn find(&self) -> Option<F> {
         self.function
@@ -55,7 +55,7 @@ macro_rules! symbols {
         pub(super) struct Library {
             $(pub(super) $text: unsafe extern "C" fn($($text_type),*) -> c_int,)*
             $(pub(super) $name: unsafe extern "C" fn($($type),*) -> c_int,)*
-            $(pub(super) $later: Newer<unsafe extern "C" fn($($later_type),*) -> c_int>,)*
+            $(pub(super) $later: OptionalFunction<unsafe extern "C" fn($($later_type),*) -> c_int>,)*
             /// Keeps the functions mapped.
             _object: Object,
         }
@@ -78,7 +78,7 @@ macro_rules! symbols {
                 Ok(Self {
                     $($text: symbol(&object, stringify!($text))?,)*
                     $($name: symbol(&object, stringify!($name))?,)*
-                    $($later: Newer {
+                    $($later: OptionalFunction {
                         function: symbol(&object, stringify!($later)).ok(),
                         name: stringify!($later),
                         since: $since,
