@@ -240,7 +240,11 @@ pub(super) fn ipc_handle(library: &Library, base: u64) -> Result<[u8; HANDLE_BYT
 }
 
 /// Maps the allocation behind an IPC handle, which must have at least so many bytes.
-fn open_ipc(library: &RelaxedCapture, handle: &[u8; HANDLE_BYTES], bytes: u64) -> Result<RawMemory> {
+fn open_ipc(
+    library: &RelaxedCapture,
+    handle: &[u8; HANDLE_BYTES],
+    bytes: u64,
+) -> Result<RawMemory> {
     let handle = sys::CUipcMemHandle {
         reserved: handle.map(|byte| byte as core::ffi::c_char),
     };

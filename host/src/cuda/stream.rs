@@ -34,10 +34,10 @@ impl Cuda {
         let library = self.relaxed()?;
         let stream = create(&library)?;
         // The driver's own stream takes a queue too.
-        let streams = self.streams.fetch_add(1, Ordering::RelaxedCapture) + 2;
+        let streams = self.streams.fetch_add(1, Ordering::Relaxed) + 2;
         static WARNED: AtomicBool = AtomicBool::new(false);
         let queues = queues();
-        if streams > queues && !WARNED.swap(true, Ordering::RelaxedCapture) {
+        if streams > queues && !WARNED.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 streams,
                 queues,
@@ -58,7 +58,7 @@ impl Cuda {
         library.check("cuStreamDestroy", unsafe {
             (library.cuStreamDestroy_v2)(raw(stream))
         })?;
-        self.streams.fetch_sub(1, Ordering::RelaxedCapture);
+        self.streams.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }
 

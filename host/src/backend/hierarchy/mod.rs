@@ -21,7 +21,7 @@ use fusewire_device::element::ReductionCode;
 use fusewire_device::layout::FailureKind;
 use fusewire_device::session::Operation;
 
-use self::route::Route;
+use self::route::HierarchyRoute;
 use super::gloo::{Gloo, Message};
 use super::{Backend, How, Reach, Route, Setup, backend_error};
 use crate::comm::Communicator;
@@ -225,13 +225,13 @@ impl Hierarchy {
         }]
     }
 
-    fn route(
+    fn choose_route(
         &self,
         operation: Operation,
         dtype: DType,
         code: Option<ReductionCode>,
         count: usize,
-    ) -> Route {
+    ) -> HierarchyRoute {
         route::choose(&route::RouteParams {
             operation,
             reduction: code.map(|code| (dtype, code)),
@@ -306,7 +306,7 @@ impl Backend for Hierarchy {
         reduction: Option<ReductionCode>,
         count: usize,
     ) -> Option<Route> {
-        let route = self.route(operation, dtype, reduction, count);
+        let route = self.choose_route(operation, dtype, reduction, count);
         Some(Route::new(self.host_count(), route.why(operation)))
     }
 
@@ -329,11 +329,11 @@ impl Backend for Hierarchy {
         let clock = Clock::start(how);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.route(Operation::AllReduce, how.dtype, Some(op.code()), count) {
-                Route::Gathered => self.reduce_gathered(from, to, count, op, None, &clock),
-                Route::Ordered => self.all_reduce_ordered(from, to, count, op, &clock),
-                Route::Shards => self.all_reduce_shards(from, to, count, op, &clock),
-                Route::Leaders => self.all_reduce_leaders(from, to, count, op, &clock),
+            match self.choose_route(Operation::AllReduce, how.dtype, Some(op.code()), count) {
+                HierarchyRoute::Gathered => self.reduce_gathered(from, to, count, op, None, &clock),
+                HierarchyRoute::Ordered => self.all_reduce_ordered(from, to, count, op, &clock),
+                HierarchyRoute::Shards => self.all_reduce_shards(from, to, count, op, &clock),
+                HierarchyRoute::Leaders => self.all_reduce_leaders(from, to, count, op, &clock),
                 _ => self
                     .all
                     .all_reduce(from, to, count, op, how)
@@ -354,10 +354,12 @@ impl Backend for Hierarchy {
         let clock = Clock::start(how);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.route(Operation::Reduce, how.dtype, Some(op.code()), count) {
-                Route::Gathered => self.reduce_gathered(from, to, count, op, Some(root), &clock),
-                Route::Ordered => self.reduce_ordered(from, to, count, op, root, &clock),
-                Route::Leaders => self.reduce_leaders(from, to, count, op, root, &clock),
+            match self.choose_route(Operation::Reduce, how.dtype, Some(op.code()), count) {
+                HierarchyRoute::Gathered => {
+                    self.reduce_gathered(from, to, count, op, Some(root), &clock)
+                }
+                HierarchyRoute::Ordered => self.reduce_ordered(from, to, count, op, root, &clock),
+                HierarchyRoute::Leaders => self.reduce_leaders(from, to, count, op, root, &clock),
                 _ => self
                     .all
                     .reduce(from, to, count, op, root, how)
@@ -370,8 +372,8 @@ impl Backend for Hierarchy {
         let clock = Clock::start(how);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.route(Operation::Broadcast, how.dtype, None, count) {
-                Route::Leaders => self.broadcast_leaders(buffer, count, root, &clock),
+            match self.choose_route(Operation::Broadcast, how.dtype, None, count) {
+                HierarchyRoute::Leaders => self.broadcast_leaders(buffer, count, root, &clock),
                 _ => self
                     .all
                     .broadcast(buffer, count, root, how)
@@ -390,8 +392,8 @@ impl Backend for Hierarchy {
         let clock = Clock::start(how);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.route(Operation::AllGather, how.dtype, None, count) {
-                Route::Shards => self.all_gather_shards(from, to, count, &clock),
+            match self.choose_route(Operation::AllGather, how.dtype, None, count) {
+                HierarchyRoute::Shards => self.all_gather_shards(from, to, count, &clock),
                 _ => self
                     .all
                     .all_gather(from, to, count, how)
@@ -411,8 +413,8 @@ impl Backend for Hierarchy {
         let clock = Clock::start(how);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.route(Operation::ReduceScatter, how.dtype, Some(op.code()), count) {
-                Route::Shards => self.reduce_scatter_shards(from, to, count, op, &clock),
+            match self.choose_route(Operation::ReduceScatter, how.dtype, Some(op.code()), count) {
+                HierarchyRoute::Shards => self.reduce_scatter_shards(from, to, count, op, &clock),
                 _ => self.reduce_scatter_ordered(from, to, count, op, &clock),
             }
         }

@@ -24,7 +24,7 @@ pub(super) const SHARDS_BYTES: usize = 64 << 10;
 pub(super) const ROW_BYTES: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Route {
+pub(super) enum HierarchyRoute {
     /// Everybody gets all inputs and reduces them in rank order.
     Gathered,
     /// Shards are exchanged, reduced in rank order, gathered.
@@ -52,7 +52,7 @@ pub(super) struct RouteParams {
     pub(super) alone: bool,
 }
 
-pub(super) fn choose(params: &RouteParams) -> Route {
+pub(super) fn choose(params: &RouteParams) -> HierarchyRoute {
     let RouteParams {
         operation,
         bytes,
@@ -64,26 +64,28 @@ pub(super) fn choose(params: &RouteParams) -> Route {
         // What Gloo cannot reduce is reduced here.
         if params.bitwise || data_type(dtype, code).is_none() {
             return match operation {
-                Operation::ReduceScatter => Route::Ordered,
-                _ if bytes <= GATHERED_BYTES => Route::Gathered,
-                _ => Route::Ordered,
+                Operation::ReduceScatter => HierarchyRoute::Ordered,
+                _ if bytes <= GATHERED_BYTES => HierarchyRoute::Gathered,
+                _ => HierarchyRoute::Ordered,
             };
         }
     }
     match operation {
-        Operation::AllReduce | Operation::Reduce | Operation::Broadcast if alone => Route::Flat,
-        Operation::AllReduce if even && bytes >= SHARDS_BYTES => Route::Shards,
-        Operation::AllReduce | Operation::Reduce | Operation::Broadcast => Route::Leaders,
+        Operation::AllReduce | Operation::Reduce | Operation::Broadcast if alone => {
+            HierarchyRoute::Flat
+        }
+        Operation::AllReduce if even && bytes >= SHARDS_BYTES => HierarchyRoute::Shards,
+        Operation::AllReduce | Operation::Reduce | Operation::Broadcast => HierarchyRoute::Leaders,
         // Gloo has none: its way would be to reduce all rows everywhere.
-        Operation::ReduceScatter if even && !alone => Route::Shards,
-        Operation::ReduceScatter => Route::Ordered,
-        Operation::AllGather if even && !alone && bytes >= ROW_BYTES => Route::Shards,
-        Operation::AllGather | Operation::Barrier => Route::Flat,
-        _ => Route::Messages,
+        Operation::ReduceScatter if even && !alone => HierarchyRoute::Shards,
+        Operation::ReduceScatter => HierarchyRoute::Ordered,
+        Operation::AllGather if even && !alone && bytes >= ROW_BYTES => HierarchyRoute::Shards,
+        Operation::AllGather | Operation::Barrier => HierarchyRoute::Flat,
+        _ => HierarchyRoute::Messages,
     }
 }
 
-impl Route {
+impl HierarchyRoute {
     /// What happens, and why so.
     pub(super) const fn why(self, operation: Operation) -> &'static str {
         match self {
@@ -120,7 +122,7 @@ mod tests {
 
     const SUM: Option<(DType, ReductionCode)> = Some((DType::F32, ReductionCode::Sum));
 
-    fn route(operation: Operation, bytes: usize, bitwise: bool, even: bool) -> Route {
+    fn route(operation: Operation, bytes: usize, bitwise: bool, even: bool) -> HierarchyRoute {
         choose(&RouteParams {
             operation,
             reduction: match operation {
@@ -141,7 +143,10 @@ mod tests {
             for bytes in [0, 4, GATHERED_BYTES + 4, 1 << 26] {
                 for even in [false, true] {
                     let route = route(operation, bytes, true, even);
-                    assert!(matches!(route, Route::Gathered | Route::Ordered), "{route:?}");
+                    assert!(
+                        matches!(route, HierarchyRoute::Gathered | HierarchyRoute::Ordered),
+                        "{route:?}"
+                    );
                 }
             }
         }
@@ -150,9 +155,21 @@ mod tests {
     #[test]
     fn shards_need_hosts_of_one_size() {
         let large = 1 << 26;
-        assert_eq!(route(Operation::AllReduce, large, false, true), Route::Shards);
-        assert_eq!(route(Operation::AllReduce, large, false, false), Route::Leaders);
-        assert_eq!(route(Operation::AllReduce, 64, false, true), Route::Leaders);
-        assert_eq!(route(Operation::AllGather, large, true, false), Route::Flat);
+        assert_eq!(
+            route(Operation::AllReduce, large, false, true),
+            HierarchyRoute::Shards
+        );
+        assert_eq!(
+            route(Operation::AllReduce, large, false, false),
+            HierarchyRoute::Leaders
+        );
+        assert_eq!(
+            route(Operation::AllReduce, 64, false, true),
+            HierarchyRoute::Leaders
+        );
+        assert_eq!(
+            route(Operation::AllGather, large, true, false),
+            HierarchyRoute::Flat
+        );
     }
 }
