@@ -37,7 +37,7 @@ enum DumpFormat {
 
 /// What one communicator adds to a dump.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct CommDump {
     /// Name of the communicator.
     pub(crate) name: String,
     /// Its backend.
@@ -64,7 +64,7 @@ struct Group {
     ranks: Vec<u32>,
 }
 
-impl Part {
+impl CommDump {
     /// As JSON text.
     pub(crate) fn json(&self) -> String {
         document(&[self], DumpFormat::Json).to_string()
@@ -78,7 +78,7 @@ impl Part {
     /// Writes it where the environment says, with what other failed communicators of this process have written
     /// there. Gives the path, or `None` where the environment names none.
     pub(crate) fn write_by_environment(self) -> io::Result<Option<PathBuf>> {
-        static WRITTEN: Mutex<Vec<(PathBuf, Part)>> = Mutex::new(Vec::new());
+        static WRITTEN: Mutex<Vec<(PathBuf, CommDump)>> = Mutex::new(Vec::new());
         let Some(path) = path_of_environment(self.world_rank()) else {
             return Ok(None);
         };
@@ -300,7 +300,7 @@ fn type_name(dtype: DType) -> &'static str {
     }
 }
 
-fn document(parts: &[&Part], form: DumpFormat) -> Value {
+fn document(parts: &[&CommDump], form: DumpFormat) -> Value {
     let mut groups: BTreeMap<String, Group> = BTreeMap::new();
     let mut status = Map::new();
     let mut failures = Map::new();
@@ -356,7 +356,7 @@ fn document(parts: &[&Part], form: DumpFormat) -> Value {
     })
 }
 
-fn pickle(parts: &[&Part]) -> io::Result<Vec<u8>> {
+fn pickle(parts: &[&CommDump]) -> io::Result<Vec<u8>> {
     let options = serde_pickle::SerOptions::new().proto_v2();
     serde_pickle::to_vec(&document(parts, DumpFormat::Pickle), options).map_err(io::Error::other)
 }

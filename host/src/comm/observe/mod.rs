@@ -5,7 +5,7 @@ mod dump;
 mod hooks;
 mod recorder;
 
-pub(super) use self::dump::Part;
+pub(super) use self::dump::CommDump;
 pub(super) use self::hooks::Hooks;
 pub use self::hooks::{HookArguments, HookHandle, ReplayArguments, ReplayEdge};
 pub(super) use self::recorder::Recorder;
