@@ -15,7 +15,7 @@ use crate::gpu::{self, Gpu};
 use crate::memory::Memory;
 
 /// A rank's part of a window: memory, and the byte at which the part begins in it.
-pub(crate) type Part = (Memory, u64);
+pub(crate) type WindowPart = (Memory, u64);
 
 /// The device's table of windows and the host's index of this rank's parts.
 pub(crate) struct Windows {
@@ -34,7 +34,7 @@ pub(crate) struct Windows {
     /// Multicast objects, by the window's number.
     multicasts: Mutex<HashMap<usize, Multicast>>,
     /// Every rank's part, mapped as long as the window lives.
-    parts: Mutex<Vec<Option<Vec<Part>>>>,
+    parts: Mutex<Vec<Option<Vec<WindowPart>>>>,
 }
 
 // SAFETY: an entry of the table is written under the lock, before its number is published or after all ranks
@@ -104,13 +104,13 @@ impl Windows {
     pub(crate) fn add_parts(
         &self,
         rank: u32,
-        parts: Vec<Part>,
+        parts: Vec<WindowPart>,
         bytes: u64,
         multicast: u64,
     ) -> Result<usize> {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let id = self.used.load(Ordering::Acquire);
-        let address = |(memory, offset): &Part| memory.ptr() as u64 + offset;
+        let address = |(memory, offset): &WindowPart| memory.ptr() as u64 + offset;
         let entry = self.table[id].get();
         for (peer, part) in parts.iter().enumerate() {
             // SAFETY: an entry of this table; kernels look at it only after its number was published.
@@ -209,7 +209,7 @@ impl Windows {
     }
 
     /// Every rank's part of window `id`, while it lives.
-    pub(crate) fn part(&self, id: usize, rank: u32) -> Option<Part> {
+    pub(crate) fn part(&self, id: usize, rank: u32) -> Option<WindowPart> {
         let all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(id)?.as_ref()?.get(rank as usize).cloned()
     }

@@ -17,7 +17,7 @@ pub use self::register::Registration;
 pub use self::signal::SignalUpdate;
 use crate::Result;
 use crate::comm::submit::{PreparedOp, invalid};
-use crate::comm::windows::Part;
+use crate::comm::windows::WindowPart;
 use crate::comm::{Communicator, Inner};
 use crate::gpu::Scratch;
 use crate::options::Algorithm;
@@ -74,7 +74,7 @@ struct Shared {
     freed: AtomicBool,
     /// Every rank's memory of both windows: mapped as long as a launch that names it may run, also after the end of
     /// the window.
-    _parts: [Vec<Part>; 2],
+    _parts: [Vec<WindowPart>; 2],
 }
 
 impl fmt::Debug for Window {

@@ -1,7 +1,7 @@
 //! Memory of all ranks registered as a window, and its end.
 
 use crate::comm::Communicator;
-use crate::comm::windows::Part;
+use crate::comm::windows::WindowPart;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
@@ -52,7 +52,7 @@ impl Communicator {
     }
 
     /// Shares the memory behind `tensor` with all ranks as a new window.
-    pub(super) fn register_parts(&self, tensor: &Tensor) -> Result<(usize, Vec<Part>)> {
+    pub(super) fn register_parts(&self, tensor: &Tensor) -> Result<(usize, Vec<WindowPart>)> {
         let (memory, offset) = tensor.memory();
         let bytes = (tensor.len() * tensor.dtype().size()) as u64;
         let pieces = self.share_memory("register", memory)?;
@@ -71,7 +71,7 @@ impl Communicator {
             });
         }
         let offsets = all.chunks(3).map(|theirs| theirs[0]);
-        let parts: Vec<Part> = pieces.into_iter().zip(offsets).collect();
+        let parts: Vec<WindowPart> = pieces.into_iter().zip(offsets).collect();
         for (rank, (memory, offset)) in parts.iter().enumerate() {
             if offset
                 .checked_add(bytes)

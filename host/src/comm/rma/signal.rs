@@ -10,7 +10,7 @@ use super::Window;
 use crate::Result;
 use crate::comm::observe::OpInfo;
 use crate::comm::submit::{PreparedOp, invalid};
-use crate::comm::windows::Part;
+use crate::comm::windows::WindowPart;
 use crate::comm::work::Work;
 
 /// What a signal does to the slot that it reaches.
@@ -121,7 +121,7 @@ impl Window {
     }
 
     /// Where a word of this rank's signal pad is, which is only accessed atomically.
-    fn word(&self, offset: u64) -> Result<Part> {
+    fn word(&self, offset: u64) -> Result<WindowPart> {
         let signal_pad = self.shared.device.signal_pad as usize;
         match self.shared.inner.windows.part(signal_pad, self.comm.rank()) {
             Some((memory, start)) => Ok((memory, start + offset)),
