@@ -75,7 +75,7 @@ impl Default for Grid {
 }
 
 /// Memory that a launch keeps alive until it has run.
-pub type Keep = [Option<Arc<dyn Any + Send + Sync>>; 4];
+pub type KeepAlive = [Option<Arc<dyn Any + Send + Sync>>; 4];
 
 /// A kernel's native entry, its arguments and its shape: a plain record that a stream executes and
 /// a graph replays.
@@ -86,7 +86,7 @@ pub struct Launch {
     grid: Grid,
     owner: Option<Arc<dyn LaunchOwner>>,
     info: LaunchInfo,
-    keep: Keep,
+    keep: KeepAlive,
 }
 
 impl fmt::Debug for Launch {
@@ -161,7 +161,7 @@ impl Launch {
 
     /// Keeps memory alive as long as the launch, or a graph that contains it, can run.
     #[must_use]
-    pub fn keeping(mut self, keep: Keep) -> Self {
+    pub fn keeping(mut self, keep: KeepAlive) -> Self {
         self.keep = keep;
         self
     }

@@ -18,7 +18,7 @@ pub use descriptor::SegmentDescriptor;
 pub use event::Event;
 pub use graph::{Graph, GraphExec, HostFn};
 pub use launch::{
-    BlockOrder, Grid, Keep, Launch, LaunchInfo, LaunchOwner, MAX_PARAM_BYTES, MAX_THREADS,
+    BlockOrder, Grid, KeepAlive, Launch, LaunchInfo, LaunchOwner, MAX_PARAM_BYTES, MAX_THREADS,
 };
 pub use multi_rank_grid::run_multi_rank_grid;
 pub use segment::Segment;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::device::{Gpu, InFlightGuard};
 use super::driver::{Driver, RawEvent, RawStream};
 use super::graph::Exec;
-use crate::cpu::{HostFn, Keep, LaunchInfo, LaunchOwner, message};
+use crate::cpu::{HostFn, KeepAlive, LaunchInfo, LaunchOwner, message};
 use crate::{Error, Result};
 
 /// A copy within device memory.
@@ -59,13 +59,13 @@ impl HostCall {
 
 /// The kind of an operation in flight, with the values that it keeps alive.
 pub(super) enum WorkKind {
-    Launch(Option<Arc<dyn LaunchOwner>>, u64, LaunchInfo, Keep),
+    Launch(Option<Arc<dyn LaunchOwner>>, u64, LaunchInfo, KeepAlive),
     Graph(Arc<Exec>, u64, Vec<u64>),
     Host(Arc<HostCall>),
     Call(HostFn, Option<Error>),
     Copies(Arc<[Copy]>, Option<Error>),
     /// The operation failed. What it enqueued before the failure may still use the kept memory.
-    Failed(Error, Keep),
+    Failed(Error, KeepAlive),
 }
 
 /// An operation in flight.

@@ -12,7 +12,7 @@ use super::driver::{Driver, FunctionProperties, LaunchShape, RawFunction, RawStr
 use super::module::Function;
 use super::multi_rank_grid::MultiRankGrid;
 use super::scratch::Upload;
-use crate::cpu::{Keep, LaunchInfo, LaunchOwner, MAX_PARAM_BYTES};
+use crate::cpu::{KeepAlive, LaunchInfo, LaunchOwner, MAX_PARAM_BYTES};
 use crate::{Error, Result};
 
 /// Maximum number of parameters of a kernel.
@@ -65,7 +65,7 @@ pub(crate) struct Launch {
     grid: Option<GridMember>,
     pub(super) owner: Option<Arc<dyn LaunchOwner>>,
     pub(super) info: LaunchInfo,
-    pub(super) keep: Keep,
+    pub(super) keep: KeepAlive,
     upload: Option<Upload>,
 }
 

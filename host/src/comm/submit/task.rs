@@ -8,7 +8,7 @@ use fusewire_device::native::{KernelInfo, NativeEntry};
 
 use super::prepared::{Entry, PreparedOp};
 use crate::comm::{Communicator, multi_rank_grid};
-use crate::cpu::{BlockOrder, Grid, HostFn, Keep, Launch, LaunchOwner, MAX_PARAM_BYTES};
+use crate::cpu::{BlockOrder, Grid, HostFn, KeepAlive, Launch, LaunchOwner, MAX_PARAM_BYTES};
 use crate::gpu::{self, Gpu, Scratch, Upload};
 use crate::stream::Task;
 use crate::tensor::Tensor;
@@ -49,7 +49,7 @@ impl Communicator {
         }
     }
 
-    fn keep(prepared: &PreparedOp<'_>) -> Keep {
+    fn keep(prepared: &PreparedOp<'_>) -> KeepAlive {
         let [a, b, c] = prepared
             .tensors
             .map(|tensor| tensor.map(|tensor| tensor.keep() as Arc<dyn Any + Send + Sync>));
