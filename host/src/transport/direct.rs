@@ -10,9 +10,9 @@ use core::sync::atomic::Ordering;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::inbox::Ringer;
+use super::inbox::DoorbellHandle;
 use super::key::{RemoteBuffer, RemoteKey};
-use super::memory::{DATA_OFFSET, Header, Part};
+use super::memory::{DATA_OFFSET, Header, StorageRange};
 use crate::Result;
 use crate::cpu::{Segment, SegmentDescriptor};
 
@@ -22,7 +22,7 @@ const MAX_MAPPED: usize = 256;
 /// The way to a peer's memory and its bell.
 #[derive(Debug)]
 pub(super) struct Direct {
-    pub(super) bell: Ringer,
+    pub(super) bell: DoorbellHandle,
     /// Only memory of this process is mapped.
     pid: u32,
     mapped: Mutex<HashMap<u64, Arc<Segment>>>,
@@ -31,7 +31,7 @@ pub(super) struct Direct {
 impl Direct {
     pub(super) fn new(bell: &SegmentDescriptor) -> Result<Self> {
         Ok(Self {
-            bell: Ringer::open(bell)?,
+            bell: DoorbellHandle::open(bell)?,
             pid: bell.pid,
             mapped: Mutex::default(),
         })
@@ -39,7 +39,7 @@ impl Direct {
 
     /// Copies to the peer; `false` when the memory cannot be reached this way, and the owner has to
     /// be asked.
-    pub(super) fn write(&self, source: &Part, remote: &RemoteBuffer) -> bool {
+    pub(super) fn write(&self, source: &StorageRange, remote: &RemoteBuffer) -> bool {
         self.access(remote, source.len, |target| {
             // SAFETY: the view and the checked range of the mapping are both valid; they may be the
             // same memory, which `copy_to` allows.
@@ -48,7 +48,7 @@ impl Direct {
     }
 
     /// Copies from the peer; `false` as for [`Direct::write`].
-    pub(super) fn read(&self, target: &Part, remote: &RemoteBuffer) -> bool {
+    pub(super) fn read(&self, target: &StorageRange, remote: &RemoteBuffer) -> bool {
         self.access(remote, target.len, |source| {
             // SAFETY: as in `write`.
             unsafe { target.start().copy_from(source, target.len) };

@@ -24,7 +24,7 @@ const MAX_SLEEP: Duration = Duration::from_millis(100);
 /// The counters; in a segment they are its first bytes.
 #[repr(C)]
 #[derive(Debug, Default)]
-struct Bell {
+struct Doorbell {
     posted: AtomicU32,
     /// Changes with every event, so that a sleeper does not miss one.
     rung: AtomicU32,
@@ -32,34 +32,34 @@ struct Bell {
 }
 
 #[derive(Debug)]
-enum Home {
-    Private(Bell),
+enum DoorbellLocation {
+    Private(Doorbell),
     Shared(Arc<Segment>),
 }
 
 /// A bell that this process may ring.
 #[derive(Debug)]
-pub(super) struct Ringer(Home);
+pub(super) struct DoorbellHandle(DoorbellLocation);
 
 /// The receiving side's notifications.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    ringer: Ringer,
+    doorbell: DoorbellHandle,
     taken: AtomicU32,
 }
 
-impl Ringer {
+impl DoorbellHandle {
     /// The bell of a peer.
     pub(super) fn open(descriptor: &SegmentDescriptor) -> Result<Self> {
-        Segment::open(descriptor, 0).map(|segment| Self(Home::Shared(segment)))
+        Segment::open(descriptor, 0).map(|segment| Self(DoorbellLocation::Shared(segment)))
     }
 
-    fn bell(&self) -> &Bell {
+    fn bell(&self) -> &Doorbell {
         match &self.0 {
-            Home::Private(bell) => bell,
+            DoorbellLocation::Private(bell) => bell,
             // SAFETY: a segment has at least a page, is page aligned and mapped while it is
             // borrowed; all accesses are atomic, and every bit pattern is valid.
-            Home::Shared(segment) => unsafe { &*segment.ptr().cast::<Bell>() },
+            DoorbellLocation::Shared(segment) => unsafe { &*segment.ptr().cast::<Doorbell>() },
         }
     }
 
@@ -84,7 +84,7 @@ impl Inbox {
     /// In memory of this process only.
     pub(super) fn private() -> Self {
         Self {
-            ringer: Ringer(Home::Private(Bell::default())),
+            doorbell: DoorbellHandle(DoorbellLocation::Private(Doorbell::default())),
             taken: AtomicU32::new(0),
         }
     }
@@ -93,32 +93,32 @@ impl Inbox {
     pub(super) fn shared() -> Result<Self> {
         let segment = Segment::create(1, "fusewire-bell")?;
         Ok(Self {
-            ringer: Ringer(Home::Shared(segment)),
+            doorbell: DoorbellHandle(DoorbellLocation::Shared(segment)),
             taken: AtomicU32::new(0),
         })
     }
 
     /// Where a peer finds the bell.
     pub(super) fn descriptor(&self) -> Option<SegmentDescriptor> {
-        match &self.ringer.0 {
-            Home::Private(_) => None,
-            Home::Shared(segment) => Some(segment.descriptor()),
+        match &self.doorbell.0 {
+            DoorbellLocation::Private(_) => None,
+            DoorbellLocation::Shared(segment) => Some(segment.descriptor()),
         }
     }
 
-    /// See [`Ringer::post`].
+    /// See [`DoorbellHandle::post`].
     pub(super) fn post(&self) {
-        self.ringer.post();
+        self.doorbell.post();
     }
 
-    /// See [`Ringer::ring`].
+    /// See [`DoorbellHandle::ring`].
     pub(super) fn ring(&self) {
-        self.ringer.ring();
+        self.doorbell.ring();
     }
 
     /// Takes one notification, if there is one.
     pub(super) fn take(&self) -> bool {
-        let bell = self.ringer.bell();
+        let bell = self.doorbell.bell();
         self.taken
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |taken| {
                 let posted = bell.posted.load(Ordering::Acquire);
@@ -134,7 +134,7 @@ impl Inbox {
         timeout: Duration,
         mut ready: impl FnMut() -> Option<R>,
     ) -> Option<R> {
-        let bell = self.ringer.bell();
+        let bell = self.doorbell.bell();
         let start = Instant::now();
         loop {
             let seen = bell.rung.load(Ordering::SeqCst);
@@ -180,12 +180,12 @@ mod tests {
     #[test]
     fn notifications_are_counted_and_wake_a_sleeper() {
         let inbox = Inbox::shared().unwrap();
-        let ringer = Ringer::open(&inbox.descriptor().unwrap()).unwrap();
+        let doorbell = DoorbellHandle::open(&inbox.descriptor().unwrap()).unwrap();
         assert!(!inbox.take());
         thread::scope(|scope| {
             scope.spawn(|| {
                 thread::sleep(Duration::from_millis(30));
-                ringer.post();
+                doorbell.post();
                 inbox.post();
             });
             let start = Instant::now();

@@ -15,7 +15,7 @@ use super::TransportFailure;
 use super::direct::Direct;
 use super::inbox::Inbox;
 use super::key::RemoteBuffer;
-use super::memory::{Part, View, ViewMut};
+use super::memory::{StorageRange, View, ViewMut};
 use super::outgoing::{self, Operation, Outgoing};
 use super::pending::Pending;
 use super::provider::{ByteTransport, Notify};
@@ -250,7 +250,7 @@ impl Link {
         Ok((socket, welcome))
     }
 
-    fn submit(&self, verb: Verb, local: Part, remote: RemoteBuffer, timeout: Duration) -> Pending {
+    fn submit(&self, verb: Verb, local: StorageRange, remote: RemoteBuffer, timeout: Duration) -> Pending {
         let pending = Pending::unfinished();
         let operation = Operation::new(verb, local, remote, timeout, pending.clone());
         let core = &*self.core;

@@ -71,11 +71,11 @@ pub(super) struct Grant {
 pub(super) struct Storage {
     start: *mut u8,
     len: usize,
-    keep: Keep,
+    keep: Backing,
 }
 
 /// What keeps the bytes.
-enum Keep {
+enum Backing {
     /// Held only to be dropped.
     Buffer { _buffer: Box<[UnsafeCell<u8>]> },
     /// Made by [`Memory::allocate`], with a [`Header`].
@@ -135,7 +135,7 @@ impl Memory {
             Storage {
                 start,
                 len: bytes,
-                keep: Keep::Allocated(segment),
+                keep: Backing::Allocated(segment),
             },
             None,
         )
@@ -152,7 +152,7 @@ impl Memory {
         let len = buffer.len();
         // Through the cells, so that writes are allowed while the box is only kept.
         let start = buffer.as_ptr().cast_mut().cast();
-        let keep = Keep::Buffer { _buffer: buffer };
+        let keep = Backing::Buffer { _buffer: buffer };
         Self::add(Storage { start, len, keep }, None)
     }
 
@@ -163,7 +163,7 @@ impl Memory {
     pub fn register_segment(segment: Arc<Segment>) -> Result<Self> {
         let start = segment.ptr();
         let len = segment.bytes() as usize;
-        let keep = Keep::Segment { _segment: segment };
+        let keep = Backing::Segment { _segment: segment };
         Self::add(Storage { start, len, keep }, Some(true))
     }
 
@@ -184,7 +184,7 @@ impl Memory {
                 format!("{len} bytes at {start:p} are no memory"),
             ));
         }
-        let keep = Keep::Raw;
+        let keep = Backing::Raw;
         Self::add(Storage { start, len, keep }, Some(false))
     }
 
@@ -216,7 +216,7 @@ impl Memory {
                 break id;
             }
         };
-        if let Keep::Allocated(segment) = &storage.keep {
+        if let Backing::Allocated(segment) = &storage.keep {
             let header = Header::of(segment);
             header.id.store(id, Ordering::Relaxed);
             header.bytes.store(storage.len as u64, Ordering::Relaxed);
@@ -266,7 +266,7 @@ impl Memory {
             id: self.handle.grant.id,
             bytes: self.len() as u64,
             segment: match &self.storage().keep {
-                Keep::Allocated(segment) => Some(segment.descriptor()),
+                Backing::Allocated(segment) => Some(segment.descriptor()),
                 _ => None,
             },
         }
@@ -316,7 +316,7 @@ impl Memory {
         &self.handle.grant.storage
     }
 
-    fn part(&self, operation: &'static str, range: impl RangeBounds<usize>) -> Result<Part> {
+    fn part(&self, operation: &'static str, range: impl RangeBounds<usize>) -> Result<StorageRange> {
         let from = match range.start_bound() {
             Bound::Included(from) => Some(*from),
             Bound::Excluded(before) => before.checked_add(1),
@@ -328,7 +328,7 @@ impl Memory {
             Bound::Unbounded => Some(self.len()),
         };
         match (from, to) {
-            (Some(from), Some(to)) if from <= to && to <= self.len() => Ok(Part {
+            (Some(from), Some(to)) if from <= to && to <= self.len() => Ok(StorageRange {
                 storage: Arc::clone(self.storage()),
                 offset: from,
                 len: to - from,
@@ -348,7 +348,7 @@ impl Drop for Handle {
         table.by_id.remove(&grant.id);
         table.by_range.retain(|_, id| *id != grant.id);
         drop(table);
-        if let Keep::Allocated(segment) = &grant.storage.keep {
+        if let Backing::Allocated(segment) = &grant.storage.keep {
             Header::of(segment).closed.store(1, Ordering::SeqCst);
         }
         // Waits for the one bounded copy that a peer's request may be in.
@@ -401,13 +401,13 @@ impl Target {
 
 /// A range of a storage.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct StorageRange {
     storage: Arc<Storage>,
     offset: usize,
     pub(super) len: usize,
 }
 
-impl Part {
+impl StorageRange {
     /// First byte.
     pub(super) fn start(&self) -> *mut u8 {
         // SAFETY: the offset is inside of the storage, checked where the part was made.
@@ -424,7 +424,7 @@ impl Part {
 
 /// A part of a [`Memory`] that a write takes its bytes from. Keeps the memory, not its registration.
 #[derive(Clone, Debug)]
-pub struct View(pub(super) Part);
+pub struct View(pub(super) StorageRange);
 
 impl View {
     /// Length in bytes.
@@ -445,7 +445,7 @@ impl View {
 
 /// A part of a [`Memory`] that a read puts its bytes into. Keeps the memory, not its registration.
 #[derive(Clone, Debug)]
-pub struct ViewMut(pub(super) Part);
+pub struct ViewMut(pub(super) StorageRange);
 
 impl ViewMut {
     /// Length in bytes.

@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::TransportFailure;
 use super::key::RemoteBuffer;
 use super::link::Core;
-use super::memory::Part;
+use super::memory::StorageRange;
 use super::pending::Pending;
 use super::socket::{GONE, Receiver, Socket, entry, poll};
 use super::wire::{Answer, Request, Verb};
@@ -35,7 +35,7 @@ pub(super) const GRACE: Duration = Duration::from_millis(100);
 pub(super) struct Operation {
     pub(super) name: &'static str,
     pub(super) verb: Verb,
-    pub(super) local: Part,
+    pub(super) local: StorageRange,
     pub(super) remote: RemoteBuffer,
     pub(super) deadline: Instant,
     pub(super) pending: Pending,
@@ -50,7 +50,7 @@ pub(super) struct Operation {
 impl Operation {
     pub(super) fn new(
         verb: Verb,
-        local: Part,
+        local: StorageRange,
         remote: RemoteBuffer,
         timeout: Duration,
         pending: Pending,
@@ -84,7 +84,7 @@ impl Operation {
 }
 
 /// Operations that ended under the lock, to be reported outside of it.
-pub(super) type Finished = Vec<(Pending, Result<()>)>;
+pub(super) type CompletedOps = Vec<(Pending, Result<()>)>;
 
 /// The requesting side's state.
 #[derive(Debug)]
@@ -182,7 +182,7 @@ impl Outgoing {
     }
 
     /// Receives answers, up to about [`TURN_BYTES`].
-    fn receive(&mut self, core: &Core, finished: &mut Finished) -> io::Result<()> {
+    fn receive(&mut self, core: &Core, finished: &mut CompletedOps) -> io::Result<()> {
         let mut budget = TURN_BYTES;
         while budget > 0 {
             let Some(socket) = &self.socket else {
@@ -218,7 +218,7 @@ impl Outgoing {
         core: &Core,
         answer: Answer,
         id: u64,
-        finished: &mut Finished,
+        finished: &mut CompletedOps,
     ) -> io::Result<()> {
         let operation = self.in_flight.front().ok_or_else(nonsense)?;
         if operation.id != id {
@@ -295,7 +295,7 @@ pub(super) fn run(core: &Core) {
             break;
         }
         let ready = entries[1].revents;
-        let mut finished = Finished::new();
+        let mut finished = CompletedOps::new();
         {
             let mut outgoing = core.outgoing();
             let mut moved = polled;
@@ -367,7 +367,7 @@ fn end(core: &Core) {
     report(finished);
 }
 
-fn report(finished: Finished) {
+fn report(finished: CompletedOps) {
     for (pending, result) in finished {
         pending.finish(result);
     }

@@ -143,9 +143,9 @@ mod tests {
 
     use super::*;
 
-    struct Unpark(Thread);
+    struct UnparkWaker(Thread);
 
-    impl Wake for Unpark {
+    impl Wake for UnparkWaker {
         fn wake(self: Arc<Self>) {
             self.0.unpark();
         }
@@ -158,7 +158,7 @@ mod tests {
         assert!(pending.wait_timeout(Duration::from_millis(1)).is_none());
         let ends = pending.clone();
         let mut future = pending.clone();
-        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let waker = Waker::from(Arc::new(UnparkWaker(thread::current())));
         let mut context = Context::from_waker(&waker);
         assert!(Pin::new(&mut future).poll(&mut context).is_pending());
         let thread = thread::spawn(move || ends.finish(Ok(())));
