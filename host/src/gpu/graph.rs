@@ -15,12 +15,12 @@ use crate::{Error, Result};
 
 /// A node that reports its replays.
 #[derive(Clone)]
-pub(super) enum Logged {
+pub(super) enum LoggedNode {
     Launch(Arc<dyn LaunchOwner>, LaunchInfo),
     Host(Arc<HostCall>),
 }
 
-type Log = Arc<Mutex<Vec<Logged>>>;
+type Log = Arc<Mutex<Vec<LoggedNode>>>;
 
 /// Returns the logs of the captures that this crate began, by GPU and the driver's capture number.
 fn captures() -> MutexGuard<'static, HashMap<(usize, u64), Log>> {
@@ -41,7 +41,7 @@ pub(super) fn begin(gpu: &Arc<Gpu>, capture: u64) {
 }
 
 /// Logs a node of a capture. Does nothing if another library began the capture.
-pub(super) fn log_node(gpu: &Arc<Gpu>, capture: u64, node: Logged) {
+pub(super) fn log_node(gpu: &Arc<Gpu>, capture: u64, node: LoggedNode) {
     let log = captures().get(&key(gpu, capture)).map(Arc::clone);
     if let Some(log) = log {
         log.lock()
@@ -51,14 +51,14 @@ pub(super) fn log_node(gpu: &Arc<Gpu>, capture: u64, node: Logged) {
 }
 
 /// Ends the log of a capture and returns it.
-pub(super) fn end(gpu: &Arc<Gpu>, capture: u64) -> Vec<Logged> {
+pub(super) fn end(gpu: &Arc<Gpu>, capture: u64) -> Vec<LoggedNode> {
     let log = captures().remove(&key(gpu, capture));
     log.map(|log| core::mem::take(&mut *log.lock().unwrap_or_else(PoisonError::into_inner)))
         .unwrap_or_default()
 }
 
 /// A value that a graph keeps alive, and the GPU that takes it afterwards.
-struct Retained {
+struct RetainedValue {
     gpu: Arc<Gpu>,
     value: Box<dyn Any + Send>,
 }
@@ -68,12 +68,12 @@ struct Retained {
 pub(super) fn retain(gpu: &Arc<Gpu>, graph: RawGraph, value: Box<dyn Any + Send>) -> Result<()> {
     unsafe extern "C" fn release(data: *mut c_void) {
         // SAFETY: `data` is the pointer of the box below, and the driver calls this once.
-        let retained = unsafe { Box::from_raw(data.cast::<Retained>()) };
-        let Retained { gpu, value } = *retained;
+        let retained = unsafe { Box::from_raw(data.cast::<RetainedValue>()) };
+        let RetainedValue { gpu, value } = *retained;
         // The driver must not be called here, and dropping the value may free device memory.
         gpu.leave(value);
     }
-    let data = Box::into_raw(Box::new(Retained {
+    let data = Box::into_raw(Box::new(RetainedValue {
         gpu: Arc::clone(gpu),
         value,
     }));
@@ -91,14 +91,14 @@ pub(super) fn retain(gpu: &Arc<Gpu>, graph: RawGraph, value: Box<dyn Any + Send>
 /// A captured graph.
 #[derive(Clone)]
 pub(crate) struct Graph {
-    inner: Arc<Captured>,
+    inner: Arc<CapturedGraph>,
 }
 
-struct Captured {
+struct CapturedGraph {
     gpu: Arc<Gpu>,
     raw: RawGraph,
     nodes: usize,
-    log: Arc<[Logged]>,
+    log: Arc<[LoggedNode]>,
 }
 
 impl fmt::Debug for Graph {
@@ -110,9 +110,9 @@ impl fmt::Debug for Graph {
 }
 
 impl Graph {
-    pub(super) fn new(gpu: &Arc<Gpu>, raw: RawGraph, log: Vec<Logged>) -> Result<Self> {
+    pub(super) fn new(gpu: &Arc<Gpu>, raw: RawGraph, log: Vec<LoggedNode>) -> Result<Self> {
         let nodes = gpu.driver().graph_nodes(raw);
-        let inner = Captured {
+        let inner = CapturedGraph {
             gpu: Arc::clone(gpu),
             raw,
             nodes: *nodes.as_ref().unwrap_or(&0),
@@ -143,7 +143,7 @@ impl Graph {
     }
 }
 
-impl Drop for Captured {
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
         // SAFETY: `end_capture` returned the graph, and this drops its last handle.
         if let Err(error) = unsafe { self.gpu.driver().destroy_graph(self.raw) } {
@@ -162,7 +162,7 @@ pub(crate) struct GraphExec {
 pub(super) struct Exec {
     pub(super) gpu: Arc<Gpu>,
     pub(super) raw: RawGraphExec,
-    log: Arc<[Logged]>,
+    log: Arc<[LoggedNode]>,
     id: u64,
     replays: AtomicU64,
 }
@@ -196,7 +196,7 @@ impl Exec {
         let number = self.replays.fetch_add(1, Ordering::Relaxed) + 1;
         words.clear();
         for (index, logged) in self.log.iter().enumerate() {
-            let Logged::Launch(owner, info) = logged else {
+            let LoggedNode::Launch(owner, info) = logged else {
                 words.push(0);
                 continue;
             };
@@ -217,10 +217,10 @@ impl Exec {
         let mut result = Ok(());
         for (index, (logged, word)) in self.log.iter().zip(words).enumerate() {
             let after = match logged {
-                Logged::Launch(owner, info) => {
+                LoggedNode::Launch(owner, info) => {
                     with_replay(self.replay(number, index), || owner.after(*word, info, ran))
                 }
-                Logged::Host(call) => call.take_error().map_or(Ok(()), Err),
+                LoggedNode::Host(call) => call.take_error().map_or(Ok(()), Err),
             };
             result = result.and(after);
         }

@@ -8,7 +8,7 @@ use crate::cpu::HostFn;
 use crate::gpu::device::InFlightGuard;
 use crate::gpu::driver::{CaptureStatus, RawEvent, RawGraph};
 use crate::gpu::in_flight::{Copy, InFlight, HostCall, WorkKind};
-use crate::gpu::graph::{self, GraphExec, Logged};
+use crate::gpu::graph::{self, GraphExec, LoggedNode};
 use crate::gpu::launch::Launch;
 use crate::{Error, Result};
 
@@ -156,7 +156,7 @@ impl Stream {
                 graph::retain(gpu, raw_graph, keep)?;
                 launch.issue(driver, self.inner.raw)?;
                 if let Some(owner) = launch.owner {
-                    graph::log_node(gpu, capture, Logged::Launch(owner, launch.info));
+                    graph::log_node(gpu, capture, LoggedNode::Launch(owner, launch.info));
                 }
             }
             Task::Host(call) => {
@@ -168,7 +168,7 @@ impl Stream {
                 graph::retain(gpu, raw_graph, Box::new(Arc::clone(&call)))?;
                 // SAFETY: the graph, which retains `call`, keeps it alive until its last replay.
                 unsafe { driver.host_function(self.inner.raw, HostCall::run, data)? };
-                graph::log_node(gpu, capture, Logged::Host(call));
+                graph::log_node(gpu, capture, LoggedNode::Host(call));
             }
             Task::Call(call) => {
                 graph::retain(gpu, raw_graph, Box::new(Arc::clone(&call)))?;
