@@ -25,12 +25,12 @@ const MOST_BYTES: usize = 64 << 20;
 pub(super) struct Manifest {
     /// Hash of what the images were made from.
     pub(super) sources: String,
-    pub(super) images: Vec<Packed>,
+    pub(super) images: Vec<PackedImage>,
 }
 
 /// What is known of an image.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Packed {
+pub(super) struct PackedImage {
     pub(super) name: String,
     pub(super) target: String,
     pub(super) file: String,
@@ -59,7 +59,7 @@ pub(super) fn manifest() -> Result<&'static Manifest> {
 }
 
 /// What the library has for a device.
-fn fitting(architecture: &str) -> Result<Vec<&'static Packed>> {
+fn fitting(architecture: &str) -> Result<Vec<&'static PackedImage>> {
     let images = &manifest()?.images;
     let targets = || images.iter().map(|image| image.target.as_str());
     let Some(target) = best(architecture, targets()) else {
@@ -109,7 +109,7 @@ pub(super) fn unpack(compressed: &[u8], most: usize) -> std::io::Result<Vec<u8>>
 }
 
 /// Unpacks `compressed`, which must be what `packed` says.
-pub(super) fn open(packed: &Packed, compressed: &[u8]) -> Result<Image> {
+pub(super) fn open(packed: &PackedImage, compressed: &[u8]) -> Result<Image> {
     let wrong = |detail: String| Error::Image {
         image: format!("{} for {}", packed.name, packed.target),
         detail: format!("{detail}; this build of the library is damaged"),

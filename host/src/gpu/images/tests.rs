@@ -4,7 +4,7 @@ use std::path::Path;
 
 use fusewire_device::native::KernelInfo;
 
-use super::library::{self, FILES, Packed, manifest};
+use super::library::{self, FILES, PackedImage, manifest};
 use super::*;
 
 const PTX: &str = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry argmax(\n\t.param .u64 a,\n\t.param .u32 b\n)\n{\n\tret;\n}\n";
@@ -90,7 +90,7 @@ fn the_newest_ptx_that_the_gpu_runs_and_the_very_code_object() {
 
 #[test]
 fn damaged_files_are_refused() {
-    let packed: &Packed = &manifest().unwrap().images[0];
+    let packed: &PackedImage = &manifest().unwrap().images[0];
     let (_, file) = FILES.iter().find(|(name, _)| *name == packed.file).unwrap();
     library::open(packed, file).unwrap();
     let truncated = &file[..file.len() / 2];
