@@ -253,7 +253,7 @@ impl Drop for Memory {
             );
             return;
         }
-        let last = Freed {
+        let last = UnusedMemory {
             gpu: Arc::clone(&self.gpu),
             raw: self.raw,
         };
@@ -264,12 +264,12 @@ impl Drop for Memory {
 }
 
 /// Unused memory. Dropping it frees it, now or later.
-struct Freed {
+struct UnusedMemory {
     gpu: Arc<Gpu>,
     raw: RawMemory,
 }
 
-impl Drop for Freed {
+impl Drop for UnusedMemory {
     fn drop(&mut self) {
         self.gpu.free(self.raw);
     }
