@@ -20,12 +20,12 @@ const COMMAND: &str = "fusewire-build build --multi-rank-grid --target";
 #[derive(Debug)]
 pub(crate) struct GridImage {
     module: RawModule,
-    forms: Vec<Form>,
+    forms: Vec<GridForm>,
 }
 
 /// The grid form of a kernel.
 #[derive(Debug)]
-struct Form {
+struct GridForm {
     name: &'static str,
     raw: RawFunction,
     max_threads: u32,
@@ -113,7 +113,7 @@ fn form(
     image: &Image,
     module: RawModule,
     kernel: &'static KernelInfo,
-) -> Result<Form> {
+) -> Result<GridForm> {
     let wrong = |detail: String| other_version(image, &detail);
     let symbol = format!("{}{SUFFIX}", kernel.name);
     let name =
@@ -134,7 +134,7 @@ fn form(
             "{symbol} takes arguments (offset, size) {read:?}, a grid form {expected:?}"
         )));
     }
-    Ok(Form {
+    Ok(GridForm {
         name: kernel.name,
         raw,
         max_threads: driver.function_properties(raw)?.max_threads,

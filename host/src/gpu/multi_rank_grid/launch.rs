@@ -14,7 +14,7 @@ use crate::gpu::driver::{LaunchShape, RawEvent, RawFunction};
 use crate::{Error, Result};
 
 /// A checked launch for the driver.
-struct Prepared {
+struct PreparedLaunch {
     function: RawFunction,
     shape: LaunchShape,
     /// The table: the parameter structs of all ranks.
@@ -39,13 +39,13 @@ impl MultiRankGrid {
     }
 
     /// Checks everything that can be refused before anything is enqueued.
-    fn prepare(&self, state: &mut State, launches: &[RankLaunch]) -> Result<Prepared> {
+    fn prepare(&self, state: &mut State, launches: &[RankLaunch]) -> Result<PreparedLaunch> {
         let Some(first) = launches.first() else {
             return Err(invalid("no rank has launched".to_owned()));
         };
         let function = self.function(state, &first.kernel)?;
         let blocks = self.total_blocks(function, first)?;
-        Ok(Prepared {
+        Ok(PreparedLaunch {
             function,
             shape: LaunchShape {
                 blocks,
@@ -121,7 +121,7 @@ impl MultiRankGrid {
         &self,
         state: &mut State,
         launches: &[RankLaunch],
-        prepared: &Prepared,
+        prepared: &PreparedLaunch,
     ) -> Result<()> {
         let slot = state.next_slot;
         state.next_slot = (slot + 1) % state.slots.len();
