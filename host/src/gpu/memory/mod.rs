@@ -15,7 +15,7 @@ pub(crate) use self::wire::Offer;
 use self::wire::Wire;
 use super::device::Gpu;
 use super::driver::{Export, MemoryKind, Origin, RawMemory};
-use super::share::Published;
+use super::share::PublishedDescriptor;
 use super::stream;
 use crate::{Error, Result};
 
@@ -30,7 +30,7 @@ pub(crate) struct Memory {
     foreign: bool,
     /// The mapping that contains this memory.
     _whole: Option<Arc<Self>>,
-    published: Mutex<Option<(Wire, Option<Published>)>>,
+    published: Mutex<Option<(Wire, Option<PublishedDescriptor>)>>,
 }
 
 impl fmt::Debug for Memory {

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::os::fd::AsFd;
 
 use crate::gpu::driver::{Driver, Export, HANDLE_BYTES, Import, RawMulticast};
-use crate::gpu::share::{self, Published, Token};
+use crate::gpu::share::{self, PublishedDescriptor, Token};
 use crate::{Error, Result};
 
 /// Time limit for the transfer of a descriptor from another process.
@@ -21,7 +21,7 @@ pub(super) enum Wire {
 impl Wire {
     /// Publishes an exported handle. A published descriptor can be fetched while the second value
     /// lives.
-    pub(super) fn offer(export: Export) -> Result<(Self, Option<Published>)> {
+    pub(super) fn offer(export: Export) -> Result<(Self, Option<PublishedDescriptor>)> {
         Ok(match export {
             Export::Descriptor(fd) => {
                 let held = share::publish(fd)?;
@@ -89,7 +89,7 @@ impl Wire {
 #[derive(Debug)]
 pub(crate) struct Offer {
     wire: Wire,
-    _held: Option<Published>,
+    _held: Option<PublishedDescriptor>,
 }
 
 impl Offer {

@@ -144,7 +144,7 @@ pub(super) fn send_several(
 
 /// What one call received.
 #[derive(Debug)]
-pub(super) struct Received {
+pub(super) struct ReceivedMessage {
     /// Bytes; 0 at the end of the stream.
     pub(super) count: usize,
     /// Every descriptor that came, each closed on execution of another program.
@@ -154,7 +154,7 @@ pub(super) struct Received {
 }
 
 /// Receives into `buffer`, with descriptors; `None` when there is nothing now. Never blocks.
-pub(super) fn receive(socket: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Option<Received>> {
+pub(super) fn receive(socket: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Option<ReceivedMessage>> {
     let mut part = libc::iovec {
         iov_base: buffer.as_mut_ptr().cast(),
         iov_len: buffer.len(),
@@ -195,7 +195,7 @@ pub(super) fn receive(socket: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Op
         // SAFETY: message and header are those of this call.
         header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
     }
-    Ok(Some(Received {
+    Ok(Some(ReceivedMessage {
         count,
         descriptors,
         cut: message.msg_flags & libc::MSG_CTRUNC != 0,

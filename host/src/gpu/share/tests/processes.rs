@@ -410,7 +410,7 @@ fn a_thousand_descriptors_leave_nothing_behind() {
 
 /// What the child of a fork checks with its copy of the parent's publication; 0, or the number of
 /// what went wrong.
-fn in_forked_child(of_parent: Published) -> i32 {
+fn in_forked_child(of_parent: PublishedDescriptor) -> i32 {
     let token = of_parent.token();
     let sees_parent = outcome(&token) == "got parent";
     let own = publish(memory("child")).unwrap();
