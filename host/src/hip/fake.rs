@@ -32,7 +32,7 @@ pub(super) struct State {
     /// Whether cooperative launches are run also on a captured stream, as old run times do.
     pub(super) old: Cell<bool>,
     /// The latest launch.
-    pub(super) launched: Cell<Option<Launched>>,
+    pub(super) launched: Cell<Option<LaunchRecord>>,
     /// Flags of the latest allocation of shared memory, of host memory, of a stream.
     pub(super) flags: Cell<[c_uint; 3]>,
     /// The user object that the graph has.
@@ -40,7 +40,7 @@ pub(super) struct State {
 }
 
 /// A launch: whether it is cooperative, blocks, threads, shared bytes, first argument.
-pub(super) type Launched = (bool, u32, u32, u32, u32);
+pub(super) type LaunchRecord = (bool, u32, u32, u32, u32);
 
 thread_local! {
     static STATE: State = State {
