@@ -49,7 +49,7 @@ struct Log {
 }
 
 /// An exclusive lock of the file, given back when dropped.
-struct Locked<'a>(&'a File);
+struct FileLock<'a>(&'a File);
 
 impl FileStore {
     /// Opens the store at `path`, or makes it, readable for this user alone.
@@ -96,7 +96,7 @@ impl FileStore {
         let file = log.file.try_clone();
         file.map_err(Failure::Io)
             .and_then(|file| {
-                let _locked = Locked::new(&file)?;
+                let _locked = FileLock::new(&file)?;
                 log.catch_up()?;
                 call(&mut log)
             })
@@ -240,7 +240,7 @@ fn checksum(kind: u8, key: &[u8], value: &[u8]) -> u64 {
     value.iter().fold(key.iter().fold(sum, step), step)
 }
 
-impl<'a> Locked<'a> {
+impl<'a> FileLock<'a> {
     fn new(file: &'a File) -> io::Result<Self> {
         loop {
             // SAFETY: the descriptor is that of a live file.
@@ -255,7 +255,7 @@ impl<'a> Locked<'a> {
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for FileLock<'_> {
     fn drop(&mut self) {
         // SAFETY: the descriptor is that of a live file. Unlocking a lock that is held does not fail.
         unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::TcpStream;
 
 use super::secret::StoreSecret;
-use super::session::{Hub, Session};
+use super::session::{ServerState, Session};
 use super::wire::{self, Dialect, Query, Writer};
 use super::{Store, TcpStoreServer};
 
@@ -99,7 +99,7 @@ fn sessions_bear_any_bytes_in_any_pieces() {
     let mut random = Random(0xF05E);
     let (mut closed, mut handled) = (0, 0);
     for round in 0..30_000u64 {
-        let mut hub = Hub::default();
+        let mut hub = ServerState::default();
         let secret = (round % 8 == 0).then(|| StoreSecret::new(b"secret").unwrap());
         let guarded = secret.is_some();
         let mut session = Session::new(round, secret);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use super::secret::StoreSecret;
-use super::session::{Hub, Session, Token};
+use super::session::{ServerState, Session, Token};
 use crate::{Error, Result};
 
 /// Connections that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
@@ -81,7 +81,7 @@ impl TcpStoreServer {
             poll: Poll::new()?,
             listeners,
             stopped,
-            hub: Hub::default(),
+            hub: ServerState::default(),
             secret,
             clients: HashMap::new(),
             next: FIRST_CLIENT,
@@ -177,7 +177,7 @@ struct Server {
     poll: Poll,
     listeners: Vec<TcpListener>,
     stopped: UnixStream,
-    hub: Hub,
+    hub: ServerState,
     secret: Option<StoreSecret>,
     clients: HashMap<Token, Client>,
     next: Token,

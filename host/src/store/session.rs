@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::secret::{self, Role, StoreSecret};
 use super::table::Table;
-use super::wire::{self, Dialect, Request, Unread, Writer};
+use super::wire::{self, Dialect, Request, RequestError, Writer};
 
 /// Bytes of unread answers at which no further request of a client is handled.
 pub(super) const MAX_PENDING_ANSWER: usize = 1 << 20;
@@ -15,7 +15,7 @@ pub(super) type Token = u64;
 
 /// What all clients of a server share.
 #[derive(Debug, Default)]
-pub(super) struct Hub {
+pub(super) struct ServerState {
     pub(super) table: Table,
     queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
     /// Clients that wait, each under the first of its keys that is missing.
@@ -26,7 +26,7 @@ pub(super) struct Hub {
     pub(super) requests: u64,
 }
 
-impl Hub {
+impl ServerState {
     /// Whether no client is in a list of those who wait.
     #[cfg(test)]
     pub(super) fn nobody_waits(&self) -> bool {
@@ -147,14 +147,14 @@ impl Session {
     /// Handles every whole request, as long as the answers are not too many.
     ///
     /// The error is why the connection has to be closed.
-    pub(super) fn handle_all(&mut self, hub: &mut Hub) -> Result<(), String> {
+    pub(super) fn handle_all(&mut self, hub: &mut ServerState) -> Result<(), String> {
         let incoming = mem::take(&mut self.incoming);
         let mut at = 0;
         while at < incoming.len() && !self.is_full() {
             match self.handle_first(&incoming[at..], hub) {
                 Ok(length) => at += length,
-                Err(Unread::Incomplete) => break,
-                Err(Unread::Invalid(detail)) => return Err(detail),
+                Err(RequestError::Incomplete) => break,
+                Err(RequestError::Invalid(detail)) => return Err(detail),
             }
         }
         self.incoming = incoming;
@@ -166,7 +166,7 @@ impl Session {
         Ok(())
     }
 
-    fn handle_first(&mut self, bytes: &[u8], hub: &mut Hub) -> Result<usize, Unread> {
+    fn handle_first(&mut self, bytes: &[u8], hub: &mut ServerState) -> Result<usize, RequestError> {
         if !matches!(self.stage, Stage::Trusted) {
             return self.authenticate(bytes);
         }
@@ -177,13 +177,13 @@ impl Session {
         let (request, length) = wire::parse(bytes, dialect)?;
         hub.requests += 1;
         self.handle(hub, request, dialect)
-            .map_err(Unread::Invalid)?;
+            .map_err(RequestError::Invalid)?;
         Ok(length)
     }
 
     /// The bytes before the first request; see [`secret`].
-    fn authenticate(&mut self, bytes: &[u8]) -> Result<usize, Unread> {
-        let refuse = |detail: &str| Err(Unread::Invalid(detail.to_owned()));
+    fn authenticate(&mut self, bytes: &[u8]) -> Result<usize, RequestError> {
+        let refuse = |detail: &str| Err(RequestError::Invalid(detail.to_owned()));
         match &self.stage {
             Stage::Trusted => Ok(0),
             Stage::New(secret) => {
@@ -202,9 +202,9 @@ impl Session {
                         refuse("a client did not show that it has the secret")
                     }
                     (Some(secret), true) => {
-                        let theirs = *bytes[1..].first_chunk().ok_or(Unread::Incomplete)?;
+                        let theirs = *bytes[1..].first_chunk().ok_or(RequestError::Incomplete)?;
                         let own =
-                            secret::nonce().map_err(|error| Unread::Invalid(error.to_string()))?;
+                            secret::nonce().map_err(|error| RequestError::Invalid(error.to_string()))?;
                         self.outgoing.push(secret::ACCEPTED);
                         self.outgoing.extend(own);
                         self.outgoing
@@ -215,7 +215,7 @@ impl Session {
                 }
             }
             Stage::Challenged(secret, theirs, own) => {
-                let proof = bytes.first_chunk().ok_or(Unread::Incomplete)?;
+                let proof = bytes.first_chunk().ok_or(RequestError::Incomplete)?;
                 if !secret.verify(Role::Client, theirs, own, proof) {
                     self.outgoing.push(secret::REFUSED);
                     return refuse("a client has another secret");
@@ -229,7 +229,7 @@ impl Session {
 
     fn handle(
         &mut self,
-        hub: &mut Hub,
+        hub: &mut ServerState,
         request: Request<'_>,
         dialect: Dialect,
     ) -> Result<(), String> {
@@ -325,7 +325,7 @@ impl Session {
     }
 
     /// Answers the wait if all its keys are there now; else waits for the first that is missing.
-    pub(super) fn recheck(&mut self, hub: &mut Hub) {
+    pub(super) fn recheck(&mut self, hub: &mut ServerState) {
         let Some((keys, listed)) = self.awaited.take() else {
             return;
         };
@@ -350,14 +350,14 @@ impl Session {
     }
 
     /// Ends the wait without an answer.
-    pub(super) fn forget_wait(&mut self, hub: &mut Hub) {
+    pub(super) fn forget_wait(&mut self, hub: &mut ServerState) {
         if let Some((keys, listed)) = self.awaited.take() {
             self.unlist(hub, keys.get(listed));
         }
     }
 
     /// Takes the client out of the list of those who wait for `key`.
-    fn unlist(&self, hub: &mut Hub, key: Option<&Vec<u8>>) {
+    fn unlist(&self, hub: &mut ServerState, key: Option<&Vec<u8>>) {
         if let Some(key) = key
             && let Some(tokens) = hub.waiting.get_mut(key)
         {

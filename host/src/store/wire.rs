@@ -130,7 +130,7 @@ pub(super) enum Request<'a> {
 
 /// Why a request could not be read.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unread {
+pub(super) enum RequestError {
     /// More bytes have to arrive.
     Incomplete,
     /// The peer does not speak the protocol, or goes beyond a limit.
@@ -138,11 +138,11 @@ pub(super) enum Unread {
 }
 
 /// The dialect of a client, by the first bytes that it sends.
-pub(super) fn dialect(bytes: &[u8]) -> Result<Dialect, Unread> {
+pub(super) fn dialect(bytes: &[u8]) -> Result<Dialect, RequestError> {
     match bytes.split_first() {
-        None => Err(Unread::Incomplete),
+        None => Err(RequestError::Incomplete),
         Some((0, rest)) => match rest.first_chunk() {
-            None => Err(Unread::Incomplete),
+            None => Err(RequestError::Incomplete),
             Some(magic) if u32::from_ne_bytes(*magic) == VALIDATION_MAGIC => Ok(Dialect::Current),
             Some(_) => Ok(Dialect::Legacy),
         },
@@ -151,11 +151,11 @@ pub(super) fn dialect(bytes: &[u8]) -> Result<Dialect, Unread> {
 }
 
 /// Reads the request at the start of `bytes`; returns it and its length.
-pub(super) fn parse(bytes: &[u8], dialect: Dialect) -> Result<(Request<'_>, usize), Unread> {
+pub(super) fn parse(bytes: &[u8], dialect: Dialect) -> Result<(Request<'_>, usize), RequestError> {
     let mut reader = Reader { bytes, at: 0 };
     let [byte] = reader.array()?;
     let query = Query::from_wire(byte, dialect)
-        .ok_or_else(|| Unread::Invalid(format!("request of unknown kind {byte}")))?;
+        .ok_or_else(|| RequestError::Invalid(format!("request of unknown kind {byte}")))?;
     let request = match query {
         Query::Validate => Request::Validate(u32::from_ne_bytes(reader.array()?)),
         Query::Set => Request::Set(reader.key()?, reader.value()?),
@@ -186,43 +186,43 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], Unread> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], RequestError> {
         let rest = &self.bytes[self.at..];
-        let taken = rest.get(..len).ok_or(Unread::Incomplete)?;
+        let taken = rest.get(..len).ok_or(RequestError::Incomplete)?;
         self.at += len;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Unread> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], RequestError> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N)?);
         Ok(array)
     }
 
-    fn counted(&mut self, limit: u64, what: &str) -> Result<u64, Unread> {
+    fn counted(&mut self, limit: u64, what: &str) -> Result<u64, RequestError> {
         let count = u64::from_ne_bytes(self.array()?);
         if count > limit {
-            return Err(Unread::Invalid(format!(
+            return Err(RequestError::Invalid(format!(
                 "{what} of {count}, the limit is {limit}"
             )));
         }
         Ok(count)
     }
 
-    fn key(&mut self) -> Result<&'a [u8], Unread> {
+    fn key(&mut self) -> Result<&'a [u8], RequestError> {
         let len = self.counted(MAX_KEY_BYTES, "key length")?;
         self.take(len as usize)
     }
 
-    fn value(&mut self) -> Result<&'a [u8], Unread> {
+    fn value(&mut self) -> Result<&'a [u8], RequestError> {
         let len = self.counted(MAX_VALUE_BYTES, "value length")?;
         self.take(len as usize)
     }
 
     fn list<T>(
         &mut self,
-        mut item: impl FnMut(&mut Self) -> Result<T, Unread>,
-    ) -> Result<Vec<T>, Unread> {
+        mut item: impl FnMut(&mut Self) -> Result<T, RequestError>,
+    ) -> Result<Vec<T>, RequestError> {
         let count = self.counted(MAX_KEYS, "number of keys")?;
         // Nothing is reserved ahead: the list grows only as its bytes are there.
         (0..count).map(|_| item(self)).collect()
@@ -301,7 +301,7 @@ mod tests {
             .vector(b"value")
             .finish();
         for cut in 0..bytes.len() {
-            assert_eq!(parse(&bytes[..cut], C), Err(Unread::Incomplete));
+            assert_eq!(parse(&bytes[..cut], C), Err(RequestError::Incomplete));
         }
         let expected = Request::CompareSet(b"key", b"", b"value");
         assert_eq!(parse(&bytes, C), Ok((expected, bytes.len())));
@@ -316,7 +316,7 @@ mod tests {
         let unknown = vec![77];
         for bytes in [long_key, long_value, many_keys, long_push, unknown] {
             assert!(
-                matches!(parse(&bytes, C), Err(Unread::Invalid(_))),
+                matches!(parse(&bytes, C), Err(RequestError::Invalid(_))),
                 "{bytes:?}"
             );
         }
@@ -327,7 +327,7 @@ mod tests {
         let current = query(Query::Validate).u32(VALIDATION_MAGIC).finish();
         assert_eq!(dialect(&current), Ok(Dialect::Current));
         for cut in 0..5 {
-            assert_eq!(dialect(&current[..cut]), Err(Unread::Incomplete));
+            assert_eq!(dialect(&current[..cut]), Err(RequestError::Incomplete));
         }
         let set = Writer::to(Dialect::Legacy).then(Query::Set).vector(b"k");
         assert_eq!(dialect(&set.vector(b"v").finish()), Ok(Dialect::Legacy));
@@ -335,7 +335,7 @@ mod tests {
         // An old server that is sent the new hello sees a key that is too long, and hangs up.
         assert!(matches!(
             parse(&[&current[..], &[13, 0, 0, 0]].concat(), Dialect::Legacy),
-            Err(Unread::Invalid(_))
+            Err(RequestError::Invalid(_))
         ));
     }
 
@@ -419,7 +419,7 @@ mod tests {
         }
         assert!(matches!(
             parse(&[7], Dialect::Legacy),
-            Err(Unread::Invalid(_))
+            Err(RequestError::Invalid(_))
         ));
     }
 }
