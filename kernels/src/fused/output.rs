@@ -33,9 +33,9 @@ impl<T: Element<Acc = f32>> Norm<T> {
         // SAFETY: the caller's promise.
         unsafe {
             match self.spec().written() {
-                Written::Same => self.each::<M, _>(
+                Written::SameType => self.each::<M, _>(
                     block,
-                    Same {
+                    SameType {
                         norm: self,
                         targets,
                         row,
@@ -325,14 +325,14 @@ trait Chunks<M: Machine> {
 }
 
 /// Writes the element type.
-struct Same<'a, T> {
+struct SameType<'a, T> {
     norm: &'a Norm<T>,
     targets: Targets,
     row: &'a Row,
     index: usize,
 }
 
-impl<M: Machine, T: Element<Acc = f32>> Chunks<M> for Same<'_, T> {
+impl<M: Machine, T: Element<Acc = f32>> Chunks<M> for SameType<'_, T> {
     #[inline(always)]
     unsafe fn chunk<const N: usize>(&self, at: usize) {
         // SAFETY: the caller's promise.
