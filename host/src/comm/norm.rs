@@ -4,7 +4,7 @@ use core::hash::{Hash, Hasher};
 use std::hash::DefaultHasher;
 
 use fusewire_device::DType;
-use fusewire_kernels::fused::{GROUP, NormSpec, Route, Statistics, Written};
+use fusewire_kernels::fused::{GROUP, NormSpec, Route, Statistics, OutputFormat};
 
 use super::submit::invalid;
 use crate::Result;
@@ -26,7 +26,7 @@ pub enum ScaleLayout {
 /// Where fp8's scales come from or go.
 #[derive(Debug)]
 enum Scales<'a> {
-    Given(Input<'a>),
+    Static(Input<'a>),
     OfRows(Output<'a>),
     OfGroups(Output<'a>, ScaleLayout),
 }
@@ -135,7 +135,7 @@ impl<'a> Norm<'a> {
     /// The output is fp8 (E4M3) by one given scale, an f32: `out = e4m3(y * (1 / scale))`.
     #[must_use]
     pub fn with_scale(mut self, scale: impl Into<Input<'a>>) -> Self {
-        self.scales = Some(Scales::Given(scale.into()));
+        self.scales = Some(Scales::Static(scale.into()));
         self
     }
 
@@ -179,7 +179,7 @@ pub(super) struct CheckedNorm<'n, 'a> {
     pub(super) rows: usize,
     pub(super) hidden: usize,
     pub(super) dtype: DType,
-    written: Written,
+    output_format: OutputFormat,
     wide: bool,
 }
 
@@ -213,18 +213,18 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         let residual_out = norm.residual_out.as_ref().map(|out| out.dtype);
         let wide = residual.or(residual_out) == Some(DType::F32) && dtype != DType::F32;
         let kept = if wide { DType::F32 } else { dtype };
-        let (written, out) = match &norm.scales {
-            None => (Written::Same, dtype),
-            Some(Scales::Given(_)) => (Written::StaticFp8, DType::E4m3),
-            Some(Scales::OfRows(_)) => (Written::TokenFp8, DType::E4m3),
-            Some(Scales::OfGroups(..)) => (Written::GroupFp8, DType::E4m3),
+        let (output_format, out) = match &norm.scales {
+            None => (OutputFormat::Unquantized, dtype),
+            Some(Scales::Static(_)) => (OutputFormat::StaticFp8, DType::E4m3),
+            Some(Scales::OfRows(_)) => (OutputFormat::TokenFp8, DType::E4m3),
+            Some(Scales::OfGroups(..)) => (OutputFormat::GroupFp8, DType::E4m3),
         };
         let checked = Self {
             norm,
             rows,
             hidden,
             dtype,
-            written,
+            output_format,
             wide,
         };
         let elements = rows * hidden;
@@ -255,7 +255,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         let groups = self.hidden.div_ceil(GROUP);
         let (view, needed, byte) = match &self.norm.scales {
             None => return Ok(()),
-            Some(Scales::Given(scale)) => (*scale, 1, false),
+            Some(Scales::Static(scale)) => (*scale, 1, false),
             Some(Scales::OfRows(scales)) => (scales.as_input(), self.rows, true),
             Some(Scales::OfGroups(scales, ScaleLayout::RowMajor)) => {
                 (scales.as_input(), self.rows * groups, true)
@@ -298,7 +298,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
     fn check_overlaps(&self, name: &'static str, shards: usize) -> Result<()> {
         let norm = self.norm;
         let scales = norm.scales.as_ref();
-        let written = [
+        let output_format = [
             ("output", Some(span(&norm.output.as_input()))),
             (
                 "residual_out",
@@ -307,7 +307,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
             (
                 "scales",
                 scales.and_then(|scales| match scales {
-                    Scales::Given(_) => None,
+                    Scales::Static(_) => None,
                     Scales::OfRows(out) | Scales::OfGroups(out, _) => Some(span(&out.as_input())),
                 }),
             ),
@@ -318,7 +318,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
             (
                 "scale",
                 scales.and_then(|scales| match scales {
-                    Scales::Given(scale) => Some(span(scale)),
+                    Scales::Static(scale) => Some(span(scale)),
                     Scales::OfRows(_) | Scales::OfGroups(..) => None,
                 }),
             ),
@@ -334,9 +334,9 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
                 ),
             ))
         };
-        for (index, (what, span)) in written.iter().enumerate() {
+        for (index, (what, span)) in output_format.iter().enumerate() {
             let Some(span) = *span else { continue };
-            for (other, theirs) in &written[..index] {
+            for (other, theirs) in &output_format[..index] {
                 if theirs.is_some_and(|theirs| overlap(span, theirs)) {
                     return refuse(what, other);
                 }
@@ -373,7 +373,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
 
     /// What is computed, on `route`.
     pub(super) fn spec(&self, route: Route) -> NormSpec {
-        let mut spec = NormSpec::new(self.norm.statistics, self.written, route);
+        let mut spec = NormSpec::new(self.norm.statistics, self.output_format, route);
         if self.norm.unit_offset {
             spec = spec.with_unit_offset();
         }
@@ -448,7 +448,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
     /// The scales: given, or where they go.
     pub(super) fn scales(&self) -> Option<Input<'_>> {
         self.norm.scales.as_ref().map(|scales| match scales {
-            Scales::Given(scale) => *scale,
+            Scales::Static(scale) => *scale,
             Scales::OfRows(out) | Scales::OfGroups(out, _) => out.as_input(),
         })
     }

@@ -253,12 +253,12 @@ impl Inner {
         // Unless a kernel has just claimed it.
         if self.workspace.load(FAILURE_AT) == 0 {
             // SAFETY: a kernel that fails at this very moment has its record replaced by one of the abort.
-            let written = unsafe {
+            let output_format = unsafe {
                 self.workspace
                     .write(FAILURE_AT, bytemuck::bytes_of(&record))
             };
-            if let Err(error) = written {
-                tracing::warn!(%error, "the record of an abort could not be written");
+            if let Err(error) = output_format {
+                tracing::warn!(%error, "the record of an abort could not be output_format");
             }
         }
         let word = ABORT | u64::from(rank);

@@ -44,7 +44,7 @@ use self::sum::{Arriving, Pulled, Sums};
 use crate::exchange::Memory;
 
 pub use self::row::SHARED_ROW;
-pub use self::spec::{GROUP, NormSpec, Route, Statistics, Written};
+pub use self::spec::{GROUP, NormSpec, Route, Statistics, OutputFormat};
 
 /// Reduction, residual add and norm of `rows` rows of `hidden` elements, by the signal protocol: every rank
 /// reads the ranks' rows where they are. The route of `spec` says whose; `rows` are those of the result, so in
@@ -52,7 +52,7 @@ pub use self::spec::{GROUP, NormSpec, Route, Statistics, Written};
 ///
 /// `residual` (f32 or the element type) and `bias` may be null. `kept`, where sums with the residual go, may be null, or be
 /// `residual`. `scales` is where computed scales go, of which a group's begin `stride` apart where they are column-major; for
-/// [`Written::StaticFp8`] it is the one that is given, in f32.
+/// [`OutputFormat::StaticFp8`] it is the one that is given, in f32.
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; all buffers valid for their rows, `weight` and `bias` for one; `hidden` a multiple of 8;

@@ -10,7 +10,7 @@ use fusewire_device::{Block, Element, Group, Machine};
 
 use super::chunk;
 use super::row::{CHUNK, Norm, PARTIALS, Row, Targets, maxima};
-use super::spec::{GROUP, Written};
+use super::spec::{GROUP, OutputFormat};
 
 /// The largest finite E4M3.
 const LARGEST: f32 = 448.0;
@@ -32,8 +32,8 @@ impl<T: Element<Acc = f32>> Norm<T> {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            match self.spec().written() {
-                Written::SameType => self.each::<M, _>(
+            match self.spec().output_format() {
+                OutputFormat::Unquantized => self.each::<M, _>(
                     block,
                     SameType {
                         norm: self,
@@ -42,8 +42,8 @@ impl<T: Element<Acc = f32>> Norm<T> {
                         index,
                     },
                 ),
-                Written::StaticFp8 | Written::TokenFp8 => {
-                    let inverse = if self.spec().written() == Written::StaticFp8 {
+                OutputFormat::StaticFp8 | OutputFormat::TokenFp8 => {
+                    let inverse = if self.spec().output_format() == OutputFormat::StaticFp8 {
                         1.0 / mem::read(self.arguments().scales.cast_const().cast::<f32>())
                     } else {
                         let greatest = self.greatest_of_row::<M>(block, row);
@@ -58,7 +58,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
                     };
                     self.each::<M, _>(block, what);
                 }
-                Written::GroupFp8 => {
+                OutputFormat::GroupFp8 => {
                     if block.machine().warp_size() < 16 {
                         self.groups_alone::<M>(block, targets, row, index);
                     } else {

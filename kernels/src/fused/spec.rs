@@ -25,9 +25,9 @@ pub enum Statistics {
 /// What the normalised rows are written as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Written {
+pub enum OutputFormat {
     /// The element type.
-    Same = 0,
+    Unquantized = 0,
     /// fp8 E4M3, by one scale that is given.
     StaticFp8 = 1,
     /// fp8 E4M3, by a scale of each row.
@@ -36,10 +36,10 @@ pub enum Written {
     GroupFp8 = 3,
 }
 
-/// Elements that share a scale in [`Written::GroupFp8`].
+/// Elements that share a scale in [`OutputFormat::GroupFp8`].
 pub const GROUP: usize = 128;
 
-/// A fused norm: `[..][route:2][column-major:1][ue8m0:1][written:2][f32 residual:1][weight + 1:1][statistics:1]`.
+/// A fused norm: `[..][route:2][column-major:1][ue8m0:1][output_format:2][f32 residual:1][weight + 1:1][statistics:1]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct NormSpec(pub u32);
@@ -51,8 +51,8 @@ impl NormSpec {
     const COLUMN_MAJOR: u32 = 1 << 6;
 
     /// Statistics, output and route; the rest is off.
-    pub const fn new(statistics: Statistics, written: Written, route: Route) -> Self {
-        Self(statistics as u32 | (written as u32) << 3 | (route as u32) << 7)
+    pub const fn new(statistics: Statistics, output_format: OutputFormat, route: Route) -> Self {
+        Self(statistics as u32 | (output_format as u32) << 3 | (route as u32) << 7)
     }
 
     /// Multiplies by `1 + weight` instead of `weight`.
@@ -111,12 +111,12 @@ impl NormSpec {
 
     /// What is written.
     #[inline(always)]
-    pub const fn written(self) -> Written {
+    pub const fn output_format(self) -> OutputFormat {
         match self.0 >> 3 & 3 {
-            0 => Written::Same,
-            1 => Written::StaticFp8,
-            2 => Written::TokenFp8,
-            _ => Written::GroupFp8,
+            0 => OutputFormat::Unquantized,
+            1 => OutputFormat::StaticFp8,
+            2 => OutputFormat::TokenFp8,
+            _ => OutputFormat::GroupFp8,
         }
     }
 
@@ -145,18 +145,18 @@ impl NormSpec {
     /// Computed scales of a row of `hidden` elements.
     #[inline(always)]
     pub const fn scales(self, hidden: usize) -> usize {
-        match self.written() {
-            Written::Same | Written::StaticFp8 => 0,
-            Written::TokenFp8 => 1,
-            Written::GroupFp8 => hidden.div_ceil(GROUP),
+        match self.output_format() {
+            OutputFormat::Unquantized | OutputFormat::StaticFp8 => 0,
+            OutputFormat::TokenFp8 => 1,
+            OutputFormat::GroupFp8 => hidden.div_ceil(GROUP),
         }
     }
 
     /// Bytes of a row of `hidden` elements of `size` bytes as it is written.
     #[inline(always)]
     pub const fn out_bytes(self, hidden: usize, size: usize) -> usize {
-        match self.written() {
-            Written::Same => hidden * size,
+        match self.output_format() {
+            OutputFormat::Unquantized => hidden * size,
             _ => hidden,
         }
     }
