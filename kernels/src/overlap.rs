@@ -1,24 +1,25 @@
 //! all_gather with a ready flag per chunk, and reduce_scatter with an arrival counter per tile. A consumer starts as soon
-//! as a chunk has arrived; a producer's tile leaves as soon as it is done. Protocol: rounds (`exchange`), and words of this
-//! rank's own. The consumer's or producer's stream is called the compute stream.
+//! as a part of the output has arrived; a producer's part leaves as soon as it is done. Here the parts of both are called
+//! tiles, and `chunk` is what fits staging. Protocol: rounds (`exchange`), and words of this rank's own. The consumer's or
+//! producer's stream is called the compute stream.
 //!
 //! # Words
 //! A word is a u32 in memory of the rank's own device; no peer touches it. The host clears all words of an operation on the
 //! compute stream, before the computation and before this kernel: so the values that a captured graph waits for are not
 //! present at the start of any replay.
 //!
-//! **Chunks** (all_gather). Chunk `source * chunks_per_rank + c` is units `[c * span, (c + 1) * span)` of what `source` sends.
-//! - **Who may overwrite what:** the kernel writes a chunk of the output and its word; the next operation on the compute
-//!   stream clears the word and may overwrite the chunk;
+//! **Tiles of an all_gather.** Tile `source * tiles_per_rank + t` is units `[t * span, (t + 1) * span)` of what `source` sends.
+//! - **Who may overwrite what:** the kernel writes a tile of the output and its word; the next operation on the compute
+//!   stream clears the word and may overwrite the tile;
 //! - **after having acquired:** the kernel the end of the stream's work before it (its launch); the next one the end of this
 //!   kernel (an event);
-//! - **released by:** the consumer, after its last read of the chunk; this kernel, after its last write of chunk and word.
+//! - **released by:** the consumer, after its last read of the tile; this kernel, after its last write of tile and word.
 //!
-//! Blocks add the units that they have moved to the chunk's arrivals; whoever completes it stores [`THERE`] by system
+//! Blocks add the units that they have moved to the tile's arrivals; whoever completes it stores [`THERE`] by system
 //! release, having acquired the parts of the others. A launch that fails stores [`FAILED`] in every word that is still 0:
 //! nobody waits for ever for what does not come.
 //!
-//! **Tiles** (reduce_scatter). Tile `row * tiles_per_row + t` is elements `[t * span, (t + 1) * span)` of row `row` of the input.
+//! **Tiles of a reduce_scatter.** Tile `row * tiles_per_row + t` is elements `[t * span, (t + 1) * span)` of row `row` of the input.
 //! - **Who may overwrite what:** the producer writes a tile of this rank's input, and peers read it; the next one on the
 //!   compute stream clears the word and overwrites the tile;
 //! - **after having acquired:** a peer this rank's ready signal of the tile's round, the next one the end of this kernel, which has
@@ -44,10 +45,10 @@ use crate::policy;
 use crate::reduce_scatter::OwnRow;
 use crate::reducer::{Any, Reducer, Typed, memory};
 
-/// Word of a chunk that is there.
+/// Word of a tile that is there.
 pub const THERE: u32 = 1;
 
-/// Word of a chunk that will not come: the launch has failed. Not less than [`THERE`], also in the cyclic comparison of stream
+/// Word of a tile that will not come: the launch has failed. Not less than [`THERE`], also in the cyclic comparison of stream
 /// memory operations.
 pub const FAILED: u32 = 0x4000_0000;
 
@@ -70,28 +71,28 @@ const fn pieces(count: usize, span: usize) -> usize {
     }
 }
 
-/// The words of an all_gather's chunks.
+/// The words of an all_gather's tiles.
 #[derive(Clone, Copy)]
-struct Chunks {
+struct FlaggedTiles {
     words: *mut u32,
-    /// Units of each chunk that have arrived.
+    /// Units of each tile that have arrived.
     arrivals: *mut u64,
-    /// Units of a chunk, not 0.
+    /// Units of a tile, not 0.
     span: usize,
-    /// Chunks of a rank.
+    /// Tiles of a rank.
     per_rank: usize,
     policy: Policy,
 }
 
-impl Chunks {
-    /// `units` more of chunk `chunk` of `rank` are there, as far as this block moves them. All lanes together.
+impl FlaggedTiles {
+    /// `units` more of tile `tile` of `rank` are there, as far as this block moves them. All lanes together.
     #[inline(always)]
     fn arrive<M: Machine>(
         &self,
         session: &Session<M>,
         memory: &Memory,
         rank: u32,
-        chunk: usize,
+        tile: usize,
         units: usize,
     ) {
         let block = session.block();
@@ -100,10 +101,10 @@ impl Chunks {
         if !block.is_leader() {
             return;
         }
-        let rest = memory.count - chunk * self.span;
+        let rest = memory.count - tile * self.span;
         let whole = if rest < self.span { rest } else { self.span };
-        let index = rank as usize * self.per_rank + chunk;
-        // SAFETY: the caller's arrays have an entry for every chunk.
+        let index = rank as usize * self.per_rank + tile;
+        // SAFETY: the caller's arrays have an entry for every tile.
         let arrivals = unsafe { self.arrivals.add(index) };
         // SAFETY: as above; arrivals are only accessed atomically while the kernel runs.
         let before =
@@ -126,7 +127,7 @@ impl Chunks {
         let rank = session.comm().rank();
         let row = rank as usize * memory.count * memory.size;
         let row = memory.target.wrapping_add(row);
-        let (mut chunk, mut start) = (0, 0);
+        let (mut tile, mut start) = (0, 0);
         while start < memory.count {
             let rest = memory.count - start;
             let length = if rest < self.span { rest } else { self.span };
@@ -139,15 +140,15 @@ impl Chunks {
                     // SAFETY: within the caller's input and row.
                     unsafe { bulk::copy(block, to, from, bytes, self.policy) };
                 }
-                self.arrive(session, memory, rank, chunk, last - first);
+                self.arrive(session, memory, rank, tile, last - first);
             }
             start += length;
-            chunk += 1;
+            tile += 1;
         }
     }
 }
 
-impl<M: Machine> Body<M> for Chunks {
+impl<M: Machine> Body<M> for FlaggedTiles {
     #[inline(always)]
     unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
         let block = session.block();
@@ -157,7 +158,7 @@ impl<M: Machine> Body<M> for Chunks {
         while step < size {
             let rank = ring(me, step, size);
             // What lies in staging was put there by the peer's block of this number, its part only. What lies in user
-            // memory is all there, and blocks share each chunk, so that one is complete before the next.
+            // memory is all there, and blocks share each tile, so that one is complete before the next.
             let staged = session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
             let (from, to) = if staged {
                 (mine, limit)
@@ -165,9 +166,9 @@ impl<M: Machine> Body<M> for Chunks {
                 (0, round.len())
             };
             let (mut low, end) = (round.start + from, round.start + to);
-            let mut chunk = piece(low, self.span);
+            let mut tile = piece(low, self.span);
             while low < end {
-                let limit = (chunk + 1) * self.span;
+                let limit = (tile + 1) * self.span;
                 let high = if limit < end { limit } else { end };
                 let (first, last) = if staged {
                     (0, high - low)
@@ -184,10 +185,10 @@ impl<M: Machine> Body<M> for Chunks {
                     let to = memory.target.wrapping_add(to);
                     // SAFETY: the source was checked against its window; the target is the caller's.
                     unsafe { bulk::copy(block, to, from, length * memory.size, self.policy) };
-                    self.arrive(session, memory, rank, chunk, length);
+                    self.arrive(session, memory, rank, tile, length);
                 }
                 low = high;
-                chunk += 1;
+                tile += 1;
             }
             step += 1;
         }
@@ -196,9 +197,9 @@ impl<M: Machine> Body<M> for Chunks {
     }
 }
 
-/// all_gather that raises a word as soon as a chunk is there: `count` units of `size` bytes of every rank, to row r of every
-/// rank's output; own row first, then those of the next ranks round the ring. `span` is units of a chunk; `words` and `arrivals`
-/// have an entry for every chunk of every rank, all 0.
+/// all_gather that raises a word as soon as a tile is there: `count` units of `size` bytes of every rank, to row r of every
+/// rank's output; own row first, then those of the next ranks round the ring. `span` is units of a tile; `words` and `arrivals`
+/// have an entry for every tile of every rank, all 0.
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes; `chunk` units of
@@ -222,7 +223,7 @@ pub unsafe fn all_gather_with_flags(
 ) {
     let policy = policy(hint);
     let span = if span == 0 { 1 } else { span as usize };
-    let chunks = Chunks {
+    let tiles = FlaggedTiles {
         words,
         arrivals,
         span,
@@ -247,9 +248,9 @@ pub unsafe fn all_gather_with_flags(
     let session = unsafe { Session::begin(block, constants, call, count, timeout_ns) };
     if let Some(mut session) = session {
         // SAFETY: the caller's promise.
-        unsafe { chunks.own(&session, &memory) };
+        unsafe { tiles.own(&session, &memory) };
         // SAFETY: the caller's promise.
-        if unsafe { memory.run(&mut session, policy, &chunks) } {
+        if unsafe { memory.run(&mut session, policy, &tiles) } {
             session.end();
             return;
         }
@@ -257,7 +258,7 @@ pub unsafe fn all_gather_with_flags(
     // SAFETY: the caller's promise.
     let ranks = unsafe { fusewire_device::comm::Comm::new(constants) }.size() as usize;
     let mut index = block.rank() as usize;
-    while index < ranks * chunks.per_rank {
+    while index < ranks * tiles.per_rank {
         // SAFETY: an entry of the caller's array.
         let at = unsafe { words.add(index) };
         // SAFETY: as above; words are only accessed atomically while the kernel runs.
@@ -268,7 +269,7 @@ pub unsafe fn all_gather_with_flags(
 
 /// Tiles of this rank's input, and how their counters stand.
 #[derive(Clone, Copy)]
-struct Tiles<R> {
+struct CountedTiles<R> {
     rows: OwnRow<R>,
     counters: *const u32,
     /// Elements of a tile, not 0.
@@ -277,7 +278,7 @@ struct Tiles<R> {
     wanted: u32,
 }
 
-impl<M: Machine, R: Reducer> Body<M> for Tiles<R> {
+impl<M: Machine, R: Reducer> Body<M> for CountedTiles<R> {
     #[inline(always)]
     fn words(&self, session: &Session<M>) -> Words {
         let _ = session;
@@ -347,7 +348,7 @@ unsafe fn reduce_tiles<M: Machine, R: Reducer>(
         source_rows: session.comm().size(),
         ..memory
     };
-    let tiles = Tiles {
+    let tiles = CountedTiles {
         rows: OwnRow { reducer, policy },
         counters,
         span: if span == 0 { 1 } else { span as usize },
