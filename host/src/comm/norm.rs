@@ -4,7 +4,7 @@ use core::hash::{Hash, Hasher};
 use std::hash::DefaultHasher;
 
 use fusewire_device::DType;
-use fusewire_kernels::fused::{GROUP, NormSpec, Route, Statistics, OutputFormat};
+use fusewire_kernels::fused::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 
 use super::submit::invalid;
 use crate::Result;
@@ -298,7 +298,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
     fn check_overlaps(&self, name: &'static str, shards: usize) -> Result<()> {
         let norm = self.norm;
         let scales = norm.scales.as_ref();
-        let output_format = [
+        let spans = [
             ("output", Some(span(&norm.output.as_input()))),
             (
                 "residual_out",
@@ -334,9 +334,9 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
                 ),
             ))
         };
-        for (index, (what, span)) in output_format.iter().enumerate() {
+        for (index, (what, span)) in spans.iter().enumerate() {
             let Some(span) = *span else { continue };
-            for (other, theirs) in &output_format[..index] {
+            for (other, theirs) in &spans[..index] {
                 if theirs.is_some_and(|theirs| overlap(span, theirs)) {
                     return refuse(what, other);
                 }

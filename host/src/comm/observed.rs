@@ -115,8 +115,8 @@ impl Inner {
     pub(super) fn dump_on_failure(&self) {
         match self.part().write_by_environment() {
             Ok(None) => {}
-            Ok(Some(path)) => tracing::info!("flight record output_format to {}", path.display()),
-            Err(error) => tracing::warn!(%error, "the flight record could not be output_format"),
+            Ok(Some(path)) => tracing::info!("flight record written to {}", path.display()),
+            Err(error) => tracing::warn!(%error, "the flight record could not be written"),
         }
     }
 }

@@ -253,12 +253,12 @@ impl Inner {
         // Unless a kernel has just claimed it.
         if self.workspace.load(FAILURE_AT) == 0 {
             // SAFETY: a kernel that fails at this very moment has its record replaced by one of the abort.
-            let output_format = unsafe {
+            let written = unsafe {
                 self.workspace
                     .write(FAILURE_AT, bytemuck::bytes_of(&record))
             };
-            if let Err(error) = output_format {
-                tracing::warn!(%error, "the record of an abort could not be output_format");
+            if let Err(error) = written {
+                tracing::warn!(%error, "the record of an abort could not be written");
             }
         }
         let word = ABORT | u64::from(rank);

@@ -325,7 +325,11 @@ impl Communicator {
         self.enqueue(&self.prepare_vocab(vocab, false)?)
     }
 
-    fn prepare_vocab<'a>(&self, vocab: &VocabParallel<'a>, borrowed: bool) -> Result<PreparedOp<'a>> {
+    fn prepare_vocab<'a>(
+        &self,
+        vocab: &VocabParallel<'a>,
+        borrowed: bool,
+    ) -> Result<PreparedOp<'a>> {
         let (columns, stride) = vocab.check(self.rank(), self.size())?;
         for (what, view) in vocab.views() {
             let Some(view) = view else { continue };

@@ -44,7 +44,7 @@ use self::sum::{Arriving, Pulled, Sums};
 use crate::exchange::Memory;
 
 pub use self::row::SHARED_ROW;
-pub use self::spec::{GROUP, NormSpec, Route, Statistics, OutputFormat};
+pub use self::spec::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 
 /// Reduction, residual add and norm of `rows` rows of `hidden` elements, by the signal protocol: every rank
 /// reads the ranks' rows where they are. The route of `spec` says whose; `rows` are those of the result, so in

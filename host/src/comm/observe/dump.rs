@@ -82,13 +82,13 @@ impl CommDump {
         let Some(path) = path_of_environment(self.world_rank()) else {
             return Ok(None);
         };
-        let mut output_format = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
-        output_format.retain(|(at, part)| *at != path || part.name != self.name);
-        if output_format.len() >= KEPT {
-            output_format.remove(0);
+        let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+        written.retain(|(at, part)| *at != path || part.name != self.name);
+        if written.len() >= KEPT {
+            written.remove(0);
         }
-        output_format.push((path.clone(), self));
-        let parts: Vec<_> = output_format
+        written.push((path.clone(), self));
+        let parts: Vec<_> = written
             .iter()
             .filter(|(at, _)| *at == path)
             .map(|(_, part)| part)
@@ -395,11 +395,11 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     // Without the prefix of the dumps in its name: the analyser reads every file that has it.
     let thread = std::thread::current().id();
     let beside = folder.join(format!(".part-{}-{thread:?}", process::id()));
-    let output_format = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
-    if output_format.is_err() {
+    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
         let _ = fs::remove_file(&beside);
     }
-    output_format
+    written
 }
 
 #[cfg(test)]

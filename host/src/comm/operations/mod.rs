@@ -200,7 +200,10 @@ impl Communicator {
         counts: &[u64],
     ) -> Result<()> {
         let (output, input) = (output.into(), input.into());
-        let (bounce, input_bounce) = (self.bounce_buffer(&output.as_input())?, self.bounce_buffer(&input)?);
+        let (bounce, input_bounce) = (
+            self.bounce_buffer(&output.as_input())?,
+            self.bounce_buffer(&input)?,
+        );
         let output = BounceBuffer::output(&bounce, output);
         let input = BounceBuffer::input(&input_bounce, input);
         self.run(&self.prepare_all_gather_v(&output, &input, Some(counts), None)?)?;
@@ -236,7 +239,10 @@ impl Communicator {
         input_splits: &[u64],
     ) -> Result<()> {
         let (output, input) = (output.into(), input.into());
-        let (bounce, input_bounce) = (self.bounce_buffer(&output.as_input())?, self.bounce_buffer(&input)?);
+        let (bounce, input_bounce) = (
+            self.bounce_buffer(&output.as_input())?,
+            self.bounce_buffer(&input)?,
+        );
         let output = BounceBuffer::output(&bounce, output);
         let input = BounceBuffer::input(&input_bounce, input);
         let splits = Some((output_splits, input_splits));

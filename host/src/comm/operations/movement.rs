@@ -23,7 +23,7 @@ use fusewire_kernels::nvls::{ALL_GATHER_NVLS, AllGatherNvlsParams};
 macro_rules! movement {
     (
         $comm:expr, $operation:expr, $kernel:expr, $params:ident, $output:expr, $input:expr,
-        { count: $count:expr, rows: $rows:expr, root: $root:expr, staged: $staged:expr, output_format: $output_format:expr },
+        { count: $count:expr, rows: $rows:expr, root: $root:expr, staged: $staged:expr, written: $written:expr },
         $backend:ident($from:ident, $to:ident, $elements:ident, $how:ident) => $handed:expr
     ) => {{
         let (comm, output, input) = ($comm, $output, $input);
@@ -58,7 +58,7 @@ macro_rules! movement {
             source_at,
             target: output.ptr,
             chunk: plan.chunk,
-            hint: comm.hint($output_format * size, source_at == WindowAddr::NONE.0),
+            hint: comm.hint($written * size, source_at == WindowAddr::NONE.0),
         };
         Ok(PreparedOp::new(
             comm, &$kernel, params, tensors, borrowed, op_info,
@@ -109,7 +109,7 @@ impl Communicator {
             return Ok(self.all_gather_by_multicast(output, input, &plan));
         }
         movement!(self, Operation::AllGather, ALL_GATHER, AllGatherParams, output, input, {
-            count: input.count, rows: 1, root: NO_ROOT, staged: false, output_format: output.count
+            count: input.count, rows: 1, root: NO_ROOT, staged: false, written: output.count
         }, backend(from, to, count, how) => backend.all_gather(from, to, count, how))
     }
 
@@ -157,7 +157,7 @@ impl Communicator {
         self.rank_of("broadcast", "root", root)?;
         let input = &buffer.as_input();
         movement!(self, Operation::Broadcast, BROADCAST, BroadcastParams, buffer, input, {
-            count: input.count, rows: 1, root: root as u16, staged: false, output_format: input.count
+            count: input.count, rows: 1, root: root as u16, staged: false, written: input.count
         }, backend(_from, to, count, how) => backend.broadcast(to, count, root, how))
     }
 
@@ -180,7 +180,7 @@ impl Communicator {
         };
         let rows = u64::from(self.size());
         movement!(self, Operation::Scatter, SCATTER, ScatterParams, output, input, {
-            count: output.count, rows: rows, root: root as u16, staged: false, output_format: output.count
+            count: output.count, rows: rows, root: root as u16, staged: false, written: output.count
         }, backend(from, to, count, how) => backend.scatter(from, to, count, root, how))
     }
 
@@ -198,7 +198,7 @@ impl Communicator {
             within(name, output, input, root as usize * input.count)?;
         }
         movement!(self, Operation::Gather, GATHER, GatherParams, output, input, {
-            count: input.count, rows: 1, root: root as u16, staged: false, output_format: output.count
+            count: input.count, rows: 1, root: root as u16, staged: false, written: output.count
         }, backend(from, to, count, how) => backend.gather(from, to, count, root, how))
     }
 
@@ -222,7 +222,7 @@ impl Communicator {
         let staged = core::ptr::eq(input.ptr, output.ptr);
         let rows = u64::from(self.size());
         movement!(self, Operation::AllToAll, ALL_TO_ALL, AllToAllParams, output, input, {
-            count: input.count / ranks, rows: rows, root: NO_ROOT, staged: staged, output_format: output.count
+            count: input.count / ranks, rows: rows, root: NO_ROOT, staged: staged, written: output.count
         }, backend(from, to, count, how) => all_to_all(backend, from, to, count, how))
     }
 }
