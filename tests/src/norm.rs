@@ -11,11 +11,11 @@ use crate::oracle::{narrow, reduce, widen};
 
 /// How a norm's output is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum OutputFormat {
     /// In the input's type.
-    Same,
+    Unquantized,
     /// fp8 by a given scale.
-    Given,
+    Static,
     /// fp8 by a scale of each row.
     Rows,
     /// fp8 by a scale of each 128 elements of a row.
@@ -24,7 +24,7 @@ pub enum Written {
 
 /// A kind of norm.
 #[derive(Clone, Copy, Debug)]
-pub struct Form {
+pub struct NormForm {
     /// Mean and variance instead of the root mean square.
     pub layer: bool,
     /// With a bias.
@@ -38,14 +38,14 @@ pub struct Form {
     /// Residual in f32.
     pub wide: bool,
     /// The output.
-    pub written: Written,
+    pub output_format: OutputFormat,
     /// Scales are powers of two, in a byte.
     pub ue8m0: bool,
     /// Scales of a group side by side.
     pub column_major: bool,
 }
 
-impl Form {
+impl NormForm {
     /// RMSNorm of the sum.
     pub const PLAIN: Self = Self {
         layer: false,
@@ -54,7 +54,7 @@ impl Form {
         residual: false,
         keeps: false,
         wide: false,
-        written: Written::Same,
+        output_format: OutputFormat::Unquantized,
         ue8m0: false,
         column_major: false,
     };
@@ -72,7 +72,7 @@ impl Form {
             ..residual
         };
         let groups = Self {
-            written: Written::Groups,
+            output_format: OutputFormat::Groups,
             ..residual
         };
         vec![
@@ -97,19 +97,19 @@ impl Form {
             Self {
                 wide: true,
                 keeps: false,
-                written: Written::Given,
+                output_format: OutputFormat::Static,
                 ..layer
             },
             Self {
-                written: Written::Given,
+                output_format: OutputFormat::Static,
                 ..residual
             },
             Self {
-                written: Written::Rows,
+                output_format: OutputFormat::Rows,
                 ..layer
             },
             Self {
-                written: Written::Rows,
+                output_format: OutputFormat::Rows,
                 ue8m0: true,
                 keeps: false,
                 ..residual
@@ -140,7 +140,7 @@ impl Form {
 
     /// Type of the output.
     pub fn output_type(&self, dtype: DType) -> DType {
-        if self.written == Written::Same {
+        if self.output_format == OutputFormat::Unquantized {
             dtype
         } else {
             DType::E4m3
@@ -149,17 +149,17 @@ impl Form {
 
     /// Scales of a row.
     pub const fn groups(&self, hidden: usize) -> usize {
-        match self.written {
-            Written::Same | Written::Given => 0,
-            Written::Rows => 1,
-            Written::Groups => hidden.div_ceil(128),
+        match self.output_format {
+            OutputFormat::Unquantized | OutputFormat::Static => 0,
+            OutputFormat::Rows => 1,
+            OutputFormat::Groups => hidden.div_ceil(128),
         }
     }
 }
 
 /// What a norm of some rows reads.
 #[derive(Clone, Debug)]
-pub struct Given<'a> {
+pub struct Static<'a> {
     /// Each rank's rows, in the type's bytes.
     pub inputs: &'a [Vec<u8>],
     /// In the residual's type.
@@ -168,13 +168,13 @@ pub struct Given<'a> {
     pub weight: &'a [u8],
     /// One row.
     pub bias: &'a [u8],
-    /// Of [`Written::Given`].
+    /// Of [`OutputFormat::Static`].
     pub scale: f32,
 }
 
 /// What it must give.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Expected {
+pub struct NormOutputs {
     /// In the output's type.
     pub output: Vec<u8>,
     /// In the residual's type.
@@ -241,7 +241,7 @@ fn e4m3_value(code: u8) -> f64 {
 }
 
 /// The scale for magnitudes up to `greatest`.
-fn scale_of(form: &Form, greatest: f32) -> f32 {
+fn scale_of(form: &NormForm, greatest: f32) -> f32 {
     let scale = greatest.max(1e-10) / 448.0;
     if !form.ue8m0 {
         return scale;
@@ -255,12 +255,12 @@ fn scale_of(form: &Form, greatest: f32) -> f32 {
 
 /// What `form` of rows of `hidden` elements of `dtype` must give.
 pub fn expected(
-    form: &Form,
+    form: &NormForm,
     dtype: DType,
     hidden: usize,
-    given: &Given<'_>,
+    given: &Static<'_>,
     epsilon: f32,
-) -> Expected {
+) -> NormOutputs {
     let sum = widen(dtype, &reduce(dtype, ReduceOp::Sum, &[], given.inputs));
     let kept_type = form.residual_type(dtype);
     let residual = widen(kept_type, given.residual);
@@ -277,13 +277,13 @@ pub fn expected(
         })
         .collect();
     let (weight, bias) = (widen(dtype, given.weight), widen(dtype, given.bias));
-    let mut out = Expected {
+    let mut out = NormOutputs {
         kept: if form.keeps {
             narrow(kept_type, &kept)
         } else {
             Vec::new()
         },
-        ..Expected::default()
+        ..NormOutputs::default()
     };
     for row in kept.chunks(hidden) {
         let mean = if form.layer {
@@ -312,16 +312,16 @@ pub fn expected(
             })
             .collect();
         let greatest = |values: &[f32]| values.iter().fold(0f32, |max, value| max.max(value.abs()));
-        let span = match form.written {
-            Written::Same => {
+        let span = match form.output_format {
+            OutputFormat::Unquantized => {
                 out.output.extend(narrow(dtype, &normed));
                 continue;
             }
-            Written::Given | Written::Rows => hidden,
-            Written::Groups => 128,
+            OutputFormat::Static | OutputFormat::Rows => hidden,
+            OutputFormat::Groups => 128,
         };
         for group in normed.chunks(span) {
-            let scale = if form.written == Written::Given {
+            let scale = if form.output_format == OutputFormat::Static {
                 given.scale
             } else {
                 let scale = scale_of(form, greatest(group));
@@ -337,7 +337,7 @@ pub fn expected(
 }
 
 /// The norm of a row in f64.
-fn exact_row(form: &Form, row: &[f32], weight: &[f32], bias: &[f32], epsilon: f32) -> Vec<f64> {
+fn exact_row(form: &NormForm, row: &[f32], weight: &[f32], bias: &[f32], epsilon: f32) -> Vec<f64> {
     let wide: Vec<f64> = row.iter().map(|value| f64::from(*value)).collect();
     let count = wide.len() as f64;
     let mean = if form.layer {

@@ -2,7 +2,7 @@
 
 use fusewire::{Algorithm, Communicator, DType, Norm, Options, Result, ScaleLayout, Tensor};
 use fusewire_tests::device::{run_threads, tensor};
-use fusewire_tests::norm::{Form, Given, Written, expected};
+use fusewire_tests::norm::{NormForm, Static, OutputFormat, expected};
 use fusewire_tests::oracle::{fill, narrow, widen};
 use fusewire_tests::runner::Setup;
 
@@ -47,7 +47,7 @@ pub(super) enum Memory {
 /// One call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
-    pub(super) form: Form,
+    pub(super) form: NormForm,
     pub(super) route: Route,
     pub(super) dtype: DType,
     /// Rows of a rank's result.
@@ -105,7 +105,7 @@ impl Buffers {
         let input = get(dtype, shards * elements + GUARD)?;
         let kept_type = form.residual_type(dtype);
         let residual = get(kept_type, elements + GUARD)?;
-        let in_place = case.in_place && form.written == Written::Same;
+        let in_place = case.in_place && form.output_format == OutputFormat::Unquantized;
         let output = if in_place {
             let own = if shards > 1 {
                 comm.rank() as usize * elements
@@ -160,7 +160,7 @@ impl Buffers {
         put(&self.residual, &residual(self.case, comm, round))?;
         put(&self.weight, &fill(dtype, 0, round ^ 2, hidden))?;
         put(&self.bias, &fill(dtype, 0, round ^ 3, hidden))?;
-        if form.written == Written::Given {
+        if form.output_format == OutputFormat::Static {
             put(&self.scales, &SCALE.to_le_bytes())?;
         }
         Ok(())
@@ -195,11 +195,11 @@ impl Buffers {
         }
         let scales = self.scales.slice(0, self.scales.len() - GUARD)?;
         let given = self.scales.slice(0, 1)?;
-        norm = match form.written {
-            Written::Same => norm,
-            Written::Given => norm.with_scale(&given),
-            Written::Rows => norm.with_row_scales(&scales),
-            Written::Groups => {
+        norm = match form.output_format {
+            OutputFormat::Unquantized => norm,
+            OutputFormat::Static => norm.with_scale(&given),
+            OutputFormat::Rows => norm.with_row_scales(&scales),
+            OutputFormat::Groups => {
                 let layout = if form.column_major {
                     ScaleLayout::ColumnMajor {
                         stride: self.stride,
@@ -240,7 +240,7 @@ impl Buffers {
                 .iter_mut()
                 .for_each(|rows| *rows = rows[at..at + bytes].to_vec());
         }
-        let given = Given {
+        let given = Static {
             inputs: &inputs,
             residual: &residual(self.case, comm, round),
             weight: &fill(dtype, 0, round ^ 2, hidden),
@@ -280,7 +280,7 @@ impl Buffers {
                 );
             }
         }
-        if form.written == Written::Same {
+        if form.output_format == OutputFormat::Unquantized {
             let found = widen(dtype, &self.output.to_bytes()?);
             // Three roundings of the type and the sums in f32.
             let bound = if dtype == DType::F32 { 1e-4 } else { 0.02 };
@@ -315,7 +315,7 @@ impl Buffers {
         if !self.case.in_place {
             assert!(
                 found[want.len()..].iter().all(|byte| *byte == 0x5a),
-                "{:?}: {what}: written behind its end",
+                "{:?}: {what}: output_format behind its end",
                 self.case
             );
         }
@@ -375,7 +375,7 @@ pub(super) fn run(setup: &Setup, cases: &[Case]) {
 /// Every form and route, for one type, with memories and offsets in turn.
 pub(super) fn cases(dtype: DType, shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut out = Vec::new();
-    for (f, form) in Form::all().into_iter().enumerate() {
+    for (f, form) in NormForm::all().into_iter().enumerate() {
         for (r, route) in ROUTES.into_iter().enumerate() {
             for (s, (rows, hidden)) in shapes.iter().enumerate() {
                 let turn = f + r + s;
