@@ -21,7 +21,7 @@ enum Kind {
 /// Which scales, and where.
 enum Scales {
     None,
-    Given(View),
+    Static(View),
     Rows(View),
     Groups(View, ScaleLayout),
 }
@@ -52,7 +52,7 @@ fn scales(call: &Call<'_>, norm: &FusewireNorm) -> Outcome<Scales> {
     let groups = norm.hidden.div_ceil(u64::from(n::FUSEWIRE_SCALE_GROUP));
     Ok(match norm.scaling {
         n::FUSEWIRE_SCALE_NONE => Scales::None,
-        n::FUSEWIRE_SCALE_GIVEN => Scales::Given(view(norm.scale, Some(1))?),
+        n::FUSEWIRE_SCALE_GIVEN => Scales::Static(view(norm.scale, Some(1))?),
         n::FUSEWIRE_SCALE_ROWS => Scales::Rows(view(norm.scales, Some(norm.rows))?),
         n::FUSEWIRE_SCALE_GROUPS if norm.scale_stride == 0 => Scales::Groups(
             view(norm.scales, norm.rows.checked_mul(groups))?,
@@ -140,7 +140,7 @@ fn run(call: &Call<'_>, kind: Kind, norm: &FusewireNorm, enqueued: bool) -> Outc
     }
     built = match &scales {
         Scales::None => built,
-        Scales::Given(view) => built.with_scale(view.input()),
+        Scales::Static(view) => built.with_scale(view.input()),
         Scales::Rows(view) => built.with_row_scales(view.output()),
         Scales::Groups(view, layout) => built.with_group_scales(view.output(), *layout),
     };
