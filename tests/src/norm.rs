@@ -159,7 +159,7 @@ impl NormForm {
 
 /// What a norm of some rows reads.
 #[derive(Clone, Debug)]
-pub struct Static<'a> {
+pub struct NormInputs<'a> {
     /// Each rank's rows, in the type's bytes.
     pub inputs: &'a [Vec<u8>],
     /// In the residual's type.
@@ -258,7 +258,7 @@ pub fn expected(
     form: &NormForm,
     dtype: DType,
     hidden: usize,
-    given: &Static<'_>,
+    given: &NormInputs<'_>,
     epsilon: f32,
 ) -> NormOutputs {
     let sum = widen(dtype, &reduce(dtype, ReduceOp::Sum, &[], given.inputs));

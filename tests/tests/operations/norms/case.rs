@@ -2,7 +2,7 @@
 
 use fusewire::{Algorithm, Communicator, DType, Norm, Options, Result, ScaleLayout, Tensor};
 use fusewire_tests::device::{run_threads, tensor};
-use fusewire_tests::norm::{NormForm, Static, OutputFormat, expected};
+use fusewire_tests::norm::{NormForm, NormInputs, OutputFormat, expected};
 use fusewire_tests::oracle::{fill, narrow, widen};
 use fusewire_tests::runner::Setup;
 
@@ -240,7 +240,7 @@ impl Buffers {
                 .iter_mut()
                 .for_each(|rows| *rows = rows[at..at + bytes].to_vec());
         }
-        let given = Static {
+        let given = NormInputs {
             inputs: &inputs,
             residual: &residual(self.case, comm, round),
             weight: &fill(dtype, 0, round ^ 2, hidden),
@@ -315,7 +315,7 @@ impl Buffers {
         if !self.case.in_place {
             assert!(
                 found[want.len()..].iter().all(|byte| *byte == 0x5a),
-                "{:?}: {what}: output_format behind its end",
+                "{:?}: {what}: written behind its end",
                 self.case
             );
         }
