@@ -251,7 +251,7 @@ int fusewire_barrier_async(const fusewire_comm *comm, fusewire_work **work);
 #define FUSEWIRE_NORM_DEPENDENT 2   /* flag: programmatic dependent launch (NVIDIA from sm_90 on) */
 
 #define FUSEWIRE_SCALE_NONE 0   /* output is of `dtype` */
-#define FUSEWIRE_SCALE_GIVEN 1  /* output is E4M3, out = y / *scale */
+#define FUSEWIRE_SCALE_STATIC 1  /* output is E4M3, out = y / *scale */
 #define FUSEWIRE_SCALE_ROWS 2   /* output is E4M3 by a scale of each row: greatest magnitude, at least 1e-10, over 448 */
 #define FUSEWIRE_SCALE_GROUPS 3 /* the same by each FUSEWIRE_SCALE_GROUP elements of a row */
 #define FUSEWIRE_SCALE_GROUP 128
@@ -278,7 +278,7 @@ typedef struct fusewire_norm {
   void *output;             /* rows x hidden, of `dtype`, or E4M3 with scales */
   uint32_t scaling;         /* FUSEWIRE_SCALE_ */
   uint32_t scale_dtype;     /* of `scales`: F32 (also by 0), or U8 for powers of two (UE8M0) */
-  const void *scale;        /* SCALE_GIVEN: one f32; else null */
+  const void *scale;        /* SCALE_STATIC: one f32; else null */
   void *scales;             /* SCALE_ROWS: rows; SCALE_GROUPS: see scale_stride; else null */
   uint64_t scale_stride;    /* SCALE_GROUPS, with G = ceil(hidden / 128) groups: 0 for the scale of row r and group g at
                                r * G + g; else at g * scale_stride + r, scale_stride at least rows */

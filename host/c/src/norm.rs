@@ -35,7 +35,7 @@ fn scales(call: &Call<'_>, norm: &FusewireNorm) -> Outcome<Scales> {
     if norm.scaling != n::FUSEWIRE_SCALE_GROUPS && norm.scale_stride != 0 {
         return refuse("scale_stride is for FUSEWIRE_SCALE_GROUPS only".to_owned());
     }
-    let (wanted, other) = if norm.scaling == n::FUSEWIRE_SCALE_GIVEN {
+    let (wanted, other) = if norm.scaling == n::FUSEWIRE_SCALE_STATIC {
         ("scale", !norm.scales.is_null())
     } else {
         ("scales", !norm.scale.is_null())
@@ -52,7 +52,7 @@ fn scales(call: &Call<'_>, norm: &FusewireNorm) -> Outcome<Scales> {
     let groups = norm.hidden.div_ceil(u64::from(n::FUSEWIRE_SCALE_GROUP));
     Ok(match norm.scaling {
         n::FUSEWIRE_SCALE_NONE => Scales::None,
-        n::FUSEWIRE_SCALE_GIVEN => Scales::Static(view(norm.scale, Some(1))?),
+        n::FUSEWIRE_SCALE_STATIC => Scales::Static(view(norm.scale, Some(1))?),
         n::FUSEWIRE_SCALE_ROWS => Scales::Rows(view(norm.scales, Some(norm.rows))?),
         n::FUSEWIRE_SCALE_GROUPS if norm.scale_stride == 0 => Scales::Groups(
             view(norm.scales, norm.rows.checked_mul(groups))?,

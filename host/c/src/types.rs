@@ -49,7 +49,7 @@ pub mod numbers {
     /// Output of a norm: of the input's type.
     pub const FUSEWIRE_SCALE_NONE: u32 = 0;
     /// Output of a norm: fp8 by one given scale.
-    pub const FUSEWIRE_SCALE_GIVEN: u32 = 1;
+    pub const FUSEWIRE_SCALE_STATIC: u32 = 1;
     /// Output of a norm: fp8 by a scale of each row.
     pub const FUSEWIRE_SCALE_ROWS: u32 = 2;
     /// Output of a norm: fp8 by a scale of each 128 elements.
