@@ -40,7 +40,7 @@ use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
 
 use self::rounds::Rounds;
 use self::row::{Arguments, Norm, Targets};
-use self::sum::{Arriving, Pulled, Sums};
+use self::sum::{PacketRows, PulledRows, Sums};
 use crate::exchange::Memory;
 
 pub use self::row::SHARED_ROW;
@@ -296,7 +296,7 @@ unsafe fn single_rows<M: Machine, T: Element<Acc = f32>>(
         tables.set_source(rank, at, 0);
         rank += 1;
     }
-    let sums = Pulled::<T> {
+    let sums = PulledRows::<T> {
         tables,
         ranks,
         element: PhantomData,
@@ -329,7 +329,7 @@ unsafe fn rows_of_lanes<M: Machine, T: Element<Acc = f32>>(
     if block.any(failed) {
         return false;
     }
-    let sums = Arriving::<_, T> {
+    let sums = PacketRows::<_, T> {
         session,
         slots,
         element: PhantomData,

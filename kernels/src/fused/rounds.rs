@@ -19,7 +19,7 @@ use fusewire_device::{Block, Element, Group, Machine};
 
 use super::row::{Norm, Targets};
 use super::spec::Route;
-use super::sum::Pulled;
+use super::sum::PulledRows;
 use crate::exchange::{Body, CHUNKED, Memory, Round, TARGET_STAGED, Words, word};
 
 /// What a round does.
@@ -208,7 +208,7 @@ impl<T: Element<Acc = f32>> Rounds<T> {
             return false;
         }
         block.sync();
-        let sums = Pulled::<T> {
+        let sums = PulledRows::<T> {
             tables,
             ranks,
             element: core::marker::PhantomData,

@@ -213,7 +213,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         } else {
             self.arguments().scratch
         };
-        let io = At {
+        let io = RowContext {
             sums,
             targets,
             values,
@@ -244,7 +244,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     unsafe fn values<M: Machine, S: Sums<M>, const N: usize>(
         &self,
-        io: &At<'_, M, S>,
+        io: &RowContext<'_, M, S>,
         at: usize,
     ) -> Option<[f32; N]> {
         // SAFETY: the caller's promise.
@@ -268,7 +268,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     unsafe fn add_residual<M: Machine, S, R: Element<Acc = f32>, const N: usize>(
         &self,
-        io: &At<'_, M, S>,
+        io: &RowContext<'_, M, S>,
         at: usize,
         values: &mut [f32; N],
     ) {
@@ -304,7 +304,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     unsafe fn statistics_single<M: Machine, S: Sums<M>>(
         &self,
-        io: &At<'_, M, S>,
+        io: &RowContext<'_, M, S>,
     ) -> Option<(f32, f32)> {
         let layer = self.spec().is_layer();
         let whole = self.hidden / PARTIALS * PARTIALS;
@@ -361,7 +361,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
     unsafe fn statistics_lanes<M: Machine, S: Sums<M>>(
         &self,
         block: Block<M>,
-        io: &At<'_, M, S>,
+        io: &RowContext<'_, M, S>,
     ) -> Option<(f32, f32)> {
         let mut failed = false;
         for index in block.elements_of_block(self.hidden / CHUNK) {
@@ -402,7 +402,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
 }
 
 /// Where a row comes from and goes to.
-struct At<'a, M, S> {
+struct RowContext<'a, M, S> {
     sums: &'a S,
     targets: Targets,
     values: *mut f32,

@@ -20,13 +20,13 @@ pub(super) trait Sums<M: Machine> {
 }
 
 /// Rows that lie in memory: a table of where each rank's first one is.
-pub(super) struct Pulled<T> {
+pub(super) struct PulledRows<T> {
     pub(super) tables: Tables,
     pub(super) ranks: u32,
     pub(super) element: core::marker::PhantomData<T>,
 }
 
-impl<M: Machine, T: Element<Acc = f32>> Sums<M> for Pulled<T> {
+impl<M: Machine, T: Element<Acc = f32>> Sums<M> for PulledRows<T> {
     const WAITS: bool = false;
 
     #[inline(always)]
@@ -71,13 +71,13 @@ fn add<T: Element<Acc = f32>, const N: usize>(sum: &mut [f32; N], values: [T; N]
 }
 
 /// Rows that arrive as packets of several lanes, this rank's own among them.
-pub(super) struct Arriving<'a, M, T> {
+pub(super) struct PacketRows<'a, M, T> {
     pub(super) session: &'a Session<M>,
     pub(super) slots: &'a Slots,
     pub(super) element: core::marker::PhantomData<T>,
 }
 
-impl<M: Machine, T: Element<Acc = f32>> Sums<M> for Arriving<'_, M, T> {
+impl<M: Machine, T: Element<Acc = f32>> Sums<M> for PacketRows<'_, M, T> {
     const WAITS: bool = true;
 
     #[inline(always)]
@@ -91,7 +91,7 @@ impl<M: Machine, T: Element<Acc = f32>> Sums<M> for Arriving<'_, M, T> {
     }
 }
 
-impl<M: Machine, T: Element<Acc = f32>> Arriving<'_, M, T> {
+impl<M: Machine, T: Element<Acc = f32>> PacketRows<'_, M, T> {
     /// The sum of `N` elements, which are `U` units from `unit` on.
     #[inline(always)]
     fn received<const N: usize, const U: usize>(&self, unit: usize) -> Option<[f32; N]> {
