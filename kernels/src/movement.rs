@@ -19,7 +19,7 @@ use crate::policy;
 
 /// Which rows a rank pulls from whom.
 #[derive(Clone, Copy)]
-pub(crate) struct Pulls {
+pub(crate) struct PullPlan {
     /// First rank to pull from, and how many (from there on, wrapping round).
     pub(crate) first: u32,
     pub(crate) ranks: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Pulls {
     pub(crate) policy: Policy,
 }
 
-impl<M: Machine> Body<M> for Pulls {
+impl<M: Machine> Body<M> for PullPlan {
     #[inline(always)]
     unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
         let block = session.block();
@@ -103,7 +103,7 @@ macro_rules! movement_kernel {
                 scalar: 0,
             };
             let policy = policy(hint);
-            let pulls = Pulls { policy, ..$pulls };
+            let pulls = PullPlan { policy, ..$pulls };
             // SAFETY: the caller's promise.
             if unsafe { memory.run(&mut session, policy, &pulls) } {
                 session.end();
@@ -116,33 +116,33 @@ movement_kernel!(
     /// all_gather: `count` units of every rank, to row r of every rank's output.
     all_gather,
     |rank, ranks, root| 1,
-    Pulls { first: rank, ranks, row: 0, by_rank: true, policy: Policy::Cached }
+    PullPlan { first: rank, ranks, row: 0, by_rank: true, policy: Policy::Cached }
 );
 
 movement_kernel!(
     /// broadcast: `count` units of the root to every rank's output.
     broadcast,
     |rank, ranks, root| u32::from(rank == root),
-    Pulls { first: root, ranks: 1, row: 0, by_rank: false, policy: Policy::Cached }
+    PullPlan { first: root, ranks: 1, row: 0, by_rank: false, policy: Policy::Cached }
 );
 
 movement_kernel!(
     /// scatter: row r of the root's input, `count` units, to rank r's output.
     scatter,
     |rank, ranks, root| if rank == root { ranks } else { 0 },
-    Pulls { first: root, ranks: 1, row: rank as usize, by_rank: false, policy: Policy::Cached }
+    PullPlan { first: root, ranks: 1, row: rank as usize, by_rank: false, policy: Policy::Cached }
 );
 
 movement_kernel!(
     /// gather: `count` units of every rank, to row r of the root's output.
     gather,
     |rank, ranks, root| 1,
-    Pulls { first: rank, ranks: if rank == root { ranks } else { 0 }, row: 0, by_rank: true, policy: Policy::Cached }
+    PullPlan { first: rank, ranks: if rank == root { ranks } else { 0 }, row: 0, by_rank: true, policy: Policy::Cached }
 );
 
 movement_kernel!(
     /// all_to_all: row r of every rank's input, `count` units, to rank r's output.
     all_to_all,
     |rank, ranks, root| ranks,
-    Pulls { first: rank, ranks, row: rank as usize, by_rank: true, policy: Policy::Cached }
+    PullPlan { first: rank, ranks, row: rank as usize, by_rank: true, policy: Policy::Cached }
 );

@@ -36,7 +36,7 @@ use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
 
 use crate::all_reduce::{ALL, TwoShot};
 use crate::exchange::{Body, Memory, Round, word};
-use crate::movement::Pulls;
+use crate::movement::PullPlan;
 use crate::policy;
 use crate::reduce_scatter::OwnRow;
 use crate::reducer::{Reducer, memory};
@@ -484,7 +484,7 @@ impl<M: Machine, T: Element> Body<M> for ReduceScatter<T> {
 
 /// This rank writes its input to its row of all outputs.
 struct AllGather {
-    ordinary: Pulls,
+    ordinary: PullPlan,
 }
 
 impl AllGather {
@@ -742,7 +742,7 @@ pub unsafe fn all_gather_nvls(
     };
     let policy = policy(hint);
     let body = AllGather {
-        ordinary: Pulls {
+        ordinary: PullPlan {
             first: rank,
             ranks,
             row: 0,
