@@ -54,21 +54,21 @@ const BATCH: usize = 4;
 const AVERAGE: u8 = ReductionCode::Average as u8;
 
 /// Reduces ranges of one type by the reductions that the switch knows, chosen at run time.
-struct Switched<T> {
+struct SwitchedReducer<T> {
     reduction: u8,
     element: PhantomData<T>,
 }
 
-impl<T> Clone for Switched<T> {
+impl<T> Clone for SwitchedReducer<T> {
     #[inline(always)]
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Switched<T> {}
+impl<T> Copy for SwitchedReducer<T> {}
 
-impl<T: Element> Reducer for Switched<T> {
+impl<T: Element> Reducer for SwitchedReducer<T> {
     #[inline(always)]
     fn size(self) -> usize {
         size_of::<T>()
@@ -339,7 +339,7 @@ unsafe fn reduce_switched<M: Machine, T: Element, S: Sink>(
 
 /// This rank reduces its shard of all inputs into all outputs.
 struct AllReduce<T> {
-    ordinary: TwoShot<Switched<T>>,
+    ordinary: TwoShot<SwitchedReducer<T>>,
 }
 
 impl<T: Element> AllReduce<T> {
@@ -414,7 +414,7 @@ impl<M: Machine, T: Element> Body<M> for AllReduce<T> {
 
 /// This rank reduces its own row of all inputs.
 struct ReduceScatter<T> {
-    ordinary: OwnRow<Switched<T>>,
+    ordinary: OwnRow<SwitchedReducer<T>>,
 }
 
 impl<T: Element> ReduceScatter<T> {
@@ -612,7 +612,7 @@ pub unsafe fn all_reduce_nvls<T: Element>(
         return;
     };
     let _ = scalar; // none of these reductions has one: the word says what multicast reaches
-    let reducer = Switched::<T> {
+    let reducer = SwitchedReducer::<T> {
         reduction: Call(call).reduction(),
         element: PhantomData,
     };
@@ -668,7 +668,7 @@ pub unsafe fn reduce_scatter_nvls<T: Element>(
         return;
     };
     let _ = scalar; // as above
-    let reducer = Switched::<T> {
+    let reducer = SwitchedReducer::<T> {
         reduction: Call(call).reduction(),
         element: PhantomData,
     };

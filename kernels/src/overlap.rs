@@ -43,7 +43,7 @@ use fusewire_device::{Block, Element, Group, Machine, kernel};
 use crate::exchange::{Body, CHUNKED, Memory, Round, SOURCE_STAGED, Words, word};
 use crate::policy;
 use crate::reduce_scatter::OwnRow;
-use crate::reducer::{Any, Reducer, Typed, memory};
+use crate::reducer::{DynReducer, Reducer, StaticReducer, memory};
 
 /// Word of a tile that is there.
 pub const THERE: u32 = 1;
@@ -388,7 +388,7 @@ pub unsafe fn reduce_scatter_on_arrival<T: Element>(
     let Some(mut session) = session else {
         return;
     };
-    let reducer = Typed::<T, Sum>(PhantomData);
+    let reducer = StaticReducer::<T, Sum>(PhantomData);
     let none = WindowAddr::NONE.0;
     let memory = memory(
         reducer, count, source, source_at, target, none, scalar, chunk,
@@ -423,7 +423,7 @@ pub unsafe fn reduce_scatter_on_arrival_any(
     wanted: u32,
     hint: u32,
 ) {
-    let Some(reducer) = Any::of(Call(call)) else {
+    let Some(reducer) = DynReducer::of(Call(call)) else {
         return;
     };
     // SAFETY: the caller's promise.

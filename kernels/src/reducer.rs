@@ -23,18 +23,18 @@ pub(crate) trait Reducer: Copy {
 }
 
 /// Compiled for `T` and `O`.
-pub(crate) struct Typed<T, O>(pub(crate) PhantomData<(T, O)>);
+pub(crate) struct StaticReducer<T, O>(pub(crate) PhantomData<(T, O)>);
 
-impl<T, O> Clone for Typed<T, O> {
+impl<T, O> Clone for StaticReducer<T, O> {
     #[inline(always)]
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T, O> Copy for Typed<T, O> {}
+impl<T, O> Copy for StaticReducer<T, O> {}
 
-impl<T: Element, O: Reduction<T>> Reducer for Typed<T, O> {
+impl<T: Element, O: Reduction<T>> Reducer for StaticReducer<T, O> {
     #[inline(always)]
     fn size(self) -> usize {
         size_of::<T>()
@@ -49,12 +49,12 @@ impl<T: Element, O: Reduction<T>> Reducer for Typed<T, O> {
 
 /// Whatever a call names.
 #[derive(Clone, Copy)]
-pub(crate) struct Any {
+pub(crate) struct DynReducer {
     dtype: DType,
     reduction: u8,
 }
 
-impl Any {
+impl DynReducer {
     /// The type and reduction of `call`, if it has a type.
     #[inline(always)]
     pub(crate) fn of(call: Call) -> Option<Self> {
@@ -66,7 +66,7 @@ impl Any {
     }
 }
 
-impl Reducer for Any {
+impl Reducer for DynReducer {
     #[inline(always)]
     fn size(self) -> usize {
         self.dtype.size()
@@ -148,7 +148,7 @@ macro_rules! reduction_kernel {
                 return;
             };
             let $session = &mut session;
-            let $reducer = $crate::reducer::Typed::<T, O>(core::marker::PhantomData);
+            let $reducer = $crate::reducer::StaticReducer::<T, O>(core::marker::PhantomData);
             let $memory = $crate::reducer::memory(
                 $reducer, count, source, source_at, target, target_at, scalar, chunk,
             );
@@ -182,7 +182,7 @@ macro_rules! reduction_kernel {
             hint: u32,
         ) {
             let $call = fusewire_device::session::Call(call);
-            let Some($reducer) = $crate::reducer::Any::of($call) else {
+            let Some($reducer) = $crate::reducer::DynReducer::of($call) else {
                 return;
             };
             // SAFETY: the caller's promise.
