@@ -10,7 +10,7 @@
 use fusewire_device::{Block, Element, Group, Machine};
 
 use super::key::{NONE, key, sortable};
-use super::row::{CHUNK, Part};
+use super::row::{CHUNK, RowPart};
 use super::shared::{self, BUFFER};
 
 /// A block that works on a row.
@@ -29,7 +29,7 @@ impl<M: Machine> Sorter<M> {
     #[inline(always)]
     pub(super) unsafe fn top<T: Element<Acc = f32>>(
         &self,
-        part: &Part<T>,
+        part: &RowPart<T>,
         turn: &mut usize,
     ) -> u64 {
         let block = self.block;
@@ -94,7 +94,7 @@ impl<M: Machine> Sorter<M> {
     /// # Safety
     /// As [`Sorter::top`]; the block has written the maxima, and passed a barrier.
     #[inline(always)]
-    unsafe fn choose<T: Element<Acc = f32>>(&self, part: &Part<T>, mine: u64, turn: &mut usize) {
+    unsafe fn choose<T: Element<Acc = f32>>(&self, part: &RowPart<T>, mine: u64, turn: &mut usize) {
         let block = self.block;
         let mut above = 0;
         let mut other = 0;
@@ -216,7 +216,7 @@ impl<M: Machine> Sorter<M> {
 #[inline(always)]
 unsafe fn greatest_of_lane<M: Machine, T: Element<Acc = f32>>(
     block: Block<M>,
-    part: &Part<T>,
+    part: &RowPart<T>,
     bound: u64,
 ) -> u64 {
     let mut best = NONE;
@@ -233,7 +233,7 @@ unsafe fn greatest_of_lane<M: Machine, T: Element<Acc = f32>>(
 #[inline(always)]
 unsafe fn each_of_lane<M: Machine, T: Element<Acc = f32>>(
     block: Block<M>,
-    part: &Part<T>,
+    part: &RowPart<T>,
     mut take: impl FnMut(u64),
 ) {
     for chunk in block.elements_of_block(part.columns.div_ceil(CHUNK)) {

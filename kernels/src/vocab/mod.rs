@@ -37,7 +37,7 @@ use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel, mem};
 
 use self::lanes::Sorter;
 use self::merge::Merge;
-use self::row::Part;
+use self::row::RowPart;
 use self::single::{List, greatest_logit};
 
 /// Most logits of a row that can be asked for.
@@ -179,7 +179,7 @@ pub unsafe fn vocab<T: Element<Acc = f32>>(
             let at = logits
                 .cast::<T>()
                 .wrapping_add((done + row) * stride as usize);
-            let part = Part::new(block, at, columns as usize, first as u32);
+            let part = RowPart::new(block, at, columns as usize, first as u32);
             // SAFETY: a row of the caller's; this block's part of staging.
             unsafe { find(block, &part, words, own.add(row * words.each()), &mut turn) };
             row += 1;
@@ -217,7 +217,7 @@ pub unsafe fn vocab<T: Element<Acc = f32>>(
 #[inline(always)]
 unsafe fn find<M: Machine, T: Element<Acc = f32>>(
     block: Block<M>,
-    part: &Part<T>,
+    part: &RowPart<T>,
     words: Words,
     to: *mut u64,
     turn: &mut usize,

@@ -19,7 +19,7 @@ pub(super) const TILE: usize = 64;
 
 /// Columns `first .. first + columns` of a row, which begin at `at`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part<T> {
+pub(super) struct RowPart<T> {
     at: *const T,
     pub(super) columns: usize,
     pub(super) first: u32,
@@ -27,7 +27,7 @@ pub(super) struct Part<T> {
     aligned: bool,
 }
 
-impl<T: Element<Acc = f32>> Part<T> {
+impl<T: Element<Acc = f32>> RowPart<T> {
     /// The part for a block.
     #[inline(always)]
     pub(super) fn new<M: Machine>(_: Block<M>, at: *const T, columns: usize, first: u32) -> Self {
@@ -125,7 +125,7 @@ impl<T: Element<Acc = f32>> Part<T> {
     }
 
     /// # Safety
-    /// As [`Part::sums`]; `table` is for [`SUMS`] elements.
+    /// As [`RowPart::sums`]; `table` is for [`SUMS`] elements.
     #[inline(always)]
     unsafe fn fill<M: Machine, const N: usize>(&self, block: Block<M>, base: f32, table: *mut f32) {
         for group in block.elements_of_block(SUMS / N) {

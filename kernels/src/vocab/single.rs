@@ -3,7 +3,7 @@
 use fusewire_device::{Element, Machine};
 
 use super::key::{NONE, key, logit, sortable};
-use super::row::{Part, TILE};
+use super::row::{RowPart, TILE};
 
 /// The `k` greatest keys among those that were offered, in order.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl List {
     #[inline(always)]
     pub(super) unsafe fn offer_part<M: Machine, T: Element<Acc = f32>>(
         &mut self,
-        part: &Part<T>,
+        part: &RowPart<T>,
     ) -> f32 {
         let mut greatest = 0;
         let mut at = 0;
