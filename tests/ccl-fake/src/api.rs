@@ -1,4 +1,4 @@
-//! The exported C functions.
+//! Exported C functions.
 #![allow(non_snake_case)] // the names of nccl.h
 
 use core::ffi::{c_char, c_int, c_void};
@@ -15,7 +15,7 @@ use crate::reduce::size;
 
 static COMMS: LazyLock<Mutex<HashMap<[c_char; 128], Arc<SharedComm>>>> =
     LazyLock::new(Mutex::default);
-/// The version that was set; 0: the environment's.
+/// Version set by `fusewireCclFakeSetVersion`; 0 selects that of the environment.
 static VERSION: AtomicI32 = AtomicI32::new(0);
 
 fn version() -> i32 {
@@ -29,7 +29,7 @@ fn version() -> i32 {
         .unwrap_or(22_800)
 }
 
-/// Whether a version has a function that came with `since`.
+/// Returns true if the version has a function that was introduced in `since`.
 fn has(since: i32) -> bool {
     let has = version() >= since;
     if !has {
@@ -40,19 +40,23 @@ fn has(since: i32) -> bool {
 
 macro_rules! export {
     ($($(#[$m:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $body:block)*) => {$(
-        #[doc = concat!("`", stringify!($name), "`: see `nccl.h`.\n\n# Safety\nAs `nccl.h` says.")]
+        #[doc = concat!("`", stringify!($name), "` of `nccl.h`.")]
+        ///
+        /// # Safety
+        /// The requirements of `nccl.h`.
         #[unsafe(no_mangle)]
         #[allow(unreachable_pub, clippy::too_many_arguments)]
         pub unsafe extern "C" fn $name($($arg: $ty),*) -> $ret $body
     )*};
 }
 
-/// Writes through a pointer of the caller.
+/// Writes a result through a pointer argument of a C function.
 fn put<T>(out: *mut T, value: T) -> ncclResult_t {
     if out.is_null() {
         return ncclInvalidArgument;
     }
-    // SAFETY: not null; the caller of the C function promises it is writable.
+    // SAFETY: the pointer is not null, and `nccl.h` requires writable result pointers of the
+    // caller.
     unsafe { out.write(value) };
     ncclSuccess
 }
@@ -111,7 +115,7 @@ fn split(comm: &Comm, colour: c_int, key: c_int, out: *mut ncclComm_t) -> ncclRe
     )
 }
 
-/// Records a call that takes a communicator and nothing else of interest.
+/// Records a call whose only recorded argument is the communicator.
 fn on(
     name: &str,
     comm: ncclComm_t,
@@ -148,11 +152,14 @@ export! {
     fn ncclGetLastError(_comm: ncclComm_t) -> *const c_char {
         record::last()
     }
-    fn ncclCommInitRank(out: *mut ncclComm_t, count: c_int, id: ncclUniqueId, rank: c_int) -> ncclResult_t {
+    fn ncclCommInitRank(
+        out: *mut ncclComm_t, count: c_int, id: ncclUniqueId, rank: c_int
+    ) -> ncclResult_t {
         init("ncclCommInitRank", out, count, id, rank)
     }
     fn ncclCommInitRankConfig(
-        out: *mut ncclComm_t, count: c_int, id: ncclUniqueId, rank: c_int, _config: *mut ncclConfig_t
+        out: *mut ncclComm_t, count: c_int, id: ncclUniqueId, rank: c_int,
+        _config: *mut ncclConfig_t
     ) -> ncclResult_t {
         if !has(21_400) { return ncclInvalidUsage }
         init("ncclCommInitRankConfig", out, count, id, rank)
@@ -178,7 +185,8 @@ export! {
         comm_of(comm).map_or(ncclInvalidArgument, |comm| put(out, error(comm)))
     }
     fn ncclCommSplit(
-        comm: ncclComm_t, colour: c_int, key: c_int, out: *mut ncclComm_t, _config: *mut ncclConfig_t
+        comm: ncclComm_t, colour: c_int, key: c_int, out: *mut ncclComm_t,
+        _config: *mut ncclConfig_t
     ) -> ncclResult_t {
         if !has(21_800) { return ncclInvalidUsage }
         comm_of(comm).map_or(ncclInvalidArgument, |comm| split(comm, colour, key, out))
@@ -198,11 +206,13 @@ export! {
     fn ncclRedOpCreatePreMulSum(
         out: *mut ncclRedOp_t, scalar: *mut c_void, dtype: i32, residence: c_int, comm: ncclComm_t
     ) -> ncclResult_t {
-        let (Some(comm), Some(size)) = (comm_of(comm), size(dtype)) else { return ncclInvalidArgument };
+        let (Some(comm), Some(size)) = (comm_of(comm), size(dtype)) else {
+            return ncclInvalidArgument;
+        };
         if !has(21_100) || scalar.is_null() || residence != ncclScalarHostImmediate {
             return ncclInvalidUsage;
         }
-        // SAFETY: the caller promises one element.
+        // SAFETY: the pointer is not null, and `nccl.h` requires one readable element.
         let bytes = unsafe { core::slice::from_raw_parts(scalar.cast::<u8>(), size) }.to_vec();
         let word = bytes.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
         let mut scales = comm.scales();
@@ -234,14 +244,18 @@ export! {
         0
     }
     fn fusewireCclFakeTake(buffer: *mut c_char, len: usize) -> usize {
-        // SAFETY: the caller promises `len` writable bytes.
+        // SAFETY: `take` has the same requirement as this function: `len` writable bytes.
         unsafe { record::take(buffer, len) }
     }
 }
 
-/// Exports operations: their arguments as in nccl.h, what stands for the ones they lack, and their version.
+/// Exports operations: arguments as in `nccl.h`, fields of [`Op`], and the version that introduced
+/// them.
 macro_rules! operations {
-    ($($name:ident($($arg:ident: $ty:ty),*) { $($field:ident: $value:expr),* } since $since:literal)*) => {$(
+    ($(
+        $name:ident($($arg:ident: $ty:ty),*)
+            { $($field:ident: $value:expr),* } since $since:literal
+    )*) => {$(
         export! {
             fn $name($($arg: $ty,)* comm: ncclComm_t, _stream: ncclStream_t) -> ncclResult_t {
                 if !has($since) { return ncclInvalidUsage }
@@ -261,31 +275,31 @@ macro_rules! operations {
     )*};
 }
 
-type From = *const c_void;
-type To = *mut c_void;
+type SendPointer = *const c_void;
+type ReceivePointer = *mut c_void;
 
 operations! {
-    ncclAllReduce(send: From, recv: To, count: usize, dtype: i32, red: i32)
+    ncclAllReduce(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, red: i32)
         { send: send, recv: recv, count: count, dtype: dtype, red: red } since 0
-    ncclReduce(send: From, recv: To, count: usize, dtype: i32, red: i32, root: c_int)
+    ncclReduce(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, red: i32, root: c_int)
         { send: send, recv: recv, count: count, dtype: dtype, red: red, root: root } since 0
-    ncclBroadcast(send: From, recv: To, count: usize, dtype: i32, root: c_int)
+    ncclBroadcast(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, root: c_int)
         { send: send, recv: recv, count: count, dtype: dtype, root: root } since 0
-    ncclAllGather(send: From, recv: To, count: usize, dtype: i32)
+    ncclAllGather(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32)
         { send: send, recv: recv, count: count, dtype: dtype } since 0
-    ncclReduceScatter(send: From, recv: To, count: usize, dtype: i32, red: i32)
+    ncclReduceScatter(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, red: i32)
         { send: send, recv: recv, count: count, dtype: dtype, red: red } since 0
-    ncclSend(send: From, count: usize, dtype: i32, peer: c_int)
+    ncclSend(send: SendPointer, count: usize, dtype: i32, peer: c_int)
         { send: send, count: count, dtype: dtype, root: peer } since 0
-    ncclRecv(recv: To, count: usize, dtype: i32, peer: c_int)
+    ncclRecv(recv: ReceivePointer, count: usize, dtype: i32, peer: c_int)
         { recv: recv, count: count, dtype: dtype, root: peer } since 0
-    ncclAlltoAll(send: From, recv: To, count: usize, dtype: i32)
+    ncclAlltoAll(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32)
         { send: send, recv: recv, count: count, dtype: dtype } since 22_800
-    // AMD's spelling, which is older.
-    ncclAllToAll(send: From, recv: To, count: usize, dtype: i32)
+    // RCCL's spelling, which is older than NCCL's.
+    ncclAllToAll(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32)
         { send: send, recv: recv, count: count, dtype: dtype } since 0
-    ncclScatter(send: From, recv: To, count: usize, dtype: i32, root: c_int)
+    ncclScatter(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, root: c_int)
         { send: send, recv: recv, count: count, dtype: dtype, root: root } since 22_800
-    ncclGather(send: From, recv: To, count: usize, dtype: i32, root: c_int)
+    ncclGather(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, root: c_int)
         { send: send, recv: recv, count: count, dtype: dtype, root: root } since 22_800
 }

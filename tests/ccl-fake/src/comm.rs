@@ -45,11 +45,11 @@ pub(crate) struct SharedComm {
 pub(crate) type Shape = (&'static str, usize, i32, i32, i32);
 
 /// A rank's contribution to a rendezvous: its data, and the factor of a scaled sum.
-pub(crate) type Part = (Vec<u8>, Vec<u8>);
+pub(crate) type Contribution = (Vec<u8>, Vec<u8>);
 
 /// A message that has been sent but not received.
 #[derive(Debug)]
-pub(crate) struct Mail {
+pub(crate) struct Message {
     pub(crate) number: u64,
     pub(crate) dtype: i32,
     pub(crate) count: usize,
@@ -62,7 +62,7 @@ struct State {
     aborted: bool,
     next: Vec<u64>,
     rendezvous: HashMap<u64, Rendezvous>,
-    mail: HashMap<(usize, usize), VecDeque<Mail>>,
+    mail: HashMap<(usize, usize), VecDeque<Message>>,
     sent: u64,
     /// Results of receives by message number: true if type and count matched.
     deliveries: HashMap<u64, bool>,
@@ -72,7 +72,7 @@ struct State {
 struct Rendezvous {
     shape: Shape,
     mismatch: bool,
-    parts: Vec<Option<Part>>,
+    parts: Vec<Option<Contribution>>,
     left: usize,
     children: HashMap<i32, Arc<SharedComm>>,
 }
@@ -143,7 +143,7 @@ impl SharedComm {
     }
 
     /// Adds `rank`'s part to its next rendezvous. Returns the number of the rendezvous.
-    pub(crate) fn post(&self, rank: usize, shape: Shape, part: Part) -> u64 {
+    pub(crate) fn post(&self, rank: usize, shape: Shape, part: Contribution) -> u64 {
         let mut state = self.lock();
         let number = state.next[rank];
         state.next[rank] += 1;
@@ -167,7 +167,7 @@ impl SharedComm {
 
     /// Returns every rank's part, once all have arrived. The last rank that leaves ends the
     /// rendezvous, except a split's.
-    pub(crate) fn all_parts(&self, number: u64) -> Result<Vec<Part>, ncclResult_t> {
+    pub(crate) fn all_parts(&self, number: u64) -> Result<Vec<Contribution>, ncclResult_t> {
         self.wait(|state| {
             let rendezvous = state.rendezvous.get_mut(&number)?;
             if rendezvous.mismatch {
@@ -213,7 +213,7 @@ impl SharedComm {
         let mut state = self.lock();
         state.sent += 1;
         let number = state.sent;
-        let mail = Mail {
+        let mail = Message {
             number,
             dtype,
             count,

@@ -1,11 +1,11 @@
-//! Operations: checked, kept until the end of their group, run.
+//! Operations: their checks, groups and execution.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::c_void;
 
 use fusewire_ccl_sys::sys::*;
 
-use crate::comm::{Comm, Part, Scale};
+use crate::comm::{Comm, Contribution, Scale};
 use crate::record;
 use crate::reduce::{reduce, size};
 
@@ -14,10 +14,10 @@ thread_local! {
     static GROUP: RefCell<Vec<Op>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What has no root, peer or reduction.
+/// Value of the root, peer or reduction of an operation that has none.
 pub(crate) const NONE: i32 = -1;
 
-/// One call, as its C function got it.
+/// Arguments of one call.
 #[derive(Clone, Copy)]
 pub(crate) struct Op {
     pub(crate) name: &'static str,
@@ -31,8 +31,8 @@ pub(crate) struct Op {
     pub(crate) comm: ncclComm_t,
 }
 
-/// A call whose arguments are good.
-struct Posted {
+/// A started call with valid arguments.
+struct StartedCall {
     op: Op,
     comm: &'static Comm,
     bytes: usize,
@@ -40,11 +40,11 @@ struct Posted {
 }
 
 pub(crate) fn comm_of(comm: ncclComm_t) -> Option<&'static Comm> {
-    // SAFETY: null, or a handle made here, which is never freed.
+    // SAFETY: a non-null handle points to a `Comm` of this library, and those are never freed.
     unsafe { comm.cast::<Comm>().as_ref() }
 }
 
-/// The scaled sum of a handle.
+/// Returns the scaled sum of a handle.
 fn scale(comm: &Comm, red: i32) -> Option<Scale> {
     let at = usize::try_from(red.checked_sub(ncclAvg + 1)?).ok()?;
     comm.scales().get(at).cloned().flatten()
@@ -80,7 +80,8 @@ impl Op {
         matches!(self.name, "ncclSend" | "ncclRecv")
     }
 
-    /// Whether `comm` reads the first buffer and writes the second, and how many rows they have.
+    /// Returns the number of rows that `comm` reads from the send buffer and writes to the receive
+    /// buffer; 0 for a buffer that it does not use.
     fn rows(&self, comm: &Comm) -> (usize, usize) {
         let all = comm.shared.count;
         let at_root = self.root == comm.rank as i32;
@@ -140,13 +141,14 @@ impl Op {
         record::call(self.name, Some(comm), depth(), &fields);
     }
 
-    /// What a rank brings to the rendezvous.
-    fn part(&self, comm: &Comm, bytes: usize) -> Part {
+    /// Returns this rank's contribution to the rendezvous.
+    fn part(&self, comm: &Comm, bytes: usize) -> Contribution {
         let bytes = bytes * self.rows(comm).0;
         let data = if bytes == 0 {
             Vec::new()
         } else {
-            // SAFETY: the caller of the operation promises the send buffer, which is not null.
+            // SAFETY: `is_valid` has checked that the pointer is not null, and `nccl.h` requires
+            // the send buffer to have this size.
             unsafe { core::slice::from_raw_parts(self.send.cast::<u8>(), bytes) }.to_vec()
         };
         let scale = scale(comm, self.red);
@@ -154,7 +156,7 @@ impl Op {
     }
 }
 
-/// Takes a call: now, or at the end of the group.
+/// Runs a call, or defers it to the end of the open group.
 pub(crate) fn issue(op: Op) -> ncclResult_t {
     let Some(comm) = comm_of(op.comm) else {
         return ncclInvalidArgument;
@@ -163,7 +165,7 @@ pub(crate) fn issue(op: Op) -> ncclResult_t {
         .and_then(|size| size.checked_mul(op.count))
         .filter(|bytes| bytes.checked_mul(comm.shared.count).is_some());
     let Some(bytes) = bytes else {
-        record::set_last_error("a bad type or count");
+        record::set_last_error("the type is unknown or the count is too large");
         return ncclInvalidArgument;
     };
     op.record(comm, bytes);
@@ -181,7 +183,8 @@ pub(crate) fn issue(op: Op) -> ncclResult_t {
     run(&[op])
 }
 
-/// Posts everything, then waits for everything, for sends last: no pattern deadlocks within groups.
+/// Starts all calls, then waits for them, for sends last, so that no pattern within a group
+/// deadlocks.
 fn run(ops: &[Op]) -> ncclResult_t {
     let post = |op: &Op| {
         let comm = comm_of(op.comm)?;
@@ -194,7 +197,7 @@ fn run(ops: &[Op]) -> ncclResult_t {
                 comm.shared.send(path, op.dtype, op.count, data)
             }
             _ => {
-                // The handle of a scaled sum is each rank's own.
+                // The handle of a scaled sum may differ between ranks.
                 let shape = (
                     op.name,
                     op.count,
@@ -206,14 +209,14 @@ fn run(ops: &[Op]) -> ncclResult_t {
             }
         };
         let op = *op;
-        Some(Posted {
+        Some(StartedCall {
             op,
             comm,
             bytes,
             number,
         })
     };
-    let posted: Vec<Posted> = ops.iter().filter_map(post).collect();
+    let posted: Vec<StartedCall> = ops.iter().filter_map(post).collect();
     let (sends, others): (Vec<_>, Vec<_>) = posted
         .iter()
         .partition(|posted| posted.op.name == "ncclSend");
@@ -228,7 +231,7 @@ fn run(ops: &[Op]) -> ncclResult_t {
     first
 }
 
-impl Posted {
+impl StartedCall {
     fn finish(&self) -> Result<(), ncclResult_t> {
         let Self {
             op,
@@ -269,7 +272,8 @@ impl Posted {
             }
         };
         if !out.is_empty() {
-            // SAFETY: the caller of the operation promises a receive buffer of this size.
+            // SAFETY: `is_valid` has checked that the pointer is not null, and `nccl.h` requires
+            // the receive buffer to have this size.
             unsafe { core::ptr::copy_nonoverlapping(out.as_ptr(), op.recv.cast(), out.len()) };
         }
         Ok(())
