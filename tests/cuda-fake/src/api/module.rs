@@ -10,7 +10,7 @@ use crate::core::capture;
 use crate::core::context::{Context, current};
 use crate::core::handles::{FUNCTIONS, MODULES};
 use crate::core::kernel::{self, Function, REGISTERS, SHARED_MOST, Shape};
-use crate::core::record::{Launched, launched, log_refusal};
+use crate::core::record::{LaunchRecord, launched, log_refusal};
 use crate::core::settings::settings;
 use crate::core::stream::{Stream, find};
 use crate::status::{Result, SUCCESS, Status};
@@ -38,10 +38,10 @@ pub(crate) struct LaunchAttribute {
 
 const _: () = assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribute>() == 72);
 
-/// What an image may begin with that is no text: ELF, fat binaries.
+/// Magic numbers of binary images: ELF, fat binaries.
 const BINARIES: [[u8; 4]; 2] = [*b"\x7fELF", [0x50, 0xed, 0x55, 0xba]];
 
-/// Options of a load that concern logs, by number in `cuda.h`.
+/// Load options for logs, by number in `cuda.h`.
 const INFO_SIZE: c_uint = 4;
 const ERROR_BUFFER: c_uint = 5;
 const ERROR_SIZE: c_uint = 6;
@@ -59,22 +59,22 @@ fn load(
     if out.is_null() || image.is_null() {
         return Err(Status::InvalidValue);
     }
-    // SAFETY: an image is at least four bytes: a magic number, or text with its zero byte, of which no more is read.
     let binary = (0..4).try_fold([0u8; 4], |mut magic, at| {
-        // SAFETY: as above.
+        // SAFETY: an image is either binary, with at least four bytes, or text with a terminating
+        // zero byte, at which the reads stop.
         magic[at] = unsafe { image.cast::<u8>().add(at).read() };
         (magic[at] != 0).then_some(magic)
     });
     let loaded = if binary.is_some_and(|magic| BINARIES.contains(&magic)) {
-        let log = "a binary image cannot be executed here; load PTX";
+        let log = "the fake cannot execute binary images; load PTX";
         log_refusal(log);
         Err((Status::NoBinaryForGpu, log.to_owned()))
     } else {
-        // SAFETY: what is no binary is text with its zero byte.
+        // SAFETY: an image that is not binary is text with a terminating zero byte.
         let text = unsafe { CStr::from_ptr(image.cast::<c_char>()) };
         match text.to_str() {
             Ok(text) => kernel::load(&context, text),
-            Err(_) => Err((Status::InvalidImage, "the image is no text".to_owned())),
+            Err(_) => Err((Status::InvalidImage, "the image is not UTF-8".to_owned())),
         }
     };
     let log = match &loaded {
@@ -88,7 +88,7 @@ fn load(
     }
 }
 
-/// Writes the error log, and how long the logs are.
+/// Writes the error log and the lengths of the logs.
 fn write_logs(
     log: &str,
     count: c_uint,
@@ -97,9 +97,9 @@ fn write_logs(
 ) -> Result<()> {
     let (mut buffer, mut size) = (core::ptr::null_mut(), None);
     for at in 0..count as usize {
-        // SAFETY: the caller promises `count` options.
+        // SAFETY: `at < count`, and `cuda.h` requires `count` options.
         let option = get(unsafe { options.add(at) })?;
-        // SAFETY: likewise for values.
+        // SAFETY: `at < count`, and `cuda.h` requires `count` values.
         let value = unsafe { values.add(at) };
         match option {
             INFO_SIZE => put(value, core::ptr::null_mut())?,
@@ -110,7 +110,7 @@ fn write_logs(
     }
     if let Some(out) = size {
         let capacity = get(out)? as usize as u32 as usize;
-        // SAFETY: the caller promises that many bytes.
+        // SAFETY: `cuda.h` requires a buffer of as many bytes as the size option names.
         unsafe { write_text(buffer.cast(), capacity, log) };
         let length = log.len().min(capacity.saturating_sub(1));
         put(out, length as *mut c_void)?;
@@ -118,7 +118,7 @@ fn write_logs(
     Ok(())
 }
 
-/// Launches with the addresses of the arguments, and remembers that and how it was asked for.
+/// Launches a function, given the addresses of its arguments, and records the launch.
 fn launch(
     context: &Arc<Context>,
     function: usize,
@@ -131,7 +131,7 @@ fn launch(
     let stream = find(context, stream)?;
     let captured = !matches!(capture::info(&stream), Ok(capture::Info::None));
     let done = start(context, &function, shape, &stream, arguments);
-    launched(Launched {
+    launched(LaunchRecord {
         kernel: function.entry.name.clone(),
         grid: shape.grid,
         block: shape.block,
@@ -151,7 +151,7 @@ fn start(
     [arguments, extra]: [*mut *mut c_void; 2],
 ) -> Result<()> {
     if !extra.is_null() {
-        log_refusal("launches with a buffer of arguments are not done here");
+        log_refusal("the fake does not support launches with an argument buffer (`extra`)");
         return Err(Status::NotSupported);
     }
     let mut bytes = vec![0u8; function.entry.bytes];
@@ -159,20 +159,20 @@ fn start(
         if arguments.is_null() {
             return Err(Status::InvalidValue);
         }
-        // SAFETY: the caller promises an address for each parameter.
+        // SAFETY: `cuda.h` requires an address for each parameter of the function.
         let argument = get(unsafe { arguments.add(at) })?;
         if argument.is_null() {
             return Err(Status::InvalidValue);
         }
         let target = &mut bytes[parameter.offset..][..parameter.size];
-        // SAFETY: the caller promises that the argument has the parameter's size.
+        // SAFETY: `cuda.h` requires the argument to have the parameter's size.
         let argument = unsafe { core::slice::from_raw_parts(argument.cast(), parameter.size) };
         target.copy_from_slice(argument);
     }
     function.launch(context, stream, shape, &bytes)
 }
 
-/// The shape with what the attributes add, and the attributes as they came.
+/// Returns the launch shape, including the attributes that affect it, and all attributes in order.
 fn shape(config: &LaunchConfig) -> Result<(Shape, Vec<Vec<u32>>)> {
     let mut shape = Shape {
         grid: config.grid,
@@ -183,16 +183,15 @@ fn shape(config: &LaunchConfig) -> Result<(Shape, Vec<Vec<u32>>)> {
     };
     let mut attributes = Vec::new();
     for at in 0..config.count as usize {
-        // SAFETY: the caller promises that many attributes.
+        // SAFETY: `at < count`, and `cuda.h` requires `count` attributes.
         let attribute = get(unsafe { config.attributes.add(at) })?;
-        // The dimensions of a cluster are three words, other values are distinguished by their
-        // first.
+        // Cluster dimensions have three words. The first word identifies all other values.
         let words = if attribute.id == 4 { 3 } else { 1 };
         attributes.push([&[attribute.id], &attribute.value[..words]].concat());
         match attribute.id {
             2 => shape.cooperative = attribute.value[0] != 0,
             4 => shape.cluster = [attribute.value[0], attribute.value[1], attribute.value[2]],
-            // Nothing, windows of the cache, policies, dependent launches, priorities, domains.
+            // Ignore, cache windows, policies, programmatic launches, priorities, domains.
             0 | 1 | 3 | 5..=14 => {}
             _ => return Err(Status::InvalidValue),
         }
@@ -200,7 +199,7 @@ fn shape(config: &LaunchConfig) -> Result<(Shape, Vec<Vec<u32>>)> {
     Ok((shape, attributes))
 }
 
-/// An attribute of a function, by its number in `cuda.h`.
+/// Returns an attribute of a function by its number in `cuda.h`.
 fn attribute(function: &Function, number: c_uint) -> Result<u32> {
     Ok(match number {
         0 => function.max_threads(),
@@ -221,7 +220,7 @@ fn occupancy(out: *mut c_int, function: usize, threads: c_int, dynamic: usize) -
     put(out, function.occupancy(threads, dynamic)? as c_int)
 }
 
-/// The function of a handle, for calls that need no context but a live function.
+/// Returns the function of a handle, for calls that need no current context.
 fn alive(function: usize) -> Result<Arc<Function>> {
     crate::core::context::ready()?;
     FUNCTIONS.get(function).ok_or(Status::InvalidHandle)
@@ -253,7 +252,7 @@ export! {
         if out.is_null() || name.is_null() {
             return Err(Status::InvalidValue);
         }
-        // SAFETY: the caller promises a C string.
+        // SAFETY: `name` is not null, and `cuda.h` requires a C string.
         let name = unsafe { CStr::from_ptr(name) };
         put(out, module.function(name.to_str().or(Err(Status::NotFound))?)?)
     }
@@ -267,7 +266,7 @@ export! {
         let (_, module) = with(&MODULES, module)?;
         for (at, name) in module.names().take(count as usize).enumerate() {
             let function = module.function(name)?;
-            // SAFETY: the caller promises `count` elements.
+            // SAFETY: `take` keeps `at` below `count`, and `cuda.h` requires `count` elements.
             put(unsafe { outs.add(at) }, function)?;
         }
         Ok(())

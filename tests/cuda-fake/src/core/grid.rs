@@ -10,12 +10,12 @@ use super::memory::{self, Location};
 /// What the native entry of every grid form takes: the arguments, and which kernel it is.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Bound {
+pub(crate) struct GridArguments {
     params: GridParams,
     kernel: &'static KernelInfo,
 }
 
-impl Bound {
+impl GridArguments {
     /// The arguments from the bytes of a launch, which are those of [`GridParams`].
     pub(crate) fn new(kernel: &'static KernelInfo, bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok();
@@ -80,12 +80,12 @@ impl Bound {
 /// The native entry of a grid form, whose `context` counts blocks over all ranks.
 ///
 /// # Safety
-/// That of a native entry, with a [`Bound`] as parameters; and of [`run_lane`].
+/// That of a native entry, with a [`GridArguments`] as parameters; and of [`run_lane`].
 pub(crate) unsafe fn run(context: *const LaneContext, params: *const u8) {
     // SAFETY: the parameters are those of this entry.
-    let bound = unsafe { &*params.cast::<Bound>() };
+    let bound = unsafe { &*params.cast::<GridArguments>() };
     // SAFETY: the contract of a native entry.
     let context = unsafe { &*context };
-    // SAFETY: the caller's promise; blocks are as many as the table's ranks have (`Bound::ranks`).
+    // SAFETY: the caller's promise; blocks are as many as the table's ranks have (`GridArguments::ranks`).
     unsafe { run_lane(bound.kernel, fusewire::isa(), &bound.params, context) }
 }

@@ -39,12 +39,12 @@ pub(crate) struct Image {
 
 /// Why text is no PTX: the line, and what is wrong there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Malformed {
+pub(crate) struct PtxError {
     pub(crate) line: u32,
     pub(crate) detail: String,
 }
 
-type Parsed<T> = Result<T, Malformed>;
+type PtxResult<T> = Result<T, PtxError>;
 
 /// Words and signs of a text, without comments.
 struct Tokens<'a> {
@@ -54,14 +54,14 @@ struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    fn error<T>(&self, detail: impl Into<String>) -> Parsed<T> {
-        Err(Malformed {
+    fn error<T>(&self, detail: impl Into<String>) -> PtxResult<T> {
+        Err(PtxError {
             line: self.line,
             detail: detail.into(),
         })
     }
 
-    fn skip(&mut self) -> Parsed<()> {
+    fn skip(&mut self) -> PtxResult<()> {
         let bytes = self.text.as_bytes();
         while let Some(byte) = bytes.get(self.at) {
             match (byte, bytes.get(self.at + 1)) {
@@ -88,7 +88,7 @@ impl<'a> Tokens<'a> {
         Ok(())
     }
 
-    fn next(&mut self) -> Parsed<Option<&'a str>> {
+    fn next(&mut self) -> PtxResult<Option<&'a str>> {
         self.skip()?;
         let rest = &self.text[self.at..];
         let Some(first) = rest.bytes().next() else {
@@ -113,14 +113,14 @@ impl<'a> Tokens<'a> {
         Ok(Some(&rest[..length]))
     }
 
-    fn need(&mut self, what: &str) -> Parsed<&'a str> {
+    fn need(&mut self, what: &str) -> PtxResult<&'a str> {
         match self.next()? {
             Some(token) => Ok(token),
             None => self.error(format!("the text ends where {what} must stand")),
         }
     }
 
-    fn expect(&mut self, token: &str) -> Parsed<()> {
+    fn expect(&mut self, token: &str) -> PtxResult<()> {
         let found = self.need(token)?;
         if found == token {
             Ok(())
@@ -129,7 +129,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    fn number(&mut self, what: &str) -> Parsed<usize> {
+    fn number(&mut self, what: &str) -> PtxResult<usize> {
         let token = self.need(what)?;
         match token.parse() {
             Ok(number) => Ok(number),
@@ -155,7 +155,7 @@ const SYSTEM: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
 
 impl Image {
     /// Reads PTX.
-    pub(crate) fn parse(text: &str) -> Parsed<Self> {
+    pub(crate) fn parse(text: &str) -> PtxResult<Self> {
         let mut tokens = Tokens {
             text,
             at: 0,
@@ -215,7 +215,7 @@ impl Image {
     }
 }
 
-fn version(tokens: &mut Tokens<'_>) -> Parsed<u32> {
+fn version(tokens: &mut Tokens<'_>) -> PtxResult<u32> {
     let text = tokens.need("a version")?;
     let parts = text.split_once('.');
     let number = parts.and_then(|(major, minor)| {
@@ -227,7 +227,7 @@ fn version(tokens: &mut Tokens<'_>) -> Parsed<u32> {
     }
 }
 
-fn target(tokens: &mut Tokens<'_>) -> Parsed<(u32, bool)> {
+fn target(tokens: &mut Tokens<'_>) -> PtxResult<(u32, bool)> {
     let text = tokens.need("a target")?;
     let number = text.strip_prefix("sm_").and_then(|number| {
         let digits = number.trim_end_matches(['a', 'f']);
@@ -240,7 +240,7 @@ fn target(tokens: &mut Tokens<'_>) -> Parsed<(u32, bool)> {
 }
 
 /// `[.align N] TYPE NAME[N]...;` behind `.shared`: name and bytes.
-fn variable<'a>(tokens: &mut Tokens<'a>) -> Parsed<(&'a str, usize)> {
+fn variable<'a>(tokens: &mut Tokens<'a>) -> PtxResult<(&'a str, usize)> {
     let mut size = None;
     loop {
         let token = tokens.need("a variable")?;
@@ -268,7 +268,7 @@ fn variable<'a>(tokens: &mut Tokens<'a>) -> Parsed<(&'a str, usize)> {
 }
 
 /// The name of a function, behind `.func`; what follows is read by the caller.
-fn function<'a>(tokens: &mut Tokens<'a>) -> Parsed<&'a str> {
+fn function<'a>(tokens: &mut Tokens<'a>) -> PtxResult<&'a str> {
     let mut token = tokens.need("a function")?;
     if token == "(" {
         while tokens.need("the end of a function's result")? != ")" {}
@@ -278,7 +278,7 @@ fn function<'a>(tokens: &mut Tokens<'a>) -> Parsed<&'a str> {
 }
 
 /// An entry with its body, behind `.entry`.
-fn entry(tokens: &mut Tokens<'_>, shared: &[(String, usize)]) -> Parsed<Entry> {
+fn entry(tokens: &mut Tokens<'_>, shared: &[(String, usize)]) -> PtxResult<Entry> {
     let name = tokens.need("an entry's name")?;
     if name.starts_with(['.', '(', '{']) {
         return tokens.error(format!("{name:?} stands where an entry's name must"));
@@ -335,7 +335,7 @@ fn entry(tokens: &mut Tokens<'_>, shared: &[(String, usize)]) -> Parsed<Entry> {
 }
 
 /// `.param [.align N] TYPE [.ptr [.SPACE] [.align N]] NAME[N], ...)`, behind the parenthesis.
-fn parameters(tokens: &mut Tokens<'_>, entry: &mut Entry) -> Parsed<()> {
+fn parameters(tokens: &mut Tokens<'_>, entry: &mut Entry) -> PtxResult<()> {
     let mut token = tokens.need("a parameter")?;
     while token != ")" {
         if token != ".param" {
@@ -437,7 +437,7 @@ mod tests {
 
     const HEAD: &str = ".version 8.6\n.target sm_90a\n.address_size 64\n";
 
-    fn parse(body: &str) -> Parsed<Image> {
+    fn parse(body: &str) -> PtxResult<Image> {
         Image::parse(&format!("{HEAD}{body}"))
     }
 

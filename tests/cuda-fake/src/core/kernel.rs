@@ -10,7 +10,7 @@ use fusewire_device::multi_rank_grid::{GridParams, kernel_name};
 use fusewire_device::native::{KernelInfo, NativeEntry, ParamField};
 
 use super::context::Context;
-use super::grid::{self, Bound};
+use super::grid::{self, GridArguments};
 use super::handles::{FUNCTIONS, MODULES, fresh};
 use super::image::{Entry, Image};
 use super::record::{count_launch, log_refusal};
@@ -305,7 +305,7 @@ impl Function {
         let (entry, bound): (NativeEntry, _) = match native {
             Native::Ordinary(kernel) => (kernel.native.entry(fusewire::isa(), 1), None),
             Native::Grid(kernel) => {
-                let bound = Bound::new(kernel, parameters).ok_or(Status::InvalidValue)?;
+                let bound = GridArguments::new(kernel, parameters).ok_or(Status::InvalidValue)?;
                 let Some(ranks) = bound.ranks(blocks) else {
                     log_refusal(&format!(
                         "{name}: {blocks} blocks are no multiple of those of a rank, {bound:?}"
@@ -349,7 +349,7 @@ struct Owner {
     /// Arguments that may be addresses.
     words: Vec<u64>,
     /// A grid form's table of ranks' parameters, and how many there are.
-    table: Option<(Bound, u32)>,
+    table: Option<(GridArguments, u32)>,
 }
 
 impl Owner {

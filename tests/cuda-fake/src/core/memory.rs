@@ -86,7 +86,7 @@ static SPACE: Mutex<Space> = Mutex::new(Space {
 
 /// How many ranges there are of each kind.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Live {
+pub(crate) struct LiveCounts {
     pub(crate) reservations: u64,
     pub(crate) mappings: u64,
     pub(crate) blocks: u64,
@@ -193,14 +193,14 @@ pub(crate) fn end_work() {
 
 /// Device work runs while this lives.
 #[derive(Debug)]
-struct Working;
+struct WorkGuard;
 
-fn working() -> Working {
+fn working() -> WorkGuard {
     begin_work();
-    Working
+    WorkGuard
 }
 
-impl Drop for Working {
+impl Drop for WorkGuard {
     fn drop(&mut self) {
         end_work();
     }
@@ -430,11 +430,11 @@ pub(crate) fn free_context(context: usize) {
 }
 
 /// What there is.
-pub(crate) fn live() -> Live {
+pub(crate) fn live() -> LiveCounts {
     let space = lock(&SPACE);
-    let mut live = Live {
+    let mut live = LiveCounts {
         reservations: space.reservations.len() as u64,
-        ..Live::default()
+        ..LiveCounts::default()
     };
     for region in space.regions.values() {
         match region.kind {

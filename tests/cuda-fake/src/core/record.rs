@@ -15,7 +15,7 @@ use super::{lock, memory, multicast};
 static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
 static LAUNCH_COUNTS: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
 static FAILURES: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
-static LAUNCHES: Mutex<VecDeque<Launched>> = Mutex::new(VecDeque::new());
+static LAUNCHES: Mutex<VecDeque<LaunchRecord>> = Mutex::new(VecDeque::new());
 static PREPARED: AtomicBool = AtomicBool::new(false);
 
 /// Launches that are remembered: the last ones.
@@ -23,7 +23,7 @@ const REMEMBERED: usize = 256;
 
 /// A launch as a caller has asked for it.
 #[derive(Debug)]
-pub(crate) struct Launched {
+pub(crate) struct LaunchRecord {
     pub(crate) kernel: String,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
@@ -80,7 +80,7 @@ pub(crate) fn fail(name: &str, nth: u64, code: u32) {
 }
 
 /// Remembers a launch.
-pub(crate) fn launched(launch: Launched) {
+pub(crate) fn launched(launch: LaunchRecord) {
     let mut launches = lock(&LAUNCHES);
     if launches.len() == REMEMBERED {
         launches.pop_front();
