@@ -88,7 +88,7 @@ impl Barrier {
 /// are never true in these models. With `CLAIMS`, the machine wrongly declares its barrier
 /// cumulative.
 #[derive(Clone, Copy, Debug)]
-pub struct Weak<'a, const CLAIMS: bool> {
+pub struct WeakLane<'a, const CLAIMS: bool> {
     /// Index of the lane.
     pub lane: u32,
     /// The block's barrier.
@@ -99,7 +99,7 @@ pub struct Weak<'a, const CLAIMS: bool> {
     pub shared: *mut u8,
 }
 
-impl<const CLAIMS: bool> Machine for Weak<'_, CLAIMS> {
+impl<const CLAIMS: bool> Machine for WeakLane<'_, CLAIMS> {
     const LANES: u32 = 0;
     const CONSTANTS_IN_WORKSPACE: bool = true;
     const CUMULATIVE: bool = CLAIMS;

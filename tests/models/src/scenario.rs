@@ -11,7 +11,7 @@ use fusewire_device::mem::prim::Ordering;
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::native::{BlockShared, LaneContext};
 
-use crate::machine::{Barrier, SingleLaneGpu, Weak};
+use crate::machine::{Barrier, SingleLaneGpu, WeakLane};
 use crate::memory_image::MemoryImage;
 use crate::step::Step;
 use crate::tool;
@@ -26,8 +26,8 @@ pub enum Blocks {
     /// The emulator's lanes, with the emulator's barrier.
     Lanes,
     /// Lanes whose barrier is as weak as AMD's.
-    Weak,
-    /// Lanes as in `Weak`, but the machine wrongly declares its barrier cumulative.
+    WeakLane,
+    /// Lanes as in `WeakLane`, but the machine wrongly declares its barrier cumulative.
     Claimed,
 }
 
@@ -78,7 +78,7 @@ struct RankBlock {
     shared: BlockShared,
     /// Barrier at the start and end of each launch.
     boundary: Barrier,
-    /// Block barrier of `Blocks::Weak` and `Blocks::Claimed`.
+    /// Block barrier of `Blocks::WeakLane` and `Blocks::Claimed`.
     weak: Barrier,
 }
 
@@ -165,7 +165,7 @@ impl Scenario {
         let boundary = || {
             if matches!(
                 self.blocks,
-                Blocks::SingleLaneGpu | Blocks::Weak | Blocks::Claimed
+                Blocks::SingleLaneGpu | Blocks::WeakLane | Blocks::Claimed
             ) {
                 stream_order();
             }
@@ -217,8 +217,8 @@ impl Scenario {
                     let shared = image.shared(rank);
                     step.launch(image, rank, Block::new(SingleLaneGpu { shared }));
                 }
-                Blocks::Weak => {
-                    let weak = Weak::<false> {
+                Blocks::WeakLane => {
+                    let weak = WeakLane::<false> {
                         lane,
                         barrier: &block.weak,
                         passed: &passed,
@@ -227,7 +227,7 @@ impl Scenario {
                     step.launch(image, rank, Block::new(weak));
                 }
                 Blocks::Claimed => {
-                    let claimed = Weak::<true> {
+                    let claimed = WeakLane::<true> {
                         lane,
                         barrier: &block.weak,
                         passed: &passed,

@@ -75,7 +75,7 @@ mod models {
                 ));
             }
         }
-        for (machine, blocks) in [("emulator's", Blocks::Lanes), ("weak", Blocks::Weak)] {
+        for (machine, blocks) in [("emulator's", Blocks::Lanes), ("weak", Blocks::WeakLane)] {
             for (ranks, lanes, schedules) in [(2, 4, 1500), (3, 2, 1500), (4, 4, 500)] {
                 entries.push(Entry::model(
                     &format!(

@@ -54,12 +54,12 @@ fn fences() -> Vec<Entry> {
         (
             "no fence before a barrier",
             Some(Fault::NoReleaseFences),
-            Blocks::Weak,
+            Blocks::WeakLane,
         ),
         (
             "no fence after a wait",
             Some(Fault::NoAcquireFences),
-            Blocks::Weak,
+            Blocks::WeakLane,
         ),
         (
             "a barrier wrongly declared cumulative",

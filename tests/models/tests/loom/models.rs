@@ -390,7 +390,7 @@ pub(crate) fn lanes_config(parts: Parts) -> Config {
 
 fn lanes() -> Vec<Entry> {
     let mut entries = Vec::new();
-    for (machine, blocks) in [("emulator's", Blocks::Lanes), ("weak", Blocks::Weak)] {
+    for (machine, blocks) in [("emulator's", Blocks::Lanes), ("weak", Blocks::WeakLane)] {
         let cases = [
             ("two-packet units", PACKETS, Op::Packet, 2, 2),
             ("signal all_reduce", ROUNDS, Op::SignalF32, 8, 1),
