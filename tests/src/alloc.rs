@@ -11,7 +11,7 @@ thread_local! {
 /// The system's allocator; counts what each thread asks of it. A test binary names it as its
 /// `#[global_allocator]`.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counting;
+pub struct CountingAllocator;
 
 /// Allocations, reallocations and frees of this thread so far.
 pub fn calls() -> u64 {
@@ -24,7 +24,7 @@ fn count() {
 }
 
 // SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: the caller's promise.

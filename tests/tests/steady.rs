@@ -11,13 +11,13 @@ use std::time::Instant;
 
 use fusewire::GraphExec;
 use fusewire::{Communicator, DType, Options, ReduceOp, Result, Tensor, run_threads};
-use fusewire_tests::alloc::{Counting, calls};
+use fusewire_tests::alloc::{CountingAllocator, calls};
 use fusewire_tests::process::{role, start};
 use fusewire_tests::skip::skip;
 use fusewire_tests::syscall::{WAITING, allow_only};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
