@@ -10,13 +10,13 @@ const GROUP: &str = "list forms";
 
 /// How an operation is called.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
+enum CallMode {
     Sync,
     Async,
     Graph,
 }
 
-const WAYS: [Way; 3] = [Way::Sync, Way::Async, Way::Graph];
+const CALL_MODES: [CallMode; 3] = [CallMode::Sync, CallMode::Async, CallMode::Graph];
 
 /// What rank `from` has for rank `to`: small, so that every sum is exact.
 fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
@@ -40,14 +40,14 @@ fn empty(lengths: &[usize]) -> Result<Vec<Tensor>> {
 /// Calls the blocking form, or the other one and waits, or replays it.
 fn call(
     comm: &Communicator,
-    way: Way,
+    mode: CallMode,
     blocking: &dyn Fn() -> Result<()>,
     later: &dyn Fn() -> Result<Work>,
 ) -> Result<()> {
-    match way {
-        Way::Sync => blocking(),
-        Way::Async => later()?.wait_blocking(),
-        Way::Graph => {
+    match mode {
+        CallMode::Sync => blocking(),
+        CallMode::Async => later()?.wait_blocking(),
+        CallMode::Graph => {
             let stream = comm.stream();
             stream.begin_capture()?;
             let captured = later();
@@ -59,21 +59,21 @@ fn call(
 }
 
 pub(super) fn run(grid: &mut Grid) -> Result<()> {
-    for way in WAYS {
+    for mode in CALL_MODES {
         let counts: &[usize] = if grid.is_short() { &[4] } else { &[0, 4, 1024] };
         for &count in counts {
-            lists(grid, way, count, false)?;
-            lists(grid, way, count, true)?;
+            lists(grid, mode, count, false)?;
+            lists(grid, mode, count, true)?;
         }
-        persistent(grid, way)?;
-        quantised(grid, way)?;
+        persistent(grid, mode)?;
+        quantised(grid, mode)?;
     }
     Ok(())
 }
 
 /// Every form once; `variable`: with another length for each rank.
-fn lists(grid: &mut Grid, way: Way, count: usize, variable: bool) -> Result<()> {
-    grid.doing = format!("list forms of {count}, variable {variable}, {way:?}");
+fn lists(grid: &mut Grid, mode: CallMode, count: usize, variable: bool) -> Result<()> {
+    grid.doing = format!("list forms of {count}, variable {variable}, {mode:?}");
     let comm = grid.comm.clone();
     let (me, size) = (comm.rank(), comm.size());
     let length = |rank: u32| {
@@ -99,13 +99,13 @@ fn lists(grid: &mut Grid, way: Way, count: usize, variable: bool) -> Result<()> 
             || comm.all_gather_v(&outputs, &mine),
             || comm.all_gather_v_async(&outputs, &mine),
         );
-        call(&comm, way, &sync, &later)?;
+        call(&comm, mode, &sync, &later)?;
     } else {
         let (sync, later) = (
             || comm.all_gather(&outputs, &mine),
             || comm.all_gather_async(&outputs, &mine),
         );
-        call(&comm, way, &sync, &later)?;
+        call(&comm, mode, &sync, &later)?;
     }
     for (from, output) in (0..).zip(&outputs) {
         same("all_gather", output, &values(from, 0, length(from)))?;
@@ -122,13 +122,13 @@ fn lists(grid: &mut Grid, way: Way, count: usize, variable: bool) -> Result<()> 
             || comm.reduce_scatter_v(&output, &rows, op),
             || comm.reduce_scatter_v_async(&output, &rows, op),
         );
-        call(&comm, way, &sync, &later)?;
+        call(&comm, mode, &sync, &later)?;
     } else {
         let (sync, later) = (
             || comm.reduce_scatter(&output, &rows, op),
             || comm.reduce_scatter_async(&output, &rows, op),
         );
-        call(&comm, way, &sync, &later)?;
+        call(&comm, mode, &sync, &later)?;
     }
     let mut sum = vec![0; length(me)];
     for from in 0..size {
@@ -154,7 +154,7 @@ fn lists(grid: &mut Grid, way: Way, count: usize, variable: bool) -> Result<()> 
         || comm.all_to_all(&outputs, &inputs),
         || comm.all_to_all_async(&outputs, &inputs),
     );
-    call(&comm, way, &sync, &later)?;
+    call(&comm, mode, &sync, &later)?;
     for (from, output) in (0..).zip(&outputs) {
         same("all_to_all", output, &values(from, me, pair(from, me)))?;
     }
@@ -175,14 +175,14 @@ fn lists(grid: &mut Grid, way: Way, count: usize, variable: bool) -> Result<()> 
             || comm.scatter(&output, &rows, root),
             || comm.scatter_async(&output, &rows, root),
         );
-        call(&comm, way, &sync, &later)?;
+        call(&comm, mode, &sync, &later)?;
         same("scatter", &output, &values(root, me, count))?;
         let outputs = empty(if me == root { &lengths } else { &[] })?;
         let (sync, later) = (
             || comm.gather(&outputs, &mine, root),
             || comm.gather_async(&outputs, &mine, root),
         );
-        call(&comm, way, &sync, &later)?;
+        call(&comm, mode, &sync, &later)?;
         for (from, output) in (0..).zip(&outputs) {
             same("gather", output, &values(from, 0, count))?;
         }
@@ -193,8 +193,8 @@ fn lists(grid: &mut Grid, way: Way, count: usize, variable: bool) -> Result<()> 
 }
 
 /// A persistent all_gather, whose output is given once.
-fn persistent(grid: &mut Grid, way: Way) -> Result<()> {
-    grid.doing = format!("persistent all_gather, {way:?}");
+fn persistent(grid: &mut Grid, mode: CallMode) -> Result<()> {
+    grid.doing = format!("persistent all_gather, {mode:?}");
     let comm = grid.comm.clone();
     for dtype in [DType::F32, DType::I8] {
         grid.calls += 1;
@@ -206,7 +206,7 @@ fn persistent(grid: &mut Grid, way: Way) -> Result<()> {
         )?;
         let all_gather = comm.all_gather_p_init(&output)?;
         for _ in 0..2 {
-            call(&comm, way, &|| all_gather.exec(&mine), &|| {
+            call(&comm, mode, &|| all_gather.exec(&mine), &|| {
                 all_gather.exec_async(&mine)
             })?;
         }
@@ -222,8 +222,8 @@ fn persistent(grid: &mut Grid, way: Way) -> Result<()> {
 }
 
 /// Numbers that bf16 has exactly are not changed by rounding.
-fn quantised(grid: &mut Grid, way: Way) -> Result<()> {
-    grid.doing = format!("quantised reduce_scatter, {way:?}");
+fn quantised(grid: &mut Grid, mode: CallMode) -> Result<()> {
+    grid.doing = format!("quantised reduce_scatter, {mode:?}");
     let comm = grid.comm.clone();
     let (me, size) = (comm.rank(), comm.size());
     for count in [4usize, 1024] {
@@ -235,7 +235,7 @@ fn quantised(grid: &mut Grid, way: Way) -> Result<()> {
         for (op, over) in [(ReduceOp::Sum, 1.0), (ReduceOp::Average, size as f32)] {
             call(
                 &comm,
-                way,
+                mode,
                 &|| comm.reduce_scatter_quantized(&output, &input, op, 7),
                 &|| comm.reduce_scatter_quantized_async(&output, &input, op, 7),
             )?;
