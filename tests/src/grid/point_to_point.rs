@@ -11,7 +11,7 @@ const GROUP: &str = "batch ring";
 
 /// How a batch is issued.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
+enum IssueMode {
     Sync,
     Async,
     Dropped,
@@ -25,11 +25,11 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
             if count == MILLION && grid.breadth != Breadth::Full && !few {
                 continue;
             }
-            for way in [Way::Sync, Way::Async, Way::Dropped, Way::Graph] {
-                if grid.is_short() && way != Way::Sync {
+            for mode in [IssueMode::Sync, IssueMode::Async, IssueMode::Dropped, IssueMode::Graph] {
+                if grid.is_short() && mode != IssueMode::Sync {
                     continue;
                 }
-                ring(grid, dtype, count, way)?;
+                ring(grid, dtype, count, mode)?;
             }
         }
     }
@@ -37,8 +37,8 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
 }
 
 /// Everyone sends to the next rank and receives from the one before.
-fn ring(grid: &mut Grid, dtype: DType, count: usize, way: Way) -> Result<()> {
-    grid.doing = format!("batch ring of {count} {}, {way:?}", dtype.name());
+fn ring(grid: &mut Grid, dtype: DType, count: usize, mode: IssueMode) -> Result<()> {
+    grid.doing = format!("batch ring of {count} {}, {mode:?}", dtype.name());
     grid.calls += 1;
     let (next, before) = grid.adjacent_ranks();
     let call = grid.calls;
@@ -48,15 +48,15 @@ fn ring(grid: &mut Grid, dtype: DType, count: usize, way: Way) -> Result<()> {
     batch.send(&source, next)?;
     batch.recv(&target, before)?;
     let listed = batch.ops().len();
-    match way {
-        Way::Sync => batch.issue()?,
-        Way::Async => batch.issue_async()?.wait_blocking()?,
-        Way::Dropped => {
+    match mode {
+        IssueMode::Sync => batch.issue()?,
+        IssueMode::Async => batch.issue_async()?.wait_blocking()?,
+        IssueMode::Dropped => {
             drop(batch.issue_async()?);
             drop(source);
             grid.comm.synchronize()?;
         }
-        Way::Graph => {
+        IssueMode::Graph => {
             let stream = grid.comm.stream();
             stream.begin_capture()?;
             let issued = batch.issue_async();
