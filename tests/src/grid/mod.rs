@@ -23,7 +23,7 @@ use crate::device::tensor;
 use fusewire::{Communicator, DType, Result, Tensor};
 
 pub use self::modes::Mode;
-pub use self::tally::{Counted, Table, Tally};
+pub use self::tally::{GroupCounts, Table, Tally};
 
 /// How much of the grid is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

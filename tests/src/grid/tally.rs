@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// Cases of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct GroupCounts {
     /// Cases that ran.
     pub run: u64,
     /// Cases that the backend does not have.
@@ -14,14 +14,14 @@ pub struct Counted {
 
 /// Cases by group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally(BTreeMap<String, Counted>);
+pub struct Tally(BTreeMap<String, GroupCounts>);
 
 impl Tally {
     /// Records a case of `group`.
     pub(super) fn ran(&mut self, group: &str) {
         self.add(
             group,
-            Counted {
+            GroupCounts {
                 run: 1,
                 unsupported: 0,
             },
@@ -32,24 +32,24 @@ impl Tally {
     pub(super) fn unsupported(&mut self, group: &str) {
         self.add(
             group,
-            Counted {
+            GroupCounts {
                 run: 0,
                 unsupported: 1,
             },
         );
     }
 
-    pub(super) fn add(&mut self, group: &str, more: Counted) {
+    pub(super) fn add(&mut self, group: &str, more: GroupCounts) {
         let counted = self.0.entry(group.to_owned()).or_default();
         counted.run += more.run;
         counted.unsupported += more.unsupported;
     }
 
     /// Cases of all groups.
-    pub fn total(&self) -> Counted {
+    pub fn total(&self) -> GroupCounts {
         self.0
             .values()
-            .fold(Counted::default(), |total, counted| Counted {
+            .fold(GroupCounts::default(), |total, counted| GroupCounts {
                 run: total.run + counted.run,
                 unsupported: total.unsupported + counted.unsupported,
             })
@@ -70,7 +70,7 @@ impl Tally {
             let name = parts.next()?.to_owned();
             let run = parts.next()?.parse().ok()?;
             let unsupported = parts.next()?.parse().ok()?;
-            Some((name, Counted { run, unsupported }))
+            Some((name, GroupCounts { run, unsupported }))
         });
         groups.collect::<Option<_>>().map(Self)
     }
@@ -110,19 +110,19 @@ impl fmt::Display for Table {
                 runs.iter().flat_map(|(.., tally)| tally.0.keys()).collect();
             groups.sort();
             groups.dedup();
-            let line = |f: &mut fmt::Formatter<'_>, name: &str, cells: Vec<Counted>| {
+            let line = |f: &mut fmt::Formatter<'_>, name: &str, cells: Vec<GroupCounts>| {
                 write!(f, "  {name:<32}")?;
                 for cell in cells {
                     let text = match cell {
-                        Counted {
+                        GroupCounts {
                             run: 0,
                             unsupported: 0,
                         } => "-".to_owned(),
-                        Counted {
+                        GroupCounts {
                             run,
                             unsupported: 0,
                         } => run.to_string(),
-                        Counted { run, unsupported } => format!("{run}+{unsupported}"),
+                        GroupCounts { run, unsupported } => format!("{run}+{unsupported}"),
                     };
                     write!(f, "{text:>10}")?;
                 }
