@@ -9,14 +9,14 @@ const GROUP: &str = "objects";
 
 /// Something with parts, of another size on each rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Thing {
+struct TestObject {
     rank: u32,
     names: Vec<String>,
     scale: Option<f64>,
 }
 
-fn thing(rank: u32) -> Thing {
-    Thing {
+fn test_object(rank: u32) -> TestObject {
+    TestObject {
         rank,
         names: (0..rank * 7).map(|i| format!("name {i} \u{df}")).collect(),
         scale: rank.is_multiple_of(2).then_some(-0.5),
@@ -27,15 +27,15 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     grid.doing = "objects".to_owned();
     let comm = grid.comm.clone();
     let (rank, size) = (comm.rank(), comm.size());
-    let all: Vec<Thing> = comm.ranks().map(thing).collect();
+    let all: Vec<TestObject> = comm.ranks().map(test_object).collect();
     grid.check(
         GROUP,
-        comm.all_gather_object(&thing(rank))? == all,
+        comm.all_gather_object(&test_object(rank))? == all,
         "all_gather_object",
     );
     for root in 0..size.min(3) {
         let at_root = rank == root;
-        let gathered = comm.gather_object(&thing(rank), root)?;
+        let gathered = comm.gather_object(&test_object(rank), root)?;
         grid.check(
             GROUP,
             gathered == at_root.then(|| all.clone()),
@@ -46,22 +46,22 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
         comm.broadcast_object_list(&mut list, root)?;
         grid.check(GROUP, list == all, "broadcast_object_list");
         let mine = comm.scatter_object_list(&sent, root)?;
-        grid.check(GROUP, mine == thing(rank), "scatter_object_list");
+        grid.check(GROUP, mine == test_object(rank), "scatter_object_list");
     }
     if size > 1 {
         let (next, before) = grid.adjacent_ranks();
-        let mine = [thing(rank), thing(rank + 1)];
+        let mine = [test_object(rank), test_object(rank + 1)];
         let got = if rank.is_multiple_of(2) {
             comm.send_object_list(&mine, next)?;
-            comm.recv_object_list::<Thing>(before)?
+            comm.recv_object_list::<TestObject>(before)?
         } else {
-            let got = comm.recv_object_list::<Thing>(before)?;
+            let got = comm.recv_object_list::<TestObject>(before)?;
             comm.send_object_list(&mine, next)?;
             got
         };
         grid.check(
             GROUP,
-            got == [thing(before), thing(before + 1)],
+            got == [test_object(before), test_object(before + 1)],
             "send_object_list",
         );
     }
