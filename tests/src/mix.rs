@@ -25,14 +25,14 @@ const POISON: i64 = -0x5bad_5bad_5bad_5bad;
 const EPSILON: f32 = 1e-5;
 
 /// Where a part of a tensor lies: first element and number.
-type Part = (usize, usize);
+type TensorRange = (usize, usize);
 
 /// Gives out the parts of a tensor, one behind the other.
 #[derive(Default)]
-struct Parts(usize);
+struct RangeAllocator(usize);
 
-impl Parts {
-    fn next(&mut self, count: usize) -> Part {
+impl RangeAllocator {
+    fn next(&mut self, count: usize) -> TensorRange {
         // Fused norms want 16 bytes on a GPU.
         let at = self.0.next_multiple_of(8);
         self.0 = at + count;
@@ -54,25 +54,25 @@ pub struct Mix {
 
 /// The parts of the tensor of integers, for `n` ranks.
 struct Integers {
-    x: Part,
-    sent: Part,
-    one_hop: Part,
-    packets: Part,
-    two_hops: Part,
-    gathered: Part,
-    scattered: Part,
-    exchanged: Part,
-    v: Part,
-    pair: Part,
-    ring: Part,
-    pushed: Part,
-    got: Part,
+    x: TensorRange,
+    sent: TensorRange,
+    one_hop: TensorRange,
+    packets: TensorRange,
+    two_hops: TensorRange,
+    gathered: TensorRange,
+    scattered: TensorRange,
+    exchanged: TensorRange,
+    v: TensorRange,
+    pair: TensorRange,
+    ring: TensorRange,
+    pushed: TensorRange,
+    got: TensorRange,
     all: usize,
 }
 
 impl Integers {
     fn new(n: usize) -> Self {
-        let mut parts = Parts::default();
+        let mut parts = RangeAllocator::default();
         let mut one = |rows: usize| parts.next(rows * N);
         let mut this = Self {
             x: one(1),
@@ -97,18 +97,18 @@ impl Integers {
 
 /// The parts of the tensor of floats.
 struct Floats {
-    input: Part,
-    residual: Part,
-    weight: Part,
-    logits: Part,
-    output: Part,
-    sums: Part,
+    input: TensorRange,
+    residual: TensorRange,
+    weight: TensorRange,
+    logits: TensorRange,
+    output: TensorRange,
+    sums: TensorRange,
     all: usize,
 }
 
 impl Floats {
     fn new() -> Self {
-        let mut parts = Parts::default();
+        let mut parts = RangeAllocator::default();
         let mut this = Self {
             input: parts.next(ROWS * HIDDEN),
             residual: parts.next(ROWS * HIDDEN),
@@ -125,17 +125,17 @@ impl Floats {
 
 /// The parts of the tensor of words.
 struct Words {
-    splits: Part,
-    keys: Part,
-    winners: Part,
-    top: Part,
-    launches: Part,
+    splits: TensorRange,
+    keys: TensorRange,
+    winners: TensorRange,
+    top: TensorRange,
+    launches: TensorRange,
     all: usize,
 }
 
 impl Words {
     fn new(n: usize) -> Self {
-        let mut parts = Parts::default();
+        let mut parts = RangeAllocator::default();
         let mut this = Self {
             splits: parts.next(2 * n),
             keys: parts.next(ROWS),
@@ -176,7 +176,7 @@ impl Round {
 }
 
 /// A part of a tensor's contents.
-fn part<T>(values: &[T], (at, count): Part) -> &[T] {
+fn part<T>(values: &[T], (at, count): TensorRange) -> &[T] {
     &values[at..at + count]
 }
 
@@ -210,15 +210,15 @@ impl Mix {
         self.argmax
     }
 
-    fn integers(&self, (at, count): Part) -> Result<Tensor> {
+    fn integers(&self, (at, count): TensorRange) -> Result<Tensor> {
         self.integers.slice(at, count)
     }
 
-    fn floats(&self, (at, count): Part) -> Result<Tensor> {
+    fn floats(&self, (at, count): TensorRange) -> Result<Tensor> {
         self.floats.slice(at, count)
     }
 
-    fn words(&self, (at, count): Part) -> Result<Tensor> {
+    fn words(&self, (at, count): TensorRange) -> Result<Tensor> {
         self.words.slice(at, count)
     }
 
@@ -366,7 +366,7 @@ impl Mix {
                 |a: Vec<i64>, b: Vec<i64>| a.iter().zip(&b).map(|(a, b)| op(*a, *b)).collect();
             rows.reduce(both).expect("a rank")
         };
-        let is = |what: &str, at: Part, expected: &[i64]| {
+        let is = |what: &str, at: TensorRange, expected: &[i64]| {
             assert_eq!(
                 part(&seen, at),
                 expected,
