@@ -171,7 +171,7 @@ pub fn reduction(case: &Case, rank: u32) -> ReduceOp {
 
 /// What a rank holds before a call.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct CallInputs {
     /// The input.
     pub input: Vec<u8>,
     /// The fused operation's residual.
@@ -182,7 +182,7 @@ pub struct Given {
 
 /// What a rank must hold after a call, where it is written at all.
 #[derive(Clone, Debug, Default)]
-pub struct Expected {
+pub struct CallOutputs {
     /// The output.
     pub output: Vec<u8>,
     /// The fused operation's sum with the residual.
@@ -190,15 +190,15 @@ pub struct Expected {
 }
 
 /// What `rank` holds before call number `call`.
-pub fn input(case: &Case, ranks: u32, rank: u32, call: u64) -> Given {
+pub fn input(case: &Case, ranks: u32, rank: u32, call: u64) -> CallInputs {
     let count = Shape::new(case, ranks, rank).input;
-    let mut given = Given {
+    let mut given = CallInputs {
         input: if case.exact {
             fill_exact(case, rank, call, count)
         } else {
             fill(case.dtype, rank, call, count)
         },
-        ..Given::default()
+        ..CallInputs::default()
     };
     if case.operation == Operation::AllReduceNorm {
         given.residual = fill(case.dtype, 0, call ^ 1 << 40, count);
@@ -208,7 +208,7 @@ pub fn input(case: &Case, ranks: u32, rank: u32, call: u64) -> Given {
 }
 
 /// What `rank` must hold after call number `call`; `None` where it writes nothing.
-pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<Expected> {
+pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<CallOutputs> {
     let (dtype, count) = (case.dtype, case.count);
     let (size, root) = (dtype.size(), case.root % ranks);
     let input_of = |rank: u32| input(case, ranks, rank, call).input;
@@ -245,14 +245,14 @@ pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<Expected>
         Operation::AllReduceNorm => return Some(rms_norm(case, ranks, rank, call)),
         _ => return None,
     };
-    Some(Expected {
+    Some(CallOutputs {
         output,
         residual_out: Vec::new(),
     })
 }
 
 /// Sum over ranks, residual, norm: each row by itself.
-fn rms_norm(case: &Case, ranks: u32, rank: u32, call: u64) -> Expected {
+fn rms_norm(case: &Case, ranks: u32, rank: u32, call: u64) -> CallOutputs {
     let (dtype, hidden) = (case.dtype, case.hidden);
     let sum = reduce(
         dtype,
@@ -285,7 +285,7 @@ fn rms_norm(case: &Case, ranks: u32, rank: u32, call: u64) -> Expected {
         let scale = 1.0 / (partial[0] / hidden as f32 + EPSILON).sqrt();
         output.extend(row.iter().zip(&weight).map(|(v, w)| v * scale * w));
     }
-    Expected {
+    CallOutputs {
         output: narrow(dtype, &output),
         residual_out: if case.root == 0 {
             narrow(dtype, &kept)
