@@ -77,7 +77,7 @@ impl Contents {
 
 /// What must come out of a row.
 #[derive(Clone, Debug, Default)]
-pub struct Expected {
+pub struct RowResult {
     /// Columns, by their logits; `u32::MAX` where there is none.
     pub indices: Vec<u32>,
     /// Bits of the logits.
@@ -109,13 +109,13 @@ fn order(row: &[f32], a: usize, b: usize) -> Ordering {
 }
 
 /// What ranks with these columns must find in `row`.
-pub fn expected(row: &[f32], shards: &[Range<usize>], k: usize) -> Expected {
+pub fn expected(row: &[f32], shards: &[Range<usize>], k: usize) -> RowResult {
     let mut columns: Vec<usize> = shards.iter().cloned().flatten().collect();
     let exact = exact(row, &columns);
     columns.sort_by(|a, b| order(row, *a, *b));
-    let mut out = Expected {
+    let mut out = RowResult {
         exact,
-        ..Expected::default()
+        ..RowResult::default()
     };
     for position in 0..k {
         let column = columns.get(position).copied();
@@ -166,7 +166,7 @@ fn exact(row: &[f32], columns: &[usize]) -> f64 {
 
 /// `what` differs from what came out, if it does.
 pub fn difference(
-    want: &Expected,
+    want: &RowResult,
     indices: &[u32],
     values: &[u32],
     log_sum_exp: Option<u32>,
