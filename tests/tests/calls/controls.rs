@@ -10,10 +10,10 @@ use fusewire_tests::cases::{Case, MEMORIES};
 use fusewire_tests::oracle;
 use fusewire_tests::rank::{Mode, BufferRanges, Rank};
 
-type Tamper = fn(&mut [u8], &BufferRanges);
+type TamperFn = fn(&mut [u8], &BufferRanges);
 
 /// Runs an all_reduce whose memory is tampered with on rank 1; what the ranks say.
-fn tampered(tamper: Tamper) -> Vec<Vec<String>> {
+fn tampered(tamper: TamperFn) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     for memory in MEMORIES {
         let case = Case {
@@ -22,7 +22,7 @@ fn tampered(tamper: Tamper) -> Vec<Vec<String>> {
         };
         let results = run_threads(2, &Options::default(), |comm| {
             let me = comm.rank();
-            let mut rank = Rank::new(comm, Mode::Blocking, &[case])?;
+            let mut rank = Rank::new(comm, Mode::BlockingCall, &[case])?;
             rank.run(&case)?;
             rank.run_tampered(&case, |bytes, ranges| {
                 if me == 1 {
@@ -37,7 +37,7 @@ fn tampered(tamper: Tamper) -> Vec<Vec<String>> {
     all
 }
 
-fn only_rank_1_says(tamper: Tamper, what: &str) {
+fn only_rank_1_says(tamper: TamperFn, what: &str) {
     for (i, wrong) in tampered(tamper).into_iter().enumerate() {
         let expected = i % 2;
         assert_eq!(wrong.len(), expected, "{wrong:?}");

@@ -152,8 +152,8 @@ fn an_object_that_cannot_be_encoded_is_an_error_without_a_limit_too() {
     for result in run_threads(2, &unlimited, |comm| {
         // A map with a key that MessagePack can hold, and a value that refuses to be encoded.
         #[derive(serde::Deserialize)]
-        struct Refuses;
-        impl Serialize for Refuses {
+        struct Unserializable;
+        impl Serialize for Unserializable {
             fn serialize<S: serde::Serializer>(
                 &self,
                 _: S,
@@ -161,7 +161,7 @@ fn an_object_that_cannot_be_encoded_is_an_error_without_a_limit_too() {
                 Err(serde::ser::Error::custom("it will not"))
             }
         }
-        let error = comm.all_gather_object(&Refuses).err().expect("not encoded");
+        let error = comm.all_gather_object(&Unserializable).err().expect("not encoded");
         assert!(matches!(error, Error::Object { .. }), "{error}");
         comm.barrier()
     }) {

@@ -148,12 +148,12 @@ impl Fake {
 
     /// What was called since the last time.
     fn take(&self) -> Vec<Record> {
-        type Take = unsafe extern "C" fn(*mut c_char, usize) -> usize;
+        type TakeFn = unsafe extern "C" fn(*mut c_char, usize) -> usize;
         let mut text = vec![0u8; 1 << 16];
         loop {
             // SAFETY: the fake's signature; the buffer has as many bytes as it says.
             let need = unsafe {
-                let take = self.object.get::<Take>(b"fusewireCclFakeTake");
+                let take = self.object.get::<TakeFn>(b"fusewireCclFakeTake");
                 take.expect("its own function")(text.as_mut_ptr().cast(), text.len())
             };
             if need <= text.len() {

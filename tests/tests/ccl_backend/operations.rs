@@ -76,11 +76,11 @@ struct Checks<'a> {
     done: u64,
 }
 
-type Held = fn(DType, u32, u64, usize) -> Vec<u8>;
+type InputFn = fn(DType, u32, u64, usize) -> Vec<u8>;
 
 impl Checks<'_> {
     /// What every rank holds in the next call: other numbers in each.
-    fn inputs<T: Element>(&mut self, held: Held, count: impl Fn(u32) -> usize) -> Vec<Vec<u8>> {
+    fn inputs<T: Element>(&mut self, held: InputFn, count: impl Fn(u32) -> usize) -> Vec<Vec<u8>> {
         self.call += 1;
         let held = |rank| held(T::DTYPE, rank, self.call, count(rank));
         self.comm.ranks().map(held).collect()
