@@ -22,7 +22,7 @@ fn tampered(tamper: TamperFn) -> Vec<Vec<String>> {
         };
         let results = run_threads(2, &Options::default(), |comm| {
             let me = comm.rank();
-            let mut rank = Rank::new(comm, Mode::BlockingCall, &[case])?;
+            let mut rank = Rank::new(comm, Mode::Blocking, &[case])?;
             rank.run(&case)?;
             rank.run_tampered(&case, |bytes, ranges| {
                 if me == 1 {

@@ -35,7 +35,7 @@ fn list(lengths: &[usize], joined: bool) -> Result<Vec<Tensor>> {
 
 #[derive(Clone, Copy, Debug)]
 enum Mode {
-    BlockingCall,
+    Blocking,
     Async,
     Graph,
 }
@@ -47,7 +47,7 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
     type BlockingCall<'a> = &'a dyn Fn(&Communicator) -> Result<()>;
     type AsyncCall<'a> = &'a dyn Fn(&Communicator) -> Result<Work>;
     let run = |blocking: BlockingCall<'_>, later: AsyncCall<'_>| match mode {
-        Mode::BlockingCall => blocking(comm),
+        Mode::Blocking => blocking(comm),
         Mode::Async => later(&on)?.wait_blocking(),
         Mode::Graph => {
             stream.begin_capture()?;
@@ -140,7 +140,7 @@ fn every_list_operation() {
     let fake = Fake::new();
     for ranks in [1, 2, 3, 4, 8] {
         fake.all(ranks, |comm| {
-            for mode in [Mode::BlockingCall, Mode::Async, Mode::Graph] {
+            for mode in [Mode::Blocking, Mode::Async, Mode::Graph] {
                 for joined in [false, true] {
                     for count in [0, 4, 300] {
                         check(&comm, mode, joined, count)?;
