@@ -2,7 +2,7 @@
 
 use fusewire_device::DType;
 
-use super::{Backend, How};
+use super::{Backend, CallArgs};
 use crate::Result;
 use crate::options::ReduceOp;
 
@@ -21,11 +21,11 @@ pub(super) unsafe fn all_to_all<B: Backend + ?Sized>(
     from: *const u8,
     to: *mut u8,
     count: usize,
-    how: &How,
+    args: &CallArgs,
 ) -> Result<()> {
     let counts = vec![count as u64; backend.size() as usize];
     // SAFETY: the caller's promise.
-    unsafe { all_to_all_v(backend, from, &counts, to, &counts, how) }
+    unsafe { all_to_all_v(backend, from, &counts, to, &counts, args) }
 }
 
 /// # Safety
@@ -36,7 +36,7 @@ pub(super) unsafe fn all_to_all_v<B: Backend + ?Sized>(
     from_counts: &[u64],
     to: *mut u8,
     to_counts: &[u64],
-    how: &How,
+    args: &CallArgs,
 ) -> Result<()> {
     grouped(backend, || {
         let (mut from_at, mut to_at) = (0, 0);
@@ -45,14 +45,14 @@ pub(super) unsafe fn all_to_all_v<B: Backend + ?Sized>(
             let (source, target) = (from.wrapping_add(from_at), to.wrapping_add(to_at));
             if sent > 0 {
                 // SAFETY: the caller's promise.
-                unsafe { backend.send(source, sent, peer, how)? };
+                unsafe { backend.send(source, sent, peer, args)? };
             }
             if received > 0 {
                 // SAFETY: as above.
-                unsafe { backend.recv(target, received, peer, how)? };
+                unsafe { backend.recv(target, received, peer, args)? };
             }
-            from_at += how.bytes(sent);
-            to_at += how.bytes(received);
+            from_at += args.bytes(sent);
+            to_at += args.bytes(received);
         }
         Ok(())
     })
@@ -65,17 +65,17 @@ pub(super) unsafe fn all_gather_v<B: Backend + ?Sized>(
     from: *const u8,
     to: *mut u8,
     counts: &[u64],
-    how: &How,
+    args: &CallArgs,
 ) -> Result<()> {
     let own = counts[backend.rank() as usize] as usize;
     let before: u64 = counts[..backend.rank() as usize].iter().sum();
-    let own_row = to.wrapping_add(how.bytes(before as usize));
+    let own_row = to.wrapping_add(args.bytes(before as usize));
     let in_place = core::ptr::eq(from, own_row);
     grouped(backend, || {
         for peer in 0..backend.size() {
             if own > 0 && !(in_place && peer == backend.rank()) {
                 // SAFETY: the caller's promise.
-                unsafe { backend.send(from, own, peer, how)? };
+                unsafe { backend.send(from, own, peer, args)? };
             }
         }
         let mut at = 0;
@@ -83,9 +83,9 @@ pub(super) unsafe fn all_gather_v<B: Backend + ?Sized>(
             let count = *count as usize;
             if count > 0 && !(in_place && peer as u32 == backend.rank()) {
                 // SAFETY: as above.
-                unsafe { backend.recv(to.wrapping_add(at), count, peer as u32, how)? };
+                unsafe { backend.recv(to.wrapping_add(at), count, peer as u32, args)? };
             }
-            at += how.bytes(count);
+            at += args.bytes(count);
         }
         Ok(())
     })
@@ -99,19 +99,19 @@ pub(super) unsafe fn scatter<B: Backend + ?Sized>(
     to: *mut u8,
     count: usize,
     root: u32,
-    how: &How,
+    args: &CallArgs,
 ) -> Result<()> {
     if count == 0 {
         return Ok(());
     }
-    let row = |rank: u32| from.wrapping_add(how.bytes(count) * rank as usize);
+    let row = |rank: u32| from.wrapping_add(args.bytes(count) * rank as usize);
     let in_place = backend.rank() == root && core::ptr::eq(row(root), to);
     grouped(backend, || {
         if backend.rank() == root {
             for peer in 0..backend.size() {
                 if !(in_place && peer == root) {
                     // SAFETY: the caller's promise.
-                    unsafe { backend.send(row(peer), count, peer, how)? };
+                    unsafe { backend.send(row(peer), count, peer, args)? };
                 }
             }
         }
@@ -119,7 +119,7 @@ pub(super) unsafe fn scatter<B: Backend + ?Sized>(
             return Ok(());
         }
         // SAFETY: as above.
-        unsafe { backend.recv(to, count, root, how) }
+        unsafe { backend.recv(to, count, root, args) }
     })
 }
 
@@ -131,23 +131,23 @@ pub(super) unsafe fn gather<B: Backend + ?Sized>(
     to: *mut u8,
     count: usize,
     root: u32,
-    how: &How,
+    args: &CallArgs,
 ) -> Result<()> {
     if count == 0 {
         return Ok(());
     }
-    let row = |rank: u32| to.wrapping_add(how.bytes(count) * rank as usize);
+    let row = |rank: u32| to.wrapping_add(args.bytes(count) * rank as usize);
     let in_place = backend.rank() == root && core::ptr::eq(row(root), from);
     grouped(backend, || {
         if !in_place {
             // SAFETY: the caller's promise.
-            unsafe { backend.send(from, count, root, how)? };
+            unsafe { backend.send(from, count, root, args)? };
         }
         if backend.rank() == root {
             for peer in 0..backend.size() {
                 if !(in_place && peer == root) {
                     // SAFETY: as above.
-                    unsafe { backend.recv(row(peer), count, peer, how)? };
+                    unsafe { backend.recv(row(peer), count, peer, args)? };
                 }
             }
         }
@@ -156,14 +156,14 @@ pub(super) unsafe fn gather<B: Backend + ?Sized>(
 }
 
 /// A reduction of one element, which needs everybody.
-pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, how: &How) -> Result<()> {
+pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Result<()> {
     let mut word = [0u8; 4];
-    let how = &How {
+    let args = &CallArgs {
         dtype: DType::F32,
-        ..*how
+        ..*args
     };
     let at = word.as_mut_ptr();
     // SAFETY: one element of four bytes; in place. Memory of the host: a backend of another device has a
     // barrier of its own.
-    unsafe { backend.all_reduce(at, at, 1, ReduceOp::Sum, how) }
+    unsafe { backend.all_reduce(at, at, 1, ReduceOp::Sum, args) }
 }

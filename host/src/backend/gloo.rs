@@ -12,7 +12,7 @@ use fusewire_device::{Bf16, DType, Element, F16};
 use fusewire_gloo_sys as sys;
 
 use super::interface::device;
-use super::{Backend, How, Reach, Setup, backend_error};
+use super::{Backend, CallArgs, Reach, Setup, backend_error};
 use crate::Result;
 use crate::options::ReduceOp;
 use crate::store::Store;
@@ -185,22 +185,22 @@ impl Gloo {
         backend_error(NAME, operation, error.to_string())
     }
 
-    fn call(how: &How) -> sys::Call {
-        sys::Call::new().timeout(how.timeout)
+    fn call(args: &CallArgs) -> sys::Call {
+        sys::Call::new().timeout(args.timeout)
     }
 
     /// Memory of the reduction's input: the caller's, or a scaled copy.
     ///
     /// # Safety
     /// `from` holds `count` elements.
-    unsafe fn scaled(from: *const u8, count: usize, op: ReduceOp, how: &How) -> Option<Vec<u8>> {
+    unsafe fn scaled(from: *const u8, count: usize, op: ReduceOp, args: &CallArgs) -> Option<Vec<u8>> {
         if !matches!(op, ReduceOp::PreMulSum(_)) {
             return None;
         }
-        let mut copy = vec![0u64; how.bytes(count).div_ceil(8)];
+        let mut copy = vec![0u64; args.bytes(count).div_ceil(8)];
         let at = copy.as_mut_ptr().cast::<u8>();
         // SAFETY: the copy holds as many bytes, aligned for every element.
-        unsafe { scale(from, at, count, how.dtype, Scale::Times(op)) };
+        unsafe { scale(from, at, count, args.dtype, Scale::Times(op)) };
         Some(bytemuck::cast_slice(&copy).to_vec())
     }
 
@@ -208,23 +208,23 @@ impl Gloo {
     ///
     /// # Safety
     /// `to` holds `count` elements.
-    unsafe fn divided(&self, to: *mut u8, count: usize, op: ReduceOp, how: &How) {
+    unsafe fn divided(&self, to: *mut u8, count: usize, op: ReduceOp, args: &CallArgs) {
         if op == ReduceOp::Average {
             // SAFETY: the caller's promise.
-            unsafe { scale(to, to, count, how.dtype, Scale::Over(self.size())) };
+            unsafe { scale(to, to, count, args.dtype, Scale::Over(self.size())) };
         }
     }
 
     fn types(
         operation: &'static str,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<(sys::DataType, sys::ReduceOp)> {
-        let dtype = data_type(how.dtype, op.code()).ok_or_else(|| {
+        let dtype = data_type(args.dtype, op.code()).ok_or_else(|| {
             backend_error(
                 NAME,
                 operation,
-                format!("no {} of {}", op.code().name(), how.dtype.name()),
+                format!("no {} of {}", op.code().name(), args.dtype.name()),
             )
         })?;
         Ok((dtype, reduction(op.code())))
@@ -330,17 +330,17 @@ impl Backend for Gloo {
         to: *mut u8,
         count: usize,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
-        let (dtype, reduction) = Self::types("all_reduce", op, how)?;
+        let (dtype, reduction) = Self::types("all_reduce", op, args)?;
         // SAFETY: the caller's promise.
         unsafe {
-            let scaled = Self::scaled(from, count, op, how);
+            let scaled = Self::scaled(from, count, op, args);
             let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
             self.context
-                .allreduce(input, to, count, dtype, reduction, Self::call(how))
+                .allreduce(input, to, count, dtype, reduction, Self::call(args))
                 .map_err(|error| self.failed("all_reduce", &error))?;
-            self.divided(to, count, op, how);
+            self.divided(to, count, op, args);
         }
         Ok(())
     }
@@ -352,11 +352,11 @@ impl Backend for Gloo {
         count: usize,
         op: ReduceOp,
         root: u32,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
-        let (dtype, reduction) = Self::types("reduce", op, how)?;
+        let (dtype, reduction) = Self::types("reduce", op, args)?;
         // Gloo writes intermediate sums to the output of every rank; the others' must stay what it is.
-        let mut scratch = vec![0u64; how.bytes(count).div_ceil(8)];
+        let mut scratch = vec![0u64; args.bytes(count).div_ceil(8)];
         let is_root = root == self.rank();
         let target = if is_root {
             to
@@ -365,24 +365,24 @@ impl Backend for Gloo {
         };
         // SAFETY: the caller's promise; the scratch is as large.
         unsafe {
-            let scaled = Self::scaled(from, count, op, how);
+            let scaled = Self::scaled(from, count, op, args);
             let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
-            let call = Self::call(how);
+            let call = Self::call(args);
             self.context
                 .reduce(input, target, count, dtype, reduction, root as usize, call)
                 .map_err(|error| self.failed("reduce", &error))?;
             if is_root {
-                self.divided(to, count, op, how);
+                self.divided(to, count, op, args);
             }
         }
         Ok(())
     }
 
-    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, how: &How) -> Result<()> {
+    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, args: &CallArgs) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
             self.context
-                .broadcast(buffer, how.bytes(count), root as usize, Self::call(how))
+                .broadcast(buffer, args.bytes(count), root as usize, Self::call(args))
                 .map_err(|error| self.failed("broadcast", &error))
         }
     }
@@ -392,12 +392,12 @@ impl Backend for Gloo {
         from: *const u8,
         to: *mut u8,
         count: usize,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
             self.context
-                .allgather(from, to, how.bytes(count), Self::call(how))
+                .allgather(from, to, args.bytes(count), Self::call(args))
                 .map_err(|error| self.failed("all_gather", &error))
         }
     }
@@ -408,42 +408,42 @@ impl Backend for Gloo {
         to: *mut u8,
         count: usize,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         let ranks = self.size() as usize;
         let Some(total) = count.checked_mul(ranks) else {
             return Err(backend_error(NAME, "reduce_scatter", "too many elements"));
         };
         // Gloo's collectives have none: all rows are reduced, and this rank's is kept.
-        let mut all = vec![0u64; how.bytes(total).div_ceil(8)];
+        let mut all = vec![0u64; args.bytes(total).div_ceil(8)];
         let at = all.as_mut_ptr().cast::<u8>();
         // SAFETY: the copy holds all rows, and this rank's row has as many bytes as the output.
         unsafe {
-            self.all_reduce(from, at, total, op, how)?;
-            let row = at.add(how.bytes(count) * self.rank() as usize);
-            core::ptr::copy_nonoverlapping(row, to, how.bytes(count));
+            self.all_reduce(from, at, total, op, args)?;
+            let row = at.add(args.bytes(count) * self.rank() as usize);
+            core::ptr::copy_nonoverlapping(row, to, args.bytes(count));
         }
         Ok(())
     }
 
-    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, how: &How) -> Result<()> {
+    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
         let message = Message {
             is_send: true,
             at: from as usize,
-            bytes: how.bytes(count),
+            bytes: args.bytes(count),
             peer,
-            timeout: how.timeout,
+            timeout: args.timeout,
         };
         self.message(message, "send")
     }
 
-    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, how: &How) -> Result<()> {
+    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
         let message = Message {
             is_send: false,
             at: to as usize,
-            bytes: how.bytes(count),
+            bytes: args.bytes(count),
             peer,
-            timeout: how.timeout,
+            timeout: args.timeout,
         };
         self.message(message, "recv")
     }
@@ -453,19 +453,19 @@ impl Backend for Gloo {
         from: *const u8,
         to: *mut u8,
         count: usize,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
             self.context
-                .alltoall(from, to, how.bytes(count), Self::call(how))
+                .alltoall(from, to, args.bytes(count), Self::call(args))
                 .map_err(|error| self.failed("all_to_all", &error))
         }
     }
 
-    fn barrier(&self, how: &How) -> Result<()> {
+    fn barrier(&self, args: &CallArgs) -> Result<()> {
         self.context
-            .barrier(Self::call(how))
+            .barrier(Self::call(args))
             .map_err(|error| self.failed("barrier", &error))
     }
 

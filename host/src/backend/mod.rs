@@ -41,7 +41,7 @@ use crate::{Error, Result};
 /// What all calls of a backend take.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct How {
+pub struct CallArgs {
     /// Type of the elements.
     pub dtype: DType,
     /// Bound of the call.
@@ -50,7 +50,7 @@ pub struct How {
     pub stream: u64,
 }
 
-impl How {
+impl CallArgs {
     /// A call over elements of `dtype`, bounded by `timeout`, that blocks (the CPU's way).
     pub const fn new(dtype: DType, timeout: Duration) -> Self {
         Self {
@@ -151,7 +151,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         to: *mut u8,
         count: usize,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()>;
 
     /// Reduces `count` elements to `root`.
@@ -168,7 +168,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         count: usize,
         op: ReduceOp,
         root: u32,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()>;
 
     /// Copies `count` elements of the root's `buffer` to every rank's.
@@ -178,7 +178,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`Error::Backend`].
-    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, how: &How) -> Result<()>;
+    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, args: &CallArgs) -> Result<()>;
 
     /// Collects `count` elements of every rank as row r of `to`.
     ///
@@ -192,7 +192,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         from: *const u8,
         to: *mut u8,
         count: usize,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()>;
 
     /// Reduces row r (of `count` elements) of every rank's `from` to rank r.
@@ -208,7 +208,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         to: *mut u8,
         count: usize,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()>;
 
     /// Sends `count` elements to `peer`, which may be this rank within a group.
@@ -218,7 +218,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`Error::Backend`].
-    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, how: &How) -> Result<()>;
+    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, args: &CallArgs) -> Result<()>;
 
     /// Receives `count` elements from `peer`.
     ///
@@ -227,7 +227,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`Error::Backend`].
-    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, how: &How) -> Result<()>;
+    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()>;
 
     /// Sends row r of `from` to rank r, where it becomes row (this rank) of `to`; rows have `count` elements.
     ///
@@ -241,10 +241,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
         from: *const u8,
         to: *mut u8,
         count: usize,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { compose::all_to_all(self, from, to, count, how) }
+        unsafe { compose::all_to_all(self, from, to, count, args) }
     }
 
     /// As [`Backend::all_to_all`] with a length for each rank; rows lie one after the other.
@@ -260,10 +260,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
         from_counts: &[u64],
         to: *mut u8,
         to_counts: &[u64],
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { compose::all_to_all_v(self, from, from_counts, to, to_counts, how) }
+        unsafe { compose::all_to_all_v(self, from, from_counts, to, to_counts, args) }
     }
 
     /// As [`Backend::all_gather`] with a length for each rank.
@@ -278,10 +278,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
         from: *const u8,
         to: *mut u8,
         counts: &[u64],
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { compose::all_gather_v(self, from, to, counts, how) }
+        unsafe { compose::all_gather_v(self, from, to, counts, args) }
     }
 
     /// Sends row r of the root's `from` to rank r's `to`.
@@ -297,10 +297,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
         to: *mut u8,
         count: usize,
         root: u32,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { compose::scatter(self, from, to, count, root, how) }
+        unsafe { compose::scatter(self, from, to, count, root, args) }
     }
 
     /// Collects every rank's `from` as row r of the root's `to`.
@@ -316,18 +316,18 @@ pub trait Backend: Send + Sync + fmt::Debug {
         to: *mut u8,
         count: usize,
         root: u32,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { compose::gather(self, from, to, count, root, how) }
+        unsafe { compose::gather(self, from, to, count, root, args) }
     }
 
     /// Returns (on a GPU: the stream continues) when all ranks have called it.
     ///
     /// # Errors
     /// [`Error::Backend`].
-    fn barrier(&self, how: &How) -> Result<()> {
-        compose::barrier(self, how)
+    fn barrier(&self, args: &CallArgs) -> Result<()> {
+        compose::barrier(self, args)
     }
 
     /// Registers memory that will be used often; may do nothing. Returns a handle for

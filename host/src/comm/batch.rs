@@ -335,14 +335,14 @@ impl Communicator {
 
     fn hand_off_batch(&self, ops: Vec<P2pOp>, op_info: OpInfo) -> PreparedOp<'static> {
         let backend = self.inner.backend.clone();
-        let hows: Vec<_> = ops.iter().map(|op| self.how(op.tensor.dtype())).collect();
+        let all_args: Vec<_> = ops.iter().map(|op| self.args(op.tensor.dtype())).collect();
         let run = Arc::new(move || {
             let Some(backend) = &backend else {
                 return Ok(());
             };
             backend.group_start()?;
             let mut result = Ok(());
-            for (op, how) in ops.iter().zip(&hows) {
+            for (op, args) in ops.iter().zip(&all_args) {
                 if op.tensor.is_empty() || result.is_err() {
                     continue;
                 }
@@ -350,10 +350,10 @@ impl Communicator {
                 // SAFETY: the tensors live as long as the closure.
                 result = unsafe {
                     match op.kind {
-                        P2pKind::Send => backend.send(at.get(), count, op.peer, how),
+                        P2pKind::Send => backend.send(at.get(), count, op.peer, args),
                         P2pKind::Recv => {
                             let to = Address::of_output(&Output::from(&op.tensor));
-                            backend.recv(to.get(), count, op.peer, how)
+                            backend.recv(to.get(), count, op.peer, args)
                         }
                     }
                 };

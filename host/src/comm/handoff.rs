@@ -6,7 +6,7 @@ use fusewire_device::DType;
 
 use super::Communicator;
 use super::submit::invalid;
-use crate::backend::{Backend, How, backend_error};
+use crate::backend::{Backend, CallArgs, backend_error};
 use crate::cpu::HostFn;
 use crate::options::Algorithm;
 use crate::plan::Plan;
@@ -81,11 +81,11 @@ impl Counts {
 /// A closure that calls the backend.
 pub(super) fn hand_off(
     backend: Arc<dyn Backend>,
-    how: How,
-    run: impl Fn(&dyn Backend, &How) -> Result<()> + Send + Sync + 'static,
+    args: CallArgs,
+    run: impl Fn(&dyn Backend, &CallArgs) -> Result<()> + Send + Sync + 'static,
 ) -> HostFn {
     Arc::new(move || {
-        run(&*backend, &how)?;
+        run(&*backend, &args)?;
         backend.async_error()
     })
 }
@@ -120,15 +120,15 @@ impl Communicator {
     }
 
     /// What a call of the backend takes.
-    pub(super) fn how(&self, dtype: DType) -> How {
+    pub(super) fn args(&self, dtype: DType) -> CallArgs {
         let timeout = if self.timeout_ns == 0 {
             self.inner.options.timeout
         } else {
             core::time::Duration::from_nanos(self.timeout_ns)
         };
-        How {
+        CallArgs {
             stream: self.stream.as_raw() as u64,
-            ..How::new(dtype, timeout)
+            ..CallArgs::new(dtype, timeout)
         }
     }
 }

@@ -21,7 +21,7 @@ use fusewire_device::session::Operation;
 pub use self::create::adopt_nccl;
 pub(super) use self::create::{NAMES, create};
 use self::guard::Guard;
-use super::{Backend, How, backend_error, compose};
+use super::{Backend, CallArgs, backend_error, compose};
 use crate::options::ReduceOp;
 use crate::{Error, Result};
 
@@ -46,11 +46,11 @@ struct Message {
     count: usize,
     dtype: i32,
     peer: u32,
-    how: How,
+    args: CallArgs,
 }
 
-const fn stream(how: &How) -> Stream {
-    how.stream as Stream
+const fn stream(args: &CallArgs) -> Stream {
+    args.stream as Stream
 }
 
 impl Ccl {
@@ -108,20 +108,20 @@ impl Ccl {
         &self,
         operation: &'static str,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
         call: impl FnOnce(&Comm, i32, RedOp) -> fusewire_ccl_sys::Result<()>,
     ) -> Result<()> {
-        let dtype = self.data_type(operation, how)?;
+        let dtype = self.data_type(operation, args)?;
         let library = self.comm.library();
-        if !map::reduces(&library, how.dtype, op.code()) {
-            let detail = format!("no {} of {}", op.code().name(), how.dtype.name());
+        if !map::reduces(&library, args.dtype, op.code()) {
+            let detail = format!("no {} of {}", op.code().name(), args.dtype.name());
             return Err(self.refused(operation, detail));
         }
-        self.call(operation, how.timeout, |comm| {
+        self.call(operation, args.timeout, |comm| {
             if let Some(op) = map::reduction(op.code()) {
                 return call(comm, dtype, op);
             }
-            let scalar = map::scalar(op, how.dtype);
+            let scalar = map::scalar(op, args.dtype);
             // SAFETY: eight readable bytes, aligned to eight, which start with an element of the type.
             let red = unsafe { comm.pre_mul_sum((&raw const scalar).cast(), dtype)? };
             let called = call(comm, dtype, red);
@@ -136,7 +136,7 @@ impl Ccl {
             messages.push(message);
             return Ok(());
         }
-        self.call(operation, message.how.timeout, |comm| {
+        self.call(operation, message.args.timeout, |comm| {
             // SAFETY: the callers of `send` and `recv` have promised their memory.
             unsafe { Self::issue(comm, &message) }
         })
@@ -149,10 +149,10 @@ impl Ccl {
             at,
             count,
             dtype,
-            how,
+            args,
             ..
         } = *message;
-        let (peer, stream) = (message.peer as usize, stream(&how));
+        let (peer, stream) = (message.peer as usize, stream(&args));
         // SAFETY: the caller's promise.
         unsafe {
             if message.is_send {
@@ -163,9 +163,9 @@ impl Ccl {
         }
     }
 
-    fn data_type(&self, operation: &'static str, how: &How) -> Result<i32> {
-        map::data_type(&self.comm.library(), how.dtype)
-            .ok_or_else(|| self.refused(operation, format!("no {}", how.dtype.name())))
+    fn data_type(&self, operation: &'static str, args: &CallArgs) -> Result<i32> {
+        map::data_type(&self.comm.library(), args.dtype)
+            .ok_or_else(|| self.refused(operation, format!("no {}", args.dtype.name())))
     }
 }
 
@@ -217,7 +217,7 @@ impl Backend for Ccl {
     /// Groups of the library belong to a thread: it sees them whole, here.
     fn group_end(&self) -> Result<()> {
         let messages = self.group().take().unwrap_or_default();
-        let Some(timeout) = messages.iter().map(|message| message.how.timeout).max() else {
+        let Some(timeout) = messages.iter().map(|message| message.args.timeout).max() else {
             return Ok(());
         };
         self.call("group_end", timeout, |comm| {
@@ -236,11 +236,11 @@ impl Backend for Ccl {
         to: *mut u8,
         count: usize,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        self.reduction("all_reduce", op, how, |comm, dtype, red| unsafe {
-            comm.all_reduce(from.cast(), to.cast(), count, dtype, red, stream(how))
+        self.reduction("all_reduce", op, args, |comm, dtype, red| unsafe {
+            comm.all_reduce(from.cast(), to.cast(), count, dtype, red, stream(args))
         })
     }
 
@@ -251,7 +251,7 @@ impl Backend for Ccl {
         count: usize,
         op: ReduceOp,
         root: u32,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         let root = root as usize;
         let to = if root == self.comm.rank() {
@@ -260,17 +260,17 @@ impl Backend for Ccl {
             core::ptr::null_mut()
         };
         // SAFETY: the caller's promise; elsewhere than on the root the library takes null.
-        self.reduction("reduce", op, how, |comm, dtype, red| unsafe {
-            comm.reduce(from.cast(), to.cast(), count, dtype, red, root, stream(how))
+        self.reduction("reduce", op, args, |comm, dtype, red| unsafe {
+            comm.reduce(from.cast(), to.cast(), count, dtype, red, root, stream(args))
         })
     }
 
-    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, how: &How) -> Result<()> {
-        let (dtype, root) = (self.data_type("broadcast", how)?, root as usize);
+    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, args: &CallArgs) -> Result<()> {
+        let (dtype, root) = (self.data_type("broadcast", args)?, root as usize);
         // SAFETY: the caller's promise.
-        self.call("broadcast", how.timeout, |comm| unsafe {
+        self.call("broadcast", args.timeout, |comm| unsafe {
             let from = buffer.cast_const().cast();
-            comm.broadcast(from, buffer.cast(), count, dtype, root, stream(how))
+            comm.broadcast(from, buffer.cast(), count, dtype, root, stream(args))
         })
     }
 
@@ -279,12 +279,12 @@ impl Backend for Ccl {
         from: *const u8,
         to: *mut u8,
         count: usize,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
-        let dtype = self.data_type("all_gather", how)?;
+        let dtype = self.data_type("all_gather", args)?;
         // SAFETY: the caller's promise.
-        self.call("all_gather", how.timeout, |comm| unsafe {
-            comm.all_gather(from.cast(), to.cast(), count, dtype, stream(how))
+        self.call("all_gather", args.timeout, |comm| unsafe {
+            comm.all_gather(from.cast(), to.cast(), count, dtype, stream(args))
         })
     }
 
@@ -294,34 +294,34 @@ impl Backend for Ccl {
         to: *mut u8,
         count: usize,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        self.reduction("reduce_scatter", op, how, |comm, dtype, red| unsafe {
-            comm.reduce_scatter(from.cast(), to.cast(), count, dtype, red, stream(how))
+        self.reduction("reduce_scatter", op, args, |comm, dtype, red| unsafe {
+            comm.reduce_scatter(from.cast(), to.cast(), count, dtype, red, stream(args))
         })
     }
 
-    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, how: &How) -> Result<()> {
+    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
         let message = Message {
             is_send: true,
             at: from as usize,
             count,
-            dtype: self.data_type("send", how)?,
+            dtype: self.data_type("send", args)?,
             peer,
-            how: *how,
+            args: *args,
         };
         self.message("send", message)
     }
 
-    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, how: &How) -> Result<()> {
+    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
         let message = Message {
             is_send: false,
             at: to as usize,
             count,
-            dtype: self.data_type("recv", how)?,
+            dtype: self.data_type("recv", args)?,
             peer,
-            how: *how,
+            args: *args,
         };
         self.message("recv", message)
     }
@@ -331,20 +331,20 @@ impl Backend for Ccl {
         from: *const u8,
         to: *mut u8,
         count: usize,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         if !self.comm.library().features().has("ncclAlltoAll") {
             // SAFETY: the caller's promise.
-            return unsafe { compose::all_to_all(self, from, to, count, how) };
+            return unsafe { compose::all_to_all(self, from, to, count, args) };
         }
-        let dtype = self.data_type("all_to_all", how)?;
+        let dtype = self.data_type("all_to_all", args)?;
         // SAFETY: the caller's promise.
-        self.call("all_to_all", how.timeout, |comm| unsafe {
-            comm.all_to_all(from.cast(), to.cast(), count, dtype, stream(how))
+        self.call("all_to_all", args.timeout, |comm| unsafe {
+            comm.all_to_all(from.cast(), to.cast(), count, dtype, stream(args))
         })
     }
 
-    fn barrier(&self, how: &How) -> Result<()> {
+    fn barrier(&self, args: &CallArgs) -> Result<()> {
         let library = self.comm.library();
         let mut host = [0f32];
         let word: *mut c_void = if library.uses_host_memory() {
@@ -358,8 +358,8 @@ impl Backend for Ccl {
             self.word.get_or_init(|| memory).as_ptr()
         };
         // SAFETY: one element, in place, in memory of the library's kind; on the host the call blocks.
-        self.call("barrier", how.timeout, |comm| unsafe {
-            comm.all_reduce(word, word, 1, ncclFloat32, RedOp::SUM, stream(how))
+        self.call("barrier", args.timeout, |comm| unsafe {
+            comm.all_reduce(word, word, 1, ncclFloat32, RedOp::SUM, stream(args))
         })
     }
 

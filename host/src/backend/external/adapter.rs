@@ -10,31 +10,31 @@ use fusewire_device::session::Operation;
 use super::handle::{External, lacks, nanoseconds};
 use super::library::text;
 use crate::Result;
-use crate::backend::{Backend, How, backend_error, compose};
+use crate::backend::{Backend, CallArgs, backend_error, compose};
 use crate::options::ReduceOp;
 
-/// What a call of `how` is for the table.
-fn call_of(how: &How, op: Option<ReduceOp>) -> FusewireCall {
+/// What a call of `args` is for the table.
+fn call_of(args: &CallArgs, op: Option<ReduceOp>) -> FusewireCall {
     FusewireCall {
         struct_bytes: size_of::<FusewireCall>() as u32,
-        dtype: how.dtype as u32,
+        dtype: args.dtype as u32,
         reduction: op.map_or(REDUCE_NONE, |op| op.code() as u32),
         reserved: 0,
         factor: match op {
             Some(ReduceOp::PreMulSum(factor)) => factor,
             _ => 0.0,
         },
-        timeout_ns: nanoseconds(how.timeout),
-        stream: how.stream,
+        timeout_ns: nanoseconds(args.timeout),
+        stream: args.stream,
     }
 }
 
 /// Calls a function of the table; where it is null, what follows `else` composes it.
 macro_rules! forward {
-    ($self:ident.$function:ident($($arg:expr),*), $how:expr, $op:expr) => {
+    ($self:ident.$function:ident($($arg:expr),*), $args:expr, $op:expr) => {
         match $self.library.table.$function {
             Some(function) => {
-                let given = call_of($how, $op);
+                let given = call_of($args, $op);
                 $self.call(stringify!($function), |handle, error| {
                     // SAFETY: the caller's promise; handle, call and error are live.
                     unsafe { function(handle, $($arg,)* &raw const given, error) }
@@ -43,9 +43,9 @@ macro_rules! forward {
             None => Err(lacks(&$self.name, stringify!($function))),
         }
     };
-    ($self:ident.$function:ident($($arg:expr),*), $how:expr, else $composed:expr) => {
+    ($self:ident.$function:ident($($arg:expr),*), $args:expr, else $composed:expr) => {
         if $self.library.table.$function.is_some() {
-            forward!($self.$function($($arg),*), $how, None)
+            forward!($self.$function($($arg),*), $args, None)
         } else {
             // SAFETY: the caller's promise.
             unsafe { $composed }
@@ -148,11 +148,11 @@ impl Backend for External {
         to: *mut u8,
         count: usize,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         forward!(
             self.all_reduce(from.cast(), to.cast(), count as u64),
-            how,
+            args,
             Some(op)
         )
     }
@@ -164,17 +164,17 @@ impl Backend for External {
         count: usize,
         op: ReduceOp,
         root: u32,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         forward!(
             self.reduce(from.cast(), to.cast(), count as u64, root),
-            how,
+            args,
             Some(op)
         )
     }
 
-    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, how: &How) -> Result<()> {
-        forward!(self.broadcast(buffer.cast(), count as u64, root), how, None)
+    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, args: &CallArgs) -> Result<()> {
+        forward!(self.broadcast(buffer.cast(), count as u64, root), args, None)
     }
 
     unsafe fn all_gather(
@@ -182,11 +182,11 @@ impl Backend for External {
         from: *const u8,
         to: *mut u8,
         count: usize,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         forward!(
             self.all_gather(from.cast(), to.cast(), count as u64),
-            how,
+            args,
             None
         )
     }
@@ -197,21 +197,21 @@ impl Backend for External {
         to: *mut u8,
         count: usize,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         forward!(
             self.reduce_scatter(from.cast(), to.cast(), count as u64),
-            how,
+            args,
             Some(op)
         )
     }
 
-    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, how: &How) -> Result<()> {
-        forward!(self.send(from.cast(), count as u64, peer), how, None)
+    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
+        forward!(self.send(from.cast(), count as u64, peer), args, None)
     }
 
-    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, how: &How) -> Result<()> {
-        forward!(self.recv(to.cast(), count as u64, peer), how, None)
+    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
+        forward!(self.recv(to.cast(), count as u64, peer), args, None)
     }
 
     unsafe fn all_to_all(
@@ -219,9 +219,9 @@ impl Backend for External {
         from: *const u8,
         to: *mut u8,
         count: usize,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
-        forward!(self.all_to_all(from.cast(), to.cast(), count as u64), how, else compose::all_to_all(self, from, to, count, how))
+        forward!(self.all_to_all(from.cast(), to.cast(), count as u64), args, else compose::all_to_all(self, from, to, count, args))
     }
 
     unsafe fn all_to_all_v(
@@ -230,12 +230,12 @@ impl Backend for External {
         from_counts: &[u64],
         to: *mut u8,
         to_counts: &[u64],
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         self.lengths("all_to_all_v", from_counts)?;
         self.lengths("all_to_all_v", to_counts)?;
         forward!(self.all_to_all_v(from.cast(), from_counts.as_ptr(), to.cast(), to_counts.as_ptr()),
-            how, else compose::all_to_all_v(self, from, from_counts, to, to_counts, how))
+            args, else compose::all_to_all_v(self, from, from_counts, to, to_counts, args))
     }
 
     unsafe fn all_gather_v(
@@ -243,10 +243,10 @@ impl Backend for External {
         from: *const u8,
         to: *mut u8,
         counts: &[u64],
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
         self.lengths("all_gather_v", counts)?;
-        forward!(self.all_gather_v(from.cast(), to.cast(), counts.as_ptr()), how, else compose::all_gather_v(self, from, to, counts, how))
+        forward!(self.all_gather_v(from.cast(), to.cast(), counts.as_ptr()), args, else compose::all_gather_v(self, from, to, counts, args))
     }
 
     unsafe fn scatter(
@@ -255,9 +255,9 @@ impl Backend for External {
         to: *mut u8,
         count: usize,
         root: u32,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
-        forward!(self.scatter(from.cast(), to.cast(), count as u64, root), how, else compose::scatter(self, from, to, count, root, how))
+        forward!(self.scatter(from.cast(), to.cast(), count as u64, root), args, else compose::scatter(self, from, to, count, root, args))
     }
 
     unsafe fn gather(
@@ -266,16 +266,16 @@ impl Backend for External {
         to: *mut u8,
         count: usize,
         root: u32,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
-        forward!(self.gather(from.cast(), to.cast(), count as u64, root), how, else compose::gather(self, from, to, count, root, how))
+        forward!(self.gather(from.cast(), to.cast(), count as u64, root), args, else compose::gather(self, from, to, count, root, args))
     }
 
-    fn barrier(&self, how: &How) -> Result<()> {
+    fn barrier(&self, args: &CallArgs) -> Result<()> {
         let Some(function) = self.library.table.barrier else {
-            return compose::barrier(self, how);
+            return compose::barrier(self, args);
         };
-        let given = call_of(how, None);
+        let given = call_of(args, None);
         self.call("barrier", |handle, error| {
             // SAFETY: handle, call and error are live.
             unsafe { function(handle, &raw const given, error) }

@@ -49,7 +49,7 @@ impl Hierarchy {
     unsafe fn finish(&self, to: *mut u8, count: usize, op: ReduceOp, clock: &Clock) {
         if op == ReduceOp::Average {
             // SAFETY: the caller's promise.
-            unsafe { scale(to, to, count, clock.how.dtype, Scale::Over(self.size())) };
+            unsafe { scale(to, to, count, clock.args.dtype, Scale::Over(self.size())) };
         }
     }
 
@@ -67,7 +67,7 @@ impl Hierarchy {
         clock: &Clock,
     ) -> Result<()> {
         let name = "all_reduce";
-        let (here, dtype) = (self.here() as usize, clock.how.dtype);
+        let (here, dtype) = (self.here() as usize, clock.args.dtype);
         let each = count / here;
         let body = each * here;
         let shard = to.wrapping_add(clock.bytes(each * self.own().local as usize));
@@ -83,7 +83,7 @@ impl Hierarchy {
         // SAFETY: the shard lies within the output, and so does the rest.
         unsafe {
             self.peers(name)?
-                .all_reduce(shard, shard, each, then(op), &clock.how())
+                .all_reduce(shard, shard, each, then(op), &clock.args())
                 .map_err(self.peers_failed(name))?;
             self.finish(shard, each, op, clock);
         }
@@ -98,7 +98,7 @@ impl Hierarchy {
         unsafe {
             let (from, to) = (from.add(rest), to.add(rest));
             self.all
-                .all_reduce(from, to, count - body, op, &clock.how())
+                .all_reduce(from, to, count - body, op, &clock.args())
                 .map_err(self.between_failed(name))
         }
     }
@@ -116,7 +116,7 @@ impl Hierarchy {
         clock: &Clock,
     ) -> Result<()> {
         let name = "all_reduce";
-        let dtype = clock.how.dtype;
+        let dtype = clock.args.dtype;
         self.local(clock)
             .reduce_into(
                 output(to, count, dtype),
@@ -129,7 +129,7 @@ impl Hierarchy {
             // SAFETY: the caller's promise.
             unsafe {
                 self.peers(name)?
-                    .all_reduce(to, to, count, then(op), &clock.how())
+                    .all_reduce(to, to, count, then(op), &clock.args())
                     .map_err(self.peers_failed(name))?;
                 self.finish(to, count, op, clock);
             }
@@ -162,7 +162,7 @@ impl Hierarchy {
         clock: &Clock,
     ) -> Result<()> {
         let name = "reduce";
-        let dtype = clock.how.dtype;
+        let dtype = clock.args.dtype;
         let (own, target, leader) = (self.own(), self.coordinates[root as usize], self.leader(root));
         let is_leader = own.local == leader;
         let mut own_sum = scratch(if is_leader && root != self.rank {
@@ -188,7 +188,7 @@ impl Hierarchy {
             // SAFETY: the sum has as many elements.
             unsafe {
                 self.peers(name)?
-                    .reduce(sum, sum, count, then(op), target.host, &clock.how())
+                    .reduce(sum, sum, count, then(op), target.host, &clock.args())
                     .map_err(self.peers_failed(name))?;
                 if own.host == target.host {
                     self.finish(sum, count, op, clock);
@@ -204,13 +204,13 @@ impl Hierarchy {
             () if self.rank == root => (false, to, other),
             () => return Ok(()),
         };
-        let how = clock.how();
+        let args = clock.args();
         let message = Message {
             is_send,
             at: at as usize,
-            bytes: how.bytes(count),
+            bytes: args.bytes(count),
             peer,
-            timeout: how.timeout,
+            timeout: args.timeout,
         };
         self.exchange(&[message], name)
     }
@@ -227,7 +227,7 @@ impl Hierarchy {
         clock: &Clock,
     ) -> Result<()> {
         let name = "broadcast";
-        let dtype = clock.how.dtype;
+        let dtype = clock.args.dtype;
         let (own, source, leader) = (self.own(), self.coordinates[root as usize], self.leader(root));
         let within = |root: u32| {
             self.local(clock)
@@ -243,7 +243,7 @@ impl Hierarchy {
             // SAFETY: the caller's promise.
             unsafe {
                 self.peers(name)?
-                    .broadcast(buffer, count, source.host, &clock.how())
+                    .broadcast(buffer, count, source.host, &clock.args())
                     .map_err(self.peers_failed(name))?;
             }
         }
@@ -265,14 +265,14 @@ impl Hierarchy {
         clock: &Clock,
     ) -> Result<()> {
         let name = "all_gather";
-        let (bytes, dtype, hosts) = (clock.bytes(count), clock.how.dtype, self.hosts.len());
+        let (bytes, dtype, hosts) = (clock.bytes(count), clock.args.dtype, self.hosts.len());
         let here = self.here() as usize;
         let mut column = scratch(bytes * hosts);
         let column_at = column.as_mut_ptr().cast::<u8>();
         // SAFETY: the column holds a row for each host.
         unsafe {
             self.peers(name)?
-                .all_gather(from, column_at, count, &clock.how())
+                .all_gather(from, column_at, count, &clock.args())
                 .map_err(self.peers_failed(name))?;
         }
         let mut all = scratch(bytes * hosts * here);
@@ -305,7 +305,7 @@ impl Hierarchy {
         clock: &Clock,
     ) -> Result<()> {
         let name = "reduce_scatter";
-        let (bytes, dtype, hosts) = (clock.bytes(count), clock.how.dtype, self.hosts.len());
+        let (bytes, dtype, hosts) = (clock.bytes(count), clock.args.dtype, self.hosts.len());
         // The rows of peers side by side.
         let mut sorted = scratch(bytes * self.coordinates.len());
         let at = sorted.as_mut_ptr().cast::<u8>();
@@ -332,7 +332,7 @@ impl Hierarchy {
         // SAFETY: both hold a row for each host.
         unsafe {
             self.peers(name)?
-                .all_to_all(partial_at, received_at, count, &clock.how())
+                .all_to_all(partial_at, received_at, count, &clock.args())
                 .map_err(self.peers_failed(name))?;
             let rows: Vec<_> = (0..hosts)
                 .map(|host| received_at.add(host * bytes).cast_const())

@@ -23,7 +23,7 @@ use fusewire_device::session::Operation;
 
 use self::route::HierarchyRoute;
 use super::gloo::{Gloo, Message};
-use super::{Backend, How, Reach, Route, Setup, backend_error};
+use super::{Backend, CallArgs, Reach, Route, Setup, backend_error};
 use crate::comm::Communicator;
 use crate::options::{Determinism, ReduceOp};
 use crate::store::{PrefixStore, Store};
@@ -73,29 +73,29 @@ impl fmt::Debug for Hierarchy {
 /// The time of one call, over its steps.
 #[derive(Clone, Copy)]
 struct Clock {
-    how: How,
+    args: CallArgs,
     until: Instant,
 }
 
 impl Clock {
-    fn start(how: &How) -> Self {
+    fn start(args: &CallArgs) -> Self {
         Self {
-            how: *how,
-            until: Instant::now() + how.timeout,
+            args: *args,
+            until: Instant::now() + args.timeout,
         }
     }
 
     /// The rest of the call.
-    fn how(&self) -> How {
+    fn args(&self) -> CallArgs {
         let left = self.until.saturating_duration_since(Instant::now());
-        How {
+        CallArgs {
             timeout: left.max(Duration::from_millis(1)),
-            ..self.how
+            ..self.args
         }
     }
 
     fn bytes(&self, count: usize) -> usize {
-        self.how.bytes(count)
+        self.args.bytes(count)
     }
 }
 
@@ -120,14 +120,14 @@ impl Hierarchy {
         // A host is named by its first rank.
         let first = here.first().copied().unwrap_or(setup.rank);
         let mut firsts = vec![0u32; setup.size as usize];
-        let how = How::new(DType::U32, timeout);
+        let args = CallArgs::new(DType::U32, timeout);
         // SAFETY: one element, and as many as ranks.
         unsafe {
             all.all_gather(
                 (&raw const first).cast(),
                 firsts.as_mut_ptr().cast(),
                 1,
-                &how,
+                &args,
             )?
         };
         let (coordinates, hosts) = coordinates(&firsts).ok_or_else(|| Error::Communicator {
@@ -172,7 +172,7 @@ impl Hierarchy {
 
     /// The communicator of this host, for a step of a call.
     fn local(&self, clock: &Clock) -> Communicator {
-        self.local.with_timeout(clock.how().timeout + GRACE)
+        self.local.with_timeout(clock.args().timeout + GRACE)
     }
 
     /// Names the ranks that a failure of this host's communicator is about.
@@ -324,19 +324,19 @@ impl Backend for Hierarchy {
         to: *mut u8,
         count: usize,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
-        let clock = Clock::start(how);
+        let clock = Clock::start(args);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.choose_route(Operation::AllReduce, how.dtype, Some(op.code()), count) {
+            match self.choose_route(Operation::AllReduce, args.dtype, Some(op.code()), count) {
                 HierarchyRoute::Gathered => self.reduce_gathered(from, to, count, op, None, &clock),
                 HierarchyRoute::Ordered => self.all_reduce_ordered(from, to, count, op, &clock),
                 HierarchyRoute::Shards => self.all_reduce_shards(from, to, count, op, &clock),
                 HierarchyRoute::Leaders => self.all_reduce_leaders(from, to, count, op, &clock),
                 _ => self
                     .all
-                    .all_reduce(from, to, count, op, how)
+                    .all_reduce(from, to, count, op, args)
                     .map_err(self.between_failed("all_reduce")),
             }
         }
@@ -349,12 +349,12 @@ impl Backend for Hierarchy {
         count: usize,
         op: ReduceOp,
         root: u32,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
-        let clock = Clock::start(how);
+        let clock = Clock::start(args);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.choose_route(Operation::Reduce, how.dtype, Some(op.code()), count) {
+            match self.choose_route(Operation::Reduce, args.dtype, Some(op.code()), count) {
                 HierarchyRoute::Gathered => {
                     self.reduce_gathered(from, to, count, op, Some(root), &clock)
                 }
@@ -362,21 +362,21 @@ impl Backend for Hierarchy {
                 HierarchyRoute::Leaders => self.reduce_leaders(from, to, count, op, root, &clock),
                 _ => self
                     .all
-                    .reduce(from, to, count, op, root, how)
+                    .reduce(from, to, count, op, root, args)
                     .map_err(self.between_failed("reduce")),
             }
         }
     }
 
-    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, how: &How) -> Result<()> {
-        let clock = Clock::start(how);
+    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, args: &CallArgs) -> Result<()> {
+        let clock = Clock::start(args);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.choose_route(Operation::Broadcast, how.dtype, None, count) {
+            match self.choose_route(Operation::Broadcast, args.dtype, None, count) {
                 HierarchyRoute::Leaders => self.broadcast_leaders(buffer, count, root, &clock),
                 _ => self
                     .all
-                    .broadcast(buffer, count, root, how)
+                    .broadcast(buffer, count, root, args)
                     .map_err(self.between_failed("broadcast")),
             }
         }
@@ -387,16 +387,16 @@ impl Backend for Hierarchy {
         from: *const u8,
         to: *mut u8,
         count: usize,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
-        let clock = Clock::start(how);
+        let clock = Clock::start(args);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.choose_route(Operation::AllGather, how.dtype, None, count) {
+            match self.choose_route(Operation::AllGather, args.dtype, None, count) {
                 HierarchyRoute::Shards => self.all_gather_shards(from, to, count, &clock),
                 _ => self
                     .all
-                    .all_gather(from, to, count, how)
+                    .all_gather(from, to, count, args)
                     .map_err(self.between_failed("all_gather")),
             }
         }
@@ -408,43 +408,43 @@ impl Backend for Hierarchy {
         to: *mut u8,
         count: usize,
         op: ReduceOp,
-        how: &How,
+        args: &CallArgs,
     ) -> Result<()> {
-        let clock = Clock::start(how);
+        let clock = Clock::start(args);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {
-            match self.choose_route(Operation::ReduceScatter, how.dtype, Some(op.code()), count) {
+            match self.choose_route(Operation::ReduceScatter, args.dtype, Some(op.code()), count) {
                 HierarchyRoute::Shards => self.reduce_scatter_shards(from, to, count, op, &clock),
                 _ => self.reduce_scatter_ordered(from, to, count, op, &clock),
             }
         }
     }
 
-    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, how: &How) -> Result<()> {
+    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
         let message = Message {
             is_send: true,
             at: from as usize,
-            bytes: how.bytes(count),
+            bytes: args.bytes(count),
             peer,
-            timeout: how.timeout,
+            timeout: args.timeout,
         };
         self.message(message, "send")
     }
 
-    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, how: &How) -> Result<()> {
+    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
         let message = Message {
             is_send: false,
             at: to as usize,
-            bytes: how.bytes(count),
+            bytes: args.bytes(count),
             peer,
-            timeout: how.timeout,
+            timeout: args.timeout,
         };
         self.message(message, "recv")
     }
 
-    fn barrier(&self, how: &How) -> Result<()> {
+    fn barrier(&self, args: &CallArgs) -> Result<()> {
         self.all
-            .barrier(how)
+            .barrier(args)
             .map_err(self.between_failed("barrier"))
     }
 

@@ -38,11 +38,11 @@ impl Hierarchy {
         // SAFETY: the caller's promise; there is a row for each rank.
         unsafe {
             self.all
-                .all_gather(from, all, count, &clock.how())
+                .all_gather(from, all, count, &clock.args())
                 .map_err(self.between_failed(name))?;
             if root.is_none_or(|root| root == self.rank) {
                 let rows: Vec<_> = rows_of(all, bytes, scalars.len());
-                fold(&rows, &scalars, to, count, clock.how.dtype, op);
+                fold(&rows, &scalars, to, count, clock.args.dtype, op);
             }
         }
         Ok(())
@@ -169,22 +169,22 @@ impl Hierarchy {
         let mut rows = rows_of(at, bytes, shards.len());
         rows[self.rank as usize] = from.wrapping_add(clock.bytes(own.start));
         // SAFETY: every row holds the shard; the caller's promise for this rank's.
-        unsafe { fold(&rows, &scalars, to, own.len(), clock.how.dtype, op) };
+        unsafe { fold(&rows, &scalars, to, own.len(), clock.args.dtype, op) };
         Ok(())
     }
 
     /// Each rank's factor.
     fn scalars(&self, op: ReduceOp, name: &'static str, clock: &Clock) -> Result<Vec<u64>> {
-        let own = op.scalar(clock.how.dtype);
+        let own = op.scalar(clock.args.dtype);
         let mut scalars = vec![own; self.size() as usize];
         if matches!(op, ReduceOp::PreMulSum(_)) {
-            let mut how = clock.how();
-            how.dtype = DType::U64;
+            let mut args = clock.args();
+            args.dtype = DType::U64;
             let at = scalars.as_mut_ptr().cast();
             // SAFETY: one word, and as many as ranks.
             unsafe {
                 self.all
-                    .all_gather((&raw const own).cast(), at, 1, &how)
+                    .all_gather((&raw const own).cast(), at, 1, &args)
                     .map_err(self.between_failed(name))?;
             }
         }
@@ -203,13 +203,13 @@ impl Hierarchy {
 }
 
 fn message(is_send: bool, at: *mut u8, count: usize, peer: u32, clock: &Clock) -> Message {
-    let how = clock.how();
+    let args = clock.args();
     Message {
         is_send,
         at: at as usize,
-        bytes: how.bytes(count),
+        bytes: args.bytes(count),
         peer,
-        timeout: how.timeout,
+        timeout: args.timeout,
     }
 }
 

@@ -3,7 +3,7 @@
 use super::NO_ROOT;
 use super::checks::{apart, length, same_type, within};
 use crate::Result;
-use crate::backend::{Backend, How};
+use crate::backend::{Backend, CallArgs};
 use crate::comm::Communicator;
 use crate::comm::handoff::{Address, hand_off};
 use crate::comm::observe::OpInfo;
@@ -24,7 +24,7 @@ macro_rules! movement {
     (
         $comm:expr, $operation:expr, $kernel:expr, $params:ident, $output:expr, $input:expr,
         { count: $count:expr, rows: $rows:expr, root: $root:expr, staged: $staged:expr, written: $written:expr },
-        $backend:ident($from:ident, $to:ident, $elements:ident, $how:ident) => $handed:expr
+        $backend:ident($from:ident, $to:ident, $elements:ident, $args:ident) => $handed:expr
     ) => {{
         let (comm, output, input) = ($comm, $output, $input);
         let count = $count;
@@ -40,7 +40,7 @@ macro_rules! movement {
         };
         if let Some(backend) = comm.backend_for(&plan, input.dtype)? {
             let (from, to) = (Address::of(input), Address::of_output(output));
-            let run = hand_off(backend, comm.how(input.dtype), move |$backend, $how| {
+            let run = hand_off(backend, comm.args(input.dtype), move |$backend, $args| {
                 let ($from, $to, $elements) = (from.get(), to.get(), count);
                 // SAFETY: the arguments were checked; the memory is kept alive (`PreparedOp`).
                 unsafe { $handed }
@@ -75,23 +75,23 @@ unsafe fn all_to_all(
     from: *const u8,
     to: *mut u8,
     count: usize,
-    how: &How,
+    args: &CallArgs,
 ) -> Result<()> {
     if !core::ptr::eq(from, to) {
         // SAFETY: the caller's promise.
-        return unsafe { backend.all_to_all(from, to, count, how) };
+        return unsafe { backend.all_to_all(from, to, count, args) };
     }
-    if how.stream != 0 {
+    if args.stream != 0 {
         return Err(invalid(
             "all_to_all",
             "in place, by a library on a GPU: use an output of its own".to_owned(),
         ));
     }
-    let bytes = how.bytes(count) * backend.size() as usize;
+    let bytes = args.bytes(count) * backend.size() as usize;
     // SAFETY: the rows are readable.
     let copy = unsafe { core::slice::from_raw_parts(from, bytes) }.to_vec();
     // SAFETY: the copy lives during the call, which blocks (the CPU's way).
-    unsafe { backend.all_to_all(copy.as_ptr(), to, count, how) }
+    unsafe { backend.all_to_all(copy.as_ptr(), to, count, args) }
 }
 
 impl Communicator {
@@ -110,7 +110,7 @@ impl Communicator {
         }
         movement!(self, Operation::AllGather, ALL_GATHER, AllGatherParams, output, input, {
             count: input.count, rows: 1, root: NO_ROOT, staged: false, written: output.count
-        }, backend(from, to, count, how) => backend.all_gather(from, to, count, how))
+        }, backend(from, to, count, args) => backend.all_gather(from, to, count, args))
     }
 
     fn all_gather_by_multicast<'a>(
@@ -158,7 +158,7 @@ impl Communicator {
         let input = &buffer.as_input();
         movement!(self, Operation::Broadcast, BROADCAST, BroadcastParams, buffer, input, {
             count: input.count, rows: 1, root: root as u16, staged: false, written: input.count
-        }, backend(_from, to, count, how) => backend.broadcast(to, count, root, how))
+        }, backend(_from, to, count, args) => backend.broadcast(to, count, root, args))
     }
 
     pub(in crate::comm) fn prepare_scatter<'a>(
@@ -181,7 +181,7 @@ impl Communicator {
         let rows = u64::from(self.size());
         movement!(self, Operation::Scatter, SCATTER, ScatterParams, output, input, {
             count: output.count, rows: rows, root: root as u16, staged: false, written: output.count
-        }, backend(from, to, count, how) => backend.scatter(from, to, count, root, how))
+        }, backend(from, to, count, args) => backend.scatter(from, to, count, root, args))
     }
 
     pub(in crate::comm) fn prepare_gather<'a>(
@@ -199,7 +199,7 @@ impl Communicator {
         }
         movement!(self, Operation::Gather, GATHER, GatherParams, output, input, {
             count: input.count, rows: 1, root: root as u16, staged: false, written: output.count
-        }, backend(from, to, count, how) => backend.gather(from, to, count, root, how))
+        }, backend(from, to, count, args) => backend.gather(from, to, count, root, args))
     }
 
     pub(in crate::comm) fn prepare_all_to_all<'a>(
@@ -223,6 +223,6 @@ impl Communicator {
         let rows = u64::from(self.size());
         movement!(self, Operation::AllToAll, ALL_TO_ALL, AllToAllParams, output, input, {
             count: input.count / ranks, rows: rows, root: NO_ROOT, staged: staged, written: output.count
-        }, backend(from, to, count, how) => all_to_all(backend, from, to, count, how))
+        }, backend(from, to, count, args) => all_to_all(backend, from, to, count, args))
     }
 }

@@ -31,9 +31,9 @@ impl Communicator {
         };
         if let Some(backend) = self.inner.backend.clone() {
             let (at, count) = (Address::of(input), input.count);
-            let run = hand_off(backend, self.how(input.dtype), move |backend, how| {
+            let run = hand_off(backend, self.args(input.dtype), move |backend, args| {
                 // SAFETY: the memory is kept alive (`PreparedOp`).
-                unsafe { backend.send(at.get(), count, peer, how) }
+                unsafe { backend.send(at.get(), count, peer, args) }
             });
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
@@ -64,9 +64,9 @@ impl Communicator {
         };
         if let Some(backend) = self.inner.backend.clone() {
             let (at, count) = (Address::of_output(output), output.count);
-            let run = hand_off(backend, self.how(output.dtype), move |backend, how| {
+            let run = hand_off(backend, self.args(output.dtype), move |backend, args| {
                 // SAFETY: the memory is kept alive (`PreparedOp`).
-                unsafe { backend.recv(at.get(), count, peer, how) }
+                unsafe { backend.recv(at.get(), count, peer, args) }
             });
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
@@ -96,8 +96,8 @@ impl Communicator {
             ..OpInfo::default()
         };
         if let Some(backend) = self.inner.backend.clone() {
-            let run = hand_off(backend, self.how(DType::U8), |backend, how| {
-                backend.barrier(how)
+            let run = hand_off(backend, self.args(DType::U8), |backend, args| {
+                backend.barrier(args)
             });
             return PreparedOp::hand_off(run, [None; 3], false, op_info);
         }

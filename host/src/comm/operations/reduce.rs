@@ -59,9 +59,9 @@ impl Communicator {
         };
         if let Some(backend) = self.backend_for(&plan, dtype)? {
             let (from, to, count) = (Address::of(input), Address::of_output(output), input.count);
-            let run = hand_off(backend, self.how(dtype), move |backend, how| {
+            let run = hand_off(backend, self.args(dtype), move |backend, args| {
                 // SAFETY: the arguments were checked; the memory is kept alive (`PreparedOp`).
-                unsafe { backend.all_reduce(from.get(), to.get(), count, op, how) }
+                unsafe { backend.all_reduce(from.get(), to.get(), count, op, args) }
             });
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
@@ -137,9 +137,9 @@ impl Communicator {
         );
         if let Some(backend) = self.backend_for(&plan, dtype)? {
             let (from, to, count) = (Address::of(input), Address::of_output(output), input.count);
-            let run = hand_off(backend, self.how(dtype), move |backend, how| {
+            let run = hand_off(backend, self.args(dtype), move |backend, args| {
                 // SAFETY: as for all_reduce.
-                unsafe { backend.reduce(from.get(), to.get(), count, op, root, how) }
+                unsafe { backend.reduce(from.get(), to.get(), count, op, root, args) }
             });
             return Ok(PreparedOp::hand_off(
                 run,
@@ -186,9 +186,9 @@ impl Communicator {
         let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, count as u64);
         if let Some(backend) = self.backend_for(&plan, dtype)? {
             let (from, to) = (Address::of(input), Address::of_output(output));
-            let run = hand_off(backend, self.how(dtype), move |backend, how| {
+            let run = hand_off(backend, self.args(dtype), move |backend, args| {
                 // SAFETY: as for all_reduce.
-                unsafe { backend.reduce_scatter(from.get(), to.get(), count, op, how) }
+                unsafe { backend.reduce_scatter(from.get(), to.get(), count, op, args) }
             });
             return Ok(PreparedOp::hand_off(
                 run,
