@@ -1,19 +1,25 @@
 //! Content hashes: what images were made of.
 
 use core::fmt::Write as _;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use crate::project::Project;
+use crate::tokens::{self, RustTokens};
 use crate::{Error, Result, files};
 
-/// What compiles: a change here can change every image.
+/// Everything in this crate that decides about an image, besides the order of the steps.
 const PIPELINE: [&str; 3] = [
-    include_str!("compile.rs"),
+    include_str!("recipe.rs"),
     include_str!("edit.rs"),
     include_str!("target.rs"),
 ];
+
+/// The steps. They count for images in a build folder only: a change of names here does not ask for
+/// new committed images, and `images --check` finds a change of steps by its bytes.
+const STEPS: [&str; 1] = [include_str!("compile.rs")];
 
 /// A hash over several texts.
 #[derive(Default)]
@@ -44,13 +50,80 @@ fn hexadecimal(bytes: &[u8]) -> String {
     })
 }
 
-/// Hash of everything that images of `project` are made of, but the tools: Rust and IR files and manifests of the crate and
-/// of its path dependencies, versions of its other dependencies, the steps and flags of this crate. The same in every
-/// checkout; needs no device tool chain.
+/// Returns the hash of everything that images of `project` are made of, except the tools: the tokens
+/// of the Rust and LLVM IR files of the crate and of its path dependencies, the versions of its other
+/// dependencies, the settings that reach an image, the flags of the tools.
+///
+/// Comments, documentation, formatting, tests and code for CPUs alone do not count. The hash is the
+/// same in every checkout and needs no device tool chain. The tools' versions are in the manifest of
+/// the images, next to this hash.
 ///
 /// # Errors
-/// Where a file cannot be read.
+/// [`Error::File`] if a file cannot be read.
 pub fn hash(project: &Project) -> Result<String> {
+    let mut absent = BTreeSet::new();
+    let mut texts = Vec::new();
+    for (name, path) in inputs(project)? {
+        let text = files::read(&path)?;
+        let is_rust = path.extension().is_some_and(|extension| extension == "rs");
+        if is_rust {
+            let RustTokens { text, absent: own } = tokens::rust(&text);
+            absent.extend(own.iter().map(|module| module_path(&name, module)));
+            texts.push((name, text));
+        } else {
+            texts.push((name, tokens::llvm(&text)));
+        }
+    }
+    let is_absent = |name: &str| {
+        let path = Path::new(name).with_extension("");
+        path.ancestors().any(|part| absent.contains(part))
+    };
+    let mut hash = Hash::default();
+    for text in PIPELINE {
+        hash.add(tokens::rust(text).text.as_bytes());
+    }
+    for fact in facts(project) {
+        hash.add(fact.as_bytes());
+    }
+    for (name, text) in texts {
+        if !is_absent(&name) {
+            hash.add(name.as_bytes());
+            hash.add(text.as_bytes());
+        }
+    }
+    Ok(hash.text())
+}
+
+/// Returns the hash of the same files as they are, comments included: line tables depend on them.
+pub(crate) fn content(project: &Project) -> Result<String> {
+    let mut hash = Hash::default();
+    for text in PIPELINE.iter().chain(&STEPS) {
+        hash.add(text.as_bytes());
+    }
+    for fact in facts(project) {
+        hash.add(fact.as_bytes());
+    }
+    for (name, path) in inputs(project)? {
+        hash.add(name.as_bytes());
+        hash.add(&files::read_bytes(&path)?);
+    }
+    Ok(hash.text())
+}
+
+/// Lists what images depend on besides files.
+fn facts(project: &Project) -> Vec<String> {
+    let settings = &project.settings;
+    let bounds = settings.threads.iter();
+    let bounds = bounds.map(|bound| format!("{} {}", bound.kernel, bound.most));
+    let mut all = vec![format!("max-threads {}", project.max_threads())];
+    all.extend(bounds);
+    all.extend(project.packages.iter().cloned());
+    all.extend(project.dependencies.iter().cloned());
+    all
+}
+
+/// Returns the files that images are made of, sorted by the name that every checkout has for them.
+fn inputs(project: &Project) -> Result<Vec<(String, PathBuf)>> {
     let mut all = Vec::new();
     for folder in &project.sources {
         collect(folder, folder, &mut all)?;
@@ -62,21 +135,22 @@ pub fn hash(project: &Project) -> Result<String> {
         .collect();
     named.sort();
     named.dedup();
-    let mut hash = Hash::default();
-    for text in PIPELINE {
-        hash.add(text.as_bytes());
-    }
-    for dependency in &project.dependencies {
-        hash.add(dependency.as_bytes());
-    }
-    for (name, path) in named {
-        hash.add(name.as_bytes());
-        hash.add(&files::read_bytes(&path)?);
-    }
-    Ok(hash.text())
+    Ok(named)
 }
 
-/// The path as every checkout has it.
+/// Returns the path of a module that `file` declares, without the extension.
+fn module_path(file: &str, module: &str) -> PathBuf {
+    let file = Path::new(file);
+    let stem = file.file_stem().unwrap_or_default();
+    let folder = file.parent().unwrap_or(Path::new(""));
+    if ["lib", "main", "mod"].iter().any(|&root| stem == root) {
+        folder.join(module)
+    } else {
+        folder.join(stem).join(module)
+    }
+}
+
+/// Returns the path as every checkout has it.
 fn name(project: &Project, path: &Path) -> String {
     let inner = path.strip_prefix(&project.workspace).ok().or_else(|| {
         // Outside of the workspace: from the folder that holds the package.
@@ -89,7 +163,7 @@ fn name(project: &Project, path: &Path) -> String {
     inner.unwrap_or(path).to_string_lossy().into_owned()
 }
 
-/// Rust and IR files and manifests of the package at `root`, without its tests and what cargo writes.
+/// Collects the Rust and LLVM IR files of the package at `root`, without tests and build output.
 fn collect(root: &Path, folder: &Path, out: &mut Vec<PathBuf>) -> Result<()> {
     let entries = std::fs::read_dir(folder).map_err(|source| Error::File {
         action: "list",
@@ -100,15 +174,13 @@ fn collect(root: &Path, folder: &Path, out: &mut Vec<PathBuf>) -> Result<()> {
         let path = entry.path();
         let name = entry.file_name();
         if path.is_dir() {
-            let aside = ["tests", "benches", "examples"];
-            let aside = folder == root && aside.iter().any(|&other| name == other);
-            if name != "target" && name != ".git" && !aside {
+            let apart = ["tests", "benches", "examples"];
+            let apart = folder == root && apart.iter().any(|&other| name == other);
+            let package = path.join("Cargo.toml").exists();
+            if name != "target" && name != ".git" && !apart && !package {
                 collect(root, &path, out)?;
             }
-        } else if path
-            .extension()
-            .is_some_and(|e| e == "rs" || e == "ll" || e == "toml")
-        {
+        } else if path.extension().is_some_and(|e| e == "rs" || e == "ll") {
             out.push(path);
         }
     }
@@ -119,7 +191,7 @@ fn collect(root: &Path, folder: &Path, out: &mut Vec<PathBuf>) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A project of one crate in `folder`, with what cargo would say about it.
+    /// Returns a project of one crate in `folder`, as cargo would describe it.
     fn project(folder: &Path) -> Project {
         Project {
             name: "probe".to_owned(),
@@ -127,6 +199,7 @@ mod tests {
             workspace: folder.to_owned(),
             target: folder.join("target"),
             sources: vec![folder.join("probe")],
+            packages: vec!["probe 0.1.0 edition 2024".to_owned()],
             dependencies: vec!["bytemuck 1.0.0".to_owned()],
             device: None,
             shims: [("nvptx".to_owned(), vec![folder.join("shim.ll")])].into(),
@@ -134,12 +207,18 @@ mod tests {
         }
     }
 
+    const LIBRARY: &str = "pub fn f() {}\n#[cfg(test)]\nmod tests;\n";
+
     fn write(folder: &Path) {
         for (path, text) in [
             ("probe/Cargo.toml", "[package]"),
-            ("probe/src/lib.rs", "pub fn f() {}"),
+            ("probe/src/lib.rs", LIBRARY),
+            ("probe/src/tests.rs", "#[test] fn t() {}"),
+            ("probe/src/tests/more.rs", "#[test] fn t() {}"),
             ("probe/tests/t.rs", "#[test] fn t() {}"),
-            ("shim.ll", "; nothing"),
+            ("probe/macros/Cargo.toml", "[package]"),
+            ("probe/macros/src/lib.rs", "pub fn f() {}"),
+            ("shim.ll", "; nothing\n@x = global i32 0\n"),
         ] {
             let path = folder.join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -148,26 +227,57 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_and_the_tests_do_not_count_and_everything_else_does() {
+    fn folders_tests_comments_and_layout_do_not_count() {
         let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         write(a.path());
         write(b.path());
         let first = hash(&project(a.path())).unwrap();
         assert_eq!(first, hash(&project(b.path())).unwrap());
-        std::fs::write(b.path().join("probe/tests/t.rs"), "changed").unwrap();
-        assert_eq!(first, hash(&project(b.path())).unwrap());
-        for path in [
-            "probe/Cargo.toml",
-            "probe/src/lib.rs",
-            "shim.ll",
-            "probe/src/new.rs",
+        let raw = content(&project(b.path())).unwrap();
+        for (path, text) in [
+            ("probe/Cargo.toml", "# a comment\n[package]".to_owned()),
+            ("probe/tests/t.rs", "changed".to_owned()),
+            ("probe/src/tests.rs", "fn other() {}".to_owned()),
+            ("probe/src/tests/more.rs", "fn other() {}".to_owned()),
+            ("probe/macros/src/lib.rs", "fn other() {}".to_owned()),
+            (
+                "probe/src/lib.rs",
+                LIBRARY.replace("()", "( )\n// a comment\n"),
+            ),
+            ("shim.ll", "@x = global i32 0 ; a comment".to_owned()),
         ] {
-            write(b.path());
-            std::fs::write(b.path().join(path), "changed").unwrap();
-            assert_ne!(first, hash(&project(b.path())).unwrap(), "{path}");
+            std::fs::write(b.path().join(path), text).unwrap();
+            assert_eq!(first, hash(&project(b.path())).unwrap(), "{path}");
         }
-        let mut other = project(a.path());
-        other.dependencies = vec!["bytemuck 1.0.1".to_owned()];
-        assert_ne!(first, hash(&other).unwrap());
+        assert_ne!(raw, content(&project(b.path())).unwrap());
+    }
+
+    #[test]
+    fn tokens_files_versions_and_settings_count() {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path());
+        let first = hash(&project(folder.path())).unwrap();
+        for (path, text) in [
+            ("probe/src/lib.rs", "pub fn g() {}"),
+            ("probe/src/new.rs", ""),
+            ("shim.ll", "@x = global i32 1"),
+        ] {
+            std::fs::write(folder.path().join(path), text).unwrap();
+            let changed = hash(&project(folder.path())).unwrap();
+            assert_ne!(first, changed, "{path}");
+            let _ = std::fs::remove_file(folder.path().join("probe/src/new.rs"));
+            write(folder.path());
+            assert_eq!(first, hash(&project(folder.path())).unwrap());
+        }
+        let changes: [fn(&mut Project); 3] = [
+            |project| project.dependencies = vec!["bytemuck 1.0.1".to_owned()],
+            |project| project.packages = vec!["probe 0.1.0 edition 2021".to_owned()],
+            |project| project.settings.max_threads = Some(256),
+        ];
+        for change in changes {
+            let mut other = project(folder.path());
+            change(&mut other);
+            assert_ne!(first, hash(&other).unwrap());
+        }
     }
 }

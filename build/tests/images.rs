@@ -1,9 +1,11 @@
-//! The committed images are made of the sources as they are now. Needs no device tool chain; CI also makes the images anew and
-//! compares the bytes (`fusewire-build images --check`).
+//! The committed images were made of the present sources, and an image depends on code alone.
+//!
+//! The first needs no device tool chain; CI also makes the images again and compares the bytes
+//! (`fusewire-build images --check`).
 
 use std::path::Path;
 
-use fusewire_build::{Project, portable, sources};
+use fusewire_build::{Options, Project, Target, Toolchain, compile, portable, sources};
 
 #[test]
 fn committed_images_are_of_these_sources() {
@@ -14,7 +16,8 @@ fn committed_images_are_of_these_sources() {
     assert_eq!(
         manifest.sources,
         now,
-        "the sources of the GPU images have changed; make the images anew by `{}` and commit them",
+        "the code of the GPU images has changed (comments and formatting do not count); make the \
+         images again by `{}` and commit them",
         portable::COMMAND
     );
     let targets: Vec<&str> = portable::TARGETS.iter().map(|t| t.name()).collect();
@@ -25,5 +28,99 @@ fn committed_images_are_of_these_sources() {
             "{}",
             image.file
         );
+    }
+}
+
+const MANIFEST: &str = "[package]\nname = \"lines\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\
+                        publish = false\n\n[workspace]\n";
+
+/// A kernel that can panic: rustc gives a panic its file, line and column.
+const KERNEL: &str = r#"#![no_std]
+#![feature(abi_gpu_kernel)]
+#![allow(improper_gpu_kernel_arg)]
+
+#[inline(never)]
+#[track_caller]
+fn third(values: &[u32]) -> u32 {
+    values[2]
+}
+
+/// # Safety
+/// `to` points at `count` words.
+#[unsafe(no_mangle)]
+pub unsafe extern "gpu-kernel" fn lines(to: *mut u32, count: u64) {
+    // SAFETY: the test compiles the kernel and runs it nowhere.
+    let values = unsafe { core::slice::from_raw_parts_mut(to, count as usize) };
+    values[1] = third(values);
+}
+
+#[panic_handler]
+fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
+    if let Some(location) = info.location() {
+        keep(location.line());
+    }
+    loop {}
+}
+
+#[inline(never)]
+fn keep(line: u32) {
+    // SAFETY: the test runs the kernel nowhere.
+    unsafe { core::ptr::write_volatile(core::ptr::without_provenance_mut::<u32>(4096), line) };
+}
+"#;
+
+#[test]
+fn lines_and_comments_do_not_reach_an_image() {
+    let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
+    let required = |word: &str| required.split(',').any(|part| part == word);
+    let toolchain = match Toolchain::find() {
+        Ok(toolchain) => toolchain,
+        Err(error) => {
+            assert!(!required("ptx") && !required("amdgcn"), "{error}");
+            println!("skipped: ptx, amdgcn: {error}");
+            return;
+        }
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir(folder.path().join("src")).expect("a folder");
+    std::fs::write(folder.path().join("Cargo.toml"), MANIFEST).expect("a manifest");
+    let own = Project::at(Path::new(env!("CARGO_MANIFEST_DIR"))).expect("this crate");
+    for target in [Target::Sm90, Target::Gfx942] {
+        let image = |source: &str| {
+            std::fs::write(folder.path().join("src/lib.rs"), source).expect("a source");
+            let mut project = Project::at(folder.path()).expect("a crate");
+            // Shares the compiled core with the other tests.
+            project.target.clone_from(&own.target);
+            let options = Options::default();
+            let compiled = compile(&toolchain, &project, target, &options).expect("an image");
+            assert!(!compiled.cached, "the second source was not compiled");
+            let part = &compiled.parts[0];
+            // Without ld.lld there is no code object; the assembly has line tables, too.
+            let path = part.image.as_ref().unwrap_or(&part.assembly);
+            std::fs::read(path).expect("an image")
+        };
+        let commented = KERNEL.replace(
+            "\n#[",
+            "\n// A comment that moves what follows.\n\n\n/* And columns. */ #[",
+        );
+        let (first, second) = (image(KERNEL), image(&commented));
+        assert!(!first.is_empty());
+        assert!(first == second, "{target}: lines reach the image");
+        let changed = image(&KERNEL.replace("values[2]", "values[3]"));
+        assert!(
+            first != changed,
+            "{target}: an index does not reach the image"
+        );
+        for image in [&first, &second] {
+            let text = String::from_utf8_lossy(image);
+            assert!(
+                !text.contains("lib.rs"),
+                "{target}: a file's name reaches the image"
+            );
+            assert!(
+                !text.contains("debug"),
+                "{target}: debug information reaches the image"
+            );
+        }
     }
 }
