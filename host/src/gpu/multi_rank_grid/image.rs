@@ -83,8 +83,9 @@ impl GridImage {
             if u64::from(blocks) * u64::from(ranks) > fits {
                 return Err(Error::Launch {
                     detail: format!(
-                        "a multi-rank grid of {ranks} ranks with {blocks} blocks of {threads} threads each is not resident as a \
-                         whole on {} ({}), which holds {fits} such blocks of {}{SUFFIX} at once; use fewer ranks, \
+                        "a multi-rank grid of {ranks} ranks with {blocks} blocks of {threads} \
+                         threads each is not resident as a whole on {} ({}), which holds {fits} \
+                         such blocks of {}{SUFFIX} at once; use fewer ranks, \
                          blocks (Options::blocks) or threads (Options::threads)",
                         gpu.device(),
                         properties.name,
@@ -101,7 +102,8 @@ fn other_version(image: &Image, detail: &str) -> Error {
     Error::Image {
         image: image.to_string(),
         detail: format!(
-            "{detail}: image and program are of different versions; rebuild the image by `{COMMAND} {}`",
+            "{detail}: image and program are of different versions; rebuild the image by \
+             `{COMMAND} {}`",
             image.target
         ),
     }

@@ -127,7 +127,8 @@ impl MultiRankGrid {
         state.next_slot = (slot + 1) % state.slots.len();
         let ended = state.slots[slot];
         self.wait_complete(ended)?;
-        let mut address = self.table.address + slot as u64 * u64::from(self.options.size) * SLOT_BYTES;
+        let slot_bytes = u64::from(self.options.size) * SLOT_BYTES;
+        let mut address = self.table.address + slot as u64 * slot_bytes;
         // SAFETY: the slot lies in the table, because `slot < slots` and the structs of all ranks
         // take at most `size * SLOT_BYTES` bytes. The last grid that read it has ended
         // (`wait_complete`).

@@ -266,7 +266,8 @@ impl MultiRankGrid {
         }
         if shape.cluster != 0 || shape.dependent {
             return Err(invalid(format!(
-                "{kernel}: clusters and dependent launches have no grid form; leave `cluster` 0 and \
+                "{kernel}: clusters and dependent launches have no grid form; leave `cluster` 0 \
+                 and \
                  `dependent` false"
             )));
         }

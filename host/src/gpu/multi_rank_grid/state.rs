@@ -80,7 +80,8 @@ impl State {
             return None;
         }
         Some(Error::launch(format!(
-            "ranks of a multi-rank grid launch different things: rank {other} {}, rank {rank} {}; all ranks \
+            "ranks of a multi-rank grid launch different things: rank {other} {}, rank {rank} \
+             {}; all ranks \
              must launch the same kernels in the same order",
             earlier.describe(),
             launch.describe()
@@ -101,7 +102,8 @@ impl State {
         }
         let launch = self.launches.iter().flatten().next();
         Error::launch(format!(
-            "rank{} {missing} of {} did not launch within {} s; another rank launched {}. All ranks must \
+            "rank{} {missing} of {} did not launch within {} s; another rank launched {}. All \
+             ranks must \
              launch the same kernels in the same order, each from a thread of its own",
             if count == 1 { "" } else { "s" },
             self.launches.len(),
