@@ -145,7 +145,7 @@ impl MultiRankGrid {
         Ok(grid)
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
         self.options.size
     }

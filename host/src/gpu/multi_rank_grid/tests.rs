@@ -179,7 +179,7 @@ fn ranks_synchronise_in_a_multi_rank_grid() {
 fn a_launch_has_a_timeout_of_its_own_and_fail_breaks_the_grid() {
     let driver = fake(64);
     let patient = MultiRankGridOptions::new(2);
-    // SAFETY: the fake has no modules.
+    // SAFETY: the fake has no modules that could be unloaded.
     let make =
         || unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), patient) };
     let launch = |grid: &MultiRankGrid, timeout: u64| {
@@ -387,7 +387,7 @@ fn driver_errors_reach_every_rank() {
     // More lanes than native execution supports.
     let launch = |rank| {
         let shape = shape(1, 65);
-        // SAFETY: the parameters of `grid_idle`.
+        // SAFETY: 8 bytes are the parameters of `grid_idle`.
         unsafe { grid.launch(rank, "grid_idle", &[0; 8], shape, stream(rank)) }
     };
     thread::scope(|scope| {
