@@ -193,7 +193,12 @@ impl Gloo {
     ///
     /// # Safety
     /// `from` holds `count` elements.
-    unsafe fn scaled(from: *const u8, count: usize, op: ReduceOp, args: &CallArgs) -> Option<Vec<u8>> {
+    unsafe fn scaled(
+        from: *const u8,
+        count: usize,
+        op: ReduceOp,
+        args: &CallArgs,
+    ) -> Option<Vec<u8>> {
         if !matches!(op, ReduceOp::PreMulSum(_)) {
             return None;
         }
@@ -378,7 +383,13 @@ impl Backend for Gloo {
         Ok(())
     }
 
-    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, args: &CallArgs) -> Result<()> {
+    unsafe fn broadcast(
+        &self,
+        buffer: *mut u8,
+        count: usize,
+        root: u32,
+        args: &CallArgs,
+    ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
             self.context

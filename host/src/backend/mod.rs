@@ -178,7 +178,13 @@ pub trait Backend: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`Error::Backend`].
-    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, args: &CallArgs) -> Result<()>;
+    unsafe fn broadcast(
+        &self,
+        buffer: *mut u8,
+        count: usize,
+        root: u32,
+        args: &CallArgs,
+    ) -> Result<()>;
 
     /// Collects `count` elements of every rank as row r of `to`.
     ///

@@ -335,7 +335,10 @@ impl Communicator {
 
     fn hand_off_batch(&self, ops: Vec<P2pOp>, op_info: OpInfo) -> PreparedOp<'static> {
         let backend = self.inner.backend.clone();
-        let all_args: Vec<_> = ops.iter().map(|op| self.args(op.tensor.dtype())).collect();
+        let all_args: Vec<_> = ops
+            .iter()
+            .map(|op| self.call_args(op.tensor.dtype()))
+            .collect();
         let run = Arc::new(move || {
             let Some(backend) = &backend else {
                 return Ok(());

@@ -120,7 +120,7 @@ impl Communicator {
     }
 
     /// What a call of the backend takes.
-    pub(super) fn args(&self, dtype: DType) -> CallArgs {
+    pub(super) fn call_args(&self, dtype: DType) -> CallArgs {
         let timeout = if self.timeout_ns == 0 {
             self.inner.options.timeout
         } else {

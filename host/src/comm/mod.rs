@@ -304,7 +304,7 @@ impl Communicator {
     }
 
     /// Adds a window of every rank's part, with its multicast address where it has one; its number. All ranks together.
-    fn add_window(&self, parts: Vec<windows::Part>, bytes: u64) -> Result<usize> {
+    fn add_window(&self, parts: Vec<windows::WindowPart>, bytes: u64) -> Result<usize> {
         let (own, offset) = &parts[self.rank() as usize];
         let multicast = self.multicast(own, *offset)?;
         let address = multicast.as_ref().map_or(0, multicast::Multicast::address);

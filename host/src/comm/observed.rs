@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::observe::{FlightRecord, HookArguments, HookHandle, Part, ReplayArguments};
+use super::observe::{FlightRecord, HookArguments, HookHandle, CommDump, ReplayArguments};
 use super::{Communicator, Inner};
 use crate::{Error, Result};
 
@@ -94,12 +94,12 @@ impl Inner {
             .unwrap_or_else(|| (0..self.size).collect())
     }
 
-    pub(super) fn part(&self) -> Part {
+    pub(super) fn part(&self) -> CommDump {
         let (backend, version) = match &self.backend {
             Some(backend) => (backend.name().to_owned(), backend.version()),
             None => ("fusewire".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         };
-        Part {
+        CommDump {
             name: self.name.clone(),
             backend,
             version,

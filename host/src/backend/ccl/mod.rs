@@ -261,11 +261,25 @@ impl Backend for Ccl {
         };
         // SAFETY: the caller's promise; elsewhere than on the root the library takes null.
         self.reduction("reduce", op, args, |comm, dtype, red| unsafe {
-            comm.reduce(from.cast(), to.cast(), count, dtype, red, root, stream(args))
+            comm.reduce(
+                from.cast(),
+                to.cast(),
+                count,
+                dtype,
+                red,
+                root,
+                stream(args),
+            )
         })
     }
 
-    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, args: &CallArgs) -> Result<()> {
+    unsafe fn broadcast(
+        &self,
+        buffer: *mut u8,
+        count: usize,
+        root: u32,
+        args: &CallArgs,
+    ) -> Result<()> {
         let (dtype, root) = (self.data_type("broadcast", args)?, root as usize);
         // SAFETY: the caller's promise.
         self.call("broadcast", args.timeout, |comm| unsafe {

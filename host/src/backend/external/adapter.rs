@@ -173,8 +173,18 @@ impl Backend for External {
         )
     }
 
-    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, args: &CallArgs) -> Result<()> {
-        forward!(self.broadcast(buffer.cast(), count as u64, root), args, None)
+    unsafe fn broadcast(
+        &self,
+        buffer: *mut u8,
+        count: usize,
+        root: u32,
+        args: &CallArgs,
+    ) -> Result<()> {
+        forward!(
+            self.broadcast(buffer.cast(), count as u64, root),
+            args,
+            None
+        )
     }
 
     unsafe fn all_gather(

@@ -368,7 +368,13 @@ impl Backend for Hierarchy {
         }
     }
 
-    unsafe fn broadcast(&self, buffer: *mut u8, count: usize, root: u32, args: &CallArgs) -> Result<()> {
+    unsafe fn broadcast(
+        &self,
+        buffer: *mut u8,
+        count: usize,
+        root: u32,
+        args: &CallArgs,
+    ) -> Result<()> {
         let clock = Clock::start(args);
         // SAFETY: the caller's promise, whichever the way.
         unsafe {

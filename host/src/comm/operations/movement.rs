@@ -40,11 +40,15 @@ macro_rules! movement {
         };
         if let Some(backend) = comm.backend_for(&plan, input.dtype)? {
             let (from, to) = (Address::of(input), Address::of_output(output));
-            let run = hand_off(backend, comm.args(input.dtype), move |$backend, $args| {
-                let ($from, $to, $elements) = (from.get(), to.get(), count);
-                // SAFETY: the arguments were checked; the memory is kept alive (`PreparedOp`).
-                unsafe { $handed }
-            });
+            let run = hand_off(
+                backend,
+                comm.call_args(input.dtype),
+                move |$backend, $args| {
+                    let ($from, $to, $elements) = (from.get(), to.get(), count);
+                    // SAFETY: the arguments were checked; the memory is kept alive (`PreparedOp`).
+                    unsafe { $handed }
+                },
+            );
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let source_at = comm.addr_of(input.ptr, input.count * size, $staged);

@@ -31,10 +31,14 @@ impl Communicator {
         };
         if let Some(backend) = self.inner.backend.clone() {
             let (at, count) = (Address::of(input), input.count);
-            let run = hand_off(backend, self.args(input.dtype), move |backend, args| {
-                // SAFETY: the memory is kept alive (`PreparedOp`).
-                unsafe { backend.send(at.get(), count, peer, args) }
-            });
+            let run = hand_off(
+                backend,
+                self.call_args(input.dtype),
+                move |backend, args| {
+                    // SAFETY: the memory is kept alive (`PreparedOp`).
+                    unsafe { backend.send(at.get(), count, peer, args) }
+                },
+            );
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let params = SendParams {
@@ -44,7 +48,9 @@ impl Communicator {
             timeout_ns: self.timeout_ns,
             source: input.ptr,
         };
-        Ok(PreparedOp::new(self, &SEND, params, tensors, borrowed, op_info))
+        Ok(PreparedOp::new(
+            self, &SEND, params, tensors, borrowed, op_info,
+        ))
     }
 
     pub(in crate::comm) fn prepare_recv<'a>(
@@ -64,10 +70,14 @@ impl Communicator {
         };
         if let Some(backend) = self.inner.backend.clone() {
             let (at, count) = (Address::of_output(output), output.count);
-            let run = hand_off(backend, self.args(output.dtype), move |backend, args| {
-                // SAFETY: the memory is kept alive (`PreparedOp`).
-                unsafe { backend.recv(at.get(), count, peer, args) }
-            });
+            let run = hand_off(
+                backend,
+                self.call_args(output.dtype),
+                move |backend, args| {
+                    // SAFETY: the memory is kept alive (`PreparedOp`).
+                    unsafe { backend.recv(at.get(), count, peer, args) }
+                },
+            );
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let params = RecvParams {
@@ -77,7 +87,9 @@ impl Communicator {
             timeout_ns: self.timeout_ns,
             target: output.ptr,
         };
-        Ok(PreparedOp::new(self, &RECV, params, tensors, borrowed, op_info))
+        Ok(PreparedOp::new(
+            self, &RECV, params, tensors, borrowed, op_info,
+        ))
     }
 
     /// A call of a send or receive: both sides have the same fingerprint.
@@ -96,7 +108,7 @@ impl Communicator {
             ..OpInfo::default()
         };
         if let Some(backend) = self.inner.backend.clone() {
-            let run = hand_off(backend, self.args(DType::U8), |backend, args| {
+            let run = hand_off(backend, self.call_args(DType::U8), |backend, args| {
                 backend.barrier(args)
             });
             return PreparedOp::hand_off(run, [None; 3], false, op_info);

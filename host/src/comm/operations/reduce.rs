@@ -59,7 +59,7 @@ impl Communicator {
         };
         if let Some(backend) = self.backend_for(&plan, dtype)? {
             let (from, to, count) = (Address::of(input), Address::of_output(output), input.count);
-            let run = hand_off(backend, self.args(dtype), move |backend, args| {
+            let run = hand_off(backend, self.call_args(dtype), move |backend, args| {
                 // SAFETY: the arguments were checked; the memory is kept alive (`PreparedOp`).
                 unsafe { backend.all_reduce(from.get(), to.get(), count, op, args) }
             });
@@ -137,7 +137,7 @@ impl Communicator {
         );
         if let Some(backend) = self.backend_for(&plan, dtype)? {
             let (from, to, count) = (Address::of(input), Address::of_output(output), input.count);
-            let run = hand_off(backend, self.args(dtype), move |backend, args| {
+            let run = hand_off(backend, self.call_args(dtype), move |backend, args| {
                 // SAFETY: as for all_reduce.
                 unsafe { backend.reduce(from.get(), to.get(), count, op, root, args) }
             });
@@ -186,7 +186,7 @@ impl Communicator {
         let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, count as u64);
         if let Some(backend) = self.backend_for(&plan, dtype)? {
             let (from, to) = (Address::of(input), Address::of_output(output));
-            let run = hand_off(backend, self.args(dtype), move |backend, args| {
+            let run = hand_off(backend, self.call_args(dtype), move |backend, args| {
                 // SAFETY: as for all_reduce.
                 unsafe { backend.reduce_scatter(from.get(), to.get(), count, op, args) }
             });

@@ -58,15 +58,19 @@ impl Communicator {
             let (from, to) = (Address::of(input), Address::of_output(output));
             let counts = Counts::new(name, counts, counts_tensor.is_some())?;
             let (sends, holds) = (input.count as u64, output.count as u64);
-            let run = hand_off(backend, self.args(input.dtype), move |backend, args| {
-                let counts = counts.read();
-                let own = counts[backend.rank() as usize];
-                if own != sends || counts.iter().sum::<u64>() > holds {
-                    return Err(Counts::changed(backend.name(), name));
-                }
-                // SAFETY: the arguments were checked; the memory is kept alive (`PreparedOp`).
-                unsafe { backend.all_gather_v(from.get(), to.get(), &counts, args) }
-            });
+            let run = hand_off(
+                backend,
+                self.call_args(input.dtype),
+                move |backend, args| {
+                    let counts = counts.read();
+                    let own = counts[backend.rank() as usize];
+                    if own != sends || counts.iter().sum::<u64>() > holds {
+                        return Err(Counts::changed(backend.name(), name));
+                    }
+                    // SAFETY: the arguments were checked; the memory is kept alive (`PreparedOp`).
+                    unsafe { backend.all_gather_v(from.get(), to.get(), &counts, args) }
+                },
+            );
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let source_at = self.addr_of(input.ptr, input.count * size, false);
@@ -122,14 +126,18 @@ impl Communicator {
             let sends = Counts::new(name, inputs, splits_tensor.is_some())?;
             let receives = Counts::new(name, outputs, splits_tensor.is_some())?;
             let (has, holds) = (input.count as u64, output.count as u64);
-            let run = hand_off(backend, self.args(input.dtype), move |backend, args| {
-                let (sends, receives) = (sends.read(), receives.read());
-                if sends.iter().sum::<u64>() > has || receives.iter().sum::<u64>() > holds {
-                    return Err(Counts::changed(backend.name(), name));
-                }
-                // SAFETY: as for all_gather_v.
-                unsafe { backend.all_to_all_v(from.get(), &sends, to.get(), &receives, args) }
-            });
+            let run = hand_off(
+                backend,
+                self.call_args(input.dtype),
+                move |backend, args| {
+                    let (sends, receives) = (sends.read(), receives.read());
+                    if sends.iter().sum::<u64>() > has || receives.iter().sum::<u64>() > holds {
+                        return Err(Counts::changed(backend.name(), name));
+                    }
+                    // SAFETY: as for all_gather_v.
+                    unsafe { backend.all_to_all_v(from.get(), &sends, to.get(), &receives, args) }
+                },
+            );
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let source_at = self.addr_of(input.ptr, input.count * size, false);
