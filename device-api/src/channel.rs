@@ -39,7 +39,7 @@ fn slot(comm: &Comm, at: u32, block: u32, source: u32, fill: u64) -> *mut u8 {
 /// Words of the header in a slot: fingerprint of the call, and the message's bytes.
 const HEADER_WORDS: usize = 2;
 
-/// What goes through a channel, for the check that both ends mean the same.
+/// Message that goes through a channel; both ends compare it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Fingerprint of the call.
@@ -56,7 +56,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// The end as the last send left it.
+    /// Opens the end as the last send left it.
     #[inline(always)]
     pub fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
         let comm = session.comm();
@@ -145,7 +145,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// The end as the last receive left it.
+    /// Opens the end as the last receive left it.
     #[inline(always)]
     pub fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
         let comm = session.comm();

@@ -14,25 +14,25 @@ impl WindowAddr {
     /// Memory that lies in no window.
     pub const NONE: Self = Self(u64::MAX);
 
-    /// Byte `offset` of window `window`.
+    /// Returns the address of byte `offset` of window `window`.
     #[inline(always)]
     pub const fn new(window: u32, offset: u64) -> Self {
         Self((window as u64) << 48 | offset & 0xffff_ffff_ffff)
     }
 
-    /// The window.
+    /// Returns the window.
     #[inline(always)]
     pub const fn window(self) -> u32 {
         (self.0 >> 48) as u32
     }
 
-    /// The byte offset.
+    /// Returns the byte offset.
     #[inline(always)]
     pub const fn offset(self) -> u64 {
         self.0 & 0xffff_ffff_ffff
     }
 
-    /// True if this names memory in a window.
+    /// Returns true if this names memory in a window.
     #[inline(always)]
     pub const fn is_some(self) -> bool {
         self.0 != Self::NONE.0
@@ -60,7 +60,7 @@ impl<T> Clone for PeerPtr<T> {
 impl<T> Copy for PeerPtr<T> {}
 
 impl<T> PeerPtr<T> {
-    /// Byte `offset` of `rank`'s part of `window`.
+    /// Returns the address of byte `offset` of `rank`'s part of `window`.
     #[inline(always)]
     pub const fn new(window: u32, rank: u32, offset: u64) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl<T> PeerPtr<T> {
         }
     }
 
-    /// `count` elements further.
+    /// Returns the address `count` elements further.
     #[inline(always)]
     pub const fn add(self, count: u64) -> Self {
         Self::new(
@@ -82,8 +82,9 @@ impl<T> PeerPtr<T> {
     }
 }
 
-/// The rank `step` positions after `from` in the ring of `size` ranks; `from` is below the size, `step` at
-/// most the size. Without a division, which on a GPU costs dozens of instructions and a path to a panic.
+/// Returns the rank `step` positions after `from` in the ring of `size` ranks; `from` is below the
+/// size, `step` at most the size. Without a division, which on a GPU costs dozens of instructions
+/// and a path to a panic.
 #[inline(always)]
 pub fn ring(from: u32, step: u32, size: u32) -> u32 {
     let sum = from + step;
@@ -97,7 +98,7 @@ pub struct Comm {
 }
 
 impl Comm {
-    /// The communicator whose constants are at `constants`.
+    /// Wraps the communicator whose constants are at `constants`.
     ///
     /// # Safety
     /// `constants` and everything it points at must stay valid, and mapped on every rank, during
@@ -107,32 +108,33 @@ impl Comm {
         Self { constants }
     }
 
-    /// The constants.
+    /// Returns the constants.
     #[inline(always)]
     pub fn constants(&self) -> &CommConst {
         // SAFETY: promised to `new`; nobody writes them while kernels run.
         unsafe { &*self.constants }
     }
 
-    /// This rank.
+    /// Returns this rank.
     #[inline(always)]
     pub fn rank(&self) -> u32 {
         self.constants().rank
     }
 
-    /// The rank `step` positions after this one in the ring of all ranks; `step` is at most the size.
+    /// Returns the rank `step` positions after this one in the ring of all ranks; `step` is at most
+    /// the size.
     #[inline(always)]
     pub fn after(&self, step: u32) -> u32 {
         ring(self.rank(), step, self.size())
     }
 
-    /// Ranks of the communicator.
+    /// Returns the number of ranks.
     #[inline(always)]
     pub fn size(&self) -> u32 {
         self.constants().size
     }
 
-    /// Layout of every rank's workspace.
+    /// Returns the layout of every rank's workspace.
     #[inline(always)]
     pub fn workspace(&self) -> &WorkspaceLayout {
         &self.constants().workspace
@@ -150,7 +152,7 @@ impl Comm {
         (self.constants().windows as *const WindowConst).wrapping_add(window as usize)
     }
 
-    /// Address of byte 0 of `rank`'s workspace.
+    /// Returns the address of byte 0 of `rank`'s workspace.
     #[inline(always)]
     pub fn workspace_of(&self, rank: u32) -> *mut u8 {
         // SAFETY: the constants are live, and the index is within their table.
@@ -164,14 +166,15 @@ impl Comm {
         unsafe { (&raw const (*self.constants).workspaces).cast() }
     }
 
-    /// Address of byte `offset` of this rank's own workspace.
+    /// Returns the address of byte `offset` of this rank's own workspace.
     #[inline(always)]
     pub fn own(&self, offset: u64) -> *mut u8 {
         (self.constants().state as *mut u8).wrapping_add(offset as usize)
     }
 
-    /// Address of `bytes` bytes of memory that `rank` named as `addr`, or `None` where the window does not
-    /// exist, the range leaves it, or the rank is not reachable. A peer's word is never trusted.
+    /// Returns the address of `bytes` bytes of memory that `rank` named as `addr`, or `None` where
+    /// the window does not exist, the range leaves it, or the rank is not reachable. A peer's word
+    /// is never trusted.
     #[inline(always)]
     pub fn resolve(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Option<*mut u8> {
         if addr.window() as usize >= MAX_WINDOWS || rank >= self.size() {
@@ -189,7 +192,8 @@ impl Comm {
         (fits && base != 0).then(|| (base as *mut u8).wrapping_add(addr.offset() as usize))
     }
 
-    /// Address behind a [`PeerPtr`] for `count` elements, checked.
+    /// Returns the address that a [`PeerPtr`] names for `count` elements, checked as by
+    /// [`Comm::resolve`].
     #[inline(always)]
     pub fn pointer<T>(&self, at: PeerPtr<T>, count: u64) -> Option<*mut T> {
         let bytes = count.checked_mul(size_of::<T>() as u64)?;
@@ -197,8 +201,8 @@ impl Comm {
         self.resolve(addr, at.rank, bytes).map(<*mut u8>::cast)
     }
 
-    /// Offset of the signal line that `from` writes for `block`: the ready line; the done line
-    /// is the next one.
+    /// Returns the offset of the signal line that `from` writes for `block`: the ready line; the
+    /// done line is the next one.
     #[inline(always)]
     pub fn inbox(&self, block: u32, from: u32) -> u64 {
         self.workspace().inbox + (u64::from(block) * u64::from(self.size()) + u64::from(from)) * 2 * LINE

@@ -25,16 +25,16 @@ pub const LAYOUT_VERSION: u32 = 3;
 pub const MAX_RANKS: usize = 64;
 /// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is the workspace.
 pub const MAX_WINDOWS: usize = 1024;
-/// Where the [`CommConst`] lies in a workspace.
+/// Offset of the [`CommConst`] in a workspace.
 pub const CONSTANTS_AT: u64 = 256;
-/// Where the [`BlockState`]s lie in a workspace: [`WorkspaceLayout::blocks`] of every layout.
+/// Offset of the [`BlockState`]s in a workspace: [`WorkspaceLayout::blocks`] of every layout.
 pub const BLOCKS_AT: u64 = 1024;
 /// Size of a line: what one signal with its words occupies.
 pub const LINE: u64 = 64;
 /// Words that travel with a ready signal.
 pub const SIGNAL_WORDS: usize = 7;
 
-/// Where the arrays of a workspace lie, in bytes from its start.
+/// Offsets of the arrays of a workspace, in bytes from its start.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct WorkspaceLayout {
@@ -59,21 +59,21 @@ pub struct WorkspaceLayout {
     pub channel_depth: u64,
     /// Staging for input that lies in no window.
     pub staging_in: u64,
-    /// Size of it.
+    /// Size of that staging.
     pub staging_in_bytes: u64,
     /// Staging for output that lies in no window.
     pub staging_out: u64,
-    /// Size of it.
+    /// Size of that staging.
     pub staging_out_bytes: u64,
     /// User signals: [`WorkspaceLayout::user_signal_count`] words, apart from the library's own.
     pub user_signals: u64,
-    /// How many.
+    /// Number of user signals.
     pub user_signal_count: u64,
     /// Size of the whole workspace.
     pub bytes: u64,
 }
 
-/// What a workspace is made for; equal on all ranks of a communicator.
+/// Parameters of a workspace; equal on all ranks of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkspaceConfig {
     /// Ranks.
@@ -132,7 +132,7 @@ impl WorkspaceLayout {
     }
 }
 
-/// One window as a rank sees it: where every rank's part is mapped.
+/// One window as a rank sees it: the addresses at which every rank's part is mapped.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct WindowConst {
@@ -190,7 +190,7 @@ pub struct CommConst {
     pub workspaces: [u64; MAX_RANKS],
 }
 
-/// Why a launch failed.
+/// Reason for which a launch failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum FailureKind {
@@ -212,7 +212,7 @@ pub enum FailureKind {
     Dead = 8,
 }
 
-/// What a failing rank leaves for people: claimed by compare-exchange, filled, then made valid.
+/// Report of a failing rank for its host: claimed by compare-exchange, filled, then made valid.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct FailureRecord {
@@ -244,7 +244,7 @@ pub struct FailureRecord {
     pub expected: u64,
     /// Value that it saw last.
     pub observed: u64,
-    /// How long it waited, nanoseconds.
+    /// Duration of the wait, nanoseconds.
     pub elapsed_ns: u64,
     /// Generation of the communicator.
     pub generation: u64,
@@ -275,9 +275,9 @@ pub struct CommState {
 /// Set in an abort word; the low 32 bits are the rank that holds the failure record.
 pub const ABORT: u64 = 1 << 63;
 
-/// How far a block has come; written by it, read by peers that stall. Every word carries the low
-/// bits of the sequence number, which distinguish words of different operations without an
-/// ordering between them.
+/// Progress of a block; written by it, read by peers that stall. Every word carries the low bits of
+/// the sequence number, which distinguish words of different operations without an ordering between
+/// them.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Progress {
@@ -290,7 +290,7 @@ pub struct Progress {
     _line: [u64; 5],
 }
 
-/// What a block keeps between launches; touched by that block of that rank only.
+/// State of a block between launches; touched by that block of that rank only.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockState {
@@ -306,8 +306,8 @@ pub struct BlockState {
 }
 
 impl BlockState {
-    /// The busy word of a block with these epochs on which no launch is in flight: even, and different whenever one of the
-    /// epochs is.
+    /// Returns the busy word of a block with these epochs on which no launch is in flight: even,
+    /// and different whenever one of the epochs is.
     #[inline(always)]
     pub const fn idle(sequence: u64, rounds: u64, packet_epoch: u64) -> u64 {
         sequence.wrapping_add(rounds).wrapping_add(packet_epoch) << 1

@@ -1,4 +1,4 @@
-//! What the author of a Fusewire kernel sees.
+//! The API for authors of Fusewire kernels.
 //!
 //! A kernel is one Rust function. The same body compiles to PTX for NVIDIA, to AMDGCN for AMD, and
 //! to native code for the CPU:

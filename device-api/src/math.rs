@@ -25,7 +25,7 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits(((n + 127) as u32) << 23)
 }
 
-/// e^x. See the module for its error.
+/// Returns e^x. See the module for its error.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // Beyond these the result is known; NaN goes to a bound, too, and comes back below.
@@ -49,7 +49,7 @@ pub fn exp(x: f32) -> f32 {
     if x.is_nan() { x } else { scaled }
 }
 
-/// The natural logarithm. See the module for its error.
+/// Returns the natural logarithm. See the module for its error.
 #[inline(always)]
 pub fn log(x: f32) -> f32 {
     const LEAST_NORMAL: f32 = f32::MIN_POSITIVE;

@@ -21,16 +21,17 @@
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 use crate::native::{Isa, KernelInfo, LaneContext, ParamField};
 
-/// What stands behind a kernel's name in the name of its grid form.
+/// Suffix of a grid form's name after the kernel's.
 pub const SUFFIX: &str = "__grid";
 
-/// The kernel whose grid form `symbol` is; `None` where it is none.
+/// Returns the name of the kernel whose grid form `symbol` is, or `None` if it is not one.
 pub fn kernel_name(symbol: &str) -> Option<&str> {
     symbol.strip_suffix(SUFFIX)
 }
 
-/// Whether a struct of `bytes` bytes whose fields have these offsets and sizes, in bytes, lies as scalars of natural alignment
-/// do: then the host's table and the GPU's are the same. `#[kernel]` demands it of every parameter struct.
+/// Returns true if a struct of `bytes` bytes whose fields have these offsets and sizes, in bytes,
+/// is laid out as scalars of natural alignment: then the host's table and the GPU's are the same.
+/// `#[kernel]` demands it of every parameter struct.
 pub const fn is_natural(fields: &[(usize, usize)], bytes: usize) -> bool {
     let (mut end, mut align, mut index) = (0usize, 1, 0);
     while index < fields.len() {
@@ -103,7 +104,8 @@ pub unsafe fn run_lane(kernel: &KernelInfo, isa: Isa, params: &GridParams, conte
     unsafe { kernel.native.entry(isa, context.lanes)(&raw const own, params) }
 }
 
-/// Where this block stands among its rank's, and its rank's parameters. Called by the entries of `#[kernel]`.
+/// Returns the index of this block among those of its rank, and its rank's parameters. Called by
+/// the entries of `#[kernel]`.
 ///
 /// # Safety
 /// `parameters` must have a struct for every rank of the grid: `arch::blocks() / blocks_per_rank`.
@@ -127,8 +129,8 @@ unsafe extern "unadjusted" {
     fn fusewire_read_pointer(at: *const u8) -> *mut u8;
 }
 
-/// A pointer argument of a grid form. Read as what it is, a pointer into global memory, which the arguments of an ordinary
-/// entry are by themselves: so that the same instructions come out.
+/// Reads a pointer argument of a grid form as a pointer into global memory. The arguments of an
+/// ordinary entry are such by themselves; read so, both forms compile to the same instructions.
 ///
 /// # Safety
 /// `at` must be valid for a read and in global memory; what it holds is null or points into global memory.
@@ -141,7 +143,7 @@ pub unsafe fn pointer<T>(at: *const *const T) -> *const T {
         .cast()
 }
 
-/// As [`pointer`].
+/// Does what [`pointer`] does, for a mutable pointer.
 ///
 /// # Safety
 /// As there.

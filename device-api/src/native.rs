@@ -27,7 +27,7 @@ pub struct LaneContext {
     pub lane: u32,
     /// Lanes in the block: 1 in production.
     pub lanes: u32,
-    /// What the lanes of this block share.
+    /// State that the lanes of this block share.
     pub shared: *const BlockShared,
 }
 
@@ -38,7 +38,7 @@ pub struct LaneContext {
 /// must point at the kernel's parameter struct.
 pub type NativeEntry = unsafe fn(*const LaneContext, *const u8);
 
-/// What the lanes of one emulated block share: a barrier, an exchange area, shared memory.
+/// Shared state of the lanes of one emulated block: a barrier, an exchange area, shared memory.
 pub struct BlockShared {
     lanes: u32,
     arrived: AtomicU32,
@@ -63,8 +63,8 @@ impl fmt::Debug for BlockShared {
 }
 
 impl BlockShared {
-    /// A block of `lanes` lanes whose shared memory is at `shared` ([`arch::SHARED_BYTES`] bytes,
-    /// 128-byte aligned, alive as long as this value).
+    /// Creates a block of `lanes` lanes whose shared memory is at `shared` ([`arch::SHARED_BYTES`]
+    /// bytes, 128-byte aligned, alive as long as this value).
     pub fn new(lanes: u32, shared: *mut u8) -> Self {
         Self {
             lanes,
@@ -76,7 +76,7 @@ impl BlockShared {
         }
     }
 
-    /// Start of the block's shared memory.
+    /// Returns the start of the block's shared memory.
     #[inline(always)]
     pub fn shared(&self) -> *mut u8 {
         // SAFETY: written at construction only.
@@ -111,7 +111,7 @@ impl BlockShared {
         }
     }
 
-    /// Every lane contributes `value`; every lane gets what `pick` makes of all contributions.
+    /// Contributes `value`; every lane gets what `pick` makes of all contributions.
     pub fn exchange<R>(
         &self,
         lane: u32,
@@ -125,8 +125,8 @@ impl BlockShared {
         picked
     }
 
-    /// A lane has returned from the kernel. The last one to leave resets the block, so that the
-    /// value can serve another launch.
+    /// Records that a lane has returned from the kernel. The last one to leave resets the block, so
+    /// that the value can serve another launch.
     pub fn leave(&self) {
         if self.gone.fetch_add(1, Ordering::AcqRel) + 1 == self.lanes {
             self.gone.store(0, Ordering::Release);
@@ -159,7 +159,7 @@ pub struct NativeEntries {
 }
 
 impl NativeEntries {
-    /// The entry for `isa` when a block has one lane, else the entry for several lanes.
+    /// Returns the entry for `isa` when a block has one lane, else the entry for several lanes.
     #[inline(always)]
     pub const fn entry(&self, isa: Isa, lanes: u32) -> NativeEntry {
         match (lanes, isa) {
@@ -171,7 +171,7 @@ impl NativeEntries {
     }
 }
 
-/// Which native entry this machine runs.
+/// Instruction set of the native entry that this machine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
     /// The target's baseline.
@@ -182,7 +182,7 @@ pub enum Isa {
     Avx512,
 }
 
-/// One kernel instance without its parameter type: what a list of kernels holds.
+/// One kernel instance without its parameter type, as lists of kernels hold it.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelInfo {
     /// Exported symbol in a GPU image.
@@ -197,7 +197,8 @@ pub struct KernelInfo {
 }
 
 impl KernelInfo {
-    /// The family that the kernel belongs to: the module of the crate that defines it, or the crate itself.
+    /// Returns the family that the kernel belongs to: the module of the crate that defines it, or
+    /// the crate itself.
     pub fn family(&self) -> &'static str {
         let mut parts = self.module.split("::");
         let krate = parts.next().unwrap_or_default();
@@ -226,7 +227,8 @@ impl<P> fmt::Debug for Kernel<P> {
 }
 
 impl KernelInfo {
-    /// Bytes of the parameter struct, with the padding behind its last field: the distance of two of them in a table.
+    /// Returns the bytes of the parameter struct, with the padding after its last field: the
+    /// distance of two of them in a table.
     pub const fn param_bytes(&self) -> usize {
         // Scalars of natural alignment; `#[kernel]` refuses anything else.
         let (mut end, mut align, mut index) = (0usize, 1, 0);
@@ -254,14 +256,35 @@ impl<P> Kernel<P> {
         }
     }
 
-    /// The instance's description.
+    /// Returns the instance's description.
     pub const fn info(&self) -> &KernelInfo {
         &self.info
     }
 
-    /// The entry for `isa` when a block has one lane, else the entry for several lanes.
+    /// Returns the entry for `isa` when a block has one lane, else the entry for several lanes.
     #[inline(always)]
     pub const fn entry(&self, isa: Isa, lanes: u32) -> NativeEntry {
         self.info.native.entry(isa, lanes)
     }
+}
+
+/// Expands to the body of a native entry of a kernel.
+#[cfg(not(any(loom, shuttle)))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! native_body {
+    ($context:ident, $params:ident, $body:block) => {
+        $body
+    };
+}
+
+/// Leaves out the body: a model calls the kernel itself, and entries take a minute to compile.
+#[cfg(any(loom, shuttle))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! native_body {
+    ($context:ident, $params:ident, $body:block) => {{
+        let _ = ($context, $params);
+        unreachable!("models call kernels, not their native entries")
+    }};
 }

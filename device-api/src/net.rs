@@ -16,7 +16,7 @@ use crate::mem::{self, Order, Policy, Scope};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoute;
 
-/// What a signal does to the word it reaches.
+/// Update of a word by a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalOp {
     /// Stores the value.

@@ -36,7 +36,7 @@ const SCRUB_PERIOD: u64 = 4096;
 /// Two-packet units that one scrub clears in each slot.
 const SCRUB_UNITS: u64 = 64;
 
-/// Bytes of data that a slot of `slot` bytes carries; the same for both kinds of unit at least.
+/// Returns the bytes of data that a slot of `slot` bytes carries, with either kind of unit.
 pub const fn capacity(slot: u64) -> u64 {
     if slot < 2 * LINE {
         8
@@ -115,8 +115,8 @@ impl Slots {
         }
     }
 
-    /// As [`Slots::send_to_all`], with the stream's `prefetch`, which was asked for before; blocks of several lanes send to this rank,
-    /// too, so that it can receive its own stream as any other.
+    /// Sends as [`Slots::send_to_all`] does, with the stream's `prefetch`. Blocks of several lanes
+    /// send to this rank, too, so that it can receive its own stream as any other.
     ///
     /// # Safety
     /// As there; `prefetch` must be that of the same stream.
@@ -259,8 +259,8 @@ impl Slots {
         Some(data)
     }
 
-    /// One look at the two-packet units `unit .. unit + N` of `source`'s stream, all loads under way at once: their bytes, and
-    /// whether all are there.
+    /// Loads the two-packet units `unit .. unit + N` of `source`'s stream once, without waiting
+    /// between the loads. Returns their bytes, and true if all have arrived.
     #[inline(always)]
     pub fn peek_pairs<const N: usize>(&self, source: u32, unit: usize) -> ([u64; N], bool) {
         let at = self.arrival(source).wrapping_add(unit * 16).cast::<u64>();
@@ -356,13 +356,13 @@ impl Slots {
     }
 }
 
-/// What a lane sends first of a stream. A kernel asks for it before it begins its session: then the answer is under way while the
-/// launch enters the communicator, and not behind that.
+/// The first bytes of a stream that a lane sends. A kernel reads them before it begins its session,
+/// so that the load is in flight while the launch enters the communicator.
 #[derive(Clone, Copy, Debug)]
 pub struct Prefetch(u64);
 
 impl Prefetch {
-    /// This lane's, of the stream of `bytes` bytes at `from` that the block sends.
+    /// Reads this lane's first bytes of the stream of `bytes` bytes at `from` that the block sends.
     ///
     /// # Safety
     /// `from` must be readable for `bytes` bytes.
@@ -378,7 +378,7 @@ impl Prefetch {
     }
 }
 
-/// Up to 8 bytes of `from` at pair `pair`, zero beyond `bytes`.
+/// Returns up to 8 bytes of `from` at pair `pair`, zero beyond `bytes`.
 ///
 /// # Safety
 /// `from` must be readable for `bytes` bytes.

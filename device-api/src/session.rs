@@ -31,7 +31,7 @@ use prologue::{Epochs, Prologue};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {
-    /// Nothing yet.
+    /// No operation yet.
     None = 0,
     /// Element-wise reduction, result on every rank.
     AllReduce = 1,
@@ -39,7 +39,7 @@ pub enum Operation {
     ReduceScatter = 2,
     /// Every rank's input on every rank.
     AllGather = 3,
-    /// As all_gather, counts differ by rank.
+    /// all_gather with a count for each rank.
     AllGatherV = 4,
     /// The root's buffer on every rank.
     Broadcast = 5,
@@ -51,40 +51,40 @@ pub enum Operation {
     Gather = 8,
     /// Block r of every rank's input on rank r.
     AllToAll = 9,
-    /// As all_to_all, counts differ by pair.
+    /// all_to_all with a count for each pair.
     AllToAllV = 10,
     /// All ranks have arrived.
     Barrier = 11,
     /// all_reduce, residual add and norm in one launch.
     AllReduceNorm = 12,
-    /// A kernel of the user's.
+    /// A user kernel.
     User = 13,
     /// reduce_scatter, residual add and norm in one launch.
     ReduceScatterNorm = 14,
     /// Greatest logits and log-sum-exp of logits that are split by columns.
     VocabParallel = 15,
-    /// all_gather that raises a word for each chunk.
+    /// all_gather with a ready flag per chunk.
     AllGatherWithFlags = 20,
-    /// reduce_scatter that waits for a counter of each tile.
+    /// reduce_scatter with an arrival counter per tile.
     ReduceScatterOnArrival = 21,
-    /// To one peer.
+    /// send to one peer.
     Send = 32,
-    /// From one peer.
+    /// recv from one peer.
     Recv = 33,
     /// Sends and receives of several peers, all at once.
     Batch = 34,
-    /// Into a peer's part of a window.
+    /// put into a peer's part of a window.
     Put = 35,
-    /// From a peer's part of a window.
+    /// get from a peer's part of a window.
     Get = 36,
-    /// To a peer's signal.
+    /// Update of a peer's signal.
     Signal = 37,
-    /// For a signal of this rank.
+    /// Wait for a signal of this rank.
     WaitSignal = 38,
 }
 
 impl Operation {
-    /// Name in messages.
+    /// Returns the name in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "nothing",
@@ -115,7 +115,7 @@ impl Operation {
         }
     }
 
-    /// The operation with this code.
+    /// Returns the operation with this code.
     pub const fn from_code(code: u8) -> Self {
         match code {
             1 => Self::AllReduce,
@@ -147,9 +147,14 @@ impl Operation {
     }
 }
 
-/// What a launch is, in one word: `[root or peer:16][..:8][operation:8][type:4][reduction:4][algorithm:8]
-/// [fingerprint:16]`. The low 40 bits must be equal on all ranks of a collective; the fingerprint
-/// covers everything that must be equal, the element count and the root included.
+/// Description of a launch in one word.
+///
+/// ```text
+/// [root or peer:16][..:8][operation:8][type:4][reduction:4][algorithm:8][fingerprint:16]
+/// ```
+///
+/// The low 40 bits must be equal on all ranks of a collective. The fingerprint covers everything that
+/// must be equal, the element count and the root included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Call(pub u64);
@@ -176,49 +181,49 @@ impl Call {
         Self((root as u64) << 48 | head | (hash >> 8 & 0xffff))
     }
 
-    /// The call in a progress word (without its root).
+    /// Returns the call in a progress word (without its root).
     #[inline(always)]
     pub const fn from_progress(word: u64) -> Self {
         Self(word & 0xff_ffff_ffff)
     }
 
-    /// The operation.
+    /// Returns the operation.
     #[inline(always)]
     pub const fn operation(self) -> Operation {
         Operation::from_code((self.0 >> 32) as u8)
     }
 
-    /// Code of the element type.
+    /// Returns the code of the element type.
     #[inline(always)]
     pub const fn dtype(self) -> u8 {
         (self.0 >> 28) as u8 & 15
     }
 
-    /// Code of the reduction.
+    /// Returns the code of the reduction.
     #[inline(always)]
     pub const fn reduction(self) -> u8 {
         (self.0 >> 24) as u8 & 15
     }
 
-    /// Code of the algorithm.
+    /// Returns the code of the algorithm.
     #[inline(always)]
     pub const fn algorithm(self) -> u8 {
         (self.0 >> 16) as u8
     }
 
-    /// Root or peer.
+    /// Returns the root or peer.
     #[inline(always)]
     pub const fn root(self) -> u32 {
         (self.0 >> 48) as u32
     }
 
-    /// Hash of all that must be equal on all ranks.
+    /// Returns the hash of all that must be equal on all ranks.
     #[inline(always)]
     pub const fn fingerprint(self) -> u64 {
         self.0 & 0xffff
     }
 
-    /// Whether all ranks take part.
+    /// Returns true if all ranks take part.
     #[inline(always)]
     pub const fn is_collective(self) -> bool {
         (self.0 >> 32) as u8 != 0 && ((self.0 >> 32) as u8) < 32
@@ -286,25 +291,25 @@ impl<M: Machine> Session<M> {
         })
     }
 
-    /// The communicator.
+    /// Returns the communicator.
     #[inline(always)]
     pub fn comm(&self) -> &Comm {
         &self.comm
     }
 
-    /// The block.
+    /// Returns the block.
     #[inline(always)]
     pub fn block(&self) -> Block<M> {
         self.block
     }
 
-    /// The bounds of this launch's waits.
+    /// Returns the bounds of this launch's waits.
     #[inline(always)]
     pub fn ctx(&self) -> &WaitContext {
         &self.ctx
     }
 
-    /// The fingerprint of this launch's call.
+    /// Returns the fingerprint of this launch's call.
     #[inline(always)]
     pub fn fingerprint(&self) -> u64 {
         if BOUNDED {
@@ -340,7 +345,7 @@ impl<M: Machine> Session<M> {
         self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
     }
 
-    /// Word `index` of what `peer` sent with its ready signal of this round.
+    /// Returns word `index` of what `peer` sent with its ready signal of this round.
     #[inline(always)]
     pub fn word(&self, peer: u32, index: usize) -> u64 {
         let line = self.line(self.comm.rank(), peer, 0);

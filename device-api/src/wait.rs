@@ -14,7 +14,7 @@ use crate::layout::{ABORT, BlockState, CommState, FailureKind, FailureRecord, LI
 use crate::mem::{self, Order, Scope};
 use crate::session::Call;
 
-/// What a wait was for.
+/// Event that a wait waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum WaitKind {
@@ -28,7 +28,7 @@ pub enum WaitKind {
     Credit = 4,
     /// A filled slot of the channel from a peer.
     Slot = 5,
-    /// A signal of the user's.
+    /// A user signal.
     Signal = 6,
     /// The launch itself, before any wait.
     Launch = 7,
@@ -44,7 +44,7 @@ pub(crate) const BOUNDED: bool = !cfg!(fusewire_unbounded);
 /// After how long a stalled wait compares progress with its peers.
 const COMPARE_NS: u64 = 50_000;
 
-/// One launch's bounds for its waits.
+/// Bounds of one launch's waits.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitContext {
     pub(crate) comm: Comm,
@@ -199,7 +199,7 @@ impl WaitContext {
         rank != self.comm.rank() && dead >> (rank & 63) & 1 == 1
     }
 
-    /// Whether somebody has failed this communicator.
+    /// Returns true if any rank has failed this communicator.
     #[inline(always)]
     pub fn aborted(&self) -> bool {
         let state = self.comm.own(0).cast::<CommState>();

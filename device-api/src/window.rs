@@ -1,4 +1,4 @@
-//! A window with signals, counters and barriers of the user's: torchcomms' device window.
+//! A window with signals, counters and barriers for the user: torchcomms' device window.
 //!
 //! The memory behind it is two windows of the communicator: the user's part, and a signal pad with the words of
 //! [`DeviceWindow`], which are apart from the library's own.
@@ -42,7 +42,7 @@ pub struct DeviceWindow {
     pub size: u32,
 }
 
-/// How a wait compares what it sees with its value.
+/// Comparison of the word that a wait reads with its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Compare {
@@ -61,7 +61,7 @@ pub enum Compare {
 }
 
 impl Compare {
-    /// The comparison with this code; greater or equal for codes that no comparison has.
+    /// Returns the comparison with this code; greater or equal for codes that no comparison has.
     #[inline(always)]
     pub const fn from_code(code: u32) -> Self {
         match code {
@@ -74,7 +74,7 @@ impl Compare {
         }
     }
 
-    /// Whether `seen` satisfies it; unsigned.
+    /// Returns true if `seen` satisfies it; unsigned.
     #[inline(always)]
     pub const fn holds(self, seen: u64, value: u64) -> bool {
         match self {
@@ -88,14 +88,15 @@ impl Compare {
     }
 }
 
-/// Bytes of the signal pad of a window with that many words of each kind, on `size` ranks.
+/// Returns the bytes of the signal pad of a window with that many words of each kind, on `size`
+/// ranks.
 pub const fn signal_pad_bytes(size: u32, signals: u32, counters: u32, barriers: u32) -> u64 {
     let size = size as u64;
     (signals as u64 * size + counters as u64 + barriers as u64 * (size + 1)) * 8
 }
 
 impl DeviceWindow {
-    /// The communicator.
+    /// Returns the communicator.
     ///
     /// # Safety
     /// As [`Comm::new`], for the constants that the window was made with.
@@ -105,20 +106,20 @@ impl DeviceWindow {
         unsafe { Comm::new(self.constants as *const CommConst) }
     }
 
-    /// Offset in the signal pad of the slot of signal `id` that `sender` writes.
+    /// Returns the offset in the signal pad of the slot of signal `id` that `sender` writes.
     #[inline(always)]
     pub const fn signal_at(&self, id: u32, sender: u32) -> u64 {
         (id as u64 * self.size as u64 + sender as u64) * 8
     }
 
-    /// Offset in the signal pad of counter `id`.
+    /// Returns the offset in the signal pad of counter `id`.
     #[inline(always)]
     pub const fn counter_at(&self, id: u32) -> u64 {
         (self.signals as u64 * self.size as u64 + id as u64) * 8
     }
 
-    /// Offset in the signal pad of the word of barrier `id` that `sender` writes; that of this rank's own count for
-    /// `sender == size`.
+    /// Returns the offset in the signal pad of the word of barrier `id` that `sender` writes; that
+    /// of this rank's own count for `sender == size`.
     #[inline(always)]
     pub const fn barrier_at(&self, id: u32, sender: u32) -> u64 {
         let before = self.signals as u64 * self.size as u64 + self.counters as u64;
@@ -131,8 +132,9 @@ impl DeviceWindow {
         comm.pointer(PeerPtr::new(self.signal_pad, comm.rank(), offset), 1)
     }
 
-    /// Byte `offset` of `rank`'s part of the user's memory, for `bytes` bytes: an address of this rank, or
-    /// `None` where the rank is not reachable by load and store or the range leaves the window.
+    /// Returns the address on this rank of byte `offset` of `rank`'s part of the user's memory, for
+    /// `bytes` bytes, or `None` where the rank is not reachable by load and store or the range
+    /// leaves the window.
     #[inline(always)]
     pub fn address(&self, comm: &Comm, rank: u32, offset: u64, bytes: u64) -> Option<*mut u8> {
         let fits = offset <= self.bytes && bytes <= self.bytes - offset;
@@ -227,7 +229,8 @@ impl DeviceWindow {
         unsafe { net::signal(block, comm, at, op) }
     }
 
-    /// Signal `id` of this rank as `sender` has left it, or the sum over all senders; acquires what it covers.
+    /// Returns signal `id` of this rank as `sender` has left it, or the sum over all senders;
+    /// acquires what it covers.
     #[inline(always)]
     pub fn read_signal(&self, comm: &Comm, id: u32, sender: Option<u32>) -> u64 {
         let mut sum = 0u64;
@@ -294,7 +297,7 @@ impl DeviceWindow {
         block.sync();
     }
 
-    /// Counter `id` of this rank.
+    /// Returns counter `id` of this rank.
     #[inline(always)]
     pub fn read_counter(&self, comm: &Comm, id: u32) -> u64 {
         match self.own(comm, self.counter_at(id)) {

@@ -19,7 +19,8 @@ use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
 use crate::exchange::{Body, Memory, Round};
 use crate::reducer::{Reducer, reduction_kernel};
 
-/// One-shot all_reduce by packets: `count` elements at `source` to `target`, which may be the same.
+/// Runs a one-shot all_reduce by packets: `count` elements at `source` to `target`, which may be
+/// the same.
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the buffers valid for `count` elements; `count` elements of each
@@ -335,7 +336,7 @@ unsafe fn two_shot<M: Machine, R: Reducer>(
 }
 
 reduction_kernel!(
-    /// One-shot all_reduce by signal: every rank reads every rank's input.
+    /// Runs a one-shot all_reduce by signal: every rank reads every rank's input.
     all_reduce_signal,
     all_reduce_signal_any,
     |session, reducer, memory, policy, _call| one_shot(session, reducer, memory, policy)

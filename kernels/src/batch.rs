@@ -17,11 +17,11 @@ pub const NONE: u32 = u32::MAX;
 
 /// Kind of a [`BatchOp`].
 pub mod kind {
-    /// To a peer.
+    /// Send to a peer.
     pub const SEND: u32 = 0;
-    /// From a peer.
+    /// Receive from a peer.
     pub const RECV: u32 = 1;
-    /// From this rank to itself.
+    /// Copy from this rank to itself.
     pub const COPY: u32 = 2;
 }
 
@@ -36,7 +36,7 @@ pub struct BatchOp {
     /// The operation of the same kind and peer before this one, or [`NONE`]: messages between two ranks keep their
     /// order.
     pub after: u32,
-    /// Nothing.
+    /// Unused.
     pub unused: u32,
     /// Fingerprint of the call, equal at both ends.
     pub fingerprint: u64,

@@ -1,4 +1,4 @@
-//! What all kernels of the signal family share: rounds over user memory or staging.
+//! Common part of all kernels of the signal family: rounds over user memory or staging.
 //!
 //! # User memory and staging
 //! - **Who may overwrite what:** a rank overwrites its input and its staging, and reads the output that peers
@@ -61,7 +61,7 @@ pub(crate) struct Memory {
     /// The output, and its window address.
     pub(crate) target: *mut u8,
     pub(crate) target_at: WindowAddr,
-    /// Whether peers write the output.
+    /// True if peers write the output.
     pub(crate) target_shared: bool,
     /// Parts into which a row is cut before blocks share it: 1, or the number of ranks.
     pub(crate) shards: u32,
@@ -94,7 +94,7 @@ impl Round {
     }
 }
 
-/// What a body adds to the words that travel with a ready signal.
+/// Words that a body adds to those that travel with a ready signal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words {
     /// Words from [`word::EXTRA`] on.
@@ -103,7 +103,7 @@ pub(crate) struct Words {
     pub(crate) flags: u64,
 }
 
-/// What an operation does in a round. A trait and not a closure: its method can be forced inline, so
+/// Work of an operation in a round. A trait and not a closure: its method can be forced inline, so
 /// that it is compiled for the instruction set of the entry that it is part of.
 pub(crate) trait Body<M: Machine> {
     /// Moves one round's data. False after a failure. All lanes together.

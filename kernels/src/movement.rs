@@ -17,7 +17,7 @@ use fusewire_device::{Block, Group, Machine, kernel};
 use crate::exchange::{Body, Memory, Round};
 use crate::policy;
 
-/// Which rows a rank pulls from whom.
+/// Rows that a rank pulls from each peer.
 #[derive(Clone, Copy)]
 pub(crate) struct PullPlan {
     /// First rank to pull from, and how many (from there on, wrapping round).
@@ -25,7 +25,7 @@ pub(crate) struct PullPlan {
     pub(crate) ranks: u32,
     /// Row of the peer's input.
     pub(crate) row: usize,
-    /// Whether the data of rank p goes to row p of the output, else to row 0.
+    /// True if the data of rank p goes to row p of the output, else to row 0.
     pub(crate) by_rank: bool,
     pub(crate) policy: Policy,
 }

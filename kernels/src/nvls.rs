@@ -585,8 +585,8 @@ impl<M: Machine> Body<M> for AllGather {
     }
 }
 
-/// all_reduce by multicast where all ranks' memory allows it, else in two shots. Sum, average, and, but for f32,
-/// minimum and maximum, as the call says.
+/// Runs an all_reduce by multicast where all ranks' memory allows it, else in two shots. Sum,
+/// average, and, but for f32, minimum and maximum, as the call says.
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the buffers valid for `count` elements; `chunk` elements (a multiple of
@@ -641,8 +641,8 @@ pub unsafe fn all_reduce_nvls<T: Element>(
     }
 }
 
-/// reduce_scatter by multicast where all ranks' inputs allow it, else by reading every rank's: `count` elements a rank.
-/// Reductions as for [`all_reduce_nvls`].
+/// Runs a reduce_scatter by multicast where all ranks' inputs allow it, else by reading every
+/// rank's: `count` elements a rank. Reductions as for [`all_reduce_nvls`].
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the input valid for `count` elements times the number of ranks, the output
@@ -691,8 +691,8 @@ pub unsafe fn reduce_scatter_nvls<T: Element>(
     }
 }
 
-/// all_gather by multicast where all ranks' memory allows it, else by pulling: `count` units of `size` bytes (a divisor
-/// of 16) of every rank, to row r of every rank's output.
+/// Runs an all_gather by multicast where all ranks' memory allows it, else by pulling: `count`
+/// units of `size` bytes (a divisor of 16) of every rank, to row r of every rank's output.
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the input valid for `count` units, the output for `count` units times the

@@ -7,8 +7,8 @@ use fusewire_device::net::{self, SignalOp};
 use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine, PeerPtr, kernel, wait};
 
-/// Every rank puts `count` words at `source` into the next rank's memory at `target_at` and raises user
-/// signal `signal` there, then waits until the rank before it has done the same.
+/// Puts, on every rank, `count` words at `source` into the next rank's memory at `target_at` and
+/// raises user signal `signal` there, then waits until the rank before it has done the same.
 ///
 /// The user signal counts up by one each launch; how often is read from `launches`, a word of this
 /// rank's memory that the kernel increments, so that a replay waits for the next value and not for an old one.

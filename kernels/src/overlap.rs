@@ -197,9 +197,10 @@ impl<M: Machine> Body<M> for FlaggedTiles {
     }
 }
 
-/// all_gather that raises a word as soon as a tile is there: `count` units of `size` bytes of every rank, to row r of every
-/// rank's output; own row first, then those of the next ranks round the ring. `span` is units of a tile; `words` and `arrivals`
-/// have an entry for every tile of every rank, all 0.
+/// Runs an all_gather that raises a word as soon as a tile is there: `count` units of `size` bytes
+/// of every rank, to row r of every rank's output; own row first, then those of the next ranks
+/// round the ring. `span` is units of a tile; `words` and `arrivals` have an entry for every tile
+/// of every rank, all 0.
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes; `chunk` units of
@@ -358,9 +359,9 @@ unsafe fn reduce_tiles<M: Machine, R: Reducer>(
     unsafe { memory.run(session, policy, &tiles) }
 }
 
-/// reduce_scatter by sum that takes each tile as soon as its counter says so: `count` elements a rank; the input has `count`
-/// times the number of ranks. Rounds are of `chunk` elements of every row; a counter of `wanted` says that its tile, `span`
-/// elements, is done.
+/// Runs a reduce_scatter by sum that takes each tile as soon as its counter says so: `count`
+/// elements a rank; the input has `count` times the number of ranks. Rounds are of `chunk` elements
+/// of every row; a counter of `wanted` says that its tile, `span` elements, is done.
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes; `chunk` elements
@@ -402,7 +403,8 @@ pub unsafe fn reduce_scatter_on_arrival<T: Element>(
     }
 }
 
-/// As [`reduce_scatter_on_arrival`], for every type and reduction: they are switched at run time.
+/// Does what [`reduce_scatter_on_arrival`] does, for every type and reduction: they are switched at
+/// run time.
 ///
 /// # Safety
 /// As there.

@@ -1,4 +1,4 @@
-//! How a kernel reduces a range: compiled for one type and reduction, or switched at run time.
+//! Reductions of a range: compiled for one type and reduction, or switched at run time.
 
 use core::marker::PhantomData;
 
@@ -161,8 +161,8 @@ macro_rules! reduction_kernel {
             }
         }
 
-        /// As the kernel of the name without `any`, for every type and reduction that has no
-        /// instance of its own: they are switched at run time.
+        /// Does what the kernel of the name without `any` does, for every type and reduction that
+        /// has no instance of its own: they are switched at run time.
         ///
         /// # Safety
         /// As there.

@@ -81,7 +81,7 @@ struct Vector {
     /// Elements that there are in the input.
     source_count: usize,
     send: Counts,
-    /// Whether there is one part for all instead of one for each.
+    /// True if there is one part for all instead of one for each.
     same: bool,
     target: *mut u8,
     /// Elements that there are in the output.
@@ -278,7 +278,8 @@ fn part<M: Machine>(
     (clip(first), clip(last))
 }
 
-/// all_gather_v: `counts[rank]` units of every rank, one after the other, to every rank's output.
+/// Runs all_gather_v: `counts[rank]` units of every rank, one after the other, to every rank's
+/// output.
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; `counts` one count a rank, the same on all ranks; the buffers valid for
@@ -322,8 +323,8 @@ pub unsafe fn all_gather_v(
     }
 }
 
-/// all_to_all_v: `send_counts[p]` units to rank p, `receive_counts[p]` units from rank p, both in rank order
-/// without gaps.
+/// Runs all_to_all_v: `send_counts[p]` units to rank p, `receive_counts[p]` units from rank p, both
+/// in rank order without gaps.
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`]; one count a rank in both arrays, the buffers valid for

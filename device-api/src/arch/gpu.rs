@@ -29,7 +29,7 @@ unsafe extern "unadjusted" {
     safe fn fusewire_sqrt_f32(value: f32) -> f32;
 }
 
-/// Index of this lane in its block.
+/// Returns the index of this lane in its block.
 #[inline(always)]
 pub fn lane() -> u32 {
     fusewire_lane()
@@ -41,7 +41,7 @@ pub fn lanes() -> u32 {
     fusewire_lanes()
 }
 
-/// Index of this block in the launch.
+/// Returns the index of this block in the launch.
 #[inline(always)]
 pub fn block() -> u32 {
     fusewire_block()
@@ -53,44 +53,46 @@ pub fn blocks() -> u32 {
     fusewire_blocks()
 }
 
-/// Barrier over the block; all its lanes together. Orders the block's shared and global memory at
-/// block scope; publishes nothing to another rank.
+/// Waits at a barrier for all lanes of the block; all its lanes together. Orders the block's shared
+/// and global memory at block scope; publishes nothing to another rank.
 #[inline(always)]
 pub fn sync() {
     fusewire_sync();
 }
 
-/// Barrier over the warp; all its lanes together.
+/// Waits at a barrier for all lanes of the warp; all its lanes together.
 #[inline(always)]
 pub fn sync_warp() {
     fusewire_sync_warp();
 }
 
-/// True in every lane of the block if `value` is true in one; all lanes together. Also a barrier.
+/// Returns true in every lane of the block if `value` is true in one; all lanes together. Also a
+/// barrier.
 #[inline(always)]
 pub fn any(value: bool) -> bool {
     fusewire_any(u32::from(value)) != 0
 }
 
-/// The warp's votes, bit i for lane i; all lanes of the warp together.
+/// Returns the warp's votes, bit i for lane i; all lanes of the warp together.
 #[inline(always)]
 pub fn ballot(value: bool) -> u64 {
     fusewire_ballot(u32::from(value))
 }
 
-/// `value` of lane `from` of the warp; all lanes of the warp together.
+/// Returns `value` of lane `from` of the warp; all lanes of the warp together.
 #[inline(always)]
 pub fn shuffle(value: u32, from: u32) -> u32 {
     fusewire_shuffle(value, from)
 }
 
-/// `value` of the lane whose index differs by `mask` (exclusive or); all lanes of the warp together.
+/// Returns `value` of the lane whose index differs by `mask` (exclusive or); all lanes of the warp
+/// together.
 #[inline(always)]
 pub fn shuffle_xor(value: u32, mask: u32) -> u32 {
     fusewire_shuffle_xor(value, mask)
 }
 
-/// Block-shared scratch memory, [`super::SHARED_BYTES`] bytes, 128-byte aligned.
+/// Returns the block-shared scratch memory, [`super::SHARED_BYTES`] bytes, 128-byte aligned.
 #[inline(always)]
 pub fn shared() -> *mut u8 {
     fusewire_shared()
@@ -103,7 +105,8 @@ pub fn clock_ns() -> u64 {
     fusewire_clock_ns()
 }
 
-/// One short pause between two polls of the same word: nothing, a load from afar is long enough.
+/// Pauses between two polls of the same word: does nothing, because a load from a peer takes long
+/// enough.
 #[inline(always)]
 pub fn pause() {}
 
@@ -113,7 +116,7 @@ pub fn nap(round: u32) {
     fusewire_nap(if round < 1000 { 100 } else { 2000 });
 }
 
-/// The square root, correctly rounded.
+/// Returns the square root, correctly rounded.
 #[inline(always)]
 pub fn sqrt_f32(value: f32) -> f32 {
     fusewire_sqrt_f32(value)
@@ -127,7 +130,7 @@ pub fn trap() -> ! {
     fusewire_panic()
 }
 
-/// See the CPU's function of this name; a GPU's loops are not vectorised.
+/// Returns `value`. See the CPU's function of this name; a GPU's loops are not vectorised.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     value

@@ -1,4 +1,4 @@
-//! What differs between machines: identity of a lane, synchronisation, clock, nap.
+//! Functions that differ between machines: identity of a lane, synchronisation, clock, nap.
 //!
 //! Every target has the same functions; nothing outside this module and [`crate::mem`] names a
 //! target.

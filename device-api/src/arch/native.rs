@@ -24,7 +24,7 @@ pub fn clock_ns() -> u64 {
     }
 }
 
-/// One short pause between two polls of the same word.
+/// Pauses briefly between two polls of the same word.
 #[inline(always)]
 pub fn pause() {
     #[cfg(loom)]
@@ -64,7 +64,7 @@ pub fn trap() -> ! {
     panic!("fusewire: trap in a kernel")
 }
 
-/// Square root, correctly rounded.
+/// Returns the square root, correctly rounded.
 #[inline(always)]
 pub fn sqrt_f32(value: f32) -> f32 {
     #[cfg(target_arch = "x86_64")]
@@ -82,8 +82,8 @@ pub fn sqrt_f32(value: f32) -> f32 {
     }
 }
 
-/// `value`, of which the compiler knows nothing: keeps a loop that runs over a few ranks from being turned into
-/// vectors across them.
+/// Returns `value`, but hides it from the compiler, so that a loop over a few ranks is not
+/// vectorised across them.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     #[cfg(target_arch = "x86_64")]

@@ -42,7 +42,7 @@ pub struct Range {
     pub targets: u32,
     /// Elements.
     pub count: usize,
-    /// How the outputs treat the caches.
+    /// Cache policy of the outputs.
     pub policy: Policy,
 }
 
@@ -72,8 +72,9 @@ pub unsafe fn reduce<M: Machine, T: Element, O: Reduction<T>>(
     }
 }
 
-/// As [`reduce`], in less code: for reductions that are switched at run time, of which a kernel holds
-/// dozens. Small tiles or single elements, no streaming stores; on a CPU one function for all kernels.
+/// Does what [`reduce`] does, in less code: for reductions that are switched at run time, of which
+/// a kernel holds dozens. Small tiles or single elements, no streaming stores; on a CPU one
+/// function for all kernels.
 ///
 /// # Safety
 /// As [`reduce`].
@@ -216,7 +217,7 @@ const fn mask(size: usize) -> u64 {
     }
 }
 
-/// Element `index` of 16 bytes.
+/// Returns the element `index` of 16 bytes.
 #[inline(always)]
 pub fn unpack<T: Element>(pair: [u64; 2], index: usize) -> T {
     let byte = index * size_of::<T>();

@@ -1,4 +1,4 @@
-//! Where the inputs and outputs of a reduction lie.
+//! Tables of the inputs and outputs of a reduction.
 
 use crate::group::{Block, Machine};
 use crate::layout::MAX_RANKS;
@@ -13,7 +13,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// The tables in `block`'s shared memory (its first 1,536 bytes).
+    /// Returns the tables in `block`'s shared memory (its first 1,536 bytes).
     #[inline(always)]
     pub fn new<M: Machine>(block: Block<M>) -> Self {
         let sources = block.shared().cast::<u64>();
@@ -46,21 +46,21 @@ impl Tables {
         }
     }
 
-    /// Input of rank `rank`.
+    /// Returns the input of rank `rank`.
     #[inline(always)]
     pub fn source(&self, rank: u32) -> *const u8 {
         // SAFETY: within the table, which the block has filled.
         unsafe { self.sources.add(rank as usize % MAX_RANKS).read() as *const u8 }
     }
 
-    /// Scalar of rank `rank`.
+    /// Returns the scalar of rank `rank`.
     #[inline(always)]
     pub fn scalar(&self, rank: u32) -> u64 {
         // SAFETY: within the table, which the block has filled.
         unsafe { self.scalars.add(rank as usize % MAX_RANKS).read() }
     }
 
-    /// Target `index`.
+    /// Returns target `index`.
     #[inline(always)]
     pub fn target(&self, index: u32) -> *mut u8 {
         // SAFETY: within the table, which the block has filled.

@@ -13,7 +13,7 @@ macro_rules! small {
         pub struct $name(pub $bits);
 
         impl $name {
-            /// The exact value.
+            /// Returns the exact value.
             #[inline(always)]
             pub fn to_f32(self) -> f32 {
                 $to(self.0)

@@ -60,7 +60,7 @@ impl DType {
         Self::U64,
     ];
 
-    /// The type with this code.
+    /// Returns the type with this code.
     #[inline(always)]
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
@@ -69,7 +69,7 @@ impl DType {
         }
     }
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     #[inline(always)]
     pub const fn size(self) -> usize {
         match self {
@@ -80,7 +80,7 @@ impl DType {
         }
     }
 
-    /// Name, as in `--dtype`.
+    /// Returns the name, as in `--dtype`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F64 => "f64",
@@ -98,7 +98,7 @@ impl DType {
         }
     }
 
-    /// Whether it is an integer: bitwise reductions are for these only.
+    /// Returns true for integers: bitwise reductions are for these only.
     pub const fn is_integer(self) -> bool {
         matches!(
             self,
@@ -106,13 +106,13 @@ impl DType {
         )
     }
 
-    /// Whether reductions exist for it (they do not for fp8).
+    /// Returns true if reductions exist for it (they do not for fp8).
     pub const fn is_reducible(self) -> bool {
         !matches!(self, Self::E4m3 | Self::E5m2)
     }
 }
 
-/// What only this crate can implement.
+/// Trait that only this crate can implement.
 pub(crate) mod sealed {
     /// Its size and bits are those of its [`super::DType`]; unsafe code relies on it.
     pub trait Sealed {}
@@ -122,7 +122,7 @@ pub(crate) mod sealed {
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     /// Its type code.
     const DTYPE: DType;
-    /// What sums are accumulated in.
+    /// Type in which sums are accumulated.
     type Acc: Number;
     /// Exact conversion to the accumulator.
     fn widen(self) -> Self::Acc;

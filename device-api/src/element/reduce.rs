@@ -41,7 +41,7 @@ impl ReductionCode {
         Self::BitXor,
     ];
 
-    /// Name, as in `--op`.
+    /// Returns the name, as in `--op`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -56,20 +56,20 @@ impl ReductionCode {
         }
     }
 
-    /// Whether it works on bits, so that only integers have it.
+    /// Returns true if it works on bits, which only integers support.
     pub const fn is_bitwise(self) -> bool {
         matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor)
     }
 
-    /// Whether elements of `dtype` can be reduced so.
+    /// Returns true if elements of `dtype` can be reduced with it.
     pub const fn supports(self, dtype: DType) -> bool {
         dtype.is_reducible() && (!self.is_bitwise() || dtype.is_integer())
     }
 }
 
-/// How elements of all ranks become one.
+/// Reduction of the elements of all ranks to one.
 pub trait Reduction<T: Element>: Copy + 'static {
-    /// What a rank's element is before it is combined; `scalar` is that rank's factor.
+    /// Converts a rank's element before it is combined; `scalar` is that rank's factor.
     #[inline(always)]
     fn lift(x: T, scalar: u64) -> T::Acc {
         let _ = scalar;
@@ -161,7 +161,7 @@ impl<T: Element> Reduction<T> for PreMulSum {
 
 /// Code that is generic over an element type and a reduction.
 pub trait WithReduction {
-    /// What it gives.
+    /// Result type.
     type Output;
     /// Runs it for one of each.
     fn run<T: Element, O: Reduction<T>>(self) -> Self::Output;

@@ -12,7 +12,7 @@ pub struct Single<const ISA: u32 = 0> {
 }
 
 impl<const ISA: u32> Single<ISA> {
-    /// The block that `context` describes.
+    /// Wraps the block that `context` describes.
     ///
     /// # Safety
     /// `context.shared` must be valid during the kernel.
@@ -88,7 +88,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// The lane that `context` describes.
+    /// Wraps the lane that `context` describes.
     ///
     /// # Safety
     /// `context.shared` must be valid during the kernel and shared by the block's lanes.

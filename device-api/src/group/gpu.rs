@@ -70,7 +70,7 @@ pub struct PartOfGrid {
 }
 
 impl PartOfGrid {
-    /// Block `block` of the `blocks` of its rank.
+    /// Wraps block `block` of the `blocks` of its rank.
     #[inline(always)]
     pub const fn new(block: u32, blocks: u32) -> Self {
         Self { block, blocks }

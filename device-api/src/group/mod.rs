@@ -30,16 +30,16 @@ pub trait Machine: Copy {
     /// AVX-512. Lets a machine's code call functions that are compiled for the same one.
     const ISA: u32 = 0;
 
-    /// Whether a communicator's constants lie in the rank's workspace, so that a launch finds its words by their distance from them
-    /// and need not read the constants first. Not on AMD, where a workspace is memory that is not cached, nor where blocks of a
-    /// CPU have one lane: everything is near there, and the constants are nobody else's.
+    /// True if a communicator's constants lie in the rank's workspace, so that a launch computes
+    /// the addresses of its words from theirs and need not read the constants first. False on AMD,
+    /// where a workspace is memory that is not cached, and where blocks of a CPU have one lane,
+    /// whose constants lie in memory of the process.
     const CONSTANTS_IN_WORKSPACE: bool;
 
-    /// Whether the block's barrier orders memory for all that its lanes do with other ranks: what one lane
-    /// wrote before the barrier is part of what another releases behind it, and what one acquired before it, the
-    /// others may read behind it. So it is on NVIDIA (PTX's causality order goes through barriers, and releases are
-    /// cumulative) and on CPUs. Where it is not (AMD: a wave's fence does not drain the other waves), every lane
-    /// fences for itself.
+    /// True if the block's barrier is cumulative: writes before it are covered by any later release
+    /// in the block, and acquires before it by any later read. So it is on NVIDIA (PTX's causality
+    /// order goes through barriers, and releases are cumulative) and on CPUs. Where it is not (AMD:
+    /// a wave's fence does not drain the other waves), every lane fences for itself.
     const CUMULATIVE: bool;
 
     /// Index of this lane in its block.
@@ -122,31 +122,31 @@ impl<M: Machine> Group for Warp<M> {
 }
 
 impl<M: Machine> Warp<M> {
-    /// The warp's votes, bit i for lane i; collective over the warp.
+    /// Returns the warp's votes, bit i for lane i; collective over the warp.
     #[inline(always)]
     pub fn ballot(self, value: bool) -> u64 {
         self.0.ballot(value)
     }
 
-    /// True in all lanes if `value` is true in one; collective over the warp.
+    /// Returns true in all lanes if `value` is true in one; collective over the warp.
     #[inline(always)]
     pub fn any(self, value: bool) -> bool {
         self.ballot(value) != 0
     }
 
-    /// True in all lanes if `value` is true in all; collective over the warp.
+    /// Returns true in all lanes if `value` is true in all; collective over the warp.
     #[inline(always)]
     pub fn all(self, value: bool) -> bool {
         self.ballot(!value) == 0
     }
 
-    /// The value of lane `from`; collective over the warp.
+    /// Returns the value of lane `from`; collective over the warp.
     #[inline(always)]
     pub fn shuffle(self, value: u32, from: u32) -> u32 {
         self.0.shuffle(value, from)
     }
 
-    /// 64 bits by two shuffles; collective over the warp.
+    /// Returns 64 bits of lane `from` by two shuffles; collective over the warp.
     #[inline(always)]
     pub fn shuffle_u64(self, value: u64, from: u32) -> u64 {
         let low = self.0.shuffle(value as u32, from);
@@ -162,8 +162,8 @@ impl<M: Machine> Warp<M> {
         u64::from(high) << 32 | u64::from(low)
     }
 
-    /// A butterfly reduction: every lane gets `combine` over all lanes, in one fixed tree; collective
-    /// over the warp. `combine` must be commutative.
+    /// Reduces by a butterfly: every lane gets `combine` over all lanes, in one fixed tree;
+    /// collective over the warp. `combine` must be commutative.
     #[inline(always)]
     pub fn reduce(self, value: u64, combine: impl Fn(u64, u64) -> u64) -> u64 {
         let mut acc = value;
@@ -198,13 +198,13 @@ impl<M: Machine> Group for Block<M> {
 }
 
 impl<M: Machine> Block<M> {
-    /// The block that `machine` runs.
+    /// Wraps the block that `machine` runs.
     #[inline(always)]
     pub fn new(machine: M) -> Self {
         Self(machine)
     }
 
-    /// The machine below.
+    /// Returns the machine.
     #[inline(always)]
     pub fn machine(self) -> M {
         self.0
@@ -216,7 +216,7 @@ impl<M: Machine> Block<M> {
         Warp(self.0)
     }
 
-    /// Index of the block in the launch.
+    /// Returns the index of the block in the launch.
     #[inline(always)]
     pub fn index(self) -> u32 {
         self.0.block()
@@ -228,7 +228,7 @@ impl<M: Machine> Block<M> {
         self.0.blocks()
     }
 
-    /// True in every lane if `value` is true in one; collective over the block.
+    /// Returns true in every lane if `value` is true in one; collective over the block.
     #[inline(always)]
     pub fn any(self, value: bool) -> bool {
         if M::LANES == 1 {
@@ -238,8 +238,8 @@ impl<M: Machine> Block<M> {
         }
     }
 
-    /// Barrier in front of a release: what any lane of the block wrote before is part of what a lane releases to
-    /// `scope` behind it. Collective over the block.
+    /// Waits at a barrier before a release: what any lane of the block wrote before is part of what
+    /// a lane releases to `scope` afterwards. Collective over the block.
     #[inline(always)]
     pub fn publish(self, scope: Scope) {
         if !M::CUMULATIVE {
@@ -248,8 +248,8 @@ impl<M: Machine> Block<M> {
         self.sync();
     }
 
-    /// Behind a barrier, a vote or a broadcast of the block: what one lane acquired from `scope` before, every lane
-    /// may read now.
+    /// Makes what one lane acquired from `scope` before readable by every lane. Called after a
+    /// barrier, a vote or a broadcast of the block.
     #[inline(always)]
     pub fn acquired(self, scope: Scope) {
         if !M::CUMULATIVE {
@@ -257,21 +257,21 @@ impl<M: Machine> Block<M> {
         }
     }
 
-    /// True in every lane if `value` is true in all; collective over the block.
+    /// Returns true in every lane if `value` is true in all; collective over the block.
     #[inline(always)]
     pub fn all(self, value: bool) -> bool {
         !self.any(!value)
     }
 
-    /// Block-shared scratch memory: [`crate::arch::SHARED_BYTES`] bytes, 128-byte aligned, of which the last
-    /// [`crate::arch::RESERVED_BYTES`] are the library's.
+    /// Returns the block-shared scratch memory: [`crate::arch::SHARED_BYTES`] bytes, 128-byte
+    /// aligned, of which the last [`crate::arch::RESERVED_BYTES`] are the library's.
     #[inline(always)]
     pub fn shared(self) -> *mut u8 {
         self.0.shared()
     }
 
-    /// `value` of lane 0 in every lane; collective over the block. Uses the last 16 bytes of
-    /// the shared memory.
+    /// Returns `value` of lane 0 in every lane; collective over the block. Uses the last 16 bytes
+    /// of the shared memory.
     #[inline(always)]
     pub fn broadcast(self, value: u64) -> u64 {
         if M::LANES == 1 {
@@ -294,8 +294,8 @@ impl<M: Machine> Block<M> {
         }
     }
 
-    /// The elements of `0..count` that this lane works on, over all blocks of the launch: adjacent elements
-    /// go to adjacent lanes, or are contiguous where a block has one lane.
+    /// Returns the elements of `0..count` that this lane works on, over all blocks of the launch:
+    /// adjacent elements go to adjacent lanes, or are contiguous where a block has one lane.
     #[inline(always)]
     pub fn elements(self, count: usize) -> Elements {
         if M::LANES == 1 {
@@ -314,7 +314,7 @@ impl<M: Machine> Block<M> {
         }
     }
 
-    /// The elements of `0..count` that this lane works on when this block has them all.
+    /// Returns the elements of `0..count` that this lane works on when this block has them all.
     #[inline(always)]
     pub fn elements_of_block(self, count: usize) -> Elements {
         if M::LANES == 1 {
@@ -339,7 +339,8 @@ impl<M: Machine> Block<M> {
     }
 }
 
-/// Part `index` of `parts` of `count` elements: `[start, end)`; starts are multiples of `alignment`.
+/// Returns part `index` of `parts` of `count` elements: `[start, end)`; starts are multiples of
+/// `alignment`.
 #[inline(always)]
 pub fn slice(count: usize, alignment: usize, index: usize, parts: usize) -> (usize, usize) {
     if parts <= 1 {

@@ -45,7 +45,7 @@ macro_rules! words {
         words!(@update $int, $exchange_relaxed $exchange_acquire $exchange_release $exchange_both);
         words!(@cas $int, $cas_relaxed $cas_acquire $cas_release $cas_both);
 
-        /// Atomic load. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
+        /// Loads atomically. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
         ///
         /// # Safety
         /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
@@ -56,7 +56,7 @@ macro_rules! words {
             unsafe { scoped!(order, scope, $load_relaxed, $load_acquire, (at)) }
         }
 
-        /// Atomic store. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
+        /// Stores atomically. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
         ///
         /// # Safety
         /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
@@ -67,7 +67,7 @@ macro_rules! words {
             unsafe { scoped!(order, scope, $store_relaxed, $store_release, (at, value)) }
         }
 
-        /// Adds, wrapping; gives the value before.
+        /// Adds, wrapping, and returns the value before.
         ///
         /// # Safety
         /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
@@ -78,7 +78,7 @@ macro_rules! words {
             unsafe { scoped!(order, scope, $add_relaxed, $add_acquire, $add_release, $add_both, (at, value)) }
         }
 
-        /// Replaces; gives the value before.
+        /// Replaces the value and returns the one before.
         ///
         /// # Safety
         /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
@@ -89,7 +89,8 @@ macro_rules! words {
             unsafe { scoped!(order, scope, $exchange_relaxed, $exchange_acquire, $exchange_release, $exchange_both, (at, value)) }
         }
 
-        /// Replaces `expected` by `new`; gives the value before, which is `expected` on success.
+        /// Replaces `expected` by `new` and returns the value before, which is `expected` on
+        /// success.
         ///
         /// # Safety
         /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
@@ -179,7 +180,8 @@ unsafe extern "unadjusted" {
     fn fusewire_load_packets(at: *const u64) -> u128;
 }
 
-/// A fence. [`Order::Relaxed`] does nothing; every other order is both acquire and release.
+/// Executes a fence. [`Order::Relaxed`] does nothing; every other order is both acquire and
+/// release.
 #[inline(always)]
 pub fn fence(order: Order, scope: Scope) {
     if order == Order::Relaxed {

@@ -33,7 +33,7 @@ pub use self::native::*;
 #[cfg(target_arch = "nvptx64")]
 pub use self::nvptx::*;
 
-/// What an access orders, in the terms of C++ and Rust.
+/// Memory order of an access, in the terms of C++ and Rust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Atomic, orders nothing.
@@ -46,7 +46,7 @@ pub enum Order {
     AcqRel,
 }
 
-/// Who takes part in the ordering. A peer is reached by [`Scope::System`] only.
+/// Set of threads that take part in the ordering. A peer is reached by [`Scope::System`] only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Lanes of this block.
@@ -57,7 +57,7 @@ pub enum Scope {
     System,
 }
 
-/// How payload should treat the caches.
+/// Cache policy for payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// Will be used again soon.

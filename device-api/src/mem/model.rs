@@ -20,7 +20,7 @@ use std::vec::Vec;
 
 use super::prim::{AtomicU64, Ordering};
 
-/// What a range holds.
+/// Contents of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Words that other ranks access: signals, packets, credits.
@@ -31,7 +31,7 @@ pub enum Kind {
     Data,
 }
 
-/// What a negative control takes away.
+/// Fault that a negative control injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Release stores are relaxed.
@@ -136,7 +136,7 @@ fn broken(fault: Fault) -> bool {
     FAULT.get() == Some(fault)
 }
 
-/// How far the clock moves each time somebody looks at it. 0, which it is at first, means that no
+/// Sets by how much the clock advances each time it is read. 0, the initial value, means that no
 /// time passes: waits neither compare progress nor expire.
 pub fn set_tick(nanoseconds: u64) {
     TICK.set(nanoseconds);
@@ -164,7 +164,7 @@ impl Default for Model {
 }
 
 impl Model {
-    /// An empty table for the execution that starts.
+    /// Creates an empty table for the execution that starts.
     pub fn new() -> Self {
         TABLE.with_borrow_mut(Vec::clear);
         NOW.set(0);

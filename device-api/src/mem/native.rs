@@ -32,7 +32,7 @@ const fn both(order: Order) -> Ordering {
 
 macro_rules! words {
     ($int:ty, $atomic:ty, $load:ident, $store:ident, $add:ident, $exchange:ident, $cas:ident) => {
-        /// Atomic load. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
+        /// Loads atomically. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
         ///
         /// # Safety
         /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
@@ -42,7 +42,7 @@ macro_rules! words {
             unsafe { <$atomic>::from_ptr(at.cast_mut()) }.load(load_ordering(order))
         }
 
-        /// Atomic store. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
+        /// Stores atomically. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
         ///
         /// # Safety
         /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
@@ -52,7 +52,7 @@ macro_rules! words {
             unsafe { <$atomic>::from_ptr(at) }.store(value, store_ordering(order));
         }
 
-        /// Adds, wrapping; gives the value before.
+        /// Adds, wrapping, and returns the value before.
         ///
         /// # Safety
         /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
@@ -62,7 +62,7 @@ macro_rules! words {
             unsafe { <$atomic>::from_ptr(at) }.fetch_add(value, both(order))
         }
 
-        /// Replaces; gives the value before.
+        /// Replaces the value and returns the one before.
         ///
         /// # Safety
         /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
@@ -72,7 +72,8 @@ macro_rules! words {
             unsafe { <$atomic>::from_ptr(at) }.swap(value, both(order))
         }
 
-        /// Replaces `expected` by `new`; gives the value before, which is `expected` on success.
+        /// Replaces `expected` by `new` and returns the value before, which is `expected` on
+        /// success.
         ///
         /// # Safety
         /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
@@ -112,7 +113,7 @@ words!(
     compare_exchange_u64
 );
 
-/// A fence. [`Order::Relaxed`] does nothing.
+/// Executes a fence. [`Order::Relaxed`] does nothing.
 #[inline(always)]
 pub fn fence(order: Order, _scope: Scope) {
     if order != Order::Relaxed {

@@ -36,7 +36,7 @@ macro_rules! words {
         $int:ty, $bits:literal, $class:ident,
         $load:ident, $store:ident, $add:ident, $exchange:ident, $cas:ident
     ) => {
-        /// Atomic load. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
+        /// Loads atomically. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
         ///
         /// # Safety
         /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
@@ -57,7 +57,7 @@ macro_rules! words {
             value
         }
 
-        /// Atomic store. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
+        /// Stores atomically. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
         ///
         /// # Safety
         /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
@@ -76,7 +76,7 @@ macro_rules! words {
             }
         }
 
-        /// Adds, wrapping; gives the value before.
+        /// Adds, wrapping, and returns the value before.
         ///
         /// # Safety
         /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
@@ -103,7 +103,7 @@ macro_rules! words {
             before
         }
 
-        /// Replaces; gives the value before.
+        /// Replaces the value and returns the one before.
         ///
         /// # Safety
         /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
@@ -130,7 +130,8 @@ macro_rules! words {
             before
         }
 
-        /// Replaces `expected` by `new`; gives the value before, which is `expected` on success.
+        /// Replaces `expected` by `new` and returns the value before, which is `expected` on
+        /// success.
         ///
         /// # Safety
         /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
@@ -190,7 +191,8 @@ words!(
     compare_exchange_u64
 );
 
-/// A fence. [`Order::Relaxed`] does nothing; every other order is both acquire and release.
+/// Executes a fence. [`Order::Relaxed`] does nothing; every other order is both acquire and
+/// release.
 #[inline(always)]
 pub fn fence(order: Order, scope: Scope) {
     if order == Order::Relaxed {

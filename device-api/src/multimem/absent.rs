@@ -9,7 +9,7 @@ use crate::element::Element;
 pub enum Multicast {}
 
 impl Multicast {
-    /// `None`.
+    /// Returns `None`: there are no multicast addresses.
     #[inline(always)]
     pub fn of(_comm: &Comm, _addr: WindowAddr, _bytes: u64) -> Option<Self> {
         None
@@ -34,6 +34,6 @@ impl Multicast {
     }
 }
 
-/// Nothing: every access is by the ordinary address.
+/// Does nothing: every access is by the ordinary address.
 #[inline(always)]
 pub fn fence() {}

@@ -16,8 +16,8 @@ pub struct Multicast {
 }
 
 impl Multicast {
-    /// The `bytes` bytes of every rank at `addr`, or `None` where the window does not exist, the range leaves it,
-    /// or a rank's part is not mapped.
+    /// Returns the multicast address of the `bytes` bytes of every rank at `addr`, or `None` where
+    /// the window does not exist, the range leaves it, or a rank's part is not mapped.
     #[inline(always)]
     pub fn of(comm: &Comm, addr: WindowAddr, bytes: u64) -> Option<Self> {
         let mut rank = 0;
@@ -39,7 +39,7 @@ impl Multicast {
         (base as *mut u8).wrapping_add(self.offset + byte)
     }
 
-    /// The reduction of all ranks' 16 bytes at byte `byte`: elements of type `T`.
+    /// Returns the reduction of all ranks' 16 bytes at byte `byte`: elements of type `T`.
     ///
     /// # Safety
     /// `byte + 16` must be within what [`Multicast::of`] was asked for, `addr` plus `byte` a multiple of
@@ -86,6 +86,6 @@ impl Multicast {
     }
 }
 
-/// Nothing: here every access is by the ordinary address.
+/// Does nothing: here every access is by the ordinary address.
 #[inline(always)]
 pub fn fence() {}

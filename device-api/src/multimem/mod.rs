@@ -51,7 +51,7 @@ use crate::element::{DType, ReductionCode};
 /// Bytes of one access.
 pub const BYTES: usize = 16;
 
-/// How a load through a multicast address combines the ranks' elements.
+/// Combination of the ranks' elements by a load through a multicast address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Combine {
     /// Sum; of f16 and bf16 accumulated in f32 and rounded once.
@@ -62,8 +62,9 @@ pub enum Combine {
     Max,
 }
 
-/// How elements of `dtype` are combined for the reduction with code `reduction`, or `None` where the instruction
-/// does not exist (minimum and maximum of f32 among them). An average is a sum that the kernel divides.
+/// Returns the combination for elements of `dtype` and the reduction with code `reduction`, or
+/// `None` where the instruction does not exist (minimum and maximum of f32 among them). An average
+/// is a sum that the kernel divides.
 #[inline(always)]
 pub const fn combine(dtype: DType, reduction: u8) -> Option<Combine> {
     const SUM: u8 = ReductionCode::Sum as u8;

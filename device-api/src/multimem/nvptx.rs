@@ -42,8 +42,9 @@ macro_rules! load {
 }
 
 impl Multicast {
-    /// The `bytes` bytes of every rank at `addr`, or `None` where the window does not exist, the range leaves it,
-    /// or the host has given it no multicast address.
+    /// Returns the multicast address of the `bytes` bytes of every rank at `addr`, or `None` where
+    /// the window does not exist, the range leaves it, or the host has given it no multicast
+    /// address.
     #[inline(always)]
     pub fn of(comm: &Comm, addr: WindowAddr, bytes: u64) -> Option<Self> {
         if addr.window() as usize >= MAX_WINDOWS {
@@ -60,7 +61,8 @@ impl Multicast {
         })
     }
 
-    /// The reduction of all ranks' 16 bytes at byte `byte`: elements of type `T`. Relaxed, system scope.
+    /// Returns the reduction of all ranks' 16 bytes at byte `byte`: elements of type `T`. Relaxed,
+    /// system scope.
     ///
     /// # Safety
     /// `byte + 16` must be within what [`Multicast::of`] was asked for, `addr` plus `byte` a multiple of

@@ -1,4 +1,4 @@
-//! How a launch enters a communicator.
+//! The prologue of a launch: how it enters a communicator.
 //!
 //! Every block has a [`BlockState`]: three epochs and the busy word, which only that block's launches touch.
 //!
@@ -88,7 +88,7 @@ impl Prologue {
         }
     }
 
-    /// Where the block's state is, for the leader of a block that has entered.
+    /// Returns the address of the block's state, for the leader of a block that has entered.
     #[inline(always)]
     pub(super) fn state<M: Machine>(block: Block<M>, comm: &Comm) -> *mut BlockState {
         if M::LANES == 1 {

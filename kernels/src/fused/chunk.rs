@@ -28,7 +28,7 @@ pub(crate) unsafe fn read<M: Machine, E: Element, const N: usize>(at: *const E) 
     out
 }
 
-/// As [`read`], the other way; also for 8 bytes at a time.
+/// Writes what [`read`] reads; also for 8 bytes at a time.
 ///
 /// # Safety
 /// As [`mem::write`]; alignment as for [`read`], or to 8 bytes where the chunk has 8.

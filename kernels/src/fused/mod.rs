@@ -46,9 +46,10 @@ use crate::exchange::Memory;
 pub use self::row::SHARED_ROW;
 pub use self::spec::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 
-/// Reduction, residual add and norm of `rows` rows of `hidden` elements, by the signal protocol: every rank
-/// reads the ranks' rows where they are. The route of `spec` says whose; `rows` are those of the result, so in
-/// [`Route::ReduceScatter`] each rank has `rows` times the number of ranks at `source`.
+/// Reduces, adds the residual and normalises `rows` rows of `hidden` elements, by the signal
+/// protocol: every rank reads the ranks' rows where they are. The route of `spec` says whose;
+/// `rows` are those of the result, so in [`Route::ReduceScatter`] each rank has `rows` times the
+/// number of ranks at `source`.
 ///
 /// `residual` (f32 or the element type) and `bias` may be null. `kept`, where sums with the residual go, may be null, or be
 /// `residual`. `scales` is where computed scales go, of which a group's begin `stride` apart where they are column-major; for
@@ -156,8 +157,8 @@ fn scratch_of<M: Machine>(session: &Session<M>, scratch: u64, hidden: u64) -> *m
     session.comm().own(at).cast()
 }
 
-/// As [`reduce_norm`] in [`Route::OneShot`], by packets ([`fusewire_device::packet`]): every rank sends its rows to every rank.
-/// One hop, no barrier, two alternating sets of slots.
+/// Does what [`reduce_norm`] does in [`Route::OneShot`], by packets ([`fusewire_device::packet`]):
+/// every rank sends its rows to every rank. One hop, no barrier, two alternating sets of slots.
 ///
 /// # Safety
 /// As [`reduce_norm`]; each block's part of the rows must fit [`fusewire_device::packet::capacity`].

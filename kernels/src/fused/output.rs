@@ -1,4 +1,4 @@
-//! What becomes of a row with its statistics: normalised, rounded, perhaps fp8.
+//! Output of a row with its statistics: normalised, rounded, perhaps fp8.
 //!
 //! fp8 is of the rounded result, as if the norm had been written and quantised apart: with `y` the rounded result and `a` the
 //! greatest `|y|` of the row (or of a group of 128), the scale is `max(a, 1e-10) / 448`, for UE8M0 rounded up to a power of

@@ -22,7 +22,7 @@ use super::spec::Route;
 use super::sum::PulledRows;
 use crate::exchange::{Body, CHUNKED, Memory, Round, TARGET_STAGED, Words, word};
 
-/// What a round does.
+/// Work of a round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rounds<T> {
     pub(super) norm: Norm<T>,

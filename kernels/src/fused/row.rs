@@ -32,7 +32,8 @@ const MAX_WARPS: usize = 64;
 
 const _: () = assert!(ROW_AT + 4 * SHARED_ROW + arch::RESERVED_BYTES <= arch::SHARED_BYTES);
 
-/// Where a norm's buffers are. In shared memory: too much for the registers of hundreds of lanes, and rarely looked at.
+/// Buffers of a norm. In shared memory: too much for the registers of hundreds of lanes, and rarely
+/// looked at.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Arguments {
@@ -54,7 +55,7 @@ pub(super) struct Arguments {
     pub(super) stride: usize,
     /// Rows that staging holds.
     pub(super) chunk: usize,
-    /// Where this block keeps a row that is too long for shared memory.
+    /// Memory of this block for a row that is too long for shared memory.
     pub(super) scratch: *mut f32,
     pub(super) spec: NormSpec,
     pub(super) epsilon: f32,
@@ -76,13 +77,13 @@ impl Arguments {
 /// A fused norm, as far as it is the same for all rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Norm<T> {
-    /// In shared memory, written before any row.
+    /// Table in shared memory, written before any row.
     pub(super) arguments: *const Arguments,
     pub(super) hidden: usize,
     pub(super) element: PhantomData<T>,
 }
 
-/// Where rows are written: tables in shared memory, one entry a target.
+/// Targets of rows: tables in shared memory, one entry a target.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Targets {
     table: *mut u64,
@@ -161,7 +162,7 @@ pub(super) struct Row {
     pub(super) values: *mut f32,
     /// 0 for the root mean square.
     pub(super) mean: f32,
-    /// One over the root.
+    /// Reciprocal of the root.
     pub(super) scale: f32,
 }
 
@@ -179,13 +180,13 @@ impl<T> Norm<T> {
         unsafe { self.arguments.read() }
     }
 
-    /// What is computed.
+    /// Returns the specification.
     #[inline(always)]
     pub(super) fn spec(&self) -> NormSpec {
         self.arguments().spec
     }
 
-    /// Whether the sum with the residual is written.
+    /// Returns true if the sum with the residual is written.
     #[inline(always)]
     pub(super) fn keeps(&self) -> bool {
         !self.arguments().kept.is_null()

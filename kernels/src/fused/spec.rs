@@ -1,6 +1,6 @@
-//! How a fused norm is computed and written, in one word that all ranks agree on.
+//! Specification of a fused norm, in one word that all ranks agree on.
 
-/// Which rows a rank reduces, and where they go.
+/// Rows that a rank reduces, and their targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Route {
@@ -22,7 +22,7 @@ pub enum Statistics {
     Layer = 1,
 }
 
-/// What the normalised rows are written as.
+/// Format in which the normalised rows are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum OutputFormat {
@@ -50,7 +50,7 @@ impl NormSpec {
     const UE8M0: u32 = 1 << 5;
     const COLUMN_MAJOR: u32 = 1 << 6;
 
-    /// Statistics, output and route; the rest is off.
+    /// Creates a specification with these statistics, output and route; the rest is off.
     pub const fn new(statistics: Statistics, output_format: OutputFormat, route: Route) -> Self {
         Self(statistics as u32 | (output_format as u32) << 3 | (route as u32) << 7)
     }
@@ -61,7 +61,8 @@ impl NormSpec {
         Self(self.0 | Self::UNIT_OFFSET)
     }
 
-    /// The residual is f32, before and after, whatever the element type is; the norm is of the f32 values.
+    /// Makes the residual f32, before and after, for every element type; the norm is of the f32
+    /// values.
     #[must_use]
     pub const fn with_wide_residual(self) -> Self {
         Self(self.0 | Self::WIDE_RESIDUAL)
@@ -79,37 +80,37 @@ impl NormSpec {
         Self(self.0 | Self::COLUMN_MAJOR)
     }
 
-    /// The statistics.
+    /// Returns true if the statistics are those of a layer norm.
     #[inline(always)]
     pub const fn is_layer(self) -> bool {
         self.0 & 1 != 0
     }
 
-    /// Whether the weight is `1 + weight`.
+    /// Returns true if the weight is `1 + weight`.
     #[inline(always)]
     pub const fn has_unit_offset(self) -> bool {
         self.0 & Self::UNIT_OFFSET != 0
     }
 
-    /// Whether the residual is f32.
+    /// Returns true if the residual is f32.
     #[inline(always)]
     pub const fn has_wide_residual(self) -> bool {
         self.0 & Self::WIDE_RESIDUAL != 0
     }
 
-    /// Whether scales are a byte.
+    /// Returns true if scales are a byte.
     #[inline(always)]
     pub const fn is_ue8m0(self) -> bool {
         self.0 & Self::UE8M0 != 0
     }
 
-    /// Whether scales of one group lie side by side.
+    /// Returns true if scales of one group are contiguous.
     #[inline(always)]
     pub const fn is_column_major(self) -> bool {
         self.0 & Self::COLUMN_MAJOR != 0
     }
 
-    /// What is written.
+    /// Returns the output format.
     #[inline(always)]
     pub const fn output_format(self) -> OutputFormat {
         match self.0 >> 3 & 3 {
@@ -120,7 +121,7 @@ impl NormSpec {
         }
     }
 
-    /// The route; a code that does not exist is [`Route::OneShot`].
+    /// Returns the route; a code that does not exist is [`Route::OneShot`].
     #[inline(always)]
     pub const fn route(self) -> Route {
         match self.0 >> 7 & 3 {
@@ -130,19 +131,19 @@ impl NormSpec {
         }
     }
 
-    /// Whether scales are computed.
+    /// Returns true if scales are computed.
     #[inline(always)]
     pub const fn has_scales(self) -> bool {
         self.0 >> 3 & 3 >= 2
     }
 
-    /// Bytes of a computed scale.
+    /// Returns the bytes of a computed scale.
     #[inline(always)]
     pub const fn scale_bytes(self) -> usize {
         if self.is_ue8m0() { 1 } else { 4 }
     }
 
-    /// Computed scales of a row of `hidden` elements.
+    /// Returns the number of computed scales of a row of `hidden` elements.
     #[inline(always)]
     pub const fn scales(self, hidden: usize) -> usize {
         match self.output_format() {
@@ -152,7 +153,7 @@ impl NormSpec {
         }
     }
 
-    /// Bytes of a row of `hidden` elements of `size` bytes as it is written.
+    /// Returns the bytes of a row of `hidden` elements of `size` bytes as it is written.
     #[inline(always)]
     pub const fn out_bytes(self, hidden: usize, size: usize) -> usize {
         match self.output_format() {
@@ -161,7 +162,7 @@ impl NormSpec {
         }
     }
 
-    /// Bytes of a row of the residual.
+    /// Returns the bytes of a row of the residual.
     #[inline(always)]
     pub const fn residual_bytes(self, hidden: usize, size: usize) -> usize {
         if self.has_wide_residual() {

@@ -1,4 +1,4 @@
-//! Where a row's sum over the ranks comes from: the ranks' memory, or their packets.
+//! Sources of a row's sum over the ranks: the ranks' memory, or their packets.
 
 use fusewire_device::bulk::Tables;
 use fusewire_device::packet::{PAIR_DATA, Slots};

@@ -7,7 +7,7 @@ pub(super) fn key(sortable: u32, column: u32) -> u64 {
     u64::from(sortable) << 32 | u64::from(!column)
 }
 
-/// What is less than every key.
+/// Value less than every key.
 pub(super) const NONE: u64 = 0;
 
 /// The upper half of a key: of a NaN 0, of -inf 0x7fffff.
@@ -58,8 +58,8 @@ impl Partial {
     }
 }
 
-/// What is taken from logits before their exponential, if `greatest` is the greatest one: that, or 0 if it is infinite, so that no
-/// infinity is taken from itself.
+/// Returns the value to subtract from logits before their exponential, if `greatest` is the
+/// greatest one: `greatest`, or 0 if it is infinite, so that no infinity is taken from itself.
 #[inline(always)]
 pub(super) fn base(greatest: f32) -> f32 {
     if greatest.abs() == f32::INFINITY {

@@ -1,4 +1,4 @@
-//! What all ranks found in some rows, put together: keys by their order, sums in rank order.
+//! Merge of all ranks' results for some rows: keys by their order, sums in rank order.
 
 use fusewire_device::packet::Slots;
 use fusewire_device::session::Session;

@@ -43,7 +43,7 @@ use self::single::{List, greatest_logit};
 /// Most logits of a row that can be asked for.
 pub const MAX_K: usize = 64;
 
-/// What is computed of a row: `[..][8-byte indices:1][log-sum-exp:1][k:8]`.
+/// Specification of the results of a row: `[..][8-byte indices:1][log-sum-exp:1][k:8]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct VocabSpec(pub u32);
@@ -52,12 +52,12 @@ impl VocabSpec {
     const SUM: u32 = 1 << 8;
     const WIDE: u32 = 1 << 9;
 
-    /// The `k` greatest logits, at most [`MAX_K`]; perhaps none.
+    /// Computes the `k` greatest logits, at most [`MAX_K`], possibly none.
     pub const fn new(k: u8) -> Self {
         Self(k as u32)
     }
 
-    /// The log-sum-exp.
+    /// Adds the log-sum-exp.
     #[must_use]
     pub const fn with_log_sum_exp(self) -> Self {
         Self(self.0 | Self::SUM)
@@ -69,20 +69,20 @@ impl VocabSpec {
         Self(self.0 | Self::WIDE)
     }
 
-    /// How many logits.
+    /// Returns the number of logits per row.
     #[inline(always)]
     pub const fn k(self) -> usize {
         let k = self.0 as usize & 0xff;
         if k < MAX_K { k } else { MAX_K }
     }
 
-    /// Whether the log-sum-exp is wanted.
+    /// Returns true if the log-sum-exp is computed.
     #[inline(always)]
     pub const fn has_log_sum_exp(self) -> bool {
         self.0 & Self::SUM != 0
     }
 
-    /// Bytes that a rank sends of a row.
+    /// Returns the bytes that a rank sends of a row.
     #[inline(always)]
     pub const fn row_bytes(self) -> usize {
         8 * (self.k() + self.has_log_sum_exp() as usize)
@@ -114,9 +114,9 @@ struct Outputs {
     log_sum_exp: *mut f32,
 }
 
-/// The `k` greatest logits of each of `rows` rows, with their columns, and each row's log-sum-exp, as `spec` says. This rank has
-/// columns `first .. first + columns`, perhaps none; its rows begin `stride` elements apart. A block takes `round` rows at
-/// a time.
+/// Computes the `k` greatest logits of each of `rows` rows, with their columns, and each row's
+/// log-sum-exp, as `spec` says. This rank has columns `first .. first + columns`, perhaps none; its
+/// rows begin `stride` elements apart. A block takes `round` rows at a time.
 ///
 /// Logits descend, of equal ones the first column comes first; +0 is above -0, NaN below all. A position for which there is no
 /// column gets NaN and an index of all ones.

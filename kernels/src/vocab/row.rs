@@ -23,7 +23,7 @@ pub(super) struct RowPart<T> {
     at: *const T,
     pub(super) columns: usize,
     pub(super) first: u32,
-    /// Whether it can be read by 16 bytes.
+    /// True if it can be read by 16 bytes.
     aligned: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What lies where in a block's shared memory.
+//! Layout of a block's shared memory.
 
 use fusewire_device::{Block, Machine, arch};
 
