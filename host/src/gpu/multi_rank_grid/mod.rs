@@ -267,8 +267,7 @@ impl MultiRankGrid {
         if shape.cluster != 0 || shape.dependent {
             return Err(invalid(format!(
                 "{kernel}: clusters and dependent launches have no grid form; leave `cluster` 0 \
-                 and \
-                 `dependent` false"
+                 and `dependent` false"
             )));
         }
         match self.driver.capture_status(stream)? {

@@ -81,8 +81,7 @@ impl State {
         }
         Some(Error::launch(format!(
             "ranks of a multi-rank grid launch different things: rank {other} {}, rank {rank} \
-             {}; all ranks \
-             must launch the same kernels in the same order",
+             {}; all ranks must launch the same kernels in the same order",
             earlier.describe(),
             launch.describe()
         )))
@@ -103,8 +102,7 @@ impl State {
         let launch = self.launches.iter().flatten().next();
         Error::launch(format!(
             "rank{} {missing} of {} did not launch within {} s; another rank launched {}. All \
-             ranks must \
-             launch the same kernels in the same order, each from a thread of its own",
+             ranks must launch the same kernels in the same order, each from a thread of its own",
             if count == 1 { "" } else { "s" },
             self.launches.len(),
             timeout.as_secs_f64(),
