@@ -1,4 +1,5 @@
-//! Modules: images that a driver has loaded, and whose kernels read the parameters that this program passes.
+//! Modules: images that a driver has loaded, with kernels whose parameters were compared with the
+//! program's.
 
 use core::num::NonZero;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -22,34 +23,36 @@ mod tests;
 pub struct Function {
     /// Exported symbol.
     pub name: &'static str,
-    /// The library's handle.
+    /// The driver library's handle.
     pub raw: RawFunction,
-    /// What it needs.
+    /// Resource usage.
     pub properties: FunctionProperties,
-    /// Offset and size of each parameter in bytes, in order: in the parameter struct and in the image alike.
+    /// Offset and size in bytes of each parameter, in order. The same in the parameter struct and
+    /// in the image.
     pub params: Vec<(usize, usize)>,
 }
 
-/// An image that a driver has loaded, with all of its kernels that the program knows.
+/// A loaded image, with all of its kernels that the program uses.
 #[derive(Clone, Debug)]
 pub struct Module {
     name: String,
     target: String,
     raw: RawModule,
     load_time: Duration,
-    /// By name.
+    /// Sorted by name.
     functions: Vec<Function>,
 }
 
 impl Module {
-    /// Loads `image` and looks up every one of `kernels` in it. Kernels that need local memory are reported by a warning.
+    /// Loads `image` and looks up every one of `kernels` in it. Logs a warning for kernels that use
+    /// local memory.
     ///
-    /// May wait for the device, and takes seconds where the driver compiles PTX that it has not seen before: call it before
-    /// anything that communicates runs.
+    /// May wait for the device, and takes seconds if the driver compiles PTX that is not in its
+    /// cache, so call it before any communication.
     ///
     /// # Errors
-    /// `Error::Image` when a kernel is missing, or reads its parameters at other offsets than the program puts them;
-    /// `Error::Driver` when the driver refuses the image.
+    /// `Error::Image` if a kernel is missing, or if the image reads its parameters at other offsets
+    /// than the program writes them; `Error::Driver` if the driver refuses the image.
     pub fn load<'a>(
         driver: &dyn Driver,
         image: &Image,
@@ -78,27 +81,27 @@ impl Module {
         })
     }
 
-    /// The family of the library's kernels, or the user's crate.
+    /// Returns the kernel family of the library, or the name of the user crate.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Architecture that the image was made for.
+    /// Returns the target architecture of the image.
     pub fn target(&self) -> &str {
         &self.target
     }
 
-    /// How long the driver took, compilation of PTX included.
+    /// Returns the load time, including the compilation of PTX.
     pub fn load_time(&self) -> Duration {
         self.load_time
     }
 
-    /// Its kernels, by name.
+    /// Returns the kernels, sorted by name.
     pub fn functions(&self) -> &[Function] {
         &self.functions
     }
 
-    /// A kernel by its symbol.
+    /// Returns the kernel with the symbol `name`.
     pub fn function(&self, name: &str) -> Option<&Function> {
         let at = self
             .functions
@@ -112,11 +115,12 @@ impl Module {
     }
 }
 
-/// Loads the library's own images of all families that `kernels` belong to, several at once, as [`Module::load`]. The modules
-/// come in the order of their names.
+/// Loads the library's images of all families that `kernels` belong to, on several threads, like
+/// [`Module::load`]. Returns the modules sorted by name.
 ///
 /// # Errors
-/// As [`Module::load`]; `Error::Image` when the library has no image for the device, or of a family.
+/// The errors of [`Module::load`]; `Error::Image` if the library has no image for the device, or
+/// none of a family.
 pub fn load_library(
     driver: &dyn Driver,
     images: &Images,
@@ -153,7 +157,7 @@ pub fn load_library(
     Ok(modules)
 }
 
-/// Looks up one kernel, and compares its parameters.
+/// Looks up a kernel and compares its parameters.
 fn function(
     driver: &dyn Driver,
     image: &Image,
@@ -205,11 +209,12 @@ fn function(
     })
 }
 
-/// What to do about an image that does not fit.
+/// The advice for an image of another version.
 const REMAKE: &str = "image and program are of different versions: make the image anew (`fusewire-build images` for the \
                       library's own, `fusewire-build build` for others)";
 
-/// Describes a difference between the offsets at which a kernel reads its parameters and those at which the program puts them.
+/// Describes the first difference between the offsets at which a kernel reads its parameters and
+/// those at which the program writes them.
 fn difference(put: &[ParamField], read: &[(usize, usize)]) -> Option<String> {
     for (index, field) in put.iter().enumerate() {
         let expected = (field.offset, field.size);

@@ -1,7 +1,7 @@
-//! What an AMD code object says about itself: its target, and the arguments of its kernels.
+//! The metadata of an AMD code object: its target, and the arguments of its kernels.
 //!
-//! Source: LLVM's "User Guide for AMDGPU Backend", Code Object V3 and above Metadata: a MessagePack map in a note of the ELF
-//! file.
+//! Source: LLVM's "User Guide for AMDGPU Backend", Code Object V3 and above Metadata: a MessagePack
+//! map in a note of the ELF file.
 
 use serde::Deserialize;
 
@@ -37,13 +37,13 @@ struct Argument {
     kind: String,
 }
 
-/// Target and kernels of a code object.
+/// Parses the target and the kernels of a code object.
 pub(super) fn parse(file: &[u8]) -> Result<(String, Vec<Entry>), String> {
     let metadata = metadata(file)
         .ok_or_else(|| "it is an ELF file, but no code object of an AMD GPU".to_owned())?;
     let metadata: Metadata = rmp_serde::from_slice(metadata)
         .map_err(|error| format!("its metadata cannot be understood: {error}"))?;
-    // amdgcn-amd-amdhsa--gfx942:sramecc+
+    // For example amdgcn-amd-amdhsa--gfx942:sramecc+.
     let target = metadata.target.rsplit_once("--").map_or("", |(_, gpu)| gpu);
     let target = target.split(':').next().unwrap_or_default().to_owned();
     let kernels = metadata.kernels.into_iter().map(|kernel| Entry {
@@ -58,7 +58,7 @@ pub(super) fn parse(file: &[u8]) -> Result<(String, Vec<Entry>), String> {
     Ok((target, kernels.collect()))
 }
 
-/// The metadata's bytes in a 64-bit little-endian ELF file.
+/// Returns the metadata's bytes in a 64-bit little-endian ELF file.
 fn metadata(file: &[u8]) -> Option<&[u8]> {
     let is_64_bit_little = file.get(4..6)? == [2, 1];
     if !is_64_bit_little || half(file, 18)? != MACHINE_AMDGPU {
@@ -77,7 +77,7 @@ fn metadata(file: &[u8]) -> Option<&[u8]> {
     })
 }
 
-/// The metadata among the notes of a segment.
+/// Returns the metadata among the notes of a segment.
 fn note(mut notes: &[u8]) -> Option<&[u8]> {
     loop {
         let name = usize::try_from(word(notes, 0)?).ok()?;

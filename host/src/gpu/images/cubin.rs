@@ -1,15 +1,15 @@
-//! What a cubin says about itself: its target, and the parameters of its kernels.
+//! The metadata of a cubin: its target, and the parameters of its kernels.
 //!
-//! NVIDIA publishes no description. The header's flags are those of LLVM's `BinaryFormat/ELF.h`; all of this was compared
-//! with what `ptxas` 12.8 and 13.5 write:
+//! NVIDIA does not document the format. The header's flags are those of LLVM's
+//! `BinaryFormat/ELF.h`. Everything here was compared with the output of `ptxas` 12.8 and 13.5:
 //!
 //! | ELF ABI version | written by | architecture in `e_flags` | for this architecture only |
 //! |---|---|---|---|
 //! | 7 (OS ABI 0x33) | 12.x for GPUs before Blackwell | bits 0..8 | bit 11 |
 //! | 8 (OS ABI 0x41) | 12.8 for Blackwell, 13 for all | bits 8..16 | bit 3 (12.8 only) |
 //!
-//! A kernel is a symbol of type function with bit 4 of `st_other`; section `.nv.info.NAME` holds its attributes, of which
-//! numbers 0x17 and 0x45 describe a parameter.
+//! A kernel is a symbol of type function with bit 4 of `st_other` set. Section `.nv.info.NAME` has
+//! its attributes; attributes 0x17 and 0x45 describe a parameter.
 
 use super::Entry;
 
@@ -22,24 +22,24 @@ const SYMBOL_FUNCTION: u8 = 2;
 const OTHER_ENTRY: u8 = 0x10;
 /// An attribute whose value is longer than two bytes.
 const FORMAT_LONG: u8 = 4;
-/// `EIATTR_KPARAM_INFO`: its size has 14 bits, from bit 18 on.
+/// `EIATTR_KPARAM_INFO`: the parameter's size has 14 bits, from bit 18 on.
 const ATTRIBUTE_PARAMETER: u8 = 0x17;
-/// Its second form, of kernels with more than 4 KiB of parameters: its size has 16 bits.
+/// The second form, for kernels with more than 4 KiB of parameters: the size has 16 bits.
 const ATTRIBUTE_LARGE: u8 = 0x45;
 
-/// Whether an ELF file is for an NVIDIA GPU.
+/// Returns whether an ELF file is for an NVIDIA GPU.
 pub(super) fn is_cubin(file: &[u8]) -> bool {
     file.starts_with(b"\x7fELF") && half(file, 18) == Some(MACHINE_CUDA)
 }
 
-/// Target (`sm_90`; `sm_90a` where it runs on nothing else) and kernels of a cubin.
+/// Parses the target (`sm_90`; `sm_90a` if architecture-specific) and the kernels of a cubin.
 pub(super) fn parse(file: &[u8]) -> Result<(String, Vec<Entry>), String> {
     let target = target(file)?;
     let entries = entries(file).ok_or("it is a cubin, but damaged: a table leaves the file")?;
     Ok((target, entries))
 }
 
-/// The architecture that the header names.
+/// Returns the target that the header names.
 fn target(file: &[u8]) -> Result<String, String> {
     if file.get(4..6) != Some(&[2, 1]) {
         return Err("it is a cubin, but not of 64 bits".to_owned());
@@ -77,7 +77,7 @@ fn section(file: &[u8], index: usize) -> Option<Section<'_>> {
     let kind = word(header, 4)?;
     let start = usize::try_from(long(header, 24)?).ok()?;
     let bytes = usize::try_from(long(header, 32)?).ok()?;
-    // A section of zeros (8), as of shared memory, takes no space in the file.
+    // A section of type 8 (NOBITS), such as shared memory, has no bytes in the file.
     let bytes = if kind == 8 { 0 } else { bytes };
     Some(Section {
         name: word(header, 0)? as usize,
@@ -87,14 +87,14 @@ fn section(file: &[u8], index: usize) -> Option<Section<'_>> {
     })
 }
 
-/// A text of a table of texts.
+/// Returns the string at `at` in a string table.
 fn text(table: Section<'_>, at: usize) -> Option<&str> {
     let rest = table.bytes.get(at..)?;
     let end = rest.iter().position(|byte| *byte == 0)?;
     core::str::from_utf8(rest.get(..end)?).ok()
 }
 
-/// The kernels, or `None` for a damaged file.
+/// Returns the kernels, or `None` if the file is damaged.
 fn entries(file: &[u8]) -> Option<Vec<Entry>> {
     let sections = (0..usize::from(half(file, 60)?))
         .map(|index| section(file, index))
@@ -121,7 +121,7 @@ fn entries(file: &[u8]) -> Option<Vec<Entry>> {
     Some(out)
 }
 
-/// Offset and size of each parameter among the attributes of a kernel.
+/// Returns the offset and size of each parameter from the attributes of a kernel.
 fn parameters(mut attributes: &[u8]) -> Option<Vec<(usize, usize)>> {
     let mut out = Vec::new();
     while !attributes.is_empty() {

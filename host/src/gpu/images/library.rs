@@ -10,33 +10,33 @@ use sha2::{Digest as _, Sha256};
 use super::{Entry, Image, best};
 use crate::{Error, Result};
 
-/// Every compressed file with its name.
+/// All compressed files with their names.
 pub(super) const FILES: &[(&str, &[u8])] = include!("../../../images/files.rs");
 
 const MANIFEST: &str = include_str!("../../../images/manifest.json");
 
-/// KiB that unpacking may use.
+/// Memory limit of decompression in KiB.
 const MEMORY: u32 = 64 << 10;
 
-/// Most bytes of an image.
+/// Maximum size in bytes of an image.
 const MOST_BYTES: usize = 64 << 20;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Manifest {
-    /// Hash of what the images were made from.
+    /// Hash of the sources that the images were built from.
     pub(super) sources: String,
     pub(super) images: Vec<PackedImage>,
 }
 
-/// What is known of an image.
+/// The manifest entry of an image.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct PackedImage {
     pub(super) name: String,
     pub(super) target: String,
     pub(super) file: String,
-    /// Before compression.
+    /// Size in bytes before compression.
     pub(super) bytes: usize,
-    /// Before compression, in hexadecimal digits.
+    /// SHA-256 before compression, in hexadecimal digits.
     pub(super) sha256: String,
     pub(super) entries: Vec<PackedEntry>,
 }
@@ -54,11 +54,11 @@ pub(super) fn manifest() -> Result<&'static Manifest> {
         .as_ref()
         .map_err(|detail| Error::Image {
             image: "of the library".to_owned(),
-            detail: format!("the manifest cannot be understood: {detail}"),
+            detail: format!("the manifest cannot be parsed: {detail}"),
         })
 }
 
-/// What the library has for a device.
+/// Returns the library's images for a device.
 fn fitting(architecture: &str) -> Result<Vec<&'static PackedImage>> {
     let images = &manifest()?.images;
     let targets = || images.iter().map(|image| image.target.as_str());
@@ -99,7 +99,7 @@ pub(super) fn image(architecture: &str, family: &str) -> Result<Image> {
     open(packed, file.map_or(&[], |(_, bytes)| *bytes))
 }
 
-/// Unpacks at most `most` bytes, and one more where there are more.
+/// Decompresses at most `most` bytes, plus one if there are more.
 pub(super) fn unpack(compressed: &[u8], most: usize) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     LzmaReader::new_mem_limit(compressed, MEMORY, None)?
@@ -108,7 +108,7 @@ pub(super) fn unpack(compressed: &[u8], most: usize) -> std::io::Result<Vec<u8>>
     Ok(bytes)
 }
 
-/// Unpacks `compressed`, which must be what `packed` says.
+/// Decompresses `compressed` and checks it against the size and hash in `packed`.
 pub(super) fn open(packed: &PackedImage, compressed: &[u8]) -> Result<Image> {
     let wrong = |detail: String| Error::Image {
         image: format!("{} for {}", packed.name, packed.target),

@@ -1,25 +1,23 @@
-//! GPU images: the library's own, which every build carries, and those of users' kernel crates.
+//! GPU images: the library's own, which every build carries, and those of user kernel crates.
 //!
-//! NVIDIA GPUs get PTX, which the driver compiles: the newest that is not newer than the GPU. AMD GPUs get a code object of
-//! their very architecture. Users' kernels may also come as cubins, which the driver need not compile.
+//! NVIDIA GPUs get PTX, which the driver compiles: the newest that is not newer than the GPU. AMD
+//! GPUs get a code object of exactly their architecture. User kernels may also come as cubins,
+//! which the driver need not compile.
 //!
-//! # Users' own kernels
-//! `fusewire-build build --crate FOLDER --out OUT` writes `NAME.TARGET.ptx` and `NAME.TARGET.co`, NAME being the crate's;
-//! `ptxas -arch sm_90 NAME.sm_90.ptx -o NAME.sm_90.cubin` makes a cubin of one. At run time [`Images::find`] looks for them, in
-//! this order,
-//! 1. in the folders that `FUSEWIRE_IMAGES` lists, separated as in `PATH`;
-//! 2. in the program's folder, and in `images` beside the program;
-//! 3. in `fusewire-gpu/out/NAME` of cargo's target folder, where the program lies in one: what `fusewire-build build`
-//!    writes by default.
+//! # User kernels
+//! `fusewire-build build --crate FOLDER --out OUT` writes `NAME.TARGET.ptx` and `NAME.TARGET.co`,
+//! where NAME is the crate's name; `ptxas -arch sm_90 NAME.sm_90.ptx -o NAME.sm_90.cubin` assembles
+//! a cubin. At run time [`Images::find`] searches for them in this order:
 //!
-//! The first folder that has one for the device decides; there a cubin that the GPU runs (of its major version and not of a newer
-//! minor one; of the very architecture, where it is made for that alone) goes before PTX. [`Images::from_path`] takes a file. One that
-//! ends with `.lzma` besides is unpacked.
+//! The first folder with an image for the device decides. In it, a cubin that the GPU runs (of its
+//! major version and not of a newer minor version, or of exactly its architecture if it is specific
+//! to one) is preferred to PTX. [`Images::from_path`] takes a file. A file with the additional
+//! suffix `.lzma` is decompressed.
 //!
-//! # The library's own, from elsewhere
-//! Where [`LIBRARY_IMAGES`] names a folder, the families that it has an image of (`all_reduce.sm_90.ptx`) are taken from there: kernels
-//! that were changed can be measured without building the program anew. What they must agree on with the program, their
-//! parameters, is compared when they are loaded.
+//! # Replacing the library's images
+//! If [`LIBRARY_IMAGES`] names a folder, the kernel families that it has an image of
+//! (`all_reduce.sm_90.ptx`) are taken from it, so that changed kernels can be measured without
+//! rebuilding the program. Loading compares their parameters with the program's.
 
 mod code_object;
 mod cubin;
@@ -38,22 +36,22 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// The environment variable that names a folder of images which go before the library's own.
+/// The environment variable that names a folder whose images replace the library's own.
 pub const LIBRARY_IMAGES: &str = "FUSEWIRE_LIBRARY_IMAGES";
 
-/// Most bytes of a file that is taken for an image.
+/// Maximum size in bytes of an image file.
 const MOST_BYTES: u64 = 256 << 20;
 
-/// What a driver loads: kernels for one architecture.
+/// An image that a driver can load: kernels for one architecture.
 #[derive(Clone)]
 pub struct Image {
-    /// The family of the library's kernels, or the user's crate.
+    /// The kernel family of the library, or the name of the user crate.
     pub name: String,
-    /// Architecture that it was made for: `sm_90`, `gfx942`.
+    /// Target architecture: `sm_90`, `gfx942`.
     pub target: String,
     /// PTX with its terminating zero byte, a cubin, or a code object.
     pub bytes: Vec<u8>,
-    /// Its kernels.
+    /// Kernels in the image.
     pub entries: Vec<Entry>,
 }
 
@@ -62,7 +60,7 @@ pub struct Image {
 pub struct Entry {
     /// Exported symbol.
     pub name: String,
-    /// Offset and size of each parameter in bytes, in order, as the image reads them.
+    /// Offset and size in bytes of each parameter, in order, from the image's metadata.
     pub parameters: Vec<(usize, usize)>,
 }
 
@@ -84,7 +82,7 @@ impl fmt::Display for Image {
 }
 
 impl Image {
-    /// Understands PTX, a cubin or a code object; all say themselves for which architecture they are and what they hold.
+    /// Parses PTX, a cubin or a code object. The target and the kernels come from the image itself.
     ///
     /// # Errors
     /// `Error::Image` for anything else.
@@ -121,7 +119,8 @@ impl Image {
         })
     }
 
-    /// What PTX says of the sources that it was made from (`fusewire-build build --multi-rank-grid`): their hash.
+    /// Returns the hash of the sources that PTX was built from, if it records one (`fusewire-build
+    /// build --multi-rank-grid`).
     pub(super) fn sources(&self) -> Option<&str> {
         const MARK: &str = "\n// fusewire sources ";
         let text = core::str::from_utf8(&self.bytes).ok()?;
@@ -137,34 +136,35 @@ impl Image {
         }
     }
 
-    /// A kernel by its symbol.
+    /// Returns the kernel with the symbol `name`.
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
 }
 
-/// How an image is chosen.
+/// The kind of an image, which decides how it is matched with a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
-    /// Machine code of an NVIDIA GPU.
+    /// Machine code for an NVIDIA GPU.
     Cubin,
-    /// PTX, and code objects: a target has one of the two.
+    /// PTX or a code object; a target has only one of the two.
     Other,
 }
 
-/// Where images for one device come from.
+/// The sources of images for one device.
 #[derive(Clone, Debug)]
 pub struct Images {
     architecture: String,
     folders: Vec<PathBuf>,
-    /// Cargo's target folders around the program.
+    /// Output folders of `fusewire-build` in cargo target folders that may contain the program.
     around: Vec<PathBuf>,
-    /// What goes before the library's own.
+    /// The folder whose images replace the library's own.
     library: Option<PathBuf>,
 }
 
 impl Images {
-    /// Images for a device of `architecture`, as [`Properties::architecture`](super::driver::Properties::architecture) has it.
+    /// Returns the sources of images for a device of `architecture` (see
+    /// [`Properties::architecture`](super::driver::Properties::architecture)).
     pub fn new(architecture: &str) -> Self {
         let listed = std::env::var_os("FUSEWIRE_IMAGES").unwrap_or_default();
         let mut folders: Vec<PathBuf> = std::env::split_paths(&listed)
@@ -190,7 +190,7 @@ impl Images {
         }
     }
 
-    /// Images for a device of `architecture` from these folders only.
+    /// Returns the sources of images for a device of `architecture`, restricted to these folders.
     pub fn in_folders(architecture: &str, folders: Vec<PathBuf>) -> Self {
         Self {
             architecture: architecture.to_owned(),
@@ -200,24 +200,25 @@ impl Images {
         }
     }
 
-    /// The device's architecture.
+    /// Returns the device's architecture.
     pub fn architecture(&self) -> &str {
         &self.architecture
     }
 
-    /// Families of the library's own kernels that [`Images::library`] gives.
+    /// Returns the kernel families for which [`Images::library`] has an image.
     ///
     /// # Errors
-    /// `Error::Image` when the library has no images for the device; it names those that it has.
+    /// `Error::Image` if the library has no images for the device; the error lists the targets that
+    /// it has.
     pub fn families(&self) -> Result<Vec<&'static str>> {
         library::families(&self.architecture)
     }
 
-    /// One family of the library's own kernels, unpacked; that of the folder in [`LIBRARY_IMAGES`], where it has one.
+    /// Returns the image of a kernel family of the library, from the folder in [`LIBRARY_IMAGES`]
+    /// if it has one.
     ///
     /// # Errors
-    /// `Error::Image` when the library has none for the device, and when what it carries is damaged; when the folder's is no
-    /// image.
+    /// `Error::Image` if the library has no such image for the device, or if the image is damaged.
     pub fn library(&self, family: &str) -> Result<Image> {
         if let Some(folder) = &self.library {
             let candidates = candidates(folder, family);
@@ -229,20 +230,20 @@ impl Images {
         library::image(&self.architecture, family)
     }
 
-    /// Hash of what the library's own images were made from.
+    /// Returns the hash of the sources that the library's images were built from.
     ///
     /// # Errors
-    /// `Error::Image` when what the library carries is damaged.
+    /// `Error::Image` if the library's manifest is damaged.
     pub(super) fn sources(&self) -> Result<&'static str> {
         Ok(&library::manifest()?.sources)
     }
 
-    /// The image of a user's kernel crate: see [the module](self) for the paths where it is searched. The crate's name may
-    /// be written with `-` or `_`.
+    /// Finds the image of a user kernel crate; see [the module](self) for the search order. The
+    /// crate's name may be written with `-` or `_`.
     ///
     /// # Errors
-    /// `Error::Image` with the paths where it was searched, and what was found there for other devices; or what is wrong
-    /// with the file that was found.
+    /// `Error::Image` that lists the searched paths and the images there for other devices, or that
+    /// describes what is wrong with the image that was found.
     pub fn find(&self, name: &str) -> Result<Image> {
         let command = format!(
             "`fusewire-build build --crate FOLDER --target {} --out FOLDER`",
@@ -251,7 +252,8 @@ impl Images {
         self.find_made_by(name, &command)
     }
 
-    /// As [`Images::find`], for an image that another command makes.
+    /// Finds an image like [`Images::find`]. The error names `command` as the command that builds
+    /// it.
     pub(super) fn find_made_by(&self, name: &str, command: &str) -> Result<Image> {
         let mut folders = self.folders.clone();
         for outer in &self.around {
@@ -287,10 +289,10 @@ impl Images {
         })
     }
 
-    /// The image in a file.
+    /// Reads the image in a file.
     ///
     /// # Errors
-    /// `Error::Image` when it cannot be read, is no image, or is for other devices.
+    /// `Error::Image` if the file cannot be read, is not an image, or is for other devices.
     pub fn from_path(&self, path: &Path) -> Result<Image> {
         let shown = path.display().to_string();
         let wrong = |detail: String| Error::Image {
@@ -330,7 +332,7 @@ impl Images {
     }
 }
 
-/// A file whose name says that it is an image.
+/// A file that is an image by its name.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     target: String,
@@ -338,7 +340,7 @@ struct Candidate {
     path: PathBuf,
 }
 
-/// The images of `name` in `folder`.
+/// Returns the images of `name` in `folder`.
 fn candidates(folder: &Path, name: &str) -> Vec<Candidate> {
     let wanted = name.replace('-', "_");
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -362,10 +364,10 @@ fn candidates(folder: &Path, name: &str) -> Vec<Candidate> {
     found
 }
 
-/// End of the name of a compressed image.
+/// File name extension of a compressed image.
 const PACKED: &str = "lzma";
 
-/// The one of `candidates` that runs best on a device of `architecture`.
+/// Returns the candidate that runs best on a device of `architecture`.
 fn chosen<'a>(architecture: &str, candidates: &'a [Candidate]) -> Option<&'a Path> {
     let of = |kind| {
         candidates
@@ -374,7 +376,7 @@ fn chosen<'a>(architecture: &str, candidates: &'a [Candidate]) -> Option<&'a Pat
     };
     let cubin = of(Kind::Cubin)
         .filter(|candidate| runs_cubin(architecture, &candidate.target))
-        // What is made for the GPU alone goes first.
+        // An architecture-specific cubin is preferred.
         .max_by_key(|candidate| (number(&candidate.target), candidate.target.len()));
     let other = || {
         let best = best(architecture, of(Kind::Other).map(|it| it.target.as_str()))?;
@@ -385,7 +387,8 @@ fn chosen<'a>(architecture: &str, candidates: &'a [Candidate]) -> Option<&'a Pat
         .map(|candidate| candidate.path.as_path())
 }
 
-/// `NAME.TARGET.ptx`, `NAME.TARGET.cubin` and `NAME.TARGET.co`, compressed or not, in name and target.
+/// Splits `NAME.TARGET.ptx`, `NAME.TARGET.cubin` or `NAME.TARGET.co`, compressed or not, into name
+/// and target.
 fn split(file: &str) -> Option<(&str, &str)> {
     let file = file
         .strip_suffix(PACKED)
@@ -398,9 +401,9 @@ fn split(file: &str) -> Option<(&str, &str)> {
     stem.rsplit_once('.')
 }
 
-/// The one of `targets` that runs best on a device of `architecture`.
+/// Returns the target that runs best on a device of `architecture`.
 fn best<'a>(architecture: &str, targets: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // gfx942:sramecc+:xnack- is a gfx942.
+    // The feature flags of gfx942:sramecc+:xnack- are ignored.
     let architecture = architecture.split(':').next().unwrap_or_default();
     let mut targets = targets;
     let Some(device) = compute(architecture) else {
@@ -413,8 +416,9 @@ fn best<'a>(architecture: &str, targets: impl Iterator<Item = &'a str>) -> Optio
         .map(|(_, target)| target)
 }
 
-/// Whether a device of `architecture` runs a cubin for `target`: one of its major version that is not newer, and, where only
-/// the very architecture runs it (`sm_90a`, `sm_100f`), one for that.
+/// Returns whether a device of `architecture` runs a cubin for `target`: one of its major version
+/// that is not newer, or, if the target is architecture-specific (`sm_90a`, `sm_100f`), one of
+/// exactly its version.
 fn runs_cubin(architecture: &str, target: &str) -> bool {
     let (Some(device), Some(made_for)) = (compute(architecture), number(target)) else {
         return false;
@@ -423,13 +427,14 @@ fn runs_cubin(architecture: &str, target: &str) -> bool {
     made_for == device || (!only && made_for / 10 == device / 10 && made_for < device)
 }
 
-/// 90 of `sm_90` and `sm_90a`.
+/// Parses the version of `sm_90` or `sm_90a` (90).
 fn number(target: &str) -> Option<u32> {
     let plain = target.strip_suffix(['a', 'f']).unwrap_or(target);
     compute(plain)
 }
 
-/// 90 of `sm_90`. PTX for `sm_90a` runs on nothing later, and is not taken.
+/// Parses the version of `sm_90` (90). Returns `None` for `sm_90a`: PTX for it runs on no later
+/// GPU, so it is not used.
 fn compute(target: &str) -> Option<u32> {
     target.strip_prefix("sm_")?.parse().ok()
 }

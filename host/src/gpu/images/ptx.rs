@@ -1,8 +1,8 @@
-//! What PTX says about itself: its target, and the parameters of its kernels.
+//! The metadata of PTX: its target, and the parameters of its kernels.
 
 use super::Entry;
 
-/// Target and kernels of a PTX text.
+/// Parses the target and the kernels of a PTX text.
 pub(super) fn parse(text: &str) -> Result<(String, Vec<Entry>), String> {
     let text = without_comments(text);
     let target = text
@@ -26,7 +26,7 @@ pub(super) fn parse(text: &str) -> Result<(String, Vec<Entry>), String> {
     Ok((target.to_owned(), entries))
 }
 
-/// Offsets by the rule of C: each parameter at the next multiple of its alignment.
+/// Computes offsets by the rule of C: each parameter is at the next multiple of its alignment.
 fn parameters(list: &str) -> Result<Vec<(usize, usize)>, &str> {
     let mut out = Vec::new();
     let mut end = 0usize;
@@ -36,16 +36,16 @@ fn parameters(list: &str) -> Result<Vec<(usize, usize)>, &str> {
         .filter(|part| !part.is_empty())
     {
         let (mut size, mut align) = (None, None);
-        // What follows .ptr describes the memory that the pointer points to.
-        let mut behind = false;
+        // After .ptr, attributes describe the memory that the pointer points to.
+        let mut of_target = false;
         let mut words = parameter.split_whitespace();
         while let Some(word) = words.next() {
             match word {
-                ".ptr" => behind = true,
+                ".ptr" => of_target = true,
                 ".align" => {
                     let value: usize =
                         words.next().and_then(|w| w.parse().ok()).ok_or(parameter)?;
-                    if !behind {
+                    if !of_target {
                         align = Some(value);
                     }
                 }
