@@ -109,7 +109,7 @@ impl Module {
         at.ok().and_then(|at| self.functions.get(at))
     }
 
-    /// The library's handle.
+    /// Returns the driver library's handle.
     pub fn as_raw(&self) -> RawModule {
         self.raw
     }
@@ -210,8 +210,9 @@ fn function(
 }
 
 /// The advice for an image of another version.
-const REMAKE: &str = "image and program are of different versions: make the image anew (`fusewire-build images` for the \
-                      library's own, `fusewire-build build` for others)";
+const REBUILD: &str = "image and program are of different versions: rebuild the image \
+                       (`fusewire-build images` for the library's own, `fusewire-build build` for \
+                       others)";
 
 /// Describes the first difference between the offsets at which a kernel reads its parameters and
 /// those at which the program writes them.
@@ -222,13 +223,15 @@ fn difference(put: &[ParamField], read: &[(usize, usize)]) -> Option<String> {
             Some(&other) if other == expected => {}
             Some(&(offset, size)) => {
                 return Some(format!(
-                    "parameter {index} ({}): the program puts {} bytes at offset {}, the image reads {size} at offset {offset}",
+                    "parameter {index} ({}): the program writes {} bytes at offset {}, the image \
+                     reads {size} at offset {offset}",
                     field.name, field.size, field.offset
                 ));
             }
             None => {
                 return Some(format!(
-                    "parameter {index} ({}): the program passes it, the image reads only {} parameters",
+                    "parameter {index} ({}): the program passes it, the image reads only {} \
+                     parameters",
                     field.name,
                     read.len()
                 ));

@@ -53,7 +53,8 @@ fn target(file: &[u8]) -> Result<String, String> {
         8 => (flags >> 8 & 0xff, flags & 0x8 != 0),
         other => {
             return Err(format!(
-                "it is a cubin of ELF ABI version {other}, of which 7 and 8 are known (CUDA 12 and 13): use PTX"
+                "it is a cubin of ELF ABI version {other}, of which 7 and 8 are known (CUDA 12 \
+                 and 13): use PTX"
             ));
         }
     };

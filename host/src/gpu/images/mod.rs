@@ -9,6 +9,11 @@
 //! where NAME is the crate's name; `ptxas -arch sm_90 NAME.sm_90.ptx -o NAME.sm_90.cubin` assembles
 //! a cubin. At run time [`Images::find`] searches for them in this order:
 //!
+//! 1. in the folders that `FUSEWIRE_IMAGES` lists, separated as in `PATH`;
+//! 2. in the program's folder, and in `images` next to the program;
+//! 3. in `fusewire-gpu/out/NAME` of cargo's target folder, if the program is in one: the default
+//!    output of `fusewire-build build`.
+//!
 //! The first folder with an image for the device decides. In it, a cubin that the GPU runs (of its
 //! major version and not of a newer minor version, or of exactly its architecture if it is specific
 //! to one) is preferred to PTX. [`Images::from_path`] takes a file. A file with the additional
@@ -223,7 +228,8 @@ impl Images {
         if let Some(folder) = &self.library {
             let candidates = candidates(folder, family);
             if let Some(path) = chosen(&self.architecture, &candidates) {
-                tracing::info!(family, path = %path.display(), "kernels of the library's own from elsewhere");
+                let path = path.display();
+                tracing::info!(family, %path, "replaced the library's own kernels");
                 return self.from_path(path);
             }
         }
