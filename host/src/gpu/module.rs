@@ -172,7 +172,7 @@ fn function(
         .map_err(|_| wrong(format!("kernel {:?} has no name for C", kernel.name)))?;
     let Some(raw) = driver.function(module, &symbol)? else {
         return Err(wrong(format!(
-            "it lacks kernel {}, which this program launches; {REMAKE}",
+            "it lacks kernel {}, which this program launches; {REBUILD}",
             kernel.name
         )));
     };
@@ -182,14 +182,14 @@ fn function(
             Some(entry) => entry.parameters.clone(),
             None => {
                 return Err(wrong(format!(
-                    "it says nothing about the parameters of kernel {}; {REMAKE}",
+                    "it says nothing about the parameters of kernel {}; {REBUILD}",
                     kernel.name
                 )));
             }
         },
     };
     if let Some(detail) = difference(kernel.params, &read) {
-        return Err(wrong(format!("kernel {}: {detail}; {REMAKE}", kernel.name)));
+        return Err(wrong(format!("kernel {}: {detail}; {REBUILD}", kernel.name)));
     }
     let properties = driver.function_properties(raw)?;
     if properties.local_bytes > 0 {

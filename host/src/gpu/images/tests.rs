@@ -49,7 +49,7 @@ fn carried_images_are_whole_and_fit_the_program() {
                 target.starts_with("sm_") || image.bytes.last() == Some(&0)
             );
         }
-        assert_eq!(found, kernels.len(), "{target}: {}", REMAKE);
+        assert_eq!(found, kernels.len(), "{target}: {}", REBUILD);
     }
     for (_, file) in FILES {
         bytes += file.len();
@@ -57,7 +57,7 @@ fn carried_images_are_whole_and_fit_the_program() {
     assert!(bytes <= 4 << 20, "{bytes} bytes of compressed images");
 }
 
-const REMAKE: &str = "`cargo run --release -p fusewire-build -- images` makes the images anew";
+const REBUILD: &str = "`cargo run --release -p fusewire-build -- images` rebuilds the images";
 
 #[test]
 fn the_newest_ptx_that_the_gpu_runs_and_the_very_code_object() {

@@ -239,7 +239,7 @@ fn a_shifted_or_resized_parameter_is_refused() {
     let field = kernel.params[last];
     let said = changed(&|entry| entry.parameters[last].0 += 8);
     let wanted = format!(
-        "kernel {}: parameter {last} ({}): the program puts {} bytes at offset {}, the image reads {} at offset {}",
+        "kernel {}: parameter {last} ({}): the program writes {} bytes at offset {}, the image reads {} at offset {}",
         kernel.name,
         field.name,
         field.size,
@@ -254,7 +254,7 @@ fn a_shifted_or_resized_parameter_is_refused() {
     );
     let said = changed(&|entry| entry.parameters[0].1 = 4);
     let wanted = format!(
-        "parameter 0 ({}): the program puts 8 bytes at offset 0, the image reads 4 at offset 0",
+        "parameter 0 ({}): the program writes 8 bytes at offset 0, the image reads 4 at offset 0",
         kernel.params[0].name
     );
     assert!(said.contains(&wanted), "{said}");
