@@ -228,8 +228,8 @@ impl Images {
         if let Some(folder) = &self.library {
             let candidates = candidates(folder, family);
             if let Some(path) = chosen(&self.architecture, &candidates) {
-                let path = path.display();
-                tracing::info!(family, %path, "replaced the library's own kernels");
+                let shown = path.display();
+                tracing::info!(family, path = %shown, "replaced the library's own kernels");
                 return self.from_path(path);
             }
         }
