@@ -1,11 +1,11 @@
-//! Cubins: headers that are built here, and what a real assembler writes.
+//! Cubins: headers that the tests build, and the output of a real assembler.
 
 use std::path::Path;
 use std::process::Command;
 
 use super::*;
 
-/// Two kernels and a function that is none.
+/// Two kernels, and a function that is not a kernel.
 const PTX: &str = ".version 8.0\n.target sm_80\n.address_size 64\n\
     .visible .func (.param .b32 r) helper(.param .b32 a)\n{\n.reg .b32 %x;\nld.param.b32 %x, [a];\n\
     st.param.b32 [r], %x;\nret;\n}\n\
@@ -14,10 +14,10 @@ const PTX: &str = ".version 8.0\n.target sm_80\n.address_size 64\n\
     cvta.to.global.u64 %p, %p;\nst.global.u32 [%p], %v;\nret;\n}\n\
     .visible .entry empty()\n{\nret;\n}\n";
 
-/// Where the parameters of `copy` lie.
+/// Offsets and sizes of the parameters of `copy`.
 const FIELDS: [(usize, usize); 4] = [(0, 8), (8, 4), (16, 20), (36, 1)];
 
-/// One parameter among the attributes of a kernel: as `ptxas` writes it, the last parameter first.
+/// Encodes one parameter as an attribute of a kernel. `ptxas` writes the last parameter first.
 fn parameter(large: bool, ordinal: u16, (offset, size): (usize, usize)) -> Vec<u8> {
     let mut out = vec![4, if large { 0x45 } else { 0x17 }, 12, 0, 0, 0, 0, 0];
     out.extend(ordinal.to_le_bytes());
@@ -31,7 +31,7 @@ fn parameter(large: bool, ordinal: u16, (offset, size): (usize, usize)) -> Vec<u
     out
 }
 
-/// A cubin with kernels `copy` and `empty` and function `helper`.
+/// Builds a cubin with kernels `copy` and `empty` and function `helper`.
 fn elf(abi: (u8, u8), flags: u32, large: bool) -> Vec<u8> {
     let texts = b"\0copy\0empty\0helper\0.nv.info.copy\0.nv.info.empty\0";
     let mut symbols = vec![0u8; 24];
@@ -40,7 +40,7 @@ fn elf(abi: (u8, u8), flags: u32, large: bool) -> Vec<u8> {
         symbols.extend([0x12, other]);
         symbols.extend([0; 18]);
     }
-    // An attribute of half a word, one without a value, and one of four bytes stand around.
+    // Other attributes around them: one of half a word, one without a value, one of four bytes.
     let mut copy = vec![3, 0x1b, 0xff, 0, 4, 0x37, 4, 0, 0x87, 0, 0, 0];
     for (ordinal, field) in FIELDS.into_iter().enumerate().rev() {
         copy.extend(parameter(large, ordinal as u16, field));
@@ -152,7 +152,7 @@ fn a_cubin_goes_before_ptx_and_one_for_another_gpu_is_refused() {
         );
         assert_eq!(image.name, "k");
     }
-    // By its path; and the header counts, not the name.
+    // By its path. The header's target counts, not the file name's.
     let path = folder.path().join("k.sm_80.cubin");
     let said = detail(of("sm_90").from_path(&path));
     assert!(
@@ -165,7 +165,7 @@ fn a_cubin_goes_before_ptx_and_one_for_another_gpu_is_refused() {
         said.contains("it is a cubin for sm_100, this device is sm_90"),
         "{said}"
     );
-    // Neither PTX for it nor a cubin: both are named.
+    // Neither PTX nor a cubin fits the device, so both are named.
     let said = detail(of("sm_75").find("k"));
     assert!(
         said.contains("for other devices") && said.contains("k.sm_90a.cubin"),
@@ -173,7 +173,8 @@ fn a_cubin_goes_before_ptx_and_one_for_another_gpu_is_refused() {
     );
 }
 
-/// Reading damaged cubins ends, with an error or not, and never beyond their bytes.
+/// Checks that parsing a damaged cubin ends, with or without an error, and never reads beyond its
+/// bytes.
 #[test]
 fn damaged_cubins_do_no_harm() {
     let whole = elf(V8, 0x0600_5a04, true);
@@ -199,7 +200,8 @@ fn damaged_cubins_do_no_harm() {
     assert!(detail(Image::new("narrow", narrow)).contains("64 bits"));
 }
 
-/// Skipped where `FUSEWIRE_PTXAS` names no assembler; `FUSEWIRE_REQUIRE=ptx` makes that a failure.
+/// Parses the output of `ptxas`. Skipped if `FUSEWIRE_PTXAS` names no assembler;
+/// `FUSEWIRE_REQUIRE=ptx` makes that a failure.
 #[test]
 fn what_ptxas_writes_is_understood() {
     let Some(ptxas) = std::env::var_os("FUSEWIRE_PTXAS") else {
@@ -232,7 +234,8 @@ fn what_ptxas_writes_is_understood() {
                 .is_empty()
         );
     }
-    // Kernels of the library's, by the assembler and by the text of the image; the small families, for the time's sake.
+    // The library's kernels, as the assembler and as the image's text describe them. Only small
+    // families, to save time.
     let mut compared = 0;
     for target in ["sm_80", "sm_90"] {
         let images = Images::in_folders(target, Vec::new());
@@ -260,7 +263,7 @@ fn what_ptxas_writes_is_understood() {
         }
     }
     assert!(compared > 0, "no family is small");
-    // More parameters than the first form of an attribute holds.
+    // More parameters than the first form of the attribute can describe.
     let large = ".version 8.1\n.target sm_90\n.address_size 64\n\
         .visible .entry large(.param .align 8 .b8 a[20000], .param .u32 b)\n{\nret;\n}\n";
     let (from, to) = (folder.path().join("m.ptx"), folder.path().join("m.cubin"));
@@ -273,7 +276,7 @@ fn what_ptxas_writes_is_understood() {
 fn assemble(ptxas: &Path, text: &str, target: &str, from: &Path, to: &Path) {
     std::fs::write(from, text).expect("a file");
     let mut command = Command::new(ptxas);
-    // As fast as may be: what the code is like is not looked at.
+    // Optimisation is off to save time: only the metadata is read.
     command
         .args(["-O0", "-arch", target, "-o"])
         .arg(to)

@@ -1,4 +1,4 @@
-//! The images that the library carries, and how users' are found.
+//! The library's own images, and the search for those of users.
 
 use std::path::Path;
 
@@ -16,8 +16,8 @@ fn detail(result: Result<Image>) -> String {
     }
 }
 
-/// Every image is whole, says itself what the manifest says, and the families of each target are the program's kernels, with
-/// their parameters where the program puts them.
+/// Checks that every image is intact, that its metadata agrees with the manifest, and that the
+/// families of each target are the program's kernels with the program's parameter offsets.
 #[test]
 fn carried_images_are_whole_and_fit_the_program() {
     let mut bytes = 0;
@@ -156,7 +156,7 @@ fn users_images_are_found_in_the_order_of_the_folders() {
     assert_eq!(image.entries.len(), 1);
     assert_eq!(image.entry("argmax").unwrap().parameters, [(0, 8), (8, 4)]);
 
-    // A folder that comes first wins, even with an older target.
+    // An earlier folder wins, even with an older target.
     put(
         &second,
         "my-argmax.sm_90.ptx",
@@ -220,7 +220,8 @@ fn what_is_no_image_or_for_another_device_is_refused() {
     );
 }
 
-/// Reading damaged code objects ends, with an error or not, and never beyond their bytes.
+/// Checks that parsing a damaged code object ends, with or without an error, and never reads beyond
+/// its bytes.
 #[test]
 fn damaged_code_objects_do_no_harm() {
     let images = Images::in_folders("gfx942", Vec::new());
@@ -286,7 +287,7 @@ fn a_folder_may_stand_in_for_families_of_the_librarys_own() {
     let other = images.library("barrier").unwrap();
     assert_eq!(other.name, "barrier");
     assert!(other.entry("argmax").is_some() && other.entry("barrier").is_none());
-    // Other families stay the library's own.
+    // Other families still come from the library.
     assert!(images.library("batch").unwrap().entry("batch").is_some());
     put(folder.path(), "barrier.sm_80.ptx", "no image");
     assert!(images.library("barrier").is_err());

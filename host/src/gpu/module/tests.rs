@@ -1,4 +1,4 @@
-//! Modules over a driver that knows the images by their bytes, as a driver library does.
+//! Modules on a fake driver that parses images like a driver library.
 
 use core::ffi::{CStr, c_void};
 use std::collections::BTreeMap;
@@ -13,15 +13,15 @@ use crate::gpu::driver::{
 };
 use crate::gpu::images::Entry;
 
-/// Loads images as CUDA and HIP do; everything else is not called.
+/// Loads images as CUDA and HIP do. The tests call no other method.
 #[derive(Debug)]
 struct Fake {
     properties: Properties,
-    /// True if the library reports parameters.
+    /// Set if the driver reports parameters.
     reports: bool,
     local_bytes: u32,
     modules: Mutex<Vec<Image>>,
-    /// What loading and looking up have given, by symbol.
+    /// Parameters of the kernels that were looked up, by symbol.
     found: Mutex<BTreeMap<String, Vec<(usize, usize)>>>,
 }
 
@@ -88,7 +88,7 @@ impl Driver for Fake {
                 detail: "PTX without its zero byte".to_owned(),
             });
         }
-        // The driver reads the image itself.
+        // Parses the image without the program's help, as a driver does.
         let image = Image::new("loaded", image.to_vec())?;
         let mut modules = self.modules.lock().unwrap();
         modules.push(image);
@@ -181,7 +181,7 @@ fn detail(result: Result<Module>) -> String {
     }
 }
 
-/// With the parameters that the driver reports, and with those of the image.
+/// Loads with the parameters that the driver reports, and with those of the image.
 #[test]
 fn a_library_loads_whole_on_every_architecture() {
     for architecture in ["sm_80", "sm_90", "sm_120", "gfx90a", "gfx942"] {
@@ -220,7 +220,7 @@ fn an_older_gpu_is_refused_with_a_list_of_images() {
     assert!(error.unwrap_err().to_string().contains("there are gfx90a"));
 }
 
-/// Where one number of the image is wrong, the message names kernel, parameter and both offsets.
+/// Checks that the message for one wrong number names the kernel, the parameter and both offsets.
 #[test]
 fn a_shifted_or_resized_parameter_is_refused() {
     let driver = Fake::new("sm_90", false);
@@ -270,7 +270,7 @@ fn a_shifted_or_resized_parameter_is_refused() {
     );
 }
 
-/// What the driver says counts more than what the manifest says.
+/// Checks that the driver's parameters take precedence over the manifest's.
 #[test]
 fn the_images_own_metadata_counts_first() {
     let driver = Fake::new("gfx942", true);
@@ -307,7 +307,7 @@ fn ptx_without_its_zero_byte_is_the_drivers_error() {
     assert!(matches!(error, Error::Driver { .. }), "{error}");
 }
 
-/// Spills do not stop anything; the numbers are there to be shown.
+/// Checks that spills are reported but are not an error.
 #[test]
 fn local_memory_is_no_error() {
     let mut driver = Fake::new("sm_90", true);
