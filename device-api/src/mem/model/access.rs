@@ -1,6 +1,6 @@
 //! The functions of [`crate::mem`], resolved through the model's table.
 
-use super::{Atomic, Fault, Found, Kind, Ordering, Word, broken, find};
+use super::{Atomic, Fault, WordRef, Kind, Ordering, Word, broken, find};
 use crate::mem::{Order, Policy, Scope, native};
 
 fn effective(scope: Scope) -> Scope {
@@ -11,7 +11,7 @@ fn effective(scope: Scope) -> Scope {
     }
 }
 
-fn demote(found: &Found, order: Order, scope: Scope) -> Order {
+fn demote(found: &WordRef, order: Order, scope: Scope) -> Order {
     if found.kind == Kind::Peer && effective(scope) != Scope::System {
         Order::Relaxed
     } else {
@@ -20,7 +20,7 @@ fn demote(found: &Found, order: Order, scope: Scope) -> Order {
 }
 
 /// The atomic behind a word; what it is forged to be instead.
-fn atomic(found: &Found) -> Result<&Atomic, u64> {
+fn atomic(found: &WordRef) -> Result<&Atomic, u64> {
     match found.word() {
         Word::Atomic(word) => Ok(word),
         Word::Forged(value) => Err(*value),
@@ -170,7 +170,7 @@ pub unsafe fn load_u32(at: *const u32, order: Order, scope: Scope) -> u32 {
 /// memory: a model that shall see the difference has its words in different ones of the table.
 fn update_u32(
     at: *mut u32,
-    ordering: impl Fn(&Found) -> Ordering,
+    ordering: impl Fn(&WordRef) -> Ordering,
     change: impl Fn(u32) -> u32,
 ) -> Option<u32> {
     let found = find(at as usize)?;
@@ -196,7 +196,7 @@ fn update_u32(
     })
 }
 
-fn updates(found: &Found, order: Order, scope: Scope) -> Ordering {
+fn updates(found: &WordRef, order: Order, scope: Scope) -> Ordering {
     match demote(found, order, scope) {
         Order::Relaxed => Ordering::Relaxed,
         _ => Ordering::AcqRel,
@@ -208,7 +208,7 @@ fn updates(found: &Found, order: Order, scope: Scope) -> Ordering {
 /// # Safety
 /// As there.
 pub unsafe fn store_u32(at: *mut u32, value: u32, order: Order, scope: Scope) {
-    let ordering = |found: &Found| stores(demote(found, order, scope));
+    let ordering = |found: &WordRef| stores(demote(found, order, scope));
     if update_u32(at, ordering, |_| value).is_none() {
         // SAFETY: the caller's promise.
         unsafe { native::store_u32(at, value, order, scope) };
@@ -220,7 +220,7 @@ pub unsafe fn store_u32(at: *mut u32, value: u32, order: Order, scope: Scope) {
 /// # Safety
 /// As there.
 pub unsafe fn fetch_add_u32(at: *mut u32, value: u32, order: Order, scope: Scope) -> u32 {
-    let ordering = |found: &Found| updates(found, order, scope);
+    let ordering = |found: &WordRef| updates(found, order, scope);
     update_u32(at, ordering, |before| before.wrapping_add(value))
         // SAFETY: the caller's promise.
         .unwrap_or_else(|| unsafe { native::fetch_add_u32(at, value, order, scope) })
@@ -237,7 +237,7 @@ pub unsafe fn compare_exchange_u32(
     order: Order,
     scope: Scope,
 ) -> u32 {
-    let ordering = |found: &Found| updates(found, order, scope);
+    let ordering = |found: &WordRef| updates(found, order, scope);
     update_u32(
         at,
         ordering,
