@@ -176,15 +176,15 @@ impl Images {
             .filter(|folder| !folder.as_os_str().is_empty())
             .collect();
         let mut around = Vec::new();
-        if let Some(beside) = std::env::current_exe()
+        if let Some(program_folder) = std::env::current_exe()
             .ok()
             .as_deref()
             .and_then(Path::parent)
         {
-            folders.push(beside.to_owned());
-            folders.push(beside.join("images"));
+            folders.push(program_folder.to_owned());
+            folders.push(program_folder.join("images"));
             // target/release, target/release/examples, target/TRIPLE/release/deps.
-            let outer = beside.ancestors().skip(1).take(3);
+            let outer = program_folder.ancestors().skip(1).take(3);
             around.extend(outer.map(|folder| folder.join("fusewire-gpu/out")));
         }
         Self {

@@ -180,10 +180,10 @@ fn cargos_target_folder_around_the_program_is_searched() {
     assert_eq!(images.find("my_argmax").unwrap().target, "sm_80");
     let here = Images::new("sm_80");
     let program = std::env::current_exe().unwrap();
-    let beside = program.parent().unwrap();
-    assert!(here.folders.contains(&beside.to_owned()));
-    assert!(here.folders.contains(&beside.join("images")));
-    let target = beside.parent().unwrap().parent().unwrap();
+    let program_folder = program.parent().unwrap();
+    assert!(here.folders.contains(&program_folder.to_owned()));
+    assert!(here.folders.contains(&program_folder.join("images")));
+    let target = program_folder.parent().unwrap().parent().unwrap();
     assert!(here.around.contains(&target.join("fusewire-gpu/out")));
 }
 

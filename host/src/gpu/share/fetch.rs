@@ -15,7 +15,7 @@ use crate::process;
 use crate::transport::{credentials, entry, poll};
 
 /// Between two looks at a process that the system cannot watch, and between two attempts at a busy one.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How long a process that has begun to end may take for that.
 const GRACE: Duration = Duration::from_secs(1);
@@ -198,7 +198,7 @@ impl<'a> Owner<'a> {
             }
         }
         if count == 0 {
-            return Err(self.hung_up());
+            return Err(self.closed_without_reply());
         }
         if cut {
             return Err(self.error(
@@ -239,7 +239,7 @@ impl<'a> Owner<'a> {
 
     /// Waits before another attempt.
     fn pause(&self) -> Result<(), FetchError> {
-        self.sleep(None, Some(LOOK))?;
+        self.sleep(None, Some(POLL_INTERVAL))?;
         self.check()
     }
 
@@ -255,8 +255,8 @@ impl<'a> Owner<'a> {
         let left = self
             .deadline
             .map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let look = self.process.is_none().then_some(LOOK);
-        let time = [left, look, bound].into_iter().flatten().min();
+        let interval = self.process.is_none().then_some(POLL_INTERVAL);
+        let time = [left, interval, bound].into_iter().flatten().min();
         poll(&mut entries, time).map_err(|error| self.system("poll", &error))?;
         Ok(())
     }
@@ -290,8 +290,8 @@ impl<'a> Owner<'a> {
     }
 
     /// The connection ended without a reply.
-    fn hung_up(&self) -> FetchError {
-        if let Err(error) = self.outlast() {
+    fn closed_without_reply(&self) -> FetchError {
+        if let Err(error) = self.await_end() {
             return error;
         }
         self.error(
@@ -301,7 +301,7 @@ impl<'a> Owner<'a> {
     }
 
     /// Fails when the process is about to end: its sockets close a moment before it does.
-    fn outlast(&self) -> Result<(), FetchError> {
+    fn await_end(&self) -> Result<(), FetchError> {
         let since = Instant::now();
         // Not without bound: a process can go on after its first thread has ended, which looks the same.
         while process::is_ending(self.token.pid, self.token.start_time) && since.elapsed() < GRACE {
@@ -312,7 +312,7 @@ impl<'a> Owner<'a> {
 
     /// Nobody listens, though the process lives.
     fn unreachable(&self) -> FetchError {
-        if let Err(error) = self.outlast() {
+        if let Err(error) = self.await_end() {
             return error;
         }
         let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
