@@ -1,4 +1,4 @@
-//! The side that gets a descriptor.
+//! Fetching a descriptor of another process.
 
 use core::fmt;
 use core::time::Duration;
@@ -14,42 +14,43 @@ use super::token::Token;
 use crate::process;
 use crate::transport::{credentials, entry, poll};
 
-/// Between two looks at a process that the system cannot watch, and between two attempts at a busy one.
+/// Interval between two checks of a process that the system cannot watch, and between two requests
+/// to a busy process.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long a process that has begun to end may take for that.
+/// Time limit for a process that is ending.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What to do where ranks cannot reach each other's sockets.
+/// The advice if ranks cannot reach each other's sockets.
 const NAMESPACES: &str = "ranks that share memory need one network namespace and one process id namespace: \
     set FUSEWIRE_HOST_ID to different values for ranks of different containers";
 
-/// What kind of failure it was.
+/// The kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FetchFailure {
-    /// The process has ended, or another one has its id.
+    /// The process has ended, or another process has its id.
     Gone,
-    /// The process lives, but in another network or process id namespace.
+    /// The process lives in another network or process id namespace.
     Namespace,
     /// The process lives and has withdrawn the descriptor.
     Withdrawn,
-    /// The process does not answer this user, or is not the one that the token means.
+    /// The process does not answer this user, or is not the process of the token.
     Refused,
     /// The process did not answer in time.
     TimedOut,
-    /// The answer is not one, or the descriptor did not come through.
+    /// The reply is invalid, or the descriptor was not delivered.
     Answer,
-    /// The system refused a call.
+    /// A system call failed.
     System,
 }
 
-/// Why a descriptor could not be fetched.
+/// A failure to fetch a descriptor.
 #[derive(Clone, Debug)]
 pub(crate) struct FetchError {
-    /// What to decide on.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the text says it"))]
+    /// The kind of the failure.
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests match on it"))]
     pub(crate) failure: FetchFailure,
-    /// What happened, and what to do.
+    /// Description, with advice.
     pub(crate) detail: String,
 }
 
@@ -61,18 +62,17 @@ impl fmt::Display for FetchError {
 
 impl core::error::Error for FetchError {}
 
-/// Gets a descriptor of what the token's process has published under it; closed on execution of
-/// another program.
+/// Fetches a descriptor of the object that the token's process has published. The descriptor is
+/// closed on `exec`.
 ///
 /// # Errors
-/// [`FetchError`]; the end of the process is noticed at once, not at the time-out.
+/// [`FetchError`]. The end of the process is detected immediately, not at the timeout.
 pub(crate) fn fetch(token: &Token, timeout: Duration) -> Result<OwnedFd, FetchError> {
     let owner = Owner::find(token, timeout)?;
     loop {
         if let Some(descriptor) = owner.ask()? {
             return Ok(descriptor);
         }
-        // It was busy.
         owner.pause()?;
     }
 }
@@ -80,14 +80,14 @@ pub(crate) fn fetch(token: &Token, timeout: Duration) -> Result<OwnedFd, FetchEr
 /// The process that published the descriptor.
 struct Owner<'a> {
     token: &'a Token,
-    /// Readable when the process ends; where the system has that.
+    /// A process descriptor, readable when the process ends. `None` if the system has none.
     process: Option<OwnedFd>,
-    /// None when the time is more than can be counted.
+    /// `None` if the deadline exceeds the range of `Instant`.
     deadline: Option<Instant>,
     timeout: Duration,
 }
 
-/// Whether the other end of a connection may still say something.
+/// The state of a connection.
 #[derive(PartialEq, Eq)]
 enum Line {
     Open,
@@ -96,8 +96,8 @@ enum Line {
 
 impl<'a> Owner<'a> {
     fn find(token: &'a Token, timeout: Duration) -> Result<Self, FetchError> {
-        // In this order: what was opened before the start time was right is the right process, or
-        // says that it has ended.
+        // The order matters: if the start time is right after the descriptor was opened, the
+        // descriptor is of the right process or reports that it has ended.
         let owner = Self {
             token,
             process: process::descriptor(token.pid),
@@ -116,13 +116,13 @@ impl<'a> Owner<'a> {
         Ok(owner)
     }
 
-    /// Asks once; `None` when the process is busy.
+    /// Sends one request. Returns `None` if the process is busy.
     fn ask(&self) -> Result<Option<OwnedFd>, FetchError> {
         let Some(socket) = self.connect()? else {
             return Ok(None);
         };
         self.identify(&socket)?;
-        // A connection that is lost here may still hold a reply.
+        // A connection that is lost here may still deliver a reply.
         let request = message::request(&self.token.secret);
         let mut sent = 0;
         while sent < request.len() {
@@ -136,7 +136,7 @@ impl<'a> Owner<'a> {
         self.receive(&socket)
     }
 
-    /// Connects; `None` when too many others wait to be let in.
+    /// Connects. Returns `None` if the listener's queue is full.
     fn connect(&self) -> Result<Option<Socket>, FetchError> {
         let name = format!("\0{}", self.token.socket_name());
         let address =
@@ -156,7 +156,7 @@ impl<'a> Owner<'a> {
         }
     }
 
-    /// Makes sure that the one who listens is the process of the token.
+    /// Checks that the listening process is that of the token.
     fn identify(&self, socket: &Socket) -> Result<(), FetchError> {
         let listening = credentials(socket).map_err(|error| self.system("getsockopt", &error))?;
         match u32::try_from(listening.pid) {
@@ -178,7 +178,7 @@ impl<'a> Owner<'a> {
     }
 
     fn receive(&self, socket: &Socket) -> Result<Option<OwnedFd>, FetchError> {
-        // One byte more than a reply has, to notice more.
+        // One byte longer than a reply, to detect longer ones.
         let mut bytes = [0; REPLY_BYTES + 1];
         let mut count = 0;
         let mut descriptors = Vec::new();
@@ -231,13 +231,13 @@ impl<'a> Owner<'a> {
         }
     }
 
-    /// Waits until the socket is ready, the process ends, or the time is over.
+    /// Blocks until the socket is ready. Fails if the process ends or the time is over.
     fn wait(&self, socket: &Socket, events: i16) -> Result<(), FetchError> {
         self.sleep(Some((socket, events)), None)?;
         self.check()
     }
 
-    /// Waits before another attempt.
+    /// Pauses before another request.
     fn pause(&self) -> Result<(), FetchError> {
         self.sleep(None, Some(POLL_INTERVAL))?;
         self.check()
@@ -249,7 +249,7 @@ impl<'a> Owner<'a> {
         bound: Option<Duration>,
     ) -> Result<(), FetchError> {
         let (fd, events) = socket.map_or((-1, 0), |(socket, events)| (socket.as_raw_fd(), events));
-        // A negative descriptor is passed over.
+        // `poll` ignores negative descriptors.
         let process = self.process.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut entries = [entry(fd, events), entry(process, libc::POLLIN)];
         let left = self
@@ -261,7 +261,7 @@ impl<'a> Owner<'a> {
         Ok(())
     }
 
-    /// Fails when the process has ended or the time is over.
+    /// Fails if the process has ended or the time is over.
     fn check(&self) -> Result<(), FetchError> {
         if self.has_ended() {
             return Err(self.gone("it ended before it answered"));
@@ -289,7 +289,7 @@ impl<'a> Owner<'a> {
         poll(&mut entries, Some(Duration::ZERO)).is_ok() && entries[0].revents != 0
     }
 
-    /// The connection ended without a reply.
+    /// Returns the error for a connection that was closed without a reply.
     fn closed_without_reply(&self) -> FetchError {
         if let Err(error) = self.await_end() {
             return error;
@@ -300,17 +300,18 @@ impl<'a> Owner<'a> {
         )
     }
 
-    /// Fails when the process is about to end: its sockets close a moment before it does.
+    /// Fails if the process is ending: its sockets close shortly before it ends.
     fn await_end(&self) -> Result<(), FetchError> {
         let since = Instant::now();
-        // Not without bound: a process can go on after its first thread has ended, which looks the same.
+        // The wait is bounded, because a process whose first thread has ended looks the same and
+        // can continue.
         while process::is_ending(self.token.pid, self.token.start_time) && since.elapsed() < GRACE {
             self.pause()?;
         }
         Ok(())
     }
 
-    /// Nobody listens, though the process lives.
+    /// Returns the error for a live process that does not listen.
     fn unreachable(&self) -> FetchError {
         if let Err(error) = self.await_end() {
             return error;
@@ -363,7 +364,7 @@ impl<'a> Owner<'a> {
     }
 }
 
-/// Whether the error says that the other side has closed the connection.
+/// Returns whether the error means that the peer has closed the connection.
 fn lost(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,5 +1,5 @@
-//! What the two sides say to each other: a request of fixed size with the secret, a reply of fixed
-//! size, and with a granting reply one descriptor.
+//! The messages between the two processes: a request of fixed size with the secret, and a reply of
+//! fixed size, with one descriptor if the request is granted.
 
 use core::mem;
 use core::ptr;
@@ -18,21 +18,21 @@ pub(super) const REPLY_BYTES: usize = 8;
 const REQUEST_MAGIC: [u8; 8] = *b"FWFETCH1";
 const REPLY_MAGIC: [u8; 7] = *b"FWGIVE1";
 
-/// Descriptors that the buffer of a receiver has room for. One more than is taken, so that two are
-/// distinguished from one; what does not fit is closed by the system, which says so.
+/// Capacity of a receiver's buffer in descriptors. One more than expected, so that an additional
+/// descriptor is detected. The system closes what does not fit and reports that.
 const CAPACITY: usize = 2;
 
-/// What the owner of a descriptor answers.
+/// The reply of the owner of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Reply {
-    /// The descriptor comes along.
+    /// The descriptor is attached.
     Granted = 1,
-    /// No descriptor has this secret (any more).
+    /// No published descriptor has this secret.
     Unknown = 2,
-    /// The caller is of another user.
+    /// The requesting process is of another user.
     Refused = 3,
-    /// Too much is under way; to be asked again.
+    /// The system is out of resources; send the request again.
     Busy = 4,
 }
 
@@ -54,7 +54,7 @@ impl Reply {
     }
 }
 
-/// The request for the descriptor with this secret.
+/// Encodes the request for the descriptor with this secret.
 pub(super) fn request(secret: &Random) -> [u8; REQUEST_BYTES] {
     let mut bytes = [0; REQUEST_BYTES];
     bytes[..8].copy_from_slice(&REQUEST_MAGIC);
@@ -62,23 +62,24 @@ pub(super) fn request(secret: &Random) -> [u8; REQUEST_BYTES] {
     bytes
 }
 
-/// The secret in a request.
+/// Returns the secret in a request.
 pub(super) fn secret(request: &[u8]) -> Option<Random> {
     let request = <&[u8; REQUEST_BYTES]>::try_from(request).ok()?;
     let secret = request.strip_prefix(&REQUEST_MAGIC)?;
     Random::try_from(secret).ok()
 }
 
-/// Space for control messages, aligned as they must be.
+/// A buffer for control messages, with their alignment.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// Bytes of a control message with `count` descriptors, with and without what pads it.
+/// Returns the size in bytes of a control message with `count` descriptors, with and without
+/// padding.
 const fn control_bytes(count: usize) -> (usize, usize) {
     let payload = (count * size_of::<RawFd>()) as u32;
-    // SAFETY: both only compute; the payload is small.
+    // SAFETY: CMSG_SPACE only computes, and the small payload does not overflow.
     let space = unsafe { libc::CMSG_SPACE(payload) };
-    // SAFETY: as above.
+    // SAFETY: CMSG_LEN only computes, and the small payload does not overflow.
     let len = unsafe { libc::CMSG_LEN(payload) };
     (space as usize, len as usize)
 }
@@ -86,8 +87,8 @@ const fn control_bytes(count: usize) -> (usize, usize) {
 const _: () = assert!(control_bytes(8).0 <= size_of::<Control>() && CAPACITY <= 8);
 const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
 
-/// Sends `bytes`, and `descriptor` with them; how many bytes went, `None` when the call has to be
-/// made again. Never blocks.
+/// Sends `bytes` with `descriptor`. Returns the number of sent bytes, or `None` if the call must be
+/// repeated. Never blocks.
 pub(super) fn send(
     socket: &impl AsRawFd,
     bytes: &[u8],
@@ -97,10 +98,10 @@ pub(super) fn send(
     send_several(socket, bytes, &descriptors)
 }
 
-/// [`send`] of several descriptors.
+/// Sends like [`send`], with several descriptors.
 ///
 /// # Panics
-/// When they are more than eight.
+/// If there are more than eight.
 pub(super) fn send_several(
     socket: &impl AsRawFd,
     bytes: &[u8],
@@ -111,7 +112,7 @@ pub(super) fn send_several(
         iov_len: bytes.len(),
     };
     let mut control = Control([0; 64]);
-    // SAFETY: all zeros are a valid message header.
+    // SAFETY: all zeros are a valid `msghdr`: null pointers and zero lengths.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
@@ -121,7 +122,7 @@ pub(super) fn send_several(
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = space as _;
         let header = (&raw mut control).cast::<libc::cmsghdr>();
-        // SAFETY: all zeros are a valid header of a control message.
+        // SAFETY: all zeros are a valid `cmsghdr`, which consists of integers.
         let mut first: libc::cmsghdr = unsafe { mem::zeroed() };
         first.cmsg_level = libc::SOL_SOCKET;
         first.cmsg_type = libc::SCM_RIGHTS;
@@ -138,61 +139,65 @@ pub(super) fn send_several(
         }
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the message names `bytes`, which are only read, and the local buffer.
+    // SAFETY: the message refers to `bytes`, which is only read, and to `control`. Both outlive the
+    // call.
     counted(unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) })
 }
 
-/// What one call received.
+/// The result of one receiving call.
 #[derive(Debug)]
 pub(super) struct ReceivedMessage {
-    /// Bytes; 0 at the end of the stream.
+    /// Number of bytes; 0 at the end of the stream.
     pub(super) count: usize,
-    /// Every descriptor that came, each closed on execution of another program.
+    /// All received descriptors, each closed on `exec`.
     pub(super) descriptors: Vec<OwnedFd>,
-    /// Whether the system dropped descriptors.
+    /// Set if the system dropped descriptors.
     pub(super) cut: bool,
 }
 
-/// Receives into `buffer`, with descriptors; `None` when there is nothing now. Never blocks.
+/// Receives into `buffer`, with descriptors. Returns `None` if nothing is available. Never blocks.
 pub(super) fn receive(socket: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Option<ReceivedMessage>> {
     let mut part = libc::iovec {
         iov_base: buffer.as_mut_ptr().cast(),
         iov_len: buffer.len(),
     };
     let mut control = Control([0; 64]);
-    // SAFETY: all zeros are a valid message header.
+    // SAFETY: all zeros are a valid `msghdr`: null pointers and zero lengths.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = (&raw mut control).cast();
     message.msg_controllen = control_bytes(CAPACITY).0 as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: the message names an exclusively borrowed slice and the local buffer.
+    // SAFETY: the message refers to `buffer`, which is exclusively borrowed, and to `control`. Both
+    // outlive the call.
     let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     let Some(count) = counted(result)? else {
         return Ok(None);
     };
 
     let mut descriptors = Vec::new();
-    // SAFETY: the system has filled in the header; the buffer that it names still lives.
+    // SAFETY: `recvmsg` has filled in the header, and `control`, which it refers to, is live.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     while !header.is_null() {
         // SAFETY: the header lies within the buffer, which is aligned for it.
         let found = unsafe { ptr::read(header) };
         if found.cmsg_level == libc::SOL_SOCKET && found.cmsg_type == libc::SCM_RIGHTS {
             let payload = (found.cmsg_len as usize).saturating_sub(control_bytes(0).1);
-            // SAFETY: the header is valid.
+            // SAFETY: CMSG_FIRSTHDR or CMSG_NXTHDR returned the header, so its payload lies within
+            // the buffer.
             let mut source = unsafe { libc::CMSG_DATA(header) }.cast::<RawFd>();
             for _ in 0..payload / size_of::<RawFd>() {
                 // SAFETY: the system wrote `payload` bytes there, within the buffer.
                 let fd = unsafe { source.read_unaligned() };
-                // SAFETY: the system has just opened this descriptor for this process.
+                // SAFETY: `recvmsg` has just opened this descriptor for this process, and nothing
+                // else owns it.
                 descriptors.push(unsafe { OwnedFd::from_raw_fd(fd) });
                 // SAFETY: at most one past the payload, which ends within the buffer.
                 source = unsafe { source.add(1) };
             }
         }
-        // SAFETY: message and header are those of this call.
+        // SAFETY: the message is the one that `recvmsg` filled in, and the header was found in it.
         header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
     }
     Ok(Some(ReceivedMessage {

@@ -1,4 +1,4 @@
-//! The thread that gives out this process' published descriptors.
+//! The thread that sends this process' published descriptors.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -20,23 +20,24 @@ use crate::Result;
 use crate::process::start_time;
 use crate::transport::{WakeFd, credentials, entry, poll};
 
-/// How long a caller may take to say what it wants.
+/// Time limit for a connected process to send its request.
 pub(super) const CALLER_TIME: Duration = Duration::from_secs(2);
 
-/// Callers that have not said yet what they want. When there are more, the oldest is asked to come again.
+/// Maximum number of connections with incomplete requests. If there are more, the oldest gets the
+/// reply [`Reply::Busy`].
 pub(super) const MAX_CALLERS: usize = 64;
 
-/// Pause after the system refused a connection, for want of descriptors.
+/// Pause after the system refused a connection for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What this process has published. A forked child gets one of its own, because its copy of this
-/// one may be locked for ever, and has no thread.
+/// The published descriptors of this process. A forked child gets a value of its own, because its
+/// copy of this one may be locked forever and has no thread.
 struct Process {
     pid: u32,
     server: Mutex<Option<Server>>,
 }
 
-/// A running thread, as long as anything is published.
+/// The running thread. Exists while anything is published.
 struct Server {
     start_time: u64,
     socket: Random,
@@ -56,13 +57,14 @@ struct Table {
 }
 
 impl Process {
-    /// That of the running process.
+    /// Returns the value of the running process.
     fn current() -> &'static Self {
         static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
         let pid = process::id();
         let mut seen = CURRENT.load(Ordering::Acquire);
         loop {
-            // SAFETY: what was stored once is never freed.
+            // SAFETY: a pointer that was stored in `CURRENT` came from `Box::into_raw` and is never
+            // freed.
             let current: Option<&'static Self> = unsafe { seen.as_ref() };
             if let Some(current) = current.filter(|current| current.pid == pid) {
                 return current;
@@ -75,7 +77,8 @@ impl Process {
                 Ok(_) => seen = new,
                 Err(now) => {
                     seen = now;
-                    // SAFETY: it came from a box, and nobody else has seen it.
+                    // SAFETY: `Box::into_raw` returned `new` above, and the failed exchange did not
+                    // publish it.
                     drop(unsafe { Box::from_raw(new) });
                 }
             }
@@ -83,14 +86,14 @@ impl Process {
     }
 
     fn server(&self) -> MutexGuard<'_, Option<Server>> {
-        // The state is valid after every statement, so a panic elsewhere does not spoil it.
+        // The state is valid after every statement, so a poisoned lock can be used.
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
-        // As above.
+        // The table is valid after every statement, so a poisoned lock can be used.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -142,8 +145,8 @@ pub(super) fn add(descriptor: Weak<OwnedFd>) -> Result<Token> {
     })
 }
 
-/// Withdraws a descriptor: when this returns, it is not given out any more. Ends the thread with the
-/// last one.
+/// Withdraws a descriptor. After the return it is not sent to any process. Withdrawing the last
+/// descriptor ends the thread.
 pub(super) fn remove(token: &Token) {
     let process = Process::current();
     if process.pid != token.pid {
@@ -167,7 +170,7 @@ pub(super) fn remove(token: &Token) {
     table.stop = true;
     drop(table);
     let server = slot.take();
-    // Not under the lock: a descriptor that is published now gets a thread of its own.
+    // The lock is released first, so that a concurrent publication can start a thread of its own.
     drop(slot);
     if let Some(server) = server {
         server.shared.wake.wake();
@@ -185,7 +188,7 @@ fn random() -> Result<Random> {
     Ok(bytes)
 }
 
-/// A connection that has not said yet what it wants.
+/// A connection whose request is incomplete.
 struct Caller {
     socket: UnixStream,
     since: Instant,
@@ -197,7 +200,7 @@ fn run(shared: &Shared, listener: &UnixListener) {
     let mut callers: Vec<Caller> = Vec::new();
     let mut paused = false;
     loop {
-        // A negative descriptor is passed over.
+        // `poll` ignores negative descriptors.
         let listens = if paused { -1 } else { listener.as_raw_fd() };
         let mut entries = vec![
             entry(shared.wake.raw(), libc::POLLIN),
@@ -239,9 +242,10 @@ fn run(shared: &Shared, listener: &UnixListener) {
     }
 }
 
-/// Accepts everybody who waits; false when the system has no room for another connection.
+/// Accepts waiting connections. Returns false if the system cannot open another one.
 fn take_callers(listener: &UnixListener, callers: &mut Vec<Caller>) -> bool {
-    // Not more at once than there is room for, so that each is read before it is closed.
+    // At most half of the capacity at once, so that each connection is read before it is closed as
+    // the oldest.
     for _ in 0..MAX_CALLERS / 2 {
         match listener.accept() {
             Ok((socket, _)) => {
@@ -280,7 +284,8 @@ impl Caller {
     /// Reads from the caller and answers a complete request. Returns true if the connection is
     /// done.
     fn receive(&mut self, shared: &Shared) -> bool {
-        // What it sends by SCM_RIGHTS is closed by the system, because nothing here has room for it.
+        // The system closes descriptors that the peer attaches, because this call has no buffer for
+        // them.
         match (&self.socket).read(&mut self.request[self.count..]) {
             Ok(0) => return true,
             Ok(count) => self.count += count,
@@ -304,9 +309,10 @@ impl Caller {
     }
 
     fn answer(&self, shared: &Shared, secret: &Random) {
-        // Held while the descriptor is sent: a descriptor that is withdrawn has been sent or is not.
+        // The lock is held while the descriptor is sent, so that a withdrawn descriptor is not sent
+        // afterwards.
         let table = shared.table();
-        // Every entry is compared, so that the time does not reveal which one matches.
+        // Compares every entry, so that the time does not reveal which one matches.
         let mut found = None;
         for (of_entry, descriptor) in &table.entries {
             if same(of_entry, secret) {
@@ -321,9 +327,9 @@ impl Caller {
         drop(descriptor);
         drop(table);
         match sent {
-            // The bytes of a reply go together: the socket's buffer is empty.
+            // The socket's buffer is empty, so all bytes of the reply were sent.
             Ok(Some(_)) => {}
-            // Too many descriptors are on their way.
+            // Too many descriptors are in transit.
             Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
                 reply(&self.socket, Reply::Busy);
             }
@@ -333,31 +339,31 @@ impl Caller {
     }
 }
 
-/// Whether the caller is of this user or of root.
+/// Returns whether the connected process is of this user or of root. Makes the socket non-blocking.
 fn admissible(socket: &UnixStream) -> bool {
-    // SAFETY: the call has no preconditions.
+    // SAFETY: geteuid has no preconditions.
     let own = unsafe { libc::geteuid() };
     credentials(socket).is_ok_and(|caller| caller.uid == own || caller.uid == 0)
         && socket.set_nonblocking(true).is_ok()
 }
 
-/// Sends a reply without a descriptor. A caller that cannot be reached finds the connection closed.
+/// Sends a reply without a descriptor. If that fails, the peer sees the connection closed.
 fn reply(socket: &UnixStream, reply: Reply) {
     if let Err(error) = message::send(socket, &reply.to_bytes(), None) {
         tracing::debug!(%error, "a process that asked for a descriptor could not be answered");
     }
 }
 
-/// Ends a connection, also where a forked child has a copy of the descriptor.
+/// Ends a connection, even if a forked child has a copy of its descriptor.
 fn hang_up(socket: &UnixStream) {
-    // It may have ended already.
+    // Ignored, because the peer may have ended the connection.
     let _ = socket.shutdown(Shutdown::Both);
 }
 
-/// Replies to all waiting callers that nothing is published any more.
+/// Replies to all waiting peers that nothing is published.
 fn close(listener: &UnixListener, callers: Vec<Caller>) {
-    // From here on nobody connects, also where a forked child has a copy of the descriptor.
-    // SAFETY: the descriptor is open; the call touches no memory.
+    // Prevents further connections, even if a forked child has a copy of the descriptor. SAFETY:
+    // `listener` keeps the descriptor open, and the call accesses no memory.
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
     let waiting = core::iter::from_fn(|| listener.accept().ok()).map(|(socket, _)| socket);
     for socket in callers

@@ -1,4 +1,4 @@
-//! What names a published descriptor.
+//! Tokens: names of published descriptors.
 
 use core::fmt;
 use core::hint::black_box;
@@ -8,17 +8,17 @@ use crate::{Error, Result};
 /// Random bytes: the name of a socket, or a secret.
 pub(super) type Random = [u8; 16];
 
-/// Names a published descriptor to the processes of its host. Who holds it can fetch the descriptor,
-/// so it is to be exchanged over something trusted.
+/// Identifies a published descriptor to the processes of its host. Every process with the token can
+/// fetch the descriptor, so tokens must be exchanged over a trusted channel.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token {
     /// Process that published the descriptor.
     pub(super) pid: u32,
-    /// When that process started, in clock ticks since boot.
+    /// Start time of that process in clock ticks since boot.
     pub(super) start_time: u64,
     /// Name of the process' socket.
     pub(super) socket: Random,
-    /// Which of its descriptors, known to those alone that were given the token.
+    /// Secret of the descriptor, known only to processes with the token.
     pub(super) secret: Random,
 }
 
@@ -28,7 +28,7 @@ impl Token {
 
     const MAGIC: [u8; 4] = *b"FDT1";
 
-    /// The token as bytes, little endian.
+    /// Encodes the token in little endian.
     pub(crate) fn to_bytes(self) -> [u8; Self::ENCODED_BYTES] {
         let mut bytes = [0; Self::ENCODED_BYTES];
         bytes[0..4].copy_from_slice(&Self::MAGIC);
@@ -39,10 +39,10 @@ impl Token {
         bytes
     }
 
-    /// Reads what [`Token::to_bytes`] wrote.
+    /// Decodes the result of [`Token::to_bytes`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the bytes are none.
+    /// [`Error::InvalidArgument`] if the bytes are not an encoded token.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let parsed = <&[u8; Self::ENCODED_BYTES]>::try_from(bytes)
             .ok()
@@ -53,7 +53,7 @@ impl Token {
                 socket: part(bytes, 16),
                 secret: part(bytes, 32),
             })
-            // Process ids are positive, and 0 would mean this process to some calls.
+            // Process ids are positive. Some system calls take 0 as the calling process.
             .filter(|token| token.pid > 0 && i32::try_from(token.pid).is_ok());
         parsed.ok_or_else(|| Error::InvalidArgument {
             operation: "descriptor token",
@@ -64,14 +64,14 @@ impl Token {
         })
     }
 
-    /// Name of the socket in the abstract namespace.
+    /// Returns the name of the socket in the abstract namespace.
     pub(super) fn socket_name(&self) -> String {
         socket_name(&self.socket)
     }
 }
 
 impl fmt::Debug for Token {
-    /// Without the secret.
+    /// Formats the token without its secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Token")
             .field("pid", &self.pid)
@@ -81,18 +81,18 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Name of a socket in the abstract namespace.
+/// Returns the name of a socket in the abstract namespace.
 pub(super) fn socket_name(id: &Random) -> String {
     use core::fmt::Write;
     id.iter()
         .fold("fusewire-share-".to_owned(), |mut name, byte| {
-            // Writing to a string cannot fail.
+            // Writing to a string never fails.
             let _ = write!(name, "{byte:02x}");
             name
         })
 }
 
-/// Whether two secrets are the same; takes the same time wherever they differ.
+/// Compares two secrets in a time that does not depend on where they differ.
 pub(super) fn same(a: &Random, b: &Random) -> bool {
     let difference = a
         .iter()
@@ -101,7 +101,7 @@ pub(super) fn same(a: &Random, b: &Random) -> bool {
     black_box(difference) == 0
 }
 
-/// `N` bytes from byte `at` on, which are there.
+/// Returns `N` bytes from byte `at`.
 fn part<const N: usize>(bytes: &[u8; Token::ENCODED_BYTES], at: usize) -> [u8; N] {
     let mut part = [0; N];
     part.copy_from_slice(&bytes[at..at + N]);
