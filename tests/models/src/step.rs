@@ -8,7 +8,7 @@ use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::{Block, DType, Machine};
 use fusewire_kernels::batch::BatchOp;
-use fusewire_kernels::fused::{NormSpec, Route, Statistics, Written};
+use fusewire_kernels::fused::{NormSpec, OutputFormat, Route, Statistics};
 use fusewire_kernels::{
     ALIGNMENT, all_reduce, barrier, batch, fused, movement, one_sided, overlap, point,
     reduce_scatter, vector,
@@ -628,7 +628,7 @@ impl Step {
                     0,
                     u64::from(image.config().ranks),
                     0.5,
-                    NormSpec::new(Statistics::Rms, Written::Same, route).0,
+                    NormSpec::new(Statistics::Rms, OutputFormat::Unquantized, route).0,
                 ),
                 Op::NormPacket => fused::reduce_norm_packet::<f32>(
                     block,
@@ -647,7 +647,7 @@ impl Step {
                     0,
                     0,
                     0.5,
-                    NormSpec::new(Statistics::Rms, Written::Same, Route::OneShot).0,
+                    NormSpec::new(Statistics::Rms, OutputFormat::Unquantized, Route::OneShot).0,
                 ),
                 Op::RingPut => one_sided::ring_put(
                     block,
