@@ -7,7 +7,8 @@ use fusewire_device::native::KernelInfo;
 use super::library::{self, FILES, PackedImage, manifest};
 use super::*;
 
-const PTX: &str = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry argmax(\n\t.param .u64 a,\n\t.param .u32 b\n)\n{\n\tret;\n}\n";
+const PTX: &str = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry argmax(\n\
+    \t.param .u64 a,\n\t.param .u32 b\n)\n{\n\tret;\n}\n";
 
 fn detail(result: Result<Image>) -> String {
     match result {

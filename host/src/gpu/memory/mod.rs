@@ -149,8 +149,9 @@ impl Memory {
                         _ => {
                             return Err(Error::InvalidArgument {
                                 operation: "register",
-                                detail: "memory that begins within another library's virtual allocation \
-                                         cannot be shared; register the allocation from its beginning"
+                                detail: "memory that begins within another library's virtual \
+                                         allocation cannot be shared; register the allocation \
+                                         from its beginning"
                                     .to_owned(),
                             });
                         }

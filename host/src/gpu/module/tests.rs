@@ -54,7 +54,9 @@ impl Fake {
 }
 
 macro_rules! not_called {
-    ($($(#[$kind:ident])? fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {$(
+    ($($(#[$kind:ident])? fn $name:ident(
+        &self $(, $argument:ident: $type:ty)*
+    ) -> $result:ty;)*) => {$(
         not_called!(@ $($kind)? $name($($argument: $type),*) -> $result);
     )*};
     (@ $name:ident($($argument:ident: $type:ty),*) -> $result:ty) => {
@@ -137,12 +139,23 @@ impl Driver for Fake {
         #[hazard] fn read(&self, to: &mut [u8], from: u64) -> Result<()>;
         #[hazard] fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
         fn resident_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32>;
-        #[hazard] fn launch(&self, function: RawFunction, shape: &LaunchShape, parameters: &mut [*mut c_void], stream: RawStream) -> Result<()>;
+        #[hazard] fn launch(
+            &self,
+            function: RawFunction,
+            shape: &LaunchShape,
+            parameters: &mut [*mut c_void],
+            stream: RawStream
+        ) -> Result<()>;
         fn create_stream(&self) -> Result<RawStream>;
         #[hazard] fn destroy_stream(&self, stream: RawStream) -> Result<()>;
         fn query_stream(&self, stream: RawStream) -> Result<bool>;
         fn synchronize_stream(&self, stream: RawStream) -> Result<()>;
-        #[hazard] fn host_function(&self, stream: RawStream, callback: Callback, data: *mut c_void) -> Result<()>;
+        #[hazard] fn host_function(
+            &self,
+            stream: RawStream,
+            callback: Callback,
+            data: *mut c_void
+        ) -> Result<()>;
         fn create_event(&self, timed: bool) -> Result<RawEvent>;
         #[hazard] fn destroy_event(&self, event: RawEvent) -> Result<()>;
         fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()>;
@@ -152,7 +165,12 @@ impl Driver for Fake {
         fn begin_capture(&self, stream: RawStream) -> Result<()>;
         fn end_capture(&self, stream: RawStream) -> Result<RawGraph>;
         fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
-        #[hazard] fn retain(&self, graph: RawGraph, callback: Callback, data: *mut c_void) -> Result<()>;
+        #[hazard] fn retain(
+            &self,
+            graph: RawGraph,
+            callback: Callback,
+            data: *mut c_void
+        ) -> Result<()>;
         fn graph_nodes(&self, graph: RawGraph) -> Result<usize>;
         fn instantiate(&self, graph: RawGraph) -> Result<RawGraphExec>;
         #[hazard] fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()>;
@@ -239,7 +257,8 @@ fn a_shifted_or_resized_parameter_is_refused() {
     let field = kernel.params[last];
     let said = changed(&|entry| entry.parameters[last].0 += 8);
     let wanted = format!(
-        "kernel {}: parameter {last} ({}): the program writes {} bytes at offset {}, the image reads {} at offset {}",
+        "kernel {}: parameter {last} ({}): the program writes {} bytes at offset {}, the image \
+         reads {} at offset {}",
         kernel.name,
         field.name,
         field.size,

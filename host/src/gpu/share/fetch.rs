@@ -22,8 +22,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The advice if ranks cannot reach each other's sockets.
-const NAMESPACES: &str = "ranks that share memory need one network namespace and one process id namespace: \
-    set FUSEWIRE_HOST_ID to different values for ranks of different containers";
+const NAMESPACES: &str = "ranks that share memory need one network namespace and one process id \
+    namespace: set FUSEWIRE_HOST_ID to different values for ranks of different containers";
 
 /// The kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,13 +164,15 @@ impl<'a> Owner<'a> {
             Ok(0) => Err(self.error(
                 FetchFailure::Namespace,
                 format!(
-                    "is not the one that listens, which is in another process id namespace; {NAMESPACES}"
+                    "is not the one that listens, which is in another process id namespace; \
+                     {NAMESPACES}"
                 ),
             )),
             _ => Err(self.error(
                 FetchFailure::Refused,
                 format!(
-                    "is not the one that listens at its socket: process {} of user {} is; {NAMESPACES}",
+                    "is not the one that listens at its socket: process {} of user {} is; \
+                     {NAMESPACES}",
                     listening.pid, listening.uid
                 ),
             )),
@@ -341,7 +343,8 @@ impl<'a> Owner<'a> {
         self.error(
             FetchFailure::Gone,
             format!(
-                "is gone: {why} (or it is on another host or in a container of its own: {NAMESPACES})"
+                "is gone: {why} (or it is on another host or in a container of its own: \
+                 {NAMESPACES})"
             ),
         )
     }
