@@ -1,4 +1,4 @@
-//! Answers of something that is no thread of ours: each is an error, and no descriptor is left.
+//! Replies that do not come from a server thread: each is an error, and no descriptor is leaked.
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -9,7 +9,8 @@ use std::sync::mpsc::channel;
 use super::message::{REPLY_BYTES, REQUEST_BYTES, Reply};
 use super::*;
 
-/// What [`fetch`] returns when this process answers with `answer` and copies of `descriptor`.
+/// Returns the result of [`fetch`] if this process replies with `answer` and copies of
+/// `descriptor`.
 fn answered(
     answer: &[u8],
     descriptors: &[BorrowedFd<'_>],
@@ -37,7 +38,7 @@ fn answered(
                 assert_eq!(sent, Some(answer.len()));
             }
             if answer.len() < REPLY_BYTES && !timeout.is_zero() {
-                // Held open until the other side has given up, or closed at once.
+                // Keeps the connection open until the peer gives up, or closes it immediately.
                 let bound = if timeout == LONG {
                     Duration::ZERO
                 } else {
@@ -52,7 +53,7 @@ fn answered(
     })
 }
 
-/// Closes `descriptor`; whether no other one of this process is of the same memory.
+/// Closes `descriptor`. Returns true if this process has no other descriptor of the same memory.
 fn closed(descriptor: OwnedFd) -> bool {
     let file = File::from(descriptor);
     let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());

@@ -1,4 +1,4 @@
-//! Descriptors shared within one process, and what strangers do to the thread that shares them.
+//! Descriptors shared within one process, and unexpected connections to the server thread.
 
 mod fakes;
 mod processes;
@@ -18,12 +18,12 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Anonymous memory that holds `text`.
+/// Creates anonymous memory that contains `text`.
 fn memory(text: &str) -> OwnedFd {
     // SAFETY: the name is a valid C string.
     let fd = unsafe { libc::memfd_create(c"fusewire-test".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: `memfd_create` has just returned the descriptor, which nothing else owns.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.write_all_at(text.as_bytes(), 0).unwrap();
     file.into()
@@ -42,7 +42,7 @@ fn failure(result: Result<OwnedFd, FetchError>) -> FetchFailure {
     error.failure
 }
 
-/// A connection to the thread of the token's process that has said nothing yet.
+/// Connects to the thread of the token's process without sending anything.
 fn stranger(token: &Token) -> UnixStream {
     let address = SocketAddr::from_abstract_name(token.socket_name()).unwrap();
     let stream = UnixStream::connect_addr(&address).unwrap();
@@ -60,10 +60,10 @@ fn a_fetched_descriptor_is_of_the_same_memory_and_closed_on_exec() {
     assert_eq!(contents(&fetched), "seven");
     File::from(other).write_all_at(b"E", 1).unwrap();
     assert_eq!(contents(&fetched), "sEven");
-    // SAFETY: the descriptor is open; the call touches no memory.
+    // SAFETY: `fetched` keeps the descriptor open, and the call accesses no memory.
     let flags = unsafe { libc::fcntl(fetched.as_raw_fd(), libc::F_GETFD) };
     assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
-    // It can be fetched again, and outlives its publication.
+    // The descriptor can be fetched again, and fetched descriptors outlive the publication.
     let again = fetch(&token, LONG).unwrap();
     drop(published);
     assert_eq!(contents(&again), "sEven");
@@ -106,7 +106,7 @@ fn a_wrong_secret_and_a_wrong_process_get_nothing() {
         assert_eq!(error.failure, FetchFailure::Gone);
         assert!(error.detail.contains("FUSEWIRE_HOST_ID"), "{error}");
     }
-    // Process 1 lives, but does not listen at this socket.
+    // Process 1 exists, but does not listen at this socket.
     let other = Token {
         pid: 1,
         start_time: crate::process::start_time(1).unwrap(),
@@ -125,14 +125,14 @@ fn callers_that_say_nothing_or_half_hold_up_nobody() {
     let silent: Vec<_> = (0..2 * MAX_CALLERS + 5).map(|_| stranger(&token)).collect();
     let mut half = stranger(&token);
     half.write_all(&request[..10]).unwrap();
-    // One that goes in the middle.
+    // A connection that is closed in the middle of a request.
     stranger(&token).write_all(&request[..23]).unwrap();
     for _ in 0..20 {
         fetch(&token, LONG).unwrap();
     }
     assert!(start.elapsed() < CALLER_TIME, "{:?}", start.elapsed());
 
-    // The late other half still gets its answer.
+    // The late second half still gets a reply.
     half.write_all(&request[10..]).unwrap();
     let mut answer = Vec::new();
     half.read_to_end(&mut answer).unwrap();
@@ -141,7 +141,7 @@ fn callers_that_say_nothing_or_half_hold_up_nobody() {
         Some(message::Reply::Granted)
     );
 
-    // The oldest were asked to come again when there were too many, the others' time runs out.
+    // The oldest connections got the reply `Busy` when there were too many; the others time out.
     let mut busy = 0;
     for mut stream in silent {
         let mut answer = Vec::new();
@@ -171,11 +171,11 @@ fn what_is_no_request_gets_no_answer() {
         let mut stream = stranger(&token);
         stream.write_all(bad).unwrap();
         let mut answer = Vec::new();
-        // The end, or a reset because of the byte that nobody has read.
+        // Either the end of the stream, or a reset because of the unread byte.
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty(), "{answer:?}");
     }
-    // The control: the same way, a good one.
+    // Control: a valid request over the same kind of connection.
     let mut stream = stranger(&token);
     stream.write_all(&request).unwrap();
     let mut answer = Vec::new();

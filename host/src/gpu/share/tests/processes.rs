@@ -1,5 +1,5 @@
-//! Peers that are processes: this test binary again, with commands on its standard input and
-//! replies on its standard error.
+//! Peers that are processes: instances of this test binary that take commands on standard input and
+//! reply on standard error.
 
 use core::panic::AssertUnwindSafe;
 use core::ptr;
@@ -71,7 +71,7 @@ impl Peer {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: the child has not been waited for, so the id is its own.
+        // SAFETY: the child has not been waited for, so the id is still its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
         if signal == libc::SIGSTOP {
             let stat = format!("/proc/{}/stat", self.child.id());
@@ -84,7 +84,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have been killed already.
+        // The child may have been killed before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -106,7 +106,7 @@ fn parsed(hex: &str) -> Token {
     Token::from_bytes(&bytes).unwrap()
 }
 
-/// What a fetch gives, in one line.
+/// Describes the outcome of a fetch in one line.
 fn outcome(token: &Token) -> String {
     match fetch(token, LONG) {
         Ok(descriptor) => format!("got {}", contents(descriptor)),
@@ -114,18 +114,18 @@ fn outcome(token: &Token) -> String {
     }
 }
 
-/// Lets SIGUSR1 interrupt system calls of this process and do nothing else.
+/// Makes SIGUSR1 interrupt system calls of this process, without other effects.
 fn interruptible() {
     extern "C" fn nothing(_: i32) {}
-    // SAFETY: all zeros are a valid action: no flags, so calls are not restarted.
+    // SAFETY: all zeros are a valid `sigaction`. Without flags, calls are not restarted.
     let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
     action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
-    // SAFETY: the handler touches nothing.
+    // SAFETY: the handler does nothing, and `action` is a live local variable.
     let result = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()) };
     assert_eq!(result, 0);
 }
 
-/// Not a test by itself: what a [`Peer`] runs.
+/// The program of a [`Peer`]. Does nothing when run as a test.
 #[test]
 fn child() {
     let Ok(role) = env::var(ROLE) else {
@@ -156,7 +156,7 @@ fn serve() {
             }
             ["fetch", token] => outcome(&parsed(token)),
             ["full-table", token] => full_table(&parsed(token)),
-            // SAFETY: the call touches no memory; it concerns this thread alone.
+            // SAFETY: unshare accesses no memory and affects this thread only.
             ["leave"] => match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
                 0 => "ok".to_owned(),
                 _ => std::io::Error::last_os_error().to_string(),
@@ -167,13 +167,14 @@ fn serve() {
     }
 }
 
-/// What a fetch gives where there is room for its own two descriptors, but not for a third.
+/// Describes the outcome of a fetch when the descriptor limit has room for its own two descriptors
+/// but not for a third.
 fn full_table(token: &Token) -> String {
     let limit = libc::rlimit {
         rlim_cur: 64,
         rlim_max: 64,
     };
-    // SAFETY: the limit is a local variable.
+    // SAFETY: `limit` is a live local variable.
     let result = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     assert_eq!(result, 0);
     let mut all = Vec::new();
@@ -231,7 +232,7 @@ fn a_killed_process_is_noticed_at_once_and_a_stopped_one_in_time() {
         thread::sleep(Duration::from_millis(100));
         assert!(!pending.is_finished());
         let start = Instant::now();
-        // Nobody waits for the process: it stays as a zombie.
+        // The process is not waited for, so it remains a zombie.
         peer.signal(libc::SIGKILL);
         assert_eq!(failure(pending.join().unwrap()), FetchFailure::Gone);
         assert!(
@@ -281,7 +282,7 @@ fn signals_interrupt_nothing() {
     thread::scope(|scope| {
         let (sender, receiver) = channel();
         let pending = scope.spawn(move || {
-            // SAFETY: the call has no preconditions.
+            // SAFETY: pthread_self has no preconditions.
             sender.send(unsafe { libc::pthread_self() }).unwrap();
             let first = outcome(&token);
             let all = (0..50).all(|_| outcome(&token) == "got x");
@@ -292,7 +293,7 @@ fn signals_interrupt_nothing() {
             if pending.is_finished() {
                 break;
             }
-            // SAFETY: the thread has not been joined.
+            // SAFETY: the thread has not been joined, so its id is valid.
             unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
             if round == 50 {
                 assert!(!pending.is_finished());
@@ -309,7 +310,7 @@ fn signals_interrupt_nothing() {
 
 #[test]
 fn another_user_is_refused() {
-    // SAFETY: the call has no preconditions.
+    // SAFETY: geteuid has no preconditions.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("skipped: only root can start a process of another user");
         return;
@@ -321,7 +322,7 @@ fn another_user_is_refused() {
     let mut other = Peer::start_as("serve", Some(65534));
     let reply = other.ask(&command);
     assert!(reply.starts_with("Refused: "), "{reply}");
-    // Root is answered by everybody.
+    // Root gets an answer from every process.
     let token = other.publish("y");
     assert_eq!(outcome(&token), "got y");
 }
@@ -342,18 +343,19 @@ fn another_network_namespace_is_named() {
     assert!(reply.contains("FUSEWIRE_HOST_ID"), "{reply}");
 }
 
-/// Descriptors and threads of this process.
+/// Returns the numbers of descriptors and threads of this process.
 fn counts() -> (usize, usize) {
     let count = |path| fs::read_dir(path).unwrap().count();
     (count("/proc/self/fd"), count("/proc/self/task"))
 }
 
-/// Every Unix socket of this network namespace, with its name.
+/// Lists the Unix sockets of this network namespace with their names.
 fn sockets() -> String {
     fs::read_to_string("/proc/net/unix").unwrap()
 }
 
-/// A thousand descriptors one after the other and at once, fetched; what is left of them.
+/// Publishes and fetches a thousand descriptors, in sequence and concurrently, and describes what
+/// is leaked.
 fn leaks() -> String {
     let before = counts();
     let mut names = Vec::new();
@@ -378,7 +380,7 @@ fn leaks() -> String {
         let fetched = fetch(&published.token(), LONG).unwrap();
         assert_eq!(contents(fetched), at.to_string());
     }
-    // One thread for all of them, and its listener and event.
+    // One thread for all of them, with its listener and event.
     let expected = (before.0 + 502, before.1 + 1);
     settle(expected);
     assert_eq!(counts(), expected);
@@ -391,8 +393,8 @@ fn leaks() -> String {
     format!("{clean} {before:?} {one_by_one:?} {after:?} {left} sockets")
 }
 
-/// Waits for these counts: a thread that was joined may be listed a moment longer, and a connection
-/// may be open a moment longer than its answer takes.
+/// Waits until the counts are as expected. A joined thread may be listed, and a connection may be
+/// open, for a short time afterwards.
 fn settle(expected: (usize, usize)) {
     let start = Instant::now();
     while counts() != expected && start.elapsed() < Duration::from_secs(2) {
@@ -408,8 +410,8 @@ fn a_thousand_descriptors_leave_nothing_behind() {
     assert!(peer.child.wait().unwrap().success());
 }
 
-/// What the child of a fork checks with its copy of the parent's publication; 0, or the number of
-/// what went wrong.
+/// Checks, in a forked child, its copy of the parent's publication. Returns 0, or the number of the
+/// failed check.
 fn in_forked_child(of_parent: PublishedDescriptor) -> i32 {
     let token = of_parent.token();
     let sees_parent = outcome(&token) == "got parent";
@@ -426,24 +428,24 @@ fn in_forked_child(of_parent: PublishedDescriptor) -> i32 {
     wrong.map_or(0, |at| at as i32 + 1)
 }
 
-/// What a forked child and its parent share and what not; "ok" or what went wrong.
+/// Checks what a forked child and its parent share. Returns "ok" or a description of the failure.
 fn forks() -> String {
     let of_parent = publish(memory("parent")).unwrap();
     let token = of_parent.token();
     let fork = || {
-        // SAFETY: the child uses what the system and the C library leave usable after a fork, on
-        // the only thread that does anything here.
+        // SAFETY: the child uses only what remains usable after a fork, and no other thread of this
+        // process holds a lock.
         unsafe { libc::fork() }
     };
     let first = fork();
     if first == 0 {
-        // A panic would end the thread, and with its only thread the process, as if all were well.
+        // A panic would end the only thread, and with it the process, with the status of a success.
         let code = catch_unwind(AssertUnwindSafe(|| in_forked_child(of_parent))).unwrap_or(99);
-        // SAFETY: ends this process at once, without what the parent has registered for its end.
+        // SAFETY: _exit has no preconditions. It skips the parent's exit handlers.
         unsafe { libc::_exit(code) };
     }
     let mut status = 0;
-    // SAFETY: the status is a local variable.
+    // SAFETY: `status` is a live local variable.
     unsafe { libc::waitpid(first, &raw mut status, 0) };
     if status != 0 {
         return format!("the child failed: {status:#x}");
@@ -452,11 +454,11 @@ fn forks() -> String {
         return "the parent's descriptor went with the child's".to_owned();
     }
 
-    // A child that keeps copies of the sockets does not keep the name alive.
+    // Copies of the sockets in a child do not keep the name alive.
     let second = fork();
     if second == 0 {
         loop {
-            // SAFETY: waits for a signal.
+            // SAFETY: pause has no preconditions.
             unsafe { libc::pause() };
         }
     }
@@ -464,9 +466,9 @@ fn forks() -> String {
     let start = Instant::now();
     let failed = fetch(&token, LONG).map_err(|error| error.failure);
     let waited = start.elapsed();
-    // SAFETY: the child has not been waited for.
+    // SAFETY: the child has not been waited for, so the id is still its own.
     unsafe { libc::kill(second, libc::SIGKILL) };
-    // SAFETY: the status is a local variable.
+    // SAFETY: `status` is a live local variable.
     unsafe { libc::waitpid(second, &raw mut status, 0) };
     match failed {
         Err(FetchFailure::Withdrawn) if waited < LONG / 3 => "ok".to_owned(),
