@@ -1,4 +1,4 @@
-//! Launches of the kernels that have an error on purpose (`seeded-bugs`), and of the same kernels without it.
+//! Launches of the kernels of `seeded-bugs`, with and without their errors.
 
 use fusewire::{Communicator, DType, Error, LaunchAttributes, Options, Result};
 use seeded_bugs::{SEEDED_DIVERGENCE, SEEDED_RACE, SeededDivergenceParams, SeededRaceParams};
@@ -6,26 +6,26 @@ use seeded_bugs::{SEEDED_DIVERGENCE, SEEDED_RACE, SeededDivergenceParams, Seeded
 use crate::device::{run_threads, tensor};
 use crate::skip::skip;
 
-/// Lanes of the block that is launched: two warps.
+/// Lanes of the launched block: two warps.
 pub const LANES: u32 = 64;
 
-/// A kernel, and how it is wrong or right.
+/// A kernel and the argument that enables or disables its error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeededBug {
-    /// Accesses to shared memory, with or without a barrier between.
+    /// Writes and reads of shared memory.
     Race {
-        /// Whether there is one.
+        /// If true, a barrier separates writes and reads.
         ordered: bool,
     },
-    /// A barrier that the first lanes reach; right with all of them.
+    /// A barrier that only the lanes below a limit execute.
     Divergence {
-        /// How many.
+        /// Number of lanes that execute it; [`LANES`] is correct.
         limit: u32,
     },
 }
 
 impl SeededBug {
-    /// Whether a tool must find an error.
+    /// Returns true if a sanitizer must find an error.
     pub fn is_wrong(self) -> bool {
         match self {
             Self::Race { ordered } => !ordered,
@@ -33,7 +33,7 @@ impl SeededBug {
         }
     }
 
-    /// What the kernel leaves where it is right.
+    /// Returns the output of the kernel without its error.
     fn expected(self) -> Vec<u32> {
         let other = |lane| match self {
             Self::Race { .. } => (lane + LANES / 2) % LANES,
@@ -57,12 +57,12 @@ impl SeededBug {
                     ordered: u32::from(ordered),
                     out: words,
                 };
-                // SAFETY: a word for each lane of one block; the kernel touches nothing of the communicator's.
+                // SAFETY: one block of `LANES` lanes is launched, and `out` has `LANES` words.
                 unsafe { comm.launch_shaped(&SEEDED_RACE, params, tensors, attributes)? }
             }
             Self::Divergence { limit } => {
                 let params = SeededDivergenceParams { limit, out: words };
-                // SAFETY: as above.
+                // SAFETY: one block of `LANES` lanes is launched, and `out` has `LANES` words.
                 unsafe { comm.launch_shaped(&SEEDED_DIVERGENCE, params, tensors, attributes)? }
             }
         };
@@ -71,11 +71,13 @@ impl SeededBug {
         out.to_vec()
     }
 
-    /// Launches it on the GPU of the tests; elsewhere the test is skipped. What is right is checked. What is wrong may end in any
-    /// way, for a tool may end it: that tool's report is what counts.
+    /// Launches the kernel on the GPU of the tests, or skips the test without one.
+    ///
+    /// Checks the output of a kernel without its error. A launch with the error may end in any way,
+    /// because a sanitizer may end it; the sanitizer's report is what the test is for.
     ///
     /// # Panics
-    /// Where it cannot be launched, or what is right goes wrong.
+    /// Panics if the launch is rejected, or if a kernel without its error fails.
     pub fn run(self) {
         if !crate::device().is_gpu() {
             return skip("gpu", "the seeded bugs need the threads of a GPU");
@@ -86,9 +88,9 @@ impl SeededBug {
         for result in run_threads(1, &options, |comm| Ok(self.launch(&comm))) {
             match result.expect("a communicator") {
                 Err(error @ (Error::Image { .. } | Error::Launch { .. })) => panic!("{error}"),
-                Err(error) if self.is_wrong() => println!("seeded bug: it ended with {error}"),
+                Err(error) if self.is_wrong() => println!("seeded bug: the launch failed: {error}"),
                 Ok(_) if self.is_wrong() => {}
-                right => assert_eq!(right.expect("nothing is wrong"), self.expected()),
+                result => assert_eq!(result.expect("a correct kernel"), self.expected()),
             }
         }
     }

@@ -281,7 +281,8 @@ type ReceivePointer = *mut c_void;
 operations! {
     ncclAllReduce(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, red: i32)
         { send: send, recv: recv, count: count, dtype: dtype, red: red } since 0
-    ncclReduce(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, red: i32, root: c_int)
+    ncclReduce(
+        send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, red: i32, root: c_int)
         { send: send, recv: recv, count: count, dtype: dtype, red: red, root: root } since 0
     ncclBroadcast(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, root: c_int)
         { send: send, recv: recv, count: count, dtype: dtype, root: root } since 0

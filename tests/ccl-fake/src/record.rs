@@ -1,4 +1,4 @@
-//! What was called, one JSON object a line, and the text of the last error.
+//! Records of the calls, as one JSON object per line, and the text of the last error.
 
 use core::cell::RefCell;
 use core::ffi::c_char;
@@ -18,7 +18,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Records a call. A field that the call does not have is -1.
+/// Records a call. Fields that the call lacks are -1.
 pub(crate) fn call(name: &str, comm: Option<&Comm>, depth: u32, fields: &[(&str, i64)]) {
     let known = ["count", "dtype", "op", "root", "peer", "in_place"];
     let value = |field: &str| {
@@ -50,15 +50,15 @@ pub(crate) fn call(name: &str, comm: Option<&Comm>, depth: u32, fields: &[(&str,
         .push_str(&line);
 }
 
-/// Copies the records into `buffer` and forgets them, when they fit; their length.
+/// Moves the records into `buffer` if they fit. Returns their length.
 ///
 /// # Safety
-/// `buffer` is null or has `len` writable bytes.
+/// `buffer` must be null or have `len` writable bytes.
 pub(crate) unsafe fn take(buffer: *mut c_char, len: usize) -> usize {
     let mut records = RECORDS.lock().unwrap_or_else(PoisonError::into_inner);
     let need = records.len();
     if need <= len && !buffer.is_null() {
-        // SAFETY: the caller promises `len` writable bytes.
+        // SAFETY: `buffer` is not null, so that it has `len` writable bytes, and `need <= len`.
         unsafe { core::ptr::copy_nonoverlapping(records.as_ptr(), buffer.cast(), need) };
         records.clear();
     }
@@ -70,7 +70,7 @@ pub(crate) fn set_last_error(text: &str) {
     LAST.set(CString::new(text).unwrap_or_default());
 }
 
-/// The text, until the thread's next error.
+/// Returns the text, which is valid until the thread's next error.
 pub(crate) fn last() -> *const c_char {
     LAST.with_borrow(|text| text.as_ptr())
 }

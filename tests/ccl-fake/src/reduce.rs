@@ -1,9 +1,9 @@
-//! Elements of every type, and their reductions.
+//! Element types and their reductions.
 
 use fusewire_ccl_sys::sys::*;
 use half::{bf16, f16};
 
-/// Bytes of one element.
+/// Returns the bytes of one element, or `None` for an unknown type.
 pub(crate) const fn size(dtype: i32) -> Option<usize> {
     Some(match dtype {
         ncclInt8 | ncclUint8 | ncclFloat8e4m3 | ncclFloat8e5m2 => 1,
@@ -14,9 +14,9 @@ pub(crate) const fn size(dtype: i32) -> Option<usize> {
     })
 }
 
-/// Reduces `parts` in order of rank: floats in double precision, rounded once; integers wrap. `None` for a
-/// type without arithmetic here (the 8-bit floats). A rank's part is multiplied by its scale, where that is
-/// not empty.
+/// Reduces `parts` in order of rank: floats in double precision, rounded once; integers wrap. A
+/// rank's part is multiplied by its scale, unless that is empty. Returns `None` for a type without
+/// arithmetic (the 8-bit floats).
 pub(crate) fn reduce(dtype: i32, op: i32, parts: &[(&[u8], &[u8])]) -> Option<Vec<u8>> {
     macro_rules! typed {
         ($ty:ty, $read:expr, $write:expr, $add:expr, $mul:expr, $div:expr) => {{
@@ -47,7 +47,7 @@ pub(crate) fn reduce(dtype: i32, op: i32, parts: &[(&[u8], &[u8])]) -> Option<Ve
             Some(out)
         }};
     }
-    macro_rules! whole {
+    macro_rules! integer {
         ($ty:ty) => {
             typed!(
                 $ty,
@@ -72,12 +72,12 @@ pub(crate) fn reduce(dtype: i32, op: i32, parts: &[(&[u8], &[u8])]) -> Option<Ve
         };
     }
     match dtype {
-        ncclInt8 => whole!(i8),
-        ncclUint8 => whole!(u8),
-        ncclInt32 => whole!(i32),
-        ncclUint32 => whole!(u32),
-        ncclInt64 => whole!(i64),
-        ncclUint64 => whole!(u64),
+        ncclInt8 => integer!(i8),
+        ncclUint8 => integer!(u8),
+        ncclInt32 => integer!(i32),
+        ncclUint32 => integer!(u32),
+        ncclInt64 => integer!(i64),
+        ncclUint64 => integer!(u64),
         ncclFloat16 => float!(f16, f16::to_f64, f16::from_f64),
         ncclBfloat16 => float!(bf16, bf16::to_f64, bf16::from_f64),
         ncclFloat32 => float!(f32, f64::from, |x| x as f32),

@@ -1,4 +1,4 @@
-//! What the fake's functions do, and what they refuse, at the C interface.
+//! Tests the results and argument checks of the fake's C functions.
 
 use core::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use fusewire_ccl_sys::{Comm, Kind, Library, RedOp};
 
 const NULL: *mut c_void = core::ptr::null_mut();
 
-/// Records and the version are the library's: one test at a time.
+/// Serialises the tests, because records and version are global to the library.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn fake() -> PathBuf {
@@ -33,14 +33,14 @@ fn ranks(count: usize, body: impl Fn(Comm) + Sync) {
 }
 
 fn object() -> libloading::Library {
-    // SAFETY: the fake has no initialisers.
+    // SAFETY: the fake has no initialisers that run at load time.
     unsafe { libloading::Library::new(fake()) }.unwrap()
 }
 
 fn take() -> String {
     let object = object();
     let mut text = vec![0u8; 1 << 20];
-    // SAFETY: the fake's signature; the buffer has as many bytes as it says.
+    // SAFETY: the type is that of the exported function, and `text` has `text.len()` bytes.
     let length = unsafe {
         let take =
             object.get::<unsafe extern "C" fn(*mut c_char, usize) -> usize>(b"fusewireCclFakeTake");
@@ -51,7 +51,7 @@ fn take() -> String {
 
 fn set_version(version: c_int) {
     let object = object();
-    // SAFETY: the fake's signature.
+    // SAFETY: the type is that of the exported function, which has no requirements.
     unsafe {
         let set = object.get::<unsafe extern "C" fn(c_int) -> c_int>(b"fusewireCclFakeSetVersion");
         set.unwrap()(version);
@@ -68,7 +68,8 @@ fn scatter_gather_and_all_to_all() {
         let (from, mut row, mut all) = (rows.as_ptr().cast(), [-1i64], [-1i64; 3]);
         let (to_row, to_all): (*mut c_void, *mut c_void) =
             (row.as_mut_ptr().cast(), all.as_mut_ptr().cast());
-        // SAFETY: three elements are sent, one or three are received.
+        // SAFETY: `rows` has the three elements that are sent, `row` and `all` the one and three
+        // that are received.
         let codes = unsafe {
             [
                 table.scatter.unwrap()(from, to_row, 1, ncclInt64, 2, raw, NULL),
@@ -78,7 +79,7 @@ fn scatter_gather_and_all_to_all() {
         assert_eq!(codes, [ncclSuccess; 2]);
         assert_eq!(row, [20 + rank]);
         assert_eq!(all, if rank == 0 { [20, 21, 22] } else { [-1; 3] });
-        // SAFETY: three elements are sent and received.
+        // SAFETY: `rows` and `all` have three elements each.
         unsafe { comm.all_to_all(from, to_all, 1, ncclInt64, NULL) }.unwrap();
         assert_eq!(all, [rank, 10 + rank, 20 + rank]);
     });
@@ -89,12 +90,13 @@ fn scaled_sums_are_each_ranks_own() {
     let _one = ONE.lock().unwrap();
     ranks(2, |comm| {
         let factor = [2.0f32, -0.5][comm.rank()];
-        // SAFETY: one float.
+        // SAFETY: `factor` is one float, and the fake reads it during the call.
         let op = unsafe { comm.pre_mul_sum((&raw const factor).cast(), ncclFloat32) }.unwrap();
         let mut x = [4.0f32];
         let at: *mut c_void = x.as_mut_ptr().cast();
         let reduce = |dtype, op| {
-            // SAFETY: one element of four bytes, or a refusal.
+            // SAFETY: `x` has one element of four bytes; the call with a larger type fails before
+            // it reads memory.
             unsafe { comm.all_reduce(at, at, 1, dtype, op, NULL) }
         };
         reduce(ncclFloat32, op).unwrap();
@@ -111,7 +113,8 @@ fn scaled_sums_are_each_ranks_own() {
             assert!(reduce(ncclFloat32, op).is_err(), "{op:?}");
         }
         let mut raw_op = 0;
-        // SAFETY: a factor in device memory is refused before it is read.
+        // SAFETY: the call fails before it reads the factor, because it is declared as device
+        // memory.
         let code = unsafe {
             let create = comm.library().as_raw().red_op_create_pre_mul_sum.unwrap();
             create(
@@ -140,14 +143,15 @@ fn integers_wrap() {
         ] {
             let mut x = [i64::MAX];
             let at: *mut c_void = x.as_mut_ptr().cast();
-            // SAFETY: one element, in place.
+            // SAFETY: `x` has one element, which is reduced in place.
             unsafe { comm.all_reduce(at, at, 1, ncclInt64, RedOp(op), NULL) }.unwrap();
             assert_eq!(x, [expected], "{op}");
         }
     });
 }
 
-/// Other lengths of a message, and other types, are errors of both ranks; so are other counts of a collective.
+/// Sender and receiver both fail if count or type differ; all ranks fail if the counts of a
+/// collective differ.
 #[test]
 fn mismatches_are_errors_on_all_ranks() {
     let _one = ONE.lock().unwrap();
@@ -158,22 +162,23 @@ fn mismatches_are_errors_on_all_ranks() {
         for dtype in [ncclInt64, ncclFloat32] {
             let group = comm.library().group().unwrap();
             let mine = if comm.rank() == 0 { dtype } else { ncclInt64 };
-            // SAFETY: at most four elements each way; both buffers outlive the group.
+            // SAFETY: `x` has four elements, at most four are sent and received, and it outlives
+            // the group.
             unsafe {
                 comm.send(at, count, mine, other, NULL).unwrap();
                 comm.recv(at, 4, ncclInt64, other, NULL).unwrap();
             }
-            // Rank 1 gets three elements or another type; rank 0's message was refused.
+            // Rank 1 receives three elements or another type, and rank 0's message is rejected.
             let error = group.end().unwrap_err().to_string();
             let received = comm.rank() == 1;
             let text = if received {
                 "rank 0 sent 3 elements"
             } else {
-                "rank 1 receives other"
+                "rank 1 receives another"
             };
             assert!(error.contains(text), "rank {}: {error}", comm.rank());
         }
-        // SAFETY: at most four elements, in place.
+        // SAFETY: `x` has four elements, of which at most four are reduced in place.
         let error = unsafe { comm.all_reduce(at, at, count, ncclInt64, RedOp::SUM, NULL) };
         let error = error.unwrap_err().to_string();
         assert!(error.contains("the ranks' calls differ"), "{error}");
@@ -187,7 +192,7 @@ fn arguments_are_checked() {
         let table = *comm.library().as_raw();
         let (raw, mut x) = (comm.as_raw(), [1i64]);
         let at: *mut c_void = x.as_mut_ptr().cast();
-        // SAFETY: all are refused before memory is used.
+        // SAFETY: every call fails before it accesses memory.
         let codes = unsafe {
             [
                 (table.broadcast)(at, at, 1, ncclInt64, -1, raw, NULL),
@@ -200,7 +205,7 @@ fn arguments_are_checked() {
             ]
         };
         assert_eq!(codes, [ncclInvalidArgument; 7]);
-        // SAFETY: no elements.
+        // SAFETY: a call with a count of 0 accesses no memory.
         let code = unsafe { (table.all_gather)(NULL, NULL, 0, ncclInt64, raw, NULL) };
         assert_eq!(code, ncclSuccess);
     });
@@ -214,7 +219,8 @@ fn communicators_are_recorded() {
     let table = *library.as_raw();
     let id = library.unique_id().unwrap();
     let (mut raw, mut config): (ncclComm_t, _) = (NULL, library.config());
-    // SAFETY: one rank; the communicator is live until it is destroyed.
+    // SAFETY: the pointers are to live variables, and the communicator is live until it is
+    // destroyed.
     let codes = unsafe {
         let init = table.comm_init_rank_config.unwrap();
         let made = init(&raw mut raw, 1, id, 0, &raw mut config);
@@ -249,7 +255,7 @@ fn communicators_are_recorded() {
     }
 }
 
-/// The symbols stay, and fail.
+/// Functions that are newer than the version are exported, but fail.
 #[test]
 fn an_old_version_has_symbols_that_fail() {
     let _one = ONE.lock().unwrap();
@@ -258,7 +264,7 @@ fn an_old_version_has_symbols_that_fail() {
         let (raw, mut x, mut part) = (comm.as_raw(), [1i64], NULL);
         let at: *mut c_void = x.as_mut_ptr().cast();
         let mut calls = || {
-            // SAFETY: one element, in place; `part` is writable.
+            // SAFETY: `x` has the one element that is exchanged in place; `part` is writable.
             unsafe {
                 [
                     table.all_to_all.unwrap()(at, at, 1, ncclInt64, raw, NULL),

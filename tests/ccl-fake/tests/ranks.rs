@@ -1,4 +1,4 @@
-//! Four ranks as threads over the fake, opened as a library.
+//! Runs four ranks as threads on the fake, opened as a library.
 
 use std::path::PathBuf;
 
@@ -29,7 +29,7 @@ fn collectives() {
         let rank = comm.rank() as f32;
         let send = [rank, 1.0, 2.0, 3.0];
         let (from, mut out) = (send.as_ptr().cast(), [0f32; 4]);
-        // SAFETY: both buffers hold four floats.
+        // SAFETY: `send` and `out` have four floats each.
         unsafe {
             comm.all_reduce(
                 from,
@@ -42,13 +42,13 @@ fn collectives() {
         }
         .unwrap();
         assert_eq!(out, [6.0, 4.0, 8.0, 12.0]);
-        // SAFETY: one float in, four out.
+        // SAFETY: `send` has the one float that is sent, `out` the four that are received.
         unsafe { comm.all_gather(from, out.as_mut_ptr().cast(), 1, ncclFloat32, null) }.unwrap();
         assert_eq!(out, [0.0, 1.0, 2.0, 3.0]);
         let group = comm.library().group().unwrap();
-        // SAFETY: one float each; the buffers outlive the group.
+        // SAFETY: `send` has the float that is sent and outlives the group.
         unsafe { comm.send(from, 1, ncclFloat32, (comm.rank() + 1) % 4, null) }.unwrap();
-        // SAFETY: as above.
+        // SAFETY: `out` has the float that is received and outlives the group.
         unsafe {
             comm.recv(
                 out.as_mut_ptr().cast(),
@@ -74,7 +74,7 @@ fn abort_frees_a_waiting_rank() {
             return;
         }
         let mut out = [0f32];
-        // SAFETY: one float, in place.
+        // SAFETY: `out` has the one float that is received.
         let answer = unsafe {
             comm.recv(
                 out.as_mut_ptr().cast(),

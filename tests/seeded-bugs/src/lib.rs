@@ -1,8 +1,8 @@
-//! Kernels with an error on purpose, for which a tool that looks for errors must not be blind.
+//! Kernels with deliberate errors that sanitizers must find.
 //!
-//! Each is right when it is asked to be, and wrong otherwise, so that the tool's silence over the first and its report of the
-//! second are about one and the same kernel. `fusewire-build bundle` takes their image along; the tests of `on_device`
-//! whose names begin with `seeded_` launch them.
+//! An argument of each kernel enables or disables its error, so that a sanitizer's report and the
+//! absence of one are about the same machine code. `fusewire-build bundle` includes their image;
+//! the tests of `on_device` whose names start with `seeded_` launch them.
 #![no_std]
 #![cfg_attr(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
@@ -12,44 +12,50 @@
 
 use fusewire_device::{Block, Group, Machine, kernel, mem};
 
-/// The kernels of this crate.
+/// Kernels of this crate.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] =
     &[SEEDED_RACE_INSTANCES, SEEDED_DIVERGENCE_INSTANCES];
 
-/// Every lane writes its number into the block's shared memory and reads what the lane half a block further on has written,
-/// into `out`. Unless `ordered` is 0 a barrier stands between; without it the accesses race.
+/// Exchanges lane numbers through the block's shared memory: each lane writes its own, reads that
+/// of the lane half a block ahead, and writes it to `out`.
+///
+/// A barrier separates writes and reads, unless `ordered` is 0; without it they race.
 ///
 /// # Safety
-/// `out` writable for as many words as the block has lanes; one block, of at most 64 lanes.
+/// `out` must have a writable word for each lane. The grid must be one block of at most 64 lanes.
 #[kernel]
 pub unsafe fn seeded_race(block: Block<impl Machine>, ordered: u32, out: *mut u32) {
     let (rank, size) = (block.rank() as usize, block.size() as usize);
     let cells = block.shared().cast::<u32>();
     let other = (rank + size / 2) % size;
-    // SAFETY: a cell for each lane. (Shared memory: what `mem` has is for global memory.)
+    // `mem` has accesses to global memory only; this is shared memory.
+    // SAFETY: shared memory has a word for each of the block's at most 64 lanes.
     unsafe { cells.add(rank).write(rank as u32) };
     if ordered != 0 {
         block.sync();
     }
-    // SAFETY: as above; without the barrier the read races, which is the purpose.
+    // SAFETY: `other < size`, for which shared memory has words. Without the barrier the read
+    // races, which is the deliberate error.
     let seen = unsafe { cells.add(other).read() };
-    // SAFETY: a word for each lane.
+    // SAFETY: `rank` is below the number of lanes, and `out` has a word for each.
     unsafe { mem::write(out.add(rank), seen) };
 }
 
-/// The lanes below `limit` pass a barrier, the others do not; then every lane writes its number
-/// into `out`. It is wrong where there are others. (They end, and hardware lets the waiting ones go
-/// then, if `limit` is a number of whole warps.)
+/// Executes a block barrier only in lanes below `limit`; then every lane writes its number to
+/// `out`.
+///
+/// This is an error if `limit` is below the number of lanes. If `limit` is a multiple of the warp
+/// size, hardware releases the waiting warps when the others exit.
 ///
 /// # Safety
-/// `out` writable for as many words as the block has lanes; one block.
+/// `out` must have a writable word for each lane. The grid must be one block.
 #[kernel]
 pub unsafe fn seeded_divergence(block: Block<impl Machine>, limit: u32, out: *mut u32) {
     let rank = block.rank();
     if rank < limit {
         block.sync();
     }
-    // SAFETY: a word for each lane.
+    // SAFETY: `rank` is below the number of lanes, and `out` has a word for each.
     unsafe { mem::write(out.add(rank as usize), rank) };
 }
