@@ -35,6 +35,7 @@ mod error;
 pub mod gpu;
 pub mod hip;
 mod memory;
+mod notice;
 mod options;
 mod plan;
 mod process;

@@ -330,4 +330,8 @@ impl Store for FileStore {
     fn num_keys(&self) -> Result<u64> {
         self.with("num_keys", "", |log| Ok(log.table.len() as u64))
     }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        self.with("list_keys", "", |log| Ok(log.table.text_keys()))
+    }
 }

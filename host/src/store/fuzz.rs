@@ -44,7 +44,7 @@ fn conversation(random: &mut Random) -> Vec<u8> {
     for _ in 0..random.below(12) {
         let key = keys[random.below(4)];
         let value = vec![b'7'; random.below(40)];
-        writer = match random.below(14) {
+        writer = match random.below(16) {
             0 => writer.then(Query::Set).vector(key).vector(&value),
             1 => writer.then(Query::Get).vector(b"/k"),
             2 => writer
@@ -72,7 +72,12 @@ fn conversation(random: &mut Random) -> Vec<u8> {
                 .vector(key)
                 .vector(&value),
             11 => writer.then(Query::CancelWait),
-            12 => writer.then(Query::QueuePush).vector(key).vector(&value),
+            12 => writer.then(Query::ListKeys),
+            13 => writer
+                .then(Query::Barrier)
+                .vector(key)
+                .i64(random.below(3) as i64),
+            14 => writer.then(Query::QueuePush).vector(key).vector(&value),
             _ => writer.then(Query::QueuePop).vector(key),
         };
     }

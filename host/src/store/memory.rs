@@ -126,4 +126,8 @@ impl Store for MemoryStore {
     fn num_keys(&self) -> Result<u64> {
         Ok(self.table().len() as u64)
     }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        Ok(self.table().text_keys())
+    }
 }

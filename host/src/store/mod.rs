@@ -131,4 +131,32 @@ pub trait Store: Send + Sync + fmt::Debug {
             "this store does not count its keys",
         ))
     }
+
+    /// Returns all keys that are valid UTF-8, sorted; those outside of a prefix are left out.
+    ///
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when the store cannot list its keys (a server of
+    /// PyTorch before 2.15 closes the connection), or cannot be reached.
+    fn list_keys(&self) -> Result<Vec<String>> {
+        Err(crate::Error::store(
+            "list_keys",
+            "",
+            "this store does not list its keys",
+        ))
+    }
+
+    /// Blocks until `size` callers have entered the barrier at `key`. A key serves one barrier: it
+    /// counts the callers, and is not reset.
+    ///
+    /// # Errors
+    /// [`Error::StoreTimeout`](crate::Error::StoreTimeout) when the others do not enter within
+    /// `timeout`, [`Error::Store`](crate::Error::Store) when the store cannot be reached, or its
+    /// server has no barrier (PyTorch before 2.15 closes the connection).
+    fn barrier(&self, key: &str, size: u32, timeout: Duration) -> Result<()> {
+        let all = format!("{key}/all");
+        if self.add(key, 1)? >= i64::from(size) {
+            return self.set(&all, b"1");
+        }
+        self.wait(&[&all], timeout)
+    }
 }

@@ -86,4 +86,18 @@ impl Store for PrefixStore {
     fn num_keys(&self) -> Result<u64> {
         self.inner.num_keys()
     }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        let prefix = self.key("");
+        let mut keys = self.inner.list_keys()?;
+        keys.retain(|key| key.starts_with(&prefix));
+        for key in &mut keys {
+            key.drain(..prefix.len());
+        }
+        Ok(keys)
+    }
+
+    fn barrier(&self, key: &str, size: u32, timeout: Duration) -> Result<()> {
+        self.inner.barrier(&self.key(key), size, timeout)
+    }
 }

@@ -1,20 +1,31 @@
 //! The server of a TCP store: one thread, one table, PyTorch's wire protocol.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::cmp::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use super::secret::StoreSecret;
-use super::session::{ServerState, Session, Token};
-use crate::{Error, Result};
+use super::session::{self, ServerState, Session, Token};
+use crate::{Error, Result, notice};
 
 /// Connections that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
+
+/// Most bytes that a server without a secret keeps: stored, received and not yet handled, answered
+/// and not yet read.
+const MAX_OPEN_BYTES: usize = 256 << 20;
+
+/// Descriptors that a server leaves to the rest of its process, or a quarter if it has few.
+const SPARE_DESCRIPTORS: usize = 64;
+
+/// Closed connections whose reason is reported.
+const MAX_NOTICES: u32 = 8;
 
 /// What a server has handled so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +59,7 @@ struct Counters {
 /// [`StoreSecret`] only clients that have it are served; nothing is encrypted in either case.
 #[derive(Debug)]
 pub struct TcpStoreServer {
-    port: u16,
+    addresses: Vec<SocketAddr>,
     stop: UnixStream,
     counters: Arc<Counters>,
     thread: Option<JoinHandle<()>>,
@@ -74,16 +85,20 @@ impl TcpStoreServer {
 
     fn start(address: impl ToSocketAddrs, secret: Option<StoreSecret>) -> io::Result<Self> {
         let listeners = listen(address)?;
-        let port = listeners[0].local_addr()?.port();
+        let addresses = listeners.iter().map(TcpListener::local_addr);
+        let addresses = addresses.collect::<io::Result<_>>()?;
         let (stop, stopped) = UnixStream::pair()?;
         let counters = Arc::<Counters>::default();
         let server = Server {
             poll: Poll::new()?,
             listeners,
             stopped,
-            hub: ServerState::default(),
+            hub: ServerState::with_limit(secret.is_none().then_some(MAX_OPEN_BYTES)),
             secret,
             clients: HashMap::new(),
+            max_clients: max_clients(),
+            held: 0,
+            notices: 0,
             next: FIRST_CLIENT,
             counters: Arc::clone(&counters),
         };
@@ -95,21 +110,26 @@ impl TcpStoreServer {
             .name("fusewire-store".to_owned())
             .spawn(|| server.run())?;
         Ok(Self {
-            port,
+            addresses,
             stop,
             counters,
             thread: Some(thread),
         })
     }
 
-    /// The port that the server listens at.
+    /// Returns the port that the server listens at.
     pub fn port(&self) -> u16 {
-        self.port
+        self.addresses[0].port()
+    }
+
+    /// Returns the addresses that the server listens at, at least one.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
 
     /// What the server has handled so far.
     pub fn traffic(&self) -> StoreTraffic {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let read = |counter: &AtomicU64| counter.load(Relaxed);
         StoreTraffic {
             connections: read(&self.counters.connections),
             requests: read(&self.counters.requests),
@@ -180,13 +200,22 @@ struct Server {
     hub: ServerState,
     secret: Option<StoreSecret>,
     clients: HashMap<Token, Client>,
+    /// Most clients at a time.
+    max_clients: usize,
+    /// Sum of [`Client::held`].
+    held: usize,
+    /// Closed connections that were reported.
+    notices: u32,
     next: Token,
     counters: Arc<Counters>,
 }
 
 struct Client {
     stream: TcpStream,
+    peer: SocketAddr,
     session: Session,
+    /// [`Session::held`] when it was last looked at.
+    held: usize,
     /// What the poll set listens for.
     interest: u32,
 }
@@ -211,30 +240,38 @@ impl Server {
                 }
             }
             self.wake();
-            self.counters
-                .requests
-                .store(self.hub.requests, Ordering::Relaxed);
+            self.counters.requests.store(self.hub.requests, Relaxed);
         }
     }
 
     fn accept(&mut self, listener: usize) {
         loop {
-            let accepted = self.listeners[listener].accept().and_then(|(stream, _)| {
-                stream.set_nonblocking(true)?;
-                stream.set_nodelay(true)?;
-                self.poll.add(stream.as_raw_fd(), self.next)?;
-                Ok(stream)
-            });
+            let accepted = self.listeners[listener]
+                .accept()
+                .and_then(|(stream, peer)| {
+                    stream.set_nonblocking(true)?;
+                    stream.set_nodelay(true)?;
+                    self.poll.add(stream.as_raw_fd(), self.next)?;
+                    Ok((stream, peer))
+                });
             match accepted {
-                Ok(stream) => {
+                Ok((_, peer)) if self.clients.len() >= self.max_clients && !self.evict() => {
+                    self.report(
+                        peer,
+                        "this process has no descriptors left for more clients (ulimit -n)",
+                    );
+                }
+                Ok((stream, peer)) => {
                     let client = Client {
                         stream,
+                        peer,
                         session: Session::new(self.next, self.secret.clone()),
+                        held: 0,
                         interest: libc::EPOLLIN as u32,
                     };
                     self.clients.insert(self.next, client);
                     self.next += 1;
-                    self.counters.connections.fetch_add(1, Ordering::Relaxed);
+                    self.counters.connections.fetch_add(1, Relaxed);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error)
@@ -249,6 +286,44 @@ impl Server {
                     return;
                 }
             }
+        }
+    }
+
+    /// Closes the oldest connection that has not sent one whole request; returns whether there was one.
+    fn evict(&mut self) -> bool {
+        let silent = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.session.is_silent());
+        let Some(oldest) = silent.map(|(token, _)| *token).min() else {
+            return false;
+        };
+        self.close(oldest);
+        true
+    }
+
+    fn close(&mut self, token: Token) {
+        if let Some(mut client) = self.clients.remove(&token) {
+            client.session.forget_wait(&mut self.hub);
+            self.held -= client.held;
+            // Closing the descriptor takes it out of the poll set.
+        }
+    }
+
+    /// Reports why a connection is closed.
+    fn report(&mut self, peer: SocketAddr, detail: &str) {
+        self.notices += 1;
+        match self.notices.cmp(&MAX_NOTICES) {
+            Ordering::Less => {
+                notice::warn(format_args!(
+                    "the store server closes the connection of {peer}: {detail}"
+                ));
+            }
+            Ordering::Equal => notice::warn(format_args!(
+                "the store server closes the connection of {peer}: {detail}; further ones are not \
+                 reported"
+            )),
+            Ordering::Greater => tracing::debug!(%peer, detail, "a connection is closed"),
         }
     }
 
@@ -288,6 +363,16 @@ impl Server {
         let Some(client) = self.clients.get_mut(&token) else {
             return;
         };
+        let held = client.session.held();
+        let grows = held > client.held;
+        self.held = self.held - client.held + held;
+        client.held = held;
+        let served = served.and_then(|()| match self.hub.limit {
+            Some(limit) if grows && self.hub.bytes() + self.held > limit => {
+                Err(session::full(limit))
+            }
+            _ => Ok(()),
+        });
         let refused = served.is_err();
         let flushed = client
             .flush(&self.counters)
@@ -296,13 +381,12 @@ impl Server {
         let Err(detail) = served.and(flushed) else {
             return;
         };
-        // A peer that has left is no news; `detail` is empty for it.
+        // `detail` is empty for a peer that has left, which is not reported.
         if refused && !detail.is_empty() {
-            tracing::warn!(%detail, "the TCP store server closes a connection");
+            let peer = client.peer;
+            self.report(peer, &detail);
         }
-        client.session.forget_wait(&mut self.hub);
-        // Closing the descriptor takes it out of the poll set.
-        self.clients.remove(&token);
+        self.close(token);
     }
 }
 
@@ -314,7 +398,7 @@ impl Client {
         match self.stream.read(scratch) {
             Ok(0) => Err(String::new()),
             Ok(count) => {
-                counters.received.fetch_add(count as u64, Ordering::Relaxed);
+                counters.received.fetch_add(count as u64, Relaxed);
                 self.session.receive(&scratch[..count])
             }
             Err(error)
@@ -343,7 +427,7 @@ impl Client {
         if outgoing.is_empty() {
             outgoing.shrink_to(4 << 10);
         }
-        counters.sent.fetch_add(written as u64, Ordering::Relaxed);
+        counters.sent.fetch_add(written as u64, Relaxed);
         Ok(())
     }
 
@@ -362,6 +446,20 @@ impl Client {
         }
         Ok(())
     }
+}
+
+/// Returns how many clients leave this process descriptors for itself.
+fn max_clients() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is a live, exclusively borrowed rlimit, which the call fills in.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return usize::MAX;
+    }
+    let all = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
+    (all - (all / 4).min(SPARE_DESCRIPTORS)).max(1)
 }
 
 /// The kernel's set of descriptors to listen to.

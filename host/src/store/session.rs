@@ -4,11 +4,14 @@ use core::mem;
 use std::collections::{HashMap, VecDeque};
 
 use super::secret::{self, Role, StoreSecret};
-use super::table::Table;
+use super::table::{ENTRY_BYTES, Table};
 use super::wire::{self, Dialect, Request, RequestError, Writer};
 
 /// Bytes of unread answers at which no further request of a client is handled.
 pub(super) const MAX_PENDING_ANSWER: usize = 1 << 20;
+
+/// Longest counter: a sign and 19 digits.
+const MAX_DECIMAL: usize = 20;
 
 /// Number of a client in a server.
 pub(super) type Token = u64;
@@ -24,13 +27,40 @@ pub(super) struct ServerState {
     pub(super) woken: Vec<Token>,
     /// Requests that were handled.
     pub(super) requests: u64,
+    /// Bytes in `queues`.
+    queued: usize,
+    /// Most bytes that may be stored; `None` is no limit.
+    pub(super) limit: Option<usize>,
 }
 
 impl ServerState {
+    /// An empty table; at most `limit` bytes may be stored in it.
+    pub(super) fn with_limit(limit: Option<usize>) -> Self {
+        Self {
+            limit,
+            ..Self::default()
+        }
+    }
+
     /// Whether no client is in a list of those who wait.
     #[cfg(test)]
     pub(super) fn nobody_waits(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// Returns the memory of tables and queues, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.table.bytes() + self.queued
+    }
+
+    /// Fails if storing `bytes` more under a key would exceed the limit. What they replace is not
+    /// subtracted.
+    fn admit(&self, key: &[u8], bytes: usize) -> Result<(), String> {
+        let sum = self.bytes() + key.len() + bytes + ENTRY_BYTES;
+        match self.limit {
+            Some(limit) if sum > limit => Err(full(limit)),
+            _ => Ok(()),
+        }
     }
 
     fn contains(&self, key: &[u8]) -> bool {
@@ -54,6 +84,7 @@ impl ServerState {
     }
 
     fn push(&mut self, key: &[u8], value: &[u8]) {
+        self.queued += key.len() + value.len() + ENTRY_BYTES;
         self.queues
             .entry(key.to_vec())
             .or_default()
@@ -72,6 +103,9 @@ impl ServerState {
     fn pop(&mut self, key: &[u8]) -> Option<Vec<u8>> {
         let queue = self.queues.get_mut(key)?;
         let value = queue.pop_front();
+        if let Some(value) = &value {
+            self.queued -= key.len() + value.len() + ENTRY_BYTES;
+        }
         if queue.is_empty() {
             self.queues.remove(key);
         }
@@ -88,6 +122,15 @@ impl ServerState {
             )
         })
     }
+}
+
+/// Why a request is refused that would store or buffer more than `limit` bytes.
+pub(super) fn full(limit: usize) -> String {
+    format!(
+        "a server without a secret stores and buffers at most {} MiB; set FUSEWIRE_STORE_SECRET on \
+         all ranks for more",
+        limit >> 20
+    )
 }
 
 /// How far a client has come.
@@ -111,8 +154,17 @@ pub(super) struct Session {
     incoming: Vec<u8>,
     /// Answers that the peer has not taken yet.
     pub(super) outgoing: Vec<u8>,
-    /// Keys of a wait that is not over, and the one of them whose list the client is in.
-    awaited: Option<(Vec<Vec<u8>>, usize)>,
+    awaited: Option<Awaited>,
+}
+
+/// What a client waits for.
+#[derive(Debug)]
+struct Awaited {
+    keys: Vec<Vec<u8>>,
+    /// Index of the key in whose list of waiting clients the client is.
+    listed: usize,
+    /// A barrier ends with the first wake of its key, whether or not that key exists.
+    barrier: bool,
 }
 
 impl Session {
@@ -203,8 +255,8 @@ impl Session {
                     }
                     (Some(secret), true) => {
                         let theirs = *bytes[1..].first_chunk().ok_or(RequestError::Incomplete)?;
-                        let own =
-                            secret::nonce().map_err(|error| RequestError::Invalid(error.to_string()))?;
+                        let own = secret::nonce()
+                            .map_err(|error| RequestError::Invalid(error.to_string()))?;
                         self.outgoing.push(secret::ACCEPTED);
                         self.outgoing.extend(own);
                         self.outgoing
@@ -246,10 +298,12 @@ impl Session {
                 answer
             }
             Request::Set(key, value) => {
+                hub.admit(key, value.len())?;
                 hub.set(key, value);
                 answer
             }
             Request::CompareSet(key, expected, desired) => {
+                hub.admit(key, desired.len())?;
                 let (present, stored) = hub.table.compare_set(key, expected, desired);
                 if stored {
                     hub.arrived(key);
@@ -258,6 +312,7 @@ impl Session {
             }
             Request::Get(key) => answer.vector(hub.present(key)?),
             Request::Add(key, amount) => {
+                hub.admit(key, MAX_DECIMAL)?;
                 let sum = hub.table.add(key, amount)?;
                 hub.arrived(key);
                 answer.i64(sum)
@@ -269,7 +324,11 @@ impl Session {
             }),
             Request::Wait(keys) => {
                 self.forget_wait(hub);
-                self.awaited = Some((keys.into_iter().map(<[u8]>::to_vec).collect(), 0));
+                self.awaited = Some(Awaited {
+                    keys: keys.into_iter().map(<[u8]>::to_vec).collect(),
+                    listed: 0,
+                    barrier: false,
+                });
                 self.recheck(hub);
                 answer
             }
@@ -280,6 +339,7 @@ impl Session {
                 if len as u64 > wire::MAX_VALUE_BYTES {
                     return Err(format!("append makes a value of {len} bytes"));
                 }
+                hub.admit(key, value.len())?;
                 hub.table.append(key, value);
                 hub.arrived(key);
                 answer
@@ -299,6 +359,7 @@ impl Session {
             }
             Request::MultiSet(pairs) => {
                 for (key, value) in pairs {
+                    hub.admit(key, value.len())?;
                     hub.set(key, value);
                 }
                 answer
@@ -309,6 +370,7 @@ impl Session {
             }
             Request::Ping(nonce) => answer.u32(nonce),
             Request::QueuePush(key, value) => {
+                hub.admit(key, value.len())?;
                 hub.push(key, value);
                 answer
             }
@@ -319,28 +381,77 @@ impl Session {
             Request::QueueLen(key) => {
                 answer.i64(hub.queues.get(key).map_or(0, VecDeque::len) as i64)
             }
+            Request::ListKeys => {
+                let mut answer = answer.i64(hub.table.len() as i64);
+                let mut total = 0;
+                for key in hub.table.keys() {
+                    total += key.len() + size_of::<u64>();
+                    if total > wire::MAX_REQUEST_BYTES {
+                        return Err("the list of keys is too long".into());
+                    }
+                    answer = answer.vector(key);
+                }
+                answer
+            }
+            Request::Barrier(key, size) => {
+                hub.admit(key, MAX_DECIMAL)?;
+                self.forget_wait(hub);
+                // As in PyTorch, the counter stays: a key serves one barrier.
+                if hub.table.add(key, 1)? >= size {
+                    hub.arrived(key);
+                    answer.u8(wire::STOP_WAITING)
+                } else {
+                    hub.waiting
+                        .entry(key.to_vec())
+                        .or_default()
+                        .push(self.token);
+                    self.awaited = Some(Awaited {
+                        keys: vec![key.to_vec()],
+                        listed: 0,
+                        barrier: true,
+                    });
+                    answer
+                }
+            }
         };
         self.outgoing.extend_from_slice(&answer.finish());
         Ok(())
     }
 
-    /// Answers the wait if all its keys are there now; else waits for the first that is missing.
+    /// Answers the wait if all its keys exist now; else waits for the first that is missing.
     pub(super) fn recheck(&mut self, hub: &mut ServerState) {
-        let Some((keys, listed)) = self.awaited.take() else {
+        let Some(mut awaited) = self.awaited.take() else {
             return;
         };
-        // Keys come and go between a wake and this: the client may still be in another list.
-        self.unlist(hub, keys.get(listed));
-        match keys.iter().position(|key| !hub.contains(key)) {
+        // Keys come and go between a wake and this call: the client may still be in another list.
+        self.unlist(hub, awaited.keys.get(awaited.listed));
+        let missing = awaited.keys.iter().position(|key| !hub.contains(key));
+        match missing.filter(|_| !awaited.barrier) {
             None => self.outgoing.push(wire::STOP_WAITING),
             Some(missing) => {
                 hub.waiting
-                    .entry(keys[missing].clone())
+                    .entry(awaited.keys[missing].clone())
                     .or_default()
                     .push(self.token);
-                self.awaited = Some((keys, missing));
+                awaited.listed = missing;
+                self.awaited = Some(awaited);
             }
         }
+    }
+
+    /// Returns the bytes that wait for this client's next request, for its reading of answers, and
+    /// that its wait keeps.
+    pub(super) fn held(&self) -> usize {
+        let keys = |awaited: &Awaited| {
+            let bytes = |key: &Vec<u8>| key.len() + ENTRY_BYTES;
+            awaited.keys.iter().map(bytes).sum::<usize>()
+        };
+        self.incoming.len() + self.outgoing.len() + self.awaited.as_ref().map_or(0, keys)
+    }
+
+    /// Whether the client has not sent one whole request yet.
+    pub(super) fn is_silent(&self) -> bool {
+        self.dialect.is_none()
     }
 
     /// Bytes that the buffers of this client hold.
@@ -351,8 +462,8 @@ impl Session {
 
     /// Ends the wait without an answer.
     pub(super) fn forget_wait(&mut self, hub: &mut ServerState) {
-        if let Some((keys, listed)) = self.awaited.take() {
-            self.unlist(hub, keys.get(listed));
+        if let Some(awaited) = self.awaited.take() {
+            self.unlist(hub, awaited.keys.get(awaited.listed));
         }
     }
 

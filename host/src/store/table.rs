@@ -2,10 +2,15 @@
 
 use std::collections::HashMap;
 
+/// Bytes that an entry costs besides its key and value.
+pub(super) const ENTRY_BYTES: usize = 64;
+
 /// Keys and values. Keys are bytes, because C++ peers are not bound to UTF-8.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     values: HashMap<Vec<u8>, Vec<u8>>,
+    /// Sum over all entries of key, value and [`ENTRY_BYTES`].
+    bytes: usize,
 }
 
 impl Table {
@@ -21,19 +26,46 @@ impl Table {
         self.values.len()
     }
 
+    /// Returns the memory that the entries cost, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.values.keys().map(Vec::as_slice)
+    }
+
+    /// The keys that are valid UTF-8, sorted.
+    pub(super) fn text_keys(&self) -> Vec<String> {
+        let text = |key: &[u8]| core::str::from_utf8(key).ok().map(str::to_owned);
+        let mut keys: Vec<_> = self.keys().filter_map(text).collect();
+        keys.sort_unstable();
+        keys
+    }
+
     pub(super) fn set(&mut self, key: &[u8], value: &[u8]) {
-        self.values.insert(key.to_vec(), value.to_vec());
+        self.bytes += value.len();
+        match self.values.insert(key.to_vec(), value.to_vec()) {
+            Some(old) => self.bytes -= old.len(),
+            None => self.bytes += key.len() + ENTRY_BYTES,
+        }
     }
 
     pub(super) fn append(&mut self, key: &[u8], value: &[u8]) {
-        self.values
-            .entry(key.to_vec())
-            .or_default()
-            .extend_from_slice(value);
+        self.bytes += value.len();
+        let entry = self.values.entry(key.to_vec()).or_insert_with(|| {
+            self.bytes += key.len() + ENTRY_BYTES;
+            Vec::new()
+        });
+        entry.extend_from_slice(value);
     }
 
     pub(super) fn delete(&mut self, key: &[u8]) -> bool {
-        self.values.remove(key).is_some()
+        let removed = self.values.remove(key);
+        if let Some(value) = &removed {
+            self.bytes -= key.len() + value.len() + ENTRY_BYTES;
+        }
+        removed.is_some()
     }
 
     /// The new sum, or what is wrong with the value that is there.

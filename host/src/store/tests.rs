@@ -386,6 +386,78 @@ fn values_of_a_queue_go_to_one_client_each() {
     answer(&mut b, Writer::default().i64(0));
 }
 
+/// The bytes that PyTorch 2.15's client sends for `list_keys` and `barrier`, and the answers that it
+/// reads (little-endian): the same for its libuv server and its plain one.
+#[test]
+#[cfg(target_endian = "little")]
+fn list_keys_and_barrier_have_pytorchs_bytes() {
+    const VALIDATE: [u8; 5] = [0, 0xCE, 0xF7, 0x85, 0x3C];
+    const LIST_KEYS: [u8; 1] = [17];
+    // Key "/b" of 2 bytes, world size 2.
+    const BARRIER: [u8; 19] = [
+        18, 2, 0, 0, 0, 0, 0, 0, 0, b'/', b'b', 2, 0, 0, 0, 0, 0, 0, 0,
+    ];
+    const CANCEL_WAIT: [u8; 1] = [12];
+    let (server, store) = local_server();
+    let connect = || {
+        let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        peer.set_read_timeout(Some(LONG)).unwrap();
+        peer.write_all(&VALIDATE).unwrap();
+        peer
+    };
+    let answer = |peer: &mut TcpStream, expected: &[u8]| {
+        let mut answer = vec![0; expected.len()];
+        peer.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, expected);
+    };
+    let (mut a, mut b) = (connect(), connect());
+    store.set("k", b"1").unwrap();
+    a.write_all(&LIST_KEYS).unwrap();
+    let one_key = [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, b'/', b'k'];
+    answer(&mut a, &one_key);
+    // A call that is cancelled has been counted, as in PyTorch.
+    a.write_all(&BARRIER).unwrap();
+    store.wait(&["b"], LONG).unwrap();
+    a.write_all(&CANCEL_WAIT).unwrap();
+    answer(&mut a, &[1]);
+    assert_eq!(store.get("b", LONG).unwrap(), b"1");
+    store.delete("b").unwrap();
+    a.write_all(&BARRIER).unwrap();
+    store.wait(&["b"], LONG).unwrap();
+    a.set_read_timeout(Some(SHORT)).unwrap();
+    assert!(a.read_exact(&mut [0]).is_err(), "one of two has entered");
+    a.set_read_timeout(Some(LONG)).unwrap();
+    b.write_all(&BARRIER).unwrap();
+    answer(&mut b, &[0]);
+    answer(&mut a, &[0]);
+    assert_eq!(store.get("b", LONG).unwrap(), b"2");
+}
+
+#[test]
+fn keys_are_listed_and_barriers_wait_for_all() {
+    each_store(|store| {
+        let before = store.list_keys().unwrap();
+        store.set("b", b"1").unwrap();
+        store.set("a/c", b"1").unwrap();
+        let mut after = store.list_keys().unwrap();
+        after.retain(|key| !before.contains(key));
+        assert_eq!(after, ["a/c", "b"]);
+        let error = store.barrier("alone", 2, SHORT).unwrap_err();
+        assert!(matches!(error, Error::StoreTimeout { .. }), "{error}");
+        let entered = AtomicU32::new(0);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    thread::sleep(Duration::from_millis(5));
+                    entered.fetch_add(1, Ordering::Relaxed);
+                    store.barrier("all", 4, LONG).unwrap();
+                    assert_eq!(entered.load(Ordering::Relaxed), 4);
+                });
+            }
+        });
+    });
+}
+
 #[test]
 fn a_file_is_seen_by_all_who_open_it() {
     let path = Scratch::new();
@@ -475,6 +547,60 @@ fn a_secret_is_wanted_from_both_sides() {
         assert!(answer.is_empty() || !answer.ends_with(&[super::secret::ACCEPTED]));
     }
     assert_eq!(store.get("k", SHORT).unwrap(), b"v");
+}
+
+/// A stranger cannot fill the memory of rank 0: neither by values that stay, nor by requests that it
+/// never finishes, nor by keys that it waits for.
+#[test]
+fn a_server_without_a_secret_bounds_what_it_keeps() {
+    let hello = || {
+        Writer::default()
+            .then(Query::Validate)
+            .u32(wire::VALIDATION_MAGIC)
+    };
+    let value = vec![7; 60 << 20];
+    let set = |key: u8| hello().then(Query::Set).vector(&[b'/', key]).vector(&value);
+    let unfinished = |key: u8| {
+        let mut bytes = set(key).finish();
+        bytes.pop();
+        bytes
+    };
+    for (finished, secret) in [(true, false), (false, false), (true, true)] {
+        let secret = secret.then(|| StoreSecret::new(b"s").unwrap());
+        let server = TcpStoreServer::bind_with("127.0.0.1:0", secret.clone()).unwrap();
+        let mut options = StoreOptions::default();
+        options.secret.clone_from(&secret);
+        let store = TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG).unwrap();
+        let mut strangers = Vec::new();
+        let mut refused = 0;
+        for key in 0..6 {
+            if secret.is_some() {
+                // A client that has the secret is no stranger.
+                store.set(&key.to_string(), &value).unwrap();
+                continue;
+            }
+            let mut stranger = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+            stranger.set_read_timeout(Some(SHORT)).unwrap();
+            let bytes = if finished {
+                set(key).then(Query::Ping).u32(9).finish()
+            } else {
+                unfinished(key)
+            };
+            // Both a write to and a read of a closed connection fail.
+            let sent = stranger.write_all(&bytes);
+            let read = stranger.read(&mut [0; 4]);
+            let open = match read {
+                Ok(count) => count > 0,
+                Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
+            };
+            refused += u32::from(sent.is_err() || !open);
+            strangers.push(stranger);
+        }
+        // 4 values of 60 MiB fit into 256 MiB.
+        assert_eq!(refused, if secret.is_some() { 0 } else { 2 }, "{finished}");
+        drop(strangers);
+        store.set("k", b"still here").unwrap();
+    }
 }
 
 #[test]

@@ -54,6 +54,8 @@ pub(super) enum Query {
     QueuePush = 14,
     QueuePop = 15,
     QueueLen = 16,
+    ListKeys = 17,
+    Barrier = 18,
 }
 
 /// How requests are numbered.
@@ -93,6 +95,8 @@ impl Query {
             14 => Self::QueuePush,
             15 => Self::QueuePop,
             16 => Self::QueueLen,
+            17 => Self::ListKeys,
+            18 => Self::Barrier,
             _ => return None,
         })
     }
@@ -126,6 +130,8 @@ pub(super) enum Request<'a> {
     QueuePush(&'a [u8], &'a [u8]),
     QueuePop(&'a [u8]),
     QueueLen(&'a [u8]),
+    ListKeys,
+    Barrier(&'a [u8], i64),
 }
 
 /// Why a request could not be read.
@@ -154,8 +160,12 @@ pub(super) fn dialect(bytes: &[u8]) -> Result<Dialect, RequestError> {
 pub(super) fn parse(bytes: &[u8], dialect: Dialect) -> Result<(Request<'_>, usize), RequestError> {
     let mut reader = Reader { bytes, at: 0 };
     let [byte] = reader.array()?;
-    let query = Query::from_wire(byte, dialect)
-        .ok_or_else(|| RequestError::Invalid(format!("request of unknown kind {byte}")))?;
+    let query = Query::from_wire(byte, dialect).ok_or_else(|| {
+        RequestError::Invalid(format!(
+            "request of unknown kind {byte}: no store client, or one of a newer PyTorch than \
+                 this server knows"
+        ))
+    })?;
     let request = match query {
         Query::Validate => Request::Validate(u32::from_ne_bytes(reader.array()?)),
         Query::Set => Request::Set(reader.key()?, reader.value()?),
@@ -176,6 +186,8 @@ pub(super) fn parse(bytes: &[u8], dialect: Dialect) -> Result<(Request<'_>, usiz
         Query::QueuePush => Request::QueuePush(reader.key()?, reader.value()?),
         Query::QueuePop => Request::QueuePop(reader.key()?),
         Query::QueueLen => Request::QueueLen(reader.key()?),
+        Query::ListKeys => Request::ListKeys,
+        Query::Barrier => Request::Barrier(reader.key()?, i64::from_ne_bytes(reader.array()?)),
     };
     Ok((request, reader.at))
 }
@@ -405,7 +417,15 @@ mod tests {
             ),
             (Query::QueuePush, None, 14, pair, vec![k.clone(), v]),
             (Query::QueuePop, None, 15, key, vec![k.clone()]),
-            (Query::QueueLen, None, 16, key, vec![k]),
+            (Query::QueueLen, None, 16, key, vec![k.clone()]),
+            (Query::ListKeys, None, 17, |w| w, vec![]),
+            (
+                Query::Barrier,
+                None,
+                18,
+                |w| w.vector(b"/k").i64(3),
+                vec![k, vec![3, 0, 0, 0, 0, 0, 0, 0]],
+            ),
         ];
         for (query, legacy, current, write, arguments) in cases {
             let arguments = arguments.concat();

@@ -78,4 +78,10 @@ impl Store for EnvStore {
     fn num_keys(&self) -> Result<u64> {
         self.store.num_keys()
     }
+    fn list_keys(&self) -> Result<Vec<String>> {
+        self.store.list_keys()
+    }
+    fn barrier(&self, key: &str, size: u32, timeout: Duration) -> Result<()> {
+        self.store.barrier(key, size, timeout)
+    }
 }

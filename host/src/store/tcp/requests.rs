@@ -64,6 +64,18 @@ impl TcpStore {
         })
     }
 
+    /// Begins a request that the protocol before PyTorch 2.1 does not have.
+    fn current_only(&self, operation: &'static str, key: &str, query: Query) -> Result<Writer> {
+        if self.dialect() == Dialect::Legacy {
+            return Err(Error::store(
+                operation,
+                key,
+                "the server speaks the protocol of PyTorch before 2.1, which has no such request",
+            ));
+        }
+        Ok(self.query(query))
+    }
+
     fn key_list(&self, operation: &'static str, query: Query, keys: &[&str]) -> Result<Vec<u8>> {
         limit_count(operation, keys.len())?;
         let mut request = self.query(query).u64(keys.len() as u64);
@@ -235,6 +247,58 @@ impl Store for TcpStore {
         self.exchange("multi_set", last, |connection| {
             connection.write_all(&request)?;
             read_array::<1>(connection).map(drop)
+        })
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        let request = self
+            .current_only("list_keys", "", Query::ListKeys)?
+            .finish();
+        let keys = self.exchange("list_keys", "", |connection| {
+            connection.write_all(&request)?;
+            let count = read_array(connection).map(u64::from_ne_bytes)?;
+            let mut answers = io::BufReader::with_capacity(64 << 10, connection);
+            (0..count)
+                .map(|_| read_vector(&mut answers))
+                .collect::<io::Result<Vec<_>>>()
+        })?;
+        // The server also lists keys of its own ("init/"), which do not begin with the prefix.
+        let text = |key| {
+            String::from_utf8(key)
+                .ok()?
+                .strip_prefix(KEY_PREFIX)
+                .map(str::to_owned)
+        };
+        let mut keys: Vec<_> = keys.into_iter().filter_map(text).collect();
+        keys.sort_unstable();
+        Ok(keys)
+    }
+
+    fn barrier(&self, key: &str, size: u32, timeout: Duration) -> Result<()> {
+        let request = self
+            .current_only("barrier", key, Query::Barrier)?
+            .vector(&checked("barrier", key, &[])?)
+            .i64(i64::from(size))
+            .finish();
+        let mut connection = self.take()?;
+        let passed = (|| {
+            connection.set_read_timeout(Some(timeout.max(Duration::from_millis(1))))?;
+            connection.write_all(&request)?;
+            let passed = stop_waiting(&mut connection)?;
+            connection.set_read_timeout(Some(self.io_timeout()))?;
+            if !passed {
+                cancel_wait(&mut connection)?;
+            }
+            Ok(passed)
+        })()
+        .map_err(|error| Error::store_io("barrier", key, describe(error)))?;
+        self.put_back(connection);
+        if passed {
+            return Ok(());
+        }
+        Err(Error::StoreTimeout {
+            key: key.to_owned(),
+            seconds: timeout.as_secs_f64(),
         })
     }
 

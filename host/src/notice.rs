@@ -1,0 +1,14 @@
+//! Warnings for the user of a program that has not set up `tracing`.
+
+use core::fmt;
+use std::io::Write;
+
+/// Logs `message` as a `tracing` warning, and writes it to stderr if the program has no subscriber.
+pub(crate) fn warn(message: impl fmt::Display) {
+    tracing::warn!("{message}");
+    if !tracing::dispatcher::has_been_set() {
+        // One write, so that the lines of several ranks do not mix. A closed stderr is no failure.
+        let line = format!("fusewire: {message}\n");
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+}
