@@ -210,7 +210,7 @@ fn link(
         .find(|line| line.starts_with("target datalayout"))
         .unwrap_or_default()
         .to_owned();
-    let linked = folder.join("linked.ll");
+    let linked = folder.join(LINKED);
     let mut command = process::clean(&toolchain.llvm_link);
     command.arg("-S").arg(&plain);
     for (index, shim) in project.shims(target.vendor()).iter().enumerate() {
@@ -281,6 +281,53 @@ fn optimise(
     families.retain(|family| !family.entries.is_empty());
     Ok(families)
 }
+
+/// Optimises the linked module again, with its line tables. Returns the IR as text.
+pub(crate) fn optimise_with_lines(
+    toolchain: &Toolchain,
+    project: &Project,
+    compiled: &Compilation,
+) -> Result<String> {
+    let target = compiled.target;
+    let linked = compiled.ir.with_file_name(LINKED);
+    let kernels = ir::kernel_names(&files::read(&linked)?, target.vendor());
+    let text = compiled.ir.with_file_name("lines.ll");
+    process::run(
+        &format!("opt with line tables of {} for {target}", project.name),
+        process::clean(&toolchain.opt)
+            .arg(format!("-mcpu={target}"))
+            .arg(public(&kernels))
+            .args(["-passes", recipe::PASSES, recipe::UNROLL, "-S"])
+            .arg(&linked)
+            .arg("-o")
+            .arg(&text),
+    )?;
+    files::read(&text)
+}
+
+/// Generates assembly of a module with line tables. Returns its file.
+pub(crate) fn assemble_lines(
+    toolchain: &Toolchain,
+    compiled: &Compilation,
+    module: &str,
+) -> Result<PathBuf> {
+    let target = compiled.target;
+    let input = compiled.ir.with_file_name("numbered.ll");
+    let output = compiled.ir.with_file_name("numbered.s");
+    files::write(&input, module)?;
+    process::run(
+        &format!("llc with line tables for {target}"),
+        process::clean(&toolchain.llc)
+            .args(recipe::llc(target, "asm"))
+            .arg(&input)
+            .arg("-o")
+            .arg(&output),
+    )?;
+    Ok(output)
+}
+
+/// The linked module, with line tables.
+const LINKED: &str = "linked.ll";
 
 /// The optimised bitcode of all kernels.
 const WHOLE: &str = "image.bc";

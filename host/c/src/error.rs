@@ -61,7 +61,7 @@ impl From<Error> for Failure {
             Error::InvalidArgument { .. } => codes::FUSEWIRE_ERROR_ARGUMENT,
             Error::Timeout(_) | Error::StoreTimeout { .. } => codes::FUSEWIRE_ERROR_TIMEOUT,
             Error::Mismatch(_) => codes::FUSEWIRE_ERROR_MISMATCH,
-            Error::Failure(failure) => match failure.kind {
+            Error::Failed(failure) => match failure.kind {
                 FailureKind::Dead => codes::FUSEWIRE_ERROR_PEER,
                 FailureKind::Abort => codes::FUSEWIRE_ERROR_ABORTED,
                 _ => codes::FUSEWIRE_ERROR_FAILED,

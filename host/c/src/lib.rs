@@ -41,10 +41,10 @@ pub use self::operations::{
     fusewire_reduce_scatter, fusewire_reduce_scatter_async, fusewire_send, fusewire_send_async,
 };
 pub use self::overlap::{
-    FusewireReadyFlags, fusewire_all_gather_with_flags, fusewire_reduce_scatter_on_arrival,
-    fusewire_ready_flags_add, fusewire_ready_flags_create, fusewire_ready_flags_destroy,
-    fusewire_ready_flags_stream_wait, fusewire_ready_flags_stream_write, fusewire_ready_flags_wait,
-    fusewire_ready_flags_words,
+    FusewireReadyFlags, fusewire_all_gather_with_flags, fusewire_ready_flags_add,
+    fusewire_ready_flags_create, fusewire_ready_flags_destroy, fusewire_ready_flags_stream_wait,
+    fusewire_ready_flags_stream_write, fusewire_ready_flags_wait, fusewire_ready_flags_words,
+    fusewire_reduce_scatter_on_arrival,
 };
 pub use self::types::{FusewireNorm, FusewireOptions, FusewireOverlap, FusewireVocab, numbers};
 pub use self::vocab::{fusewire_vocab_parallel, fusewire_vocab_parallel_async};

@@ -1,0 +1,284 @@
+//! Source lines of the instructions of an image.
+//!
+//! Images carry no line tables. To name lines, the same bitcode is optimised a second time with its
+//! line tables. Every location of the optimised IR is then replaced by its own number, so that the
+//! assembly's `.loc` directives carry that number and the chain of inlined calls is looked up in the
+//! IR. Lines are used for a function only if its instructions are those of the image.
+
+use std::collections::HashMap;
+
+use crate::compile::{self, Compilation};
+use crate::text::assembly::{self, opcode};
+use crate::text::{amd, ir, ptx};
+use crate::{Image, Project, Result, Toolchain, Vendor, files};
+
+/// A position in a source file, in a function that may have been inlined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The file, from the folder of the workspace.
+    pub file: String,
+    /// The line, from 1.
+    pub line: u32,
+}
+
+/// Debug locations of a module.
+#[derive(Debug, Default)]
+pub struct SourceMap {
+    locations: HashMap<u32, Location>,
+    /// Scope to the scope around it and the file, where it has one.
+    scopes: HashMap<u32, (Option<u32>, Option<u32>)>,
+    files: HashMap<u32, String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Location {
+    line: u32,
+    scope: u32,
+    inlined_at: Option<u32>,
+}
+
+impl SourceMap {
+    /// Reads the metadata of a module.
+    pub fn parse(text: &str) -> Self {
+        let mut map = Self::default();
+        for line in text.lines().filter(|line| line.starts_with('!')) {
+            let Some((number, node)) = node(line) else {
+                continue;
+            };
+            let node = node.strip_prefix("distinct ").unwrap_or(node);
+            let Some((kind, fields)) = node.split_once('(') else {
+                continue;
+            };
+            match kind {
+                "!DILocation" => {
+                    let location = Location {
+                        line: number_of(fields, "line: ").unwrap_or(0),
+                        scope: number_of(fields, "scope: !").unwrap_or(0),
+                        inlined_at: number_of(fields, "inlinedAt: !"),
+                    };
+                    map.locations.insert(number, location);
+                }
+                "!DISubprogram" | "!DILexicalBlock" | "!DILexicalBlockFile" => {
+                    let outer = number_of(fields, "scope: !");
+                    map.scopes
+                        .insert(number, (outer, number_of(fields, "file: !")));
+                }
+                "!DIFile" => {
+                    let name = fields.split('"').nth(1).unwrap_or_default();
+                    map.files.insert(number, name.to_owned());
+                }
+                _ => {}
+            }
+        }
+        map
+    }
+
+    /// Returns the positions of a location, from the innermost function to the kernel.
+    pub fn frames(&self, location: u32) -> Vec<Frame> {
+        let mut out = Vec::new();
+        let mut next = Some(location);
+        while let Some(location) = next.and_then(|number| self.locations.get(&number)) {
+            if location.line > 0
+                && let Some(file) = self.file(location.scope)
+            {
+                out.push(Frame {
+                    file: file.to_owned(),
+                    line: location.line,
+                });
+            }
+            next = location.inlined_at;
+        }
+        out
+    }
+
+    fn file(&self, scope: u32) -> Option<&str> {
+        let mut next = Some(scope);
+        while let Some(&(outer, file)) = next.and_then(|number| self.scopes.get(&number)) {
+            if let Some(file) = file {
+                return self.files.get(&file).map(String::as_str);
+            }
+            next = outer;
+        }
+        None
+    }
+
+    /// Returns the module with the number of every location in place of its line.
+    fn numbered(&self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        for line in text.lines() {
+            let location = node(line).and_then(|(number, _)| {
+                let mut location = self.locations.get(&number)?;
+                while let Some(outer) = location.inlined_at {
+                    location = self.locations.get(&outer)?;
+                }
+                Some((number, location.scope))
+            });
+            match location {
+                // The outermost scope is the function itself, as LLVM demands.
+                Some((number, scope)) => out.push_str(&format!(
+                    "!{number} = distinct !DILocation(line: {number}, column: 1, scope: !{scope})"
+                )),
+                None => out.push_str(line),
+            }
+            out.push('\n');
+        }
+        out
+    }
+}
+
+/// Splits `!7 = node`.
+fn node(line: &str) -> Option<(u32, &str)> {
+    let (number, node) = line.strip_prefix('!')?.split_once(" = ")?;
+    Some((number.parse().ok()?, node))
+}
+
+/// Returns the number after `name` in the fields of a node.
+fn number_of(fields: &str, name: &str) -> Option<u32> {
+    let at = fields.find(name)?;
+    // `line: ` is also the end of `scopeLine: `.
+    let own = at == 0 || fields[..at].ends_with(", ");
+    let rest = &fields[at + name.len()..];
+    let end = rest.find(|c: char| !c.is_ascii_digit());
+    own.then(|| rest[..end.unwrap_or(rest.len())].parse().ok())
+        .flatten()
+}
+
+/// Returns `image` with the locations of its instructions, and what they stand for.
+///
+/// # Errors
+/// As [`crate::compile()`].
+pub fn annotate(
+    toolchain: &Toolchain,
+    project: &Project,
+    compiled: &Compilation,
+    image: &Image,
+) -> Result<(Image, SourceMap)> {
+    let vendor = image.target.vendor();
+    let text = compile::optimise_with_lines(toolchain, project, compiled)?;
+    let map = SourceMap::parse(&text);
+    let assembly = compile::assemble_lines(toolchain, compiled, &map.numbered(&text))?;
+    let assembly = files::read(&assembly)?;
+    let mut located = match vendor {
+        Vendor::Amd => amd::parse(&assembly)?.0,
+        Vendor::Nvidia => ptx::parse(&assembly)?,
+    };
+    let mut out = image.clone();
+    let mut with_lines = ir::parse(&text, vendor);
+    for function in &mut out.functions {
+        let Some(other) = located.iter_mut().find(|it| it.name == function.name) else {
+            continue;
+        };
+        attach(other);
+        if normal(function) != normal(other) {
+            continue;
+        }
+        function.lines = core::mem::take(&mut other.lines);
+        function.locations = core::mem::take(&mut other.locations);
+        let plain = out.ir.iter_mut().find(|it| it.name == function.name);
+        let lines = with_lines.iter_mut().find(|it| it.name == function.name);
+        if let (Some(plain), Some(lines)) = (plain, lines) {
+            *plain = core::mem::take(lines);
+        }
+    }
+    Ok((out, map))
+}
+
+/// Moves the numbers of `.loc` directives to the instructions after them.
+fn attach(function: &mut assembly::Function) {
+    let mut location = 0;
+    let mut lines = Vec::with_capacity(function.lines.len());
+    let mut locations = Vec::with_capacity(function.lines.len());
+    for line in function.lines.drain(..) {
+        match line.strip_prefix(".loc") {
+            Some(rest) => {
+                let number = rest.split_whitespace().nth(1);
+                location = number.and_then(|text| text.parse().ok()).unwrap_or(0);
+            }
+            None => {
+                lines.push(line);
+                locations.push(location);
+            }
+        }
+    }
+    function.lines = lines;
+    function.locations = locations;
+}
+
+/// Returns the instructions without the numbers that depend on the order of functions in a file.
+fn normal(function: &assembly::Function) -> Vec<String> {
+    let instructions = function.lines.iter().filter(|line| opcode(line).is_some());
+    instructions
+        .map(|line| {
+            let mut out = String::with_capacity(line.len());
+            let mut rest = line.as_str();
+            while let Some((at, name)) = ["BB", "__local_depot", "callseq "]
+                .iter()
+                .filter_map(|name| Some((rest.find(name)?, name)))
+                .min()
+            {
+                let end = at + name.len();
+                out.push_str(&rest[..end]);
+                rest = rest[end..].trim_start_matches(|c: char| c.is_ascii_digit());
+            }
+            out + rest
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+define void @k() !dbg !3 {
+  call void @f(), !dbg !7
+}
+!1 = !DIFile(filename: \"src/lib.rs\", directory: \".\")
+!2 = !DIFile(filename: \"device-api/src/wait.rs\", directory: \".\")
+!3 = distinct !DISubprogram(name: \"k\", linkageName: \"k\", scope: !9, file: !1, line: 4, scopeLine: 4)
+!4 = distinct !DISubprogram(name: \"f\", scope: !9, file: !2, line: 40, scopeLine: 41)
+!5 = distinct !DILexicalBlock(scope: !3, file: !1, line: 5, column: 3)
+!6 = distinct !DILocation(line: 6, column: 9, scope: !5)
+!7 = !DILocation(line: 42, column: 2, scope: !4, inlinedAt: !6)
+!8 = !DILocation(line: 0, scope: !4, inlinedAt: !6)
+";
+
+    #[test]
+    fn a_location_is_followed_to_the_kernel() {
+        let map = SourceMap::parse(TEXT);
+        let frame = |file: &str, line| Frame {
+            file: file.to_owned(),
+            line,
+        };
+        let own = frame("src/lib.rs", 6);
+        let inlined = frame("device-api/src/wait.rs", 42);
+        assert_eq!(map.frames(7), [inlined, own.clone()]);
+        assert_eq!(map.frames(8), [own]);
+        assert!(map.frames(0).is_empty());
+        let numbered = map.numbered(TEXT);
+        assert!(
+            numbered.contains("\n!7 = distinct !DILocation(line: 7, column: 1, scope: !5)\n"),
+            "{numbered}"
+        );
+        assert!(numbered.contains("define void @k() !dbg !3 {\n"));
+    }
+
+    #[test]
+    fn directives_move_to_instructions() {
+        let mut function = assembly::Function {
+            lines: [
+                ".loc 1 7 1",
+                "mov.b32 %r1, 0;",
+                "$L__BB3_1:",
+                "bra $L__BB3_1;",
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+            ..assembly::Function::default()
+        };
+        attach(&mut function);
+        assert_eq!(function.lines.len(), 3);
+        assert_eq!(function.locations, [7, 7, 7]);
+        assert_eq!(normal(&function), ["mov.b32 %r1, 0;", "bra $L__BB_1;"]);
+    }
+}
