@@ -104,7 +104,7 @@ impl Stream {
         if raw.is_null() {
             return Err(Error::InvalidArgument {
                 operation: "adopt stream",
-                detail: "the legacy default stream cannot be captured, and orders all others: use a \
+                detail: "the legacy default stream cannot be captured and orders all others: use a \
                          stream of your own (PyTorch: torch.cuda.Stream())"
                     .to_owned(),
             });

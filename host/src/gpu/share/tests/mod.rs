@@ -97,11 +97,11 @@ fn a_wrong_secret_and_a_wrong_process_get_nothing() {
         start_time: good.start_time + 1,
         ..good
     };
-    let nobody = Token {
+    let no_process = Token {
         pid: i32::MAX as u32,
         ..good
     };
-    for stale in [later, nobody] {
+    for stale in [later, no_process] {
         let error = fetch(&stale, LONG).unwrap_err();
         assert_eq!(error.failure, FetchFailure::Gone);
         assert!(error.detail.contains("FUSEWIRE_HOST_ID"), "{error}");
@@ -117,7 +117,7 @@ fn a_wrong_secret_and_a_wrong_process_get_nothing() {
 }
 
 #[test]
-fn callers_that_say_nothing_or_half_hold_up_nobody() {
+fn callers_that_say_nothing_or_half_hold_up_no_process() {
     let published = publish(memory("x")).unwrap();
     let token = published.token();
     let start = Instant::now();

@@ -433,8 +433,8 @@ fn forks() -> String {
     let of_parent = publish(memory("parent")).unwrap();
     let token = of_parent.token();
     let fork = || {
-        // SAFETY: the child uses only what remains usable after a fork, and no other thread of this
-        // process holds a lock.
+        // SAFETY: the child uses only what remains usable after a fork. No other thread of the
+        // parent is running code at this point that could hold a lock.
         unsafe { libc::fork() }
     };
     let first = fork();
