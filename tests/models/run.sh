@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Runs the protocols under model checkers and ThreadSanitizer: tests/models/run.sh [loom|shuttle|tsan|all] [FILTER]
+# Runs the protocols under model checkers and ThreadSanitizer:
 #
+#   tests/models/run.sh [loom|shuttle|tsan|quick|all] [FILTER]
+#
+# quick: loom and shuttle, each model for at most a second (FUSEWIRE_MODEL_SECONDS); all: all three.
 # loom and shuttle need only stable Rust. ThreadSanitizer also needs an instrumented standard library:
 # Debian's rustc-web cargo-web rust-web-src libclang-rt-22-dev, or rustup's nightly with rust-src.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 checker() {
-  RUSTFLAGS="--cfg $1" CARGO_TARGET_DIR="target/$1" \
-    cargo test --quiet --release -p fusewire-models --test "$1" -- ${2:+"$2"}
+  RUSTFLAGS="--cfg $1" cargo test --quiet --release -p fusewire-models --test "$1" -- ${2:+"$2"}
 }
 
 # Prints the path of the C runtime's archive, which Debian's Rust packages do not contain.
@@ -26,7 +28,8 @@ tsan() {
   if [ -n "$archive" ] && [ -e "${sources[0]}" ]; then
     flags+=" -Zexternal-clangrt -Clink-arg=-Wl,--whole-archive,$archive,--no-whole-archive"
     # GNU ld rejects the symbol versions of this archive.
-    flags+=" -Clink-arg=-lm -Clink-arg=-lc -Clink-arg=-fuse-ld=lld -Clink-arg=-B${archive%/lib/clang/*}/bin"
+    flags+=" -Clink-arg=-lm -Clink-arg=-lc -Clink-arg=-fuse-ld=lld"
+    flags+=" -Clink-arg=-B${archive%/lib/clang/*}/bin"
     run_tsan "$flags" env PATH="/usr/bin:$PATH" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 /usr/bin/cargo
   elif command -v rustup >/dev/null && rustup run nightly rustc --version >/dev/null 2>&1; then
     run_tsan "$flags" rustup run nightly cargo
@@ -40,20 +43,25 @@ tsan() {
 run_tsan() {
   local flags=$1
   shift
-  env -u RUSTUP_TOOLCHAIN RUSTFLAGS="$flags" CARGO_TARGET_DIR=target/tsan "$@" test --quiet --release \
+  env -u RUSTUP_TOOLCHAIN RUSTFLAGS="$flags" "$@" test --quiet --release \
     -Zbuild-std=std,panic_unwind --target x86_64-unknown-linux-gnu -p fusewire-models --test tsan
 }
 
 case "${1:-all}" in
   loom | shuttle) checker "$1" "${2:-}" ;;
   tsan) tsan ;;
+  quick)
+    export FUSEWIRE_MODEL_SECONDS=1
+    checker loom
+    checker shuttle
+    ;;
   all)
     checker loom
     checker shuttle
     tsan
     ;;
   *)
-    echo "$0: no checker is named $1: loom, shuttle, tsan or all" >&2
+    echo "$0: no checker is named $1: loom, shuttle, tsan, quick or all" >&2
     exit 2
     ;;
 esac

@@ -1,4 +1,4 @@
-//! Places the fake as the driver library, with stand-in images, in a folder.
+//! Installs the fake in a folder under the driver library's names, with stand-in images.
 //!
 //! ```text
 //! cargo run -p fusewire-cuda-fake --example install -- FOLDER

@@ -1,17 +1,18 @@
-//! Where the shared object is, and how a process is made to find it.
+//! Location of the shared object, and its installation for a child process.
 
 use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// Names under which programs open the driver library, and the management library.
+/// Names under which programs open the driver library and the management library.
 pub const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"];
 
-/// The fake's shared object, which cargo builds beside the binaries of a test that depends on this crate.
+/// Returns the path of the fake's shared object, which cargo builds next to the binaries of a test
+/// that depends on this crate.
 ///
 /// # Errors
-/// When it is not there, with the command that builds it.
+/// Fails if the file does not exist. The message has the command that builds it.
 pub fn library() -> io::Result<PathBuf> {
     let name = format!("{DLL_PREFIX}fusewire_cuda_fake{DLL_SUFFIX}");
     let binary = std::env::current_exe()?;
@@ -26,18 +27,19 @@ pub fn library() -> io::Result<PathBuf> {
             io::Error::new(
                 io::ErrorKind::NotFound,
                 format!(
-                    "{name} is not beside {}; run `cargo build -p fusewire-cuda-fake` with the same profile",
+                    "{name} is not next to {}; run `cargo build -p fusewire-cuda-fake` with the \
+                     same profile",
                     binary.display()
                 ),
             )
         })
 }
 
-/// Links the shared object into `folder` as the driver library; a process that has the folder first in
-/// `LD_LIBRARY_PATH` when it starts opens it.
+/// Links the shared object into `folder` under all [`NAMES`]. A process that starts with the folder
+/// first in `LD_LIBRARY_PATH` then opens the fake instead of the driver.
 ///
 /// # Errors
-/// When it is not built, or the folder cannot be written.
+/// Fails if the shared object is not built, or if the folder is not writable.
 pub fn install(folder: &Path) -> io::Result<()> {
     let library = library()?;
     for name in NAMES {

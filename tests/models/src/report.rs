@@ -100,7 +100,7 @@ impl Entry {
         let counter = Arc::clone(&executions);
         let scenario = self.scenario;
         let start = Instant::now();
-        let limit = Duration::from_secs(self.seconds);
+        let limit = Duration::from_secs(self.seconds.min(most_seconds()));
         let result = panic::catch_unwind(AssertUnwindSafe(|| {
             explore(self.bound, limit, move || {
                 counter.fetch_add(1, Ordering::Relaxed);
@@ -109,16 +109,17 @@ impl Entry {
         }));
         let elapsed = start.elapsed();
         let executions = executions.load(Ordering::Relaxed);
+        let seconds = limit.as_secs();
         let (outcome, good) = match (&result, self.expected) {
             (Ok(()), Expected::Passes) => {
                 let coverage = match self.bound {
                     Bound::Exhaustive if elapsed < limit => "complete".to_owned(),
-                    Bound::Exhaustive => format!("bounded (seconds={})", self.seconds),
+                    Bound::Exhaustive => format!("bounded (seconds={seconds})"),
                     Bound::Preemptions(n) if elapsed < limit => {
                         format!("bounded (preemptions={n})")
                     }
                     Bound::Preemptions(n) => {
-                        format!("bounded (preemptions={n}, seconds={})", self.seconds)
+                        format!("bounded (preemptions={n}, seconds={seconds})")
                     }
                     Bound::Random(_) => "bounded (random schedules)".to_owned(),
                     Bound::Pct(_, depth) => format!("bounded (PCT schedules, depth={depth})"),
@@ -142,6 +143,15 @@ impl Entry {
         );
         (line, good)
     }
+}
+
+/// Returns the limit in seconds that `FUSEWIRE_MODEL_SECONDS` sets for every exploration.
+fn most_seconds() -> u64 {
+    let text = std::env::var("FUSEWIRE_MODEL_SECONDS").ok();
+    text.map_or(u64::MAX, |text| {
+        text.parse()
+            .expect("FUSEWIRE_MODEL_SECONDS is a number of seconds")
+    })
 }
 
 std::thread_local! {

@@ -129,9 +129,6 @@ impl Scenario {
                 continue;
             }
             for lane in 0..config.lanes {
-                if (rank, lane) == (0, 0) {
-                    continue;
-                }
                 let (this, block) = (self.clone(), Arc::clone(&blocks[rank as usize]));
                 threads.push(tool::spawn(move || this.lane(rank, lane, &block)));
             }
@@ -140,8 +137,6 @@ impl Scenario {
             let this = self.clone();
             threads.push(tool::spawn(move || this.abort_all()));
         }
-        // Running one lane on this thread leaves one thread fewer to interleave.
-        self.lane(0, 0, &blocks[0]);
         for thread in threads {
             thread.join().expect("a lane panicked");
         }

@@ -79,7 +79,8 @@ mod models {
             for (ranks, lanes, schedules) in [(2, 4, 1500), (3, 2, 1500), (4, 4, 500)] {
                 entries.push(Entry::model(
                     &format!(
-                        "a program of every operation, {ranks} ranks x {lanes} lanes, {machine} barrier"
+                        "a program of every operation, {ranks} ranks x {lanes} lanes, {machine} \
+                         barrier"
                     ),
                     Bound::Random(schedules),
                     scenario(config(ranks, lanes), blocks, program(ranks)),

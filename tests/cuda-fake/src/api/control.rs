@@ -1,56 +1,61 @@
-//! Functions that no driver has: how tests query and control the fake.
+//! Exported functions that the driver does not have, with which tests query and control the fake.
 //!
-//! They are counted nowhere and never fail by command.
+//! They are not counted as calls, and no failure can be injected into them.
 
 use core::ffi::{CStr, c_char};
 
 use crate::core::record;
 
-/// A C string of the caller.
+/// Borrows a C string of the caller; null is the empty string.
 ///
 /// # Safety
-/// Null, or a live C string.
+/// `text` must be null or a live C string.
 unsafe fn text<'a>(text: *const c_char) -> &'a str {
     if text.is_null() {
         return "";
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `text` is not null, so that it is a live C string.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("")
 }
 
-/// How often a function was called since the process began.
+/// Returns the number of calls of a function since the process started.
 ///
 /// # Safety
-/// `name` is null or a live C string.
+/// `name` must be null or a live C string.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeCalls(name: *const c_char) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: `name` is null or a live C string, as this function requires.
     record::calls(unsafe { text(name) })
 }
 
-/// How often entries of images were launched, or captured, since the process began: those of that name, or with a leading
-/// `*` those whose names end so (`*__grid`: the grid forms; `*`: all).
+/// Returns the number of launches of an entry since the process started, captured ones included.
+///
+/// A leading `*` matches all entries that end with the rest of `name`: `*__grid` matches grid
+/// forms, `*` matches all.
 ///
 /// # Safety
-/// `name` is null or a live C string.
+/// `name` must be null or a live C string.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeLaunchCount(name: *const c_char) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: `name` is null or a live C string, as this function requires.
     record::launch_count(unsafe { text(name) })
 }
 
-/// How many objects of a kind live: `context`, `stream`, `event`, `module`, `graph`, `exec`, `user_object`,
-/// `allocation` (of `cuMemCreate`), `multicast`, `binding` (of memory to a multicast object), `reservation`, `mapping`, `block` (of `cuMemAlloc`), `ipc`, `host`, `registered`;
-/// or of all kinds but contexts (`all`). Of an unknown kind: the greatest number.
+/// Returns the number of live objects of a kind, or `u64::MAX` for an unknown kind.
+///
+/// Kinds are `context`, `stream`, `event`, `module`, `graph`, `exec`, `user_object`, `allocation`
+/// (of `cuMemCreate`), `multicast`, `binding` (of memory to a multicast object), `reservation`,
+/// `mapping`, `block` (of `cuMemAlloc`), `ipc`, `host`, `registered`, and `all` for all except
+/// contexts.
 ///
 /// # Safety
-/// `kind` is null or a live C string.
+/// `kind` must be null or a live C string.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeLive(kind: *const c_char) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: `kind` is null or a live C string, as this function requires.
     let kind = unsafe { text(kind) };
     let live = record::live();
     if kind == "all" {
@@ -61,38 +66,42 @@ pub unsafe extern "C" fn fusewireCudaFakeLive(kind: *const c_char) -> u64 {
     found.map_or(u64::MAX, |(_, count)| *count)
 }
 
-/// Has the `nth` call of a function from now on (1 for the next) answer `code`, once, and do nothing.
+/// Makes the `nth` call of a function from now on (1 for the next) return `code` without effect,
+/// once.
 ///
 /// # Safety
-/// `name` is null or a live C string.
+/// `name` must be null or a live C string.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeFail(name: *const c_char, nth: u64, code: u32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `name` is null or a live C string, as this function requires.
     record::fail(unsafe { text(name) }, nth, code);
 }
 
-/// Writes calls and live objects as JSON with its zero byte into `buffer`, as far as it has room; gives the length
-/// without the zero byte.
+/// Writes calls and live objects into `buffer` as JSON with a terminating zero byte, truncated to
+/// `bytes`. Returns the untruncated length without the zero byte.
 ///
 /// # Safety
-/// `bytes` bytes at `buffer` are writable.
+/// `buffer` must be null or have `bytes` writable bytes.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeReport(buffer: *mut c_char, bytes: usize) -> usize {
     let report = record::report();
-    // SAFETY: the caller's promise.
+    // SAFETY: `write_text` has the same requirement on `buffer` as this function.
     unsafe { super::device::write_text(buffer, bytes, &report) };
     report.len()
 }
 
-/// Writes the last launches of a kernel, the oldest first, as a JSON list with its zero byte into `buffer`, as far as it has
-/// room; gives the length without the zero byte. An element: `{"grid": [x, y, z], "block": [x, y, z], "shared_bytes": ..,
-/// "attributes": [[number in cuda.h, words of the value ..] ..], "captured": .., "code": what the call answered}`. 256 launches
-/// of all kernels together are remembered, refused ones too.
+/// Writes the last launches of a kernel, oldest first, into `buffer` as a JSON list with a
+/// terminating zero byte, truncated to `bytes`. Returns the untruncated length without the zero
+/// byte.
+///
+/// An element is `{"grid": [x, y, z], "block": [x, y, z], "shared_bytes": .., "attributes":
+/// [[number in cuda.h, words of the value ..] ..], "captured": .., "code": result of the call}`.
+/// The fake keeps the last 256 launches of all kernels together, rejected ones included.
 ///
 /// # Safety
-/// `kernel` is null or a live C string; `bytes` bytes at `buffer` are writable.
+/// `kernel` must be null or a live C string, and `buffer` null or have `bytes` writable bytes.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeLaunches(
@@ -100,9 +109,9 @@ pub unsafe extern "C" fn fusewireCudaFakeLaunches(
     buffer: *mut c_char,
     bytes: usize,
 ) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: `kernel` is null or a live C string, as this function requires.
     let launches = record::launches(unsafe { text(kernel) });
-    // SAFETY: the caller's promise.
+    // SAFETY: `write_text` has the same requirement on `buffer` as this function.
     unsafe { super::device::write_text(buffer, bytes, &launches) };
     launches.len()
 }

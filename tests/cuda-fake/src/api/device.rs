@@ -1,4 +1,4 @@
-//! Start, devices and contexts.
+//! Initialisation, devices and contexts.
 
 use core::ffi::{c_char, c_int, c_uint};
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use crate::core::settings::settings;
 use crate::core::{capture, lock};
 use crate::status::{Result, SUCCESS, Status, describe};
 
-/// Writes a text with its zero byte, cut to the room that there is.
+/// Writes `text` with a terminating zero byte, truncated to `bytes`.
 ///
 /// # Safety
-/// `bytes` bytes at `buffer` are writable.
+/// `buffer` must be null or have `bytes` writable bytes.
 pub(super) unsafe fn write_text(buffer: *mut c_char, bytes: usize, text: &str) {
     if buffer.is_null() || bytes == 0 {
         return;
     }
     let length = text.len().min(bytes - 1);
-    // SAFETY: within the caller's buffer, and of the text's own bytes.
+    // SAFETY: `length` is less than the `bytes` of the buffer, and at most the length of the text.
     unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), length) };
-    // SAFETY: the last byte of the caller's buffer at most.
+    // SAFETY: `length < bytes`.
     unsafe { buffer.add(length).write(0) };
 }
 
-/// Writes what the driver calls a code.
+/// Writes the name or the description of a code.
 fn put_text(code: u32, out: *mut *const c_char, description: bool) -> u32 {
     match describe(code) {
         Some((name, text)) => {
@@ -42,32 +42,32 @@ fn put_text(code: u32, out: *mut *const c_char, description: bool) -> u32 {
     }
 }
 
-/// `cuGetErrorName`: see `cuda.h`. Allowed anywhere.
+/// `cuGetErrorName` of `cuda.h`. Callbacks may call it.
 ///
 /// # Safety
-/// As `cuda.h` says.
+/// The requirements of `cuda.h`.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn cuGetErrorName(code: u32, out: *mut *const c_char) -> u32 {
     put_text(code, out, false)
 }
 
-/// `cuGetErrorString`: see `cuda.h`. Allowed anywhere.
+/// `cuGetErrorString` of `cuda.h`. Callbacks may call it.
 ///
 /// # Safety
-/// As `cuda.h` says.
+/// The requirements of `cuda.h`.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn cuGetErrorString(code: u32, out: *mut *const c_char) -> u32 {
     put_text(code, out, true)
 }
 
-/// Where a device is on the bus.
+/// Returns the PCI bus id of a device.
 pub(super) fn bus_id(device: u32) -> String {
     format!("0000:{:02X}:00.0", 0x10 + device)
 }
 
-/// An attribute of a device, by its number in `cuda.h`; those of an H200.
+/// Returns an attribute of a device by its number in `cuda.h`. Values are those of an H200.
 fn attribute(number: u32, device: u32) -> Result<i32> {
     let settings = settings();
     let value = match number {
@@ -95,7 +95,7 @@ fn attribute(number: u32, device: u32) -> Result<i32> {
         81 => SHARED_MULTIPROCESSOR,
         92..=94 | 121..=123 => 1,
         97 => SHARED_MOST,
-        // Virtual memory management, and its file descriptors.
+        // Virtual memory management and its file descriptors.
         102 => 1,
         103 => u32::from(settings.descriptors),
         106 => RESIDENT.1,
@@ -108,7 +108,7 @@ fn attribute(number: u32, device: u32) -> Result<i32> {
         // Fabric handles and multicast.
         128 => u32::from(settings.fabric.is_some()),
         132 => u32::from(settings.multicast),
-        // DMA buffers (124): none, as what is not named here.
+        // All others are not supported, DMA buffers (124) included.
         11 | 14..=134 => 0,
         _ => return Err(Status::InvalidValue),
     };
@@ -142,7 +142,7 @@ export! {
         if name.is_null() || bytes <= 0 {
             return Err(Status::InvalidValue);
         }
-        // SAFETY: the caller promises that many bytes.
+        // SAFETY: `cuda.h` requires `bytes` writable bytes at `name`.
         unsafe { write_text(name, bytes as usize, "NVIDIA H200 (fake)") };
         Ok(())
     }
@@ -170,7 +170,7 @@ export! {
         if text.is_null() || bytes <= 0 {
             return Err(Status::InvalidValue);
         }
-        // SAFETY: the caller promises that many bytes.
+        // SAFETY: `cuda.h` requires `bytes` writable bytes at `text`.
         unsafe { write_text(text, bytes as usize, &bus_id(device)) };
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::core::handles::{EXECS, GRAPHS, USER_OBJECTS};
 use crate::core::stream::find;
 use crate::status::{Result, Status};
 
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which must be given.
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, a mandatory flag.
 const NO_DESTRUCTOR_SYNC: c_uint = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`.
 const MOVE: c_uint = 1;
@@ -33,7 +33,7 @@ export! {
         let capacity = get(count)?;
         for at in 0..capacity {
             let node = nodes.get(at).copied().unwrap_or(0);
-            // SAFETY: the caller promises `count` elements.
+            // SAFETY: `at` is below `*count`, the number of elements that `cuda.h` requires.
             put(unsafe { outs.add(at) }, node)?;
         }
         put(count, nodes.len().min(capacity))
@@ -56,7 +56,7 @@ export! {
     }
 
     fn cuGraphInstantiateWithFlags(out: *mut usize, graph: usize, flags: c_ulonglong) {
-        // Auto free (1), upload (2, not here), device launch (4), node priority (8).
+        // Auto free (1), upload (2, not supported), device launch (4), node priority (8).
         if flags & !9 != 0 {
             return Err(Status::NotSupported);
         }

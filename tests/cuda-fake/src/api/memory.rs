@@ -1,4 +1,4 @@
-//! Memory that is allocated as a whole, host memory, and copies.
+//! Memory of `cuMemAlloc`, host memory, copies and fills.
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::status::{Result, Status};
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
 const LAZY_PEER_ACCESS: c_uint = 1;
 
-/// Work of the device that is no kernel.
+/// Creates device work that is not a kernel.
 fn work(
     context: &Arc<Context>,
     body: impl Fn() -> Result<()> + Send + Sync + 'static,
@@ -32,17 +32,17 @@ fn work(
     }))
 }
 
-/// One side of a copy.
+/// Required kind of one side of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
-    /// A device address (page-locked host memory has one too).
+    /// A device address, which page-locked host memory has as well.
     Device,
     Host,
-    /// Whatever it turns out to be.
+    /// Any address.
     Any,
 }
 
-/// Where one side of a copy lies; refuses what the driver recognises at once.
+/// Returns the location of one side of a copy. Fails on errors that the driver reports immediately.
 fn side(address: u64, bytes: u64, device: u32, write: bool, side: Side) -> Result<Location> {
     if address == 0 && bytes > 0 {
         return Err(Status::InvalidValue);
@@ -50,7 +50,7 @@ fn side(address: u64, bytes: u64, device: u32, write: bool, side: Side) -> Resul
     match memory::check(address, bytes, device, write) {
         Ok(Location::Pageable) if side == Side::Device => Err(Status::InvalidValue),
         Ok(location) => Ok(location),
-        // Without access the device itself finds out, later.
+        // Missing access is an error of the device, which occurs when the copy executes.
         Err(_) => match memory::find(address).map(|region| region.kind) {
             Some(Kind::Mapping(_)) => Ok(Location::Device),
             _ => Err(Status::InvalidValue),
@@ -58,7 +58,7 @@ fn side(address: u64, bytes: u64, device: u32, write: bool, side: Side) -> Resul
     }
 }
 
-/// Copies in the order of a stream.
+/// Enqueues a copy on a stream.
 fn copy(
     context: &Arc<Context>,
     to: (u64, Side),
@@ -75,13 +75,13 @@ fn copy(
     }
     let captured = !matches!(capture::info(stream)?, capture::Info::None);
     if source == Location::Pageable && !captured {
-        // Ordinary memory is read before the call returns.
-        // SAFETY: the caller of the C function promises that it is readable.
+        // The driver reads pageable memory before the call returns.
+        // SAFETY: `cuda.h` requires `bytes` readable bytes at `from`.
         let staged = unsafe { core::slice::from_raw_parts(from as *const u8, bytes as usize) };
         let staged: Box<[u64]> = words(staged);
         let item = work(context, move || {
             memory::check(to, bytes, device, true).or(Err(Status::IllegalAddress))?;
-            // SAFETY: the target was checked; the source is this closure's.
+            // SAFETY: `check` found the target writable, and `staged` has at least `bytes` bytes.
             unsafe { memory::copy(to, staged.as_ptr() as u64, bytes) };
             Ok(())
         });
@@ -90,21 +90,22 @@ fn copy(
         let item = work(context, move || {
             memory::check(to, bytes, device, true)?;
             memory::check(from, bytes, device, false)?;
-            // SAFETY: both were checked; host memory is promised by the caller of the C function.
+            // SAFETY: `check` found device memory accessible, and `cuda.h` requires host memory to
+            // be.
             unsafe { memory::copy(to, from, bytes) };
             Ok(())
         });
         capture::submit(stream, item)?;
     }
     if target == Location::Pageable && !captured {
-        // Ordinary memory is written before the call returns.
+        // The driver writes pageable memory before the call returns.
         stream.settle();
         context.failure()?;
     }
     Ok(())
 }
 
-/// Bytes, aligned as words.
+/// Copies bytes into memory with the alignment of u64, padded with zeros.
 fn words(bytes: &[u8]) -> Box<[u64]> {
     bytes
         .chunks(8)
@@ -116,7 +117,7 @@ fn words(bytes: &[u8]) -> Box<[u64]> {
         .collect()
 }
 
-/// Copies, and waits for it.
+/// Copies and waits for completion.
 fn copy_now(to: (u64, Side), from: (u64, Side), bytes: usize) -> Result<()> {
     let context = current()?;
     capture::potentially_unsafe()?;
@@ -126,14 +127,14 @@ fn copy_now(to: (u64, Side), from: (u64, Side), bytes: usize) -> Result<()> {
     context.failure()
 }
 
-/// Copies on the stream of a handle.
+/// Enqueues a copy on the stream of a handle.
 fn copy_async(to: (u64, Side), from: (u64, Side), bytes: usize, handle: usize) -> Result<()> {
     let context = current()?;
     let stream = stream::find(&context, handle)?;
     copy(&context, to, from, bytes as u64, &stream)
 }
 
-/// Fills on the stream of a handle.
+/// Enqueues a fill on the stream of a handle.
 fn fill(to: u64, pattern: u32, width: u64, count: usize, handle: usize) -> Result<()> {
     let context = current()?;
     let stream = stream::find(&context, handle)?;
@@ -149,7 +150,8 @@ fn fill(to: u64, pattern: u32, width: u64, count: usize, handle: usize) -> Resul
     }
     let item = work(&context, move || {
         memory::check(to, bytes, device, true)?;
-        // SAFETY: checked.
+        // SAFETY: `check` found the `count * width` bytes writable, and `to` is a multiple of
+        // `width`.
         unsafe { memory::fill(to, pattern, width, count) };
         Ok(())
     });
@@ -316,9 +318,9 @@ export! {
     ) {
         crate::core::context::ready()?;
         for at in 0..count as usize {
-            // SAFETY: the caller promises `count` attributes.
+            // SAFETY: `at < count`, and `cuda.h` requires `count` attributes.
             let attribute = get(unsafe { attributes.add(at) })?;
-            // SAFETY: likewise for `outs`.
+            // SAFETY: `at < count`, and `cuda.h` requires `count` result pointers.
             let out = get(unsafe { outs.add(at) })?;
             if memory::find(address).is_some() {
                 pointer(out, attribute, address)?;
@@ -347,7 +349,7 @@ fn allocate_host(out: *mut *mut c_void, bytes: usize) -> Result<()> {
     put(out, address as *mut c_void)
 }
 
-/// One attribute of an address.
+/// Writes one attribute of an address.
 fn pointer(out: *mut c_void, attribute: c_uint, address: u64) -> Result<()> {
     let region = memory::find(address).ok_or(Status::InvalidValue)?;
     let (on_device, block) = (region.on_device(), matches!(region.kind, Kind::Block));

@@ -1,4 +1,6 @@
-//! The exported C functions: arguments checked and turned into the core's terms, results into codes.
+//! Exported C functions. They check arguments, call the core, and convert its results to codes.
+//!
+//! Pointer arguments have the requirements of `cuda.h`, on which the `SAFETY` comments rely.
 
 mod control;
 mod device;
@@ -21,10 +23,13 @@ use crate::core::handles::Table;
 use crate::core::record;
 use crate::status::{Result, SUCCESS, Status};
 
-/// Exports functions: each is counted, can be made to fail, and is refused within a callback.
+/// Exports functions. Each is counted, can be made to fail, and fails within a host callback.
 macro_rules! export {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
-        #[doc = concat!("`", stringify!($name), "`: see `cuda.h`.\n\n# Safety\nAs `cuda.h` says.")]
+        #[doc = concat!("`", stringify!($name), "` of `cuda.h`.")]
+        ///
+        /// # Safety
+        /// The requirements of `cuda.h`.
         #[unsafe(no_mangle)]
         #[allow(unreachable_pub, clippy::too_many_arguments)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> u32 {
@@ -34,7 +39,7 @@ macro_rules! export {
 }
 pub(crate) use export;
 
-/// Runs a function's body; gives its code.
+/// Runs the body of a function and returns its code.
 fn answer(name: &'static str, body: impl FnOnce() -> Result<()>) -> u32 {
     if let Err(code) = record::enter(name) {
         return code;
@@ -49,34 +54,34 @@ fn answer(name: &'static str, body: impl FnOnce() -> Result<()>) -> u32 {
     }
 }
 
-/// Writes through a pointer of the caller.
+/// Writes a result through a pointer argument.
 fn put<T>(out: *mut T, value: T) -> Result<()> {
     if out.is_null() {
         return Err(Status::InvalidValue);
     }
-    // SAFETY: not null; the caller of the C function promises that it is writable.
+    // SAFETY: the pointer is not null, and `cuda.h` requires it to be writable.
     unsafe { out.write_unaligned(value) };
     Ok(())
 }
 
-/// Writes through a pointer of the caller, if there is one.
+/// Writes a result through an optional pointer argument.
 fn put_if<T>(out: *mut T, value: T) {
     if !out.is_null() {
-        // SAFETY: as in `put`.
+        // SAFETY: the pointer is not null, and `cuda.h` requires it to be writable.
         unsafe { out.write_unaligned(value) };
     }
 }
 
-/// Reads through a pointer of the caller.
+/// Reads through a pointer argument.
 fn get<T: Copy>(out: *const T) -> Result<T> {
     if out.is_null() {
         return Err(Status::InvalidValue);
     }
-    // SAFETY: not null; the caller of the C function promises that it is readable.
+    // SAFETY: the pointer is not null, and `cuda.h` requires it to be readable.
     Ok(unsafe { out.read_unaligned() })
 }
 
-/// The current context, and an object by its handle.
+/// Returns the current context and the object of a handle.
 fn with<T>(table: &Table<T>, handle: usize) -> Result<(Arc<Context>, Arc<T>)> {
     let context = current()?;
     let object = table.get(handle).ok_or(Status::InvalidHandle)?;

@@ -20,7 +20,7 @@ pub(crate) struct ObjectProp {
 
 const _: () = assert!(size_of::<ObjectProp>() == 32);
 
-/// What properties ask for, if it is possible.
+/// Reads and checks the properties of a multicast object.
 fn properties(out: *const ObjectProp) -> Result<ObjectProp> {
     ready()?;
     multicast::supported()?;
@@ -70,10 +70,17 @@ export! {
             return Err(Status::InvalidValue);
         }
         let (memory, memory_offset) = (memory as usize, memory_offset as u64);
-        multicast::bind_allocation(handle as usize, offset as u64, memory, memory_offset, bytes as u64)
+        let (handle, offset, bytes) = (handle as usize, offset as u64, bytes as u64);
+        multicast::bind_allocation(handle, offset, memory, memory_offset, bytes)
     }
 
-    fn cuMulticastBindAddr(handle: u64, offset: usize, address: u64, bytes: usize, flags: c_ulonglong) {
+    fn cuMulticastBindAddr(
+        handle: u64,
+        offset: usize,
+        address: u64,
+        bytes: usize,
+        flags: c_ulonglong,
+    ) {
         ready()?;
         if flags != 0 {
             return Err(Status::InvalidValue);

@@ -1,5 +1,4 @@
-//! The management library, as far as it reports the fabric: the fake is installed under its name,
-//! too.
+//! Functions of NVML that report the fabric. The fake is also installed under the name of NVML.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -32,7 +31,8 @@ const VERSION: c_uint = 0x0200_0024;
 
 const _: () = assert!(size_of::<FabricInfo>() == (VERSION & 0xff_ffff) as usize);
 
-/// What `FUSEWIRE_CUDA_FAKE_NVML` says: `STATE:STATUS:CLUSTER:CLIQUE`, the cluster in 32 hexadecimal digits.
+/// Parses `FUSEWIRE_CUDA_FAKE_NVML`: `STATE:STATUS:CLUSTER:CLIQUE`, the cluster in 32 hexadecimal
+/// digits.
 fn fabric_info() -> Option<FabricInfo> {
     let text = variable("NVML")?;
     let mut parts = text.split(':');
@@ -49,22 +49,22 @@ fn fabric_info() -> Option<FabricInfo> {
     })
 }
 
-/// Counts a call; its code where it shall fail.
+/// Counts a call. Returns its code if a failure is injected, otherwise 0.
 fn enter(name: &'static str) -> c_int {
     record::enter(name).err().unwrap_or(0) as c_int
 }
 
-/// `nvmlInit_v2`: see `nvml.h`.
+/// `nvmlInit_v2` of `nvml.h`.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub extern "C" fn nvmlInit_v2() -> c_int {
     enter("nvmlInit_v2")
 }
 
-/// `nvmlDeviceGetHandleByPciBusId_v2`: see `nvml.h`. A handle is a device's number, from 1 on.
+/// `nvmlDeviceGetHandleByPciBusId_v2` of `nvml.h`. A handle is the device's ordinal plus 1.
 ///
 /// # Safety
-/// As `nvml.h` says.
+/// The requirements of `nvml.h`.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
@@ -78,21 +78,21 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
     if bus.is_null() || device.is_null() {
         return INVALID;
     }
-    // SAFETY: the caller promises a C string.
+    // SAFETY: `bus` is not null, and `nvml.h` requires a C string.
     let bus = unsafe { CStr::from_ptr(bus) };
     let found = (0..settings().devices).find(|device| bus.to_bytes() == bus_id(*device).as_bytes());
     let Some(found) = found else {
         return NOT_FOUND;
     };
-    // SAFETY: not null; the caller promises that it is writable.
+    // SAFETY: `device` is not null, and `nvml.h` requires it to be writable.
     unsafe { device.write(found as usize + 1) };
     SUCCESS
 }
 
-/// `nvmlDeviceGetGpuFabricInfoV`: see `nvml.h`. Version 2 of the structure.
+/// `nvmlDeviceGetGpuFabricInfoV` of `nvml.h`, with version 2 of the structure.
 ///
 /// # Safety
-/// As `nvml.h` says.
+/// The requirements of `nvml.h`.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
@@ -106,7 +106,8 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
     if info.is_null() || device == 0 || device > settings().devices as usize {
         return INVALID;
     }
-    // SAFETY: not null; the caller promises a structure, whose first word is its version.
+    // SAFETY: `info` is not null, and the first word of every version of the structure is its
+    // version.
     if unsafe { info.cast::<c_uint>().read() } != VERSION {
         return VERSION_MISMATCH;
     }
@@ -119,7 +120,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
         state: 0,
         health: 0,
     };
-    // SAFETY: not null, and of that version, so that it has room for all of it.
+    // SAFETY: `info` is not null and has version 2, so that it has the size of `FabricInfo`.
     unsafe { info.write(fabric_info().unwrap_or(none)) };
     SUCCESS
 }

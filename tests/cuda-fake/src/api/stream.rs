@@ -16,7 +16,7 @@ use crate::core::memory;
 use crate::core::stream::{self, find};
 use crate::status::{Result, Status};
 
-/// Writes what is known of a stream's capture.
+/// Writes status, id, graph and dependencies of a stream's capture.
 fn capture_info(
     handle: usize,
     (status, id, graph): (*mut c_uint, *mut u64, *mut usize),
@@ -44,7 +44,7 @@ fn capture_info(
     }
 }
 
-/// Milliseconds between two events.
+/// Writes the milliseconds between two events.
 fn elapsed(out: *mut f32, start: usize, end: usize) -> Result<()> {
     let (_, start) = with(&EVENTS, start)?;
     let (_, end) = with(&EVENTS, end)?;
@@ -62,7 +62,7 @@ fn elapsed(out: *mut f32, start: usize, end: usize) -> Result<()> {
     put(out, time.or(Err(Status::NotReady))?.as_secs_f32() * 1e3)
 }
 
-/// A stream with the flags and the priority of `cuda.h`.
+/// Creates a stream with flags and priority of `cuda.h`.
 fn create(out: *mut usize, flags: c_uint, priority: c_int) -> Result<()> {
     let context = current()?;
     if out.is_null() || flags > 1 {
@@ -74,7 +74,8 @@ fn create(out: *mut usize, flags: c_uint, priority: c_int) -> Result<()> {
     )
 }
 
-/// A stream memory operation on a word of device memory: `act` says whether it is done.
+/// Enqueues a memory operation on a word of device memory. The stream calls `act` until it returns
+/// true.
 fn memory_operation(
     handle: usize,
     address: u64,
@@ -94,19 +95,19 @@ fn memory_operation(
     }
     let owner = Arc::clone(&context);
     let item = cpu::Item::HostFn(Arc::new(move || {
-        let mut naps = 0_u32;
+        let mut attempts = 0_u32;
         while owner.failure().is_ok() {
             if memory::check(address, 4, owner.device, write).is_err() {
                 owner.fail(Status::IllegalAddress);
                 break;
             }
-            // SAFETY: four aligned bytes of mapped memory, as just checked; who writes a word that a stream waits for does so
-            // atomically.
+            // SAFETY: `address` is aligned, and `check` found its four bytes mapped. Words that a
+            // stream waits for are only written atomically.
             if act(unsafe { AtomicU32::from_ptr(address as *mut u32) }) {
                 break;
             }
-            naps = naps.saturating_add(1);
-            if naps < 50 {
+            attempts = attempts.saturating_add(1);
+            if attempts < 50 {
                 std::thread::yield_now();
             } else {
                 std::thread::sleep(Duration::from_micros(20));
@@ -119,15 +120,15 @@ fn memory_operation(
 
 export! {
     fn cuStreamWaitValue32_v2(handle: usize, address: u64, value: u32, flags: c_uint) {
-        let there: fn(u32, u32) -> bool = match flags {
+        let is_met: fn(u32, u32) -> bool = match flags {
             0 => |word, value| word.wrapping_sub(value) as i32 >= 0,
             1 => |word, value| word == value,
             2 => |word, value| word & value != 0,
-            // NOR (3) and the flush of remote writes (1 << 30) need attributes that the fake's device does not have.
+            // NOR (3) and the flush of remote writes (1 << 30) need device attributes that are 0.
             _ => return Err(Status::NotSupported),
         };
         memory_operation(handle, address, false, move |word| {
-            there(word.load(Ordering::Acquire), value)
+            is_met(word.load(Ordering::Acquire), value)
         })
     }
 
@@ -248,7 +249,7 @@ export! {
 
     fn cuEventCreate(out: *mut usize, flags: c_uint) {
         let context = current()?;
-        // Interprocess events (4) are not among what the fake does.
+        // Interprocess events (4) are not supported.
         if out.is_null() || flags > 3 {
             return Err(Status::InvalidValue);
         }

@@ -1,4 +1,4 @@
-//! Kernels of a list that a test adds: blocks that wait for each other, and a kernel that fails.
+//! Tests kernels of a registered list: blocks that wait for each other, and a kernel that fails.
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
@@ -15,16 +15,19 @@ use super::module::{cuLaunchKernel, cuModuleGetFunction, cuModuleLoadData};
 use super::stream::{cuStreamCreate, cuStreamSynchronize};
 use crate::status::{SUCCESS, Status};
 
-/// Waits until all blocks have come here; panics where they do not.
+/// Waits until all blocks have entered. Panics after 60 s.
 unsafe fn barrier(lane: *const LaneContext, params: *const u8) {
-    // SAFETY: the contract of a native entry.
+    // SAFETY: `NativeEntry` requires `lane` to point to a live context.
     let lane = unsafe { &*lane };
-    // SAFETY: the parameter is the address of a counter.
+    // SAFETY: the only parameter is the address of a live counter.
     let counter = unsafe { &**params.cast::<*const AtomicU32>() };
     counter.fetch_add(1, Ordering::SeqCst);
     let start = Instant::now();
     while counter.load(Ordering::SeqCst) < lane.blocks {
-        assert!(start.elapsed() < Duration::from_secs(60), "alone");
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "the other blocks have not started"
+        );
         std::thread::yield_now();
     }
 }
@@ -55,12 +58,12 @@ static KERNELS: &[&[KernelInfo]] = &[&[kernel("barrier", barrier), kernel("fail"
 
 fn launch(module: usize, name: &str, blocks: u32, stream: usize, counter: *mut c_void) -> u32 {
     let (name, mut function) = (CString::new(name).unwrap(), 0);
-    // SAFETY: valid pointers.
+    // SAFETY: the pointers are to a live variable and a live C string.
     let code = unsafe { cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
     assert_eq!(code, SUCCESS);
     let mut argument = counter;
     let mut arguments = [(&raw mut argument).cast()];
-    // SAFETY: the kernel's one argument, which lives until the process ends.
+    // SAFETY: the kernel has one argument, whose address `arguments` holds.
     unsafe {
         cuLaunchKernel(
             function,
@@ -83,7 +86,8 @@ fn blocks_run_at_once_and_a_failure_stays() {
     crate::register(KERNELS);
     let image = CString::new(crate::stand_in(KERNELS, 90)).unwrap();
     let (mut context, mut module, mut stream, mut counter) = (0, 0, 0, null_mut());
-    // SAFETY: valid pointers, here and below.
+    // SAFETY: the result pointers are to live variables, and `image` is a C string. `counter` is
+    // host memory of four bytes once it is allocated.
     unsafe {
         assert_eq!(cuInit(0), SUCCESS);
         assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), SUCCESS);
@@ -95,20 +99,20 @@ fn blocks_run_at_once_and_a_failure_stays() {
         counter.cast::<u32>().write(0);
     }
     assert_eq!(launch(module, "barrier", 24, stream, counter), SUCCESS);
-    // SAFETY: as above.
+    // SAFETY: the function has no pointer arguments.
     assert_eq!(unsafe { cuStreamSynchronize(stream) }, SUCCESS);
-    // SAFETY: the launch is done.
+    // SAFETY: the launch has ended, so that only this thread accesses the counter.
     assert_eq!(unsafe { counter.cast::<u32>().read() }, 24);
 
     assert_eq!(launch(module, "fail", 2, stream, counter), SUCCESS);
     let failed = Status::LaunchFailed as u32;
-    // SAFETY: as above.
+    // SAFETY: the function has no pointer arguments.
     assert_eq!(unsafe { cuStreamSynchronize(stream) }, failed);
     let mut word = 0u32;
     let out = (&raw mut word).cast();
-    // SAFETY: as above.
+    // SAFETY: `word` and `counter` have four bytes each.
     assert_eq!(unsafe { cuMemcpyDtoH_v2(out, counter as u64, 4) }, failed);
-    // SAFETY: as above.
+    // SAFETY: `stream` is a live variable.
     let code = unsafe { cuStreamCreate(&raw mut stream, 1) };
     assert_eq!(code, failed);
 }

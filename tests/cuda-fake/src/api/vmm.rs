@@ -52,7 +52,7 @@ pub(crate) struct AccessDesc {
 
 const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
 
-/// The device, and the handle types, that properties name.
+/// Reads and checks the properties of an allocation. Returns device and handle types.
 fn properties(out: *const AllocationProp) -> Result<(u32, u32)> {
     let wanted = get(out)?;
     if wanted.kind != PINNED || wanted.location.kind != DEVICE || wanted.compression > 1 {
@@ -63,7 +63,7 @@ fn properties(out: *const AllocationProp) -> Result<(u32, u32)> {
     Ok((device, wanted.handle_types))
 }
 
-/// Refuses types of handles that the devices do not have.
+/// Fails on handle types that the devices do not support.
 pub(super) fn known_handles(types: u32) -> Result<()> {
     let mut offered = 0;
     if settings().descriptors {
@@ -82,7 +82,11 @@ pub(super) fn known_handles(types: u32) -> Result<()> {
 }
 
 export! {
-    fn cuMemGetAllocationGranularity(bytes: *mut usize, prop: *const AllocationProp, option: c_uint) {
+    fn cuMemGetAllocationGranularity(
+        bytes: *mut usize,
+        prop: *const AllocationProp,
+        option: c_uint,
+    ) {
         ready()?;
         properties(prop)?;
         if option > 1 {
@@ -91,7 +95,12 @@ export! {
         put(bytes, GRANULARITY as usize)
     }
 
-    fn cuMemCreate(handle: *mut u64, bytes: usize, prop: *const AllocationProp, flags: c_ulonglong) {
+    fn cuMemCreate(
+        handle: *mut u64,
+        bytes: usize,
+        prop: *const AllocationProp,
+        flags: c_ulonglong,
+    ) {
         ready()?;
         let (device, handles) = properties(prop)?;
         let bytes = bytes as u64;
@@ -130,7 +139,13 @@ export! {
         })
     }
 
-    fn cuMemAddressReserve(out: *mut u64, bytes: usize, alignment: usize, _hint: u64, flags: c_ulonglong) {
+    fn cuMemAddressReserve(
+        out: *mut u64,
+        bytes: usize,
+        alignment: usize,
+        _hint: u64,
+        flags: c_ulonglong,
+    ) {
         ready()?;
         if out.is_null() || flags != 0 {
             return Err(Status::InvalidValue);
@@ -162,7 +177,7 @@ export! {
             return Err(Status::InvalidValue);
         }
         for at in 0..count {
-            // SAFETY: the caller promises `count` descriptions.
+            // SAFETY: `at < count`, and `cuda.h` requires `count` descriptions.
             let description = get(unsafe { descriptions.add(at) })?;
             if description.location.kind != DEVICE {
                 return Err(Status::InvalidValue);
@@ -180,7 +195,12 @@ export! {
         put(flags, memory::access(address, device)?.into())
     }
 
-    fn cuMemExportToShareableHandle(shareable: *mut c_void, handle: u64, kind: c_uint, flags: c_ulonglong) {
+    fn cuMemExportToShareableHandle(
+        shareable: *mut c_void,
+        handle: u64,
+        kind: c_uint,
+        flags: c_ulonglong,
+    ) {
         ready()?;
         let allocation = ALLOCATIONS.get(handle as usize);
         let object = MULTICASTS.get(handle as usize);
@@ -209,11 +229,12 @@ export! {
             handoff::import_from_fabric(&get(shareable.cast_const().cast())?)?
         } else {
             let fd = shareable as usize as c_int;
-            // SAFETY: asks whether the number is an open descriptor; nothing else is done with it.
+            // SAFETY: `F_GETFD` accesses no memory and accepts any descriptor number.
             if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
                 return Err(Status::InvalidValue);
             }
-            // SAFETY: it is open, and stays so during this call by the caller's promise.
+            // SAFETY: `fcntl` found the descriptor open, and `cuda.h` requires it to stay open
+            // during the call.
             let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
             copy.or(Err(Status::OperatingSystem))?
         };

@@ -1,4 +1,4 @@
-//! Device memory: memory files.
+//! Device memory, backed by memory files.
 
 use core::ptr;
 use std::collections::BTreeMap;
@@ -13,11 +13,11 @@ use super::lock;
 use super::settings::{POISON, settings};
 use crate::status::{Result, Status};
 
-/// Bytes to which the driver rounds physical memory.
+/// Granularity of physical memory in bytes.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 
-/// Most bytes of an allocation that are poisoned.
-const POISONED: u64 = 16 << 20;
+/// Maximum of poisoned bytes at the start of an allocation.
+const MAX_POISONED: u64 = 16 << 20;
 
 const NAME: &str = "fusewire-cuda-fake";
 
@@ -27,16 +27,16 @@ pub(crate) struct Backing {
     pub(crate) file: File,
     pub(crate) bytes: u64,
     pub(crate) device: u32,
-    /// Handle types that it was made for, a bit set.
+    /// Bit set of the handle types for which it can be exported.
     pub(crate) handles: u32,
-    /// Whether this process made it, which counts against the device's memory.
+    /// True if this process created it, so that it counts as used memory of the device.
     made: bool,
 }
 
 /// Bytes in use of each device.
 static USED: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
 
-/// Bytes of a device that this process uses.
+/// Returns the bytes of a device's memory that this process uses.
 pub(crate) fn used(device: u32) -> u64 {
     lock(&USED).get(&device).copied().unwrap_or(0)
 }
@@ -52,7 +52,7 @@ impl Drop for Backing {
 }
 
 impl Backing {
-    /// New memory, filled with what nobody expects.
+    /// Allocates memory, filled with [`POISON`] unless the settings disable it.
     pub(crate) fn new(bytes: u64, device: u32, handles: u32) -> Result<Self> {
         {
             let mut used = lock(&USED);
@@ -74,18 +74,19 @@ impl Backing {
 
     fn create(bytes: u64, device: u32, handles: u32) -> Result<Self> {
         let name = CString::new(format!("{NAME} {device} {handles}")).or(Err(Status::Unknown))?;
-        // SAFETY: the name is a live C string.
+        // SAFETY: `name` is a live C string.
         let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(Status::OperatingSystem);
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: `fd` is an open descriptor that nothing else owns, because it has just been
+        // created.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         file.set_len(bytes).or(Err(Status::OutOfMemory))?;
         if settings().poison {
             let chunk = vec![POISON; (1 << 20).min(bytes as usize)];
             let mut at = 0;
-            while at < bytes.min(POISONED) {
+            while at < bytes.min(MAX_POISONED) {
                 let part = chunk.len().min((bytes - at) as usize);
                 file.write_all_at(&chunk[..part], at)
                     .or(Err(Status::OutOfMemory))?;
@@ -101,7 +102,8 @@ impl Backing {
         })
     }
 
-    /// Memory behind a descriptor that another process, or this one, exported; `None` if it is anything else.
+    /// Adopts the memory of a descriptor that this or another process exported. Returns `None` if
+    /// the descriptor is not one of device memory.
     pub(crate) fn adopt(fd: OwnedFd) -> Option<Self> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
         let (device, handles) = attributes(&link)?;
@@ -121,13 +123,13 @@ impl Backing {
         self.file.metadata().map_or(0, |data| data.ino())
     }
 
-    /// Maps the memory from its beginning at `fixed_at`, or anywhere.
+    /// Maps the memory from offset 0 at `fixed_at`, or at an address that the kernel selects.
     pub(crate) fn map(&self, fixed_at: Option<u64>, bytes: u64, protection: i32) -> Result<u64> {
         let (hint, fixed) = fixed_at.map_or((ptr::null_mut(), 0), |fixed_at| {
             (fixed_at as *mut libc::c_void, libc::MAP_FIXED)
         });
-        // SAFETY: without an address nothing else is replaced; an address lies in a reservation of the fake,
-        // where nothing else is mapped.
+        // SAFETY: a mapping without a fixed address replaces no other mapping. A fixed address is
+        // in a free part of a reservation of the fake, as the callers check.
         let address = unsafe {
             libc::mmap(
                 hint,
@@ -145,7 +147,7 @@ impl Backing {
     }
 }
 
-/// Device and handle types, out of the file's name: `/memfd:NAME 0 1 (deleted)`.
+/// Parses device and handle types from the file's name: `/memfd:NAME 0 1 (deleted)`.
 fn attributes(link: &Path) -> Option<(u32, u32)> {
     let text = link.to_str()?.strip_prefix("/memfd:")?;
     let mut parts = text.strip_prefix(NAME)?.split_whitespace();
@@ -154,12 +156,13 @@ fn attributes(link: &Path) -> Option<(u32, u32)> {
     Some((device, handles))
 }
 
-/// Addresses that nothing else of the process gets.
+/// Reserves addresses without access, at `fixed_at` or at an address that the kernel selects.
 pub(crate) fn reserve(fixed_at: Option<u64>, bytes: u64) -> Result<u64> {
     let (hint, fixed) = fixed_at.map_or((ptr::null_mut(), 0), |fixed_at| {
         (fixed_at as *mut libc::c_void, libc::MAP_FIXED)
     });
-    // SAFETY: as in `Backing::map`.
+    // SAFETY: a mapping without a fixed address replaces no other mapping. At a fixed address it
+    // replaces a mapping of the fake, which its caller removes.
     let address = unsafe {
         libc::mmap(
             hint,
@@ -176,15 +179,15 @@ pub(crate) fn reserve(fixed_at: Option<u64>, bytes: u64) -> Result<u64> {
     Ok(address as u64)
 }
 
-/// Gives addresses back.
+/// Unmaps addresses.
 pub(crate) fn unmap(address: u64, bytes: u64) {
-    // SAFETY: a range that the fake mapped and now forgets.
+    // SAFETY: the callers pass ranges that the fake has mapped and from now on does not use.
     unsafe { libc::munmap(address as *mut libc::c_void, bytes as usize) };
 }
 
-/// Sets what a mapped range allows.
+/// Sets the protection of a mapped range.
 pub(crate) fn protect(address: u64, bytes: u64, protection: i32) -> Result<()> {
-    // SAFETY: a range that the fake mapped.
+    // SAFETY: the callers pass ranges that the fake has mapped.
     let code = unsafe { libc::mprotect(address as *mut libc::c_void, bytes as usize, protection) };
     if code == 0 {
         Ok(())

@@ -1,8 +1,9 @@
-//! Captures: which streams take part, what a call may do meanwhile, and the graph that grows.
+//! Stream captures: their streams, the calls that they prohibit, and the captured graph.
 //!
-//! Every stream of a capture has a recording stream of its own, so that a replay runs what the origin has recorded one after the
-//! other, and the work of each other stream beside it, begun in the order of the calls; events are the edges between
-//! them. The edges are kept beside it, to find work that was not joined.
+//! Each stream of a capture has a separate recording stream. A replay runs the work of each
+//! recording stream in order, and different recording streams concurrently, started in the order of
+//! the calls. Events are the edges between them. The capture also stores the edges, to find work
+//! that was not joined.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,12 +19,13 @@ use super::lock;
 use super::stream::Stream;
 use crate::status::{Result, Status};
 
-/// Mode of a capture, or of a thread: nobody may disturb.
+/// `CU_STREAM_CAPTURE_MODE_GLOBAL`: no thread may make potentially unsafe calls. Mode 1 prohibits
+/// them only to the capturing thread.
 const GLOBAL: u32 = 0;
-/// Mode: anything that does not conflict by itself is allowed. Between the two (1): this thread may not disturb.
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: potentially unsafe calls are allowed.
 const RELAXED: u32 = 2;
 
-/// An event.
+/// An event and its last use.
 #[derive(Debug)]
 pub(crate) struct EventRecord {
     pub(crate) handle: usize,
@@ -40,20 +42,20 @@ struct Capture {
     thread: ThreadId,
     origin: usize,
     recorder: cpu::Stream,
-    /// The beginning: other streams' work waits for what it depends on, and for nothing else.
+    /// Start of the graph, for which branches wait instead of for the origin's earlier work.
     start: cpu::Event,
-    /// Those of streams that have joined.
+    /// Recording streams of the other streams by handle.
     branches: BTreeMap<usize, cpu::Stream>,
     graph: Arc<Graph>,
     invalid: bool,
-    /// Nodes, and whether another one depends on them.
+    /// Nodes; true if another node depends on them.
     nodes: BTreeMap<usize, bool>,
-    /// Which stream recorded a node, and the event behind it.
+    /// Stream that recorded a node, and the event after it.
     ends: BTreeMap<usize, (usize, cpu::Event)>,
 }
 
 impl Capture {
-    /// Records work of `stream` that comes after the nodes `before`; its node.
+    /// Records work of `stream` that depends on the nodes `before`. Returns its node.
     fn push(&mut self, stream: usize, before: &[usize], item: cpu::Item) -> Result<usize> {
         let failed = |_| Status::Unknown;
         if stream != self.origin && !self.branches.contains_key(&stream) {
@@ -82,7 +84,7 @@ impl Capture {
     }
 }
 
-/// A point of a capture: its number, and the nodes before it.
+/// A point of a capture: the capture's number and the last nodes before the point.
 #[derive(Clone, Debug)]
 struct Point {
     capture: u64,
@@ -92,9 +94,9 @@ struct Point {
 #[derive(Debug)]
 struct Captures {
     active: BTreeMap<u64, Capture>,
-    /// Where the streams that take part are.
+    /// Current points of capturing streams.
     streams: BTreeMap<usize, Point>,
-    /// Where events were recorded last, if that was in a capture (which may have ended).
+    /// Points of events whose last record was in a capture, which may have ended.
     events: BTreeMap<usize, Point>,
 }
 
@@ -108,21 +110,21 @@ thread_local! {
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
 }
 
-/// Whether a stream is captured.
+/// State of a stream's capture.
 #[derive(Clone, Debug)]
 pub(crate) enum Info {
     None,
     Active {
         id: u64,
         graph: usize,
-        /// Addresses stay valid until the next call that concerns the stream.
+        /// Address and length of the dependencies, valid until the next call with the stream.
         nodes: (*const usize, usize),
     },
     Invalidated(u64),
 }
 
 impl Captures {
-    /// The capture that a stream takes part in.
+    /// Returns the capture of a stream and the stream's point.
     fn of(&mut self, stream: usize) -> Option<(&mut Capture, &mut Point)> {
         let point = self.streams.get_mut(&stream)?;
         Some((self.active.get_mut(&point.capture)?, point))
@@ -140,7 +142,7 @@ impl Captures {
         self.active.remove(&id)
     }
 
-    /// A blocking stream of a context that is captured.
+    /// Returns a capturing stream of the context that is blocking.
     fn blocking(&self, context: usize) -> Option<usize> {
         self.streams.keys().copied().find(|handle| {
             STREAMS
@@ -150,7 +152,7 @@ impl Captures {
     }
 }
 
-/// Sets this thread's mode; gives the one before.
+/// Sets this thread's mode. Returns the previous one.
 pub(crate) fn exchange_mode(mode: u32) -> Result<u32> {
     if mode > RELAXED {
         return Err(Status::InvalidValue);
@@ -158,7 +160,7 @@ pub(crate) fn exchange_mode(mode: u32) -> Result<u32> {
     Ok(MODE.replace(mode))
 }
 
-/// A call that may disturb a capture: refused, and the capture is spoilt, where the modes forbid it.
+/// Checks a potentially unsafe call. If the modes prohibit it, invalidates the captures and fails.
 pub(crate) fn potentially_unsafe() -> Result<()> {
     let (mode, me) = (MODE.get(), thread::current().id());
     if mode == RELAXED {
@@ -179,7 +181,7 @@ pub(crate) fn potentially_unsafe() -> Result<()> {
     }
 }
 
-/// A call that waits for a stream, or asks whether it is done.
+/// Checks a call that waits for or queries a stream.
 pub(crate) fn observes_stream(stream: &Stream) -> Result<()> {
     {
         let mut captures = lock(&CAPTURES);
@@ -197,7 +199,7 @@ pub(crate) fn observes_stream(stream: &Stream) -> Result<()> {
     potentially_unsafe()
 }
 
-/// A call that waits for an event, or asks whether it is complete.
+/// Checks a call that waits for or queries an event.
 pub(crate) fn observes_event(event: &EventRecord) -> Result<()> {
     {
         let mut captures = lock(&CAPTURES);
@@ -212,7 +214,7 @@ pub(crate) fn observes_event(event: &EventRecord) -> Result<()> {
     potentially_unsafe()
 }
 
-/// A call that waits for a whole context.
+/// Checks a call that waits for a context.
 pub(crate) fn observes_context(context: usize) -> Result<()> {
     {
         let mut captures = lock(&CAPTURES);
@@ -233,7 +235,7 @@ pub(crate) fn observes_context(context: usize) -> Result<()> {
     potentially_unsafe()
 }
 
-/// Begins a capture.
+/// Starts a capture.
 pub(crate) fn begin(stream: &Stream, mode: u32) -> Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     if mode > RELAXED {
@@ -274,7 +276,7 @@ pub(crate) fn begin(stream: &Stream, mode: u32) -> Result<()> {
     Ok(())
 }
 
-/// Ends a capture; gives the graph's handle.
+/// Ends a capture. Returns the handle of the graph.
 pub(crate) fn end(stream: &Stream) -> Result<usize> {
     let mut captures = lock(&CAPTURES);
     let Some((capture, point)) = captures.of(stream.handle) else {
@@ -314,7 +316,7 @@ pub(crate) fn end(stream: &Stream) -> Result<usize> {
     Ok(capture.graph.handle)
 }
 
-/// Whether a stream is captured.
+/// Returns the state of a stream's capture.
 pub(crate) fn info(stream: &Stream) -> Result<Info> {
     let mut captures = lock(&CAPTURES);
     if stream.is_legacy() {
@@ -334,7 +336,7 @@ pub(crate) fn info(stream: &Stream) -> Result<Info> {
     })
 }
 
-/// Gives work to a stream, or to the graph that it is captured into; gives that graph.
+/// Enqueues work on a stream, or adds it to the graph of the stream's capture, which it returns.
 pub(crate) fn submit(stream: &Stream, item: cpu::Item) -> Result<Option<Arc<Graph>>> {
     let mut captures = lock(&CAPTURES);
     if stream.is_legacy()
@@ -363,7 +365,7 @@ pub(crate) fn submit(stream: &Stream, item: cpu::Item) -> Result<Option<Arc<Grap
     Ok(Some(graph))
 }
 
-/// Records an event. In a capture that marks a point of it, or with `external` is a node of the graph.
+/// Records an event. In a capture this marks a point, or adds a node if `external` is set.
 pub(crate) fn record(event: &EventRecord, stream: &Stream, external: bool) -> Result<()> {
     if event.context != stream.context {
         return Err(Status::InvalidHandle);
@@ -388,7 +390,7 @@ pub(crate) fn record(event: &EventRecord, stream: &Stream, external: bool) -> Re
     submit(stream, cpu::Item::Record(event.inner.clone())).map(drop)
 }
 
-/// Has a stream wait for an event; one of a capture takes the stream into it.
+/// Makes a stream wait for an event. If the event marks a point of a capture, the stream joins it.
 pub(crate) fn wait(stream: &Stream, event: &EventRecord, external: bool) -> Result<()> {
     let mut captures = lock(&CAPTURES);
     let from = captures.events.get(&event.handle).cloned();
@@ -445,12 +447,12 @@ pub(crate) fn wait(stream: &Stream, event: &EventRecord, external: bool) -> Resu
     submit(stream, cpu::Item::Wait(event.inner.clone())).map(drop)
 }
 
-/// An event is gone.
+/// Removes a destroyed event.
 pub(crate) fn forget_event(event: &EventRecord) {
     lock(&CAPTURES).events.remove(&event.handle);
 }
 
-/// A stream is gone; a capture that it began ends.
+/// Removes a destroyed stream, and ends the capture of which it is the origin.
 pub(crate) fn forget_stream(stream: &Stream) {
     let mut captures = lock(&CAPTURES);
     let Some((capture, point)) = captures.of(stream.handle) else {

@@ -1,4 +1,4 @@
-//! Devices and their primary contexts; which one is current on a thread.
+//! Devices, their primary contexts, and the current context of each thread.
 
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -24,9 +24,9 @@ struct Primary {
 }
 
 thread_local! {
-    /// Handles of contexts; the last is current.
+    /// Stack of context handles; the last is current.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-    /// Whether this thread runs a function that must not call the driver.
+    /// True while this thread runs a callback, which must not call the driver.
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -37,14 +37,14 @@ pub(crate) struct Context {
     pub(crate) device: u32,
     /// The stream of handle 0.
     pub(crate) legacy: Arc<Stream>,
-    /// What has failed on the device, 0 for nothing; nothing works any more then.
+    /// Sticky error of the device, or 0. All later calls fail with it.
     failed: AtomicU32,
-    /// Devices of contexts whose memory this one may touch.
+    /// Handles of contexts whose memory this one may access.
     pub(crate) peers: Mutex<Vec<usize>>,
 }
 
 impl Context {
-    /// The error that the device is in.
+    /// Fails with the device's sticky error, if it has one.
     pub(crate) fn failure(&self) -> Result<()> {
         match self.failed.load(Ordering::Acquire) {
             0 => Ok(()),
@@ -52,7 +52,7 @@ impl Context {
         }
     }
 
-    /// Something failed on the device: from now on every call says so.
+    /// Sets the device's sticky error, unless it already has one.
     pub(crate) fn fail(&self, status: Status) {
         let _ = self
             .failed
@@ -79,7 +79,7 @@ pub(crate) fn initialize() -> Result<()> {
     Ok(())
 }
 
-/// Whether `cuInit` was called.
+/// Fails if `cuInit` has not been called.
 pub(crate) fn ready() -> Result<()> {
     if READY.load(Ordering::Acquire) {
         Ok(())
@@ -88,7 +88,7 @@ pub(crate) fn ready() -> Result<()> {
     }
 }
 
-/// A device by its number.
+/// Returns the device of an ordinal.
 pub(crate) fn device(number: i32) -> Result<u32> {
     ready()?;
     u32::try_from(number)
@@ -105,7 +105,7 @@ pub(crate) fn uuid(device: u32) -> [u8; 16] {
     bytes
 }
 
-/// The context that is current on this thread, in working order.
+/// Returns this thread's current context. Fails if there is none, or if it has a sticky error.
 pub(crate) fn current() -> Result<Arc<Context>> {
     ready()?;
     let context = current_or_none()?.ok_or(Status::InvalidContext)?;
@@ -113,7 +113,7 @@ pub(crate) fn current() -> Result<Arc<Context>> {
     Ok(context)
 }
 
-/// The context that is current on this thread.
+/// Returns this thread's current context, if there is one.
 pub(crate) fn current_or_none() -> Result<Option<Arc<Context>>> {
     let Some(handle) = CURRENT.with_borrow(|stack| stack.last().copied()) else {
         return Ok(None);
@@ -127,7 +127,7 @@ pub(crate) fn current_or_none() -> Result<Option<Arc<Context>>> {
     }
 }
 
-/// Makes a context current instead of the one that is; 0 for none.
+/// Replaces the current context; 0 removes it.
 pub(crate) fn set_current(handle: usize) -> Result<()> {
     ready()?;
     if handle != 0 && CONTEXTS.get(handle).is_none() {
@@ -142,7 +142,7 @@ pub(crate) fn set_current(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Makes a context current until it is popped.
+/// Pushes a context, which is current until it is popped.
 pub(crate) fn push(handle: usize) -> Result<()> {
     ready()?;
     if CONTEXTS.get(handle).is_none() {
@@ -152,7 +152,7 @@ pub(crate) fn push(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Undoes [`push`].
+/// Pops the current context. Returns its handle.
 pub(crate) fn pop() -> Result<usize> {
     ready()?;
     CURRENT
@@ -180,7 +180,8 @@ pub(crate) fn retain_primary(device: u32) -> usize {
     context.handle
 }
 
-/// Gives a reference back; the last one takes everything of the context along.
+/// Releases a reference to a device's primary context. The last one destroys the context and all
+/// its objects.
 pub(crate) fn release_primary(device: u32) -> Result<()> {
     let mut all = lock(&PRIMARY);
     let primary = all.entry(device).or_default();
@@ -200,7 +201,7 @@ pub(crate) fn release_primary(device: u32) -> Result<()> {
     Ok(())
 }
 
-/// Ends a primary context, whoever holds it.
+/// Destroys a primary context regardless of references.
 pub(crate) fn reset_primary(device: u32) {
     let gone = lock(&PRIMARY).entry(device).or_default().context.take();
     if let Some(context) = gone {
@@ -223,7 +224,7 @@ fn destroy(context: &Context) {
     memory::free_context(handle);
 }
 
-/// Flags of a primary context, and whether it lives.
+/// Returns the flags of a primary context, and true if it exists.
 pub(crate) fn primary_state(device: u32) -> (u32, bool) {
     let all = lock(&PRIMARY);
     all.get(&device).map_or((0, false), |primary| {
@@ -236,12 +237,12 @@ pub(crate) fn set_primary_flags(device: u32, flags: u32) {
     lock(&PRIMARY).entry(device).or_default().flags = flags;
 }
 
-/// Whether this thread runs a callback.
+/// Returns true if this thread is running a callback.
 pub(crate) fn in_callback() -> bool {
     IN_CALLBACK.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Runs a callback of the user's, in which the driver cannot be called.
+/// Runs a user callback, in which calls of the driver fail.
 pub(crate) fn callback(call: impl FnOnce()) {
     let before = IN_CALLBACK.replace(true);
     call();

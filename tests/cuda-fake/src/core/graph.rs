@@ -1,4 +1,4 @@
-//! Graphs, instantiated graphs, and what they keep alive.
+//! Graphs, instantiated graphs, and user objects that they own.
 
 use core::any::Any;
 use core::ffi::c_void;
@@ -15,10 +15,10 @@ use super::stream::Stream;
 use super::{capture, lock};
 use crate::status::{Result, Status};
 
-/// A function that gets its data.
+/// A user function and the type of its data.
 pub(crate) type Callback = unsafe extern "C" fn(*mut c_void);
 
-/// A captured graph, or one that still grows.
+/// A captured graph, or the graph of an active capture.
 #[derive(Debug)]
 pub(crate) struct Graph {
     pub(crate) handle: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Graph {
 
 #[derive(Default)]
 struct State {
-    /// `None` while it is captured.
+    /// `None` during the capture.
     graph: Option<cpu::Graph>,
     nodes: Vec<usize>,
     references: References,
@@ -44,7 +44,7 @@ impl fmt::Debug for State {
     }
 }
 
-/// References to user objects; given back when dropped.
+/// References to user objects, released on drop.
 #[derive(Debug, Default)]
 struct References(Vec<(Arc<UserObject>, u32)>);
 
@@ -60,13 +60,13 @@ impl Clone for References {
 impl Drop for References {
     fn drop(&mut self) {
         for (object, count) in &self.0 {
-            // The references were counted when they were taken.
+            // `release` cannot fail, because the references have been counted.
             let _ = object.release(*count);
         }
     }
 }
 
-/// An object of the user's whose destructor runs when nobody refers to it.
+/// A user object, whose destructor runs when its last reference is released.
 #[derive(Debug)]
 pub(crate) struct UserObject {
     handle: usize,
@@ -79,7 +79,7 @@ pub(crate) struct UserObject {
 pub(crate) struct Exec {
     pub(crate) context: usize,
     graph: cpu::GraphExec,
-    /// Its latest launch: launches of one graph run one after another.
+    /// Latest launch, for which the next launch of the graph waits.
     last: cpu::Event,
     _references: References,
     _keep: Vec<Arc<dyn Any + Send + Sync>>,
@@ -94,7 +94,7 @@ impl fmt::Debug for Exec {
 }
 
 impl Graph {
-    /// A graph that a capture fills.
+    /// Creates the graph of an active capture.
     pub(crate) fn growing(context: usize) -> Arc<Self> {
         Arc::new(Self {
             handle: fresh(),
@@ -103,7 +103,7 @@ impl Graph {
         })
     }
 
-    /// The capture has ended.
+    /// Sets the content of the graph when its capture ends.
     pub(crate) fn finish(&self, graph: cpu::Graph, nodes: Vec<usize>) {
         let mut state = lock(&self.state);
         state.graph = Some(graph);
@@ -114,12 +114,12 @@ impl Graph {
         lock(&self.state).nodes.clone()
     }
 
-    /// Keeps an object until the graph, and all that was instantiated from it, is gone.
+    /// Keeps an object alive as long as the graph and its instances.
     fn keep(&self, object: Arc<dyn Any + Send + Sync>) {
         lock(&self.state).keep.push(object);
     }
 
-    /// Takes references to a user object, or those of the caller.
+    /// Adds references to a user object. Takes over the caller's references unless `own` is set.
     pub(crate) fn retain(&self, object: Arc<UserObject>, count: u32, own: bool) -> Result<()> {
         if count == 0 {
             return Err(Status::InvalidValue);
@@ -133,7 +133,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Gives references back.
+    /// Releases the graph's references to a user object.
     pub(crate) fn release(&self, object: &Arc<UserObject>, count: u32) -> Result<()> {
         let mut state = lock(&self.state);
         let held = &mut state.references.0;
@@ -147,7 +147,7 @@ impl Graph {
         object.release(count)
     }
 
-    /// A runnable graph.
+    /// Instantiates the graph. Returns the handle of the instance.
     pub(crate) fn instantiate(&self) -> Result<usize> {
         let state = lock(&self.state);
         let graph = state.graph.as_ref().ok_or(Status::InvalidValue)?;
@@ -161,7 +161,7 @@ impl Graph {
         Ok(EXECS.insert(Arc::new(exec)))
     }
 
-    /// A copy.
+    /// Clones the graph. Returns the handle of the clone.
     pub(crate) fn duplicate(&self) -> Result<usize> {
         let state = lock(&self.state);
         if state.graph.is_none() {
@@ -182,13 +182,13 @@ impl Graph {
         Ok(handle)
     }
 
-    /// Whether it can be destroyed: a graph that is captured cannot.
+    /// Returns true if the capture has ended, so that the graph can be destroyed.
     pub(crate) fn is_finished(&self) -> bool {
         lock(&self.state).graph.is_some()
     }
 }
 
-/// Launches a graph: behind the stream's work, and behind the launch of it before.
+/// Enqueues a launch of a graph, which waits for the stream's work and the graph's previous launch.
 pub(crate) fn launch(exec: &Arc<Exec>, stream: &Stream, context: &Context) -> Result<()> {
     if exec.context != context.handle || stream.context != context.handle {
         return Err(Status::InvalidHandle);
@@ -212,7 +212,7 @@ pub(crate) fn launch(exec: &Arc<Exec>, stream: &Stream, context: &Context) -> Re
 }
 
 impl UserObject {
-    /// A new object; gives its handle.
+    /// Creates an object. Returns its handle.
     pub(crate) fn create(data: *mut c_void, destroy: Callback, references: u32) -> usize {
         let handle = fresh();
         let object = Self {
@@ -225,12 +225,12 @@ impl UserObject {
         handle
     }
 
-    /// Takes references.
+    /// Adds references.
     pub(crate) fn add(&self, count: u32) {
         *lock(&self.references) += count;
     }
 
-    /// Gives references back; with the last one the destructor is called, on another thread.
+    /// Releases references. The last one makes another thread call the destructor.
     pub(crate) fn release(&self, count: u32) -> Result<()> {
         let mut references = lock(&self.references);
         if count == 0 || *references < count {
@@ -245,7 +245,7 @@ impl UserObject {
     }
 }
 
-/// Has the driver's own thread call a destructor.
+/// Calls a destructor on a separate thread, as the driver does.
 fn destroy_later(destroy: Callback, data: usize) {
     type Job = (Callback, usize);
     static DESTRUCTORS: OnceLock<Option<Mutex<Sender<Job>>>> = OnceLock::new();
@@ -267,10 +267,10 @@ fn destroy_later(destroy: Callback, data: usize) {
     }
 }
 
-/// Calls a function of the user's.
+/// Calls a user function.
 pub(crate) fn run(function: Callback, data: usize) {
     callback(|| {
-        // SAFETY: whoever gave function and data promised that this may be called with it.
+        // SAFETY: `cuda.h` requires that the driver may call the function with its data.
         unsafe { function(data as *mut c_void) }
     });
 }

@@ -1,4 +1,4 @@
-//! Grid forms: the entries `NAME__grid` of images that were built for all ranks in a multi-rank grid.
+//! Grid forms: the entries `NAME__grid` of images for multi-rank grids.
 
 use core::slice;
 
@@ -7,7 +7,7 @@ use fusewire_device::native::{KernelInfo, LaneContext};
 
 use super::memory::{self, Location};
 
-/// What the native entry of every grid form takes: the arguments, and which kernel it is.
+/// Parameters of the native entry of all grid forms: the arguments and the kernel.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct GridArguments {
@@ -16,7 +16,7 @@ pub(crate) struct GridArguments {
 }
 
 impl GridArguments {
-    /// The arguments from the bytes of a launch, which are those of [`GridParams`].
+    /// Reads the arguments from the bytes of a launch, which have the layout of [`GridParams`].
     pub(crate) fn new(kernel: &'static KernelInfo, bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok();
         let count = |at: usize| bytes.get(at..at + 4)?.try_into().ok();
@@ -33,16 +33,18 @@ impl GridArguments {
         })
     }
 
-    /// How many ranks a grid of `blocks` blocks has, if they have equally many.
+    /// Returns the number of ranks of a grid of `blocks` blocks, or `None` if the blocks per rank
+    /// do not divide it.
     pub(crate) fn ranks(&self, blocks: u32) -> Option<u32> {
         let each = self.params.blocks_per_rank.max(1);
         blocks.is_multiple_of(each).then_some(blocks / each)
     }
 
-    /// As the parameters of [`run`].
+    /// Returns the bytes of the value, as parameters of [`run`].
     pub(crate) fn bytes(&self) -> [u8; size_of::<Self>()] {
         let mut bytes = [0; size_of::<Self>()];
-        // SAFETY: as many bytes as the value has; padding is copied as it is, and nobody reads it.
+        // SAFETY: source and target have the size of the value. The copy is untyped, so that
+        // padding may be uninitialised; `run` reads only the fields.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 (&raw const *self).cast::<u8>(),
@@ -53,19 +55,22 @@ impl GridArguments {
         bytes
     }
 
-    /// Whatever may be an address among the parameters of `ranks` ranks: read while device work runs.
+    /// Returns all 8-byte parameters of `ranks` ranks, which may be addresses. To be called while
+    /// device work is running, because the table is in device memory.
     ///
     /// # Errors
-    /// Why the table cannot be read.
+    /// Fails if the table is not in accessible device memory.
     pub(crate) fn words(&self, ranks: u32, device: u32) -> Result<Vec<u64>, String> {
         let (at, each) = (self.params.parameters, self.kernel.param_bytes());
         let bytes = each * ranks as usize;
         if memory::check(at as u64, bytes as u64, device, false) != Ok(Location::Device) {
             return Err(format!(
-                "the table of {ranks} ranks' parameters, {bytes} bytes at {at:?}, is not memory of the device"
+                "the parameter table of {ranks} ranks, {bytes} bytes at {at:?}, is not in device \
+                 memory"
             ));
         }
-        // SAFETY: just checked; whoever launches keeps the table as long as the grid runs.
+        // SAFETY: `check` found `bytes` readable bytes at `at`. The launch requires that the table
+        // stays unchanged until the grid has ended.
         let table = unsafe { slice::from_raw_parts(at, bytes) };
         let wide = self.kernel.params.iter().filter(|field| field.size == 8);
         let wide: Vec<usize> = wide.map(|field| field.offset).collect();
@@ -77,15 +82,17 @@ impl GridArguments {
     }
 }
 
-/// The native entry of a grid form, whose `context` counts blocks over all ranks.
+/// Native entry of all grid forms. `context` counts blocks over all ranks.
 ///
 /// # Safety
-/// That of a native entry, with a [`GridArguments`] as parameters; and of [`run_lane`].
+/// The requirements of a native entry and of [`run_lane`]. `params` must point to a
+/// [`GridArguments`].
 pub(crate) unsafe fn run(context: *const LaneContext, params: *const u8) {
-    // SAFETY: the parameters are those of this entry.
+    // SAFETY: `params` points to a `GridArguments`, as this function requires.
     let bound = unsafe { &*params.cast::<GridArguments>() };
-    // SAFETY: the contract of a native entry.
+    // SAFETY: a native entry requires `context` to point to a live context.
     let context = unsafe { &*context };
-    // SAFETY: the caller's promise; blocks are as many as the table's ranks have (`GridArguments::ranks`).
+    // SAFETY: this function has the requirements of `run_lane`, and the launch has checked with
+    // `GridArguments::ranks` that the table has as many ranks as the grid.
     unsafe { run_lane(bound.kernel, fusewire::isa(), &bound.params, context) }
 }

@@ -1,4 +1,4 @@
-//! Handles: numbers that are given out once, so that one that was freed is never another's.
+//! Handles of objects. A handle is never reused, so that use after free always fails.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::BTreeMap;
@@ -13,12 +13,12 @@ use super::memory::Allocation;
 use super::multicast::Object;
 use super::stream::Stream;
 
-/// Nothing is ever mapped there: a handle that somebody follows as a pointer is found out.
+/// First handle, a non-canonical address: dereferencing a handle crashes.
 const FIRST: usize = 0xf5_0000_0000_0000;
 
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
-/// A number that no other handle has.
+/// Returns a new handle.
 pub(crate) fn fresh() -> usize {
     FIRST + (NEXT.fetch_add(1, Ordering::Relaxed) << 4)
 }
@@ -36,14 +36,14 @@ impl<T> Table<T> {
         }
     }
 
-    /// Gives an object a handle.
+    /// Inserts an object. Returns its new handle.
     pub(crate) fn insert(&self, object: Arc<T>) -> usize {
         let handle = fresh();
         self.insert_as(handle, object);
         handle
     }
 
-    /// Keeps an object that knows its handle already.
+    /// Inserts an object with a given handle.
     pub(crate) fn insert_as(&self, handle: usize, object: Arc<T>) {
         lock(&self.entries).insert(handle, object);
     }
@@ -56,7 +56,7 @@ impl<T> Table<T> {
         lock(&self.entries).remove(&handle)
     }
 
-    /// All that satisfy a condition.
+    /// Returns all objects that satisfy a condition.
     pub(crate) fn select(&self, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let entries = lock(&self.entries);
         entries
@@ -66,7 +66,7 @@ impl<T> Table<T> {
             .collect()
     }
 
-    /// Takes out all that satisfy a condition.
+    /// Removes and returns all objects that satisfy a condition.
     pub(crate) fn take(&self, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut entries = lock(&self.entries);
         let taken: Vec<usize> = entries

@@ -1,4 +1,4 @@
-//! Memory files of other processes, by handles of 64 bytes: those of IPC, and those of the fabric.
+//! Handles of 64 bytes for memory files of other processes: IPC handles and fabric handles.
 
 use core::hash::{Hash, Hasher};
 use std::fs::{File, OpenOptions};
@@ -14,7 +14,7 @@ pub(crate) const BYTES: usize = 64;
 
 const FABRIC: u64 = 0x4655_5345_4641_4231; // "FUSEFAB1"
 
-/// A handle of these words.
+/// Packs words into a handle.
 pub(crate) fn pack(words: &[u64]) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     for (target, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -23,7 +23,7 @@ pub(crate) fn pack(words: &[u64]) -> [u8; BYTES] {
     bytes
 }
 
-/// The words of a handle.
+/// Unpacks the words of a handle.
 pub(crate) fn unpack(handle: &[u8; BYTES]) -> [u64; BYTES / 8] {
     let mut words = [0u64; BYTES / 8];
     for (word, source) in words.iter_mut().zip(handle.chunks_exact(8)) {
@@ -34,7 +34,7 @@ pub(crate) fn unpack(handle: &[u8; BYTES]) -> [u64; BYTES / 8] {
     words
 }
 
-/// Process, descriptor and identity of a file of this process.
+/// Returns process id, descriptor and inode of a file of this process.
 pub(crate) fn name(file: &File) -> [u64; 3] {
     [
         u64::from(std::process::id()),
@@ -43,18 +43,18 @@ pub(crate) fn name(file: &File) -> [u64; 3] {
     ]
 }
 
-/// The file that another process, or this one, has named; `None` where that has closed it.
+/// Opens the file of process id, descriptor and inode. Returns `None` if the process has closed it.
 pub(crate) fn open([pid, fd, inode]: [u64; 3]) -> Option<OwnedFd> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .open(format!("/proc/{pid}/fd/{fd}"))
         .ok()?;
-    // Of the opened file, which no reuse of the number can change any more.
+    // Check the inode after opening, because the process can reuse the descriptor until then.
     (file.metadata().ok()?.ino() == inode).then(|| file.into())
 }
 
-/// A number for the fabric that the devices are in; `None` where they are in none.
+/// Returns a number that identifies the devices' fabric, or `None` without one.
 fn fabric() -> Option<u64> {
     let name = settings().fabric.as_ref()?;
     let mut hasher = DefaultHasher::new();
@@ -62,14 +62,14 @@ fn fabric() -> Option<u64> {
     Some(hasher.finish())
 }
 
-/// The fabric handle of a file.
+/// Returns the fabric handle of a file.
 pub(crate) fn export_to_fabric(file: &File) -> Result<[u8; BYTES]> {
     let fabric = fabric().ok_or(Status::NotSupported)?;
     let [pid, fd, inode] = name(file);
     Ok(pack(&[FABRIC, fabric, pid, fd, inode]))
 }
 
-/// The file of a fabric handle: of the same fabric only.
+/// Opens the file of a fabric handle. Fails if the handle is from another fabric.
 pub(crate) fn import_from_fabric(handle: &[u8; BYTES]) -> Result<OwnedFd> {
     let own = fabric().ok_or(Status::NotSupported)?;
     let [magic, fabric, pid, fd, inode, ..] = unpack(handle);

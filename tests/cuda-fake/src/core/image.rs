@@ -1,4 +1,4 @@
-//! PTX: the entries of an image with their parameters, read from its text; and text of that kind, written.
+//! Parser for the declarations of PTX images, and generator of stand-in images.
 
 use fusewire_device::multi_rank_grid::{GridParams, SUFFIX};
 use fusewire_device::native::{KernelInfo, ParamField};
@@ -19,25 +19,25 @@ pub(crate) struct Entry {
     pub(crate) bytes: usize,
     /// `.maxntid`, 0 for none.
     pub(crate) max_threads: u32,
-    /// Bytes of shared memory whose names stand in the body.
+    /// Bytes of the shared variables that the body uses.
     pub(crate) shared_bytes: usize,
 }
 
-/// What an image declares.
+/// Declarations of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Image {
-    /// `.version`, ten times.
+    /// `.version` times ten.
     pub(crate) version: u32,
     /// `.target sm_90a`: 90.
     pub(crate) target: u32,
-    /// Whether the target is for that architecture alone.
+    /// True if the image runs on the target architecture only (`a` and `f` suffixes).
     pub(crate) exact: bool,
     pub(crate) entries: Vec<Entry>,
-    /// Functions that the image calls and does not have.
+    /// External functions that the driver does not have.
     pub(crate) unresolved: Vec<String>,
 }
 
-/// Why text is no PTX: the line, and what is wrong there.
+/// Parse error and its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PtxError {
     pub(crate) line: u32,
@@ -46,7 +46,7 @@ pub(crate) struct PtxError {
 
 type PtxResult<T> = Result<T, PtxError>;
 
-/// Words and signs of a text, without comments.
+/// Tokenizer that skips white space and comments.
 struct Tokens<'a> {
     text: &'a str,
     at: usize,
@@ -76,7 +76,7 @@ impl<'a> Tokens<'a> {
                 (b'/', Some(b'*')) => {
                     let rest = &self.text[self.at..];
                     let Some(end) = rest.find("*/") else {
-                        return self.error("a comment does not end");
+                        return self.error("unterminated comment");
                     };
                     self.line += rest[..end].matches('\n').count() as u32;
                     self.at += end + 2;
@@ -98,7 +98,7 @@ impl<'a> Tokens<'a> {
         let length = if first == b'"' {
             match rest[1..].find('"') {
                 Some(end) => end + 2,
-                None => return self.error("a string does not end"),
+                None => return self.error("unterminated string"),
             }
         } else if word(first) {
             rest.bytes()
@@ -107,7 +107,7 @@ impl<'a> Tokens<'a> {
         } else if first.is_ascii() {
             1
         } else {
-            return self.error("a character that is not ASCII");
+            return self.error("character that is not ASCII");
         };
         self.at += length;
         Ok(Some(&rest[..length]))
@@ -116,7 +116,7 @@ impl<'a> Tokens<'a> {
     fn need(&mut self, what: &str) -> PtxResult<&'a str> {
         match self.next()? {
             Some(token) => Ok(token),
-            None => self.error(format!("the text ends where {what} must stand")),
+            None => self.error(format!("expected {what}, found the end of the text")),
         }
     }
 
@@ -125,7 +125,7 @@ impl<'a> Tokens<'a> {
         if found == token {
             Ok(())
         } else {
-            self.error(format!("{found:?} stands where {token:?} must"))
+            self.error(format!("expected {token:?}, found {found:?}"))
         }
     }
 
@@ -133,12 +133,12 @@ impl<'a> Tokens<'a> {
         let token = self.need(what)?;
         match token.parse() {
             Ok(number) => Ok(number),
-            Err(_) => self.error(format!("{token:?} stands where {what} must")),
+            Err(_) => self.error(format!("expected {what}, found {token:?}")),
         }
     }
 }
 
-/// Bytes of a type, `.u64`.
+/// Returns the bytes of a type such as `.u64`.
 fn size_of(name: &str) -> Option<usize> {
     Some(match name {
         ".b8" | ".u8" | ".s8" => 1,
@@ -150,11 +150,11 @@ fn size_of(name: &str) -> Option<usize> {
     })
 }
 
-/// Functions that every driver has.
+/// External functions that the driver provides.
 const SYSTEM: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
 
 impl Image {
-    /// Reads PTX.
+    /// Parses PTX.
     pub(crate) fn parse(text: &str) -> PtxResult<Self> {
         let mut tokens = Tokens {
             text,
@@ -178,7 +178,7 @@ impl Image {
                 ".entry" => {
                     let entry = entry(&mut tokens, &shared)?;
                     if image.entries.iter().any(|other| other.name == entry.name) {
-                        return tokens.error(format!("entry {} is there twice", entry.name));
+                        return tokens.error(format!("duplicate entry {}", entry.name));
                     }
                     image.entries.push(entry);
                     linkage = "";
@@ -198,14 +198,14 @@ impl Image {
                     linkage = "";
                 }
                 "{" => depth += 1,
-                "}" if depth == 0 => return tokens.error("a brace closes that was not opened"),
+                "}" if depth == 0 => return tokens.error("unmatched closing brace"),
                 "}" => depth -= 1,
                 ";" => linkage = "",
                 _ => {}
             }
         }
         if depth > 0 {
-            return tokens.error("the text ends within braces");
+            return tokens.error("unmatched opening brace");
         }
         Ok(image)
     }
@@ -223,7 +223,7 @@ fn version(tokens: &mut Tokens<'_>) -> PtxResult<u32> {
     });
     match number {
         Some(number) => Ok(number),
-        None => tokens.error(format!("{text:?} is no version")),
+        None => tokens.error(format!("{text:?} is not a version")),
     }
 }
 
@@ -235,11 +235,11 @@ fn target(tokens: &mut Tokens<'_>) -> PtxResult<(u32, bool)> {
     });
     match number {
         Some(target) => Ok(target),
-        None => tokens.error(format!("{text:?} is no target")),
+        None => tokens.error(format!("{text:?} is not a target")),
     }
 }
 
-/// `[.align N] TYPE NAME[N]...;` behind `.shared`: name and bytes.
+/// Parses `[.align N] TYPE NAME[N]...;` after `.shared`. Returns name and bytes.
 fn variable<'a>(tokens: &mut Tokens<'a>) -> PtxResult<(&'a str, usize)> {
     let mut size = None;
     loop {
@@ -249,7 +249,7 @@ fn variable<'a>(tokens: &mut Tokens<'a>) -> PtxResult<(&'a str, usize)> {
         } else if let Some(bytes) = size_of(token) {
             size = Some(bytes);
         } else if token.starts_with('.') || size.is_none() {
-            return tokens.error(format!("{token:?} stands where a variable's type must"));
+            return tokens.error(format!("expected a variable's type, found {token:?}"));
         } else {
             let mut bytes = size.unwrap_or(1);
             loop {
@@ -259,7 +259,7 @@ fn variable<'a>(tokens: &mut Tokens<'a>) -> PtxResult<(&'a str, usize)> {
                     ";" => return Ok((token, bytes)),
                     number => match number.parse::<usize>() {
                         Ok(number) => bytes *= number,
-                        Err(_) => return tokens.error(format!("{number:?} is no length")),
+                        Err(_) => return tokens.error(format!("{number:?} is not a length")),
                     },
                 }
             }
@@ -267,7 +267,7 @@ fn variable<'a>(tokens: &mut Tokens<'a>) -> PtxResult<(&'a str, usize)> {
     }
 }
 
-/// The name of a function, behind `.func`; what follows is read by the caller.
+/// Parses the name of a function after `.func`. The caller reads its parameters and body.
 fn function<'a>(tokens: &mut Tokens<'a>) -> PtxResult<&'a str> {
     let mut token = tokens.need("a function")?;
     if token == "(" {
@@ -277,11 +277,11 @@ fn function<'a>(tokens: &mut Tokens<'a>) -> PtxResult<&'a str> {
     Ok(token)
 }
 
-/// An entry with its body, behind `.entry`.
+/// Parses an entry and its body after `.entry`.
 fn entry(tokens: &mut Tokens<'_>, shared: &[(String, usize)]) -> PtxResult<Entry> {
     let name = tokens.need("an entry's name")?;
     if name.starts_with(['.', '(', '{']) {
-        return tokens.error(format!("{name:?} stands where an entry's name must"));
+        return tokens.error(format!("expected an entry's name, found {name:?}"));
     }
     let mut entry = Entry {
         name: name.to_owned(),
@@ -320,7 +320,7 @@ fn entry(tokens: &mut Tokens<'_>, shared: &[(String, usize)]) -> PtxResult<Entry
             "{" => depth += 1,
             "}" => depth -= 1,
             ".shared" => entry.shared_bytes += variable(tokens)?.1,
-            ".entry" => return tokens.error(format!("the body of entry {name} does not end")),
+            ".entry" => return tokens.error(format!("unterminated body of entry {name}")),
             word => {
                 if let Some(at) = shared.iter().position(|(name, _)| name == word) {
                     used[at] = true;
@@ -334,12 +334,12 @@ fn entry(tokens: &mut Tokens<'_>, shared: &[(String, usize)]) -> PtxResult<Entry
     Ok(entry)
 }
 
-/// `.param [.align N] TYPE [.ptr [.SPACE] [.align N]] NAME[N], ...)`, behind the parenthesis.
+/// Parses `.param [.align N] TYPE [.ptr [.SPACE] [.align N]] NAME[N], ...)` after the parenthesis.
 fn parameters(tokens: &mut Tokens<'_>, entry: &mut Entry) -> PtxResult<()> {
     let mut token = tokens.need("a parameter")?;
     while token != ")" {
         if token != ".param" {
-            return tokens.error(format!("{token:?} stands where .param must"));
+            return tokens.error(format!("expected .param, found {token:?}"));
         }
         let (mut size, mut alignment, mut pointee) = (0, 0, false);
         let name = loop {
@@ -348,7 +348,7 @@ fn parameters(tokens: &mut Tokens<'_>, entry: &mut Entry) -> PtxResult<()> {
                 ".align" => {
                     let number = tokens.number("an alignment")?;
                     if !number.is_power_of_two() {
-                        return tokens.error(format!("alignment {number} is no power of two"));
+                        return tokens.error(format!("alignment {number} is not a power of two"));
                     }
                     if !pointee {
                         alignment = number;
@@ -359,12 +359,12 @@ fn parameters(tokens: &mut Tokens<'_>, entry: &mut Entry) -> PtxResult<()> {
                 _ if !token.starts_with('.') => break token,
                 _ => match size_of(token) {
                     Some(bytes) if size == 0 => size = bytes,
-                    _ => return tokens.error(format!("{token:?} is no type of a parameter")),
+                    _ => return tokens.error(format!("{token:?} is not a parameter type")),
                 },
             }
         };
         if size == 0 || matches!(name, "," | "(" | ")" | "[") {
-            return tokens.error(format!("{name:?} stands where a type or a name must"));
+            return tokens.error(format!("expected a type or a name, found {name:?}"));
         }
         let alignment = alignment.max(size);
         token = tokens.need("the end of a parameter")?;
@@ -379,16 +379,17 @@ fn parameters(tokens: &mut Tokens<'_>, entry: &mut Entry) -> PtxResult<()> {
         match token {
             "," => token = tokens.need("a parameter")?,
             ")" => {}
-            other => return tokens.error(format!("{other:?} stands behind a parameter")),
+            other => return tokens.error(format!("unexpected {other:?} after a parameter")),
         }
     }
     Ok(())
 }
 
-/// PTX that declares the kernels of some lists and does nothing: a stand-in for an image, for the fake alone.
+/// Returns a stand-in image for the fake: PTX that declares the kernels of `lists`, with empty
+/// bodies.
 ///
-/// `capability` is the target: 90 for `sm_90`. Parameters have the sizes, and so the offsets, of the kernels' own
-/// parameter structs.
+/// `capability` is the target: 90 for `sm_90`. Parameters have the sizes, and therefore the
+/// offsets, of the fields of the kernels' parameter structs.
 pub fn stand_in(lists: &[&[KernelInfo]], capability: u32) -> String {
     let all = lists.iter().copied().flatten();
     declare(
@@ -397,7 +398,8 @@ pub fn stand_in(lists: &[&[KernelInfo]], capability: u32) -> String {
     )
 }
 
-/// As [`stand_in`], for an image of the grid forms of these kernels: `NAME__grid` in place of `NAME`.
+/// Returns a stand-in image like [`stand_in`] for the grid forms of the kernels: `NAME__grid`
+/// instead of `NAME`.
 pub fn stand_in_multi_rank_grid(lists: &[&[KernelInfo]], capability: u32) -> String {
     let all = lists.iter().copied().flatten();
     declare(
@@ -448,7 +450,8 @@ mod tests {
              .extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n\
              .shared .align 128 .b8 scratch[64];\n\
              .visible .entry first(\n .param .u64 .ptr .global .align 16 a,\n .param .u32 b,\n\
-             .param .align 16 .b8 c[20],\n .param .f16 d)\n.maxntid 16, 8\n{ mov.b64 %rd1, scratch; { } ret; }\n\
+             .param .align 16 .b8 c[20],\n .param .f16 d)\n.maxntid 16, 8\n\
+             { mov.b64 %rd1, scratch; { } ret; }\n\
              .visible .entry second()\n{ /* } */ ret; }\n",
         )
         .unwrap();

@@ -1,4 +1,4 @@
-//! IPC handles: 64 bytes that name a process and the memory file that it has open.
+//! IPC handles: 64 bytes that identify a process and one of its open memory files.
 
 use super::backing::Backing;
 use super::handoff::{self, BYTES};
@@ -7,7 +7,7 @@ use crate::status::{Result, Status};
 
 const MAGIC: u64 = 0x4655_5345_4950_4331; // "FUSEIPC1"
 
-/// The handle of the block that an address lies in.
+/// Returns the handle of the block that contains an address.
 pub(crate) fn export(address: u64) -> Result<[u8; BYTES]> {
     let region = memory::find(address).ok_or(Status::InvalidValue)?;
     let (Kind::Block, Some(backing)) = (&region.kind, &region.backing) else {
@@ -17,14 +17,14 @@ pub(crate) fn export(address: u64) -> Result<[u8; BYTES]> {
     Ok(handoff::pack(&[MAGIC, pid, fd, inode, region.requested]))
 }
 
-/// Maps the block of a handle; gives its beginning.
+/// Maps the block of a handle. Returns its address.
 pub(crate) fn open(handle: &[u8; BYTES], device: u32, context: usize) -> Result<u64> {
     let [magic, pid, fd, inode, requested, ..] = handoff::unpack(handle);
     if magic != MAGIC {
         return Err(Status::InvalidValue);
     }
     if pid == u64::from(std::process::id()) {
-        // A process does not open what it exported itself.
+        // The driver does not open a handle in the exporting process.
         return Err(Status::InvalidContext);
     }
     let file = handoff::open([pid, fd, inode]).ok_or(Status::InvalidHandle)?;

@@ -19,25 +19,25 @@ use super::stream::Stream;
 use super::{capture, lock, memory};
 use crate::status::{Result, Status};
 
-/// Shared memory of a block without asking for more.
+/// Default limit of a block's shared memory.
 pub(crate) const SHARED_USUAL: u32 = 48 << 10;
-/// Most shared memory of a block (sm_90).
+/// Maximum shared memory of a block (sm_90).
 pub(crate) const SHARED_MOST: u32 = 227 << 10;
 /// Shared memory of a multiprocessor.
 pub(crate) const SHARED_MULTIPROCESSOR: u32 = 228 << 10;
-/// What the system takes of it for each block.
+/// Shared memory of a multiprocessor that the system reserves per block.
 const SHARED_SYSTEM: u32 = 1 << 10;
-/// Most threads of a block.
+/// Maximum threads of a block.
 pub(crate) const MAX_THREADS: u32 = 1024;
-/// Most threads and blocks of a multiprocessor.
+/// Maximum threads and blocks of a multiprocessor.
 pub(crate) const RESIDENT: (u32, u32) = (2048, 32);
-/// Registers that every function is said to need.
+/// Registers that are reported for every function.
 pub(crate) const REGISTERS: u32 = 32;
 
-/// Lists of kernels that have native entries, beside the project's own.
+/// Registered lists of kernels, in addition to those of the project.
 static LISTS: Mutex<Vec<&'static [&'static [KernelInfo]]>> = Mutex::new(Vec::new());
 
-/// Adds kernels that modules may have: what an image declares is executable if its name is in a list.
+/// Registers kernels. The fake can execute an entry of an image if a list has a kernel of its name.
 pub fn register(lists: &'static [&'static [KernelInfo]]) {
     lock(&LISTS).push(lists);
 }
@@ -55,12 +55,12 @@ fn native(name: &str) -> Option<&'static KernelInfo> {
         .find(|kernel| kernel.name == name)
 }
 
-/// How an entry of an image runs here.
+/// Native code of an image's entry.
 #[derive(Clone, Copy, Debug)]
 enum Native {
-    /// As the native entry of a kernel.
+    /// Native entry of a kernel.
     Ordinary(&'static KernelInfo),
-    /// `NAME__grid`: as the native entry of the kernel `NAME`, for all ranks.
+    /// `NAME__grid`: native entry of the kernel `NAME`, run for all ranks.
     Grid(&'static KernelInfo),
 }
 
@@ -70,7 +70,7 @@ impl Native {
         ordinary.or_else(|| Some(Self::Grid(native(kernel_name(symbol)?)?)))
     }
 
-    /// The arguments.
+    /// Returns the parameters.
     fn params(self) -> &'static [ParamField] {
         match self {
             Self::Ordinary(kernel) => kernel.params,
@@ -85,7 +85,7 @@ pub(crate) struct Module {
     pub(crate) handle: usize,
     pub(crate) context: usize,
     image: Image,
-    /// Functions that were asked for, by name.
+    /// Handles of requested functions by name.
     functions: Mutex<BTreeMap<String, usize>>,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Shape {
     pub(crate) cooperative: bool,
 }
 
-/// Loads PTX; the error comes with what a compiler would say.
+/// Loads PTX. An error has the message that the driver's compiler would log.
 pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize, (Status, String)> {
     let image = Image::parse(text).map_err(|error| {
         let detail = format!(
@@ -120,7 +120,7 @@ pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize,
     })?;
     let settings = settings();
     let fatal = |status, detail: String| Err((status, format!("ptxas fatal   : {detail}")));
-    // PTX 8.7 came with 12.8, 9.0 with 13.0.
+    // CUDA 12.8 introduced PTX 8.7, CUDA 13.0 PTX 9.0.
     let newest = match settings.driver {
         13_000.. => 90,
         driver => 80 + (driver - 12_000.min(driver)) / 10 - u32::from(driver >= 12_060),
@@ -142,7 +142,8 @@ pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize,
         return fatal(
             Status::InvalidPtx,
             format!(
-                "SM version specified by .target (sm_{target}) is higher than, or another than, the device's sm_{}",
+                "SM version specified by .target (sm_{target}) is not supported by the device's \
+                 sm_{}",
                 settings.capability
             ),
         );
@@ -172,7 +173,7 @@ pub(crate) fn unload(handle: usize) -> Result<()> {
 }
 
 impl Module {
-    /// A function by its name.
+    /// Returns the handle of a function.
     pub(crate) fn function(&self, name: &str) -> Result<usize> {
         let entry = self.image.entry(name).ok_or(Status::NotFound)?;
         let mut functions = lock(&self.functions);
@@ -190,14 +191,14 @@ impl Module {
         Ok(handle)
     }
 
-    /// Names of all entries.
+    /// Returns the names of all entries.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.image.entries.iter().map(|entry| entry.name.as_str())
     }
 }
 
 impl Function {
-    /// Most threads of a block.
+    /// Returns the maximum threads of a block.
     pub(crate) fn max_threads(&self) -> u32 {
         match self.entry.max_threads {
             0 => MAX_THREADS,
@@ -205,7 +206,7 @@ impl Function {
         }
     }
 
-    /// Blocks that are resident on a multiprocessor.
+    /// Returns the number of blocks that can be resident on a multiprocessor.
     pub(crate) fn occupancy(&self, threads: u32, dynamic: u32) -> Result<u32> {
         if threads == 0 || threads > MAX_THREADS {
             return Err(Status::InvalidValue);
@@ -220,13 +221,13 @@ impl Function {
             .min(SHARED_MULTIPROCESSOR / shared))
     }
 
-    /// Whether the image declares what the native entry takes.
+    /// Returns true if the image's parameters are those of the native entry.
     fn fits(&self, native: Native) -> bool {
         let declared = self.entry.parameters.iter().map(|it| (it.offset, it.size));
         declared.eq(native.params().iter().map(|it| (it.offset, it.size)))
     }
 
-    /// What a launch of that shape lacks.
+    /// Checks a launch shape. Returns the numbers of blocks and threads.
     fn check(&self, shape: &Shape) -> Result<(u32, u32)> {
         let product = |dimensions: [u32; 3]| {
             let wide = dimensions.map(u64::from);
@@ -262,7 +263,7 @@ impl Function {
         Ok((blocks, threads))
     }
 
-    /// Puts a launch behind the work of a stream; `parameters` are their bytes, at the image's offsets.
+    /// Enqueues a launch. `parameters` has the parameters' bytes at the image's offsets.
     pub(crate) fn launch(
         &self,
         context: &Arc<Context>,
@@ -276,18 +277,21 @@ impl Function {
         let (blocks, _) = self.check(shape)?;
         let name = &self.entry.name;
         let Some(native) = self.native else {
-            log_refusal(&format!("{name} has no native entry: it cannot run here"));
+            log_refusal(&format!(
+                "{name} has no native entry; `register` its kernel"
+            ));
             return Err(Status::NotSupported);
         };
         if !self.fits(native) {
             log_refusal(&format!(
-                "the image's parameters of {name} are not those of its native entry"
+                "the image's parameters of {name} differ from those of its native entry; rebuild \
+                 the image"
             ));
             return Err(Status::InvalidImage);
         }
         if shape.grid[1] != 1 || shape.grid[2] != 1 {
             log_refusal(&format!(
-                "{name}: grids of more than one dimension do not run here"
+                "{name}: the fake does not support grids of more than one dimension"
             ));
             return Err(Status::NotSupported);
         }
@@ -308,7 +312,8 @@ impl Function {
                 let bound = GridArguments::new(kernel, parameters).ok_or(Status::InvalidValue)?;
                 let Some(ranks) = bound.ranks(blocks) else {
                     log_refusal(&format!(
-                        "{name}: {blocks} blocks are no multiple of those of a rank, {bound:?}"
+                        "{name}: {blocks} blocks are not a multiple of the blocks per rank: \
+                         {bound:?}"
                     ));
                     return Err(Status::InvalidValue);
                 };
@@ -317,8 +322,8 @@ impl Function {
             }
         };
         let arguments = bound.as_ref().map_or(parameters, |bound| bound.as_slice());
-        // SAFETY: the parameters have the layout of the entry's struct, as checked above; that they are valid when the
-        // kernel runs is what whoever launches it promises.
+        // SAFETY: `fits` has checked that the parameters have the layout of the entry's struct, and
+        // `cuda.h` requires their values to be valid when the kernel runs.
         let launch = unsafe { cpu::Launch::new(entry, arguments, grid) };
         let launch = launch.map_err(|error| {
             log_refusal(&format!("{name}: {error}"));
@@ -341,25 +346,25 @@ impl Function {
     }
 }
 
-/// What happens around a kernel.
+/// Hooks before and after a kernel.
 #[derive(Debug)]
 struct Owner {
     context: Arc<Context>,
     name: String,
-    /// Arguments that may be addresses.
+    /// 8-byte arguments, which may be addresses.
     words: Vec<u64>,
-    /// A grid form's table of ranks' parameters, and how many there are.
+    /// A grid form's arguments and number of ranks.
     table: Option<(GridArguments, u32)>,
 }
 
 impl Owner {
-    /// What an address among the arguments lacks.
+    /// Returns a description of the first argument at which the device would fault.
     fn fault(&self) -> Option<String> {
         let device = self.context.device;
         let bad = |words: &[u64]| {
             let word = words.iter().find(|word| memory::faults(**word, device))?;
             Some(format!(
-                "argument {word:#x} is an address without memory or without access"
+                "argument {word:#x} is an address without mapped memory or without access"
             ))
         };
         bad(&self.words).or_else(|| {
@@ -375,7 +380,7 @@ impl Owner {
 impl LaunchOwner for Owner {
     fn before(&self, _: &LaunchInfo) -> fusewire::Result<u64> {
         if self.context.failure().is_err() {
-            return Err(refused(&self.name, "the device has failed before"));
+            return Err(refused(&self.name, "the device has a sticky error"));
         }
         memory::begin_work();
         if let Some(detail) = self.fault() {

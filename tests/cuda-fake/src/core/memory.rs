@@ -1,4 +1,4 @@
-//! The address space: which addresses are whose, and what may be done there.
+//! Address space of the devices: mapped ranges and their access.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ pub(crate) use virtual_memory::{
     access, create, map, release, reserve, retain, set_access, unmap, unreserve,
 };
 
-/// Physical memory of virtual memory management, with its references.
+/// Physical memory of `cuMemCreate` and its reference count.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) handle: usize,
@@ -23,20 +23,20 @@ pub(crate) struct Allocation {
     references: Mutex<u32>,
 }
 
-/// How addresses came to be.
+/// Origin of a range.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
-    /// Allocated as a whole.
+    /// `cuMemAlloc`.
     Block,
-    /// A mapping in a reservation.
+    /// A mapping of physical memory in a reservation.
     Mapping(Arc<Allocation>),
-    /// A mapping of a multicast object, which nothing can touch.
+    /// A mapping of a multicast object, which cannot be accessed.
     Multicast(Arc<multicast::Object>),
-    /// Another process' block, with the times that it was opened.
+    /// A block of another process, and the number of times that it is open.
     Ipc(u32),
     /// Page-locked host memory.
     Host,
-    /// Host memory of the user's that was page-locked.
+    /// Registered user memory.
     Registered,
 }
 
@@ -46,26 +46,26 @@ pub(crate) struct Region {
     pub(crate) start: u64,
     /// Bytes that are mapped.
     pub(crate) bytes: u64,
-    /// Bytes that were asked for.
+    /// Bytes that were requested.
     pub(crate) requested: u64,
     pub(crate) kind: Kind,
     pub(crate) backing: Option<Arc<Backing>>,
     pub(crate) device: u32,
-    /// The context that it was made in, 0 for none.
+    /// Context that owns the range, 0 for none.
     pub(crate) context: usize,
-    /// A number that no other range has or had.
+    /// Unique number, never reused.
     pub(crate) id: u64,
-    /// Devices with access, and the access (1: read, 3: read and write).
+    /// Access of each device (1: read, 3: read and write).
     access: BTreeMap<u32, u32>,
 }
 
-/// Where an address range lies.
+/// Location of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
     Device,
     /// Page-locked host memory.
     Host,
-    /// Nothing that the fake knows: ordinary host memory.
+    /// Pageable host memory, which the fake does not track.
     Pageable,
 }
 
@@ -74,7 +74,7 @@ struct Space {
     regions: BTreeMap<u64, Region>,
     /// Reserved ranges: bytes by start.
     reservations: BTreeMap<u64, u64>,
-    /// Pieces of device work that run.
+    /// Number of running pieces of device work.
     working: u32,
 }
 
@@ -84,7 +84,7 @@ static SPACE: Mutex<Space> = Mutex::new(Space {
     working: 0,
 });
 
-/// How many ranges there are of each kind.
+/// Number of ranges of each kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LiveCounts {
     pub(crate) reservations: u64,
@@ -104,7 +104,7 @@ impl Region {
         !matches!(self.kind, Kind::Host | Kind::Registered)
     }
 
-    /// What the range allows when device work runs.
+    /// Returns the protection of the range while device work is running.
     fn protection(&self) -> i32 {
         if matches!(self.kind, Kind::Multicast(_)) {
             return libc::PROT_NONE;
@@ -143,7 +143,7 @@ impl Space {
         })
     }
 
-    /// Sets the protection of a range to what it must be now.
+    /// Sets the protection of a range according to guard and running work.
     fn protect(&self, region: &Region) -> Result<()> {
         let hidden = settings().guard && self.working == 0;
         let protection = if hidden {
@@ -166,14 +166,14 @@ impl Space {
     fn work_changed(&self) {
         if settings().guard {
             for region in self.regions.values().filter(|region| region.on_device()) {
-                // The range is the fake's own, so that only its pages' protection changes.
+                // Cannot fail: the fake has mapped all pages of the range.
                 let _ = self.protect(region);
             }
         }
     }
 }
 
-/// Device work begins: device memory can be touched.
+/// Marks the start of device work, which makes device memory accessible.
 pub(crate) fn begin_work() {
     let mut space = lock(&SPACE);
     space.working += 1;
@@ -182,7 +182,7 @@ pub(crate) fn begin_work() {
     }
 }
 
-/// Device work has ended.
+/// Marks the end of device work.
 pub(crate) fn end_work() {
     let mut space = lock(&SPACE);
     space.working -= 1;
@@ -191,7 +191,7 @@ pub(crate) fn end_work() {
     }
 }
 
-/// Device work runs while this lives.
+/// Guard of running device work.
 #[derive(Debug)]
 struct WorkGuard;
 
@@ -227,7 +227,7 @@ fn round_up(bytes: u64, to: u64) -> Result<u64> {
         .ok_or(Status::OutOfMemory)
 }
 
-/// A page of the host.
+/// Page size of the host.
 const PAGE: u64 = 4096;
 
 /// Allocates a block.
@@ -246,7 +246,7 @@ pub(crate) fn allocate(device: u32, context: usize, requested: u64) -> Result<u6
     })
 }
 
-/// Maps a block of another process, or the one that is mapped already.
+/// Maps a block of another process, or counts another opening of a mapped one.
 pub(crate) fn open_block(
     backing: Backing,
     requested: u64,
@@ -279,7 +279,7 @@ pub(crate) fn open_block(
     })
 }
 
-/// Closes what [`open_block`] opened.
+/// Closes a block of [`open_block`].
 pub(crate) fn close_block(address: u64) -> Result<()> {
     let mut space = lock(&SPACE);
     let region = space
@@ -297,12 +297,12 @@ pub(crate) fn close_block(address: u64) -> Result<()> {
     Ok(())
 }
 
-/// Frees a block, by its beginning.
+/// Frees the block at an address.
 pub(crate) fn free(address: u64) -> Result<()> {
     remove(address, |kind| matches!(kind, Kind::Block))
 }
 
-/// Frees page-locked host memory, by its beginning.
+/// Frees the page-locked host memory at an address.
 pub(crate) fn free_host(address: u64) -> Result<()> {
     remove(address, |kind| matches!(kind, Kind::Host))
 }
@@ -319,7 +319,7 @@ fn remove(address: u64, of_kind: impl Fn(&Kind) -> bool) -> Result<()> {
     }
 }
 
-/// Page-locked host memory.
+/// Allocates page-locked host memory.
 pub(crate) fn allocate_host(device: u32, context: usize, requested: u64) -> Result<u64> {
     if requested == 0 {
         return Err(Status::InvalidValue);
@@ -328,7 +328,8 @@ pub(crate) fn allocate_host(device: u32, context: usize, requested: u64) -> Resu
     let start = backing::reserve(None, bytes)?;
     backing::protect(start, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
     if settings().poison {
-        // SAFETY: just mapped, writable, and known to nobody else.
+        // SAFETY: `bytes` bytes at `start` have just been mapped writable, and nothing else uses
+        // them.
         unsafe { core::ptr::write_bytes(start as *mut u8, POISON, bytes as usize) };
     }
     lock(&SPACE).add(Region {
@@ -337,7 +338,7 @@ pub(crate) fn allocate_host(device: u32, context: usize, requested: u64) -> Resu
     })
 }
 
-/// Page-locks memory of the user's.
+/// Registers user memory as page-locked.
 pub(crate) fn register(device: u32, context: usize, start: u64, bytes: u64) -> Result<()> {
     let end = start.checked_add(bytes).ok_or(Status::InvalidValue)?;
     if bytes == 0 || start == 0 {
@@ -352,7 +353,7 @@ pub(crate) fn register(device: u32, context: usize, start: u64, bytes: u64) -> R
         .map(drop)
 }
 
-/// Undoes [`register`].
+/// Ends the registration of [`register`].
 pub(crate) fn unregister(start: u64) -> Result<()> {
     let mut space = lock(&SPACE);
     match space.regions.get(&start).map(|region| &region.kind) {
@@ -364,15 +365,15 @@ pub(crate) fn unregister(start: u64) -> Result<()> {
     }
 }
 
-/// The range that holds an address.
+/// Returns the range that contains an address.
 pub(crate) fn find(address: u64) -> Option<Region> {
     lock(&SPACE).containing(address).cloned()
 }
 
-/// Where a range of addresses lies.
+/// Returns the location of a range of addresses.
 ///
 /// # Errors
-/// `IllegalAddress` when a device would fault there.
+/// Fails with `IllegalAddress` if an access by the device would fault.
 pub(crate) fn check(address: u64, bytes: u64, device: u32, write: bool) -> Result<Location> {
     let end = address.checked_add(bytes).ok_or(Status::IllegalAddress)?;
     let space = lock(&SPACE);
@@ -410,12 +411,13 @@ pub(crate) fn check(address: u64, bytes: u64, device: u32, write: bool) -> Resul
     Ok(location)
 }
 
-/// Whether a device that follows an address would fault: reserved, but not mapped with access.
+/// Returns true if an access by the device would fault: the address is reserved, but not mapped
+/// with access.
 pub(crate) fn faults(address: u64, device: u32) -> bool {
     check(address, 0, device, false) == Err(Status::IllegalAddress)
 }
 
-/// Frees everything that a context holds.
+/// Frees all ranges of a context.
 pub(crate) fn free_context(context: usize) {
     let mut space = lock(&SPACE);
     space.regions.retain(|_, region| {
@@ -429,7 +431,7 @@ pub(crate) fn free_context(context: usize) {
     });
 }
 
-/// What there is.
+/// Returns the number of ranges of each kind.
 pub(crate) fn live() -> LiveCounts {
     let space = lock(&SPACE);
     let mut live = LiveCounts {
@@ -448,41 +450,41 @@ pub(crate) fn live() -> LiveCounts {
     live
 }
 
-/// Copies, as a device does: eight aligned bytes arrive in one piece.
+/// Copies as a device does: small aligned copies write each eight bytes in a single access.
 ///
 /// # Safety
-/// Both ranges are mapped as far as the fake can check; the host's part is the caller's promise.
+/// `bytes` bytes must be readable at `from` and writable at `to` while device work is running.
 pub(crate) unsafe fn copy(to: u64, from: u64, bytes: u64) {
     let _working = working();
     if (to | from | bytes).is_multiple_of(8) && bytes <= 256 {
         for at in (0..bytes).step_by(8) {
             let source = (from + at) as *mut u64;
             let target = (to + at) as *mut u64;
-            // SAFETY: aligned and, by the caller's promise, readable.
+            // SAFETY: `source` is aligned and in the readable range, because `at < bytes`.
             let word = unsafe { AtomicU64::from_ptr(source) }.load(Ordering::Acquire);
-            // SAFETY: aligned and, by the caller's promise, writable.
+            // SAFETY: `target` is aligned and in the writable range, because `at < bytes`.
             unsafe { AtomicU64::from_ptr(target) }.store(word, Ordering::Release);
         }
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: this function has the requirements of `copy`, which permits overlap.
     unsafe { core::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
 }
 
-/// Fills `bytes` bytes with a pattern of `width` bytes.
+/// Writes `count` times a pattern of `width` bytes.
 ///
 /// # Safety
-/// The range is mapped, as far as the fake can check.
+/// `count * width` bytes must be writable at `to` while device work is running.
 pub(crate) unsafe fn fill(to: u64, pattern: u32, width: u64, count: u64) {
     let _working = working();
     for at in 0..count {
         let address = to + at * width;
         match width {
-            // SAFETY: within the caller's range.
+            // SAFETY: `at < count`, so that the byte is in the writable range.
             1 => unsafe { (address as *mut u8).write(pattern as u8) },
-            // SAFETY: as above.
+            // SAFETY: `at < count`, so that both bytes are in the writable range.
             2 => unsafe { (address as *mut u16).write_unaligned(pattern as u16) },
-            // SAFETY: as above.
+            // SAFETY: `at < count`, so that the four bytes are in the writable range.
             _ => unsafe { (address as *mut u32).write_unaligned(pattern) },
         }
     }

@@ -1,4 +1,5 @@
-//! What the fake does, without a C interface: devices, memory, streams, captures, graphs, images.
+//! Implementation of the fake without its C interface: devices, memory, streams, captures, graphs,
+//! images.
 
 pub(crate) mod backing;
 pub(crate) mod capture;
@@ -18,7 +19,7 @@ pub(crate) mod stream;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks; a call that panicked under a lock has answered with an error already.
+/// Locks a mutex and ignores poisoning, because a call that panics returns an error to its caller.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

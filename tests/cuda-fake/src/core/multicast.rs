@@ -1,8 +1,8 @@
-//! Multicast objects: teams of devices, and what memory each of them has bound.
+//! Multicast objects: teams of devices, and the memory that each of them has bound.
 //!
-//! The team is in a memory file that all processes share which have the object. The switch itself is not there: kernels
-//! of the host reach all parts by their ordinary addresses, and the object's own address can be reserved and mapped, but
-//! not touched.
+//! All processes that have an object share the memory file of its team. The fake has no switch:
+//! native kernels access the members through their own addresses. The object's address can be
+//! reserved and mapped, but not accessed.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::ffi::CString;
@@ -19,29 +19,29 @@ use crate::status::{Result, Status};
 
 const NAME: &str = "fusewire-cuda-fake-multicast";
 
-/// Most devices of a team.
+/// Maximum devices of a team.
 pub(crate) const DEVICES: u32 = 72;
 
 /// Bytes of the memory file.
 const PAGE: usize = 4096;
 
-/// Granularity that the driver recommends.
+/// Recommended granularity.
 const RECOMMENDED: u64 = 512 << 20;
 
-/// What all processes share of an object.
+/// State of an object that all processes share.
 #[derive(Debug)]
 #[repr(C)]
 struct Team {
-    /// 1 while somebody changes what follows.
+    /// Spin lock of the other fields: 1 while locked.
     locked: AtomicU32,
     count: AtomicU32,
-    /// Identities of devices, two words each.
+    /// UUIDs of devices, two words each.
     members: [AtomicU64; 2 * DEVICES as usize],
 }
 
 const _: () = assert!(size_of::<Team>() <= PAGE);
 
-/// An object, as one handle of this process has it.
+/// A handle of this process to an object.
 #[derive(Debug)]
 pub(crate) struct Object {
     handle: usize,
@@ -54,12 +54,12 @@ pub(crate) struct Object {
     bindings: Mutex<Vec<Binding>>,
 }
 
-// SAFETY: the team is shared memory whose words are atomic; it stays mapped as long as the value.
+// SAFETY: `team` points to shared memory of atomics that stays mapped until the value is dropped.
 unsafe impl Send for Object {}
-// SAFETY: as above.
+// SAFETY: `team` points to shared memory of atomics that stays mapped until the value is dropped.
 unsafe impl Sync for Object {}
 
-/// Memory that a device has bound, which stays as long as it is.
+/// Memory that a device has bound, kept alive by the binding.
 #[derive(Debug)]
 struct Binding {
     device: u32,
@@ -70,7 +70,7 @@ struct Binding {
 
 static BINDINGS: AtomicU64 = AtomicU64::new(0);
 
-/// How many bindings live.
+/// Returns the number of live bindings.
 pub(crate) fn bindings() -> u64 {
     BINDINGS.load(Ordering::Acquire)
 }
@@ -83,12 +83,13 @@ impl Drop for Binding {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map_team` with so many bytes; this was the last to use it.
+        // SAFETY: `map_team` mapped `PAGE` bytes at `team`, and references to them borrow the
+        // value.
         unsafe { libc::munmap(self.team.cast_mut().cast(), PAGE) };
     }
 }
 
-/// Whether the devices have multicast.
+/// Fails if the devices do not support multicast.
 pub(crate) fn supported() -> Result<()> {
     if settings().multicast {
         Ok(())
@@ -97,7 +98,7 @@ pub(crate) fn supported() -> Result<()> {
     }
 }
 
-/// The granularity for such objects: the least, or the one that is recommended.
+/// Returns the minimum or the recommended granularity.
 pub(crate) fn granularity(recommended: bool) -> u64 {
     if recommended {
         RECOMMENDED
@@ -106,7 +107,7 @@ pub(crate) fn granularity(recommended: bool) -> u64 {
     }
 }
 
-/// A new object; gives its handle.
+/// Creates an object. Returns its handle.
 pub(crate) fn create(bytes: u64, devices: u32, handles: u32) -> Result<usize> {
     supported()?;
     if devices == 0 || devices > DEVICES || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
@@ -114,18 +115,18 @@ pub(crate) fn create(bytes: u64, devices: u32, handles: u32) -> Result<usize> {
     }
     let name = format!("{NAME} {devices} {bytes} {handles}");
     let name = CString::new(name).or(Err(Status::Unknown))?;
-    // SAFETY: the name is a live C string.
+    // SAFETY: `name` is a live C string.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(Status::OperatingSystem);
     }
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: `fd` is an open descriptor that nothing else owns, because it has just been created.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.set_len(PAGE as u64).or(Err(Status::OutOfMemory))?;
     insert(file, bytes, devices, handles)
 }
 
-/// The object behind a descriptor, if it is that of one; gives its handle.
+/// Adopts the object of a descriptor. Returns its handle, or `None` if it is not one of an object.
 pub(crate) fn adopt(fd: &OwnedFd, kind: u32) -> Result<Option<usize>> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     let link = link.or(Err(Status::OperatingSystem))?;
@@ -167,7 +168,7 @@ fn insert(file: File, bytes: u64, devices: u32, handles: u32) -> Result<usize> {
 }
 
 fn map_team(file: &File) -> Result<*const Team> {
-    // SAFETY: a fresh mapping replaces nothing of others.
+    // SAFETY: a mapping without a fixed address replaces no other mapping.
     let address = unsafe {
         libc::mmap(
             core::ptr::null_mut(),
@@ -184,13 +185,13 @@ fn map_team(file: &File) -> Result<*const Team> {
     Ok(address.cast_const().cast())
 }
 
-/// The object of a handle.
+/// Returns the object of a handle.
 fn object(handle: usize) -> Result<Arc<Object>> {
     supported()?;
     MULTICASTS.get(handle).ok_or(Status::InvalidValue)
 }
 
-/// Gives a reference back; the last one ends what is bound by this handle.
+/// Releases a reference. The last one removes all bindings of this handle.
 pub(crate) fn release(handle: usize) -> Result<()> {
     let object = MULTICASTS.get(handle).ok_or(Status::InvalidValue)?;
     let mut references = lock(&object.references);
@@ -202,14 +203,14 @@ pub(crate) fn release(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Takes a reference to an object that is mapped; gives its handle.
+/// Adds a reference to a mapped object. Returns its handle.
 pub(crate) fn retain(object: &Arc<Object>) -> usize {
     *lock(&object.references) += 1;
     MULTICASTS.insert_as(object.handle, Arc::clone(object));
     object.handle
 }
 
-/// A device's identity as two words.
+/// Returns a device's UUID as two words.
 fn identity(device: u32) -> [u64; 2] {
     let uuid = context::uuid(device);
     let (low, high) = uuid.split_at(8);
@@ -221,7 +222,8 @@ fn identity(device: u32) -> [u64; 2] {
 
 impl Object {
     fn team(&self) -> &Team {
-        // SAFETY: mapped as long as this value; its words are atomic.
+        // SAFETY: `team` stays mapped until `self` is dropped. All fields are atomics, for which
+        // all bit patterns are valid.
         unsafe { &*self.team }
     }
 
@@ -233,14 +235,15 @@ impl Object {
             .any(|words| wanted == [0, 1].map(|at| words[at].load(Ordering::Acquire)))
     }
 
-    /// Refuses where the driver would wait: for devices that have not joined.
+    /// Fails if devices have not joined, for which the driver would wait.
     fn complete(&self, what: &str) -> Result<()> {
         let count = self.team().count.load(Ordering::Acquire);
         if count == self.devices {
             return Ok(());
         }
         record::log_refusal(&format!(
-            "{what} of a multicast object that {count} of {} devices have joined: the driver would wait here",
+            "{what} of a multicast object that only {count} of {} devices have joined; the driver \
+             would wait for the others",
             self.devices
         ));
         Err(Status::IllegalState)
@@ -317,7 +320,7 @@ pub(crate) fn bind(
     Ok(())
 }
 
-/// As [`bind`], of an allocation's handle.
+/// Binds a range of an allocation like [`bind`].
 pub(crate) fn bind_allocation(
     handle: usize,
     offset: u64,
@@ -331,7 +334,7 @@ pub(crate) fn bind_allocation(
     bind(handle, offset, memory, memory_offset, bytes)
 }
 
-/// As [`bind`], of mapped memory.
+/// Binds a range of mapped memory like [`bind`].
 pub(crate) fn bind_address(handle: usize, offset: u64, address: u64, bytes: u64) -> Result<()> {
     supported()?;
     let region = memory::find(address).ok_or(Status::InvalidValue)?;
@@ -342,7 +345,7 @@ pub(crate) fn bind_address(handle: usize, offset: u64, address: u64, bytes: u64)
     bind(handle, offset, memory, address - region.start, bytes)
 }
 
-/// Takes a device's memory out of exactly the range that it was bound to.
+/// Removes the binding of a device to exactly this range.
 pub(crate) fn unbind(handle: usize, device: u32, offset: u64, bytes: u64) -> Result<()> {
     let object = object(handle)?;
     let mut bindings = lock(&object.bindings);
@@ -354,7 +357,7 @@ pub(crate) fn unbind(handle: usize, device: u32, offset: u64, bytes: u64) -> Res
     Ok(())
 }
 
-/// The object of a handle, where a range from its beginning can be mapped.
+/// Returns the object of a handle if its first `bytes` bytes can be mapped.
 pub(crate) fn mappable(handle: usize, bytes: u64) -> Result<Arc<Object>> {
     let object = object(handle)?;
     object.complete("a mapping")?;

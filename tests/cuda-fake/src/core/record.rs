@@ -1,4 +1,4 @@
-//! What was called how often, what lives, and calls that are made to fail.
+//! Counts of calls, live objects and launches, and injected failures.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::{BTreeMap, VecDeque};
@@ -18,10 +18,10 @@ static FAILURES: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
 static LAUNCHES: Mutex<VecDeque<LaunchRecord>> = Mutex::new(VecDeque::new());
 static PREPARED: AtomicBool = AtomicBool::new(false);
 
-/// Launches that are remembered: the last ones.
-const REMEMBERED: usize = 256;
+/// Number of recorded launches; older ones are dropped.
+const RECORDED_LAUNCHES: usize = 256;
 
-/// A launch as a caller has asked for it.
+/// Arguments and result of a launch call.
 #[derive(Debug)]
 pub(crate) struct LaunchRecord {
     pub(crate) kernel: String,
@@ -30,27 +30,27 @@ pub(crate) struct LaunchRecord {
     pub(crate) shared_bytes: u32,
     /// Number of each attribute in `cuda.h` and the words of its value, in the caller's order.
     pub(crate) attributes: Vec<Vec<u32>>,
-    /// Whether it went into a graph.
+    /// True if the launch was captured into a graph.
     pub(crate) captured: bool,
-    /// What the call answered.
+    /// Code that the call returned.
     pub(crate) code: u32,
 }
 
-/// A call that shall fail.
+/// An injected failure.
 #[derive(Debug)]
 struct Failure {
     name: String,
-    /// Calls until then, this one included.
+    /// Remaining calls until the failure, the failing one included.
     left: u64,
     code: u32,
 }
 
-/// Prints why the fake refuses something.
+/// Prints the reason why the fake rejects a call.
 pub(crate) fn log_refusal(text: &str) {
     eprintln!("fusewire-cuda-fake: {text}");
 }
 
-/// Counts a call; an error code where it shall fail.
+/// Counts a call. Returns the error code of an injected failure.
 pub(crate) fn enter(name: &'static str) -> core::result::Result<(), u32> {
     prepare();
     *lock(&CALLS).entry(name).or_default() += 1;
@@ -69,7 +69,7 @@ pub(crate) fn enter(name: &'static str) -> core::result::Result<(), u32> {
     code.map_or(Ok(()), Err)
 }
 
-/// Has the `nth` call of a function from now on fail.
+/// Makes the `nth` call of a function from now on fail.
 pub(crate) fn fail(name: &str, nth: u64, code: u32) {
     prepare();
     lock(&FAILURES).push(Failure {
@@ -79,16 +79,16 @@ pub(crate) fn fail(name: &str, nth: u64, code: u32) {
     });
 }
 
-/// Remembers a launch.
+/// Records a launch.
 pub(crate) fn launched(launch: LaunchRecord) {
     let mut launches = lock(&LAUNCHES);
-    if launches.len() == REMEMBERED {
+    if launches.len() == RECORDED_LAUNCHES {
         launches.pop_front();
     }
     launches.push_back(launch);
 }
 
-/// The launches of a kernel that are remembered, the oldest first, as a JSON list.
+/// Returns the recorded launches of a kernel, oldest first, as a JSON list.
 pub(crate) fn launches(kernel: &str) -> String {
     let launches = lock(&LAUNCHES);
     let of = launches.iter().filter(|launch| launch.kernel == kernel);
@@ -106,7 +106,7 @@ pub(crate) fn launches(kernel: &str) -> String {
     .to_string()
 }
 
-/// How often a function was called.
+/// Returns the number of calls of a function.
 pub(crate) fn calls(name: &str) -> u64 {
     lock(&CALLS).get(name).copied().unwrap_or(0)
 }
@@ -121,7 +121,8 @@ pub(crate) fn count_launch(entry: &str) {
     }
 }
 
-/// How often entries were launched whose names are, or with a leading `*` end in, `pattern`.
+/// Returns the number of launches of the entry `pattern`, or with a leading `*` of all entries that
+/// end with the rest of `pattern`.
 pub(crate) fn launch_count(pattern: &str) -> u64 {
     let fits = |name: &str| match pattern.strip_prefix('*') {
         Some(end) => name.ends_with(end),
@@ -132,7 +133,7 @@ pub(crate) fn launch_count(pattern: &str) -> u64 {
     fitting.map(|(_, count)| count).sum()
 }
 
-/// How many objects of a kind live.
+/// Returns the number of live objects of each kind.
 pub(crate) fn live() -> [(&'static str, u64); 16] {
     let memory = memory::live();
     [
@@ -155,7 +156,8 @@ pub(crate) fn live() -> [(&'static str, u64); 16] {
     ]
 }
 
-/// Everything as JSON: `{"pid": .., "calls": {name: count}, "live": {kind: count}}`.
+/// Returns calls and live objects as JSON:
+/// `{"pid": .., "calls": {name: count}, "live": {kind: count}}`.
 pub(crate) fn report() -> String {
     let calls: BTreeMap<&str, u64> = lock(&CALLS).clone();
     let live: serde_json::Map<String, Value> = live()
@@ -165,7 +167,7 @@ pub(crate) fn report() -> String {
     json!({"pid": std::process::id(), "calls": calls, "live": live}).to_string()
 }
 
-/// Reads what the environment wants, once.
+/// Applies the environment's `FAIL` and `REPORT` on the first call.
 fn prepare() {
     if PREPARED.swap(true, Ordering::AcqRel) {
         return;
@@ -177,12 +179,14 @@ fn prepare() {
         match parse(part) {
             Some((name, nth, code)) => fail(name, nth, code),
             None => log_refusal(&format!(
-                "FUSEWIRE_CUDA_FAKE_FAIL holds {part:?}; wanted is NAME:NTH=CODE, as in cuMemCreate:3=2"
+                "FUSEWIRE_CUDA_FAKE_FAIL has {part:?}, which is not of the form NAME:NTH=CODE, \
+                 such as cuMemCreate:3=2; the part is ignored"
             )),
         }
     }
     if variable("REPORT").is_some() {
-        // SAFETY: the function stays loaded until the process ends: nobody unloads a driver.
+        // SAFETY: `dump` stays loaded until exit, because programs do not unload the driver
+        // library.
         unsafe { libc::atexit(dump) };
     }
 }
@@ -193,12 +197,12 @@ fn parse(part: &str) -> Option<(&str, u64, u32)> {
     Some((name, nth.parse().ok()?, code.parse().ok()?))
 }
 
-/// Writes the report to `FUSEWIRE_CUDA_FAKE_REPORT`, in which `%p` is the process' number.
+/// Writes the report to `FUSEWIRE_CUDA_FAKE_REPORT`, in which `%p` stands for the process id.
 extern "C" fn dump() {
     if let Some(path) = variable("REPORT") {
         let path = path.replace("%p", &std::process::id().to_string());
         if let Err(error) = std::fs::write(&path, report()) {
-            log_refusal(&format!("the report {path} cannot be written: {error}"));
+            log_refusal(&format!("cannot write the report {path}: {error}"));
         }
     }
 }

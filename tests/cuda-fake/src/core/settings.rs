@@ -1,13 +1,13 @@
-//! What the environment says of the devices.
+//! Settings of the devices from the environment.
 
 use std::sync::OnceLock;
 
-/// The devices as the environment wants them.
+/// Settings of the devices.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// `FUSEWIRE_CUDA_FAKE_DEVICES`: how many devices there are.
+    /// `FUSEWIRE_CUDA_FAKE_DEVICES`: number of devices.
     pub(crate) devices: u32,
-    /// `FUSEWIRE_CUDA_FAKE_SM`: compute capability, ten times (90).
+    /// `FUSEWIRE_CUDA_FAKE_SM`: compute capability times ten (90).
     pub(crate) capability: u32,
     /// `FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS`: multiprocessors of a device.
     pub(crate) multiprocessors: u32,
@@ -17,25 +17,25 @@ pub(crate) struct Settings {
     pub(crate) driver: u32,
     /// `FUSEWIRE_CUDA_FAKE_DESCRIPTORS=0`: memory cannot be exported as a file descriptor.
     pub(crate) descriptors: bool,
-    /// `FUSEWIRE_CUDA_FAKE_FABRIC`: name of the fabric that the devices are in; empty for none.
+    /// `FUSEWIRE_CUDA_FAKE_FABRIC`: name of the devices' fabric; empty for none.
     pub(crate) fabric: Option<String>,
-    /// `FUSEWIRE_CUDA_FAKE_MULTICAST=1`: the devices have multicast objects.
+    /// `FUSEWIRE_CUDA_FAKE_MULTICAST=1`: the devices support multicast objects.
     pub(crate) multicast: bool,
-    /// `FUSEWIRE_CUDA_FAKE_HOST`: a number that is in the identities of the devices.
+    /// `FUSEWIRE_CUDA_FAKE_HOST`: number of the host, which is part of the devices' UUIDs.
     pub(crate) host: u8,
-    /// `FUSEWIRE_CUDA_FAKE_GUARD=1`: the host's accesses to device memory crash while no device works.
+    /// `FUSEWIRE_CUDA_FAKE_GUARD=1`: host accesses to device memory crash while devices are idle.
     pub(crate) guard: bool,
     /// `FUSEWIRE_CUDA_FAKE_POISON=0`: new device memory is zero, not filled with [`POISON`].
     pub(crate) poison: bool,
 }
 
-/// What new device memory holds.
+/// Byte that fills new device memory.
 pub(crate) const POISON: u8 = 0xcb;
 
 /// Bytes of an H200's memory.
 const H200_MEMORY: u64 = 150_754_820_096;
 
-/// The settings, read once.
+/// Returns the settings, which are read on the first call.
 pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     SETTINGS.get_or_init(|| Settings {
@@ -53,19 +53,19 @@ pub(crate) fn settings() -> &'static Settings {
     })
 }
 
-/// A variable of the fake.
+/// Returns the value of `FUSEWIRE_CUDA_FAKE_` + `name`.
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(format!("FUSEWIRE_CUDA_FAKE_{name}")).ok()
 }
 
-fn number(name: &str, usual: u64) -> u64 {
+fn number(name: &str, default: u64) -> u64 {
     let Some(text) = variable(name) else {
-        return usual;
+        return default;
     };
     text.trim().parse().unwrap_or_else(|_| {
         super::record::log_refusal(&format!(
-            "FUSEWIRE_CUDA_FAKE_{name} is {text:?}, no number; {usual} is taken"
+            "FUSEWIRE_CUDA_FAKE_{name} is {text:?}, which is not a number; using {default}"
         ));
-        usual
+        default
     })
 }

@@ -1,4 +1,4 @@
-//! Streams.
+//! Streams and events.
 
 use std::sync::Arc;
 use std::thread;
@@ -10,9 +10,9 @@ use super::context::Context;
 use super::handles::{CONTEXTS, EVENTS, STREAMS, fresh};
 use crate::status::{Result, Status};
 
-/// Handle of the legacy default stream, beside 0.
+/// Second handle of the legacy default stream, whose first is 0.
 pub(crate) const LEGACY: usize = 1;
-/// Handle of a thread's default stream; the fake has none.
+/// Handle of a thread's default stream, which the fake does not support.
 const PER_THREAD: usize = 2;
 
 /// A stream.
@@ -21,14 +21,14 @@ pub(crate) struct Stream {
     /// 0 for the legacy default stream.
     pub(crate) handle: usize,
     pub(crate) context: usize,
-    /// Whether it waits for the legacy default stream, and that one for it.
+    /// True if this stream and the legacy default stream wait for each other.
     pub(crate) blocking: bool,
     pub(crate) priority: i32,
     pub(crate) work: cpu::Stream,
 }
 
 impl Stream {
-    /// The stream of handle 0.
+    /// Creates the legacy default stream.
     pub(crate) fn legacy(context: usize) -> Self {
         Self {
             handle: 0,
@@ -39,7 +39,7 @@ impl Stream {
         }
     }
 
-    /// A new stream.
+    /// Creates a stream. Returns its handle.
     pub(crate) fn create(context: &Context, blocking: bool, priority: i32) -> usize {
         let handle = fresh();
         STREAMS.insert_as(
@@ -59,13 +59,14 @@ impl Stream {
         self.handle == 0
     }
 
-    /// Waits for all work, whatever became of it.
+    /// Waits for all work, whether it fails or not.
     pub(crate) fn settle(&self) {
-        // The device's own failure is reported by its context.
+        // Failures of work are sticky errors of the context.
         let _ = self.work.synchronize();
     }
 
-    /// Makes the next work wait for what the legacy default stream does, or the other way round.
+    /// Makes the next work of a blocking stream wait for the legacy default stream, and that of the
+    /// legacy default stream for all blocking streams.
     pub(crate) fn order_with_legacy(&self) -> Result<()> {
         let failed = |_| Status::OperatingSystem;
         let follow = |first: &cpu::Stream, then: &cpu::Stream| {
@@ -90,7 +91,7 @@ impl Stream {
     }
 }
 
-/// The stream of a handle; 0 is the context's default stream.
+/// Returns the stream of a handle; 0 is the context's default stream.
 pub(crate) fn find(context: &Context, handle: usize) -> Result<Arc<Stream>> {
     match handle {
         0 | LEGACY => Ok(Arc::clone(&context.legacy)),
@@ -99,14 +100,14 @@ pub(crate) fn find(context: &Context, handle: usize) -> Result<Arc<Stream>> {
     }
 }
 
-/// Ends a stream, without waiting for its work.
+/// Destroys a stream without waiting for its work.
 pub(crate) fn destroy(handle: usize) -> Result<()> {
     let stream = STREAMS.remove(handle).ok_or(Status::InvalidHandle)?;
     capture::forget_stream(&stream);
     if !stream.work.is_idle() {
         let waiting = Arc::clone(&stream);
-        // Its last owner waits for its thread: that shall not be the caller. Where no thread can be started,
-        // it is.
+        // Dropping the last reference waits for the stream's thread. A separate thread does this,
+        // so that the caller need not wait, unless the thread cannot be started.
         let _ = thread::Builder::new()
             .name("cuda-fake-stream".to_owned())
             .spawn(move || {
@@ -127,7 +128,7 @@ pub(crate) fn synchronize(context: &Context, stream: &Stream) -> Result<()> {
     owner(context, stream)?.map_or_else(|| context.failure(), |owner| owner.failure())
 }
 
-/// Whether a stream is done.
+/// Fails with `NotReady` if a stream has unfinished work.
 pub(crate) fn query(context: &Context, stream: &Stream) -> Result<()> {
     capture::observes_stream(stream)?;
     let idle = stream.work.is_idle();
@@ -135,7 +136,7 @@ pub(crate) fn query(context: &Context, stream: &Stream) -> Result<()> {
     if idle { Ok(()) } else { Err(Status::NotReady) }
 }
 
-/// The context of a stream, where it is not the one given.
+/// Returns the context of a stream if it is not `context`.
 fn owner(context: &Context, stream: &Stream) -> Result<Option<Arc<Context>>> {
     if stream.context == context.handle {
         return Ok(None);
@@ -146,7 +147,7 @@ fn owner(context: &Context, stream: &Stream) -> Result<Option<Arc<Context>>> {
         .ok_or(Status::ContextIsDestroyed)
 }
 
-/// A new event.
+/// Creates an event. Returns its handle.
 pub(crate) fn create_event(context: &Context, timed: bool) -> usize {
     let handle = fresh();
     EVENTS.insert_as(
@@ -162,7 +163,7 @@ pub(crate) fn create_event(context: &Context, timed: bool) -> usize {
     handle
 }
 
-/// Ends an event.
+/// Destroys an event.
 pub(crate) fn destroy_event(handle: usize) -> Result<()> {
     let event = EVENTS.remove(handle).ok_or(Status::InvalidHandle)?;
     capture::forget_event(&event);

@@ -1,4 +1,4 @@
-//! Captures and graphs.
+//! Tests captures and graphs.
 
 use core::ffi::c_void;
 use core::ptr::{null, null_mut};
@@ -44,7 +44,7 @@ fn nodes(graph: sys::CUgraph) -> usize {
     nodes
 }
 
-/// Status, number and graph of a stream's capture, and how many nodes it stands behind.
+/// Returns status, id and graph of a stream's capture, and the number of its dependencies.
 fn info(stream: sys::CUstream) -> (CUstreamCaptureStatus, u64, sys::CUgraph, usize) {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph, mut count) = (0, null_mut(), 0);
@@ -69,9 +69,9 @@ driver_test! {
         fails!(CUDA_ERROR_ILLEGAL_STATE, cuStreamBeginCapture_v2(stream, GLOBAL));
         work(stream);
         work(stream);
-        let (status, id, growing, behind) = info(stream);
+        let (status, id, growing, dependencies) = info(stream);
         assert_eq!(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
-        assert!(id > 0 && behind == 1);
+        assert!(id > 0 && dependencies == 1);
         fails!(CUDA_ERROR_INVALID_VALUE, cuGraphDestroy(growing));
         let graph = end(stream);
         assert_eq!(graph, growing);
@@ -107,7 +107,10 @@ driver_test! {
             work(stream);
             fails!(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, cuStreamEndCapture(side, &mut null_mut()));
             let mut graph = null_mut();
-            fails!(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(stream, &raw mut graph));
+            fails!(
+                CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+                cuStreamEndCapture(stream, &raw mut graph)
+            );
             assert!(graph.is_null());
             ok!(cuStreamBeginCapture_v2(stream, LOCAL));
             ok!(cuEventRecord(fork, stream));
@@ -120,7 +123,10 @@ driver_test! {
                 assert_eq!(info(stream).3, 2);
                 assert_eq!(nodes(end(stream)), 2);
             } else {
-                fails!(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, cuStreamEndCapture(stream, &raw mut graph));
+                fails!(
+                    CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+                    cuStreamEndCapture(stream, &raw mut graph)
+                );
             }
             assert_eq!(info(side).0, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
         }
@@ -130,8 +136,8 @@ driver_test! {
     }
 }
 
-/// Begins a capture, makes a call that must be refused, and sees that it spoilt the capture.
-fn spoils(what: &str, stream: sys::CUstream, call: impl FnOnce()) {
+/// Starts a capture, makes a call that must fail, and asserts that it invalidated the capture.
+fn invalidates(what: &str, stream: sys::CUstream, call: impl FnOnce()) {
     ok!(cuStreamBeginCapture_v2(stream, LOCAL));
     call();
     let invalid = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED;
@@ -148,32 +154,32 @@ fn spoils(what: &str, stream: sys::CUstream, call: impl FnOnce()) {
 }
 
 driver_test! {
-    /// What a capture forbids is refused and spoils it; outside of one it is allowed.
-    forbidden_calls() {
+    /// A prohibited call fails and invalidates the capture; without a capture it succeeds.
+    prohibited_calls() {
         start();
         let (stream, other) = (stream(), stream());
         let (inside, outside) = (event(), event());
         let held = block(64);
         let mut address = 0;
-        spoils("allocation", stream, || {
+        invalidates("allocation", stream, || {
             fails!(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuMemAlloc_v2(&raw mut address, 64));
         });
-        spoils("release", stream, || {
+        invalidates("release", stream, || {
             fails!(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuMemFree_v2(held));
         });
-        spoils("wait for the stream", stream, || {
+        invalidates("wait for the stream", stream, || {
             fails!(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamSynchronize(stream));
         });
-        spoils("question to the stream", stream, || {
+        invalidates("query of the stream", stream, || {
             fails!(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamQuery(stream));
         });
-        spoils("wait for another stream", stream, || {
+        invalidates("wait for another stream", stream, || {
             fails!(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamSynchronize(other));
         });
-        spoils("wait for the context", stream, || {
+        invalidates("wait for the context", stream, || {
             fails!(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuCtxSynchronize());
         });
-        spoils("question to an event of the capture", stream, || {
+        invalidates("query of an event of the capture", stream, || {
             ok!(cuEventRecord(inside, stream));
             fails!(CUDA_ERROR_CAPTURED_EVENT, cuEventQuery(inside));
         });
@@ -181,18 +187,21 @@ driver_test! {
         ok!(cuEventRecord(inside, stream));
         ok!(cuEventSynchronize(inside));
         ok!(cuEventRecord(outside, other));
-        spoils("wait for work outside", stream, || {
+        invalidates("wait for work outside", stream, || {
             fails!(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, cuStreamWaitEvent(stream, outside, 0));
         });
-        spoils("module", stream, || {
+        invalidates("module", stream, || {
             let mut module = null_mut();
             let image = c".version 8.0\n.target sm_90\n.address_size 64\n".as_ptr().cast();
-            fails!(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuModuleLoadDataEx(&raw mut module, image, 0, null_mut(), null_mut()));
+            fails!(
+                CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                cuModuleLoadDataEx(&raw mut module, image, 0, null_mut(), null_mut())
+            );
         });
         ok!(cuMemAlloc_v2(&raw mut address, 64));
         ok!(cuMemFree_v2(held));
         ok!(cuCtxSynchronize());
-        // Virtual memory management is no part of it, nor is a new event.
+        // A capture allows virtual memory management and the creation of events.
         ok!(cuStreamBeginCapture_v2(stream, LOCAL));
         let mut reserved = 0;
         ok!(cuMemAddressReserve(&raw mut reserved, 2 << 20, 0, 0, 0));
@@ -208,7 +217,7 @@ driver_test! {
     }
 }
 
-/// Allocates on another thread whose mode is as given; the code.
+/// Allocates on another thread with the given mode. Returns the code.
 fn allocate_elsewhere(context: sys::CUcontext, mode: CUstreamCaptureMode) -> sys::CUresult {
     let context = context as usize;
     std::thread::spawn(move || {
@@ -224,7 +233,7 @@ fn allocate_elsewhere(context: sys::CUcontext, mode: CUstreamCaptureMode) -> sys
 }
 
 driver_test! {
-    /// Who may disturb whom, by the modes of the capture and of the thread.
+    /// The modes of capture and thread determine which threads may make potentially unsafe calls.
     modes() {
         let context = start();
         let stream = stream();
@@ -241,7 +250,7 @@ driver_test! {
             let ended = code!(cuStreamEndCapture(stream, &mut null_mut()));
             assert_eq!(ended == CUDA_SUCCESS, expected == CUDA_SUCCESS, "{capture:?} {thread:?}");
         }
-        // The capturing thread itself: relaxed for a while.
+        // The capturing thread may make such calls while its own mode is relaxed.
         ok!(cuStreamBeginCapture_v2(stream, GLOBAL));
         let mut mode = RELAXED;
         ok!(cuThreadExchangeStreamCaptureMode(&raw mut mode));
@@ -250,8 +259,11 @@ driver_test! {
         ok!(cuThreadExchangeStreamCaptureMode(&raw mut mode));
         assert_eq!(mode, RELAXED);
         end(stream);
-        // A capture that is not relaxed ends on its thread.
-        for (capture, expected) in [(LOCAL, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD), (RELAXED, CUDA_SUCCESS)] {
+        // Only a relaxed capture can be ended by another thread.
+        for (capture, expected) in [
+            (LOCAL, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD),
+            (RELAXED, CUDA_SUCCESS),
+        ] {
             ok!(cuStreamBeginCapture_v2(stream, capture));
             let (context, handle) = (context as usize, stream as usize);
             let code = std::thread::spawn(move || {
@@ -267,7 +279,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// Blocking streams that are captured keep the default stream away; others do not.
+    /// The capture of a blocking stream prohibits work on the default stream; that of another
+    /// stream does not.
     default_stream() {
         start();
         let mut blocking = null_mut();
@@ -286,7 +299,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// What a graph was given lives until the graph and all that came of it are gone, launches included.
+    /// A graph's user object lives until the graph, its instances and their launches have ended.
     user_objects() {
         start();
         let stream = stream();
@@ -296,7 +309,7 @@ driver_test! {
             object
         };
         ok!(cuUserObjectRelease(object(), 1));
-        eventually("an object of nobody's goes", || counted() == 1);
+        eventually("an object without references is destroyed", || counted() == 1);
         ok!(cuStreamBeginCapture_v2(stream, LOCAL));
         let switch = Switch::new();
         switch.block(stream);
@@ -311,20 +324,21 @@ driver_test! {
         assert_eq!((counted(), live(c"user_object")), (1, 1));
         switch.open();
         ok!(cuStreamSynchronize(stream));
-        eventually("the launch lets it go", || counted() == 2);
+        eventually("the object is destroyed after the launch", || counted() == 2);
         assert_eq!(live(c"user_object"), 0);
         fails!(CUDA_ERROR_INVALID_VALUE, cuUserObjectRelease(owned, 1));
-        // A spoilt capture lets go as well.
+        // An invalidated capture releases its references.
         ok!(cuStreamBeginCapture_v2(stream, LOCAL));
         ok!(cuGraphRetainUserObject(info(stream).2, object(), 1, 1));
         fails!(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamQuery(stream));
         fails!(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cuStreamEndCapture(stream, &mut null_mut()));
-        eventually("a spoilt capture lets it go", || counted() == 3);
+        eventually("the object is destroyed with the capture", || counted() == 3);
     }
 }
 
 driver_test! {
-    /// Launches of one graph run one after another, also on different streams; copies are captured by address.
+    /// Launches of one graph run in sequence even on different streams; copies are captured by
+    /// address.
     replays_and_copies() {
         start();
         let (first, second) = (stream(), stream());
@@ -351,7 +365,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// A copy of a graph, and a graph within a graph, outlive what they were made from.
+    /// A clone and a child graph outlive the graphs that they were made from.
     copies_and_children() {
         start();
         let stream = stream();
@@ -376,7 +390,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// An event that is recorded by a graph itself, and one that it waits for, are work; without the flag they are not.
+    /// Event records and waits with the external flag are nodes of the graph; others are not.
     external_events() {
         start();
         let stream = stream();

@@ -1,4 +1,4 @@
-//! Grid forms: entries `NAME__grid`, which run the blocks of all ranks.
+//! Tests grid forms: entries `NAME__grid`, which run the blocks of all ranks.
 
 use core::ptr::null_mut;
 use std::ffi::CString;
@@ -12,7 +12,7 @@ fn function() -> sys::CUfunction {
     let image = CString::new(image).unwrap();
     let (mut module, mut function) = (null_mut(), null_mut());
     ok!(cuModuleLoadData(&raw mut module, image.as_ptr().cast()));
-    // The ordinary form is not in it.
+    // The image does not have the ordinary form.
     let ordinary = c"quantize".as_ptr();
     fails!(
         CUDA_ERROR_NOT_FOUND,
@@ -23,7 +23,7 @@ fn function() -> sys::CUfunction {
     function
 }
 
-/// A launch on `blocks` blocks, of which each rank has `each`.
+/// Launches `blocks` blocks, `each` per rank. Returns the code.
 fn launch(
     function: sys::CUfunction,
     stream: sys::CUstream,
@@ -38,7 +38,7 @@ fn launch(
     ))
 }
 
-/// A table of ranks that each round the two floats at a source to a target.
+/// Creates a parameter table in which each rank rounds two floats from a source to a target.
 fn table(ranks: &[(u64, u64)]) -> u64 {
     let words: Vec<u64> = ranks
         .iter()
@@ -50,7 +50,7 @@ fn table(ranks: &[(u64, u64)]) -> u64 {
 }
 
 driver_test! {
-    /// Every rank's blocks work on its own parameters.
+    /// The blocks of each rank use the rank's parameters.
     ranks() {
         start();
         let (function, stream) = (function(), stream());
@@ -68,14 +68,14 @@ driver_test! {
                 assert_eq!(read(*target, 1), [expected]);
             }
         }
-        // Not whole ranks: the last one would have fewer blocks than it counts.
+        // The blocks per rank must divide the grid.
         let one = table(&[(block(8), block(8))]);
         assert_eq!(launch(function, stream, one, 3, 2), CUDA_ERROR_INVALID_VALUE);
     }
 }
 
 driver_test! {
-    /// The parameters of every rank are looked at, not only the first one's.
+    /// The fake checks the addresses of all ranks, not only of the first.
     faults() {
         start();
         let (function, stream) = (function(), stream());
@@ -88,7 +88,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// A table for fewer ranks than the grid has.
+    /// A table with fewer ranks than the grid is an error.
     short_tables() {
         start();
         let (function, stream) = (function(), stream());

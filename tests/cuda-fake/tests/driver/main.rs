@@ -1,7 +1,7 @@
-//! The fake through its C functions, opened as the driver library by cudarc's bindings.
+//! Tests the fake through its C functions, opened as the driver library by cudarc's bindings.
 //!
-//! Every test runs in a process of its own, which finds the fake as `libcuda.so`: rules that spoil a context,
-//! faults that crash, and what the environment says stay apart.
+//! Each test runs in a child process that opens the fake as `libcuda.so`. This isolates sticky
+//! errors, crashes and environment variables.
 
 mod captures;
 mod grid;

@@ -1,4 +1,4 @@
-//! Memory: mappings, blocks, copies.
+//! Tests mappings, blocks and copies.
 
 use core::ptr::null_mut;
 use std::os::unix::process::ExitStatusExt;
@@ -7,15 +7,15 @@ use cudarc::driver::sys::{self, CUmemAccess_flags, CUmemAllocationHandleType};
 
 use crate::support::*;
 
-/// Bytes to which physical memory is rounded.
+/// Granularity of physical memory in bytes.
 const GRANULARITY: usize = 2 << 20;
 
 const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Properties of exportable memory of a device.
+/// Returns the properties of exportable device memory.
 pub(crate) fn properties(handles: CUmemAllocationHandleType) -> sys::CUmemAllocationProp {
-    // SAFETY: zero is a value of every field.
+    // SAFETY: zero is a valid value of every field.
     let mut properties: sys::CUmemAllocationProp = unsafe { core::mem::zeroed() };
     properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.requestedHandleTypes = handles;
@@ -48,7 +48,7 @@ fn allow(address: u64, bytes: usize, flags: CUmemAccess_flags) {
     ok!(cuMemSetAccess(address, bytes, &description, 1));
 }
 
-/// Maps an allocation, readable and writable.
+/// Maps an allocation for reading and writing.
 pub(crate) fn map(handle: u64) -> u64 {
     let address = reserve(GRANULARITY);
     ok!(cuMemMap(address, GRANULARITY, 0, handle, 0));
@@ -61,7 +61,7 @@ pub(crate) fn map(handle: u64) -> u64 {
 }
 
 driver_test! {
-    /// An allocation from its making to its end; a second mapping by a descriptor is the same memory.
+    /// Creates, exports, imports, maps and frees an allocation; the import maps the same memory.
     life_of_a_mapping() {
         start();
         let mut granularity = 0;
@@ -134,14 +134,21 @@ driver_test! {
         let out = (&raw mut fd).cast();
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemExportToShareableHandle(out, private, DESCRIPTOR, 0));
         let mut twin = 0;
-        // Standard input is no memory.
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemImportFromShareableHandle(&raw mut twin, null_mut(), DESCRIPTOR));
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemImportFromShareableHandle(&raw mut twin, 9999 as _, DESCRIPTOR));
+        // Standard input is not a memory file.
+        fails!(
+            CUDA_ERROR_INVALID_VALUE,
+            cuMemImportFromShareableHandle(&raw mut twin, null_mut(), DESCRIPTOR)
+        );
+        fails!(
+            CUDA_ERROR_INVALID_VALUE,
+            cuMemImportFromShareableHandle(&raw mut twin, 9999 as _, DESCRIPTOR)
+        );
     }
 }
 
 driver_test! {
-    /// Mapped memory that was not made accessible faults, and the fault stays; with access it does not.
+    /// An access to mapped memory without access rights is a sticky error; with access rights it
+    /// succeeds.
     access_is_needed() {
         start();
         let handle = create(DESCRIPTOR);
@@ -178,7 +185,10 @@ driver_test! {
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemcpyHtoD_v2(address, host.as_ptr().cast(), 101));
         let somewhere = host.as_ptr() as u64;
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemcpyHtoD_v2(somewhere, host.as_ptr().cast(), 8));
-        fails!(CUDA_ERROR_NOT_FOUND, cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, somewhere));
+        fails!(
+            CUDA_ERROR_NOT_FOUND,
+            cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, somewhere)
+        );
         let mut more = 0;
         fails!(CUDA_ERROR_OUT_OF_MEMORY, cuMemAlloc_v2(&raw mut more, 1 << 20));
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemFree_v2(address + 8));
@@ -199,9 +209,12 @@ driver_test! {
         ok!(cuMemHostGetDevicePointer_v2(&raw mut device, host, 0));
         let pageable = (&raw const device).cast_mut().cast();
         let mut nothing = 0;
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMemHostGetDevicePointer_v2(&raw mut nothing, pageable, 0));
+        fails!(
+            CUDA_ERROR_INVALID_VALUE,
+            cuMemHostGetDevicePointer_v2(&raw mut nothing, pageable, 0)
+        );
         write(device, &[11]);
-        // SAFETY: the first word of the host memory, which nobody else uses now.
+        // SAFETY: `host` has at least one word, and no work that uses it is running.
         assert_eq!(unsafe { host.cast::<u64>().read() }, 11);
         let kind = |address| {
             let mut kind = 0u32;
@@ -219,7 +232,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// Ordinary memory is read before an asynchronous copy returns, page-locked memory when its turn comes.
+    /// An asynchronous copy reads pageable memory before it returns, page-locked memory in stream
+    /// order.
     when_a_copy_reads() {
         start();
         let (stream, target) = (stream(), block(16));
@@ -227,14 +241,14 @@ driver_test! {
         ok!(cuMemHostAlloc(&raw mut pinned, 8, 0));
         let pinned = pinned.cast::<u64>();
         let mut pageable = 1u64;
-        // SAFETY: the memory is this test's.
+        // SAFETY: the words are in host memory of this test, which no running work uses.
         unsafe { pinned.write(1) };
         let switch = Switch::new();
         switch.block(stream);
         ok!(cuMemcpyHtoDAsync_v2(target, (&raw const pageable).cast(), 8, stream));
         ok!(cuMemcpyHtoDAsync_v2(target + 8, pinned.cast(), 8, stream));
         pageable += 1;
-        // SAFETY: as above; the copy waits for the switch.
+        // SAFETY: the words are in host memory of this test, and the copy waits for the switch.
         unsafe { pinned.write(pageable) };
         switch.open();
         ok!(cuStreamSynchronize(stream));
@@ -242,7 +256,8 @@ driver_test! {
     }
 }
 
-/// With the guard on, the host's own accesses to device memory crash; the device's do not.
+/// With `FUSEWIRE_CUDA_FAKE_GUARD`, host accesses to device memory crash; those of the device
+/// succeed.
 #[test]
 fn guarded_memory() {
     let name = concat!(module_path!(), "::guarded_memory");
@@ -252,7 +267,8 @@ fn guarded_memory() {
         write(address, &[3]);
         assert_eq!(read(address, 1), [3]);
         println!("the device may");
-        // SAFETY: mapped memory of this process; that it cannot be read is what is tested.
+        // SAFETY: `address` is mapped in this process. The guard protects it, so that the read
+        // raises SIGSEGV, which the test expects.
         let word = unsafe { (address as *const u64).read_volatile() };
         println!("the host may: {word}");
     });
@@ -266,7 +282,7 @@ fn guarded_memory() {
 }
 
 driver_test! {
-    /// Ordinary memory that is page-locked, and let go again.
+    /// Registers user memory, and ends the registration.
     registered_memory() {
         start();
         let mut words = [1u64, 2];

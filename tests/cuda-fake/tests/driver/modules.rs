@@ -1,4 +1,4 @@
-//! Images, functions and launches.
+//! Tests images, functions and launches.
 
 use core::ffi::{CStr, c_uint, c_void};
 use core::ptr::null_mut;
@@ -36,7 +36,7 @@ fn function(module: sys::CUmodule, name: &CStr) -> sys::CUfunction {
     function
 }
 
-/// Code and error log of a load.
+/// Loads an image. Returns the code and the error log.
 fn refused(image: &CStr) -> (sys::CUresult, String) {
     let mut log = [0u8; 200];
     let mut options = [
@@ -87,7 +87,7 @@ fn quantize(
 }
 
 driver_test! {
-    /// A kernel's arguments arrive, in order of the stream, also in several blocks, and from a graph.
+    /// A kernel gets its arguments in stream order, with several blocks, and in a graph.
     launches() {
         start();
         let stream = stream();
@@ -126,7 +126,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// Only what the image declares is found, with the image's own offsets.
+    /// A module has the entries that the image declares, with the image's offsets.
     functions() {
         start();
         let module = load(&stand_in());
@@ -155,7 +155,7 @@ driver_test! {
         let mut all = [null_mut(); 3];
         ok!(cuModuleEnumerateFunctions(all.as_mut_ptr(), count, other));
         assert!(count == 3 && all.contains(&odd));
-        // The image says other parameters than the native entry has, and has an entry that nothing here can run.
+        // One entry declares other parameters than its native entry; another has no native entry.
         assert_eq!(quantize(odd, (1, 32, 0), null_mut(), (0, 0)), CUDA_ERROR_INVALID_IMAGE);
         let unknown = function(other, c"unknown");
         assert_eq!(quantize(unknown, (1, 32, 0), null_mut(), (0, 0)), CUDA_ERROR_NOT_SUPPORTED);
@@ -180,11 +180,12 @@ driver_test! {
         assert_eq!(code, CUDA_ERROR_INVALID_PTX);
         assert!(log.contains("sm_100"), "{log}");
         assert_eq!(refused(&image(head.replace("sm_90", "sm_80a"))).0, CUDA_ERROR_INVALID_PTX);
-        assert_eq!(refused(&image(head.replace("8.0", "8.8"))).0, CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
+        let newer = refused(&image(head.replace("8.0", "8.8"))).0;
+        assert_eq!(newer, CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
         let missing = format!("{head}.extern .func elsewhere();");
         assert!(refused(&image(missing)).1.contains("elsewhere"));
         assert_eq!(refused(c"\x7fELF\x02").0, CUDA_ERROR_NO_BINARY_FOR_GPU);
-        // Each of these without its fault is loaded.
+        // The same images without their errors load.
         for good in ["sm_90", "sm_90a", "sm_80"] {
             assert_eq!(refused(&image(head.replace("sm_90", good))), (CUDA_SUCCESS, String::new()));
         }
@@ -194,7 +195,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// Shapes beyond the device's limits are refused, those at the limit are not.
+    /// Launch shapes beyond a limit of the device fail; those at the limit succeed.
     shapes() {
         start();
         let stream = stream();
@@ -204,7 +205,7 @@ driver_test! {
         assert_eq!(shape((1, 512, 48 << 10)), CUDA_SUCCESS);
         assert_eq!(shape((0, 32, 0)), CUDA_ERROR_INVALID_VALUE);
         assert_eq!(shape((1, 0, 0)), CUDA_ERROR_INVALID_VALUE);
-        assert_eq!(shape((1, 513, 0)), CUDA_ERROR_INVALID_VALUE, "the image says 512");
+        assert_eq!(shape((1, 513, 0)), CUDA_ERROR_INVALID_VALUE, ".maxntid is 512");
         assert_eq!(shape((1, 32, (48 << 10) + 1)), CUDA_ERROR_INVALID_VALUE);
         let dynamic = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         fails!(CUDA_ERROR_INVALID_VALUE, cuFuncSetAttribute(function, dynamic, 228 << 10));
@@ -212,19 +213,27 @@ driver_test! {
         assert_eq!(shape((1, 32, 227 << 10)), CUDA_SUCCESS);
         let resident = |threads, shared| {
             let mut blocks = -1;
-            ok!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shared));
+            ok!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &raw mut blocks,
+                function,
+                threads,
+                shared
+            ));
             blocks
         };
         assert_eq!((resident(512, 0), resident(32, 0), resident(32, 100 << 10)), (4, 32, 2));
         assert_eq!(resident(1024, 0), 0);
         let null = null_mut();
-        fails!(CUDA_ERROR_INVALID_VALUE, cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, null, null));
+        fails!(
+            CUDA_ERROR_INVALID_VALUE,
+            cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, null, null)
+        );
         ok!(cuStreamSynchronize(stream));
     }
 }
 
 driver_test! {
-    /// A cooperative launch must fit the device as a whole; a cluster must divide the grid.
+    /// All blocks of a cooperative launch must be resident at once; a cluster must divide the grid.
     attributes("MULTIPROCESSORS" = "2") {
         start();
         let stream = stream();
@@ -232,11 +241,12 @@ driver_test! {
         let (mut source, mut target) = (block(64), block(64));
         let (mut count, mut seed) = (1u64, 0u32);
         let mut launch = |blocks, cooperative, cluster| {
-            // SAFETY: zero is a value of every field.
+            // SAFETY: zero is a valid value of every field.
             let mut attributes: [sys::CUlaunchAttribute; 3] = unsafe { core::mem::zeroed() };
             attributes[0].id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
             attributes[0].value.cooperative = cooperative;
-            attributes[1].id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes[1].id =
+                CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes[1].value.programmaticStreamSerializationAllowed = 1;
             attributes[2].id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
             attributes[2].value.clusterDim.x = cluster;
@@ -272,7 +282,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// An argument that points at memory without access faults; the fault stays, and no later work runs.
+    /// An argument that points to memory without access is a sticky error, and later work does not
+    /// run.
     faults() {
         start();
         let stream = stream();

@@ -1,4 +1,4 @@
-//! Multicast objects: who may do what, and when; and the fabric, over which they and memory go.
+//! Tests multicast objects, and the exchange of objects and memory over a fabric.
 
 use core::fmt::Write as _;
 use std::process::Command;
@@ -23,14 +23,14 @@ fn team(devices: u32, handles: CUmemAllocationHandleType) -> sys::CUmulticastObj
     }
 }
 
-/// An object of two devices.
+/// Creates an object of two devices.
 fn create(handles: CUmemAllocationHandleType) -> u64 {
     let mut object = 0;
     ok!(cuMulticastCreate(&raw mut object, &team(2, handles)));
     object
 }
 
-/// Memory of a device.
+/// Allocates memory of a device.
 fn memory(device: i32, handles: CUmemAllocationHandleType) -> u64 {
     let mut wanted = properties(handles);
     wanted.location.id = device;
@@ -40,7 +40,7 @@ fn memory(device: i32, handles: CUmemAllocationHandleType) -> u64 {
 }
 
 driver_test! {
-    /// From its making to its end, by two handles of one object; nothing is left.
+    /// Creates, imports, binds, maps and frees an object, of which two handles exist.
     life_of_an_object("DEVICES" = "2", "MULTICAST" = "1") {
         start();
         let minimum = CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_MINIMUM;
@@ -56,7 +56,7 @@ driver_test! {
         ok!(cuMemImportFromShareableHandle(&raw mut second, fd as usize as _, DESCRIPTOR));
         let (here, there) = (memory(0, DESCRIPTOR), memory(1, DESCRIPTOR));
 
-        // Nothing is bound or mapped before all devices have joined.
+        // Binding and mapping fail until all devices have joined.
         ok!(cuMulticastAddDevice(first, 0));
         fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastAddDevice(second, 0));
         fails!(CUDA_ERROR_ILLEGAL_STATE, cuMulticastBindMem(first, 0, here, 0, GRANULARITY, 0));
@@ -68,13 +68,19 @@ driver_test! {
 
         ok!(cuMulticastBindMem(first, 0, here, 0, GRANULARITY, 0));
         fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastBindMem(first, 0, here, 0, GRANULARITY, 0));
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastBindMem(second, 0, there, 0, 2 * GRANULARITY, 0));
-        fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastBindMem(second, 0, there, 4096, GRANULARITY, 0));
+        fails!(
+            CUDA_ERROR_INVALID_VALUE,
+            cuMulticastBindMem(second, 0, there, 0, 2 * GRANULARITY, 0)
+        );
+        fails!(
+            CUDA_ERROR_INVALID_VALUE,
+            cuMulticastBindMem(second, 0, there, 4096, GRANULARITY, 0)
+        );
         let at = map(there);
         ok!(cuMulticastBindAddr(second, 0, at, GRANULARITY, 0));
         assert_eq!((live(c"multicast"), live(c"binding")), (2, 2));
 
-        // The object's own address can be mapped; nothing can touch it.
+        // The object's address can be mapped, but not accessed.
         ok!(cuMemMap(address, GRANULARITY, 0, first, 0));
         let mut word = 0u64;
         let out = (&raw mut word).cast();
@@ -86,7 +92,7 @@ driver_test! {
         fails!(CUDA_ERROR_INVALID_VALUE, cuMulticastUnbind(first, 0, 0, 2 * GRANULARITY));
         ok!(cuMulticastUnbind(first, 0, 0, GRANULARITY));
         assert_eq!(live(c"binding"), 1);
-        // The last reference takes what is bound along.
+        // Releasing the last reference removes the bindings.
         ok!(cuMemRelease(second));
         ok!(cuMemRelease(first));
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemRelease(first));
@@ -100,8 +106,9 @@ driver_test! {
 }
 
 driver_test! {
-    /// A device that is no member binds nothing; more devices than there are to be do not join.
-    strangers("DEVICES" = "3", "MULTICAST" = "1") {
+    /// A device that has not joined cannot bind memory, and no more devices can join than the
+    /// object has.
+    devices_outside_of_the_team("DEVICES" = "3", "MULTICAST" = "1") {
         start();
         let object = create(DESCRIPTOR);
         ok!(cuMulticastAddDevice(object, 0));
@@ -118,7 +125,7 @@ driver_test! {
 }
 
 driver_test! {
-    none_where_there_is_no_switch("DEVICES" = "2") {
+    devices_without_multicast("DEVICES" = "2") {
         start();
         let mut object = 0;
         fails!(CUDA_ERROR_NOT_SUPPORTED, cuMulticastCreate(&raw mut object, &team(2, DESCRIPTOR)));
@@ -126,7 +133,7 @@ driver_test! {
     }
 }
 
-/// What the other process is given, and the fabric that it is in.
+/// Environment variable with the handles for the other process.
 const GIVEN: &str = "CUDA_FAKE_GIVEN";
 
 const OVER_THE_FABRIC: &str = concat!(module_path!(), "::over_the_fabric");
@@ -156,7 +163,8 @@ fn export(handle: u64) -> Handle {
 }
 
 driver_test! {
-    /// Memory and objects go to other processes of the fabric, and to no others; what was released goes nowhere.
+    /// Fabric handles of memory and objects can be imported by processes of the same fabric only,
+    /// and only until the release.
     over_the_fabric("DEVICES" = "2", "MULTICAST" = "1", "FABRIC" = "a") {
         start();
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
@@ -216,7 +224,7 @@ driver_test! {
             assert!(output.status.success(), "{said}");
         }
         assert_eq!(read(address, 1), [42]);
-        // The other process has added the last device.
+        // The other process has added the last device to the object.
         ok!(cuMulticastBindMem(object, 0, kept, 0, GRANULARITY, 0));
     }
 }

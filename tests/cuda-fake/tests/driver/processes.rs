@@ -1,4 +1,4 @@
-//! Memory that goes from one process to another.
+//! Tests the exchange of memory between processes.
 
 use core::fmt::Write as _;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -9,13 +9,13 @@ use cudarc::driver::sys::{self, CUmemAllocationHandleType};
 use crate::memory::{map, properties};
 use crate::support::*;
 
-/// What the other process is given.
+/// Environment variable with the input of the other process.
 const GIVEN: &str = "CUDA_FAKE_GIVEN";
 
 const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Runs the same test in another process, which is given `text`.
+/// Runs the same test in another process, with `text` as its input.
 fn other_process(name: &str, text: &str) {
     let name = name.split_once("::").unwrap().1;
     let output = Command::new(std::env::current_exe().unwrap())
@@ -33,14 +33,15 @@ fn other_process(name: &str, text: &str) {
 const DESCRIPTORS: &str = concat!(module_path!(), "::descriptors");
 
 driver_test! {
-    /// A descriptor that another process has gives it the same memory, also after this process has let go of it.
+    /// Another process imports a descriptor and maps the same memory, even if this process frees
+    /// it.
     descriptors() {
         start();
         if let Ok(given) = std::env::var(GIVEN) {
             let fd: RawFd = given.parse().unwrap();
             let mut handle = 0;
             ok!(cuMemImportFromShareableHandle(&raw mut handle, fd as usize as _, DESCRIPTOR));
-            // SAFETY: inherited for this test alone.
+            // SAFETY: the process has inherited the descriptor, and nothing else in it owns it.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
             let address = map(handle);
             assert_eq!(read(address, 1), [41]);
@@ -56,7 +57,8 @@ driver_test! {
         ok!(cuMemImportFromShareableHandle(&raw mut again, fd as usize as _, DESCRIPTOR));
         let address = map(again);
         write(address, &[41]);
-        // SAFETY: the descriptor is open; children shall inherit it.
+        // SAFETY: `fcntl` accesses no memory. The descriptor is open, and children are to inherit
+        // it.
         assert!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } >= 0);
         other_process(DESCRIPTORS, &fd.to_string());
         assert_eq!(read(address, 1), [42]);
@@ -72,7 +74,8 @@ fn open(handle: sys::CUipcMemHandle) -> (sys::CUresult, u64) {
 }
 
 driver_test! {
-    /// An IPC handle opens in another process, counted, and not in its own; a handle of freed memory does not open.
+    /// Another process can open an IPC handle several times; the exporting process cannot, and
+    /// neither can any process after the memory is freed.
     ipc_handles() {
         start();
         if let Ok(given) = std::env::var(GIVEN) {

@@ -1,4 +1,4 @@
-//! Start, devices, contexts, failures by command, reports.
+//! Tests initialisation, devices, contexts, injected failures and reports.
 
 use core::ptr::null_mut;
 
@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use crate::support::*;
 
 driver_test! {
-    /// Nothing works before `cuInit`, nothing of a context without one.
+    /// Calls fail before `cuInit`, and calls that need a context fail without one.
     order_of_the_start() {
         let mut count = 0;
         fails!(CUDA_ERROR_NOT_INITIALIZED, cuDeviceGetCount(&raw mut count));
@@ -73,7 +73,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// The last reference takes the context and all that is in it along.
+    /// Releasing the last reference destroys the context and all its objects.
     primary_context() {
         let context = start();
         let mut again = null_mut();
@@ -94,7 +94,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// Handles that never were, or are another kind's, are refused.
+    /// Handles that do not exist or are of another kind are rejected.
     foreign_handles() {
         start();
         let wild = 0xdead_beef_usize;
@@ -113,7 +113,7 @@ driver_test! {
 }
 
 driver_test! {
-    failures_by_command("FAIL" = "cuMemAlloc_v2:2=2,cuStreamCreate=999") {
+    injected_failures("FAIL" = "cuMemAlloc_v2:2=2,cuStreamCreate=999") {
         start();
         let (mut address, mut stream) = (0, null_mut());
         ok!(cuMemAlloc_v2(&raw mut address, 64));
@@ -133,10 +133,10 @@ driver_test! {
     error_texts() {
         let mut name = core::ptr::null();
         ok!(cuGetErrorName(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, &raw mut name));
-        // SAFETY: the driver's text.
+        // SAFETY: the driver returned a pointer to a static C string.
         let name = unsafe { core::ffi::CStr::from_ptr(name) };
         assert_eq!(name, c"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE");
-        // Every code that the fake knows is cudarc's of that name.
+        // cudarc has every code of the fake under the same name.
         for code in [
             CUDA_SUCCESS,
             CUDA_ERROR_INVALID_PTX,
@@ -146,14 +146,14 @@ driver_test! {
         ] {
             let mut text = core::ptr::null();
             ok!(cuGetErrorName(code, &raw mut text));
-            // SAFETY: as above.
+            // SAFETY: the driver returned a pointer to a static C string.
             let text = unsafe { core::ffi::CStr::from_ptr(text) };
             assert_eq!(text.to_str().unwrap(), format!("{code:?}"));
         }
     }
 }
 
-/// The report at the end of a process, and while it runs.
+/// The report is available at run time and written at exit.
 #[test]
 fn reports() {
     let folder = tempfile::tempdir().unwrap();
@@ -185,7 +185,7 @@ fn reports() {
 }
 
 driver_test! {
-    /// Contexts are stacked on a thread, and open to each other once.
+    /// Each thread has a stack of contexts; peer access can be enabled once.
     stacks_and_peers("DEVICES" = "2") {
         let first = start();
         let (mut second, mut current, mut device) = (null_mut(), null_mut(), -1);

@@ -1,4 +1,4 @@
-//! Streams, events and callbacks.
+//! Tests streams, events and callbacks.
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
@@ -16,7 +16,7 @@ unsafe extern "C" fn count(_: *mut c_void) {
 }
 
 driver_test! {
-    /// Work runs in order, behind the events that it waits for, and beside the caller.
+    /// Work runs in order, after the events that it waits for, and concurrently with the caller.
     order_and_events() {
         start();
         let (first, second, event) = (stream(), stream(), event());
@@ -42,7 +42,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// A stream waits for a word of device memory, as often as a graph says so; the comparison is cyclic.
+    /// A stream waits for a word of device memory, also in a graph; the comparison is cyclic.
     memory_operations() {
         start();
         let (waiting, writing) = (stream(), stream());
@@ -65,10 +65,12 @@ driver_test! {
         ok!(cuStreamWriteValue32_v2(writing, word, 6, 0));
         ok!(cuStreamSynchronize(waiting));
         assert_eq!(COUNT.load(Ordering::SeqCst), 1);
-        // In a graph: cleared, then raised by another branch, three times. (A replay of the fake begins work in the order of the
-        // calls: a wait for what a later call writes would not end.)
+        // In a graph: one branch clears the word, another raises it, three times. A replay of the
+        // fake starts work in the order of the calls, so that a wait for a later write would not
+        // end.
         let (fork, join) = (event(), event());
-        ok!(cuStreamBeginCapture_v2(waiting, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED));
+        let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        ok!(cuStreamBeginCapture_v2(waiting, relaxed));
         ok!(cuMemsetD8Async(word, 0, 4, waiting));
         ok!(cuEventRecord(fork, waiting));
         ok!(cuStreamWaitEvent(writing, fork, 0));
@@ -89,7 +91,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// A function of the host must not call the driver; the same call outside is allowed.
+    /// A host callback must not call the driver; the same call from other code succeeds.
     callbacks_are_outside() {
         unsafe extern "C" fn calls(event: *mut c_void) {
             let code = code!(cuEventQuery(event.cast()));
@@ -132,7 +134,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// A stream that is destroyed finishes its work; nobody waits for that.
+    /// A destroyed stream finishes its work, for which the destruction does not wait.
     destroyed_with_work() {
         start();
         let stream = stream();
@@ -143,12 +145,12 @@ driver_test! {
         fails!(CUDA_ERROR_INVALID_HANDLE, cuStreamQuery(stream));
         assert_eq!(COUNT.load(Ordering::SeqCst), 0);
         switch.open();
-        eventually("the work ends", || COUNT.load(Ordering::SeqCst) == 1);
+        eventually("the work has ended", || COUNT.load(Ordering::SeqCst) == 1);
     }
 }
 
 driver_test! {
-    /// The default stream waits for blocking streams, and not for others.
+    /// The default stream waits for blocking streams only.
     default_stream() {
         start();
         let mut blocking = null_mut();

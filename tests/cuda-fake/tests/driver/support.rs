@@ -1,4 +1,4 @@
-//! A child process for each test, and short forms of the driver's calls.
+//! Child processes for tests, and short forms of driver calls.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
@@ -6,13 +6,14 @@ use std::process::{Command, Output};
 
 use cudarc::driver::sys::{self, CUresult};
 
-/// The error codes by their short names.
+/// Error codes by their short names.
 pub(crate) use cudarc::driver::sys::CUresult::*;
 
-/// Names the test whose body a process shall run.
+/// Environment variable with the name of the test that a child process runs.
 const CHILD: &str = "CUDA_FAKE_TEST";
 
-/// Runs `body` in a child that opens the fake as the driver; gives what came out, or `None` in the child.
+/// Runs `body` in a child process that opens the fake as the driver. Returns the child's output, or
+/// `None` in the child.
 pub(crate) fn run_child(name: &str, variables: &[(&str, &str)], body: fn()) -> Option<Output> {
     let name = name.split_once("::").map_or(name, |(_, name)| name);
     if std::env::var(CHILD).is_ok_and(|child| child == name) {
@@ -32,7 +33,7 @@ pub(crate) fn run_child(name: &str, variables: &[(&str, &str)], body: fn()) -> O
     Some(command.output().unwrap())
 }
 
-/// Runs `body` in a child, which must succeed.
+/// Runs `body` in a child process and asserts that it succeeds.
 pub(crate) fn in_child(name: &str, variables: &[(&str, &str)], body: fn()) {
     let Some(output) = run_child(name, variables, body) else {
         return;
@@ -46,7 +47,7 @@ pub(crate) fn in_child(name: &str, variables: &[(&str, &str)], body: fn()) {
     );
 }
 
-/// A test in a child process.
+/// Defines a test that runs in a child process.
 macro_rules! driver_test {
     ($(#[$meta:meta])* $name:ident($($key:literal = $value:literal),*) $body:block) => {
         $(#[$meta])*
@@ -59,17 +60,17 @@ macro_rules! driver_test {
 }
 pub(crate) use driver_test;
 
-/// Calls the driver; the function's code.
+/// Calls the driver and returns the code.
 macro_rules! code {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: the arguments are what the fake's rules are tested with: pointers of this test that are valid,
-        // or handles and addresses that the fake checks.
+        // SAFETY: pointer arguments are to live variables of the test, and the fake checks all
+        // handles and addresses.
         unsafe { cudarc::driver::sys::$function($($argument),*) }
     };
 }
 pub(crate) use code;
 
-/// Calls the driver; the call must succeed.
+/// Calls the driver and asserts that the call succeeds.
 macro_rules! ok {
     ($function:ident($($argument:expr),* $(,)?)) => {
         assert_eq!(
@@ -81,7 +82,7 @@ macro_rules! ok {
 }
 pub(crate) use ok;
 
-/// Calls the driver; the call must fail with a code.
+/// Calls the driver and asserts that the call fails with a code.
 macro_rules! fails {
     ($code:ident, $function:ident($($argument:expr),* $(,)?)) => {
         assert_eq!($crate::support::code!($function($($argument),*)), $code, stringify!($function))
@@ -89,7 +90,7 @@ macro_rules! fails {
 }
 pub(crate) use fails;
 
-/// Initialises, and makes the primary context of device 0 current.
+/// Initialises the driver and makes the primary context of device 0 current.
 pub(crate) fn start() -> sys::CUcontext {
     ok!(cuInit(0));
     let mut context = null_mut();
@@ -98,21 +99,21 @@ pub(crate) fn start() -> sys::CUcontext {
     context
 }
 
-/// A stream that does not wait for the default stream.
+/// Creates a stream that does not wait for the default stream.
 pub(crate) fn stream() -> sys::CUstream {
     let mut stream = null_mut();
     ok!(cuStreamCreate(&raw mut stream, 1));
     stream
 }
 
-/// An event without a time.
+/// Creates an event without timing.
 pub(crate) fn event() -> sys::CUevent {
     let mut event = null_mut();
     ok!(cuEventCreate(&raw mut event, 2));
     event
 }
 
-/// A block of device memory.
+/// Allocates a block of device memory.
 pub(crate) fn block(bytes: usize) -> u64 {
     let mut address = 0;
     ok!(cuMemAlloc_v2(&raw mut address, bytes));
@@ -135,60 +136,60 @@ pub(crate) fn read(from: u64, count: usize) -> Vec<u64> {
     words
 }
 
-/// A function of the fake that no driver has.
+/// Returns a function of the fake that the driver does not have. `F` must be the function's type.
 fn extra<F: Copy>(name: &str) -> F {
-    // SAFETY: opens the library that `LD_LIBRARY_PATH` names.
+    // SAFETY: `LD_LIBRARY_PATH` makes this open the fake, whose initialisers have no requirements.
     let library = unsafe { sys::culib() };
-    // SAFETY: whoever calls this names the function's type.
+    // SAFETY: all callers in this file pass the type of the exported function.
     *unsafe { library.get::<F>(name.as_bytes()) }.unwrap()
 }
 
-/// How often a function was called.
+/// Returns the number of calls of a function.
 pub(crate) fn calls(name: &CStr) -> u64 {
     let calls = extra::<unsafe extern "C" fn(*const c_char) -> u64>("fusewireCudaFakeCalls");
-    // SAFETY: a C string.
+    // SAFETY: `name` is a live C string.
     unsafe { calls(name.as_ptr()) }
 }
 
-/// How many objects of a kind live.
+/// Returns the number of live objects of a kind.
 pub(crate) fn live(kind: &CStr) -> u64 {
     let live = extra::<unsafe extern "C" fn(*const c_char) -> u64>("fusewireCudaFakeLive");
-    // SAFETY: a C string.
+    // SAFETY: `kind` is a live C string.
     unsafe { live(kind.as_ptr()) }
 }
 
-/// Has a call fail.
+/// Makes the `nth` call of a function fail.
 pub(crate) fn fail(name: &CStr, nth: u64, code: CUresult) {
     type Fail = unsafe extern "C" fn(*const c_char, u64, u32);
     let fail = extra::<Fail>("fusewireCudaFakeFail");
-    // SAFETY: a C string.
+    // SAFETY: `name` is a live C string.
     unsafe { fail(name.as_ptr(), nth, code as u32) }
 }
 
-/// The report.
+/// Returns the fake's report.
 pub(crate) fn report() -> String {
     type Report = unsafe extern "C" fn(*mut c_char, usize) -> usize;
     let report = extra::<Report>("fusewireCudaFakeReport");
     let mut buffer = vec![0u8; 1 << 16];
-    // SAFETY: the buffer has that many bytes.
+    // SAFETY: `buffer` has `buffer.len()` writable bytes.
     let length = unsafe { report(buffer.as_mut_ptr().cast(), buffer.len()) };
     String::from_utf8(buffer[..length].to_vec()).unwrap()
 }
 
-/// A switch that work of a stream waits for.
+/// A switch for which work of a stream waits.
 #[derive(Debug, Default)]
 pub(crate) struct Switch(core::sync::atomic::AtomicBool);
 
 impl Switch {
-    /// A switch that lives as long as the process.
+    /// Creates a closed switch that is never freed.
     pub(crate) fn new() -> &'static Self {
         Box::leak(Box::default())
     }
 
-    /// Has a stream wait for the switch.
+    /// Makes a stream wait for the switch.
     pub(crate) fn block(&'static self, stream: sys::CUstream) {
         unsafe extern "C" fn wait(switch: *mut c_void) {
-            // SAFETY: the switch that `block` gave, which lives as long as the process.
+            // SAFETY: `block` passes a `&'static Switch`.
             let switch = unsafe { &*switch.cast::<Switch>() };
             while !switch.0.load(core::sync::atomic::Ordering::Acquire) {
                 std::thread::yield_now();
@@ -198,19 +199,19 @@ impl Switch {
         ok!(cuLaunchHostFunc(stream, Some(wait), data));
     }
 
-    /// Lets the stream go on.
+    /// Opens the switch, so that waiting streams continue.
     pub(crate) fn open(&self) {
         self.0.store(true, core::sync::atomic::Ordering::Release);
     }
 }
 
-/// Waits until something is so, for a minute at most.
-pub(crate) fn eventually(what: &str, so: impl Fn() -> bool) {
+/// Waits for a condition. Panics after a minute.
+pub(crate) fn eventually(condition: &str, is_met: impl Fn() -> bool) {
     let start = std::time::Instant::now();
-    while !so() {
+    while !is_met() {
         assert!(
             start.elapsed().as_secs() < 60,
-            "{what}: not so after a minute"
+            "not met within a minute: {condition}"
         );
         std::thread::yield_now();
     }

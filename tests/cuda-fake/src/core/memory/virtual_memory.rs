@@ -1,4 +1,4 @@
-//! Virtual memory management: physical memory, reserved addresses, and mappings of the one at the other.
+//! Virtual memory management: physical memory, reserved addresses and mappings.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use crate::core::settings::settings;
 use crate::core::{lock, multicast};
 use crate::status::{Result, Status};
 
-/// Physical memory of virtual memory management; gives its handle.
+/// Creates physical memory. Returns its handle.
 pub(crate) fn create(backing: Backing) -> usize {
     let handle = fresh();
     let allocation = Arc::new(Allocation {
@@ -21,7 +21,7 @@ pub(crate) fn create(backing: Backing) -> usize {
     handle
 }
 
-/// Gives a reference back. Mappings keep the memory, not the handle.
+/// Releases a reference. Mappings keep the memory alive, but not the handle.
 pub(crate) fn release(handle: usize) -> Result<()> {
     let allocation = ALLOCATIONS.get(handle).ok_or(Status::InvalidValue)?;
     let mut references = lock(&allocation.references);
@@ -32,7 +32,7 @@ pub(crate) fn release(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Takes a reference to what is mapped at an address.
+/// Adds a reference to the memory or object that is mapped at an address. Returns its handle.
 pub(crate) fn retain(address: u64) -> Result<usize> {
     let allocation = match find(address).map(|region| region.kind) {
         Some(Kind::Mapping(allocation)) => allocation,
@@ -64,7 +64,7 @@ pub(crate) fn reserve(bytes: u64, alignment: u64) -> Result<u64> {
     Ok(start)
 }
 
-/// Gives reserved addresses back, in which nothing is mapped any more.
+/// Frees reserved addresses. Fails if something is mapped there.
 pub(crate) fn unreserve(start: u64, bytes: u64) -> Result<()> {
     let mut space = lock(&SPACE);
     if space.reservations.get(&start) != Some(&bytes)
@@ -77,12 +77,12 @@ pub(crate) fn unreserve(start: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Maps physical memory into a reservation; nothing may touch it yet.
+/// Maps physical memory or a multicast object into a reservation, without access.
 pub(crate) fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result<()> {
     let allocation = ALLOCATIONS.get(handle);
     let most = match &allocation {
         Some(allocation) => allocation.backing.bytes,
-        // Nothing but an object can have that handle.
+        // The handle is invalid or of a multicast object; `mappable` checks its size.
         None => u64::MAX,
     };
     let aligned = start.is_multiple_of(GRANULARITY) && bytes.is_multiple_of(GRANULARITY);
@@ -118,7 +118,7 @@ pub(crate) fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result<
         .map(drop)
 }
 
-/// Whole mappings that fill a range.
+/// Returns the mappings that exactly fill a range.
 fn mappings(space: &Space, start: u64, bytes: u64) -> Result<Vec<u64>> {
     let end = start.checked_add(bytes).ok_or(Status::InvalidValue)?;
     let mut at = start;
@@ -150,7 +150,7 @@ pub(crate) fn unmap(start: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Allows or forbids a device to touch whole mappings.
+/// Sets the access of a device to whole mappings.
 pub(crate) fn set_access(start: u64, bytes: u64, device: u32, flags: u32) -> Result<()> {
     if !matches!(flags, 0 | 1 | 3) || device >= settings().devices {
         return Err(Status::InvalidValue);
@@ -167,7 +167,7 @@ pub(crate) fn set_access(start: u64, bytes: u64, device: u32, flags: u32) -> Res
     Ok(())
 }
 
-/// What a device may do at an address.
+/// Returns the access of a device at an address.
 pub(crate) fn access(address: u64, device: u32) -> Result<u32> {
     let region = find(address).ok_or(Status::InvalidValue)?;
     match region.kind {
