@@ -15,12 +15,16 @@ pub(super) struct BounceBuffer {
 impl BounceBuffer {
     /// The memory to use: the bounce one, or the argument's own.
     pub(super) fn output<'a>(bounce: &'a Option<Self>, own: Output<'a>) -> Output<'a> {
-        bounce.as_ref().map_or(own, |bounce| Output::from(&bounce.tensor))
+        bounce
+            .as_ref()
+            .map_or(own, |bounce| Output::from(&bounce.tensor))
     }
 
     /// As [`BounceBuffer::output`].
     pub(super) fn input<'a>(bounce: &'a Option<Self>, own: Input<'a>) -> Input<'a> {
-        bounce.as_ref().map_or(own, |bounce| Input::from(&bounce.tensor))
+        bounce
+            .as_ref()
+            .map_or(own, |bounce| Input::from(&bounce.tensor))
     }
 
     /// Copies a result back to the slice.

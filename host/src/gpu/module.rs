@@ -189,7 +189,10 @@ fn function(
         },
     };
     if let Some(detail) = difference(kernel.params, &read) {
-        return Err(wrong(format!("kernel {}: {detail}; {REBUILD}", kernel.name)));
+        return Err(wrong(format!(
+            "kernel {}: {detail}; {REBUILD}",
+            kernel.name
+        )));
     }
     let properties = driver.function_properties(raw)?;
     if properties.local_bytes > 0 {

@@ -75,7 +75,9 @@ impl Drop for PublishedDescriptor {
 
 impl fmt::Debug for PublishedDescriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PublishedDescriptor").field(&self.token).finish()
+        f.debug_tuple("PublishedDescriptor")
+            .field(&self.token)
+            .finish()
     }
 }
 

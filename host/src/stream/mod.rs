@@ -104,9 +104,10 @@ impl Stream {
         if raw.is_null() {
             return Err(Error::InvalidArgument {
                 operation: "adopt stream",
-                detail: "the legacy default stream cannot be captured and orders all others: use a \
+                detail:
+                    "the legacy default stream cannot be captured and orders all others: use a \
                          stream of your own (PyTorch: torch.cuda.Stream())"
-                    .to_owned(),
+                        .to_owned(),
             });
         }
         let raw = gpu::driver::RawStream(raw as usize);

@@ -156,7 +156,10 @@ pub(super) struct ReceivedMessage {
 }
 
 /// Receives into `buffer`, with descriptors. Returns `None` if nothing is available. Never blocks.
-pub(super) fn receive(socket: &impl AsRawFd, buffer: &mut [u8]) -> io::Result<Option<ReceivedMessage>> {
+pub(super) fn receive(
+    socket: &impl AsRawFd,
+    buffer: &mut [u8],
+) -> io::Result<Option<ReceivedMessage>> {
     let mut part = libc::iovec {
         iov_base: buffer.as_mut_ptr().cast(),
         iov_len: buffer.len(),

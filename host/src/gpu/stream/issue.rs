@@ -7,8 +7,8 @@ use super::Stream;
 use crate::cpu::HostFn;
 use crate::gpu::device::InFlightGuard;
 use crate::gpu::driver::{CaptureStatus, RawEvent, RawGraph};
-use crate::gpu::in_flight::{Copy, InFlight, HostCall, WorkKind};
 use crate::gpu::graph::{self, GraphExec, LoggedNode};
+use crate::gpu::in_flight::{Copy, HostCall, InFlight, WorkKind};
 use crate::gpu::launch::Launch;
 use crate::{Error, Result};
 
