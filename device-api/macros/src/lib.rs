@@ -331,7 +331,8 @@ fn grid_entry(
             blocks_per_rank: u32,
         ) {
             unsafe {
-                let (block, own) = ::fusewire_device::multi_rank_grid::enter(parameters, blocks_per_rank);
+                let (block, own) =
+                    ::fusewire_device::multi_rank_grid::enter(parameters, blocks_per_rank);
                 #name #turbofish(block, #(#arguments),*)
             }
         }

@@ -61,7 +61,8 @@ impl CommConfig {
         Error::Communicator {
             name: self.name.clone(),
             detail: format!(
-                "a multi-rank grid (Options::grid_mode) is for ranks that are threads of one process and share one GPU: {detail}"
+                "a multi-rank grid (Options::grid_mode) is for ranks that are threads of one \
+                 process and share one GPU: {detail}"
             ),
         }
     }
@@ -107,15 +108,15 @@ impl CommConfig {
             let (first_process, first_uuid) = *first.get_or_insert((process, uuid));
             if process != first_process {
                 return Err(self.no_grid(&format!(
-                    "rank 0 is in process {}, rank {rank} in process {}; start the ranks as threads, or choose \
-                     GridMode::Separate",
+                    "rank 0 is in process {}, rank {rank} in process {}; start the ranks as \
+                     threads, or choose GridMode::Separate",
                     first_process.0, process.0
                 )));
             }
             if uuid != first_uuid {
                 return Err(self.no_grid(&format!(
-                    "rank {rank} is on another GPU than rank 0; give all ranks the same device, or choose \
-                     GridMode::Separate"
+                    "rank {rank} is on another GPU than rank 0; give all ranks the same device, \
+                     or choose GridMode::Separate"
                 )));
             }
         }
@@ -244,7 +245,8 @@ mod tests {
             let family = kernel.family();
             assert!(
                 GRID_FAMILIES.contains(&family) != SEPARATE_FAMILIES.contains(&family),
-                "{family} is to be in GRID_FAMILIES, where all ranks launch it together, or in SEPARATE_FAMILIES"
+                "{family} must be in GRID_FAMILIES, if all ranks launch it together, or in \
+                 SEPARATE_FAMILIES"
             );
             assert_eq!(
                 is_grid_launch(kernel, Operation::AllReduce),

@@ -211,7 +211,7 @@ command_of() {
     rm -f "$part"
 }
 
-# in_multi_rank_grid COMMAND..: with all ranks that are threads in a multi-rank grid, where the images for that are here.
+# in_multi_rank_grid COMMAND..: runs COMMAND with ranks that are threads in a multi-rank grid, if its images are here.
 in_multi_rank_grid() {
     if [ "$kind" != cuda ]; then
         return
