@@ -1,5 +1,6 @@
-//! All ranks in a multi-rank grid, on a machine without a GPU: each test starts itself again as a process in which the executing
-//! fake of the driver library takes the place of `libcuda.so.1`, beside an image that declares grid forms.
+//! Multi-rank grids on a machine without a GPU. Each test runs itself in a child process in which
+//! the executing fake of the driver library replaces `libcuda.so.1`, with an image that declares
+//! grid forms.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -17,23 +18,24 @@ use fusewire_tests::rank::Mode;
 use fusewire_tests::runner::{Runner, Setup, Threads};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
-/// A time-out that is to pass.
+/// A timeout that the tests let expire.
 const SHORT: Duration = Duration::from_millis(700);
-/// Far beyond it, and far below the others.
+/// Much longer than `SHORT`, and much shorter than the other limits.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Which image of grid forms there is.
+/// The image of grid forms that the child finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
-    /// What stands for the image that `fusewire-build build --multi-rank-grid` makes.
+    /// A stand-in for the image that `fusewire-build build --multi-rank-grid` writes.
     There,
-    /// The ordinary forms in its place.
+    /// An image of ordinary forms under its name.
     Ordinary,
-    /// One that says that it was made from other sources.
+    /// An image that claims to be built from other sources.
     Stale,
 }
 
-/// Runs `body` in a child process on the fake, with `environment`; it is test `test` of this binary.
+/// Runs `body` in a child process on the fake, with `environment`. `test` is the name of the
+/// calling test.
 fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl FnOnce()) {
     if role().as_deref() == Some("fake") {
         assert!(device().is_gpu());
@@ -74,7 +76,7 @@ fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl Fn
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
     child
         .succeed(TEST_TIMEOUT)
-        .expect("success behind its report");
+        .expect("success after its report");
     println!("{test}: {:.1} s", started.elapsed().as_secs_f64());
 }
 
@@ -90,7 +92,7 @@ fn multi_rank_grid(timeout: Duration) -> Options {
     options(GridMode::MultiRankGrid, timeout)
 }
 
-/// Ranks as threads on the fake.
+/// Runs ranks as threads on the fake.
 fn run<R: Send>(
     size: u32,
     options: &Options,
@@ -99,13 +101,13 @@ fn run<R: Send>(
     run_threads_on(device(), "fusewire", size, options, body)
 }
 
-/// How often grid forms were launched, and ordinary ones.
+/// Returns the numbers of launches of grid forms and of ordinary forms.
 fn launches(fake: &Fake) -> (u64, u64) {
     let grids = fake.launch_count(c"*__grid");
     (grids, fake.launch_count(c"*") - grids)
 }
 
-/// What a communicator of `size` ranks adds up; right on each of them.
+/// Checks the result of an all_reduce on a communicator of `size` ranks.
 fn works(size: u32, options: &Options) {
     for result in run(size, options, |comm| {
         let x = comm.alloc(DType::F32, 1000)?;
@@ -122,7 +124,8 @@ fn works(size: u32, options: &Options) {
 const PART: usize = 331;
 const HIDDEN: usize = 96;
 
-/// One of everything that all ranks do together, blocking and enqueued: what each rank has then, and how many calls that was.
+/// Calls every collective once, blocking and enqueued. Returns the rank's results and the number of
+/// calls.
 fn everything(comm: &Communicator) -> Result<(Vec<Vec<u8>>, u64)> {
     let ranks = comm.size() as usize;
     let filled = |dtype, count: usize, seed| -> Result<Tensor> {
@@ -147,7 +150,7 @@ fn everything(comm: &Communicator) -> Result<(Vec<Vec<u8>>, u64)> {
         out.push(part.to_bytes()?);
         comm.all_to_all_single(&whole, &large)?;
         out.push(whole.to_bytes()?);
-        // Enqueued, all behind each other: more than the grid has tables.
+        // Enqueued without a wait in between: more grids than there are tables.
         let mut work = Vec::new();
         for round in 0..12 {
             work.push(comm.broadcast_async(&whole, round % comm.size())?);
@@ -204,14 +207,14 @@ fn the_bits_are_those_of_the_cpu() {
             let before = launches(&fake);
             let (bytes, calls) = all_of(device(), ranks, GridMode::MultiRankGrid);
             let after = launches(&fake);
-            // A launch for all ranks each, and nothing else.
+            // One launch per call for all ranks, and no other launches.
             assert_eq!((after.0 - before.0, after.1 - before.1), (calls, 0));
             let (cpu, _) = all_of(Device::Cpu, ranks, GridMode::Separate);
             assert_eq!(bytes.len(), ranks as usize);
             assert!(bytes == cpu, "{ranks} ranks");
             assert!(bytes[0].iter().all(|out| out.iter().any(|byte| *byte != 0)));
         }
-        // The count itself.
+        // Control of the count: separate launches.
         let before = launches(&fake);
         let (_, calls) = all_of(device(), 2, GridMode::Separate);
         let after = launches(&fake);
@@ -396,7 +399,7 @@ fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
             assert!(error.to_string().contains("aborted"), "{error}");
             assert!(took < SOON, "{took:?}");
         }
-        // A kernel of another rank that fails by itself, while this one waits for it in the grid.
+        // A kernel of another rank fails while this rank waits for it in the grid.
         for result in run(3, &multi_rank_grid(TEST_TIMEOUT), |comm| {
             let x = comm.alloc(DType::F32, 1 << 16)?;
             comm.barrier()?;
@@ -466,7 +469,7 @@ fn captures_are_refused() {
     });
 }
 
-/// The error of every rank that asks for such a communicator.
+/// Returns every rank's error when it creates a communicator.
 fn refusals(size: u32, options: &Options) -> Vec<String> {
     let results = run(size, options, |_| Ok(()));
     let errors = results.into_iter().map(|result| result.expect_err("no"));
@@ -520,7 +523,7 @@ fn what_has_no_grid_is_refused() {
             let error = result.expect_err("the CPU").to_string();
             assert!(error.contains("the device is the CPU"), "{error}");
         }
-        // Not all want it.
+        // Not all ranks choose the mode.
         let store: std::sync::Arc<dyn fusewire::store::Store> =
             std::sync::Arc::new(fusewire::store::MemoryStore::new());
         let make = |rank: u32| {
@@ -554,7 +557,7 @@ fn an_image_of_other_forms_is_refused() {
                 "{error}"
             );
         }
-        // Others need no such image.
+        // Other communicators do not need the image.
         works(2, &options(GridMode::Separate, TEST_TIMEOUT));
     });
 }
@@ -592,7 +595,7 @@ fn an_image_that_is_absent_is_said_to_be() {
         println!("absent: reported");
         return;
     }
-    // Away from cargo's target folder, where one may have been built.
+    // Outside cargo's target folder, which may contain a built image.
     let folder = tempfile::tempdir().expect("a folder");
     fusewire_cuda_fake::install(folder.path()).expect("the fake, built beside this test");
     let copy = folder.path().join("multi_rank_grid");

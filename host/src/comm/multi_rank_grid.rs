@@ -1,5 +1,5 @@
-//! Ranks that share a GPU, in a multi-rank grid ([`GridMode::MultiRankGrid`]): which communicators
-//! can have it, how their ranks find their grid, and which launches go through it.
+//! Communicators whose ranks share a GPU in a multi-rank grid ([`GridMode::MultiRankGrid`]): the
+//! checks of their requirements, the grid itself, and the choice of launches for it.
 
 use core::time::Duration;
 use std::collections::HashMap;
@@ -18,8 +18,8 @@ use crate::memory::MemoryDescriptor;
 use crate::options::GridMode;
 use crate::{Error, Result};
 
-/// Families of the library's kernels whose launches belong to all ranks: the same kernel, in the
-/// same order, on each.
+/// Kernel families of the library that all ranks launch together: the same kernel, in the same
+/// order, on each rank.
 const GRID_FAMILIES: [&str; 8] = [
     "all_reduce",
     "barrier",
@@ -31,11 +31,11 @@ const GRID_FAMILIES: [&str; 8] = [
     "vocab",
 ];
 
-/// Whether a launch of that kernel for that operation is one of all ranks. Others go out by
-/// themselves, in a multi-rank grid as without it: those between two ranks (send, recv, batches,
-/// windows), those that wait for no peer (quantize) or for a consumer or producer, which may be
-/// enqueued after another rank's launch (overlap), and those of which only the caller knows who
-/// makes them (kernels of users).
+/// Returns whether a launch of `kernel` for `operation` is combined with those of all ranks. Other
+/// kernels are launched separately, also in this mode: those between two ranks (send, recv,
+/// batches, windows), those that wait for no peer (quantize), those that wait for a consumer or
+/// producer, which may be enqueued after another rank's launch (overlap), and user kernels, for
+/// which this library does not know which ranks launch them.
 pub(super) fn is_grid_launch(kernel: &KernelInfo, operation: Operation) -> bool {
     operation != Operation::User
         && kernel.module.starts_with("fusewire_kernels::")
@@ -45,11 +45,12 @@ pub(super) fn is_grid_launch(kernel: &KernelInfo, operation: Operation) -> bool 
 /// The grids of this process, by the number that rank 0 broadcasts.
 static GRIDS: Mutex<Option<HashMap<u64, Weak<MultiRankGrid>>>> = Mutex::new(None);
 
-/// What rank 0 broadcasts in the rendezvous: a grid's number, or why there is none.
+/// The kinds of rank 0's broadcast in the rendezvous: a grid's number, or the reason why there is
+/// no grid.
 const NUMBER: u8 = b'#';
 const REASON: u8 = b'!';
 
-/// The key that holds it.
+/// The key of that broadcast.
 pub(super) const KEY: &str = "grid";
 
 impl CommConfig {
@@ -67,7 +68,7 @@ impl CommConfig {
         }
     }
 
-    /// Refuses what can have no grid of all ranks, as far as a rank can check by itself.
+    /// Refuses backends and devices that do not support a multi-rank grid. Needs no communication.
     pub(super) fn check_multi_rank_grid(&self, backend: Option<&str>) -> Result<()> {
         if !self.is_multi_rank_grid() {
             return Ok(());
@@ -92,9 +93,8 @@ impl CommConfig {
         Ok(())
     }
 
-    /// Refuses ranks that are not on one GPU and in one process. All ranks compare the same peer
-    /// info. Loads the image, and refuses ranks whose blocks a multi-rank grid cannot have
-    /// resident.
+    /// Refuses ranks that are not on one GPU and in one process; all ranks compare the same peer
+    /// info. Loads the image, and refuses ranks whose blocks are not resident together in one grid.
     pub(super) fn check_multi_rank_grid_of<'a>(
         &self,
         infos: impl Iterator<Item = &'a MemoryDescriptor>,
@@ -190,7 +190,7 @@ fn said(kind: u8, what: &[u8]) -> Vec<u8> {
     [&[kind], what].concat()
 }
 
-/// The library's kernels that a multi-rank grid may launch.
+/// Returns the library's kernels that a multi-rank grid may launch.
 fn grid_kernels() -> Vec<&'static KernelInfo> {
     let all = fusewire_kernels::KERNELS.iter().copied().flatten();
     all.filter(|kernel| GRID_FAMILIES.contains(&kernel.family()))
@@ -198,12 +198,12 @@ fn grid_kernels() -> Vec<&'static KernelInfo> {
 }
 
 impl Inner {
-    /// The grid, where all ranks share a grid.
+    /// Returns the multi-rank grid, if the communicator uses one.
     pub(super) fn grid(&self) -> Option<&Arc<MultiRankGrid>> {
         self.on_gpu.as_ref()?.grid()
     }
 
-    /// Why the grid launches nothing any more.
+    /// Returns the error that broke the grid, if it is broken.
     pub(super) fn grid_failure(&self) -> Option<Error> {
         self.grid()?.failure()
     }
@@ -215,8 +215,8 @@ impl Inner {
         }
     }
 
-    /// How long a rank waits in the grid for the others, where the call's own time-out is
-    /// `timeout_ns` (0 for none).
+    /// Returns the time limit of a rank's wait for the other ranks' launches: the call's own
+    /// timeout, or the communicator's if `timeout_ns` is 0.
     pub(super) fn timeout(&self, timeout_ns: u64) -> Duration {
         match timeout_ns {
             0 => self.options.timeout,
@@ -229,7 +229,7 @@ impl Inner {
 mod tests {
     use super::*;
 
-    /// Families whose launches are not those of all ranks.
+    /// Families that ranks launch separately.
     const SEPARATE_FAMILIES: [&str; 6] = [
         "batch",
         "one_sided",
