@@ -1,22 +1,25 @@
-//! All ranks of a communicator in a multi-rank grid: the second form of a kernel's entry, for tests.
+//! Multi-rank grids: the second form of a kernel's entry, which runs the blocks of all ranks. For
+//! tests.
 //!
-//! Ranks wait for each other, so their blocks must all be on their GPUs at once. Where several ranks share one GPU (a test
-//! with one GPU and any number of ranks), separate launches promise nothing of the kind. One launch with the blocks of all
-//! ranks does, and it lets sanitizers see every rank's accesses in a multi-rank grid.
+//! Ranks wait for each other, so the blocks of all ranks must be resident at the same time. If
+//! several ranks share one GPU (a test with one GPU and any number of ranks), separate launches do
+//! not guarantee that. One launch with the blocks of all ranks does, and it lets sanitizers see the
+//! accesses of all ranks in one grid.
 //!
-//! An image that is built for that (`fusewire-build build --multi-rank-grid`) exports for every kernel instance `NAME`, in place
-//! of `NAME`, the entry `NAME__grid(parameters, blocks_per_rank)`:
+//! An image that is built for that (`fusewire-build build --multi-rank-grid`) exports for every
+//! kernel instance `NAME`, instead of `NAME`, the entry `NAME__grid(parameters, blocks_per_rank)`:
 //!
 //! | argument | offset | type | what it is |
 //! |---|---|---|---|
-//! | `parameters` | 0 | `*const NameParams` | table in device memory, one parameter struct a rank, by rank |
+//! | `parameters` | 0 | `*const NameParams` | table in device memory: a parameter struct per rank |
 //! | `blocks_per_rank` | 8 | `u32` | blocks of each rank; 0 counts as 1 |
 //!
-//! It is launched on `ranks * blocks_per_rank` blocks. Block `b` runs the kernel's body as block `b % blocks_per_rank` of
-//! `blocks_per_rank`, with the parameters of rank `b / blocks_per_rank`. The body is the one of the ordinary entry: it sees
-//! another [`Machine`](crate::Machine), nothing else.
+//! It is launched on `ranks * blocks_per_rank` blocks. Block `b` runs the kernel's body as block `b
+//! % blocks_per_rank` of `blocks_per_rank`, with the parameters of rank `b / blocks_per_rank`. The
+//! body is that of the ordinary entry, with another [`Machine`](crate::Machine).
 //!
-//! Protocol of the table: the host writes it before the launch, nobody while the grid runs; so blocks read it by plain loads.
+//! The host writes the table before the launch, and nothing writes it while the grid runs, so
+//! blocks read it with plain loads.
 
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 use crate::native::{Isa, KernelInfo, LaneContext, ParamField};

@@ -186,21 +186,23 @@ impl Determinism {
     }
 }
 
-/// How the blocks of ranks that share a GPU, and wait for each other, come to be on it at once.
+/// The way in which the blocks of ranks that share a GPU become resident at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GridMode {
-    /// Each rank launches grids of its own, side by side with those of the others: as a GPU for each rank has it. That they
-    /// fit is checked when the communicator is made; that they run at once is up to the GPU.
+    /// Each rank launches its own grids, as on a GPU of its own. Creating the communicator checks
+    /// that the blocks of all ranks fit on the GPU together. The GPU may still run the grids in
+    /// sequence.
     #[default]
     Separate,
-    /// All ranks' blocks in a multi-rank grid, which is resident as a whole: for tests and sanitizers. The ranks are threads of one
-    /// process and share one GPU, and there is an image of the kernels' grid forms
-    /// (`fusewire-build build --multi-rank-grid`).
+    /// The blocks of all ranks run in a multi-rank grid, which is resident as a whole: for tests
+    /// and sanitizers. The ranks must be threads of one process and share one GPU, and there must
+    /// be an image of the kernels' grid forms (`fusewire-build build --multi-rank-grid`).
     ///
-    /// A collective then launches when its last rank has called it: until then every caller waits, also in an `_async`
-    /// form, and all ranks call the collectives of all communicators in one order. What not all ranks launch (send, recv,
-    /// batches, windows, kernels of users) goes out as with [`GridMode::Separate`]. Collectives cannot be captured.
+    /// A collective is launched when all ranks have called it. Until then every caller blocks, also
+    /// in an `_async` form, and all ranks must call the collectives of all their communicators in
+    /// one order. Operations that not all ranks launch (send, recv, batches, windows, user kernels)
+    /// run as with [`GridMode::Separate`]. Collectives cannot be captured.
     MultiRankGrid,
 }
 
@@ -271,7 +273,8 @@ pub struct Options {
     pub first_epoch: u64,
     /// What reductions promise about their bits. Agreed.
     pub determinism: Determinism,
-    /// How the blocks of ranks that share a GPU come to be on it at once; default [`GridMode::Separate`]. Agreed.
+    /// The mode of launches by ranks that share a GPU; default [`GridMode::Separate`]. All ranks
+    /// must agree.
     pub grid_mode: GridMode,
     /// Whether a watchdog ends the process (after writing the failure and the flight record) when the communicator
     /// has failed. Default: `TORCHCOMM_ABORT_ON_ERROR` where it is set. Where it is not, [`crate::new_comm`] takes

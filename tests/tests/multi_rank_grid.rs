@@ -44,7 +44,7 @@ fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl Fn
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    fusewire_cuda_fake::install(folder.path()).expect("the fake, built beside this test");
+    fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
     let kernels = fusewire_kernels::KERNELS;
     let text = match image {
         Image::There => fusewire_cuda_fake::stand_in_multi_rank_grid(kernels, 90),
@@ -597,7 +597,7 @@ fn an_image_that_is_absent_is_said_to_be() {
     }
     // Outside cargo's target folder, which may contain a built image.
     let folder = tempfile::tempdir().expect("a folder");
-    fusewire_cuda_fake::install(folder.path()).expect("the fake, built beside this test");
+    fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
     let copy = folder.path().join("multi_rank_grid");
     std::fs::copy(std::env::current_exe().expect("this binary"), &copy).expect("a copy");
     let output = std::process::Command::new(copy)

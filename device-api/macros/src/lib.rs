@@ -59,11 +59,12 @@ impl Parse for Options {
 /// - on a GPU the exported entry `scale(x, factor)`, with the arguments flattened;
 /// - on the CPU native entries for several instruction sets and for several lanes a block, the
 ///   launchable value `SCALE: Kernel<ScaleParams>`, and `SCALE_INSTANCES: &[KernelInfo]`;
-/// - in an image built with `fusewire-build build --multi-rank-grid`, in place of the GPU entry, its grid form
-///   `scale__grid(parameters, blocks_per_rank)`, which runs the blocks of all ranks in one launch: block `b` is block
-///   `b % blocks_per_rank` of rank `b / blocks_per_rank` and reads `parameters[rank]`, a `ScaleParams` in device memory. With
-///   it tests run many ranks on one GPU (their blocks are resident together) and under sanitizers. The body is the same;
-///   it must only ask its `block` who it is, and how many there are, which is the one way there is. See
+/// - in an image built with `fusewire-build build --multi-rank-grid`, instead of the GPU entry, its
+///   grid form `scale__grid(parameters, blocks_per_rank)`, which runs the blocks of all ranks in
+///   one launch: block `b` is block `b % blocks_per_rank` of rank `b / blocks_per_rank` and reads
+///   `parameters[rank]`, a `ScaleParams` in device memory. With it tests run many ranks on one GPU
+///   (their blocks are resident together) and under sanitizers. The body is the same, and must
+///   query its index and the number of blocks through its `block` only. See
 ///   `fusewire_device::multi_rank_grid`.
 ///
 /// `#[kernel(each(T: f32 = f32, bf16 = Bf16), each(O: sum = Sum))]` compiles a generic function once for each
@@ -300,7 +301,7 @@ fn gpu_entry(
     }
 }
 
-/// The entry for all ranks in a multi-rank grid.
+/// Generates the entry of the grid form, for all ranks.
 fn grid_entry(
     name: &Ident,
     symbol: &Ident,
