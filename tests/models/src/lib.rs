@@ -30,29 +30,7 @@ pub mod step;
 #[cfg(any(loom, shuttle))]
 pub mod tool {
     #[cfg(loom)]
-    pub use loom::thread::yield_now;
+    pub use loom::thread::{spawn, yield_now};
     #[cfg(shuttle)]
     pub use shuttle::thread::{spawn, yield_now};
-
-    /// Words of a thread's stack. loom's own threads have 32 KiB, which a failing launch exceeds.
-    #[cfg(loom)]
-    const STACK_WORDS: usize = 1 << 16;
-
-    /// Spawns a thread of the model.
-    #[cfg(loom)]
-    pub fn spawn(body: impl FnOnce() + 'static) -> loom::thread::JoinHandle<()> {
-        struct OneThread<F>(F);
-        // SAFETY: loom's threads are coroutines of the operating system's thread that explores.
-        unsafe impl<F> Send for OneThread<F> {}
-        impl<F: FnOnce()> OneThread<F> {
-            fn call(self) {
-                (self.0)();
-            }
-        }
-        let body = OneThread(body);
-        loom::thread::Builder::new()
-            .stack_size(STACK_WORDS)
-            .spawn(move || body.call())
-            .expect("loom has room for a thread")
-    }
 }

@@ -98,7 +98,7 @@ impl Entry {
         QUIET.set(self.expected == Expected::Caught);
         let executions = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&executions);
-        let scenario = self.scenario;
+        let scenario = self.scenario.with_own_memory();
         let start = Instant::now();
         let limit = Duration::from_secs(self.seconds.min(most_seconds()));
         let result = panic::catch_unwind(AssertUnwindSafe(|| {
