@@ -18,7 +18,8 @@ pub struct Options {
     /// Families that get an image each; kernels of none of them share one more. When empty, one image holds
     /// everything.
     pub families: Vec<Family>,
-    /// Exports the grid form of every kernel, `NAME__grid`, in place of `NAME`: for tests in which all ranks share a multi-rank grid.
+    /// Exports the grid form of every kernel, `NAME__grid`, instead of `NAME`, for tests in which
+    /// all ranks run in a multi-rank grid.
     pub multi_rank_grid: bool,
     /// Kernels whose waits have no bounds: for measuring what bounds cost.
     pub unbounded: bool,

@@ -87,7 +87,8 @@ impl Host {
     }
 }
 
-/// What stands behind a kernel's name in the name of its grid form (`fusewire_device::multi_rank_grid::SUFFIX`).
+/// Suffix of a kernel's name in the name of its grid form
+/// (`fusewire_device::multi_rank_grid::SUFFIX`).
 pub const GRID_SUFFIX: &str = "__grid";
 
 #[derive(Deserialize)]

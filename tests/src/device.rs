@@ -44,7 +44,8 @@ pub fn device_of(rank: u32) -> Device {
     }
 }
 
-/// As [`fusewire::run_threads`], on the device of the tests, with [`grid_mode`] where that is a multi-rank grid.
+/// Runs ranks as threads like [`fusewire::run_threads`], on the device of the tests, in a
+/// multi-rank grid if [`grid_mode`] says so.
 pub fn run_threads<R: Send>(
     size: u32,
     options: &Options,

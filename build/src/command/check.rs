@@ -25,7 +25,8 @@ pub(crate) struct Arguments {
     /// Only the native code.
     #[arg(long)]
     native: bool,
-    /// Images of grid forms (see `build --multi-rank-grid`) in place of the ordinary ones, and nothing else.
+    /// Checks images of grid forms (see `build --multi-rank-grid`) instead of the ordinary ones,
+    /// and nothing else.
     #[arg(long, conflicts_with = "native")]
     multi_rank_grid: bool,
     /// Every violation, not one a kernel and rule.

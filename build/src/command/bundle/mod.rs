@@ -72,7 +72,7 @@ const PROGRAMS: [&str; 2] = ["fusewire", "fusewire-benches"];
 /// The example of a user's kernel crate, whose images are taken where they have been made.
 const EXAMPLE: &str = "vocab-argmax";
 
-/// What images for all ranks in a multi-rank grid are made for: one of them runs on every GPU from sm_80 on.
+/// Target of the images for multi-rank grids: its PTX runs on every GPU from sm_80 on.
 const GRID_TARGETS: &str = "sm_80,sm_90";
 
 /// The crate of kernels with an error on purpose, in its folder; its image is made with the bundle. PTX for sm_80 runs on all
