@@ -10,7 +10,8 @@
 //!
 //! The receiver reads fill k after having acquired a tail word of at least k + 1, released by the
 //! sender after its last write of the slot. Credit and tail only grow; both live where they are
-//! polled: the tail in the receiver's workspace, the credit in the sender's. A block has channels of its own.
+//! polled: the tail in the receiver's workspace, the credit in the sender's. A block has channels
+//! of its own.
 
 use crate::comm::Comm;
 use crate::group::{Group, Machine};
@@ -73,8 +74,8 @@ impl Sender {
         (self.fill + 1).saturating_sub(comm.workspace().channel_depth)
     }
 
-    /// Acquires the next slot: the peer has read its last fill. Returns `Err(credit)` while it has not. For one
-    /// lane.
+    /// Acquires the next slot: the peer has read its last fill. Returns `Err(credit)` while it has
+    /// not. For one lane.
     #[inline(always)]
     pub fn acquire(&self, comm: &Comm, block: u32) -> Result<(), u64> {
         let needed = self.needed(comm);
@@ -87,8 +88,8 @@ impl Sender {
         if seen >= needed { Ok(()) } else { Err(seen) }
     }
 
-    /// Writes and publishes the next slot: bytes from `sent` on of `message`, as many as a slot holds. Returns their
-    /// number. One lane has acquired the slot. All lanes together.
+    /// Writes and publishes the next slot: bytes from `sent` on of `message`, as many as a slot
+    /// holds. Returns their number. One lane has acquired the slot. All lanes together.
     ///
     /// # Safety
     /// `from` must be readable for the message.
@@ -180,7 +181,8 @@ impl Receiver {
         }
     }
 
-    /// Returns true if the next slot, which this lane has acquired, belongs to `message`; records the failure otherwise.
+    /// Returns true if the next slot, which this lane has acquired, belongs to `message`; records
+    /// the failure otherwise.
     #[inline(always)]
     pub fn check<M: Machine>(&self, session: &Session<M>, message: Message) -> bool {
         let comm = session.comm();
@@ -198,8 +200,8 @@ impl Receiver {
         false
     }
 
-    /// Reads the next slot to `received` bytes into `to` and returns its credit to the sender. Returns the number of
-    /// bytes. One lane has acquired and checked it. All lanes together.
+    /// Reads the next slot to `received` bytes into `to` and returns its credit to the sender.
+    /// Returns the number of bytes. One lane has acquired and checked it. All lanes together.
     ///
     /// # Safety
     /// `to` must be writable for the message.
@@ -247,8 +249,8 @@ fn counters(comm: &Comm, block: u32, peer: u32) -> *mut ChannelState {
     line(comm, comm.rank(), block, peer, 2).cast()
 }
 
-/// Sends `bytes` bytes at `from` to `peer`, slot by slot; at least one slot, so that an empty message arrives
-/// too. False after a failure. All lanes together.
+/// Sends `bytes` bytes at `from` to `peer`, slot by slot; at least one slot, so that an empty
+/// message arrives too. False after a failure. All lanes together.
 ///
 /// # Safety
 /// `from` must be readable for `bytes` bytes.

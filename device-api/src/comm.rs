@@ -4,8 +4,8 @@ use core::marker::PhantomData;
 
 use crate::layout::{CommConst, LINE, MAX_RANKS, MAX_WINDOWS, WorkspaceLayout, WindowConst};
 
-/// Address in a window: 16 bits of window, 48 bits of offset. Ranks name memory to each other by it;
-/// addresses are local to a rank.
+/// Address in a window: 16 bits of window, 48 bits of offset. Ranks name memory to each other by
+/// it; addresses are local to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct WindowAddr(pub u64);

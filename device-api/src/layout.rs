@@ -9,9 +9,10 @@
 //!      [block][parity][rank] | channels | staging in | staging out
 //! ```
 //!
-//! The constants in the workspace are the ones that NVIDIA's kernels get, and lanes of the CPU: block states and the abort word are at
-//! fixed distances from them. AMD's kernels get theirs in memory of the device's own, a CPU's in that of the process; there the
-//! copy in the workspace is not used.
+//! The constants in the workspace are the ones that NVIDIA's kernels get, and lanes of the CPU:
+//! block states and the abort word are at fixed distances from them. AMD's kernels get theirs in
+//! memory of the device's own, a CPU's in that of the process; there the copy in the workspace is
+//! not used.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -23,7 +24,8 @@ pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 pub const LAYOUT_VERSION: u32 = 3;
 /// Most ranks whose memory a kernel can reach by load and store.
 pub const MAX_RANKS: usize = 64;
-/// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is the workspace.
+/// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is
+/// the workspace.
 pub const MAX_WINDOWS: usize = 1024;
 /// Offset of the [`CommConst`] in a workspace.
 pub const CONSTANTS_AT: u64 = 256;
@@ -138,7 +140,8 @@ impl WorkspaceLayout {
 pub struct WindowConst {
     /// Size of every rank's part; 0 if the window does not exist.
     pub bytes: u64,
-    /// Address of the multicast mapping of all ranks' parts, or 0; on all ranks or on none. A CPU needs none.
+    /// Address of the multicast mapping of all ranks' parts, or 0; on all ranks or on none. A CPU
+    /// needs none.
     pub multicast: u64,
     /// Address of each rank's part, or 0 where the rank is not reachable by load and store.
     pub peers: [u64; MAX_RANKS],
@@ -265,7 +268,8 @@ pub struct CommState {
     /// Ranks whose process has ended, a bit each; written by this rank's host, read by its waits.
     pub dead: u64,
     _header: [u64; 4],
-    /// Abort word, on a line of its own: 0, or [`ABORT`] with the rank that holds the failure record.
+    /// Abort word, on a line of its own: 0, or [`ABORT`] with the rank that holds the failure
+    /// record.
     pub abort: u64,
     _abort: [u64; 7],
     /// This rank's failure record.

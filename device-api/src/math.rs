@@ -1,18 +1,20 @@
 //! Exponential and logarithm in f32: the same bits on every machine.
 //!
-//! A GPU's and a CPU's own functions differ in their last bits. These are written from additions, multiplications and
-//! bit operations alone, each rounded once; there is no fused multiply-add, no table, no branch (so that loops
-//! vectorise) and no call. Method and coefficients are those of Cephes (S. Moshier, `expf.c` and `logf.c`).
+//! A GPU's and a CPU's own functions differ in their last bits. These are written from additions,
+//! multiplications and bit operations alone, each rounded once; there is no fused multiply-add, no
+//! table, no branch (so that loops vectorise) and no call. Method and coefficients are those of
+//! Cephes (S. Moshier, `expf.c` and `logf.c`).
 //!
 //! | function | most error, of all f32 | special values |
 //! |---|---|---|
 //! | [`exp`] | 0.991 ulp | `exp(-inf) = 0`, `exp(inf) = inf`, from 88.72284 on `inf`, below -103.97208 `0` |
 //! | [`log`] | 0.847 ulp | `log(+-0) = -inf`, `log(inf) = inf`, NaN of what is negative |
 //!
-//! An ulp is the distance of the two f32 values adjacent to the exact result, 2^-149 where that is subnormal.
-//! NaN gives NaN; which one is not promised, as everywhere in floating point.
+//! An ulp is the distance of the two f32 values adjacent to the exact result, 2^-149 where that is
+//! subnormal. NaN gives NaN; which one is not promised, as everywhere in floating point.
 
-/// 1.5 * 2^23: added to and taken from a number below 2^22, it rounds that to an integer, which is in the sum's low bits.
+/// 1.5 * 2^23: added to and taken from a number below 2^22, it rounds that to an integer, which is
+/// in the sum's low bits.
 const ROUNDER: f32 = 12_582_912.0;
 /// The upper part of ln 2, of 9 bits: its products with exponents are exact.
 const LN2_HIGH: f32 = 355.0 / 512.0;
@@ -43,7 +45,8 @@ pub fn exp(x: f32) -> f32 {
     p = p * r + 1.666_666_5e-1;
     p = p * r + 0.5;
     let value = (p * (r * r) + r) + 1.0;
-    // In two steps, of which the first is exact and the second rounds where the result is subnormal.
+    // In two steps, of which the first is exact and the second rounds where the result is
+    // subnormal.
     let half = n >> 1;
     let scaled = value * power_of_two(half) * power_of_two(n - half);
     if x.is_nan() { x } else { scaled }

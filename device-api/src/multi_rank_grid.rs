@@ -86,12 +86,13 @@ impl GridParams {
     ];
 }
 
-/// Runs one lane of the grid form of `kernel`, natively: the counterpart of `NAME__grid`. `context` describes the lane in
-/// the whole grid: `block` counts over all ranks.
+/// Runs one lane of the grid form of `kernel`, natively: the counterpart of `NAME__grid`. `context`
+/// describes the lane in the whole grid: `block` counts over all ranks.
 ///
 /// # Safety
-/// As [`NativeEntry`](crate::native::NativeEntry) for `context`, whose `block` is less than the number of parameter structs
-/// times `params.blocks_per_rank`; `params.parameters` points at parameter structs of `kernel`, unchanged while the grid runs.
+/// As [`NativeEntry`](crate::native::NativeEntry) for `context`, whose `block` is less than the
+/// number of parameter structs times `params.blocks_per_rank`; `params.parameters` points at
+/// parameter structs of `kernel`, unchanged while the grid runs.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub unsafe fn run_lane(kernel: &KernelInfo, isa: Isa, params: &GridParams, context: &LaneContext) {
     let blocks = params.blocks_per_rank.max(1);
@@ -103,7 +104,8 @@ pub unsafe fn run_lane(kernel: &KernelInfo, isa: Isa, params: &GridParams, conte
     };
     // SAFETY: the table has this rank's struct.
     let params = unsafe { params.parameters.add(rank as usize * kernel.param_bytes()) };
-    // SAFETY: the context describes a lane of a block that shares what the caller's does; the parameters are the kernel's.
+    // SAFETY: the context describes a lane of a block that shares what the caller's does; the
+    // parameters are the kernel's.
     unsafe { kernel.native.entry(isa, context.lanes)(&raw const own, params) }
 }
 
@@ -136,7 +138,8 @@ unsafe extern "unadjusted" {
 /// ordinary entry are such by themselves; read so, both forms compile to the same instructions.
 ///
 /// # Safety
-/// `at` must be valid for a read and in global memory; what it holds is null or points into global memory.
+/// `at` must be valid for a read and in global memory; what it holds is null or points into global
+/// memory.
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 #[inline(always)]
 pub unsafe fn pointer<T>(at: *const *const T) -> *const T {
@@ -157,8 +160,9 @@ pub unsafe fn pointer_mut<T>(at: *const *mut T) -> *mut T {
     unsafe { fusewire_read_pointer(at.cast()) }.cast()
 }
 
-/// Picks a kernel's GPU entries: the grid form where the image is built for it, else the ordinary one. A macro of this crate,
-/// so that the configuration is read here: kernel crates need not know of it.
+/// Picks a kernel's GPU entries: the grid form where the image is built for it, else the ordinary
+/// one. A macro of this crate, so that the configuration is read here: kernel crates need not know
+/// of it.
 #[cfg(all(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
     not(fusewire_multi_rank_grid)

@@ -1,9 +1,9 @@
 //! Kernels on the CPU: how a block and its lanes are described to a native entry, and the typed
 //! value [`Kernel`] that a host launches.
 //!
-//! In production a block has one lane ([`crate::group::Single`]). For tests the same body also runs with 32
-//! or 64 lanes, each a real thread ([`crate::group::Lanes`]); then [`BlockShared`] is the barrier, the shuffle
-//! network and the shared memory of the block.
+//! In production a block has one lane ([`crate::group::Single`]). For tests the same body also runs
+//! with 32 or 64 lanes, each a real thread ([`crate::group::Lanes`]); then [`BlockShared`] is the
+//! barrier, the shuffle network and the shared memory of the block.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -187,8 +187,8 @@ pub enum Isa {
 pub struct KernelInfo {
     /// Exported symbol in a GPU image.
     pub name: &'static str,
-    /// Path of the module that defines it, `crate::module`: kernels of one module are one family, and share
-    /// a GPU image.
+    /// Path of the module that defines it, `crate::module`: kernels of one module are one family,
+    /// and share a GPU image.
     pub module: &'static str,
     /// Parameters, in order.
     pub params: &'static [ParamField],

@@ -5,16 +5,17 @@
 //! every rank writes a stream of units into its slot at every rank, and reads every rank's stream.
 //!
 //! - **Who may overwrite what:** a rank overwrites its slot of epoch e at a peer in epoch e + 2;
-//! - **after having acquired** the peer's stream of epoch e + 1 (it reads all of it before it ends);
+//! - **after having acquired** the peer's stream of epoch e + 1 (it reads all of it before it
+//!   ends);
 //! - **released by** the peer, which wrote that stream after it had read everything of epoch e.
 //!
 //! Every rank receives from every rank in every epoch of this family, and a rank with no elements
 //! still sends the first unit; so two sets suffice, and there is no exit barrier.
 //!
 //! # Units
-//! - Where a block has one lane (CPU) the unit is the whole stream: its data, then a flag of 8 bytes stored
-//!   by release, 48 bits of epoch and 16 of fingerprint. Up to 56 bytes share the flag's line; more
-//!   follow it, so that they move by whole vectors.
+//! - Where a block has one lane (CPU) the unit is the whole stream: its data, then a flag of 8
+//!   bytes stored by release, 48 bits of epoch and 16 of fingerprint. Up to 56 bytes share the
+//!   flag's line; more follow it, so that they move by whole vectors.
 //! - Elsewhere: 16 bytes, two packets of 4 bytes of data and a flag of 4, the epoch's low half. The
 //!   first unit of a stream is the header `{fingerprint, flag, count, flag}`. Slots are scrubbed
 //!   within 2^31 epochs, so that a flag never comes round to stale data.
@@ -220,8 +221,8 @@ impl Slots {
             })
     }
 
-    /// Awaits the two-packet unit `unit` of `source`'s stream (0 is the header, of which the call is compared):
-    /// its 8 bytes.
+    /// Awaits the two-packet unit `unit` of `source`'s stream (0 is the header, of which the call
+    /// is compared): its 8 bytes.
     #[inline(always)]
     pub fn receive_pair<M: Machine>(
         &self,
@@ -275,8 +276,8 @@ impl Slots {
         (data, there)
     }
 
-    /// Awaits the two-packet units `unit .. unit + N` of `source`'s stream: their bytes. For units that carry data; the
-    /// header is [`Slots::receive_header`]'s.
+    /// Awaits the two-packet units `unit .. unit + N` of `source`'s stream: their bytes. For units
+    /// that carry data; the header is [`Slots::receive_header`]'s.
     #[inline(always)]
     pub fn receive_pairs<M: Machine, const N: usize>(
         &self,
@@ -297,8 +298,9 @@ impl Slots {
         Some(self.peek_pairs::<N>(source, unit).0)
     }
 
-    /// Awaits the first unit of `source`'s stream, which is there even if the stream is empty. A kernel
-    /// must have received every unit of every rank's stream, this one at least, before it ends.
+    /// Awaits the first unit of `source`'s stream, which is there even if the stream is empty. A
+    /// kernel must have received every unit of every rank's stream, this one at least, before it
+    /// ends.
     #[inline(always)]
     pub fn receive_header<M: Machine>(&self, session: &Session<M>, source: u32) -> Option<()> {
         if M::LANES == 1 {
@@ -327,8 +329,8 @@ impl Slots {
 
     /// Ends the epoch: now and then scrubs a part of this rank's slots of it. All lanes together.
     ///
-    /// The slots are this rank's alone until it sends epoch + 1, which its peers acquire before they
-    /// write epoch + 2 into the same set.
+    /// The slots are this rank's alone until it sends epoch + 1, which its peers acquire before
+    /// they write epoch + 2 into the same set.
     #[inline(always)]
     pub fn close<M: Machine>(&self, session: &Session<M>) {
         if M::LANES == 1

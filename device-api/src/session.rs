@@ -1,15 +1,15 @@
 //! One launch on a communicator: it begins, publishes and awaits signals, and ends.
 //!
 //! # The signal protocol
-//! For every (block, source rank) a workspace has a *ready line* (seven words, then the signal) and a *done
-//! line*. One **round** is: every rank writes its words and ready signal to every rank and awaits
-//! all; data moves; every rank signals done to every rank and awaits all.
+//! For every (block, source rank) a workspace has a *ready line* (seven words, then the signal) and
+//! a *done line*. One **round** is: every rank writes its words and ready signal to every rank and
+//! awaits all; data moves; every rank signals done to every rank and awaits all.
 //!
 //! - **Who may overwrite what:** a rank overwrites its ready line at a peer, and its own user
 //!   memory or staging that the words of round r named, in round r + 1;
 //! - **after having acquired** the peer's done signal of round r;
-//! - **released by** the peer, after its last read of the words and of the memory they named, and after
-//!   its last write into memory that they named.
+//! - **released by** the peer, after its last read of the words and of the memory they named, and
+//!   after its last write into memory that they named.
 //!
 //! A barrier is a round without words and without done: its ready lines carry nothing that a slow
 //! peer could still have to read, and signals only grow.
@@ -153,8 +153,8 @@ impl Operation {
 /// [root or peer:16][..:8][operation:8][type:4][reduction:4][algorithm:8][fingerprint:16]
 /// ```
 ///
-/// The low 40 bits must be equal on all ranks of a collective. The fingerprint covers everything that
-/// must be equal, the element count and the root included.
+/// The low 40 bits must be equal on all ranks of a collective. The fingerprint covers everything
+/// that must be equal, the element count and the root included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Call(pub u64);
@@ -250,8 +250,9 @@ impl<M: Machine> Session<M> {
     /// flight (then a failure is recorded). All lanes of the block together.
     ///
     /// # Safety
-    /// `constants` must describe a live communicator of which this launch is the next operation, and be what its host says
-    /// (`Communicator::constants`), not a copy. A block has one session at a time.
+    /// `constants` must describe a live communicator of which this launch is the next operation,
+    /// and be what its host says (`Communicator::constants`), not a copy. A block has one session
+    /// at a time.
     #[inline(always)]
     pub unsafe fn begin(
         block: Block<M>,
@@ -319,8 +320,8 @@ impl<M: Machine> Session<M> {
         }
     }
 
-    /// Opens a round: publishes everything that this block has written so far, sends `words(peer)` to each
-    /// peer and awaits every peer's words. False after a failure. All lanes together.
+    /// Opens a round: publishes everything that this block has written so far, sends `words(peer)`
+    /// to each peer and awaits every peer's words. False after a failure. All lanes together.
     #[inline(always)]
     pub fn ready(&mut self, words: impl Fn(u32) -> [u64; SIGNAL_WORDS]) -> bool {
         self.rounds += 1;
@@ -354,8 +355,8 @@ impl<M: Machine> Session<M> {
         unsafe { mem::load_u64(line.cast::<u64>().add(index), Order::Relaxed, Scope::System) }
     }
 
-    /// Closes a round: no peer's memory is touched by this block any more, and what it wrote there is
-    /// published; awaits the same of every peer. False after a failure. All lanes together.
+    /// Closes a round: no peer's memory is touched by this block any more, and what it wrote there
+    /// is published; awaits the same of every peer. False after a failure. All lanes together.
     #[inline(always)]
     pub fn done(&mut self) -> bool {
         self.publish();
@@ -372,7 +373,8 @@ impl<M: Machine> Session<M> {
         self.await_all(WaitKind::Done, value, LINE as usize)
     }
 
-    /// Leaves the communicator: the block's epochs advance. The last act of a kernel that has not failed.
+    /// Leaves the communicator: the block's epochs advance. The last act of a kernel that has not
+    /// failed.
     #[inline(always)]
     pub fn end(self) {
         self.block.sync();

@@ -1,7 +1,7 @@
 //! The session's cache in shared memory, used where a block has several lanes.
 //!
-//! The block's lanes write it when a launch enters its communicator and read it after the barrier that
-//! ends the prologue. It does not change while the session lasts.
+//! The block's lanes write it when a launch enters its communicator and read it after the barrier
+//! that ends the prologue. It does not change while the session lasts.
 
 use crate::arch::{RESERVED_BYTES, SHARED_BYTES};
 use crate::layout::CommConst;

@@ -32,13 +32,14 @@ pub enum WaitKind {
     Signal = 6,
     /// The launch itself, before any wait.
     Launch = 7,
-    /// The arrival counter of a tile, which a producer of this rank raises. The expected value is the tile, shifted by 32 bits, and
-    /// the count that is wanted.
+    /// The arrival counter of a tile, which a producer of this rank raises. The expected value is
+    /// the tile, shifted by 32 bits, and the count that is wanted.
     Tile = 8,
 }
 
-/// False only where kernels are compiled with `--cfg fusewire_unbounded`, to measure what it costs that waits end: then
-/// nothing is recorded, compared or refused, and a rank whose peer is gone waits for ever.
+/// False only where kernels are compiled with `--cfg fusewire_unbounded`, to measure what it costs
+/// that waits end: then nothing is recorded, compared or refused, and a rank whose peer is gone
+/// waits for ever.
 pub(crate) const BOUNDED: bool = !cfg!(fusewire_unbounded);
 
 /// After how long a stalled wait compares progress with its peers.
@@ -62,7 +63,8 @@ struct Stall {
     started: u64,
     compared: u64,
     naps: u32,
-    /// The awaited rank was found dead before the last poll: it had done by then whatever it ever will.
+    /// The awaited rank was found dead before the last poll: it had done by then whatever it ever
+    /// will.
     dead: bool,
 }
 
@@ -203,7 +205,8 @@ impl WaitContext {
     #[inline(always)]
     pub fn aborted(&self) -> bool {
         let state = self.comm.own(0).cast::<CommState>();
-        // SAFETY: every workspace starts with a CommState; the abort word is only accessed atomically.
+        // SAFETY: every workspace starts with a CommState; the abort word is only accessed
+        // atomically.
         let word =
             unsafe { mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System) };
         if word != 0 {
@@ -212,7 +215,8 @@ impl WaitContext {
         word != 0
     }
 
-    /// Leaves the abort word where the host looks. Several lanes may do so; the host keeps the first that it sees.
+    /// Leaves the abort word where the host looks. Several lanes may do so; the host keeps the
+    /// first that it sees.
     #[cold]
     fn report_to_host(&self, word: u64) {
         let at = self.comm.constants().host_word as *mut u64;
@@ -228,7 +232,8 @@ impl WaitContext {
             .workspace_of(rank)
             .wrapping_add(self.comm.workspace().progress as usize);
         let load = |word: usize| {
-            // SAFETY: every workspace has a progress line for block 0; its words are accessed atomically.
+            // SAFETY: every workspace has a progress line for block 0; its words are accessed
+            // atomically.
             unsafe { mem::load_u64(at.cast::<u64>().add(word), Order::Relaxed, Scope::System) }
         };
         let mut progress: Progress = bytemuck::Zeroable::zeroed();
@@ -243,7 +248,8 @@ impl WaitContext {
         }
         let mine = self.progress(self.comm.rank()).call;
         if !Call::from_progress(mine).is_collective() {
-            // Block 0, which writes it, is still in the launch before: a transfer, which counts no sequence.
+            // Block 0, which writes it, is still in the launch before: a transfer, which counts no
+            // sequence.
             return None;
         }
         (0..self.comm.size()).find(|&rank| {

@@ -1,12 +1,13 @@
 //! A window with signals, counters and barriers for the user: torchcomms' device window.
 //!
-//! The memory behind it is two windows of the communicator: the user's part, and a signal pad with the words of
-//! [`DeviceWindow`], which are apart from the library's own.
+//! The memory behind it is two windows of the communicator: the user's part, and a signal pad with
+//! the words of [`DeviceWindow`], which are apart from the library's own.
 //!
-//! A **signal** says that something has arrived: it has a slot for each sender, which only that sender writes,
-//! so that SET and ADD need no agreement; a wait compares one slot, or the sum of all. A **counter**
-//! says that a put's source may be reused. What a put overwrites, and when it may, is the user's
-//! protocol; what the words promise is: a signal covers the puts of the same block before it.
+//! A **signal** says that something has arrived: it has a slot for each sender, which only that
+//! sender writes, so that SET and ADD need no agreement; a wait compares one slot, or the sum of
+//! all. A **counter** says that a put's source may be reused. What a put overwrites, and when it
+//! may, is the user's protocol; what the words promise is: a signal covers the puts of the same
+//! block before it.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -27,8 +28,8 @@ pub struct DeviceWindow {
     pub window: u32,
     /// Number of the window that holds the words.
     pub signal_pad: u32,
-    /// Byte offset of the user's part in the window; differs between ranks only where each rank registered
-    /// memory of its own.
+    /// Byte offset of the user's part in the window; differs between ranks only where each rank
+    /// registered memory of its own.
     pub offset: u64,
     /// Bytes of the user's part.
     pub bytes: u64,
@@ -146,8 +147,9 @@ impl DeviceWindow {
         }
     }
 
-    /// Writes `bytes` bytes at `from` to byte `offset` of `peer`'s part; then, where they are asked for, adds 1 to
-    /// signal `signal` at the peer and to counter `counter` here. All lanes together. A put to this rank itself works.
+    /// Writes `bytes` bytes at `from` to byte `offset` of `peer`'s part; then, where they are asked
+    /// for, adds 1 to signal `signal` at the peer and to counter `counter` here. All lanes
+    /// together. A put to this rank itself works.
     ///
     /// # Safety
     /// `from` must be readable; the range at the peer must be free to be written.
@@ -207,8 +209,8 @@ impl DeviceWindow {
         Ok(())
     }
 
-    /// Changes this rank's slot of signal `id` at `peer`: everything that this block has put there before is visible
-    /// to whoever acquires the new value. All lanes together.
+    /// Changes this rank's slot of signal `id` at `peer`: everything that this block has put there
+    /// before is visible to whoever acquires the new value. All lanes together.
     ///
     /// # Safety
     /// The window must be alive on the peer.
@@ -250,8 +252,8 @@ impl DeviceWindow {
         sum
     }
 
-    /// Waits until signal `id`, of `sender` or summed over all, compares as wanted with `value`. False after a
-    /// failure (bounded and abortable, by `ctx`). All lanes together.
+    /// Waits until signal `id`, of `sender` or summed over all, compares as wanted with `value`.
+    /// False after a failure (bounded and abortable, by `ctx`). All lanes together.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)] // torchcomms' face
     pub fn wait_signal<M: Machine>(
@@ -283,7 +285,8 @@ impl DeviceWindow {
         !failed
     }
 
-    /// Sets all slots of signal `id` of this rank to 0. Only where no sender can be signalling. All lanes together.
+    /// Sets all slots of signal `id` of this rank to 0. Only where no sender can be signalling. All
+    /// lanes together.
     #[inline(always)]
     pub fn reset_signal<M: Machine>(&self, block: Block<M>, comm: &Comm, id: u32) {
         let mut rank = block.rank();
@@ -322,11 +325,13 @@ impl DeviceWindow {
         block.sync();
     }
 
-    /// Waits until every rank has come to barrier `id` as often as this one. Everything that this block wrote before is
-    /// visible to the ranks that leave. False after a failure. All lanes together.
+    /// Waits until every rank has come to barrier `id` as often as this one. Everything that this
+    /// block wrote before is visible to the ranks that leave. False after a failure. All lanes
+    /// together.
     ///
-    /// Who may overwrite what: a rank adds to its word at a peer at any time, because the words only grow; a rank leaves
-    /// after having acquired every peer's count, released by it after all it wrote.
+    /// Who may overwrite what: a rank adds to its word at a peer at any time, because the words
+    /// only grow; a rank leaves after having acquired every peer's count, released by it after all
+    /// it wrote.
     #[inline(always)]
     pub fn barrier<M: Machine>(
         &self,

@@ -1,8 +1,10 @@
-//! Exponential and logarithm against f64: over a sweep of all f32, around every edge, and their special values.
+//! Exponential and logarithm against f64: over a sweep of all f32, around every edge, and their
+//! special values.
 
 use fusewire_device::math::{exp, log};
 
-/// A stride through all bit patterns that is coprime to every power of two. `FUSEWIRE_TEST_MATH=1` takes them all, in minutes.
+/// A stride through all bit patterns that is coprime to every power of two. `FUSEWIRE_TEST_MATH=1`
+/// takes them all, in minutes.
 fn stride() -> usize {
     match std::env::var("FUSEWIRE_TEST_MATH") {
         Ok(stride) => stride.parse().expect("FUSEWIRE_TEST_MATH is a stride"),

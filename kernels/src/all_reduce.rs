@@ -23,8 +23,8 @@ use crate::reducer::{Reducer, reduction_kernel};
 /// the same.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the buffers valid for `count` elements; `count` elements of each
-/// block's part must fit [`fusewire_device::packet::capacity`].
+/// `constants` as for [`Session::begin`]; the buffers valid for `count` elements; `count` elements
+/// of each block's part must fit [`fusewire_device::packet::capacity`].
 #[kernel(
     each(T: f32 = f32, f16 = F16, bf16 = Bf16),
     each(O: sum = Sum, average = Average, max = Max)
@@ -98,11 +98,11 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         unsafe { bulk::reduce::<M, T, O>(block, tables, range) };
         return true;
     }
-    // This rank's own packets are received like any other's: whoever writes over an input in place has received what was sent
-    // of it.
+    // This rank's own packets are received like any other's: whoever writes over an input in place
+    // has received what was sent of it.
     let mut failed = false;
-    // All headers must have come before this block ends: that keeps ranks within one epoch of each other. The last lanes look
-    // after them, which have no data where there is little.
+    // All headers must have come before this block ends: that keeps ranks within one epoch of each
+    // other. The last lanes look after them, which have no data where there is little.
     let mut source = block.size() - 1 - block.rank();
     while source < ranks && !failed {
         failed = slots.receive_header(session, source).is_none();
@@ -251,8 +251,8 @@ impl<M: Machine, R: Reducer> Body<M> for TwoShot<R> {
 }
 
 impl<R: Reducer> TwoShot<R> {
-    /// Reduces elements `[first, first + length)` of the round. False after a failure. All lanes together; the block
-    /// must synchronise before the next range.
+    /// Reduces elements `[first, first + length)` of the round. False after a failure. All lanes
+    /// together; the block must synchronise before the next range.
     ///
     /// # Safety
     /// As [`Body::round`]; the elements are this rank's to reduce.

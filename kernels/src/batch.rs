@@ -1,5 +1,6 @@
-//! Sends and receives of several peers, all at once: no order between peers, so that no pattern of them
-//! waits for itself. Protocol: [`fusewire_device::channel`], one slot at a time of whichever operation can move.
+//! Sends and receives of several peers, all at once: no order between peers, so that no pattern of
+//! them waits for itself. Protocol: [`fusewire_device::channel`], one slot at a time of whichever
+//! operation can move.
 
 use bytemuck::{Pod, Zeroable};
 use fusewire_device::channel::{Message, Receiver, Sender};
@@ -33,8 +34,8 @@ pub struct BatchOp {
     pub kind: u32,
     /// The peer.
     pub peer: u32,
-    /// The operation of the same kind and peer before this one, or [`NONE`]: messages between two ranks keep their
-    /// order.
+    /// The operation of the same kind and peer before this one, or [`NONE`]: messages between two
+    /// ranks keep their order.
     pub after: u32,
     /// Unused.
     pub unused: u32,
@@ -54,8 +55,9 @@ const FINISHED: u64 = u64::MAX;
 /// Runs `count` operations. `progress` has a word for each operation and block.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; `ops` readable for `count` operations, whose memory is readable or
-/// writable as their kind says; `progress` this launch's own. A wrong `after` is read as none.
+/// `constants` as for [`Session::begin`]; `ops` readable for `count` operations, whose memory is
+/// readable or writable as their kind says; `progress` this launch's own. A wrong `after` is read
+/// as none.
 #[kernel]
 pub unsafe fn batch(
     block: Block<impl Machine>,

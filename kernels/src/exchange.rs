@@ -1,20 +1,22 @@
 //! Common part of all kernels of the signal family: rounds over user memory or staging.
 //!
 //! # User memory and staging
-//! - **Who may overwrite what:** a rank overwrites its input and its staging, and reads the output that peers
-//!   wrote, after a round;
+//! - **Who may overwrite what:** a rank overwrites its input and its staging, and reads the output
+//!   that peers wrote, after a round;
 //! - **after having acquired** every peer's done signal of that round;
 //! - **released by** each peer after its last read of the input and its last write of the output.
 //!
-//! Peers touch a rank's memory only after they acquired its ready signal of the round, which it released after
-//! its last write of input or staging.
+//! Peers touch a rank's memory only after they acquired its ready signal of the round, which it
+//! released after its last write of input or staging.
 //!
-//! Whether a rank's memory lies in a window is its own affair: it publishes a window address with each round, its
-//! user memory or its staging, and a flag. Once a rank is staged all walk the range in the same chunks
-//! (every rank has seen every flag in the first round); if none is, there is a single round.
+//! Whether a rank's memory lies in a window is its own affair: it publishes a window address with
+//! each round, its user memory or its staging, and a flag. Once a rank is staged all walk the range
+//! in the same chunks (every rank has seen every flag in the first round); if none is, there is a
+//! single round.
 //!
-//! Signals are those of one block, and blocks may be rounds apart. So each block has an area of its own in
-//! staging: parts and rows lie where they lay in the round before, also in the last, shorter round.
+//! Signals are those of one block, and blocks may be rounds apart. So each block has an area of its
+//! own in staging: parts and rows lie where they lay in the round before, also in the last, shorter
+//! round.
 
 use fusewire_device::bulk::{self, Tables};
 use fusewire_device::comm::WindowAddr;
@@ -76,7 +78,8 @@ pub(crate) struct Memory {
 pub(crate) struct Round {
     pub(crate) start: usize,
     pub(crate) end: usize,
-    /// Length that is cut into parts; longer than the round where blocks keep their areas in staging.
+    /// Length that is cut into parts; longer than the round where blocks keep their areas in
+    /// staging.
     cut: usize,
     /// Elements to multiples of which staged rows are rounded.
     alignment: usize,
@@ -109,7 +112,8 @@ pub(crate) trait Body<M: Machine> {
     /// Moves one round's data. False after a failure. All lanes together.
     ///
     /// # Safety
-    /// Every rank's words of the round have been acquired; the memory is valid as for [`Memory::run`].
+    /// Every rank's words of the round have been acquired; the memory is valid as for
+    /// [`Memory::run`].
     unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool;
 
     /// What this rank says besides, the same in every round.
@@ -122,7 +126,8 @@ pub(crate) trait Body<M: Machine> {
         }
     }
 
-    /// Before a round: its part of the input must be there when this returns. False after a failure. All lanes together.
+    /// Before a round: its part of the input must be there when this returns. False after a
+    /// failure. All lanes together.
     ///
     /// # Safety
     /// As [`Body::round`], but for the words.
@@ -172,7 +177,8 @@ impl Memory {
         }
     }
 
-    /// The part of `round` that this block handles: its part of shard `shard`, from the round's start.
+    /// The part of `round` that this block handles: its part of shard `shard`, from the round's
+    /// start.
     #[inline(always)]
     pub(crate) fn part<M: Machine>(
         &self,
@@ -195,8 +201,8 @@ impl Memory {
     /// Runs the rounds of the operation; `body` moves one round's data. False after a failure.
     ///
     /// # Safety
-    /// The memory must be valid: `source_rows` (at least 1 where `body` reads it) rows of `count` elements at
-    /// `source`, and what `body` writes at `target`.
+    /// The memory must be valid: `source_rows` (at least 1 where `body` reads it) rows of `count`
+    /// elements at `source`, and what `body` writes at `target`.
     #[inline(always)]
     pub(crate) unsafe fn run<M: Machine>(
         &self,
@@ -291,7 +297,8 @@ impl Memory {
         }
     }
 
-    /// Copies what peers wrote into staging to the output; this rank wrote its own shard there itself.
+    /// Copies what peers wrote into staging to the output; this rank wrote its own shard there
+    /// itself.
     #[inline(always)]
     unsafe fn unstage<M: Machine>(
         &self,
@@ -389,7 +396,8 @@ impl Memory {
         bulk::resolve(session.comm(), session.ctx(), inside, rank, bytes)
     }
 
-    /// Fills the source table with every rank's part of row `row`. False after a failure; collective.
+    /// Fills the source table with every rank's part of row `row`. False after a failure;
+    /// collective.
     #[inline(always)]
     pub(crate) fn fill_sources<M: Machine>(
         &self,

@@ -1,8 +1,9 @@
 //! Fusewire's kernels: collectives and fused operations, written once for NVIDIA, AMD and the CPU.
 //!
-//! Every kernel takes the communicator's constants and the call word first. Memory is named twice: by a
-//! local address, and by an address in a window (or [`fusewire_device::comm::WindowAddr::NONE`]) that peers can
-//! resolve; what lies in no window goes through this rank's staging.
+//! Every kernel takes the communicator's constants and the call word first. Memory is named twice:
+//! by a local address, and by an address in a window (or
+//! [`fusewire_device::comm::WindowAddr::NONE`]) that peers can resolve; what lies in no window goes
+//! through this rank's staging.
 //!
 //! | module | kernels |
 //! |---|---|

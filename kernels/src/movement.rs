@@ -1,10 +1,11 @@
-//! Operations that only move bytes: all_gather, broadcast, scatter, gather, all_to_all. Protocol: rounds.
+//! Operations that only move bytes: all_gather, broadcast, scatter, gather, all_to_all. Protocol:
+//! rounds.
 //!
-//! Data is pulled: a rank reads what it needs from its peers' inputs (or their staging) straight into
-//! its output, so an output needs no staging. `count` is in units of `size` bytes.
+//! Data is pulled: a rank reads what it needs from its peers' inputs (or their staging) straight
+//! into its output, so an output needs no staging. `count` is in units of `size` bytes.
 //!
-//! In place: all_gather's input may be row r of the output, scatter's output row root of
-//! the input, gather's input row root of the output, broadcast's input the output: what is written then is
+//! In place: all_gather's input may be row r of the output, scatter's output row root of the input,
+//! gather's input row root of the output, broadcast's input the output: what is written then is
 //! read by nobody else. all_to_all in place is staged by the host.
 
 use fusewire_device::bulk;
@@ -62,8 +63,9 @@ macro_rules! movement_kernel {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes;
-        /// `chunk` units of each row (a multiple of [`crate::ALIGNMENT`]) must fit staging.
+        /// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads
+        /// and writes; `chunk` units of each row (a multiple of [`crate::ALIGNMENT`]) must fit
+        /// staging.
         #[kernel]
         pub unsafe fn $name(
             block: Block<impl Machine>,

@@ -1,27 +1,31 @@
-//! all_reduce, reduce_scatter and all_gather by multicast (NVLink SHARP): the switch adds, and copies.
+//! all_reduce, reduce_scatter and all_gather by multicast (NVLink SHARP): the switch adds, and
+//! copies.
 //!
-//! - **all_reduce:** rank r loads the reduction of shard r of all inputs and stores it to all outputs: each byte
-//!   leaves a rank once and comes in once, whatever the number of ranks.
+//! - **all_reduce:** rank r loads the reduction of shard r of all inputs and stores it to all
+//!   outputs: each byte leaves a rank once and comes in once, whatever the number of ranks.
 //! - **reduce_scatter:** rank r loads the reduction of row r of all inputs.
 //! - **all_gather:** rank r stores its input to row r of all outputs.
 //!
 //! Protocol: rounds. In the terms of `exchange`:
 //!
-//! - **Who may overwrite what:** rank r reads shard (row) r of every rank's input and writes shard (row) r of every
-//!   rank's output, and no other rank does either; the owner overwrites its input, and reads its output, after
-//!   the round;
+//! - **Who may overwrite what:** rank r reads shard (row) r of every rank's input and writes shard
+//!   (row) r of every rank's output, and no other rank does either; the owner overwrites its input,
+//!   and reads its output, after the round;
 //! - **after having acquired** every peer's done signal of the round;
-//! - **released by** each peer after its last load and store by multicast and the alias fence behind them
-//!   ([`multimem::fence`]). The fence in front of them follows the acquisition of every ready signal.
+//! - **released by** each peer after its last load and store by multicast and the alias fence
+//!   behind them ([`multimem::fence`]). The fence in front of them follows the acquisition of every
+//!   ready signal.
 //!
-//! In place: a lane loads 16 bytes before it stores them, and nobody else touches those bytes in the round.
+//! In place: a lane loads 16 bytes before it stores them, and nobody else touches those bytes in
+//! the round.
 //!
 //! # When
-//! A multicast address names the same offset of every rank's part, but offsets need not be symmetric, and memory need not
-//! lie in a window. Each rank sends its window addresses and whether multicast reaches them with its ready signal; all ranks see
-//! the same words and so decide alike. Where they differ, or bytes cannot be taken 16 at a time, the launch goes the
-//! ordinary way: two shots, own row, or pull. What lies in front of the first multiple of 16 bytes of a part, or behind
-//! the last one, goes the ordinary way in any case.
+//! A multicast address names the same offset of every rank's part, but offsets need not be
+//! symmetric, and memory need not lie in a window. Each rank sends its window addresses and whether
+//! multicast reaches them with its ready signal; all ranks see the same words and so decide alike.
+//! Where they differ, or bytes cannot be taken 16 at a time, the launch goes the ordinary way: two
+//! shots, own row, or pull. What lies in front of the first multiple of 16 bytes of a part, or
+//! behind the last one, goes the ordinary way in any case.
 
 use core::marker::PhantomData;
 
@@ -90,8 +94,8 @@ impl<T: Element> Reducer for SwitchedReducer<T> {
     }
 }
 
-/// The address that every rank has sent as word `index`, if all have sent the same one, all have `wanted` in their
-/// [`word::SCALAR`], and nobody is staged. The same answer on every rank.
+/// The address that every rank has sent as word `index`, if all have sent the same one, all have
+/// `wanted` in their [`word::SCALAR`], and nobody is staged. The same answer on every rank.
 #[inline(always)]
 fn common<M: Machine>(session: &Session<M>, index: usize, wanted: u64) -> Option<WindowAddr> {
     let addr = session.word(0, index);
@@ -106,8 +110,8 @@ fn common<M: Machine>(session: &Session<M>, index: usize, wanted: u64) -> Option
     same.then_some(WindowAddr(addr))
 }
 
-/// What this rank says of memory at `addr`: `bit` if multicast reaches its `bytes` bytes, and elements of `size` bytes
-/// lie at multiples of their size.
+/// What this rank says of memory at `addr`: `bit` if multicast reaches its `bytes` bytes, and
+/// elements of `size` bytes lie at multiples of their size.
 #[inline(always)]
 fn reached<M: Machine>(
     session: &Session<M>,
@@ -125,7 +129,8 @@ fn reached<M: Machine>(
     }
 }
 
-/// A part of a range: elements in front of the first multiple of 16 bytes, 16 bytes at a time, the rest.
+/// A part of a range: elements in front of the first multiple of 16 bytes, 16 bytes at a time, the
+/// rest.
 #[derive(Clone, Copy)]
 struct Split {
     head: usize,
@@ -134,7 +139,8 @@ struct Split {
 }
 
 impl Split {
-    /// Splits `length` elements of `size` bytes (a power of two), the first of which lies at byte `offset` of a window.
+    /// Splits `length` elements of `size` bytes (a power of two), the first of which lies at byte
+    /// `offset` of a window.
     #[inline(always)]
     fn new(offset: usize, length: usize, size: usize) -> Self {
         // Shifts: a division by what is not constant has a way into panic code.
@@ -213,7 +219,8 @@ impl<T: Element> Sink for Local<T> {
     }
 }
 
-/// Element `index` of 8 bytes. Shifts, not an array: an index that is no constant would put it into local memory.
+/// Element `index` of 8 bytes. Shifts, not an array: an index that is no constant would put it into
+/// local memory.
 #[inline(always)]
 fn element<T: Element>(word: u64, index: usize) -> T {
     let bits = 8 * size_of::<T>();
@@ -240,8 +247,8 @@ fn finish_pair<T: Element>(sums: [u64; 2], divisor: u32) -> [u64; 2] {
     [finish::<T>(sums[0], divisor), finish::<T>(sums[1], divisor)]
 }
 
-/// Reduces `vectors` times 16 bytes from byte `from_byte` of `from` on, to byte `to_byte` of `to` on; sums are divided
-/// by `divisor` unless it is 0.
+/// Reduces `vectors` times 16 bytes from byte `from_byte` of `from` on, to byte `to_byte` of `to`
+/// on; sums are divided by `divisor` unless it is 0.
 ///
 /// # Safety
 /// As [`Multicast::load_reduce`] and [`Sink::put`], for all these bytes.
@@ -260,7 +267,8 @@ unsafe fn reduce_vectors<M: Machine, T: Element, S: Sink>(
     let step = block.size() as usize * BYTES;
     let end = vectors * BYTES;
     let mut at = block.rank() as usize * BYTES;
-    // SAFETY: the caller's promise. Four times the same: an array over which a loop runs lies in local memory.
+    // SAFETY: the caller's promise. Four times the same: an array over which a loop runs lies in
+    // local memory.
     unsafe {
         while at + (BATCH - 1) * step < end {
             let a = from.load_reduce::<T>(from_byte + at, combine);
@@ -281,7 +289,8 @@ unsafe fn reduce_vectors<M: Machine, T: Element, S: Sink>(
     }
 }
 
-/// As [`reduce_vectors`], for the combination that a reduction at run time needs; between the two alias fences.
+/// As [`reduce_vectors`], for the combination that a reduction at run time needs; between the two
+/// alias fences.
 ///
 /// # Safety
 /// As there; `combine` is what [`multimem::combine`] gave for `T`.
@@ -298,8 +307,8 @@ unsafe fn reduce_switched<M: Machine, T: Element, S: Sink>(
     divisor: u32,
 ) {
     multimem::fence();
-    // SAFETY: the caller's promise; one way a combination, so that the loops hold no switch. Minimum and maximum
-    // of f32 do not exist, and are no part of its kernels.
+    // SAFETY: the caller's promise; one way a combination, so that the loops hold no switch.
+    // Minimum and maximum of f32 do not exist, and are no part of its kernels.
     unsafe {
         match combine {
             Combine::Min if size_of::<T>() == 2 => reduce_vectors::<M, T, S>(
@@ -383,8 +392,8 @@ impl<M: Machine, T: Element> Body<M> for AllReduce<T> {
             split = Split::new(offset + at, length, memory.size);
             let byte = at + split.head * memory.size;
             let average = self.ordinary.reducer.reduction == AVERAGE;
-            // SAFETY: every rank's part was checked against its window, and its ready signal acquired; the shard is
-            // this rank's.
+            // SAFETY: every rank's part was checked against its window, and its ready signal
+            // acquired; the shard is this rank's.
             unsafe {
                 reduce_switched::<M, T, Multicast>(
                     block,
@@ -453,8 +462,8 @@ impl<M: Machine, T: Element> Body<M> for ReduceScatter<T> {
                 policy: self.ordinary.policy,
             };
             let average = self.ordinary.reducer.reduction == AVERAGE;
-            // SAFETY: every rank's part was checked against its window, and its ready signal acquired; the output
-            // is the caller's.
+            // SAFETY: every rank's part was checked against its window, and its ready signal
+            // acquired; the output is the caller's.
             unsafe {
                 reduce_switched::<M, T, Local<T>>(
                     block,
@@ -488,8 +497,8 @@ struct AllGather {
 }
 
 impl AllGather {
-    /// Pushes units `[first, first + length)` of the round, less than 16 bytes, by ordinary stores, to this rank's own row as
-    /// well (in place that changes nothing). False after a failure.
+    /// Pushes units `[first, first + length)` of the round, less than 16 bytes, by ordinary stores,
+    /// to this rank's own row as well (in place that changes nothing). False after a failure.
     ///
     /// # Safety
     /// As [`Body::round`].
@@ -554,8 +563,9 @@ impl<M: Machine> Body<M> for AllGather {
         let end = split.vectors * BYTES;
         let policy = self.ordinary.policy;
         let mut at = block.rank() as usize * BYTES;
-        // SAFETY: within the caller's input, which is aligned, as this rank has said; every rank's part was checked
-        // against its window, and its ready signal acquired; the row is this rank's.
+        // SAFETY: within the caller's input, which is aligned, as this rank has said; every rank's
+        // part was checked against its window, and its ready signal acquired; the row is this
+        // rank's.
         unsafe {
             // Two at a time: four would spill a register of the ordinary way.
             while at + step < end {
@@ -589,8 +599,8 @@ impl<M: Machine> Body<M> for AllGather {
 /// average, and, but for f32, minimum and maximum, as the call says.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the buffers valid for `count` elements; `chunk` elements (a multiple of
-/// [`crate::ALIGNMENT`]) must fit staging.
+/// `constants` as for [`Session::begin`]; the buffers valid for `count` elements; `chunk` elements
+/// (a multiple of [`crate::ALIGNMENT`]) must fit staging.
 #[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn all_reduce_nvls<T: Element>(
     block: Block<impl Machine>,
@@ -645,8 +655,9 @@ pub unsafe fn all_reduce_nvls<T: Element>(
 /// rank's: `count` elements a rank. Reductions as for [`all_reduce_nvls`].
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the input valid for `count` elements times the number of ranks, the output
-/// for `count`; `chunk` elements of each row (a multiple of [`crate::ALIGNMENT`]) must fit staging.
+/// `constants` as for [`Session::begin`]; the input valid for `count` elements times the number of
+/// ranks, the output for `count`; `chunk` elements of each row (a multiple of [`crate::ALIGNMENT`])
+/// must fit staging.
 #[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn reduce_scatter_nvls<T: Element>(
     block: Block<impl Machine>,
@@ -695,8 +706,9 @@ pub unsafe fn reduce_scatter_nvls<T: Element>(
 /// units of `size` bytes (a divisor of 16) of every rank, to row r of every rank's output.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the input valid for `count` units, the output for `count` units times the
-/// number of ranks; `chunk` units (a multiple of [`crate::ALIGNMENT`]) must fit staging.
+/// `constants` as for [`Session::begin`]; the input valid for `count` units, the output for `count`
+/// units times the number of ranks; `chunk` units (a multiple of [`crate::ALIGNMENT`]) must fit
+/// staging.
 #[kernel]
 pub unsafe fn all_gather_nvls(
     block: Block<impl Machine>,

@@ -11,7 +11,8 @@ use fusewire_device::{Block, Group, Machine, PeerPtr, kernel, wait};
 /// raises user signal `signal` there, then waits until the rank before it has done the same.
 ///
 /// The user signal counts up by one each launch; how often is read from `launches`, a word of this
-/// rank's memory that the kernel increments, so that a replay waits for the next value and not for an old one.
+/// rank's memory that the kernel increments, so that a replay waits for the next value and not for
+/// an old one.
 ///
 /// User memory: the put is between an entry signal (the target may be written) and an exit signal
 /// (it may be reused) of the same launch.

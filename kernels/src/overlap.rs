@@ -1,33 +1,38 @@
-//! all_gather with a ready flag per chunk, and reduce_scatter with an arrival counter per tile. A consumer starts as soon
-//! as a part of the output has arrived; a producer's part leaves as soon as it is done. Here the parts of both are called
-//! tiles, and `chunk` is what fits staging. Protocol: rounds (`exchange`), and words of this rank's own. The consumer's or
-//! producer's stream is called the compute stream.
+//! all_gather with a ready flag per chunk, and reduce_scatter with an arrival counter per tile. A
+//! consumer starts as soon as a part of the output has arrived; a producer's part leaves as soon as
+//! it is done. Here the parts of both are called tiles, and `chunk` is what fits staging. Protocol:
+//! rounds (`exchange`), and words of this rank's own. The consumer's or producer's stream is called
+//! the compute stream.
 //!
 //! # Words
-//! A word is a u32 in memory of the rank's own device; no peer touches it. The host clears all words of an operation on the
-//! compute stream, before the computation and before this kernel: so the values that a captured graph waits for are not
-//! present at the start of any replay.
+//! A word is a u32 in memory of the rank's own device; no peer touches it. The host clears all
+//! words of an operation on the compute stream, before the computation and before this kernel: so
+//! the values that a captured graph waits for are not present at the start of any replay.
 //!
-//! **Tiles of an all_gather.** Tile `source * tiles_per_rank + t` is units `[t * span, (t + 1) * span)` of what `source` sends.
-//! - **Who may overwrite what:** the kernel writes a tile of the output and its word; the next operation on the compute
-//!   stream clears the word and may overwrite the tile;
-//! - **after having acquired:** the kernel the end of the stream's work before it (its launch); the next one the end of this
-//!   kernel (an event);
-//! - **released by:** the consumer, after its last read of the tile; this kernel, after its last write of tile and word.
+//! **Tiles of an all_gather.** Tile `source * tiles_per_rank + t` is units `[t * span, (t + 1) *
+//! span)` of what `source` sends.
+//! - **Who may overwrite what:** the kernel writes a tile of the output and its word; the next
+//!   operation on the compute stream clears the word and may overwrite the tile;
+//! - **after having acquired:** the kernel the end of the stream's work before it (its launch); the
+//!   next one the end of this kernel (an event);
+//! - **released by:** the consumer, after its last read of the tile; this kernel, after its last
+//!   write of tile and word.
 //!
-//! Blocks add the units that they have moved to the tile's arrivals; whoever completes it stores [`THERE`] by system
-//! release, having acquired the parts of the others. A launch that fails stores [`FAILED`] in every word that is still 0:
-//! nobody waits for ever for what does not come.
+//! Blocks add the units that they have moved to the tile's arrivals; whoever completes it stores
+//! [`THERE`] by system release, having acquired the parts of the others. A launch that fails stores
+//! [`FAILED`] in every word that is still 0: nobody waits for ever for what does not come.
 //!
-//! **Tiles of a reduce_scatter.** Tile `row * tiles_per_row + t` is elements `[t * span, (t + 1) * span)` of row `row` of the input.
-//! - **Who may overwrite what:** the producer writes a tile of this rank's input, and peers read it; the next one on the
-//!   compute stream clears the word and overwrites the tile;
-//! - **after having acquired:** a peer this rank's ready signal of the tile's round, the next one the end of this kernel, which has
-//!   acquired every peer's done signal of every round;
-//! - **released by:** this rank, after it has acquired the tile's counter, which the producer raised by release after its last
-//!   write of the tile; the peer, after its last read.
+//! **Tiles of a reduce_scatter.** Tile `row * tiles_per_row + t` is elements `[t * span, (t + 1) *
+//! span)` of row `row` of the input.
+//! - **Who may overwrite what:** the producer writes a tile of this rank's input, and peers read
+//!   it; the next one on the compute stream clears the word and overwrites the tile;
+//! - **after having acquired:** a peer this rank's ready signal of the tile's round, the next one
+//!   the end of this kernel, which has acquired every peer's done signal of every round;
+//! - **released by:** this rank, after it has acquired the tile's counter, which the producer
+//!   raised by release after its last write of the tile; the peer, after its last read.
 //!
-//! So there is one round for tile t of all rows: tiles are needed in the order of t, those of all rows together.
+//! So there is one round for tile t of all rows: tiles are needed in the order of t, those of all
+//! rows together.
 
 use core::marker::PhantomData;
 
@@ -48,11 +53,12 @@ use crate::reducer::{DynReducer, Reducer, StaticReducer, memory};
 /// Word of a tile that is there.
 pub const THERE: u32 = 1;
 
-/// Word of a tile that will not come: the launch has failed. Not less than [`THERE`], also in the cyclic comparison of stream
-/// memory operations.
+/// Word of a tile that will not come: the launch has failed. Not less than [`THERE`], also in the
+/// cyclic comparison of stream memory operations.
 pub const FAILED: u32 = 0x4000_0000;
 
-/// Which piece of `span` element `at` lies in. (Nothing that could panic is left in a kernel, so 0 is asked for here.)
+/// Which piece of `span` element `at` lies in. (Nothing that could panic is left in a kernel, so 0
+/// is asked for here.)
 #[inline(always)]
 const fn piece(at: usize, span: usize) -> usize {
     match at.checked_div(span) {
@@ -85,7 +91,8 @@ struct FlaggedTiles {
 }
 
 impl FlaggedTiles {
-    /// `units` more of tile `tile` of `rank` are there, as far as this block moves them. All lanes together.
+    /// `units` more of tile `tile` of `rank` are there, as far as this block moves them. All lanes
+    /// together.
     #[inline(always)]
     fn arrive<M: Machine>(
         &self,
@@ -157,8 +164,9 @@ impl<M: Machine> Body<M> for FlaggedTiles {
         let mut step = 1;
         while step < size {
             let rank = ring(me, step, size);
-            // What lies in staging was put there by the peer's block of this number, its part only. What lies in user
-            // memory is all there, and blocks share each tile, so that one is complete before the next.
+            // What lies in staging was put there by the peer's block of this number, its part only.
+            // What lies in user memory is all there, and blocks share each tile, so that one is
+            // complete before the next.
             let staged = session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
             let (from, to) = if staged {
                 (mine, limit)
@@ -183,7 +191,8 @@ impl<M: Machine> Body<M> for FlaggedTiles {
                     };
                     let to = (rank as usize * memory.count + at) * memory.size;
                     let to = memory.target.wrapping_add(to);
-                    // SAFETY: the source was checked against its window; the target is the caller's.
+                    // SAFETY: the source was checked against its window; the target is the
+                    // caller's.
                     unsafe { bulk::copy(block, to, from, length * memory.size, self.policy) };
                     self.arrive(session, memory, rank, tile, length);
                 }
@@ -203,8 +212,9 @@ impl<M: Machine> Body<M> for FlaggedTiles {
 /// of every rank, all 0.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes; `chunk` units of
-/// each row (a multiple of [`crate::ALIGNMENT`]) must fit staging; `span` is not 0.
+/// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and
+/// writes; `chunk` units of each row (a multiple of [`crate::ALIGNMENT`]) must fit staging; `span`
+/// is not 0.
 #[kernel]
 pub unsafe fn all_gather_with_flags(
     block: Block<impl Machine>,
@@ -307,7 +317,8 @@ impl<M: Machine, R: Reducer> Body<M> for CountedTiles<R> {
                 let expected = (tile as u64) << 32 | u64::from(self.wanted);
                 let counter = self.counters.wrapping_add(tile);
                 let there = session.ctx().until(wait::WaitKind::Tile, me, expected, || {
-                    // SAFETY: a counter of the caller's, which is only accessed atomically while the kernel runs.
+                    // SAFETY: a counter of the caller's, which is only accessed atomically while
+                    // the kernel runs.
                     let seen = unsafe { mem::load_u32(counter, Order::Acquire, Scope::System) };
                     if seen >= self.wanted {
                         Ok(())
@@ -364,9 +375,9 @@ unsafe fn reduce_tiles<M: Machine, R: Reducer>(
 /// of every row; a counter of `wanted` says that its tile, `span` elements, is done.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and writes; `chunk` elements
-/// of each row, rounded up to [`crate::ALIGNMENT`], must fit staging; `counters` has an entry for every tile of every row; `span` is
-/// not 0.
+/// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and
+/// writes; `chunk` elements of each row, rounded up to [`crate::ALIGNMENT`], must fit staging;
+/// `counters` has an entry for every tile of every row; `span` is not 0.
 #[kernel(each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16))]
 pub unsafe fn reduce_scatter_on_arrival<T: Element>(
     block: Block<impl Machine>,

@@ -1,10 +1,10 @@
-//! Local steps of the quantised reduce_scatter: f32 to bf16 with stochastic rounding, and the sum of bf16
-//! rows in f32.
+//! Local steps of the quantised reduce_scatter: f32 to bf16 with stochastic rounding, and the sum
+//! of bf16 rows in f32.
 
 use fusewire_device::{Block, Machine, kernel, mem};
 
-/// A hash of `seed` and `index` whose low 16 bits are used as a random number: two rounds of multiply and xor-shift
-/// (the finaliser of MurmurHash3 for 32 bits).
+/// A hash of `seed` and `index` whose low 16 bits are used as a random number: two rounds of
+/// multiply and xor-shift (the finaliser of MurmurHash3 for 32 bits).
 #[inline(always)]
 fn random(seed: u32, index: u32) -> u32 {
     let mut word = index.wrapping_mul(0x9e37_79b9) ^ seed;
@@ -15,8 +15,9 @@ fn random(seed: u32, index: u32) -> u32 {
     word ^ word >> 16
 }
 
-/// Rounds to bf16, up with the probability of the part that is cut off. Exact values stay; infinities and NaN stay what
-/// they are; what is beyond the largest finite number may become infinite, as in every rounding.
+/// Rounds to bf16, up with the probability of the part that is cut off. Exact values stay;
+/// infinities and NaN stay what they are; what is beyond the largest finite number may become
+/// infinite, as in every rounding.
 #[inline(always)]
 fn stochastic(bits: u32, random: u32) -> u16 {
     let rounded = (bits.wrapping_add(random & 0xffff) >> 16) as u16;
@@ -31,8 +32,8 @@ fn stochastic(bits: u32, random: u32) -> u16 {
     }
 }
 
-/// Rounds `count` elements at `source` to bf16 at `target`. Element i takes random number i of the stream `seed`, so
-/// that blocks and lanes change nothing.
+/// Rounds `count` elements at `source` to bf16 at `target`. Element i takes random number i of the
+/// stream `seed`, so that blocks and lanes change nothing.
 ///
 /// # Safety
 /// `source` readable and `target` writable for `count` elements.
@@ -53,7 +54,8 @@ pub unsafe fn quantize(
     }
 }
 
-/// Sums `rows` rows of `count` bf16 elements in row order, in f32, divides by `divisor` and writes f32.
+/// Sums `rows` rows of `count` bf16 elements in row order, in f32, divides by `divisor` and writes
+/// f32.
 ///
 /// # Safety
 /// `source` readable for all rows, `target` writable for `count` elements.

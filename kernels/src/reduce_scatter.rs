@@ -29,8 +29,8 @@ impl<M: Machine, R: Reducer> Body<M> for OwnRow<R> {
 }
 
 impl<R: Reducer> OwnRow<R> {
-    /// Reduces elements `[first, first + length)` of the round. False after a failure. All lanes together; the block
-    /// must synchronise before the next range.
+    /// Reduces elements `[first, first + length)` of the round. False after a failure. All lanes
+    /// together; the block must synchronise before the next range.
     ///
     /// # Safety
     /// As [`Body::round`].

@@ -112,9 +112,9 @@ macro_rules! reduction_kernel {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `constants` as for [`fusewire_device::session::Session::begin`]; the buffers valid for what the
-        /// operation reads and writes; `chunk` elements of each row (a multiple of [`crate::ALIGNMENT`])
-        /// must fit staging.
+        /// `constants` as for [`fusewire_device::session::Session::begin`]; the buffers valid for
+        /// what the operation reads and writes; `chunk` elements of each row (a multiple of
+        /// [`crate::ALIGNMENT`]) must fit staging.
         #[fusewire_device::kernel(
             each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16),
             each(
@@ -207,7 +207,8 @@ macro_rules! reduction_kernel {
 
 pub(crate) use reduction_kernel;
 
-/// The memory that a reduction kernel's arguments name; rows, shards and sharing are the operation's.
+/// The memory that a reduction kernel's arguments name; rows, shards and sharing are the
+/// operation's.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)] // the arguments of a kernel
 pub(crate) fn memory<R: Reducer>(

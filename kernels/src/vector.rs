@@ -1,6 +1,6 @@
-//! Operations whose counts differ by rank and live in device memory: all_gather_v and
-//! all_to_all_v. Protocol: rounds, as in the other movements; a rank with nothing to send or receive takes
-//! part in every round, so no credit is needed for zero counts.
+//! Operations whose counts differ by rank and live in device memory: all_gather_v and all_to_all_v.
+//! Protocol: rounds, as in the other movements; a rank with nothing to send or receive takes part
+//! in every round, so no credit is needed for zero counts.
 //!
 //! With its ready signal a rank sends each peer the address and the length of that peer's data; the
 //! peer compares the length with what it expects, so splits that disagree are a mismatch, not
@@ -107,7 +107,8 @@ impl Vector {
     unsafe fn run<M: Machine>(&self, session: &mut Session<M>, policy: Policy) -> bool {
         let block = session.block();
         let (me, ranks) = (session.comm().rank(), session.comm().size());
-        // Counts may have changed since the host saw them: in a graph, or by a kernel before this one.
+        // Counts may have changed since the host saw them: in a graph, or by a kernel before this
+        // one.
         let sent_beyond = if self.same {
             let own = self.send.of(me);
             (own > self.source_count).then_some(own)
@@ -240,7 +241,8 @@ impl Vector {
                     return false;
                 };
                 if !core::ptr::eq(target, from) {
-                    // SAFETY: the source was checked against its window; the target is the caller's.
+                    // SAFETY: the source was checked against its window; the target is the
+                    // caller's.
                     unsafe { bulk::copy(block, target, from, bytes, policy) };
                 }
             }
@@ -257,7 +259,8 @@ impl Vector {
 }
 
 /// The part that this block handles of the elements `[start, start + window)` of `length`, relative
-/// to `start`. Blocks may be rounds apart: in staging each keeps its area, however short the rest is.
+/// to `start`. Blocks may be rounds apart: in staging each keeps its area, however short the rest
+/// is.
 #[inline(always)]
 fn part<M: Machine>(
     block: Block<M>,
@@ -282,8 +285,9 @@ fn part<M: Machine>(
 /// output.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; `counts` one count a rank, the same on all ranks; the buffers valid for
-/// `source_count` and `target_count` units, which counts that are greater do not exceed: they fail; `chunk` units (a multiple of [`crate::ALIGNMENT`]) must fit staging.
+/// `constants` as for [`Session::begin`]; `counts` one count a rank, the same on all ranks; the
+/// buffers valid for `source_count` and `target_count` units, which counts that are greater do not
+/// exceed: they fail; `chunk` units (a multiple of [`crate::ALIGNMENT`]) must fit staging.
 #[kernel]
 pub unsafe fn all_gather_v(
     block: Block<impl Machine>,

@@ -10,12 +10,12 @@ use fusewire_device::{Block, Group, Machine, kernel, mem};
 /// No signal, no sender.
 pub const NONE: u64 = u64::MAX;
 
-/// Puts `bytes` bytes at `source` to byte `offset` of the peer's part, then raises signal `signal` there if it is
-/// not [`NONE`].
+/// Puts `bytes` bytes at `source` to byte `offset` of the peer's part, then raises signal `signal`
+/// there if it is not [`NONE`].
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; `window` belongs to it; `source` readable for `bytes` bytes; the range at
-/// the peer free to be written.
+/// `constants` as for [`Session::begin`]; `window` belongs to it; `source` readable for `bytes`
+/// bytes; the range at the peer free to be written.
 #[kernel]
 pub unsafe fn window_put(
     block: Block<impl Machine>,
@@ -49,7 +49,8 @@ pub unsafe fn window_put(
             refuse(&session, peer, bytes, offset);
             return;
         }
-        // Whoever learns of the end of this launch by other means than the signal sees the data too.
+        // Whoever learns of the end of this launch by other means than the signal sees the data
+        // too.
         mem::fence(mem::Order::Release, mem::Scope::System);
         block.sync();
     }
@@ -93,7 +94,8 @@ pub unsafe fn window_get(
     session.end();
 }
 
-/// Changes this rank's slot of signal `signal` at the peer: sets it to `value`, or adds `value` where `add` is 1.
+/// Changes this rank's slot of signal `signal` at the peer: sets it to `value`, or adds `value`
+/// where `add` is 1.
 ///
 /// # Safety
 /// As [`window_put`].
@@ -132,8 +134,8 @@ pub unsafe fn window_signal(
     session.end();
 }
 
-/// Waits until signal `signal` of this rank, of the rank `sender` or (with [`NONE`]) summed over all senders, compares
-/// with `value` as `compare` says.
+/// Waits until signal `signal` of this rank, of the rank `sender` or (with [`NONE`]) summed over
+/// all senders, compares with `value` as `compare` says.
 ///
 /// # Safety
 /// As [`window_put`].

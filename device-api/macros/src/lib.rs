@@ -67,8 +67,8 @@ impl Parse for Options {
 ///   query its index and the number of blocks through its `block` only. See
 ///   `fusewire_device::multi_rank_grid`.
 ///
-/// `#[kernel(each(T: f32 = f32, bf16 = Bf16), each(O: sum = Sum))]` compiles a generic function once for each
-/// combination, as `scale_f32_sum`, `scale_bf16_sum` and so on.
+/// `#[kernel(each(T: f32 = f32, bf16 = Bf16), each(O: sum = Sum))]` compiles a generic function
+/// once for each combination, as `scale_f32_sum`, `scale_bf16_sum` and so on.
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let options = parse_macro_input!(attribute as Options);

@@ -7,7 +7,8 @@ pub const WARP: u32 = 32;
 #[cfg(target_feature = "sm_90")]
 #[inline(always)]
 pub(super) fn await_dependency() {
-    // SAFETY: no operand; does nothing where the launch is not a dependent one. Memory is clobbered: no access moves before it.
+    // SAFETY: no operand; does nothing where the launch is not a dependent one. Memory is
+    // clobbered: no access moves before it.
     unsafe { core::arch::asm!("griddepcontrol.wait;", options(nostack)) };
 }
 

@@ -105,9 +105,9 @@ unsafe fn copy_vectors<M: Machine>(
     }
 }
 
-/// The copy of a block of one lane. Short and cached ones are explicit vector moves: the C library's
-/// string moves, which it takes from some kilobytes on, are several times slower on lines that
-/// another core holds.
+/// The copy of a block of one lane. Short and cached ones are explicit vector moves: the C
+/// library's string moves, which it takes from some kilobytes on, are several times slower on lines
+/// that another core holds.
 #[inline(always)]
 unsafe fn copy_single(to: *mut u8, from: *const u8, bytes: usize, policy: Policy) {
     // SAFETY: the caller's ranges.

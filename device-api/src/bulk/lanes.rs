@@ -40,8 +40,8 @@ pub(super) unsafe fn reduce_lanes<M: Machine, T: Element, O: Reduction<T>>(
         let vectors = (range.count - head) / per;
         let lanes = block.size() as usize;
         let mut vector = block.rank() as usize;
-        // Smaller elements are more of them, and take the registers that a second vector would need; on AMD its sums would lie in
-        // memory.
+        // Smaller elements are more of them, and take the registers that a second vector would
+        // need; on AMD its sums would lie in memory.
         let doubles = size == 4 && !cfg!(target_arch = "amdgpu");
         while doubles && vector + lanes < vectors {
             reduce_vectors::<T, O, 2>(tables, range, (head + vector * per) * size, 16 * lanes);
@@ -58,8 +58,9 @@ pub(super) unsafe fn reduce_lanes<M: Machine, T: Element, O: Reduction<T>>(
     }
 }
 
-/// `N` vectors of 16 bytes, `apart` bytes from each other, the first at byte `at`. The loads of four ranks are under way at once:
-/// each is a trip to another GPU, perhaps, and a lane that waits for one after the other is idle.
+/// `N` vectors of 16 bytes, `apart` bytes from each other, the first at byte `at`. The loads of
+/// four ranks are under way at once: each is a trip to another GPU, perhaps, and a lane that waits
+/// for one after the other is idle.
 ///
 /// # Safety
 /// As [`super::reduce`]; the vectors are within the range and aligned.
@@ -75,7 +76,8 @@ unsafe fn reduce_vectors<T: Element, O: Reduction<T>, const N: usize>(
         let from = tables.source(rank).wrapping_add(at);
         let mut pairs = [[0; 2]; N];
         for n in 0..N {
-            // SAFETY: the caller's promise. Nobody reads an input twice, so caches near the lanes need not keep it.
+            // SAFETY: the caller's promise. Nobody reads an input twice, so caches near the lanes
+            // need not keep it.
             pairs[n] = unsafe { mem::read_16(from.wrapping_add(n * apart), Policy::Streaming) };
         }
         pairs

@@ -49,9 +49,9 @@ pub struct Range {
 /// Reduces `range` by all lanes of `block` together.
 ///
 /// # Safety
-/// Every table entry must be valid for `range.count` elements of `T`, aligned to `T`; inputs must not
-/// be written and outputs not accessed by others until the block has synchronised. An output may be
-/// the very same range as an input.
+/// Every table entry must be valid for `range.count` elements of `T`, aligned to `T`; inputs must
+/// not be written and outputs not accessed by others until the block has synchronised. An output
+/// may be the very same range as an input.
 #[inline(always)]
 pub unsafe fn reduce<M: Machine, T: Element, O: Reduction<T>>(
     block: Block<M>,
@@ -100,7 +100,8 @@ pub unsafe fn reduce_rare<M: Machine, T: Element, O: Reduction<T>>(
     }
 }
 
-/// One element a lane at a time: adjacent elements go to adjacent lanes, so accesses still coalesce.
+/// One element a lane at a time: adjacent elements go to adjacent lanes, so accesses still
+/// coalesce.
 ///
 /// # Safety
 /// As [`reduce`].

@@ -17,7 +17,8 @@ pub enum ReductionCode {
     Max = 4,
     /// Sum divided by the number of ranks.
     Average = 5,
-    /// Sum of each rank's input times that rank's factor; the product is rounded before it is added.
+    /// Sum of each rank's input times that rank's factor; the product is rounded before it is
+    /// added.
     PreMulSum = 6,
     /// Bitwise and (integers).
     BitAnd = 7,
@@ -167,8 +168,8 @@ pub trait WithReduction {
     fn run<T: Element, O: Reduction<T>>(self) -> Self::Output;
 }
 
-/// Runs `code` for the type and reduction that a call names at run time; `None` where they do not go
-/// together. The switch is uniform: all lanes take the same way.
+/// Runs `code` for the type and reduction that a call names at run time; `None` where they do not
+/// go together. The switch is uniform: all lanes take the same way.
 #[inline(always)]
 pub fn dispatch<W: WithReduction>(dtype: u8, reduction: u8, code: W) -> Option<W::Output> {
     match (DType::from_code(dtype)?, reduction) {

@@ -1,9 +1,10 @@
 //! Threads and groups: who runs a kernel together, and what a group can do together.
 //!
-//! A [`Machine`] is how a lane knows itself. On a GPU it is a zero-sized value over registers (where all ranks share one
-//! grid, for tests, a value that says which blocks are this rank's: [`crate::multi_rank_grid`]); on
-//! the CPU it is [`Single`] (a block of one lane, what production runs) or [`Lanes`] (32 or 64 lanes,
-//! each a thread, what tests run). Kernels are generic over it and never name one.
+//! A [`Machine`] is how a lane knows itself. On a GPU it is a zero-sized value over registers
+//! (where all ranks share one grid, for tests, a value that says which blocks are this rank's:
+//! [`crate::multi_rank_grid`]); on the CPU it is [`Single`] (a block of one lane, what production
+//! runs) or [`Lanes`] (32 or 64 lanes, each a thread, what tests run). Kernels are generic over it
+//! and never name one.
 
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 mod cpu;
@@ -19,8 +20,8 @@ pub use self::gpu::{Gpu, PartOfGrid};
 
 /// One lane's view of the machine that runs it.
 ///
-/// Every method but the identities is collective: all lanes of the block (of the warp where the name
-/// says so) must call it together, in convergent code.
+/// Every method but the identities is collective: all lanes of the block (of the warp where the
+/// name says so) must call it together, in convergent code.
 pub trait Machine: Copy {
     /// Lanes in a block when that is known at compile time, else 0. It is 1 on a CPU in production,
     /// where loops over elements are written for vectorisation instead of for lanes.

@@ -1,5 +1,6 @@
 //! Words and packets on AMD: the shim's atomics in the global address space, because this compiler
-//! has no inline assembly there, and core's atomics know neither narrower scopes nor that address space.
+//! has no inline assembly there, and core's atomics know neither narrower scopes nor that address
+//! space.
 
 use super::gpu::pair;
 use super::{Order, Scope};
@@ -48,8 +49,8 @@ macro_rules! words {
         /// Loads atomically. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
-        /// atomic.
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
+        /// be atomic.
         #[inline(always)]
         pub unsafe fn $load(at: *const $int, order: Order, scope: Scope) -> $int {
             // SAFETY: the caller's promise.
@@ -59,8 +60,8 @@ macro_rules! words {
         /// Stores atomically. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
-        /// atomic.
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
+        /// be atomic.
         #[inline(always)]
         pub unsafe fn $store(at: *mut $int, value: $int, order: Order, scope: Scope) {
             // SAFETY: the caller's promise.
@@ -70,8 +71,8 @@ macro_rules! words {
         /// Adds, wrapping, and returns the value before.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
-        /// atomic.
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
+        /// be atomic.
         #[inline(always)]
         pub unsafe fn $add(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
             // SAFETY: the caller's promise.
@@ -81,8 +82,8 @@ macro_rules! words {
         /// Replaces the value and returns the one before.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
-        /// atomic.
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
+        /// be atomic.
         #[inline(always)]
         pub unsafe fn $exchange(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
             // SAFETY: the caller's promise.
@@ -93,8 +94,8 @@ macro_rules! words {
         /// success.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
-        /// atomic.
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
+        /// be atomic.
         #[inline(always)]
         pub unsafe fn $cas(
             at: *mut $int,
@@ -197,20 +198,20 @@ pub fn fence(order: Order, scope: Scope) {
 /// Reads two packets of 8 bytes in one access; each is atomic by itself, without ordering.
 ///
 /// # Safety
-/// `at` must be valid for 16 bytes, 16-byte aligned and in global memory; racing accesses must be packet
-/// accesses.
+/// `at` must be valid for 16 bytes, 16-byte aligned and in global memory; racing accesses must be
+/// packet accesses.
 #[inline(always)]
 pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
     // SAFETY: the caller's promise.
     pair(unsafe { fusewire_load_packets(at) })
 }
 
-/// Writes two packets of 8 bytes; each is atomic by itself, without ordering. Two accesses: a vector
-/// store at system scope exists only as a volatile one, which waits for its completion.
+/// Writes two packets of 8 bytes; each is atomic by itself, without ordering. Two accesses: a
+/// vector store at system scope exists only as a volatile one, which waits for its completion.
 ///
 /// # Safety
-/// `at` must be valid for 16 bytes, 16-byte aligned and in global memory; racing accesses must be packet
-/// accesses.
+/// `at` must be valid for 16 bytes, 16-byte aligned and in global memory; racing accesses must be
+/// packet accesses.
 #[inline(always)]
 pub unsafe fn store_packets(at: *mut u64, packets: [u64; 2]) {
     // SAFETY: the caller's promise.

@@ -29,7 +29,8 @@ pub(super) const fn wide(value: [u64; 2]) -> u128 {
     (value[1] as u128) << 64 | value[0] as u128
 }
 
-/// Largest access that `T` allows: its alignment, at most 8 bytes (16 where size and alignment are).
+/// Largest access that `T` allows: its alignment, at most 8 bytes (16 where size and alignment
+/// are).
 const fn unit<T>() -> usize {
     let align = align_of::<T>();
     if align < 16 { align } else { 16 }

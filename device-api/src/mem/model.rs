@@ -9,8 +9,8 @@
 //! relaxed, so a scope that is too narrow fails the model. A plain access is never an atomic one:
 //! loom reports it if it races with any other access that writes, atomic or not.
 //!
-//! Negative controls break the memory and not the protocol's source: [`inject`] weakens what the source asks
-//! for, [`Model::alias`] lays one range over another, [`Model::forge`] makes loads lie.
+//! Negative controls break the memory and not the protocol's source: [`inject`] weakens what the
+//! source asks for, [`Model::alias`] lays one range over another, [`Model::forge`] makes loads lie.
 
 pub mod access;
 
@@ -89,8 +89,8 @@ impl Atomic {
     }
 }
 
-/// Moves this thread's clock in loom's happens-before, which plain accesses of an atomic do not: without
-/// it one that comes after a release counts as one before it.
+/// Moves this thread's clock in loom's happens-before, which plain accesses of an atomic do not:
+/// without it one that comes after a release counts as one before it.
 #[cfg(loom)]
 fn step() {
     STEP.with_borrow(|cell| {
@@ -189,8 +189,8 @@ impl Model {
         self.add(start, words, kind, content);
     }
 
-    /// Lays `[start, start + bytes)` over the range that begins at `onto`, which is registered and at
-    /// least as long: both names mean the same words. Hides what was registered there before.
+    /// Lays `[start, start + bytes)` over the range that begins at `onto`, which is registered and
+    /// at least as long: both names mean the same words. Hides what was registered there before.
     ///
     /// # Panics
     /// When nothing is registered at `onto`.

@@ -224,8 +224,9 @@ pub fn drain() {
     }
 }
 
-/// Asks for the line at `at` to be brought here for writing. A core commits its stores in order: without this, each
-/// store to a line that another core holds waits for that line alone. Any address is allowed.
+/// Asks for the line at `at` to be brought here for writing. A core commits its stores in order:
+/// without this, each store to a line that another core holds waits for that line alone. Any
+/// address is allowed.
 #[inline(always)]
 pub fn prefetch_write(at: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -9,7 +9,8 @@ use super::{Order, Scope};
 
 pub use super::gpu::{copy, drain, read, read_16, write, write_16};
 
-/// One instruction on a word in global memory: `$name` with its scope put between `$before` and `$after`.
+/// One instruction on a word in global memory: `$name` with its scope put between `$before` and
+/// `$after`.
 macro_rules! scoped {
     ($scope:expr, $before:literal, $after:expr, $($operands:tt)*) => {
         match $scope {
@@ -39,8 +40,8 @@ macro_rules! words {
         /// Loads atomically. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
-        /// atomic.
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
+        /// be atomic.
         #[inline(always)]
         pub unsafe fn $load(at: *const $int, order: Order, scope: Scope) -> $int {
             let value: $int;
@@ -60,8 +61,8 @@ macro_rules! words {
         /// Stores atomically. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
-        /// atomic.
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
+        /// be atomic.
         #[inline(always)]
         pub unsafe fn $store(at: *mut $int, value: $int, order: Order, scope: Scope) {
             // SAFETY: the caller's promise.
@@ -79,8 +80,8 @@ macro_rules! words {
         /// Adds, wrapping, and returns the value before.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
-        /// atomic.
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
+        /// be atomic.
         #[inline(always)]
         pub unsafe fn $add(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
             let before: $int;
@@ -106,8 +107,8 @@ macro_rules! words {
         /// Replaces the value and returns the one before.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
-        /// atomic.
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
+        /// be atomic.
         #[inline(always)]
         pub unsafe fn $exchange(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
             let before: $int;
@@ -134,8 +135,8 @@ macro_rules! words {
         /// success.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must be
-        /// atomic.
+        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
+        /// be atomic.
         #[inline(always)]
         pub unsafe fn $cas(
             at: *mut $int,
@@ -211,8 +212,8 @@ pub fn fence(order: Order, scope: Scope) {
 /// Reads two packets of 8 bytes in one access; each is atomic by itself, without ordering.
 ///
 /// # Safety
-/// `at` must be valid for 16 bytes, 16-byte aligned and in global memory; racing accesses must be packet
-/// accesses.
+/// `at` must be valid for 16 bytes, 16-byte aligned and in global memory; racing accesses must be
+/// packet accesses.
 #[inline(always)]
 pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
     let (low, high): (u64, u64);
@@ -233,8 +234,8 @@ pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
 /// Writes two packets of 8 bytes in one access; each is atomic by itself, without ordering.
 ///
 /// # Safety
-/// `at` must be valid for 16 bytes, 16-byte aligned and in global memory; racing accesses must be packet
-/// accesses.
+/// `at` must be valid for 16 bytes, 16-byte aligned and in global memory; racing accesses must be
+/// packet accesses.
 #[inline(always)]
 pub unsafe fn store_packets(at: *mut u64, packets: [u64; 2]) {
     // SAFETY: the caller's promise.

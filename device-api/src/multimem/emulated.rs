@@ -42,9 +42,9 @@ impl Multicast {
     /// Returns the reduction of all ranks' 16 bytes at byte `byte`: elements of type `T`.
     ///
     /// # Safety
-    /// `byte + 16` must be within what [`Multicast::of`] was asked for, `addr` plus `byte` a multiple of
-    /// 16; `T` and `combine` must be what [`super::combine`] gave. Nobody may write the bytes meanwhile: every
-    /// rank's ready signal has been acquired, and [`fence()`] called since.
+    /// `byte + 16` must be within what [`Multicast::of`] was asked for, `addr` plus `byte` a
+    /// multiple of 16; `T` and `combine` must be what [`super::combine`] gave. Nobody may write the
+    /// bytes meanwhile: every rank's ready signal has been acquired, and [`fence()`] called since.
     #[inline(always)]
     pub unsafe fn load_reduce<T: Element>(self, byte: usize, combine: Combine) -> [u64; 2] {
         let mut acc = [T::Acc::ZERO; 16];
@@ -73,8 +73,8 @@ impl Multicast {
     /// Stores 16 bytes at byte `byte` of every rank.
     ///
     /// # Safety
-    /// As [`Multicast::load_reduce`]; nobody may access the bytes until a done signal of this rank that follows a
-    /// [`fence()`].
+    /// As [`Multicast::load_reduce`]; nobody may access the bytes until a done signal of this rank
+    /// that follows a [`fence()`].
     #[inline(always)]
     pub unsafe fn store(self, byte: usize, value: [u64; 2]) {
         let mut rank = 0;

@@ -1,7 +1,7 @@
 //! Multicast: one address for the same bytes of every rank's part of a window (NVLink SHARP).
 //!
-//! A load through it gives the reduction of all ranks' bytes, computed by the switch; a store through it reaches
-//! all ranks. [`Multicast`] is such an address, for any machine:
+//! A load through it gives the reduction of all ranks' bytes, computed by the switch; a store
+//! through it reaches all ranks. [`Multicast`] is such an address, for any machine:
 //!
 //! | machine | what it is |
 //! |---|---|
@@ -10,12 +10,13 @@
 //! | others | none: [`Multicast::of`] gives `None`, and a kernel takes its ordinary way |
 //!
 //! # Order
-//! Both instructions are relaxed with system scope: they neither publish nor acquire. What orders them are the
-//! signals of a round ([`crate::session`]), with one addition. A multicast address is a second *virtual* address of
-//! memory that everybody else reaches by its ordinary one, and PTX orders accesses of one location by
-//! different addresses only where a proxy fence of kind *alias* lies on the path of causality between them. So
-//! every lane calls [`fence()`] after the ready signals and before its first access by multicast, and again after
-//! its last one and before the done signals:
+//! Both instructions are relaxed with system scope: they neither publish nor acquire. What orders
+//! them are the signals of a round ([`crate::session`]), with one addition. A multicast address is
+//! a second *virtual* address of memory that everybody else reaches by its ordinary one, and PTX
+//! orders accesses of one location by different addresses only where a proxy fence of kind *alias*
+//! lies on the path of causality between them. So every lane calls [`fence()`] after the ready
+//! signals and before its first access by multicast, and again after its last one and before the
+//! done signals:
 //!
 //! ```text
 //! a peer's plain store -> its ready -> this rank's acquire -> fence -> ld_reduce
@@ -23,8 +24,8 @@
 //! ```
 //!
 //! # Bits
-//! The order in which a switch adds is its own, and a sum of f16 or bf16 is handed back rounded to that type. How
-//! `min` and `max` treat NaN is not promised either. See the host's `Determinism`.
+//! The order in which a switch adds is its own, and a sum of f16 or bf16 is handed back rounded to
+//! that type. How `min` and `max` treat NaN is not promised either. See the host's `Determinism`.
 
 #[cfg(any(
     target_arch = "amdgpu",

@@ -65,9 +65,9 @@ impl Multicast {
     /// system scope.
     ///
     /// # Safety
-    /// `byte + 16` must be within what [`Multicast::of`] was asked for, `addr` plus `byte` a multiple of
-    /// 16; `T` and `combine` must be what [`super::combine`] gave. Nobody may write the bytes meanwhile: every
-    /// rank's ready signal has been acquired, and [`fence()`] called since.
+    /// `byte + 16` must be within what [`Multicast::of`] was asked for, `addr` plus `byte` a
+    /// multiple of 16; `T` and `combine` must be what [`super::combine`] gave. Nobody may write the
+    /// bytes meanwhile: every rank's ready signal has been acquired, and [`fence()`] called since.
     #[inline(always)]
     pub unsafe fn load_reduce<T: Element>(self, byte: usize, combine: Combine) -> [u64; 2] {
         let at = self.address + byte as u64;
@@ -87,11 +87,12 @@ impl Multicast {
     /// Stores 16 bytes at byte `byte` of every rank. Relaxed, system scope.
     ///
     /// # Safety
-    /// As [`Multicast::load_reduce`]; nobody may access the bytes until a done signal of this rank that follows a
-    /// [`fence()`].
+    /// As [`Multicast::load_reduce`]; nobody may access the bytes until a done signal of this rank
+    /// that follows a [`fence()`].
     #[inline(always)]
     pub unsafe fn store(self, byte: usize, value: [u64; 2]) {
-        // SAFETY: the caller's promise. The type of the instruction does not matter: bits are stored.
+        // SAFETY: the caller's promise. The type of the instruction does not matter: bits are
+        // stored.
         unsafe {
             asm!(
                 "{{ .reg .b64 global; cvta.to.global.u64 global, {at}; \
@@ -107,8 +108,8 @@ impl Multicast {
     }
 }
 
-/// Orders this lane's accesses by multicast addresses with those by the ordinary addresses of the same bytes, on
-/// the path of causality that it lies on. See [`crate::multimem`].
+/// Orders this lane's accesses by multicast addresses with those by the ordinary addresses of the
+/// same bytes, on the path of causality that it lies on. See [`crate::multimem`].
 #[inline(always)]
 pub fn fence() {
     // SAFETY: a fence has no precondition.

@@ -1,15 +1,18 @@
 //! The prologue of a launch: how it enters a communicator.
 //!
-//! Every block has a [`BlockState`]: three epochs and the busy word, which only that block's launches touch.
+//! Every block has a [`BlockState`]: three epochs and the busy word, which only that block's
+//! launches touch.
 //!
 //! - **Who may overwrite what:** a launch overwrites its block's epochs,
 //! - **after having acquired** the busy word as idle,
 //! - **released by** the launch before, after it has written its own.
 //!
-//! On a GPU a launch asks for all that it needs in one trip to memory: the abort word, the epochs, the busy word and the
-//! communicator's constants, which lie in the rank's workspace at fixed distances ([`Machine::CONSTANTS_IN_WORKSPACE`]). So epochs are read
-//! before the busy word is taken, and may be those of a launch that has ended since. They are the newest exactly if the busy
-//! word says so: idle it is twice their sum, and none of them ever shrinks. Otherwise they are read again.
+//! On a GPU a launch asks for all that it needs in one trip to memory: the abort word, the epochs,
+//! the busy word and the communicator's constants, which lie in the rank's workspace at fixed
+//! distances ([`Machine::CONSTANTS_IN_WORKSPACE`]). So epochs are read before the busy word is
+//! taken, and may be those of a launch that has ended since. They are the newest exactly if the
+//! busy word says so: idle it is twice their sum, and none of them ever shrinks. Otherwise they are
+//! read again.
 //!
 //! Lanes get epochs and constants through shared memory: after the block's barrier both are there.
 
@@ -98,12 +101,13 @@ impl Prologue {
         unsafe { (&raw const (*shared_cache::at(block.shared())).state).read() as *mut BlockState }
     }
 
-    /// All lanes enter: the communicator with cached constants, and the epochs, of which the sequence is the launch's own; `None`
-    /// if the communicator has failed before, or another launch of the block is in flight. `collective` is 1 for a launch that
-    /// counts.
+    /// All lanes enter: the communicator with cached constants, and the epochs, of which the
+    /// sequence is the launch's own; `None` if the communicator has failed before, or another
+    /// launch of the block is in flight. `collective` is 1 for a launch that counts.
     ///
     /// # Safety
-    /// `constants` must be those of the communicator of `ctx` and this prologue; this block must have no other session.
+    /// `constants` must be those of the communicator of `ctx` and this prologue; this block must
+    /// have no other session.
     #[inline(always)]
     pub(super) unsafe fn pass<M: Machine>(
         self,
@@ -119,12 +123,14 @@ impl Prologue {
             return Some((ctx.comm, epochs));
         }
         let cache = shared_cache::at(block.shared());
-        // SAFETY: the block's own, which is written here by one lane each word, and read behind the barrier.
+        // SAFETY: the block's own, which is written here by one lane each word, and read behind the
+        // barrier.
         let (copy, comm) = unsafe {
             let copy = &raw mut (*cache).constants;
             (copy.cast::<u64>(), Comm::new(copy.cast_const()))
         };
-        // The leader's warp waits for words of its own meanwhile, so others copy where there are enough.
+        // The leader's warp waits for words of its own meanwhile, so others copy where there are
+        // enough.
         let warp = block.warp().size();
         let first = if block.size() >= 4 * warp { warp } else { 0 };
         let mut word = block.rank().wrapping_sub(first);
@@ -174,8 +180,8 @@ impl Prologue {
         if !BOUNDED {
             return Some(self.epochs());
         }
-        // All under way at once: nothing of this launch came before that they could order.
-        // SAFETY: every workspace starts with a CommState; the abort word is only accessed atomically.
+        // All under way at once: nothing of this launch came before that they could order. SAFETY:
+        // every workspace starts with a CommState; the abort word is only accessed atomically.
         let aborted = unsafe {
             mem::load_u64(
                 &raw const (*self.workspace).abort,

@@ -23,8 +23,8 @@ fn call(operation: Operation, count: u64) -> Call {
     Call::new(operation, 0, 0, 0, 0xffff, count)
 }
 
-/// A rank of two waits in an all_reduce of 16 elements, in block 1, for what never comes; `own` and `theirs` are what its block 0
-/// and its peer's are in. The failure that it records.
+/// A rank of two waits in an all_reduce of 16 elements, in block 1, for what never comes; `own` and
+/// `theirs` are what its block 0 and its peer's are in. The failure that it records.
 fn failure_of(own: Call, theirs: Call) -> FailureKind {
     let workspace = WorkspaceLayout::new(&WorkspaceConfig {
         size: 2,
@@ -91,7 +91,8 @@ fn a_peer_in_another_collective_is_a_mismatch() {
 
 #[test]
 fn a_transfer_counts_no_sequence_whoever_is_in_it() {
-    // Block 0 is still in the transfer before, while this block waits in the collective that the peer is in too.
+    // Block 0 is still in the transfer before, while this block waits in the collective that the
+    // peer is in too.
     let ours = call(Operation::AllReduce, 16);
     for transfer in [Operation::Send, Operation::Recv].map(|operation| call(operation, 16)) {
         assert_eq!(failure_of(transfer, ours), FailureKind::Timeout);

@@ -3,7 +3,8 @@
 use crate::gpu::{Gpu, Kernel};
 use crate::{Error, Result};
 
-/// Most blocks of a cluster that every GPU with clusters takes. More need a kernel that says so, on some GPUs.
+/// Most blocks of a cluster that every GPU with clusters takes. More need a kernel that says so, on
+/// some GPUs.
 const MOST_OF_CLUSTER: u32 = 8;
 /// Compute capability from which on there are clusters.
 const CLUSTERS_SINCE: u32 = 90;
@@ -11,9 +12,9 @@ const CLUSTERS_SINCE: u32 = 90;
 /// Shape of a user kernel's launch; zeros stand for the communicator's own.
 ///
 /// On the CPU a block has the communicator's lanes ([`Options::lanes`](crate::Options::lanes)) and
-/// [`SHARED_BYTES`](fusewire_device::arch::SHARED_BYTES) bytes of shared memory, all
-/// blocks run together, and a kernel begins when the one before it has ended: there `blocks` counts, `cluster` is checked as on
-/// a GPU, and the rest means nothing.
+/// [`SHARED_BYTES`](fusewire_device::arch::SHARED_BYTES) bytes of shared memory, all blocks run
+/// together, and a kernel begins when the one before it has ended: there `blocks` counts, `cluster`
+/// is checked as on a GPU, and the rest means nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaunchAttributes {
     /// Blocks.
@@ -26,8 +27,8 @@ pub struct LaunchAttributes {
     pub cluster: u32,
     /// All blocks are resident together, or the launch is refused (GPUs).
     pub cooperative: bool,
-    /// May begin before the kernel before it on the stream has ended: programmatic dependent launch (NVIDIA from sm_90 on;
-    /// elsewhere an ordinary launch).
+    /// May begin before the kernel before it on the stream has ended: programmatic dependent launch
+    /// (NVIDIA from sm_90 on; elsewhere an ordinary launch).
     pub dependent: bool,
 }
 
@@ -49,8 +50,8 @@ impl LaunchAttributes {
         Ok(())
     }
 
-    /// Refuses what the GPU would refuse, before anything of the communicator's is touched: a launch that fails later fails
-    /// the communicator, for other ranks may wait for it.
+    /// Refuses what the GPU would refuse, before anything of the communicator's is touched: a
+    /// launch that fails later fails the communicator, for other ranks may wait for it.
     pub(super) fn check_on(
         &self,
         gpu: &Gpu,

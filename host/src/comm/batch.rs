@@ -47,9 +47,9 @@ pub(crate) struct RawMessage {
     pub(crate) peer: u32,
 }
 
-/// Sends and receives that are collected, then issued together: between different peers they have no order, so that
-/// no pattern of them (a ring, everybody to everybody) can wait for itself, whatever the sizes. Messages between
-/// the same two ranks keep the order of the calls.
+/// Sends and receives that are collected, then issued together: between different peers they have
+/// no order, so that no pattern of them (a ring, everybody to everybody) can wait for itself,
+/// whatever the sizes. Messages between the same two ranks keep the order of the calls.
 ///
 /// Made by [`Communicator::batch_op_create`].
 #[derive(Debug)]
@@ -67,8 +67,8 @@ struct Table {
     _tensors: Vec<Tensor>,
 }
 
-// SAFETY: the operations are only read, and one launch at a time touches the progress (the communicator's
-// launches follow each other).
+// SAFETY: the operations are only read, and one launch at a time touches the progress (the
+// communicator's launches follow each other).
 unsafe impl Sync for Table {}
 // SAFETY: as above.
 unsafe impl Send for Table {}
@@ -173,7 +173,8 @@ impl Communicator {
         self.batch_of(table, tensors, call, op_info)
     }
 
-    /// Sends and receives raw memory, all at once; none of it with this rank itself, and none empty.
+    /// Sends and receives raw memory, all at once; none of it with this rank itself, and none
+    /// empty.
     ///
     /// # Safety
     /// The memory must be readable, or writable, for its bytes during the call.
@@ -236,7 +237,8 @@ impl Communicator {
         Ok(PreparedOp::new(self, &BATCH, params, [None; 3], false, op_info).keeping(table))
     }
 
-    /// As [`Communicator::batch_of`], with the table in device memory: the operations, then the zeroed progress.
+    /// As [`Communicator::batch_of`], with the table in device memory: the operations, then the
+    /// zeroed progress.
     fn batch_on_gpu(
         &self,
         on_gpu: &OnGpu,
@@ -266,8 +268,8 @@ impl Communicator {
             .uploading(upload))
     }
 
-    /// The operations as the kernel takes them; sends of this rank to itself become copies to the receive
-    /// that they match.
+    /// The operations as the kernel takes them; sends of this rank to itself become copies to the
+    /// receive that they match.
     fn matched(&self, ops: &[P2pOp]) -> Result<Vec<BatchOp>> {
         let own = |wanted: P2pKind| {
             ops.iter()

@@ -48,12 +48,13 @@ impl Kernels {
 }
 
 impl Communicator {
-    /// Sums `norm`'s input over all ranks, adds the residual, and normalises each row, in one launch; for f32, f16 and bf16,
-    /// and with fp8 output. Every rank gets all rows.
+    /// Sums `norm`'s input over all ranks, adds the residual, and normalises each row, in one
+    /// launch; for f32, f16 and bf16, and with fp8 output. Every rank gets all rows.
     ///
-    /// The sum is rounded to the input's type; the sum with the residual to the residual's (that is `residual_out`); the
-    /// norm is taken of these values and rounded to the input's type; fp8 is of the rounded norm. So the bits are those of
-    /// an all_reduce and separate steps after it, whatever the algorithm and however many rows there are.
+    /// The sum is rounded to the input's type; the sum with the residual to the residual's (that is
+    /// `residual_out`); the norm is taken of these values and rounded to the input's type; fp8 is
+    /// of the rounded norm. So the bits are those of an all_reduce and separate steps after it,
+    /// whatever the algorithm and however many rows there are.
     ///
     /// Zero rows are legal.
     ///
@@ -63,8 +64,8 @@ impl Communicator {
         self.run(&self.prepare_norm(Operation::AllReduceNorm, norm, true)?)
     }
 
-    /// As [`Communicator::all_reduce_norm`], enqueued. All buffers must be tensors: they are kept alive as long as the
-    /// launch, and any graph that holds it.
+    /// As [`Communicator::all_reduce_norm`], enqueued. All buffers must be tensors: they are kept
+    /// alive as long as the launch, and any graph that holds it.
     ///
     /// # Errors
     /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.
@@ -72,8 +73,9 @@ impl Communicator {
         self.enqueue(&self.prepare_norm(Operation::AllReduceNorm, norm, false)?)
     }
 
-    /// As [`Communicator::all_reduce_norm`], of which rank r gets its part of the rows only, as in a reduce_scatter: the input has
-    /// as many times the output's rows as there are ranks, residual and residual_out have the output's.
+    /// As [`Communicator::all_reduce_norm`], of which rank r gets its part of the rows only, as in
+    /// a reduce_scatter: the input has as many times the output's rows as there are ranks, residual
+    /// and residual_out have the output's.
     ///
     /// # Errors
     /// As there.
@@ -81,8 +83,8 @@ impl Communicator {
         self.run(&self.prepare_norm(Operation::ReduceScatterNorm, norm, true)?)
     }
 
-    /// As [`Communicator::reduce_scatter_norm`], enqueued. All buffers must be tensors: they are kept alive as long as the
-    /// launch, and any graph that holds it.
+    /// As [`Communicator::reduce_scatter_norm`], enqueued. All buffers must be tensors: they are
+    /// kept alive as long as the launch, and any graph that holds it.
     ///
     /// # Errors
     /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.
@@ -211,7 +213,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Where rows that are too long for shared memory are kept, from where on staging for output is left.
+    /// Where rows that are too long for shared memory are kept, from where on staging for output is
+    /// left.
     fn scratch(&self, hidden: usize) -> u64 {
         if hidden > SHARED_ROW {
             u64::from(self.options().blocks) * hidden as u64 * 4
@@ -261,7 +264,8 @@ impl Communicator {
         let spans = |view: &Input<'_>| addr(view.ptr, view.count * view.dtype.size());
         let (size, hidden) = (norm.size(), norm.hidden);
         let two_shot = spec.route() == Route::TwoShot;
-        // Rows are written while peers still read the input, but where the rank that writes them is the one that has read them.
+        // Rows are written while peers still read the input, but where the rank that writes them is
+        // the one that has read them.
         let staged = norm.is_in_place() && !two_shot;
         let shards = if spec.route() == Route::ReduceScatter {
             self.size() as usize
@@ -342,7 +346,8 @@ impl Communicator {
     }
 }
 
-/// Where `scratch` bytes begin at the end of `staging` bytes, on a multiple of 16; none where they do not fit.
+/// Where `scratch` bytes begin at the end of `staging` bytes, on a multiple of 16; none where they
+/// do not fit.
 fn scratch_at(staging: u64, scratch: u64) -> Option<u64> {
     Some(staging.checked_sub(scratch)? / 16 * 16)
 }

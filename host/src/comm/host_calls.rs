@@ -1,4 +1,5 @@
-//! Collective calls of the host alone: ranks that share memory, exchange bytes or wait for each other through the store.
+//! Collective calls of the host alone: ranks that share memory, exchange bytes or wait for each
+//! other through the store.
 
 use core::sync::atomic::Ordering;
 

@@ -14,8 +14,8 @@ mod over_gloo {
     use crate::bootstrap::host_id;
 
     impl CommConfig {
-        /// Ends the rendezvous of ranks that have found themselves on several hosts, `here` on this one, and joins
-        /// them: the ranks of each host among themselves, then all of them.
+        /// Ends the rendezvous of ranks that have found themselves on several hosts, `here` on this
+        /// one, and joins them: the ranks of each host among themselves, then all of them.
         pub(in crate::comm) fn over_hosts(
             self,
             agreed: &str,

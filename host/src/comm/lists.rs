@@ -1,7 +1,7 @@
 //! Operations on lists of tensors: torchcomms' forms without `_single`.
 //!
-//! A list whose tensors lie one behind the other in memory (the chunks of one tensor) is used where it lies; any other
-//! list goes through one contiguous copy.
+//! A list whose tensors lie one behind the other in memory (the chunks of one tensor) is used where
+//! it lies; any other list goes through one contiguous copy.
 
 use std::sync::Arc;
 
@@ -145,8 +145,8 @@ impl Communicator {
     );
 
     list_forms!(
-        /// As [`Communicator::all_gather`], where ranks contribute different lengths: `outputs[r]` has that of rank r, on
-        /// every rank.
+        /// As [`Communicator::all_gather`], where ranks contribute different lengths: `outputs[r]`
+        /// has that of rank r, on every rank.
         all_gather_v, all_gather_v_async => list_all_gather_v(outputs: &[Tensor], input: &Tensor)
     );
 
@@ -158,15 +158,16 @@ impl Communicator {
     );
 
     list_forms!(
-        /// As [`Communicator::reduce_scatter`], where `inputs[r]` has another length for each r (the same on all
-        /// ranks).
+        /// As [`Communicator::reduce_scatter`], where `inputs[r]` has another length for each r
+        /// (the same on all ranks).
         reduce_scatter_v, reduce_scatter_v_async => list_reduce_scatter_v(
             output: &Tensor, inputs: &[Tensor], op: ReduceOp
         )
     );
 
     list_forms!(
-        /// Sends `inputs[r]` to rank r and receives `outputs[r]` from it; the lengths are those of each pair of ranks.
+        /// Sends `inputs[r]` to rank r and receives `outputs[r]` from it; the lengths are those of
+        /// each pair of ranks.
         all_to_all, all_to_all_async => list_all_to_all(outputs: &[Tensor], inputs: &[Tensor])
     );
 
@@ -192,7 +193,8 @@ impl Communicator {
             .run_or_enqueue(recording, || task.execute(), || Ok(task.clone()))
     }
 
-    /// The step gives the failure of the operation that it follows, so that its work stands for both.
+    /// The step gives the failure of the operation that it follows, so that its work stands for
+    /// both.
     fn step_later(&self, step: Step, follows: Option<&Work>) -> Result<Option<Work>> {
         let Some(step) = step else { return Ok(None) };
         let recording = self.stream().recording()?;

@@ -84,9 +84,10 @@ pub const MAX_SIZE: u32 = fusewire_device::layout::MAX_RANKS as u32;
 /// One rank's end of a communicator.
 ///
 /// Operations must be called by all ranks in the same order. Blocking methods return when the
-/// result is there; those ending in `_async` enqueue on the communicator's stream and return a [`Work`].
-/// A clone, or the value returned by [`Communicator::on`] or [`Communicator::with_timeout`], is the same
-/// communicator; [`Communicator::dup`] makes another one, with an order of its own.
+/// result is there; those ending in `_async` enqueue on the communicator's stream and return a
+/// [`Work`]. A clone, or the value returned by [`Communicator::on`] or
+/// [`Communicator::with_timeout`], is the same communicator; [`Communicator::dup`] makes another
+/// one, with an order of its own.
 ///
 /// After the first failure every call returns that failure.
 #[derive(Clone)]
@@ -133,8 +134,8 @@ struct Inner {
     reach: Reach,
     hooks: Hooks,
     recorder: Recorder,
-    /// The ranks of this communicator as ranks of the one that it was split or duplicated from first; empty where it
-    /// has not been.
+    /// The ranks of this communicator as ranks of the one that it was split or duplicated from
+    /// first; empty where it has not been.
     world: OnceLock<Vec<u32>>,
     finalized: AtomicBool,
     /// Distinguishes this rank from every other rank of any communicator.
@@ -240,8 +241,8 @@ impl Communicator {
         }
     }
 
-    /// This communicator with the time-out and hints of `options` for the operations called on the returned
-    /// value. Unknown hints are warned of.
+    /// This communicator with the time-out and hints of `options` for the operations called on the
+    /// returned value. Unknown hints are warned of.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when a known hint has an unknown value, or one that the communicator's
@@ -268,8 +269,8 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// Another communicator of the same ranks, with an order, epochs and workspaces of its own. All ranks
-    /// together.
+    /// Another communicator of the same ranks, with an order, epochs and workspaces of its own. All
+    /// ranks together.
     ///
     /// # Errors
     /// As [`Communicator::new`].
@@ -303,7 +304,8 @@ impl Communicator {
         Ok(Tensor::from_allocation(allocation, dtype, count))
     }
 
-    /// Adds a window of every rank's part, with its multicast address where it has one; its number. All ranks together.
+    /// Adds a window of every rank's part, with its multicast address where it has one; its number.
+    /// All ranks together.
     fn add_window(&self, parts: Vec<windows::WindowPart>, bytes: u64) -> Result<usize> {
         let (own, offset) = &parts[self.rank() as usize];
         let multicast = self.multicast(own, *offset)?;

@@ -16,7 +16,8 @@ use crate::tensor::{Input, Output, Tensor};
 pub enum ScaleLayout {
     /// A row's scales side by side: scale of row r and group g at `r * groups + g`.
     RowMajor,
-    /// A group's scales side by side: at `g * stride + r`. What matrix multiplications of several vendors read.
+    /// A group's scales side by side: at `g * stride + r`. What matrix multiplications of several
+    /// vendors read.
     ColumnMajor {
         /// Scales from one group's first to the next one's: at least the rows.
         stride: usize,
@@ -31,9 +32,10 @@ enum Scales<'a> {
     OfGroups(Output<'a>, ScaleLayout),
 }
 
-/// The buffers and the kind of a norm that is fused with the reduction before it: rows of `hidden` elements, where `hidden`
-/// is the length of `weight`, a multiple of 8. Residual, weight and bias are equal on all ranks; in a reduce_scatter each rank has its
-/// own rows of the residual. See [`super::Communicator::all_reduce_norm`].
+/// The buffers and the kind of a norm that is fused with the reduction before it: rows of `hidden`
+/// elements, where `hidden` is the length of `weight`, a multiple of 8. Residual, weight and bias
+/// are equal on all ranks; in a reduce_scatter each rank has its own rows of the residual. See
+/// [`super::Communicator::all_reduce_norm`].
 ///
 /// ```no_run
 /// # use fusewire::{Communicator, DType, Norm, Result};
@@ -68,7 +70,8 @@ pub struct Norm<'a> {
 }
 
 impl<'a> Norm<'a> {
-    /// `output = v * (1 / sqrt(mean(v * v) + epsilon)) * weight`, of the sum `v` of `input` over the ranks.
+    /// `output = v * (1 / sqrt(mean(v * v) + epsilon)) * weight`, of the sum `v` of `input` over
+    /// the ranks.
     pub fn rms(
         output: impl Into<Output<'a>>,
         input: impl Into<Input<'a>>,
@@ -91,7 +94,8 @@ impl<'a> Norm<'a> {
         }
     }
 
-    /// `output = (v - m) * (1 / sqrt(mean((v - m)^2) + epsilon)) * weight`, where `m` is the mean of `v`.
+    /// `output = (v - m) * (1 / sqrt(mean((v - m)^2) + epsilon)) * weight`, where `m` is the mean
+    /// of `v`.
     pub fn layer(
         output: impl Into<Output<'a>>,
         input: impl Into<Input<'a>>,
@@ -139,8 +143,9 @@ impl<'a> Norm<'a> {
         self
     }
 
-    /// The output is fp8 (E4M3) by a scale of each row, which is written to `scales`: f32, or `u8` for a power of two (UE8M0).
-    /// The scale is the greatest magnitude of the row, at least 1e-10, over 448.
+    /// The output is fp8 (E4M3) by a scale of each row, which is written to `scales`: f32, or `u8`
+    /// for a power of two (UE8M0). The scale is the greatest magnitude of the row, at least 1e-10,
+    /// over 448.
     #[must_use]
     pub fn with_row_scales(mut self, scales: impl Into<Output<'a>>) -> Self {
         self.scales = Some(Scales::OfRows(scales.into()));
@@ -154,16 +159,17 @@ impl<'a> Norm<'a> {
         self
     }
 
-    /// How ranks reduce: [`Algorithm::Packet`], [`Algorithm::Signal`] (one shot) or [`Algorithm::TwoShot`]; equal on all ranks.
-    /// The bits are the same.
+    /// How ranks reduce: [`Algorithm::Packet`], [`Algorithm::Signal`] (one shot) or
+    /// [`Algorithm::TwoShot`]; equal on all ranks. The bits are the same.
     #[must_use]
     pub fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         self
     }
 
-    /// The launch may begin before the kernel before it on the stream has ended, and waits inside for its results
-    /// ("programmatic dependent launch", NVIDIA from sm_90 on; elsewhere it means nothing).
+    /// The launch may begin before the kernel before it on the stream has ended, and waits inside
+    /// for its results ("programmatic dependent launch", NVIDIA from sm_90 on; elsewhere it means
+    /// nothing).
     #[must_use]
     pub fn as_dependent(mut self) -> Self {
         self.dependent = true;
@@ -184,7 +190,8 @@ pub(super) struct CheckedNorm<'n, 'a> {
 }
 
 impl<'n, 'a> CheckedNorm<'n, 'a> {
-    /// Checks what can be checked without a communicator; `shards` is how many times the result's rows there are at the input.
+    /// Checks what can be checked without a communicator; `shards` is how many times the result's
+    /// rows there are at the input.
     pub(super) fn new(name: &'static str, norm: &'n Norm<'a>, shards: usize) -> Result<Self> {
         let refuse = |detail: String| Err(invalid(name, detail));
         let dtype = norm.input.dtype;
@@ -345,7 +352,8 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
                 let Some(theirs) = *theirs else { continue };
                 let same = match *other {
                     "residual" => span == theirs,
-                    // A rank's own rows of what it gave to a reduce_scatter lie anywhere among the others'.
+                    // A rank's own rows of what it gave to a reduce_scatter lie anywhere among the
+                    // others'.
                     "input" => {
                         span.1 == theirs.1 / shards
                             && span.0 >= theirs.0
@@ -391,7 +399,8 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         spec
     }
 
-    /// All that must be equal on all ranks, where they are to take the same steps and have the same result.
+    /// All that must be equal on all ranks, where they are to take the same steps and have the same
+    /// result.
     pub(super) fn agreed(&self, spec: NormSpec) -> u64 {
         let norm = self.norm;
         let mut hasher = DefaultHasher::new();

@@ -1,8 +1,9 @@
 //! Collectives over values of any `serde` type.
 //!
-//! A value travels as MessagePack behind the name of its type. Nothing that is received is ever executed, and
-//! nothing larger than [`crate::Options::max_object_bytes`] is received at all. A rank that cannot encode its value still takes
-//! part, so that every rank gets an error that names it.
+//! A value travels as MessagePack behind the name of its type. Nothing that is received is ever
+//! executed, and nothing larger than [`crate::Options::max_object_bytes`] is received at all. A
+//! rank that cannot encode its value still takes part, so that every rank gets an error that names
+//! it.
 
 use core::any::type_name;
 

@@ -8,8 +8,9 @@ use super::{Communicator, Inner};
 use crate::{Error, Result};
 
 impl Communicator {
-    /// Has `hook` called before every operation is issued, on the thread that issues it. Communicators made
-    /// from this one by [`Communicator::split`] or [`Communicator::dup`] have the same hooks.
+    /// Has `hook` called before every operation is issued, on the thread that issues it.
+    /// Communicators made from this one by [`Communicator::split`] or [`Communicator::dup`] have
+    /// the same hooks.
     pub fn register_pre_hook(
         &self,
         hook: impl Fn(&HookArguments<'_>) + Send + Sync + 'static,
@@ -17,8 +18,8 @@ impl Communicator {
         self.inner.hooks.add_before(Arc::new(hook))
     }
 
-    /// Has `hook` called after every operation: a blocking one has ended then, an enqueued one has a
-    /// [`crate::Work`].
+    /// Has `hook` called after every operation: a blocking one has ended then, an enqueued one has
+    /// a [`crate::Work`].
     pub fn register_post_hook(
         &self,
         hook: impl Fn(&HookArguments<'_>) + Send + Sync + 'static,
@@ -26,7 +27,8 @@ impl Communicator {
         self.inner.hooks.add_after(Arc::new(hook))
     }
 
-    /// Has `hook` called once when this rank learns that the communicator has failed or was aborted.
+    /// Has `hook` called once when this rank learns that the communicator has failed or was
+    /// aborted.
     pub fn register_abort_hook(&self, hook: impl Fn(&Error) + Send + Sync + 'static) -> HookHandle {
         self.inner.hooks.add_abort(Arc::new(hook))
     }
@@ -39,7 +41,8 @@ impl Communicator {
         self.inner.hooks.add_replay(Arc::new(hook))
     }
 
-    /// The last operations of this rank ([`crate::Options::flight_recorder_entries`] of them), oldest first.
+    /// The last operations of this rank ([`crate::Options::flight_recorder_entries`] of them),
+    /// oldest first.
     pub fn flight_records(&self) -> Vec<FlightRecord> {
         self.inner.recorder.records()
     }
@@ -54,22 +57,23 @@ impl Communicator {
         self.inner.recorder.reset();
     }
 
-    /// The flight record as JSON, in the format (2.10) of PyTorch's flight recorder, with this rank's view of this
-    /// communicator. Times are in nanoseconds since 1970, durations in milliseconds; an operation that failed is in
-    /// state `started` or `scheduled`, as it has not completed.
+    /// The flight record as JSON, in the format (2.10) of PyTorch's flight recorder, with this
+    /// rank's view of this communicator. Times are in nanoseconds since 1970, durations in
+    /// milliseconds; an operation that failed is in state `started` or `scheduled`, as it has not
+    /// completed.
     pub fn dump_flight_record(&self) -> String {
         self.inner.part().json()
     }
 
     /// Writes the flight record to `path` as PyTorch's `fr_trace` reads it: a pickle of what
-    /// [`Communicator::dump_flight_record`] gives. `fr_trace` takes a folder with one file per rank, named by a
-    /// common prefix and the rank.
+    /// [`Communicator::dump_flight_record`] gives. `fr_trace` takes a folder with one file per
+    /// rank, named by a common prefix and the rank.
     ///
-    /// When the communicator fails, every rank that learns of it writes such a file by itself, if the
-    /// environment names a prefix: `TORCHCOMM_FR_DUMP_TEMP_FILE` (the whole name, with
+    /// When the communicator fails, every rank that learns of it writes such a file by itself, if
+    /// the environment names a prefix: `TORCHCOMM_FR_DUMP_TEMP_FILE` (the whole name, with
     /// `TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME=1`), else `TORCH_FR_DUMP_TEMP_FILE`, else
-    /// `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`. The rank is that of the communicator which this one was split from; failed
-    /// communicators of one process and rank share a file.
+    /// `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`. The rank is that of the communicator which this one was
+    /// split from; failed communicators of one process and rank share a file.
     ///
     /// # Errors
     /// [`Error::Communicator`] when the file cannot be written.

@@ -1,5 +1,5 @@
-//! What a communicator has on a GPU beside its workspace: constants in device memory, and the word by
-//! which kernels report a failure to the host.
+//! What a communicator has on a GPU beside its workspace: constants in device memory, and the word
+//! by which kernels report a failure to the host.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,10 @@
-//! Deaths of peers: a thread of this process waits for the ends of other ranks' processes and marks them in
-//! the communicators that they belong to, so that whoever waits for them need not wait for the time-out.
+//! Deaths of peers: a thread of this process waits for the ends of other ranks' processes and marks
+//! them in the communicators that they belong to, so that whoever waits for them need not wait for
+//! the time-out.
 //!
-//! A mark alone fails nothing: a rank that has done its part may end at any time. A wait that finds the awaited
-//! rank marked polls once more, and fails if what it waits for is still not there, because it never will be.
+//! A mark alone fails nothing: a rank that has done its part may end at any time. A wait that finds
+//! the awaited rank marked polls once more, and fails if what it waits for is still not there,
+//! because it never will be.
 
 use core::mem::offset_of;
 use core::time::Duration;

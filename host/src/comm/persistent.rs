@@ -14,8 +14,8 @@ pub struct AllGatherP {
 }
 
 impl Communicator {
-    /// Prepares an all_gather into `output`, which has as many rows as ranks. All ranks together; the output is used
-    /// by this handle's executions only in between.
+    /// Prepares an all_gather into `output`, which has as many rows as ranks. All ranks together;
+    /// the output is used by this handle's executions only in between.
     ///
     /// # Errors
     /// [`crate::Error::InvalidArgument`] when the output has no equal rows; the communicator's failure.

@@ -14,11 +14,12 @@ use crate::options::ReduceOp;
 use crate::tensor::{Input, Output, Tensor};
 
 impl Communicator {
-    /// Reduces row r of every rank's `input` to rank r's `output`, both f32, with bf16 on the wire: every input is
-    /// rounded to bf16 stochastically (up with the probability of the part that is cut off, so that the expected
-    /// sum is exact), and the rounded values are summed in f32 in rank order. `seed` should differ from call to
-    /// call; ranks may have different ones: a rank's random numbers depend on its seed, its rank and the index only, so
-    /// that the result is the same in every run.
+    /// Reduces row r of every rank's `input` to rank r's `output`, both f32, with bf16 on the wire:
+    /// every input is rounded to bf16 stochastically (up with the probability of the part that is
+    /// cut off, so that the expected sum is exact), and the rounded values are summed in f32 in
+    /// rank order. `seed` should differ from call to call; ranks may have different ones: a rank's
+    /// random numbers depend on its seed, its rank and the index only, so that the result is the
+    /// same in every run.
     ///
     /// # Errors
     /// [`crate::Error::InvalidArgument`] for other types than f32, other reductions than sum and average, or lengths that
@@ -36,7 +37,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// As [`Communicator::reduce_scatter_quantized`], enqueued. A graph replays it with the same seed.
+    /// As [`Communicator::reduce_scatter_quantized`], enqueued. A graph replays it with the same
+    /// seed.
     ///
     /// # Errors
     /// As there; a failure while running is the [`Work`]'s.

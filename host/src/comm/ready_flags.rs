@@ -25,13 +25,13 @@ use crate::{Error, Result};
 const NAME: &str = "ready flags";
 
 /// Words in this rank's device memory, one for each chunk or tile.
-/// [`Communicator::all_gather_with_flags_async`] raises the word of each chunk that has arrived, for a consumer;
-/// a producer raises the word of each tile that is done, for [`Communicator::reduce_scatter_on_arrival_async`].
-/// Clones share the words.
+/// [`Communicator::all_gather_with_flags_async`] raises the word of each chunk that has arrived,
+/// for a consumer; a producer raises the word of each tile that is done, for
+/// [`Communicator::reduce_scatter_on_arrival_async`]. Clones share the words.
 ///
-/// Layout: contiguous u32 from [`ReadyFlags::as_ptr`] on. Every operation clears all of them on the compute
-/// stream, before anything that is enqueued there afterwards: so values that a captured graph compares with are not there
-/// yet at its next replay.
+/// Layout: contiguous u32 from [`ReadyFlags::as_ptr`] on. Every operation clears all of them on the
+/// compute stream, before anything that is enqueued there afterwards: so values that a captured
+/// graph compares with are not there yet at its next replay.
 ///
 /// | | a chunk's word | a tile's word |
 /// |---|---|---|
@@ -40,8 +40,8 @@ const NAME: &str = "ready flags";
 /// | count | - | so much has been said; the operation waits for its `target`. Raised by release, after the tile's last write (`red.release.gpu`, or `atomicAdd` after `__threadfence`; on AMD by system release) |
 /// | [`ReadyFlags::FAILED`] | the operation has failed, and its other chunks do not come; not less than 1 | - |
 ///
-/// One operation at a time uses the words, and one compute stream. The next use waits for the operation before, if both are
-/// eager or in one capture.
+/// One operation at a time uses the words, and one compute stream. The next use waits for the
+/// operation before, if both are eager or in one capture.
 #[derive(Clone)]
 pub struct ReadyFlags {
     state: Arc<State>,
@@ -69,7 +69,8 @@ impl fmt::Debug for ReadyFlags {
 }
 
 impl Communicator {
-    /// `count` words on the communicator's device: as many as there are chunks or tiles ([`Communicator::chunks`]).
+    /// `count` words on the communicator's device: as many as there are chunks or tiles
+    /// ([`Communicator::chunks`]).
     ///
     /// # Errors
     /// As [`Communicator::tensor`].
@@ -111,8 +112,9 @@ impl Communicator {
         })
     }
 
-    /// Words that an operation over `count` elements a rank takes, cut into chunks or tiles of `chunk` elements each (the last one
-    /// may be shorter): chunk c of rank or row r has word `r * count.div_ceil(chunk) + c`.
+    /// Words that an operation over `count` elements a rank takes, cut into chunks or tiles of
+    /// `chunk` elements each (the last one may be shorter): chunk c of rank or row r has word `r *
+    /// count.div_ceil(chunk) + c`.
     pub fn chunks(&self, count: usize, chunk: usize) -> usize {
         self.size() as usize * count.div_ceil(chunk.max(1))
     }
@@ -160,17 +162,19 @@ impl ReadyFlags {
         Arc::ptr_eq(&self.state.comm, comm)
     }
 
-    /// Waits on this thread until chunk `index` is there. CPU only; on a GPU have a stream or a kernel wait.
+    /// Waits on this thread until chunk `index` is there. CPU only; on a GPU have a stream or a
+    /// kernel wait.
     ///
     /// # Errors
-    /// The communicator's failure; [`Error::InvalidArgument`] for a word that does not exist or is a GPU's;
-    /// [`Error::Launch`] that names the chunk when it has not come within twice the communicator's time-out.
+    /// The communicator's failure; [`Error::InvalidArgument`] for a word that does not exist or is
+    /// a GPU's; [`Error::Launch`] that names the chunk when it has not come within twice the
+    /// communicator's time-out.
     pub fn wait(&self, index: usize) -> Result<()> {
         self.wait_for(index, THERE)
     }
 
-    /// Adds `count` to the word of tile `index`: all that this thread has written, or has learned to be written, is there. CPU
-    /// only.
+    /// Adds `count` to the word of tile `index`: all that this thread has written, or has learned
+    /// to be written, is there. CPU only.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a word that does not exist or is a GPU's.
@@ -179,9 +183,10 @@ impl ReadyFlags {
         Ok(())
     }
 
-    /// Has the work of `stream` behind this wait until chunk `index` is there. On a GPU this is a stream memory operation
-    /// (`cuStreamWaitValue32`, not less than 1), which takes no multiprocessor; while the stream is captured, it becomes a
-    /// node of the graph. An operation that fails lets it pass, and its [`Work`](super::Work) says so.
+    /// Has the work of `stream` behind this wait until chunk `index` is there. On a GPU this is a
+    /// stream memory operation (`cuStreamWaitValue32`, not less than 1), which takes no
+    /// multiprocessor; while the stream is captured, it becomes a node of the graph. An operation
+    /// that fails lets it pass, and its [`Work`](super::Work) says so.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a word that does not exist, or a stream of another device; what the driver says. On the
@@ -199,8 +204,9 @@ impl ReadyFlags {
         )
     }
 
-    /// Has `stream` write `value` to the word of tile `index`, when its work so far is done: the tile's `target`, where one piece
-    /// of work makes the tile. As [`ReadyFlags::stream_wait`] in all else (`cuStreamWriteValue32`).
+    /// Has `stream` write `value` to the word of tile `index`, when its work so far is done: the
+    /// tile's `target`, where one piece of work makes the tile. As [`ReadyFlags::stream_wait`] in
+    /// all else (`cuStreamWriteValue32`).
     ///
     /// # Errors
     /// As there.
@@ -267,7 +273,8 @@ impl ReadyFlags {
                 ),
             ));
         }
-        // SAFETY: within the words, which this value keeps alive; while operations run they are accessed atomically only.
+        // SAFETY: within the words, which this value keeps alive; while operations run they are
+        // accessed atomically only.
         Ok(unsafe { AtomicU32::from_ptr(self.as_ptr().add(index)) })
     }
 

@@ -1,9 +1,11 @@
 //! Fault tolerance: new members for a communicator, after a failure or without one.
 //!
-//! Every member of the new communicator calls [`Communicator::reconfigure`] (or [`Candidate::reconfigure`], where it
-//! was in none before) with the same handles and the same new number. Their rendezvous in the store is under that
-//! number; nothing of the old communicator is waited for, so it does not matter who of it is dead. The result is a new
-//! communicator with fresh workspaces, epochs and generation; the old one returns an error from then on, and so do its graphs.
+//! Every member of the new communicator calls [`Communicator::reconfigure`] (or
+//! [`Candidate::reconfigure`], where it was in none before) with the same handles and the same new
+//! number. Their rendezvous in the store is under that number; nothing of the old communicator is
+//! waited for, so it does not matter who of it is dead. The result is a new communicator with fresh
+//! workspaces, epochs and generation; the old one returns an error from then on, and so do its
+//! graphs.
 
 use core::fmt;
 use core::str::FromStr;
@@ -77,8 +79,8 @@ impl FromStr for InitHandle {
 pub enum Members {
     /// Member i becomes rank i.
     Ordered(Vec<InitHandle>),
-    /// Ranks by the library's order, the same on all members: the largest group of members that were one communicator
-    /// comes first, in its order; then the others by their handles.
+    /// Ranks by the library's order, the same on all members: the largest group of members that
+    /// were one communicator comes first, in its order; then the others by their handles.
     Set(Vec<InitHandle>),
 }
 
@@ -151,7 +153,8 @@ impl ReconfigureOptions {
     }
 }
 
-/// A process (or thread) that is in no communicator yet: a late joiner, or everybody before the first one.
+/// A process (or thread) that is in no communicator yet: a late joiner, or everybody before the
+/// first one.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     handle: InitHandle,
@@ -232,13 +235,13 @@ impl Communicator {
         })
     }
 
-    /// Makes the communicator with the members and the number of `options`: fewer ranks, more, the same, those of
-    /// several communicators together; after a failure or without one. All members together; whoever is not
-    /// among them does not call. Name, options, hooks and backend stay.
+    /// Makes the communicator with the members and the number of `options`: fewer ranks, more, the
+    /// same, those of several communicators together; after a failure or without one. All members
+    /// together; whoever is not among them does not call. Name, options, hooks and backend stay.
     ///
-    /// This value and its clones, splits aside, return an error from then on, and so do graphs that were
-    /// captured on them. Members of the old communicator that are left out and wait for this rank there find out by
-    /// their time-out, or by an abort before.
+    /// This value and its clones, splits aside, return an error from then on, and so do graphs that
+    /// were captured on them. Members of the old communicator that are left out and wait for this
+    /// rank there find out by their time-out, or by an abort before.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when this rank is not among the members, one is named twice, or the number was used

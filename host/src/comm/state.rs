@@ -16,8 +16,8 @@ use super::failure::{Activity, Failure};
 use super::{Communicator, Inner};
 use crate::{Error, Result};
 
-/// Set in this rank's abort word beside [`ABORT`] when the host has stopped the communicator and keeps
-/// the reason itself.
+/// Set in this rank's abort word beside [`ABORT`] when the host has stopped the communicator and
+/// keeps the reason itself.
 const BY_HOST: u64 = 1 << 62;
 
 /// How often a watchdog looks.
@@ -30,9 +30,9 @@ impl Communicator {
         self.inner.check().err()
     }
 
-    /// Stops the communicator, from any thread: whoever waits in it, on every rank that can be reached by
-    /// load and store, returns with an error within milliseconds, and every later call and replay returns it too. A
-    /// second call does nothing.
+    /// Stops the communicator, from any thread: whoever waits in it, on every rank that can be
+    /// reached by load and store, returns with an error within milliseconds, and every later call
+    /// and replay returns it too. A second call does nothing.
     pub fn abort(&self) {
         self.inner.abort();
     }
@@ -48,9 +48,9 @@ impl Communicator {
         true
     }
 
-    /// Waits for all work that was issued on this value's stream and on the communicator's last one, then ends
-    /// the communicator on this rank: later calls are errors. Not collective: the memory that peers have mapped
-    /// stays theirs. A second call does nothing.
+    /// Waits for all work that was issued on this value's stream and on the communicator's last
+    /// one, then ends the communicator on this rank: later calls are errors. Not collective: the
+    /// memory that peers have mapped stays theirs. A second call does nothing.
     ///
     /// # Errors
     /// The failure of the communicator or of work that nobody has waited for.
@@ -85,7 +85,8 @@ impl Inner {
     #[inline]
     pub(super) fn abort_word(&self) -> u64 {
         match (&self.on_gpu, self.workspace.word(ABORT_AT)) {
-            // SAFETY: the workspace starts with a CommState, whose abort word is only accessed atomically.
+            // SAFETY: the workspace starts with a CommState, whose abort word is only accessed
+            // atomically.
             (None, Some(at)) => unsafe { mem::load_u64(at, Order::Acquire, Scope::System) },
             (Some(on_gpu), _) => on_gpu.abort_word(),
             (None, None) => 0,
@@ -118,8 +119,8 @@ impl Inner {
         Err(self.fail(abort))
     }
 
-    /// As [`Inner::check`], after a launch: a launch that has failed may have lost the record to another thread, which
-    /// has not set this rank's word yet.
+    /// As [`Inner::check`], after a launch: a launch that has failed may have lost the record to
+    /// another thread, which has not set this rank's word yet.
     #[inline]
     pub(super) fn check_launch(&self) -> Result<()> {
         if let Some(at) = self.workspace.word(FAILURE_AT) {
@@ -252,7 +253,8 @@ impl Inner {
         record.generation = self.constants.generation;
         // Unless a kernel has just claimed it.
         if self.workspace.load(FAILURE_AT) == 0 {
-            // SAFETY: a kernel that fails at this very moment has its record replaced by one of the abort.
+            // SAFETY: a kernel that fails at this very moment has its record replaced by one of the
+            // abort.
             let written = unsafe {
                 self.workspace
                     .write(FAILURE_AT, bytemuck::bytes_of(&record))

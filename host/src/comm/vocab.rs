@@ -1,4 +1,5 @@
-//! Sampling's reductions over logits that are split by columns: what is asked, its checks, its launch.
+//! Sampling's reductions over logits that are split by columns: what is asked, its checks, its
+//! launch.
 
 use core::ops::Range;
 use std::sync::Arc;
@@ -17,9 +18,10 @@ use crate::tensor::{Input, Output, Tensor};
 /// The name in messages.
 const NAME: &str = Operation::VocabParallel.name();
 
-/// Logits whose columns are split over the ranks, as a tensor-parallel output layer leaves them, and what is wanted of each
-/// row: the greatest logits and their columns ([`VocabParallel::with_top_k`], [`VocabParallel::with_argmax`]) and the
-/// logarithm of the sum of exponentials. See [`Communicator::vocab_parallel`].
+/// Logits whose columns are split over the ranks, as a tensor-parallel output layer leaves them,
+/// and what is wanted of each row: the greatest logits and their columns
+/// ([`VocabParallel::with_top_k`], [`VocabParallel::with_argmax`]) and the logarithm of the sum of
+/// exponentials. See [`Communicator::vocab_parallel`].
 ///
 /// ```no_run
 /// # use fusewire::{Communicator, DType, Result, VocabParallel};
@@ -53,8 +55,9 @@ pub struct VocabParallel<'a> {
 }
 
 impl<'a> VocabParallel<'a> {
-    /// `rows` rows of `vocabulary` columns over all ranks, less than 2^31; `logits` are this rank's columns of them, row after row: f32,
-    /// f16 or bf16. With `c = ceil(vocabulary / ranks)` rank r has columns `r * c ..` of each row, at most c of them, unless
+    /// `rows` rows of `vocabulary` columns over all ranks, less than 2^31; `logits` are this rank's
+    /// columns of them, row after row: f32, f16 or bf16. With `c = ceil(vocabulary / ranks)` rank r
+    /// has columns `r * c ..` of each row, at most c of them, unless
     /// [`VocabParallel::with_columns`] says something else.
     pub fn new(logits: impl Into<Input<'a>>, rows: usize, vocabulary: usize) -> Self {
         Self {
@@ -70,26 +73,27 @@ impl<'a> VocabParallel<'a> {
         }
     }
 
-    /// This rank has these columns of each row, perhaps none. The ranks' columns must not overlap, which is not checked; a column that
-    /// no rank has is as if it were not there.
+    /// This rank has these columns of each row, perhaps none. The ranks' columns must not overlap,
+    /// which is not checked; a column that no rank has is as if it were not there.
     #[must_use]
     pub fn with_columns(mut self, columns: Range<usize>) -> Self {
         self.columns = Some(columns);
         self
     }
 
-    /// This rank's rows begin `stride` elements apart: at least its columns. A GPU reads rows that begin at multiples of 16 bytes
-    /// fastest.
+    /// This rank's rows begin `stride` elements apart: at least its columns. A GPU reads rows that
+    /// begin at multiples of 16 bytes fastest.
     #[must_use]
     pub fn with_stride(mut self, stride: usize) -> Self {
         self.stride = Some(stride);
         self
     }
 
-    /// The columns of the `k` greatest logits of each row go to `indices`: `rows * k` elements of i32, u32, i64 or u64, row after
-    /// row, descending by logit. Of equal logits the lower column comes first; -0 is less than +0, NaN less than everything.
-    /// `k` is at most 64, and at most the vocabulary. A position for which no rank has a column gets an index of all ones (-1)
-    /// and a NaN as value.
+    /// The columns of the `k` greatest logits of each row go to `indices`: `rows * k` elements of
+    /// i32, u32, i64 or u64, row after row, descending by logit. Of equal logits the lower column
+    /// comes first; -0 is less than +0, NaN less than everything. `k` is at most 64, and at most
+    /// the vocabulary. A position for which no rank has a column gets an index of all ones (-1) and
+    /// a NaN as value.
     #[must_use]
     pub fn with_top_k(mut self, k: usize, indices: impl Into<Output<'a>>) -> Self {
         self.top = Some((k, indices.into()));
@@ -102,24 +106,25 @@ impl<'a> VocabParallel<'a> {
         self.with_top_k(1, indices)
     }
 
-    /// The logits themselves go to `values`, at the positions of their columns: as many f32 as there are indices, exactly the logits whatever
-    /// their type.
+    /// The logits themselves go to `values`, at the positions of their columns: as many f32 as
+    /// there are indices, exactly the logits whatever their type.
     #[must_use]
     pub fn with_values(mut self, values: impl Into<Output<'a>>) -> Self {
         self.values = Some(values.into());
         self
     }
 
-    /// The logarithm of the sum of the exponentials of each row goes to `out`: `rows` of f32. A NaN in a row gives NaN; a row of -inf, or
-    /// without columns, -inf.
+    /// The logarithm of the sum of the exponentials of each row goes to `out`: `rows` of f32. A NaN
+    /// in a row gives NaN; a row of -inf, or without columns, -inf.
     #[must_use]
     pub fn with_log_sum_exp(mut self, out: impl Into<Output<'a>>) -> Self {
         self.log_sum_exp = Some(out.into());
         self
     }
 
-    /// The launch may begin before the kernel before it on the stream has ended, and waits inside for its results
-    /// ("programmatic dependent launch", NVIDIA from sm_90 on; elsewhere it means nothing).
+    /// The launch may begin before the kernel before it on the stream has ended, and waits inside
+    /// for its results ("programmatic dependent launch", NVIDIA from sm_90 on; elsewhere it means
+    /// nothing).
     #[must_use]
     pub fn as_dependent(mut self) -> Self {
         self.dependent = true;
@@ -298,14 +303,16 @@ const fn kernel(dtype: DType) -> Kernel<VocabParams> {
 }
 
 impl Communicator {
-    /// The greatest logits of each row with their columns, and each row's log-sum-exp, of logits whose columns are split over the ranks,
-    /// in one launch. Every rank gets all results, the same to the bit.
+    /// The greatest logits of each row with their columns, and each row's log-sum-exp, of logits
+    /// whose columns are split over the ranks, in one launch. Every rank gets all results, the same
+    /// to the bit.
     ///
-    /// A row's results depend on nothing but the row and how its columns are split: not on the rows beside it, blocks, lanes or device.
-    /// The log-sum-exp is `m + log(s)`, m the greatest logit of the row and s the sum of `exp(logit - m_r) * exp(m_r - m)` over
-    /// the ranks in rank order, m_r a rank's greatest logit; within a rank partial sum j is that of the columns with index = j mod
-    /// 2048, counted from the rank's first one, and the partial sums are added by a binary tree. All in f32, by
-    /// [`fusewire_device::math`].
+    /// A row's results depend on nothing but the row and how its columns are split: not on the rows
+    /// beside it, blocks, lanes or device. The log-sum-exp is `m + log(s)`, m the greatest logit of
+    /// the row and s the sum of `exp(logit - m_r) * exp(m_r - m)` over the ranks in rank order, m_r
+    /// a rank's greatest logit; within a rank partial sum j is that of the columns with index = j
+    /// mod 2048, counted from the rank's first one, and the partial sums are added by a binary
+    /// tree. All in f32, by [`fusewire_device::math`].
     ///
     /// Zero rows are legal, and ranks without columns.
     ///
@@ -316,8 +323,8 @@ impl Communicator {
         self.run(&self.prepare_vocab(vocab, true)?)
     }
 
-    /// As [`Communicator::vocab_parallel`], enqueued. All buffers must be tensors: they are kept alive as long as the
-    /// launch, and any graph that holds it.
+    /// As [`Communicator::vocab_parallel`], enqueued. All buffers must be tensors: they are kept
+    /// alive as long as the launch, and any graph that holds it.
     ///
     /// # Errors
     /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.

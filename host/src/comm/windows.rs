@@ -1,4 +1,5 @@
-//! Windows of a communicator: symmetric memory, and the lookup from an address to its window and offset.
+//! Windows of a communicator: symmetric memory, and the lookup from an address to its window and
+//! offset.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -28,7 +29,8 @@ pub(crate) struct Windows {
     /// Odd while the list is being changed; who reads it while it changes reads it again.
     version: AtomicUsize,
     used: AtomicUsize,
-    /// Windows but the workspace: those that are alive, and those of them that multicast does not reach.
+    /// Windows but the workspace: those that are alive, and those of them that multicast does not
+    /// reach.
     windows: AtomicUsize,
     unicast: AtomicUsize,
     /// Multicast objects, by the window's number.
@@ -37,8 +39,8 @@ pub(crate) struct Windows {
     parts: Mutex<Vec<Option<Vec<WindowPart>>>>,
 }
 
-// SAFETY: an entry of the table is written under the lock, before its number is published or after all ranks
-// have agreed that nobody uses it any more; in between it is only read.
+// SAFETY: an entry of the table is written under the lock, before its number is published or after
+// all ranks have agreed that nobody uses it any more; in between it is only read.
 unsafe impl Sync for Windows {}
 
 impl fmt::Debug for Windows {
@@ -61,8 +63,9 @@ impl Windows {
             core::ptr::slice_from_raw_parts_mut(at.cast::<UnsafeCell<WindowConst>>(), count);
         Ok(Self {
             on_gpu,
-            // SAFETY: the box was just given up, and a cell has the layout of what it holds. Made from zeroed memory
-            // of the system's, so that entries that are never used are never touched.
+            // SAFETY: the box was just given up, and a cell has the layout of what it holds. Made
+            // from zeroed memory of the system's, so that entries that are never used are never
+            // touched.
             table: unsafe { Box::from_raw(cells) },
             live: (0..MAX_WINDOWS).map(|_| Default::default()).collect(),
             live_count: AtomicUsize::new(0),
@@ -87,7 +90,8 @@ impl Windows {
         self.used.load(Ordering::Acquire)
     }
 
-    /// Adds a window of which rank r contributes all of `parts[r]`; gives its number. See [`Windows::add_parts`].
+    /// Adds a window of which rank r contributes all of `parts[r]`; gives its number. See
+    /// [`Windows::add_parts`].
     pub(crate) fn add(&self, rank: u32, parts: Vec<Memory>) -> Result<usize> {
         let bytes = parts[rank as usize].bytes();
         self.add_parts(
@@ -98,9 +102,10 @@ impl Windows {
         )
     }
 
-    /// Adds a window of which rank r contributes `bytes` bytes of `parts[r]`; gives its number. The caller has agreed
-    /// on it with all ranks, so that the number is the same everywhere, and the table has room. `multicast` is the
-    /// address that reaches all parts, or 0 where there is none (a CPU); ranks have agreed on which.
+    /// Adds a window of which rank r contributes `bytes` bytes of `parts[r]`; gives its number. The
+    /// caller has agreed on it with all ranks, so that the number is the same everywhere, and the
+    /// table has room. `multicast` is the address that reaches all parts, or 0 where there is none
+    /// (a CPU); ranks have agreed on which.
     pub(crate) fn add_parts(
         &self,
         rank: u32,
@@ -113,7 +118,8 @@ impl Windows {
         let address = |(memory, offset): &WindowPart| memory.ptr() as u64 + offset;
         let entry = self.table[id].get();
         for (peer, part) in parts.iter().enumerate() {
-            // SAFETY: an entry of this table; kernels look at it only after its number was published.
+            // SAFETY: an entry of this table; kernels look at it only after its number was
+            // published.
             unsafe { (&raw mut (*entry).peers[peer]).write(address(part)) };
         }
         // SAFETY: as above.
@@ -139,7 +145,8 @@ impl Windows {
         Ok(id)
     }
 
-    /// Copies an entry to the GPU's table. Its number has never been used by a kernel, or is used by none any more.
+    /// Copies an entry to the GPU's table. Its number has never been used by a kernel, or is used
+    /// by none any more.
     fn publish(&self, id: usize) -> Result<()> {
         let Some(table) = &self.on_gpu else {
             return Ok(());
@@ -150,8 +157,8 @@ impl Windows {
         table.write(at as u64, bytemuck::bytes_of(&entry))
     }
 
-    /// Ends a window: no kernel resolves its number any more, and its memory may go. All ranks have agreed that nobody
-    /// uses it, and no operation is being issued.
+    /// Ends a window: no kernel resolves its number any more, and its memory may go. All ranks have
+    /// agreed that nobody uses it, and no operation is being issued.
     pub(crate) fn remove(&self, id: usize) {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(parts) = all.get_mut(id).and_then(Option::take) else {
@@ -193,8 +200,9 @@ impl Windows {
         drop(parts);
     }
 
-    /// Whether there are windows, and multicast reaches them all (the workspace apart). The same on all ranks between the
-    /// same operations, because windows are made and ended by all ranks together.
+    /// Whether there are windows, and multicast reaches them all (the workspace apart). The same on
+    /// all ranks between the same operations, because windows are made and ended by all ranks
+    /// together.
     pub(crate) fn have_multicast(&self) -> bool {
         self.windows.load(Ordering::Acquire) > 0 && self.unicast.load(Ordering::Acquire) == 0
     }

@@ -73,7 +73,8 @@ impl Work {
         self.stream.is_complete(self.ticket)
     }
 
-    /// Makes what is enqueued on `stream` from now on wait for the operation. The host does not wait.
+    /// Makes what is enqueued on `stream` from now on wait for the operation. The host does not
+    /// wait.
     ///
     /// # Errors
     /// As [`Stream::record`] and [`Stream::wait_event`].

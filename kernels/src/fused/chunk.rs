@@ -8,8 +8,8 @@ use fusewire_device::{Element, Machine};
 /// `N` elements: by whole tiles where a block has one lane, else by 16-byte accesses.
 ///
 /// # Safety
-/// As [`mem::read`] for `N` elements; elsewhere than on a CPU `at` must be 16-byte aligned and `N` elements whole
-/// 16-byte units.
+/// As [`mem::read`] for `N` elements; elsewhere than on a CPU `at` must be 16-byte aligned and `N`
+/// elements whole 16-byte units.
 #[inline(always)]
 pub(crate) unsafe fn read<M: Machine, E: Element, const N: usize>(at: *const E) -> [E; N] {
     if M::LANES == 1 {

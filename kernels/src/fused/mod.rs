@@ -1,6 +1,7 @@
 //! Reduction over the ranks, residual add and norm in one launch; perhaps with fp8 output.
 //!
-//! For a row x of each rank, with T the element type, R that of the residual (T or f32) and rounding where it says so:
+//! For a row x of each rank, with T the element type, R that of the residual (T or f32) and
+//! rounding where it says so:
 //!
 //! | value | |
 //! |---|---|
@@ -9,9 +10,10 @@
 //! | RMSNorm | `T(v * (1 / sqrt(mean(v * v) + epsilon)) * w)` |
 //! | LayerNorm | `T((v - m) * (1 / sqrt(mean((v - m)^2) + epsilon)) * w + bias)`, `m = mean(v)` |
 //!
-//! where `w` is the weight or `1 + weight`. All is f32 but for the roundings; sums over a row have one shape on every machine
-//! (partial j sums the elements with index = j mod 128 in order, then a fixed binary tree). So a row's bits depend on
-//! nothing but the row: not on the route, the number of rows, the lanes or the machine.
+//! where `w` is the weight or `1 + weight`. All is f32 but for the roundings; sums over a row have
+//! one shape on every machine (partial j sums the elements with index = j mod 128 in order, then a
+//! fixed binary tree). So a row's bits depend on nothing but the row: not on the route, the number
+//! of rows, the lanes or the machine.
 //!
 //! | file | subject |
 //! |---|---|
@@ -51,15 +53,17 @@ pub use self::spec::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 /// `rows` are those of the result, so in [`Route::ReduceScatter`] each rank has `rows` times the
 /// number of ranks at `source`.
 ///
-/// `residual` (f32 or the element type) and `bias` may be null. `kept`, where sums with the residual go, may be null, or be
-/// `residual`. `scales` is where computed scales go, of which a group's begin `stride` apart where they are column-major; for
-/// [`OutputFormat::StaticFp8`] it is the one that is given, in f32.
+/// `residual` (f32 or the element type) and `bias` may be null. `kept`, where sums with the
+/// residual go, may be null, or be `residual`. `scales` is where computed scales go, of which a
+/// group's begin `stride` apart where they are column-major; for [`OutputFormat::StaticFp8`] it is
+/// the one that is given, in f32.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; all buffers valid for their rows, `weight` and `bias` for one; `hidden` a multiple of 8;
-/// elsewhere than on a CPU all of them 16-byte aligned. Outputs overlap nothing but where it says so. `chunk` rows must fit
-/// staging: the ranks' input, and all outputs. Rows of more than [`SHARED_ROW`] elements are kept at byte `scratch` of
-/// staging for output, 4 bytes an element and a row a block.
+/// `constants` as for [`Session::begin`]; all buffers valid for their rows, `weight` and `bias` for
+/// one; `hidden` a multiple of 8; elsewhere than on a CPU all of them 16-byte aligned. Outputs
+/// overlap nothing but where it says so. `chunk` rows must fit staging: the ranks' input, and all
+/// outputs. Rows of more than [`SHARED_ROW`] elements are kept at byte `scratch` of staging for
+/// output, 4 bytes an element and a row a block.
 #[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
     block: Block<impl Machine>,
@@ -161,7 +165,8 @@ fn scratch_of<M: Machine>(session: &Session<M>, scratch: u64, hidden: u64) -> *m
 /// every rank sends its rows to every rank. One hop, no barrier, two alternating sets of slots.
 ///
 /// # Safety
-/// As [`reduce_norm`]; each block's part of the rows must fit [`fusewire_device::packet::capacity`].
+/// As [`reduce_norm`]; each block's part of the rows must fit
+/// [`fusewire_device::packet::capacity`].
 #[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     block: Block<impl Machine>,

@@ -1,8 +1,9 @@
 //! Output of a row with its statistics: normalised, rounded, perhaps fp8.
 //!
-//! fp8 is of the rounded result, as if the norm had been written and quantised apart: with `y` the rounded result and `a` the
-//! greatest `|y|` of the row (or of a group of 128), the scale is `max(a, 1e-10) / 448`, for UE8M0 rounded up to a power of
-//! two; `q = e4m3(y * (1 / scale))`, saturating. A NaN makes its scale NaN.
+//! fp8 is of the rounded result, as if the norm had been written and quantised apart: with `y` the
+//! rounded result and `a` the greatest `|y|` of the row (or of a group of 128), the scale is
+//! `max(a, 1e-10) / 448`, for UE8M0 rounded up to a power of two; `q = e4m3(y * (1 / scale))`,
+//! saturating. A NaN makes its scale NaN.
 
 use fusewire_device::element::E4m3;
 use fusewire_device::mem;
@@ -178,8 +179,8 @@ impl<T: Element<Acc = f32>> Norm<T> {
         greatest
     }
 
-    /// Writes the scale for magnitudes up to the one with these bits, if this lane is the one to; gives what values are
-    /// multiplied by.
+    /// Writes the scale for magnitudes up to the one with these bits, if this lane is the one to;
+    /// gives what values are multiplied by.
     ///
     /// # Safety
     /// As [`Norm::write`].
@@ -315,7 +316,8 @@ impl<T: Element<Acc = f32>> Norm<T> {
     }
 }
 
-/// What is done to each chunk of a row. A trait and not a closure: its method is generic and can be forced inline.
+/// What is done to each chunk of a row. A trait and not a closure: its method is generic and can be
+/// forced inline.
 trait Chunks<M: Machine> {
     /// Elements `[at, at + N)`.
     ///

@@ -1,15 +1,16 @@
 //! The rounds of a fused norm: whose rows a rank reduces, and where they go.
 //!
-//! Protocol: that of [`crate::exchange`], with three outputs instead of one. In the two-shot route peers write a rank's rows,
-//! their sums with the residual and their scales; a rank that has one of them in no window takes all three in staging.
+//! Protocol: that of [`crate::exchange`], with three outputs instead of one. In the two-shot route
+//! peers write a rank's rows, their sums with the residual and their scales; a rank that has one of
+//! them in no window takes all three in staging.
 //!
-//! - **Who may overwrite what:** a rank reads what peers wrote into its outputs or its staging, and overwrites its input, after a
-//!   round;
+//! - **Who may overwrite what:** a rank reads what peers wrote into its outputs or its staging, and
+//!   overwrites its input, after a round;
 //! - **after having acquired** every peer's done signal of that round;
 //! - **released by** each peer after its last read of the input and its last write of the outputs.
 //!
-//! A row is read by the very block that writes it, on all ranks, and all its elements are read before the first is
-//! written; so the rows may be written over the input in the two-shot route.
+//! A row is read by the very block that writes it, on all ranks, and all its elements are read
+//! before the first is written; so the rows may be written over the input in the two-shot route.
 
 use fusewire_device::bulk::{self, Tables};
 use fusewire_device::comm::WindowAddr;
@@ -72,7 +73,8 @@ impl<T: Element> Rounds<T> {
                 || lacks(self.norm.arguments().scales_at, self.groups()))
     }
 
-    /// Fills entry `index` of the targets: `rank`'s rows `[first, first + length)` of the round. False after a failure.
+    /// Fills entry `index` of the targets: `rank`'s rows `[first, first + length)` of the round.
+    /// False after a failure.
     #[inline(always)]
     fn aim<M: Machine>(
         &self,
@@ -216,7 +218,8 @@ impl<T: Element<Acc = f32>> Rounds<T> {
         let mut row = 0;
         while row < length {
             let residual = round.start + first + row;
-            // SAFETY: rows of the caller's buffers, and of memory that was checked against its window.
+            // SAFETY: rows of the caller's buffers, and of memory that was checked against its
+            // window.
             unsafe {
                 let Some(reduced) = self.norm.reduce(block, targets, &sums, row, residual) else {
                     return false;
@@ -229,7 +232,8 @@ impl<T: Element<Acc = f32>> Rounds<T> {
         true
     }
 
-    /// Copies what peers wrote into staging to where it belongs; this rank wrote its own rows there itself.
+    /// Copies what peers wrote into staging to where it belongs; this rank wrote its own rows there
+    /// itself.
     ///
     /// # Safety
     /// Every peer's done signal of the round has been acquired; the rest as [`Body::round`].

@@ -1,6 +1,6 @@
-//! One row: its values, its statistics. Written twice, for a block of one lane and for several; both give the same
-//! bits, because partial j of a statistic is that of the elements with index = j mod 128, in order, and the partials are
-//! added by a fixed binary tree.
+//! One row: its values, its statistics. Written twice, for a block of one lane and for several;
+//! both give the same bits, because partial j of a statistic is that of the elements with index = j
+//! mod 128, in order, and the partials are added by a fixed binary tree.
 
 use core::marker::PhantomData;
 
@@ -62,7 +62,8 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Puts them in io; gives where. The block must synchronise before use, which beginning a round does.
+    /// Puts them in io; gives where. The block must synchronise before use, which beginning a round
+    /// does.
     #[inline(always)]
     pub(super) fn put<M: Machine>(self, block: Block<M>) -> *const Self {
         let at = block.shared().wrapping_add(ARGUMENTS_AT).cast::<Self>();
@@ -100,8 +101,8 @@ impl Targets {
         }
     }
 
-    /// Sets target `index`; scales of row r and group g go to `scales[r * stride + g * step]`. One lane an entry; the
-    /// block must synchronise before use.
+    /// Sets target `index`; scales of row r and group g go to `scales[r * stride + g * step]`. One
+    /// lane an entry; the block must synchronise before use.
     #[inline(always)]
     pub(super) fn set(
         &self,
@@ -194,9 +195,9 @@ impl<T> Norm<T> {
 }
 
 impl<T: Element<Acc = f32>> Norm<T> {
-    /// Sums row `row` (counted from the first row of `sums` and of the targets; row `residual` of this rank's residual), adds the
-    /// residual, writes the sum to the targets if it is wanted, and takes the statistics. `None` after a failure. All lanes
-    /// together.
+    /// Sums row `row` (counted from the first row of `sums` and of the targets; row `residual` of
+    /// this rank's residual), adds the residual, writes the sum to the targets if it is wanted, and
+    /// takes the statistics. `None` after a failure. All lanes together.
     ///
     /// # Safety
     /// As the kernel promises.
@@ -238,7 +239,8 @@ impl<T: Element<Acc = f32>> Norm<T> {
         })
     }
 
-    /// Elements `[at, at + N)` of the row: summed, rounded, the residual added, rounded; written where they are wanted.
+    /// Elements `[at, at + N)` of the row: summed, rounded, the residual added, rounded; written
+    /// where they are wanted.
     ///
     /// # Safety
     /// As [`Norm::reduce`]; the elements are in the row.
@@ -425,11 +427,12 @@ fn tree(partials: &mut [f32; PARTIALS]) -> f32 {
     partials[0]
 }
 
-/// The sum of `of` over a row, in every lane: lane j takes partial j, then all warps walk the tree. All lanes together; one
-/// barrier, so `table` may be written again behind the next one.
+/// The sum of `of` over a row, in every lane: lane j takes partial j, then all warps walk the tree.
+/// All lanes together; one barrier, so `table` may be written again behind the next one.
 ///
 /// # Safety
-/// `values` has `hidden` elements, which nobody writes meanwhile; `table` is this block's, for [`PARTIALS`] elements.
+/// `values` has `hidden` elements, which nobody writes meanwhile; `table` is this block's, for
+/// [`PARTIALS`] elements.
 #[inline(always)]
 unsafe fn partial_sums<M: Machine>(
     block: Block<M>,
@@ -467,8 +470,8 @@ unsafe fn partial_sums<M: Machine>(
     unsafe { table_sum(block, table) }
 }
 
-/// The sum of a table's [`PARTIALS`] entries by the fixed tree, in every lane; all lanes together, behind a barrier. The table is
-/// this call's until the next one.
+/// The sum of a table's [`PARTIALS`] entries by the fixed tree, in every lane; all lanes together,
+/// behind a barrier. The table is this call's until the next one.
 ///
 /// # Safety
 /// `table` is this block's, for [`PARTIALS`] elements.

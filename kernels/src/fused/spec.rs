@@ -39,7 +39,8 @@ pub enum OutputFormat {
 /// Elements that share a scale in [`OutputFormat::GroupFp8`].
 pub const GROUP: usize = 128;
 
-/// A fused norm: `[..][route:2][column-major:1][ue8m0:1][output_format:2][f32 residual:1][weight + 1:1][statistics:1]`.
+/// A fused norm: `[..][route:2][column-major:1][ue8m0:1][output_format:2][f32 residual:1][weight +
+/// 1:1][statistics:1]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct NormSpec(pub u32);

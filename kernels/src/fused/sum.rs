@@ -12,7 +12,8 @@ pub(super) trait Sums<M: Machine> {
     /// Whether [`Sums::sum`] can fail.
     const WAITS: bool;
 
-    /// Elements `[at, at + N)` behind the first row, summed. `None` after a failure, which is recorded.
+    /// Elements `[at, at + N)` behind the first row, summed. `None` after a failure, which is
+    /// recorded.
     ///
     /// # Safety
     /// The elements are in all ranks' rows.
@@ -39,8 +40,8 @@ impl<M: Machine, T: Element<Acc = f32>> Sums<M> for PulledRows<T> {
         let mut sum = chunk::widen(load(0));
         let mut rank = 1;
         if M::LANES != 1 {
-            // With the one in front of them, three or four loads are under way at once; f32 is larger, and f16's conversion takes
-            // registers.
+            // With the one in front of them, three or four loads are under way at once; f32 is
+            // larger, and f16's conversion takes registers.
             while T::DTYPE == DType::Bf16 && rank + 3 <= self.ranks {
                 let next = [load(rank), load(rank + 1), load(rank + 2)];
                 add(&mut sum, next[0]);

@@ -1,7 +1,8 @@
-//! A logit and its column in one word, ordered as sampling orders them; a row's maximum and sum in another.
+//! A logit and its column in one word, ordered as sampling orders them; a row's maximum and sum in
+//! another.
 
-/// Orders by logit, then by the lower column: a greater key wins. NaN is less than all numbers, -0 less than +0. No key is
-/// [`NONE`], as there are fewer than 2^32 - 1 columns.
+/// Orders by logit, then by the lower column: a greater key wins. NaN is less than all numbers, -0
+/// less than +0. No key is [`NONE`], as there are fewer than 2^32 - 1 columns.
 #[inline(always)]
 pub(super) fn key(sortable: u32, column: u32) -> u64 {
     u64::from(sortable) << 32 | u64::from(!column)
@@ -36,7 +37,8 @@ pub(super) fn column(key: u64) -> u32 {
 /// The quiet NaN that is written.
 const NAN: u32 = 0x7fc0_0000;
 
-/// The greatest logit of a row (NaN left out; -inf of none), and the sum of exp(logit - [`base`]) over it.
+/// The greatest logit of a row (NaN left out; -inf of none), and the sum of exp(logit - [`base`])
+/// over it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Partial {
     pub(super) greatest: f32,

@@ -1,9 +1,11 @@
 //! The greatest keys by a block of several lanes.
 //!
-//! Each lane finds the greatest key of its columns. The k-th greatest of these is a bound: at least k keys are not less, and
-//! seldom many more; only the k lanes with a greater maximum have any. They are written side by side, and a key's position in
-//! order is the number of greater ones. Where they are more than the buffer holds (fewer lanes than k, or a row that puts
-//! its greatest logits into few lanes), the greatest of the lanes' maxima is taken k times, and its lane looks for its next.
+//! Each lane finds the greatest key of its columns. The k-th greatest of these is a bound: at least
+//! k keys are not less, and seldom many more; only the k lanes with a greater maximum have any.
+//! They are written side by side, and a key's position in order is the number of greater ones.
+//! Where they are more than the buffer holds (fewer lanes than k, or a row that puts its greatest
+//! logits into few lanes), the greatest of the lanes' maxima is taken k times, and its lane looks
+//! for its next.
 //!
 //! No two keys are equal, so what is chosen does not depend on how.
 
@@ -21,8 +23,9 @@ pub(super) struct Sorter<M> {
 }
 
 impl<M: Machine> Sorter<M> {
-    /// The greatest key of `part` in every lane; the `k` greatest are in the list, of which lane i reads entry i (and all whose
-    /// index is the same modulo the lanes). All lanes together; `turn` counts the calls of [`Sorter::greatest`].
+    /// The greatest key of `part` in every lane; the `k` greatest are in the list, of which lane i
+    /// reads entry i (and all whose index is the same modulo the lanes). All lanes together; `turn`
+    /// counts the calls of [`Sorter::greatest`].
     ///
     /// # Safety
     /// The row is readable.
@@ -151,7 +154,8 @@ impl<M: Machine> Sorter<M> {
         block.sync();
     }
 
-    /// The sums of `own` over the lanes before this one, and over all. All lanes together; one barrier.
+    /// The sums of `own` over the lanes before this one, and over all. All lanes together; one
+    /// barrier.
     #[inline(always)]
     fn count(&self, own: u32) -> (u32, u32) {
         let block = self.block;
@@ -184,8 +188,8 @@ impl<M: Machine> Sorter<M> {
         (before + sum - own, total)
     }
 
-    /// Puts the `k` greatest of the buffer's first `count` keys into the list, which is empty. All lanes together, behind a barrier;
-    /// one barrier.
+    /// Puts the `k` greatest of the buffer's first `count` keys into the list, which is empty. All
+    /// lanes together, behind a barrier; one barrier.
     #[inline(always)]
     pub(super) fn sort(&self, count: usize) {
         let block = self.block;

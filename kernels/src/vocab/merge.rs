@@ -35,8 +35,8 @@ impl<M: Machine> Merge<'_, M> {
         self.slots.receive_word(self.session, rank, index)
     }
 
-    /// Puts together `count` rows, of which the first is row `first` of the outputs. False after a failure. All lanes together; ends
-    /// with a barrier behind the last word that was read.
+    /// Puts together `count` rows, of which the first is row `first` of the outputs. False after a
+    /// failure. All lanes together; ends with a barrier behind the last word that was read.
     ///
     /// # Safety
     /// The rows are within the outputs, and their words in the streams.

@@ -1,9 +1,10 @@
-//! Sampling's reductions over logits that are split by columns, in one launch: the k greatest logits of each row with their
-//! columns, and the row's log-sum-exp.
+//! Sampling's reductions over logits that are split by columns, in one launch: the k greatest
+//! logits of each row with their columns, and the row's log-sum-exp.
 //!
-//! A block has its rows to itself, and all its lanes work on one row. What a rank finds in a row are k words of logit and column
-//! and one of maximum and sum; these go to all ranks by packets ([`fusewire_device::packet`]), and every rank puts them
-//! together by itself: keys by their order, sums in rank order. So all ranks have the same bits.
+//! A block has its rows to itself, and all its lanes work on one row. What a rank finds in a row
+//! are k words of logit and column and one of maximum and sum; these go to all ranks by packets
+//! ([`fusewire_device::packet`]), and every rank puts them together by itself: keys by their order,
+//! sums in rank order. So all ranks have the same bits.
 //!
 //! # Rounds
 //! Rows that do not fit a slot go in rounds, each an epoch of the slots:
@@ -13,7 +14,8 @@
 //! - **released by** the peer, whose lanes passed a barrier after their last read of round r and
 //!   before they sent round r + 1.
 //!
-//! This is the idiom of the packets, of launches one after the other; that a launch has several epochs changes nothing in it.
+//! This is the idiom of the packets, of launches one after the other; that a launch has several
+//! epochs changes nothing in it.
 //!
 //! | file | subject |
 //! |---|---|
@@ -118,14 +120,15 @@ struct Outputs {
 /// log-sum-exp, as `spec` says. This rank has columns `first .. first + columns`, perhaps none; its
 /// rows begin `stride` elements apart. A block takes `round` rows at a time.
 ///
-/// Logits descend, of equal ones the first column comes first; +0 is above -0, NaN below all. A position for which there is no
-/// column gets NaN and an index of all ones.
+/// Logits descend, of equal ones the first column comes first; +0 is above -0, NaN below all. A
+/// position for which there is no column gets NaN and an index of all ones.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]. `logits` is readable for the rows, `indices` and `values` (or null) writable for `rows * k`
-/// elements, `log_sum_exp` for `rows`, where they are wanted; they overlap nothing. Fewer than 2^31 columns in all. `rows`, `round`
-/// and `spec` are equal on all ranks; `round` is not 0, its rows fit [`fusewire_device::packet::capacity`] of a slot, and those
-/// of all blocks fit staging.
+/// `constants` as for [`Session::begin`]. `logits` is readable for the rows, `indices` and `values`
+/// (or null) writable for `rows * k` elements, `log_sum_exp` for `rows`, where they are wanted;
+/// they overlap nothing. Fewer than 2^31 columns in all. `rows`, `round` and `spec` are equal on
+/// all ranks; `round` is not 0, its rows fit [`fusewire_device::packet::capacity`] of a slot, and
+/// those of all blocks fit staging.
 #[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn vocab<T: Element<Acc = f32>>(
     block: Block<impl Machine>,

@@ -1,8 +1,9 @@
 //! This rank's part of a row: its logits, and the sum of their exponentials.
 //!
-//! Partial sum j is that of the columns with index = j mod 2048, in order; the partials are added by a fixed binary tree. So
-//! a row's sum depends on nothing but the row. The greatest logit is found first, so a row is read twice: a sum whose
-//! reference grows on the way would round at each growth, at points that depend on how the row is shared out.
+//! Partial sum j is that of the columns with index = j mod 2048, in order; the partials are added
+//! by a fixed binary tree. So a row's sum depends on nothing but the row. The greatest logit is
+//! found first, so a row is read twice: a sum whose reference grows on the way would round at each
+//! growth, at points that depend on how the row is shared out.
 
 use fusewire_device::math::exp;
 use fusewire_device::{Block, Element, Group, Machine, mem};
@@ -93,7 +94,8 @@ impl<T: Element<Acc = f32>> RowPart<T> {
         sums
     }
 
-    /// The part's maximum with its sum of exponentials, in every lane. All lanes together; two barriers.
+    /// The part's maximum with its sum of exponentials, in every lane. All lanes together; two
+    /// barriers.
     ///
     /// # Safety
     /// The row is readable; `greatest` is its greatest logit.
@@ -138,7 +140,8 @@ impl<T: Element<Acc = f32>> RowPart<T> {
     }
 }
 
-/// The upper levels of the tree, for the entries with index = j mod [`PARTIALS`]; the first one is at `table`.
+/// The upper levels of the tree, for the entries with index = j mod [`PARTIALS`]; the first one is
+/// at `table`.
 ///
 /// # Safety
 /// All of them are readable.

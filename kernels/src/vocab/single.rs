@@ -1,4 +1,5 @@
-//! The greatest keys by a block of one lane: a list in order, which a tile of the row is compared with at once.
+//! The greatest keys by a block of one lane: a list in order, which a tile of the row is compared
+//! with at once.
 
 use fusewire_device::{Element, Machine};
 

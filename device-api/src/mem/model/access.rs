@@ -166,8 +166,9 @@ pub unsafe fn load_u32(at: *const u32, order: Order, scope: Scope) -> u32 {
     }
 }
 
-/// Changes half of a word; gives what it was. Who stores the other half at the same time is ordered with this more than by
-/// memory: a model that shall see the difference has its words in different ones of the table.
+/// Changes half of a word; gives what it was. Who stores the other half at the same time is ordered
+/// with this more than by memory: a model that shall see the difference has its words in different
+/// ones of the table.
 fn update_u32(
     at: *mut u32,
     ordering: impl Fn(&WordRef) -> Ordering,

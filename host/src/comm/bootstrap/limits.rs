@@ -11,12 +11,15 @@ use crate::device::Device;
 use crate::options::Options;
 use crate::{Error, Result};
 
-/// Most bytes of one of the workspace's parts, and most slots of a channel: products of them fit 64 bits.
+/// Most bytes of one of the workspace's parts, and most slots of a channel: products of them fit 64
+/// bits.
 const MAX_OPTION: u64 = 1 << 30;
 
 impl Options {
-    /// Bytes of workspace (signals, slots and staging) that a communicator of `size` ranks with these options will hold on `device`, for
-    /// each rank: what [`Communicator::workspace_bytes`](crate::Communicator::workspace_bytes) says of one that there is.
+    /// Bytes of workspace (signals, slots and staging) that a communicator of `size` ranks with
+    /// these options will hold on `device`, for each rank: what
+    /// [`Communicator::workspace_bytes`](crate::Communicator::workspace_bytes) says of one that
+    /// there is.
     ///
     /// # Errors
     /// [`Error::Communicator`] for a size or options that no communicator can have.

@@ -155,7 +155,8 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// A communicator whose operations `backend` carries out: its workspace is this rank's own affair.
+    /// A communicator whose operations `backend` carries out: its workspace is this rank's own
+    /// affair.
     pub(super) fn over(backend: Arc<dyn Backend>, mut config: CommConfig) -> Result<Self> {
         config.options = config.options.resolved(config.device);
         config.check_multi_rank_grid(Some(backend.name()))?;

@@ -9,8 +9,8 @@ use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
 
-/// Runs `size` ranks as threads of this process; each gets its communicator. The results are in rank
-/// order; a rank that cannot join gives its error.
+/// Runs `size` ranks as threads of this process; each gets its communicator. The results are in
+/// rank order; a rank that cannot join gives its error.
 ///
 /// # Errors
 /// Those of [`Communicator::new`] and of `body`, per rank.
@@ -35,10 +35,12 @@ pub fn run_threads_with<R: Send>(
     run_threads_on(Device::Cpu, backend, size, options, body)
 }
 
-/// As [`run_threads_with`], with communicators of `device`: ranks on a GPU share it, with a stream each.
+/// As [`run_threads_with`], with communicators of `device`: ranks on a GPU share it, with a stream
+/// each.
 ///
 /// # Errors
-/// As there; and [`Error::NoDevice`](crate::Error::NoDevice) of every rank where the device is not there.
+/// As there; and [`Error::NoDevice`](crate::Error::NoDevice) of every rank where the device is not
+/// there.
 pub fn run_threads_on<R: Send>(
     device: Device,
     backend: &str,

@@ -1,13 +1,15 @@
-//! The flight record in PyTorch's format, which its analyser (`torch.distributed.flight_recorder.fr_trace`)
-//! reads: a pickle; as JSON for people and other tools.
+//! The flight record in PyTorch's format, which its analyser
+//! (`torch.distributed.flight_recorder.fr_trace`) reads: a pickle; as JSON for people and other
+//! tools.
 //!
-//! What has to match between ranks is a *process group* of its own: the collectives of a communicator; the transfers
-//! from one rank to one other (the analyser expects every rank of a group in every entry of it); and both again
-//! for replays of graphs, which are counted when they run, not when they are issued.
+//! What has to match between ranks is a *process group* of its own: the collectives of a
+//! communicator; the transfers from one rank to one other (the analyser expects every rank of a
+//! group in every entry of it); and both again for replays of graphs, which are counted when they
+//! run, not when they are issued.
 //!
-//! Limits: an operation's time-out is given as the communicator's, whatever the call's was; and once the ring has
-//! overflowed, the analyser aligns ranks by the number of an operation, which ranks with different numbers of sends
-//! and receives do not agree on.
+//! Limits: an operation's time-out is given as the communicator's, whatever the call's was; and
+//! once the ring has overflowed, the analyser aligns ranks by the number of an operation, which
+//! ranks with different numbers of sends and receives do not agree on.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,10 +27,12 @@ use crate::options::flag;
 /// Version of the format.
 const VERSION: &str = "2.10";
 
-/// Failed communicators whose records the process keeps, so that the file of a rank has all of them.
+/// Failed communicators whose records the process keeps, so that the file of a rank has all of
+/// them.
 const KEPT: usize = 16;
 
-/// How a dump is written down. PyTorch's two forms differ in how absent times and numbers of a status are written.
+/// How a dump is written down. PyTorch's two forms differ in how absent times and numbers of a
+/// status are written.
 #[derive(Clone, Copy, PartialEq)]
 enum DumpFormat {
     Json,
@@ -75,8 +79,8 @@ impl CommDump {
         replace(path, &pickle(&[self])?)
     }
 
-    /// Writes it where the environment says, with what other failed communicators of this process have written
-    /// there. Gives the path, or `None` where the environment names none.
+    /// Writes it where the environment says, with what other failed communicators of this process
+    /// have written there. Gives the path, or `None` where the environment names none.
     pub(crate) fn write_by_environment(self) -> io::Result<Option<PathBuf>> {
         static WRITTEN: Mutex<Vec<(PathBuf, CommDump)>> = Mutex::new(Vec::new());
         let Some(path) = path_of_environment(self.world_rank()) else {
@@ -218,7 +222,8 @@ impl CommDump {
             Operation::AllReduce => "all_reduce",
             Operation::ReduceScatter | Operation::ReduceScatterOnArrival => "reduce_scatter",
             Operation::AllGather | Operation::AllGatherWithFlags => "all_gather",
-            // What PyTorch calls an all_gather of different counts; `all_gather_v` is unknown to older analysers.
+            // What PyTorch calls an all_gather of different counts; `all_gather_v` is unknown to
+            // older analysers.
             Operation::AllGatherV => "ALLGATHER_coalesced",
             Operation::Broadcast => "broadcast",
             Operation::Reduce => "reduce",
@@ -242,7 +247,8 @@ impl CommDump {
         name.to_owned()
     }
 
-    /// Sequence numbers of the last collective that was issued, has started, has ended; -1 for none.
+    /// Sequence numbers of the last collective that was issued, has started, has ended; -1 for
+    /// none.
     fn status(&self, form: DumpFormat) -> Value {
         let last = |wanted: &dyn Fn(&FlightRecord) -> bool| {
             let last = self
@@ -266,8 +272,8 @@ impl CommDump {
     }
 }
 
-/// Sizes of input and output as the analyser compares them: equal on all ranks where an operation does not let them
-/// differ, and `[[]]`, which it does not look at, where counts differ by rank.
+/// Sizes of input and output as the analyser compares them: equal on all ranks where an operation
+/// does not let them differ, and `[[]]`, which it does not look at, where counts differ by rank.
 fn sizes(record: &FlightRecord) -> (Value, Value) {
     let (input, output) = (record.input_count, record.output_count);
     let both = input.max(output);
@@ -367,8 +373,8 @@ fn host_name() -> String {
         .unwrap_or_default()
 }
 
-/// The file of a rank of the world: the prefix of the environment and the rank. With torchcomms' dynamic names the
-/// variable is the whole name.
+/// The file of a rank of the world: the prefix of the environment and the rank. With torchcomms'
+/// dynamic names the variable is the whole name.
 fn path_of_environment(rank: u32) -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     if flag("TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME") == Some(true) {

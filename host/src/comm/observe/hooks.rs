@@ -69,8 +69,8 @@ type ReplayHook = Arc<dyn Fn(&ReplayArguments) + Send + Sync>;
 /// A kind of hook, each with its number.
 type HookList<T> = Vec<(u64, T)>;
 
-/// The hooks at one moment. An operation calls those that were there when it was issued, without a lock, so that
-/// they may register and remove hooks.
+/// The hooks at one moment. An operation calls those that were there when it was issued, without a
+/// lock, so that they may register and remove hooks.
 #[derive(Clone, Default)]
 pub(crate) struct HookLists {
     before: HookList<CallHook>,

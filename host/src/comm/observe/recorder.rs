@@ -1,7 +1,8 @@
 //! The flight recorder: the last operations of a communicator, kept for when something goes wrong.
 //!
-//! An entry is one line of memory, written by the thread that issues the operation and by the one that runs
-//! it; a reader that finds an entry half written drops it, because its number is written last.
+//! An entry is one line of memory, written by the thread that issues the operation and by the one
+//! that runs it; a reader that finds an entry half written drops it, because its number is written
+//! last.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,8 +33,9 @@ pub struct FlightRecord {
     pub id: u64,
     /// What it was; `sequence` is its number.
     pub activity: Activity,
-    /// Number, from 1, among the operations that have to match those of other ranks: the collectives of this
-    /// communicator; or the transfers from one rank to another. Replays are counted apart.
+    /// Number, from 1, among the operations that have to match those of other ranks: the
+    /// collectives of this communicator; or the transfers from one rank to another. Replays are
+    /// counted apart.
     pub sequence: u64,
     /// Peer or root, where it has one.
     pub peer: Option<u32>,
@@ -53,7 +55,8 @@ pub struct FlightRecord {
     pub state: RecordState,
 }
 
-/// Words: number, call, input count, output count, created, started, ended, sequence number and flags.
+/// Words: number, call, input count, output count, created, started, ended, sequence number and
+/// flags.
 type Slot = [AtomicU64; 8];
 
 const FAILED: u64 = 1;
@@ -81,9 +84,9 @@ pub(crate) struct Recorder {
     always_timed: bool,
     issued: AtomicU64,
     size: usize,
-    /// Sequence numbers so far: of collectives, sends by peer, receives by peer; then the same for replays.
-    /// Each of them is counted in the one order in which a communicator's operations are issued (replays: run), so
-    /// that a load and a store do.
+    /// Sequence numbers so far: of collectives, sends by peer, receives by peer; then the same for
+    /// replays. Each of them is counted in the one order in which a communicator's operations are
+    /// issued (replays: run), so that a load and a store do.
     sequences: Box<[AtomicU64]>,
 }
 
@@ -131,9 +134,10 @@ impl Recorder {
         id
     }
 
-    /// Records an operation that is issued and started now, by a thread that has the stream for itself. A locked
-    /// instruction would wait for all stores before it: operations that other streams issue at this very moment may get
-    /// the same number, and one of the two entries is lost.
+    /// Records an operation that is issued and started now, by a thread that has the stream for
+    /// itself. A locked instruction would wait for all stores before it: operations that other
+    /// streams issue at this very moment may get the same number, and one of the two entries is
+    /// lost.
     #[inline]
     pub(crate) fn open(&self, op_info: &OpInfo) -> RunningOp<'_> {
         let id = self.issued.load(Ordering::Relaxed) + 1;
@@ -148,8 +152,8 @@ impl Recorder {
         }
     }
 
-    /// The operation has ended. When, is noted of those that take longer than the note: a reading of the counter takes
-    /// a tenth of the shortest call.
+    /// The operation has ended. When, is noted of those that take longer than the note: a reading
+    /// of the counter takes a tenth of the shortest call.
     #[inline]
     pub(crate) fn close(&self, open: &RunningOp<'_>, well: bool) {
         let Some(slot) = open.slot else { return };

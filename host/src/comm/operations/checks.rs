@@ -69,7 +69,8 @@ impl Communicator {
     }
 }
 
-/// The counts in a tensor of u64. In CPU memory their sums are checked at the call; a GPU's memory is not read (`None`).
+/// The counts in a tensor of u64. In CPU memory their sums are checked at the call; a GPU's memory
+/// is not read (`None`).
 pub(super) fn device_counts<'a>(
     operation: &'static str,
     counts: &'a Tensor,

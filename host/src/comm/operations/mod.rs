@@ -101,22 +101,24 @@ impl Communicator {
     );
 
     forms!(
-        /// Reduces every rank's `buffer`; the root gets the result in place, the others keep theirs.
+        /// Reduces every rank's `buffer`; the root gets the result in place, the others keep
+        /// theirs.
         reduce, reduce_async => prepare_reduce_in_place(
             out [buffer], in [], root: u32, op: ReduceOp
         )
     );
 
     forms!(
-        /// As [`Communicator::reduce`], from `input` to `output`, which is used on the root only (elsewhere
-        /// it may be empty).
+        /// As [`Communicator::reduce`], from `input` to `output`, which is used on the root only
+        /// (elsewhere it may be empty).
         reduce_into, reduce_into_async => prepare_reduce(
             out [output], in [input], root: u32, op: ReduceOp
         )
     );
 
     forms!(
-        /// Reduces row r of every rank's `input` (as many rows as ranks, each as long as `output`) to rank r.
+        /// Reduces row r of every rank's `input` (as many rows as ranks, each as long as `output`)
+        /// to rank r.
         reduce_scatter_single, reduce_scatter_single_async => prepare_reduce_scatter(
             out [output], in [input], op: ReduceOp
         )
@@ -144,7 +146,8 @@ impl Communicator {
     );
 
     forms!(
-        /// Collects every rank's `input` as row r of the root's `output`. Elsewhere `output` may be empty.
+        /// Collects every rank's `input` as row r of the root's `output`. Elsewhere `output` may be
+        /// empty.
         gather_single, gather_single_async => prepare_gather(
             out [output], in [input], root: u32
         )
@@ -158,8 +161,8 @@ impl Communicator {
     );
 
     forms!(
-        /// Sends `input` to `peer`, which must receive as many elements of the same type. Returns when
-        /// the data is on its way.
+        /// Sends `input` to `peer`, which must receive as many elements of the same type. Returns
+        /// when the data is on its way.
         send, send_async => prepare_send(
             out [], in [input], peer: u32
         )
@@ -210,7 +213,8 @@ impl Communicator {
         bounce.map_or(Ok(()), BounceBuffer::copy_back)
     }
 
-    /// As [`Communicator::all_gather_v_single`], enqueued; `counts` is a tensor of u64 in device memory.
+    /// As [`Communicator::all_gather_v_single`], enqueued; `counts` is a tensor of u64 in device
+    /// memory.
     ///
     /// # Errors
     /// As there.
@@ -225,9 +229,9 @@ impl Communicator {
         self.enqueue(&self.prepare_all_gather_v(&output, &input, slice, Some(counts))?)
     }
 
-    /// Sends `input_splits[r]` elements to rank r and receives `output_splits[r]` from it; parts lie one
-    /// after the other in rank order. The splits must agree between sender and receiver: another count
-    /// is a mismatch on both.
+    /// Sends `input_splits[r]` elements to rank r and receives `output_splits[r]` from it; parts
+    /// lie one after the other in rank order. The splits must agree between sender and receiver:
+    /// another count is a mismatch on both.
     ///
     /// # Errors
     /// As [`Communicator::all_to_all_single`].
@@ -250,10 +254,10 @@ impl Communicator {
         bounce.map_or(Ok(()), BounceBuffer::copy_back)
     }
 
-    /// As [`Communicator::all_to_all_v_single`], enqueued; the splits are one tensor of u64 in device memory,
-    /// the output's first, then the input's. A replayed graph reads them anew each time; splits that add
-    /// up to more than a tensor holds fail before anything moves (on a GPU, whose memory the call does not read, in the
-    /// kernel).
+    /// As [`Communicator::all_to_all_v_single`], enqueued; the splits are one tensor of u64 in
+    /// device memory, the output's first, then the input's. A replayed graph reads them anew each
+    /// time; splits that add up to more than a tensor holds fail before anything moves (on a GPU,
+    /// whose memory the call does not read, in the kernel).
     ///
     /// # Errors
     /// As there.
@@ -371,10 +375,10 @@ impl Communicator {
         }
     }
 
-    /// Whether results, `bytes` of each rank, pass by the caches; `staged` ones do if they are more than a cache of
-    /// one core, because what another core has read must be fetched back before it can be written; others where
-    /// what all ranks write is more than half of the last cache (the other half has the inputs). Local:
-    /// no other rank has to agree.
+    /// Whether results, `bytes` of each rank, pass by the caches; `staged` ones do if they are more
+    /// than a cache of one core, because what another core has read must be fetched back before it
+    /// can be written; others where what all ranks write is more than half of the last cache (the
+    /// other half has the inputs). Local: no other rank has to agree.
     fn hint(&self, bytes: usize, staged: bool) -> u32 {
         let all = (bytes as u64).saturating_mul(u64::from(self.size()));
         let cached = if staged {

@@ -40,20 +40,25 @@ fn agreed(count: usize, span: usize) -> u64 {
 }
 
 impl Communicator {
-    /// Collects every rank's `input` as row r of `output`, as [`Communicator::all_gather_single_async`], and raises a word of
-    /// `flags` as soon as a chunk has arrived, so that the computation on the stream `consumer` begins with the
-    /// chunks that have arrived. Chunk c of rank r, `chunk` elements of its row from `c * chunk` on (the last one may be shorter), has word
-    /// `r * input.len().div_ceil(chunk) + c`. This rank's own chunks come first, then those of the next ranks round the ring.
+    /// Collects every rank's `input` as row r of `output`, as
+    /// [`Communicator::all_gather_single_async`], and raises a word of `flags` as soon as a chunk
+    /// has arrived, so that the computation on the stream `consumer` begins with the chunks that
+    /// have arrived. Chunk c of rank r, `chunk` elements of its row from `c * chunk` on (the last
+    /// one may be shorter), has word `r * input.len().div_ceil(chunk) + c`. This rank's own chunks
+    /// come first, then those of the next ranks round the ring.
     ///
-    /// All words are cleared on `consumer`; behind that the operation runs on the communicator's stream, which must be
-    /// another one ([`Communicator::on`]). What is enqueued on `consumer` from now on waits for chunks by
-    /// [`ReadyFlags::stream_wait`], or in its own kernels; before it ends a capture, or uses the words or `output` for something
-    /// else, it waits for all of the operation by [`Work::wait`]. Both streams may be captured: a replay begins with cleared words.
+    /// All words are cleared on `consumer`; behind that the operation runs on the communicator's
+    /// stream, which must be another one ([`Communicator::on`]). What is enqueued on `consumer`
+    /// from now on waits for chunks by [`ReadyFlags::stream_wait`], or in its own kernels; before
+    /// it ends a capture, or uses the words or `output` for something else, it waits for all of the
+    /// operation by [`Work::wait`]. Both streams may be captured: a replay begins with cleared
+    /// words.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] before anything moves: lengths and types as there, too few words, words or streams of another
-    /// device, the consumer stream being the communicator's, a chunk of no elements, a backend. The communicator's first
-    /// failure; one while running is the [`Work`]'s, and lets whoever waits for a word go on.
+    /// device, the consumer stream being the communicator's, a chunk of no elements, a backend. The
+    /// communicator's first failure; one while running is the [`Work`]'s, and lets whoever waits
+    /// for a word go on.
     pub fn all_gather_with_flags_async(
         &self,
         consumer: &Stream,
@@ -104,25 +109,30 @@ impl Communicator {
         self.fork(consumer, flags, &prepared.keeping(flags.keep()))
     }
 
-    /// Reduces row r of every rank's `input` to rank r's `output`, as [`Communicator::reduce_scatter_single_async`], taking each
-    /// tile of this rank's input as soon as its word of `tiles` says that it is done, so that the computation on
-    /// the stream `producer` ends while the first tiles are on their way. Tile t of row r, `tile` elements from `t * tile` on
-    /// (the last one may be shorter), has word `r * output.len().div_ceil(tile) + t`, and is done when that is `target` or more.
-    /// Tiles are taken in the order of t, those of all rows together: a computation had best make them in that order.
+    /// Reduces row r of every rank's `input` to rank r's `output`, as
+    /// [`Communicator::reduce_scatter_single_async`], taking each tile of this rank's input as soon
+    /// as its word of `tiles` says that it is done, so that the computation on the stream
+    /// `producer` ends while the first tiles are on their way. Tile t of row r, `tile` elements
+    /// from `t * tile` on (the last one may be shorter), has word `r * output.len().div_ceil(tile)
+    /// + t`, and is done when that is `target` or more. Tiles are taken in the order of t, those of
+    /// all rows together: a computation had best make them in that order.
     ///
-    /// Streams, captures and words are as in [`Communicator::all_gather_with_flags_async`]: this call comes first, then the
-    /// producer's work, which raises words by [`ReadyFlags::stream_write`], in its own kernels or by [`ReadyFlags::add`],
-    /// then [`Work::wait`]. Each tile is an exchange between all ranks: few large tiles are better than many small ones.
+    /// Streams, captures and words are as in [`Communicator::all_gather_with_flags_async`]: this
+    /// call comes first, then the producer's work, which raises words by
+    /// [`ReadyFlags::stream_write`], in its own kernels or by [`ReadyFlags::add`], then
+    /// [`Work::wait`]. Each tile is an exchange between all ranks: few large tiles are better than
+    /// many small ones.
     ///
-    /// On a GPU the operation waits in `Options::blocks` blocks, which stay resident from its start to its end: what makes the
-    /// tiles must do with the other multiprocessors, and must be loaded before (a library that loads a kernel at its first
-    /// call may wait for the device then).
+    /// On a GPU the operation waits in `Options::blocks` blocks, which stay resident from its start
+    /// to its end: what makes the tiles must do with the other multiprocessors, and must be loaded
+    /// before (a library that loads a kernel at its first call may wait for the device then).
     ///
     /// The result has the same bits as that of [`Communicator::reduce_scatter_single`].
     ///
     /// # Errors
-    /// As there, and for a `target` of 0 or above 2^30 - 1, and on a GPU where the operation would leave no multiprocessor. A tile
-    /// that is not made in time is the [`Work`]'s failure, which names it ([`crate::Failure::tile`]).
+    /// As there, and for a `target` of 0 or above 2^30 - 1, and on a GPU where the operation would
+    /// leave no multiprocessor. A tile that is not made in time is the [`Work`]'s failure, which
+    /// names it ([`crate::Failure::tile`]).
     #[expect(
         clippy::too_many_arguments,
         reason = "what an overlapped reduction is made of"

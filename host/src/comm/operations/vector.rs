@@ -174,8 +174,8 @@ impl Communicator {
         Ok(words.kept_by(prepared))
     }
 
-    /// Words where kernels of the communicator's device read them: those of `tensor`, else a copy of `words` where the
-    /// device does not reach the host's memory.
+    /// Words where kernels of the communicator's device read them: those of `tensor`, else a copy
+    /// of `words` where the device does not reach the host's memory.
     fn device_words(&self, words: &[u64], tensor: Option<&Tensor>) -> Result<DeviceWords> {
         if let Some(tensor) = tensor {
             return Ok(DeviceWords {

@@ -36,14 +36,15 @@ impl Default for WindowOptions {
 }
 
 impl Communicator {
-    /// Whether [`Communicator::new_window`] works: where the ranks reach each other by load and store.
+    /// Whether [`Communicator::new_window`] works: where the ranks reach each other by load and
+    /// store.
     pub fn supports_window(&self) -> bool {
         self.inner.backend.is_none()
     }
 
-    /// A window over `tensor` of each rank: memory from [`Tensor::new`] or [`Communicator::alloc`], of the same
-    /// type and length on all ranks, at any offset of its allocation. Collectives on the tensor then need no copy. All
-    /// ranks together.
+    /// A window over `tensor` of each rank: memory from [`Tensor::new`] or [`Communicator::alloc`],
+    /// of the same type and length on all ranks, at any offset of its allocation. Collectives on
+    /// the tensor then need no copy. All ranks together.
     ///
     /// # Errors
     /// [`Error::Communicator`](crate::Error::Communicator) when ranks differ;

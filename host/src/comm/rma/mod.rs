@@ -33,12 +33,13 @@ pub enum WindowAccess {
     Separate,
 }
 
-/// Symmetric memory with signals: every rank contributes a tensor of the same length, and each can write, read and
-/// signal every other one's without its help.
+/// Symmetric memory with signals: every rank contributes a tensor of the same length, and each can
+/// write, read and signal every other one's without its help.
 ///
-/// Operations are enqueued in the communicator's order (the plain methods also wait for their end); they are not
-/// collective. A signal covers the puts that this rank has issued to that peer on this communicator before.
-/// What is overwritten when is the program's protocol: a put does not ask whether its target is free.
+/// Operations are enqueued in the communicator's order (the plain methods also wait for their end);
+/// they are not collective. A signal covers the puts that this rank has issued to that peer on this
+/// communicator before. What is overwritten when is the program's protocol: a put does not ask
+/// whether its target is free.
 ///
 /// ```
 /// use fusewire::{Compare, DType, Options, SignalUpdate, WindowOptions, run_threads};
@@ -72,8 +73,8 @@ struct Shared {
     on_gpu: Option<Scratch>,
     inner: Arc<Inner>,
     freed: AtomicBool,
-    /// Every rank's memory of both windows: mapped as long as a launch that names it may run, also after the end of
-    /// the window.
+    /// Every rank's memory of both windows: mapped as long as a launch that names it may run, also
+    /// after the end of the window.
     _parts: [Vec<WindowPart>; 2],
 }
 
@@ -107,7 +108,8 @@ impl Window {
         self.shared.device.signals
     }
 
-    /// The window as kernels take it: an address that is valid as long as the window or a clone of it.
+    /// The window as kernels take it: an address that is valid as long as the window or a clone of
+    /// it.
     pub fn device_window(&self) -> *const DeviceWindow {
         match &self.shared.on_gpu {
             Some(on_gpu) => on_gpu.address() as *const DeviceWindow,
@@ -124,8 +126,8 @@ impl Window {
         Ok(WindowAccess::Unified)
     }
 
-    /// `peer`'s part as a tensor of this rank: the same memory. The program orders its accesses with the peer's,
-    /// by signals or barriers.
+    /// `peer`'s part as a tensor of this rank: the same memory. The program orders its accesses
+    /// with the peer's, by signals or barriers.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank out of range, or a window that was freed.
@@ -144,8 +146,8 @@ impl Window {
         ))
     }
 
-    /// Ends the window; all ranks together. Waits until no operation of any rank uses it. Without it the window
-    /// lives as long as the communicator.
+    /// Ends the window; all ranks together. Waits until no operation of any rank uses it. Without
+    /// it the window lives as long as the communicator.
     ///
     /// # Errors
     /// The communicator's failure: then the memory stays.

@@ -14,8 +14,9 @@ pub struct Registration {
 }
 
 impl Communicator {
-    /// Registers `tensor` (the same type and length on all ranks), so that collectives work on it without a copy. All
-    /// ranks together. The registration lasts until [`Communicator::tensor_deregister`].
+    /// Registers `tensor` (the same type and length on all ranks), so that collectives work on it
+    /// without a copy. All ranks together. The registration lasts until
+    /// [`Communicator::tensor_deregister`].
     ///
     /// # Errors
     /// As [`Communicator::new_window`].
@@ -39,7 +40,8 @@ impl Communicator {
         })
     }
 
-    /// Ends a registration. All ranks together; waits until no operation of any rank uses the memory.
+    /// Ends a registration. All ranks together; waits until no operation of any rank uses the
+    /// memory.
     ///
     /// # Errors
     /// The communicator's failure: then peers may still use the memory, and it stays registered.

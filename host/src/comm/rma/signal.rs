@@ -40,8 +40,9 @@ impl Window {
             .enqueue(&self.prepare_signal(peer, signal, update)?)
     }
 
-    /// Waits until signal `signal` of this rank, as `sender` has left it or summed over all ranks, compares with
-    /// `value`. Signals keep their values: what is awaited grows, or is reset where nobody can be signalling.
+    /// Waits until signal `signal` of this rank, as `sender` has left it or summed over all ranks,
+    /// compares with `value`. Signals keep their values: what is awaited grows, or is reset where
+    /// nobody can be signalling.
     ///
     /// # Errors
     /// As [`Window::put`]; [`Error::Timeout`](crate::Error::Timeout) names the sender.

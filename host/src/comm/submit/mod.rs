@@ -95,7 +95,8 @@ impl Communicator {
 
     #[inline]
     fn run_single(&self, prepared: &PreparedOp<'_>, entry: NativeEntry) -> Result<()> {
-        // SAFETY: the parameters belong to the entry (`PreparedOp::new`); their pointers are valid during this call.
+        // SAFETY: the parameters belong to the entry (`PreparedOp::new`); their pointers are valid
+        // during this call.
         unsafe { crate::cpu::run_single(entry, prepared.params.as_ptr().cast())? };
         self.inner.check_launch()
     }
@@ -144,7 +145,8 @@ impl Communicator {
         Ok(work)
     }
 
-    /// Makes this launch follow the communicator's last one, where that was on another stream and this one is not captured.
+    /// Makes this launch follow the communicator's last one, where that was on another stream and
+    /// this one is not captured.
     pub(super) fn chain(&self, recording: &Recording) -> Result<()> {
         let id = self.stream.id();
         if self.inner.last_stream.load(Ordering::Relaxed) == id || recording.is_some() {
@@ -164,7 +166,8 @@ impl Communicator {
         let before = last.replace((self.stream.clone(), event));
         self.inner.last_stream.store(id, Ordering::Relaxed);
         drop(last);
-        // Not under the lock: the last handle of a stream waits for its work, which may need the lock.
+        // Not under the lock: the last handle of a stream waits for its work, which may need the
+        // lock.
         drop(before);
         Ok(())
     }

@@ -45,8 +45,8 @@ pub(in crate::comm) struct PreparedOp<'a> {
 }
 
 impl<'a> PreparedOp<'a> {
-    /// Binds `params` to `kernel`. The tensors are kept alive as long as the launch; `borrowed` says that
-    /// other memory is used, which lives as long as the call only.
+    /// Binds `params` to `kernel`. The tensors are kept alive as long as the launch; `borrowed`
+    /// says that other memory is used, which lives as long as the call only.
     #[inline(always)]
     pub(in crate::comm) fn new<P: Copy>(
         comm: &Communicator,

@@ -92,7 +92,8 @@ impl Communicator {
             rank: self.inner.rank,
             timeout: self.inner.timeout(self.timeout_ns),
         });
-        // SAFETY: as in `launch_of`; that the image has the same arguments was checked when it was loaded.
+        // SAFETY: as in `launch_of`; that the image has the same arguments was checked when it was
+        // loaded.
         let launch = unsafe { gpu::Launch::new(kernel, params, shape)? };
         Ok(launch
             .owned_by(Arc::clone(&self.inner) as _, prepared.op_info.launch(id))
@@ -101,8 +102,9 @@ impl Communicator {
             .in_grid(member))
     }
 
-    /// Device memory that holds a table for the next launch, and the copy that the launch begins with: a capture takes the
-    /// table as it is now, once, and waits for that; a stream copies it on its way.
+    /// Device memory that holds a table for the next launch, and the copy that the launch begins
+    /// with: a capture takes the table as it is now, once, and waits for that; a stream copies it
+    /// on its way.
     pub(in crate::comm) fn table_on_gpu(
         &self,
         gpu: &Arc<Gpu>,

@@ -18,21 +18,22 @@ const USER: OpInfo = OpInfo {
 };
 
 impl Communicator {
-    /// The call word of a kernel of the user's: `agreed` is whatever must be equal on all ranks. Ranks
-    /// that launch with different words get an error.
+    /// The call word of a kernel of the user's: `agreed` is whatever must be equal on all ranks.
+    /// Ranks that launch with different words get an error.
     pub fn call_word(&self, operation: Operation, agreed: u64) -> u64 {
         Call::new(operation, 0, 0, 0, 0xffff, agreed).0
     }
 
-    /// Launches a kernel of the user's on the communicator's stream and waits for its end. The kernel's first
-    /// argument is [`Communicator::constants`]; `tensors` are kept alive as long as the launch (a graph may replay it).
+    /// Launches a kernel of the user's on the communicator's stream and waits for its end. The
+    /// kernel's first argument is [`Communicator::constants`]; `tensors` are kept alive as long as
+    /// the launch (a graph may replay it).
     ///
     /// # Safety
     /// `params` must hold valid pointers, and the kernel must follow the rules between ranks.
     ///
     /// # Errors
-    /// The communicator's failure; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for more than 160 bytes of
-    /// parameters.
+    /// The communicator's failure; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
+    /// more than 160 bytes of parameters.
     pub unsafe fn launch<P: Copy>(
         &self,
         kernel: &Kernel<P>,
@@ -42,19 +43,20 @@ impl Communicator {
         self.run(&PreparedOp::new(self, kernel, params, tensors, false, USER))
     }
 
-    /// As [`Communicator::launch_async`], with a shape of its own: a kernel that computes may take more blocks than the
-    /// communicator's operations, which all ranks have agreed on. Blocks that take part in communication are the first
-    /// `Options::blocks`.
+    /// As [`Communicator::launch_async`], with a shape of its own: a kernel that computes may take
+    /// more blocks than the communicator's operations, which all ranks have agreed on. Blocks that
+    /// take part in communication are the first `Options::blocks`.
     ///
     /// # Safety
     /// As there; blocks beyond `Options::blocks` touch nothing of the communicator's. With
-    /// [`LaunchAttributes::dependent`], nothing of the communicator's, and no result of the kernel before, is touched before
-    /// the kernel's own dependency wait.
+    /// [`LaunchAttributes::dependent`], nothing of the communicator's, and no result of the kernel
+    /// before, is touched before the kernel's own dependency wait.
     ///
     /// # Errors
-    /// As there; [`Error::Launch`](crate::Error::Launch) for a cluster that does not divide the blocks, and for a shape that
-    /// the device has no room for or does not know, such as a cooperative one that is too large: nothing was launched then,
-    /// and the communicator can still be used. What the CPU makes of attributes: see [`LaunchAttributes`].
+    /// As there; [`Error::Launch`](crate::Error::Launch) for a cluster that does not divide the
+    /// blocks, and for a shape that the device has no room for or does not know, such as a
+    /// cooperative one that is too large: nothing was launched then, and the communicator can still
+    /// be used. What the CPU makes of attributes: see [`LaunchAttributes`].
     pub unsafe fn launch_shaped<P: Copy>(
         &self,
         kernel: &Kernel<P>,
