@@ -9,6 +9,7 @@
 //! cargo run --release -p fusewire-benches -- wait-cost --unbounded PATH [--device cuda]
 //! cargo run --release -p fusewire-benches -- cost-table
 //! cargo run --release -p fusewire-benches -- observe
+//! cargo run --release -p fusewire-benches -- plot FILE --table HEADING --column NAME --out SVG
 //! cargo run --release -p fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
 //!
@@ -24,6 +25,7 @@ mod machine;
 mod measure;
 mod mpi;
 mod observe;
+mod plot;
 mod ranks;
 mod reduce;
 mod report;
@@ -60,6 +62,8 @@ enum Subject {
     CostTable(cost_table::Arguments),
     /// What the flight recorder and hooks add to a call.
     Observe(observe::Arguments),
+    /// Draws a recorded table as an SVG.
+    Plot(plot::Arguments),
     /// Measures the cost of a rendezvous in a store.
     Bootstrap(bootstrap::Arguments),
     /// One rank of a measurement; `versus` starts these.
@@ -91,6 +95,7 @@ fn main() -> ExitCode {
         Subject::WaitCost(arguments) => wait_cost::main(&arguments).map(done),
         Subject::CostTable(arguments) => cost_table::main(&arguments).map(done),
         Subject::Observe(arguments) => observe::main(&arguments).map(done),
+        Subject::Plot(arguments) => plot::main(&arguments).map(done),
         Subject::Bootstrap(arguments) => bootstrap::main(&arguments).map(done),
         Subject::Rank(arguments) => ranks::main(&arguments).map(done),
         Subject::Built => {
