@@ -63,7 +63,7 @@ pub struct Grid {
 }
 
 impl Default for Grid {
-    /// One block of one lane.
+    /// Returns a grid of one block of one lane.
     fn default() -> Self {
         Self {
             blocks: 1,
