@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// The semantics are CUDA's: a wait applies to the latest record enqueued before it, recording
 /// again does not affect earlier waits, and an event that was never recorded counts as complete.
 #[derive(Clone, Debug, Default)]
-pub struct Event {
+pub struct CpuEvent {
     inner: Arc<Inner>,
 }
 
@@ -37,7 +37,7 @@ struct State {
     capture: Weak<Capture>,
 }
 
-impl Event {
+impl CpuEvent {
     /// Creates an event that was never recorded.
     pub fn new() -> Self {
         Self::default()

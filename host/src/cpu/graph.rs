@@ -5,9 +5,9 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::event::Event;
+use super::event::CpuEvent;
 use super::launch::Launch;
-use super::stream::{Item, Stream, Ticket};
+use super::stream::{Item, CpuStream, CpuTicket};
 use crate::{Error, Result};
 
 /// A closure that a graph can replay.
@@ -21,17 +21,17 @@ pub type HostFn = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 )]
 pub(crate) enum Node {
     Launch(Launch),
-    Record(Event),
-    Wait(Event),
+    Record(CpuEvent),
+    Wait(CpuEvent),
     Host(HostFn),
-    Graph(GraphExec),
+    Graph(CpuGraphExec),
     /// Work of a branch, run on the branch's thread.
     OnBranch(Branch, Arc<Self>),
 }
 
 /// A part of a graph that runs concurrently with the rest, on a stream of its own.
 #[derive(Clone, Default)]
-pub(crate) struct Branch(Stream);
+pub(crate) struct Branch(CpuStream);
 
 impl Branch {
     /// Enqueues `node` on the branch's stream. Records are counted here, on the replaying thread,
@@ -124,29 +124,29 @@ impl Capture {
         }
     }
 
-    pub(super) fn end(&self) -> Option<Graph> {
+    pub(super) fn end(&self) -> Option<CpuGraph> {
         let nodes = self.nodes().take()?;
-        Some(Graph {
+        Some(CpuGraph {
             nodes: nodes.into(),
         })
     }
 }
 
-/// Captured work. [`Graph::instantiate`] makes it runnable.
+/// Captured work. [`CpuGraph::instantiate`] makes it runnable.
 #[derive(Clone)]
-pub struct Graph {
+pub struct CpuGraph {
     nodes: Arc<[Node]>,
 }
 
-impl fmt::Debug for Graph {
+impl fmt::Debug for CpuGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph")
+        f.debug_struct("CpuGraph")
             .field("nodes", &self.nodes.len())
             .finish()
     }
 }
 
-impl Graph {
+impl CpuGraph {
     /// Returns the number of operations in the graph.
     pub fn len(&self) -> usize {
         self.nodes.len()
@@ -162,7 +162,7 @@ impl Graph {
     /// # Errors
     /// Never fails on the CPU; the result has the same type as on other devices, whose drivers may
     /// refuse a graph.
-    pub fn instantiate(&self) -> Result<GraphExec> {
+    pub fn instantiate(&self) -> Result<CpuGraphExec> {
         let mut branches: Vec<Branch> = Vec::new();
         for node in &*self.nodes {
             if let Node::OnBranch(branch, _) = node
@@ -171,7 +171,7 @@ impl Graph {
                 branches.push(branch.clone());
             }
         }
-        Ok(GraphExec {
+        Ok(CpuGraphExec {
             nodes: Arc::clone(&self.nodes),
             branches: branches.into(),
             id: next_graph(),
@@ -183,10 +183,10 @@ impl Graph {
 /// A runnable graph. Clones refer to the same graph.
 ///
 /// A replay runs the captured work in order and stops at the first failure, which is its result.
-/// Branches ([`Stream::branch`]) run concurrently, and the replay ends after them. Two replays of
+/// Branches ([`CpuStream::branch`]) run concurrently, and the replay ends after them. Two replays of
 /// one graph on two streams are not ordered with each other.
 #[derive(Clone)]
-pub struct GraphExec {
+pub struct CpuGraphExec {
     nodes: Arc<[Node]>,
     branches: Arc<[Branch]>,
     id: u64,
@@ -231,20 +231,20 @@ pub(crate) fn current_replay() -> Option<Replay> {
     REPLAY.get()
 }
 
-impl fmt::Debug for GraphExec {
+impl fmt::Debug for CpuGraphExec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraphExec")
+        f.debug_struct("CpuGraphExec")
             .field("nodes", &self.nodes.len())
             .finish()
     }
 }
 
-impl GraphExec {
+impl CpuGraphExec {
     /// Enqueues a replay.
     ///
     /// # Errors
-    /// The errors of [`Stream::enqueue`]. A failure of the replay itself is the ticket's result.
-    pub fn launch(&self, stream: &Stream) -> Result<Ticket> {
+    /// The errors of [`CpuStream::enqueue`]. A failure of the replay itself is the ticket's result.
+    pub fn launch(&self, stream: &CpuStream) -> Result<CpuTicket> {
         stream.enqueue(Item::Graph(self.clone()))
     }
 
@@ -253,7 +253,7 @@ impl GraphExec {
     ///
     /// # Errors
     /// The first failure of the captured work.
-    pub fn run(&self, stream: &Stream) -> Result<()> {
+    pub fn run(&self, stream: &CpuStream) -> Result<()> {
         stream.run_or_enqueue(|| self.execute(), || Node::Graph(self.clone()))
     }
 

@@ -15,14 +15,14 @@ mod stream;
 mod tests;
 
 pub use descriptor::SegmentDescriptor;
-pub use event::Event;
-pub use graph::{Graph, GraphExec, HostFn};
+pub use event::CpuEvent;
+pub use graph::{CpuGraph, CpuGraphExec, HostFn};
 pub use launch::{
     BlockOrder, Grid, KeepAlive, Launch, LaunchInfo, LaunchOwner, MAX_PARAM_BYTES, MAX_THREADS,
 };
 pub use multi_rank_grid::run_multi_rank_grid;
 pub use segment::Segment;
-pub use stream::{Item, Stream, Ticket};
+pub use stream::{Item, CpuStream, CpuTicket};
 
 pub(crate) use cache::last_level_bytes;
 pub(crate) use graph::{Node, Replay, current_replay, next_graph, with_replay};

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::event::Event;
+use super::event::CpuEvent;
 use super::graph::{Branch, Capture, Node};
 use super::stream::Origin;
 use crate::{Error, Result};
@@ -33,9 +33,9 @@ const MAX_FAILURES: usize = 1024;
 pub(super) enum Op {
     Node(Node),
     /// Records an event, under the given record number.
-    Record(Event, u64),
+    Record(CpuEvent, u64),
     /// Waits for the record with the given number.
-    Wait(Event, u64),
+    Wait(CpuEvent, u64),
     Once(Box<dyn FnOnce() -> Result<()> + Send>),
     Nothing,
 }
@@ -84,7 +84,7 @@ pub(super) struct Shared {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let flags = self.flags.load(Ordering::Relaxed);
-        f.debug_struct("Stream")
+        f.debug_struct("CpuStream")
             .field("pending", &(flags / UNIT + flags % 2))
             .field("completed", &self.completed.load(Ordering::Relaxed))
             .finish_non_exhaustive()
@@ -113,7 +113,7 @@ pub(super) struct State {
     /// The first failure since the last synchronisation.
     pub(super) sticky: Option<Error>,
     capture: Option<Arc<Capture>>,
-    /// The branch that the stream records into, if [`Stream::branch`](super::Stream::branch) was
+    /// The branch that the stream records into, if [`CpuStream::branch`](super::Stream::branch) was
     /// called in this capture.
     pub(super) branch: Option<Branch>,
     waiting: u32,

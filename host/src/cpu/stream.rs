@@ -10,8 +10,8 @@ use std::panic;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use super::event::Event;
-use super::graph::{Branch, Capture, Graph, GraphExec, HostFn, Node};
+use super::event::CpuEvent;
+use super::graph::{Branch, Capture, CpuGraph, CpuGraphExec, HostFn, Node};
 use super::launch::{Launch, message};
 use super::queue::{CAPTURE, DIRECT, Entry, Op, Report, Shared, UNIT};
 use crate::{Error, Result};
@@ -25,15 +25,15 @@ pub enum Item {
     /// Runs a kernel.
     Launch(Launch),
     /// Records an event.
-    Record(Event),
+    Record(CpuEvent),
     /// Waits for the record of the event that is the latest when this item is enqueued.
-    Wait(Event),
+    Wait(CpuEvent),
     /// Runs a closure once. Cannot be captured.
     Host(Box<dyn FnOnce() -> Result<()> + Send>),
     /// Runs a closure that a graph may replay.
     HostFn(HostFn),
     /// Replays a graph.
-    Graph(GraphExec),
+    Graph(CpuGraphExec),
 }
 
 impl fmt::Debug for Item {
@@ -52,11 +52,11 @@ impl fmt::Debug for Item {
 /// Identifies an operation on the stream that it was enqueued on. The ticket of a captured
 /// operation is complete from the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket {
+pub struct CpuTicket {
     seq: u64,
 }
 
-impl Ticket {
+impl CpuTicket {
     /// The ticket of work that is already complete.
     const DONE: Self = Self { seq: 0 };
 }
@@ -65,15 +65,15 @@ impl Ticket {
 ///
 /// Enqueued work runs on a worker thread, which starts with the first enqueued operation. A
 /// blocking call on an idle stream runs on the caller's thread. A failed operation does not stop
-/// later operations. Its error is the result of its [`Ticket`], and the next
-/// [`Stream::synchronize`] returns the first error. Dropping the last clone waits until the queued
+/// later operations. Its error is the result of its [`CpuTicket`], and the next
+/// [`CpuStream::synchronize`] returns the first error. Dropping the last clone waits until the queued
 /// work is complete, except on a worker thread.
 #[derive(Clone, Debug)]
-pub struct Stream {
+pub struct CpuStream {
     handle: Arc<Handle>,
 }
 
-impl Default for Stream {
+impl Default for CpuStream {
     fn default() -> Self {
         Self::new()
     }
@@ -97,7 +97,7 @@ thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Stream {
+impl CpuStream {
     /// Creates an idle stream.
     pub fn new() -> Self {
         Self {
@@ -122,7 +122,7 @@ impl Stream {
     /// # Errors
     /// [`Error::CaptureState`] for an [`Item::Host`] while capturing, [`Error::Launch`] if the
     /// worker thread cannot be started. A failure of the work itself is the ticket's result.
-    pub fn enqueue(&self, item: Item) -> Result<Ticket> {
+    pub fn enqueue(&self, item: Item) -> Result<CpuTicket> {
         let node = match item {
             Item::Host(call) => return self.push(Op::Once(call), Report::Sticky),
             Item::Record(event) => return self.record(&event),
@@ -141,7 +141,7 @@ impl Stream {
     /// makes a system call.
     ///
     /// # Errors
-    /// The launch's failure, which [`Stream::synchronize`] does not report again.
+    /// The launch's failure, which [`CpuStream::synchronize`] does not report again.
     pub fn run(&self, launch: &Launch) -> Result<()> {
         self.run_or_enqueue(|| launch.execute(), || Node::Launch(launch.clone()))
     }
@@ -166,10 +166,10 @@ impl Stream {
     /// Records `event` after all work enqueued so far.
     ///
     /// # Errors
-    /// The errors of [`Stream::enqueue`].
-    pub fn record(&self, event: &Event) -> Result<Ticket> {
+    /// The errors of [`CpuStream::enqueue`].
+    pub fn record(&self, event: &CpuEvent) -> Result<CpuTicket> {
         if self.try_direct(|| event.complete(event.issue())).is_some() {
-            return Ok(Ticket::DONE);
+            return Ok(CpuTicket::DONE);
         }
         self.push(Op::Record(event.clone(), 0), Report::Sticky)
     }
@@ -178,11 +178,11 @@ impl Stream {
     /// waits for an event of a capture joins that capture.
     ///
     /// # Errors
-    /// The errors of [`Stream::enqueue`].
-    pub fn wait_event(&self, event: &Event) -> Result<Ticket> {
+    /// The errors of [`CpuStream::enqueue`].
+    pub fn wait_event(&self, event: &CpuEvent) -> Result<CpuTicket> {
         let done = || event.capture().is_none() && event.query();
         if self.try_direct(done) == Some(true) {
-            return Ok(Ticket::DONE);
+            return Ok(CpuTicket::DONE);
         }
         self.push(Op::Wait(event.clone(), 0), Report::Sticky)
     }
@@ -203,7 +203,7 @@ impl Stream {
             let ticket = self.push(Op::Nothing, Report::Sticky)?;
             self.wait(ticket, None)?;
         } else if flags >= UNIT {
-            let last = Ticket {
+            let last = CpuTicket {
                 seq: self.shared().lock().next - 1,
             };
             self.shared().wait_complete(last.seq, None);
@@ -217,17 +217,17 @@ impl Stream {
     }
 
     /// Returns whether the operation is complete, successfully or not.
-    pub fn is_complete(&self, ticket: Ticket) -> bool {
+    pub fn is_complete(&self, ticket: CpuTicket) -> bool {
         self.shared().completed.load(Ordering::Acquire) >= ticket.seq
     }
 
     /// Returns whether the operation has started (or is complete).
-    pub fn is_started(&self, ticket: Ticket) -> bool {
+    pub fn is_started(&self, ticket: CpuTicket) -> bool {
         self.is_complete(ticket) || self.shared().is_started(ticket.seq)
     }
 
     /// Returns the result of the operation, or `None` while it is not complete.
-    pub fn result(&self, ticket: Ticket) -> Option<Result<()>> {
+    pub fn result(&self, ticket: CpuTicket) -> Option<Result<()>> {
         self.is_complete(ticket)
             .then(|| self.shared().lock().result(ticket.seq))
     }
@@ -237,7 +237,7 @@ impl Stream {
     ///
     /// # Errors
     /// The operation's failure, or [`Error::StreamTimeout`].
-    pub fn wait(&self, ticket: Ticket, timeout: Option<Duration>) -> Result<()> {
+    pub fn wait(&self, ticket: CpuTicket, timeout: Option<Duration>) -> Result<()> {
         if !self.is_complete(ticket) {
             self.refuse_from_own_work("wait")?;
             if !self.shared().wait_complete(ticket.seq, timeout) {
@@ -245,7 +245,7 @@ impl Stream {
                 return Err(Error::StreamTimeout { seconds });
             }
         }
-        if ticket == Ticket::DONE {
+        if ticket == CpuTicket::DONE {
             return Ok(());
         }
         self.shared().lock().result(ticket.seq)
@@ -270,7 +270,7 @@ impl Stream {
     /// # Errors
     /// [`Error::CaptureState`] if the stream is not capturing, or joined a capture that another
     /// stream began.
-    pub fn end_capture(&self) -> Result<Graph> {
+    pub fn end_capture(&self) -> Result<CpuGraph> {
         let mut state = self.shared().lock();
         let Some(capture) = self.shared().active_capture(&mut state) else {
             return Err(Error::capture("end: this stream is not capturing"));
@@ -311,7 +311,7 @@ impl Stream {
     }
 
     /// Captures `op` or queues it.
-    fn push(&self, op: Op, report: Report) -> Result<Ticket> {
+    fn push(&self, op: Op, report: Report) -> Result<CpuTicket> {
         let shared = self.shared();
         let mut state = shared.lock();
         if let Op::Wait(event, _) = &op
@@ -319,12 +319,12 @@ impl Stream {
             && let Some(capture) = event.capture()
         {
             shared.set_capture(&mut state, capture, Origin::Elsewhere);
-            return Ok(Ticket::DONE);
+            return Ok(CpuTicket::DONE);
         }
         if let Some(capture) = shared.active_capture(&mut state) {
             let branch = state.branch.clone();
             drop(state);
-            return Self::capture(&capture, branch, op).map(|()| Ticket::DONE);
+            return Self::capture(&capture, branch, op).map(|()| CpuTicket::DONE);
         }
         self.start_worker()?;
         let op = match op {
@@ -345,7 +345,7 @@ impl Stream {
         if state.worker_waits {
             shared.work.notify_one();
         }
-        Ok(Ticket { seq })
+        Ok(CpuTicket { seq })
     }
 
     fn capture(capture: &Arc<Capture>, branch: Option<Branch>, op: Op) -> Result<()> {

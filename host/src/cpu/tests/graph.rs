@@ -3,13 +3,13 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use super::super::{Event, Item, Stream};
+use super::super::{CpuEvent, Item, CpuStream};
 use super::{add, capture, failing, fold, launch, value};
 use crate::Error;
 
 #[test]
 fn a_graph_replays_with_the_contents_of_the_moment() {
-    let (stream, target) = (Stream::new(), Arc::default());
+    let (stream, target) = (CpuStream::new(), Arc::default());
     let graph = capture(&stream, || {
         stream.run(&launch(fold, &target, 1)).unwrap();
         let ticket = stream
@@ -33,8 +33,8 @@ fn a_graph_replays_with_the_contents_of_the_moment() {
 
 #[test]
 fn graphs_outlive_what_they_came_from() {
-    let (stream, target) = (Stream::new(), Arc::<AtomicU64>::default());
-    let record = Event::new();
+    let (stream, target) = (CpuStream::new(), Arc::<AtomicU64>::default());
+    let record = CpuEvent::new();
     let calls = Arc::new(AtomicU32::new(0));
     let first = capture(&stream, || stream.run(&launch(add, &target, 1)).unwrap());
     let second = capture(&stream, || {
@@ -51,7 +51,7 @@ fn graphs_outlive_what_they_came_from() {
     assert_eq!(Arc::strong_count(&target), 2);
     drop(first);
     drop(stream);
-    let other = Stream::new();
+    let other = CpuStream::new();
     second.run(&other).unwrap();
     second.launch(&other).unwrap();
     other.synchronize().unwrap();
@@ -63,8 +63,8 @@ fn graphs_outlive_what_they_came_from() {
 
 #[test]
 fn a_capture_spreads_along_events() {
-    let (one, two, target) = (Stream::new(), Stream::new(), Arc::default());
-    let (fork, join) = (Event::new(), Event::new());
+    let (one, two, target) = (CpuStream::new(), CpuStream::new(), Arc::default());
+    let (fork, join) = (CpuEvent::new(), CpuEvent::new());
     let graph = capture(&one, || {
         one.run(&launch(fold, &target, 1)).unwrap();
         one.record(&fork).unwrap();
@@ -85,7 +85,7 @@ fn a_capture_spreads_along_events() {
 
 #[test]
 fn a_replay_ends_at_its_first_failure() {
-    let (stream, target) = (Stream::new(), Arc::default());
+    let (stream, target) = (CpuStream::new(), Arc::default());
     let graph = capture(&stream, || {
         stream.run(&launch(add, &target, 1)).unwrap();
         stream.enqueue(failing("inside")).unwrap();
@@ -106,7 +106,7 @@ fn a_replay_ends_at_its_first_failure() {
 
 #[test]
 fn captures_refuse_what_does_not_fit() {
-    let stream = Stream::new();
+    let stream = CpuStream::new();
     assert!(matches!(
         stream.end_capture(),
         Err(Error::CaptureState { .. })
@@ -129,7 +129,7 @@ fn captures_refuse_what_does_not_fit() {
     assert!(empty.is_empty());
     empty.instantiate().unwrap().run(&stream).unwrap();
     // Dropping the origin stream ends its capture and releases the streams that joined it.
-    let (event, joined) = (Event::new(), Stream::new());
+    let (event, joined) = (CpuEvent::new(), CpuStream::new());
     stream.begin_capture().unwrap();
     stream.record(&event).unwrap();
     joined.wait_event(&event).unwrap();
@@ -140,11 +140,11 @@ fn captures_refuse_what_does_not_fit() {
 
 #[test]
 fn a_branch_runs_concurrently_with_the_rest() {
-    let (main, side) = (Stream::new(), Stream::new());
-    let (fork, join, again) = (Event::new(), Event::new(), Event::new());
+    let (main, side) = (CpuStream::new(), CpuStream::new());
+    let (fork, join, again) = (CpuEvent::new(), CpuEvent::new(), CpuEvent::new());
     let flag = Arc::new(AtomicU32::new(0));
     let seen = Arc::new(AtomicU32::new(0));
-    let host = |stream: &Stream, call: Box<dyn Fn() -> crate::Result<()> + Send + Sync>| {
+    let host = |stream: &CpuStream, call: Box<dyn Fn() -> crate::Result<()> + Send + Sync>| {
         stream.enqueue(Item::HostFn(Arc::from(call))).unwrap();
     };
     let set = |to: u32| {

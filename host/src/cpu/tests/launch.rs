@@ -6,7 +6,7 @@ use std::thread;
 
 use fusewire_device::native::LaneContext;
 
-use super::super::{BlockOrder, Grid, Launch, LaunchInfo, LaunchOwner, Stream};
+use super::super::{BlockOrder, Grid, Launch, LaunchInfo, LaunchOwner, CpuStream};
 use super::{Params, add, launch, launch_grid, value};
 use crate::{Error, Result};
 
@@ -75,7 +75,7 @@ fn owners_can_refuse_and_report() {
             }
         }
     }
-    let (stream, target, owner) = (Stream::new(), Arc::default(), Arc::new(Owner::default()));
+    let (stream, target, owner) = (CpuStream::new(), Arc::default(), Arc::new(Owner::default()));
     let launch = launch(add, &target, 1).owned_by(Arc::clone(&owner) as _, [0; 4]);
     stream.run(&launch).unwrap();
     owner.1.store(true, Ordering::Relaxed);
@@ -101,7 +101,7 @@ fn owners_can_refuse_and_report() {
 #[test]
 fn lanes_are_threads_with_shared_memory() {
     for lanes in [1, 2, 32, 64] {
-        let (stream, target) = (Stream::new(), Arc::default());
+        let (stream, target) = (CpuStream::new(), Arc::default());
         let grid = Grid {
             blocks: 2,
             lanes,
@@ -120,7 +120,7 @@ fn lanes_are_threads_with_shared_memory() {
 
 #[test]
 fn a_lane_that_deserts_is_reported() {
-    let (stream, target) = (Stream::new(), Arc::default());
+    let (stream, target) = (CpuStream::new(), Arc::default());
     let grid = Grid {
         lanes: 32,
         ..Grid::default()
@@ -133,7 +133,7 @@ fn a_lane_that_deserts_is_reported() {
 
 #[test]
 fn concurrent_blocks_meet() {
-    let (stream, target) = (Stream::new(), Arc::default());
+    let (stream, target) = (CpuStream::new(), Arc::default());
     let grid = Grid {
         blocks: 8,
         order: BlockOrder::Concurrent,
@@ -187,7 +187,7 @@ fn threads_that_flush_subnormals_are_refused() {
         // SAFETY: sets rounding and flush flags only; all exceptions stay masked.
         unsafe { core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack)) };
     }
-    let (stream, target) = (Stream::new(), Arc::default());
+    let (stream, target) = (CpuStream::new(), Arc::default());
     let launch = launch(add, &target, 1);
     let mut errors = Vec::new();
     for flags in [1u32 << 15, 1 << 6, 1 << 13] {

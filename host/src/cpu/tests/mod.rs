@@ -11,7 +11,7 @@ use std::thread;
 
 use fusewire_device::native::LaneContext;
 
-use super::{GraphExec, Grid, Item, Launch, Stream};
+use super::{CpuGraphExec, Grid, Item, Launch, CpuStream};
 use crate::Error;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -77,7 +77,7 @@ fn value(target: &AtomicU64) -> u64 {
 }
 
 /// Blocks a stream's worker until the returned sender is used or dropped.
-fn block(stream: &Stream) -> mpsc::Sender<()> {
+fn block(stream: &CpuStream) -> mpsc::Sender<()> {
     let (release, released) = mpsc::channel();
     let wait = move || {
         let _ = released.recv();
@@ -91,7 +91,7 @@ fn failing(text: &'static str) -> Item {
     Item::HostFn(Arc::new(move || Err(Error::launch(text))))
 }
 
-fn capture(stream: &Stream, work: impl FnOnce()) -> GraphExec {
+fn capture(stream: &CpuStream, work: impl FnOnce()) -> CpuGraphExec {
     stream.begin_capture().unwrap();
     work();
     stream.end_capture().unwrap().instantiate().unwrap()

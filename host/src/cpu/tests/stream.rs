@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, ThreadId};
 
-use super::super::{Event, Item, LaunchInfo, LaunchOwner, Stream};
+use super::super::{CpuEvent, Item, LaunchInfo, LaunchOwner, CpuStream};
 use super::{LONG, add, block, capture, failing, fold, increment, launch, panics, value};
 use crate::{Error, Result};
 
@@ -21,7 +21,7 @@ fn blocking_runs_use_the_callers_thread_when_idle() {
             self.before(info).map(drop)
         }
     }
-    let (stream, target, owner) = (Stream::new(), Arc::default(), Arc::new(Owner::default()));
+    let (stream, target, owner) = (CpuStream::new(), Arc::default(), Arc::new(Owner::default()));
     let launch = launch(add, &target, 5).owned_by(Arc::clone(&owner) as _, [0; 4]);
     stream.run(&launch).unwrap();
     assert_eq!(*owner.0.lock().unwrap(), [thread::current().id(); 2]);
@@ -39,7 +39,7 @@ fn blocking_runs_use_the_callers_thread_when_idle() {
 
 #[test]
 fn work_runs_in_order() {
-    let (stream, target) = (Stream::new(), Arc::default());
+    let (stream, target) = (CpuStream::new(), Arc::default());
     let mut expected = 0u64;
     for i in 0..2000 {
         let launch = launch(fold, &target, i);
@@ -57,7 +57,7 @@ fn work_runs_in_order() {
 
 #[test]
 fn threads_may_share_a_stream() {
-    let (stream, target) = (Stream::new(), Arc::default());
+    let (stream, target) = (CpuStream::new(), Arc::default());
     thread::scope(|scope| {
         for thread in 0..4 {
             let (stream, launch) = (stream.clone(), launch(increment, &target, 1));
@@ -85,7 +85,7 @@ fn threads_may_share_a_stream() {
 
 #[test]
 fn tickets_return_their_own_result_and_synchronize_the_first() {
-    let (stream, target) = (Stream::new(), Arc::default());
+    let (stream, target) = (CpuStream::new(), Arc::default());
     let release = block(&stream);
     let good = stream
         .enqueue(Item::Launch(launch(add, &target, 1)))
@@ -133,7 +133,7 @@ fn tickets_return_their_own_result_and_synchronize_the_first() {
 
 #[test]
 fn failures_beyond_those_kept_are_no_successes() {
-    let stream = Stream::new();
+    let stream = CpuStream::new();
     let first = stream.enqueue(failing("first")).unwrap();
     for _ in 0..1024 {
         stream.enqueue(failing("later")).unwrap();
@@ -158,7 +158,7 @@ fn failures_beyond_those_kept_are_no_successes() {
 
 #[test]
 fn panics_are_errors() {
-    let (stream, target) = (Stream::new(), Arc::default());
+    let (stream, target) = (CpuStream::new(), Arc::default());
     let error = stream.run(&launch(panics, &target, 0)).unwrap_err();
     assert!(error.to_string().contains("out of order"), "{error}");
     let ticket = stream
@@ -181,8 +181,8 @@ fn panics_are_errors() {
 
 #[test]
 fn events_order_two_streams() {
-    let (one, two, target) = (Stream::new(), Stream::new(), Arc::default());
-    let (event, back) = (Event::new(), Event::new());
+    let (one, two, target) = (CpuStream::new(), CpuStream::new(), Arc::default());
+    let (event, back) = (CpuEvent::new(), CpuEvent::new());
     assert!(event.query(), "never recorded counts as complete");
     let release = block(&one);
     let mut expected = 0u64;
@@ -209,7 +209,7 @@ fn events_order_two_streams() {
 
 #[test]
 fn events_measure_time() {
-    let (stream, start, end) = (Stream::new(), Event::new(), Event::new());
+    let (stream, start, end) = (CpuStream::new(), CpuEvent::new(), CpuEvent::new());
     assert!(end.elapsed_since(&start).is_err());
     stream.record(&start).unwrap();
     let nap = || {
@@ -226,7 +226,7 @@ fn events_measure_time() {
 #[test]
 fn a_dropped_stream_finishes_its_queue() {
     let target = Arc::default();
-    let stream = Stream::new();
+    let stream = CpuStream::new();
     let release = block(&stream);
     for _ in 0..100 {
         stream
@@ -244,7 +244,7 @@ fn a_dropped_stream_finishes_its_queue() {
 
 #[test]
 fn the_last_clone_may_go_on_the_worker() {
-    let (target, stream) = (Arc::default(), Stream::new());
+    let (target, stream) = (Arc::default(), CpuStream::new());
     let (sender, receiver) = mpsc::channel();
     let release = block(&stream);
     let clone = stream.clone();
@@ -271,7 +271,7 @@ fn the_last_clone_may_go_on_the_worker() {
 
 #[test]
 fn waiting_for_a_stream_from_its_own_work_is_refused() {
-    let stream = Stream::new();
+    let stream = CpuStream::new();
     let own = stream.clone();
     let ticket = stream
         .enqueue(Item::Host(Box::new(move || own.synchronize())))
