@@ -15,7 +15,7 @@ use crate::{Error, Result};
 /// event belongs to the device on which it is first recorded.
 #[derive(Clone, Debug, Default)]
 pub struct Event {
-    pub(super) cpu: cpu::Event,
+    pub(super) cpu: cpu::CpuEvent,
     pub(super) gpu: Arc<OnceLock<gpu::Event>>,
 }
 

@@ -10,7 +10,7 @@ pub struct Graph(pub(super) GraphKind);
 
 #[derive(Clone, Debug)]
 pub(super) enum GraphKind {
-    Cpu(cpu::Graph),
+    Cpu(cpu::CpuGraph),
     Gpu(gpu::Graph),
 }
 
@@ -51,7 +51,7 @@ pub struct GraphExec(ExecKind);
 
 #[derive(Clone, Debug)]
 enum ExecKind {
-    Cpu(cpu::GraphExec),
+    Cpu(cpu::CpuGraphExec),
     Gpu(gpu::GraphExec),
 }
 

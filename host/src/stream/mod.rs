@@ -19,7 +19,7 @@ use crate::gpu::driver::CaptureStatus;
 use crate::gpu::{self, Gpu};
 use crate::{Error, Result};
 
-/// A queue of work that runs in order, on the CPU ([`crate::cpu::Stream`]) or on a GPU. Clones
+/// A queue of work that runs in order, on the CPU ([`crate::cpu::CpuStream`]) or on a GPU. Clones
 /// refer to the same stream.
 ///
 /// A failed operation does not stop later operations. Its error is the result of its [`Ticket`],
@@ -30,7 +30,7 @@ pub struct Stream(Kind);
 
 #[derive(Clone)]
 enum Kind {
-    Cpu(cpu::Stream),
+    Cpu(cpu::CpuStream),
     Gpu(gpu::Stream),
 }
 
@@ -49,8 +49,8 @@ impl Default for Stream {
     }
 }
 
-impl From<cpu::Stream> for Stream {
-    fn from(stream: cpu::Stream) -> Self {
+impl From<cpu::CpuStream> for Stream {
+    fn from(stream: cpu::CpuStream) -> Self {
         Self(Kind::Cpu(stream))
     }
 }
@@ -62,7 +62,7 @@ pub struct Ticket(TicketKind);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TicketKind {
-    Cpu(cpu::Ticket),
+    Cpu(cpu::CpuTicket),
     Gpu(u64),
 }
 
@@ -73,7 +73,7 @@ fn other_device(what: &str) -> Error {
 impl Stream {
     /// Creates an idle CPU stream.
     pub fn new() -> Self {
-        Self(Kind::Cpu(cpu::Stream::new()))
+        Self(Kind::Cpu(cpu::CpuStream::new()))
     }
 
     /// Creates an idle stream of `device`.

@@ -31,7 +31,7 @@ pub(crate) struct EventRecord {
     pub(crate) handle: usize,
     pub(crate) context: usize,
     pub(crate) timed: bool,
-    pub(crate) inner: cpu::Event,
+    pub(crate) inner: cpu::CpuEvent,
     pub(crate) recorded: AtomicBool,
 }
 
@@ -41,17 +41,17 @@ struct Capture {
     mode: u32,
     thread: ThreadId,
     origin: usize,
-    recorder: cpu::Stream,
+    recorder: cpu::CpuStream,
     /// Start of the graph, for which branches wait instead of for the origin's earlier work.
-    start: cpu::Event,
+    start: cpu::CpuEvent,
     /// Recording streams of the other streams by handle.
-    branches: BTreeMap<usize, cpu::Stream>,
+    branches: BTreeMap<usize, cpu::CpuStream>,
     graph: Arc<Graph>,
     invalid: bool,
     /// Nodes; true if another node depends on them.
     nodes: BTreeMap<usize, bool>,
     /// Stream that recorded a node, and the event after it.
-    ends: BTreeMap<usize, (usize, cpu::Event)>,
+    ends: BTreeMap<usize, (usize, cpu::CpuEvent)>,
 }
 
 impl Capture {
@@ -59,7 +59,7 @@ impl Capture {
     fn push(&mut self, stream: usize, before: &[usize], item: cpu::Item) -> Result<usize> {
         let failed = |_| Status::Unknown;
         if stream != self.origin && !self.branches.contains_key(&stream) {
-            let branch = cpu::Stream::new();
+            let branch = cpu::CpuStream::new();
             branch.wait_event(&self.start).map_err(failed)?;
             branch.branch();
             self.branches.insert(stream, branch);
@@ -73,7 +73,7 @@ impl Capture {
             }
         }
         recorder.enqueue(item).map_err(failed)?;
-        let (node, end) = (fresh(), cpu::Event::new());
+        let (node, end) = (fresh(), cpu::CpuEvent::new());
         recorder.record(&end).map_err(failed)?;
         self.ends.insert(node, (stream, end));
         for node in before {
@@ -248,9 +248,9 @@ pub(crate) fn begin(stream: &Stream, mode: u32) -> Result<()> {
     if captures.of(stream.handle).is_some() {
         return Err(Status::IllegalState);
     }
-    let recorder = cpu::Stream::new();
+    let recorder = cpu::CpuStream::new();
     recorder.begin_capture().or(Err(Status::Unknown))?;
-    let start = cpu::Event::new();
+    let start = cpu::CpuEvent::new();
     recorder.record(&start).or(Err(Status::Unknown))?;
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let graph = Graph::growing(stream.context);

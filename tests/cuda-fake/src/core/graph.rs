@@ -29,7 +29,7 @@ pub(crate) struct Graph {
 #[derive(Default)]
 struct State {
     /// `None` during the capture.
-    graph: Option<cpu::Graph>,
+    graph: Option<cpu::CpuGraph>,
     nodes: Vec<usize>,
     references: References,
     keep: Vec<Arc<dyn Any + Send + Sync>>,
@@ -78,9 +78,9 @@ pub(crate) struct UserObject {
 /// An instantiated graph.
 pub(crate) struct Exec {
     pub(crate) context: usize,
-    graph: cpu::GraphExec,
+    graph: cpu::CpuGraphExec,
     /// Latest launch, for which the next launch of the graph waits.
-    last: cpu::Event,
+    last: cpu::CpuEvent,
     _references: References,
     _keep: Vec<Arc<dyn Any + Send + Sync>>,
 }
@@ -104,7 +104,7 @@ impl Graph {
     }
 
     /// Sets the content of the graph when its capture ends.
-    pub(crate) fn finish(&self, graph: cpu::Graph, nodes: Vec<usize>) {
+    pub(crate) fn finish(&self, graph: cpu::CpuGraph, nodes: Vec<usize>) {
         let mut state = lock(&self.state);
         state.graph = Some(graph);
         state.nodes = nodes;
@@ -154,7 +154,7 @@ impl Graph {
         let exec = Exec {
             context: self.context,
             graph: graph.instantiate().or(Err(Status::Unknown))?,
-            last: cpu::Event::new(),
+            last: cpu::CpuEvent::new(),
             _references: state.references.clone(),
             _keep: state.keep.clone(),
         };

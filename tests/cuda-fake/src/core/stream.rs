@@ -24,7 +24,7 @@ pub(crate) struct Stream {
     /// True if this stream and the legacy default stream wait for each other.
     pub(crate) blocking: bool,
     pub(crate) priority: i32,
-    pub(crate) work: cpu::Stream,
+    pub(crate) work: cpu::CpuStream,
 }
 
 impl Stream {
@@ -35,7 +35,7 @@ impl Stream {
             context,
             blocking: true,
             priority: 0,
-            work: cpu::Stream::new(),
+            work: cpu::CpuStream::new(),
         }
     }
 
@@ -49,7 +49,7 @@ impl Stream {
                 context: context.handle,
                 blocking,
                 priority,
-                work: cpu::Stream::new(),
+                work: cpu::CpuStream::new(),
             }),
         );
         handle
@@ -69,9 +69,9 @@ impl Stream {
     /// legacy default stream for all blocking streams.
     pub(crate) fn order_with_legacy(&self) -> Result<()> {
         let failed = |_| Status::OperatingSystem;
-        let follow = |first: &cpu::Stream, then: &cpu::Stream| {
+        let follow = |first: &cpu::CpuStream, then: &cpu::CpuStream| {
             if !first.is_idle() {
-                let event = cpu::Event::new();
+                let event = cpu::CpuEvent::new();
                 first.record(&event).map_err(failed)?;
                 then.wait_event(&event).map_err(failed)?;
             }
@@ -156,7 +156,7 @@ pub(crate) fn create_event(context: &Context, timed: bool) -> usize {
             handle,
             context: context.handle,
             timed,
-            inner: cpu::Event::new(),
+            inner: cpu::CpuEvent::new(),
             recorded: false.into(),
         }),
     );
