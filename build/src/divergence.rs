@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::text::ir::{self, Function};
+use crate::text::ir::{self, IrFunction};
 
 /// Index of each block that divergent lanes may enter, with the branch that divides them.
 pub fn divergent_blocks(function: &Function) -> HashMap<usize, String> {

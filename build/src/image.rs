@@ -8,19 +8,19 @@ use serde::Serialize;
 use crate::compile::{Compilation, Part};
 use crate::host::HostKernel;
 use crate::project::Exemption;
-use crate::text::assembly::{Function, Resources};
+use crate::text::assembly::{AsmFunction, Resources};
 use crate::text::{amd, ir, ptx};
 use crate::{Result, Target, Vendor, files, process, toolchain};
 
 /// One kernel crate for one target, in one image or several: the texts, read.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Image {
     /// For which GPU.
     pub target: Target,
     /// Functions of the final assembly.
     pub functions: Vec<Function>,
     /// Functions of the optimised IR.
-    pub ir: Vec<ir::Function>,
+    pub ir: Vec<ir::IrFunction>,
     /// The final assembly, for what stands outside functions.
     pub assembly: String,
     /// Names of the arguments in AMD metadata, and resources of every kernel that has them.

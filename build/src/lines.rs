@@ -184,7 +184,7 @@ pub fn annotate(
 }
 
 /// Moves the numbers of `.loc` directives to the instructions after them.
-fn attach(function: &mut assembly::Function) {
+fn attach(function: &mut assembly::AsmFunction) {
     let mut location = 0;
     let mut lines = Vec::with_capacity(function.lines.len());
     let mut locations = Vec::with_capacity(function.lines.len());
@@ -205,7 +205,7 @@ fn attach(function: &mut assembly::Function) {
 }
 
 /// Returns the instructions without the numbers that depend on the order of functions in a file.
-fn normal(function: &assembly::Function) -> Vec<String> {
+fn normal(function: &assembly::AsmFunction) -> Vec<String> {
     let instructions = function.lines.iter().filter(|line| opcode(line).is_some());
     instructions
         .map(|line| {
@@ -265,7 +265,7 @@ define void @k() !dbg !3 {
 
     #[test]
     fn directives_move_to_instructions() {
-        let mut function = assembly::Function {
+        let mut function = assembly::AsmFunction {
             lines: [
                 ".loc 1 7 1",
                 "mov.b32 %r1, 0;",
@@ -274,7 +274,7 @@ define void @k() !dbg !3 {
             ]
             .map(str::to_owned)
             .to_vec(),
-            ..assembly::Function::default()
+            ..assembly::AsmFunction::default()
         };
         attach(&mut function);
         assert_eq!(function.lines.len(), 3);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::assembly::{Function, Parameter, Resources};
+use super::assembly::{AsmFunction, Parameter, Resources};
 use crate::{Error, Result};
 
 /// What the metadata says about a kernel.
@@ -50,6 +50,7 @@ pub fn parse(text: &str) -> Result<(Vec<Function>, HashMap<String, Kernel>)> {
                     })
                     .unwrap_or_default(),
                 lines: Vec::new(),
+                locations: Vec::new(),
             });
         }
     }

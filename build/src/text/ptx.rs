@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::assembly::{Function, Parameter, Resources};
+use super::assembly::{AsmFunction, Parameter, Resources};
 use crate::{Error, Result};
 
 /// Splits PTX into functions. Statements of one line (inline assembly) become lines of their own.

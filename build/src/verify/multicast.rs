@@ -2,7 +2,7 @@
 
 use super::Violation;
 use crate::project::fits;
-use crate::text::assembly::Function;
+use crate::text::assembly::AsmFunction;
 use crate::{Image, Vendor};
 
 pub(super) const MULTICAST: &str = "multicast";
@@ -24,11 +24,7 @@ pub(super) fn multicast(image: &Image) -> Vec<Violation> {
                 .any(|pattern| fits(pattern, super::kernel(&function.name)));
             wrong(function, listed, image.target.has_multicast())
                 .into_iter()
-                .map(|detail| Violation {
-                    rule: MULTICAST,
-                    kernel: function.name.clone(),
-                    detail,
-                })
+                .map(|detail| Violation::new(MULTICAST, &function.name, detail))
         })
         .collect()
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::Violation;
 use crate::Image;
-use crate::text::assembly::{Function, opcode};
+use crate::text::assembly::{AsmFunction, opcode};
 
 pub(super) const NONCOHERENT: &str = "non-coherent-load";
 
@@ -14,7 +14,7 @@ pub(super) fn noncoherent(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in &image.functions {
         let mut definitions: Option<HashMap<&str, Vec<&str>>> = None;
-        for (code, line) in function.instructions() {
+        for (code, line, location) in function.located() {
             if !code.starts_with("ld.") || !code.split('.').any(|part| part == "nc") {
                 continue;
             }
@@ -22,11 +22,7 @@ pub(super) fn noncoherent(image: &Image) -> Vec<Violation> {
             let base = line.split_once('[').map_or("", |(_, rest)| rest);
             let base = base.split(['+', ']']).next().unwrap_or_default();
             if !is_constant(base, definitions) {
-                out.push(Violation {
-                    rule: NONCOHERENT,
-                    kernel: function.name.clone(),
-                    detail: line.to_owned(),
-                });
+                out.push(Violation::new(NONCOHERENT, &function.name, line).at(location));
             }
         }
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::Violation;
 use crate::text::assembly;
-use crate::text::ir::{self, Block, Function};
+use crate::text::ir::{self, Block, IrFunction};
 use crate::{Image, Vendor};
 
 pub(super) const VECTORS: &str = "vector-move";
@@ -27,18 +27,16 @@ pub(super) fn vectors(image: &Image) -> Vec<Violation> {
         let (loads, stores) = wide_moves(assembly, image.target.vendor());
         if !loads || !stores {
             let what = if loads { "stores" } else { "loads" };
-            out.push(Violation {
-                rule: VECTORS,
-                kernel: function.name.clone(),
-                detail: format!("no 16-byte {what}, but a loop copies by `{copy}`"),
-            });
+            let (copy, location) = ir::location(copy);
+            let detail = format!("no 16-byte {what}, but a loop copies by `{copy}`");
+            out.push(Violation::new(VECTORS, &function.name, detail).at(location));
         }
     }
     out
 }
 
 /// Whether a function has plain 16-byte loads, and stores, outside shared memory.
-fn wide_moves(function: &assembly::Function, vendor: Vendor) -> (bool, bool) {
+fn wide_moves(function: &assembly::AsmFunction, vendor: Vendor) -> (bool, bool) {
     let is_wide = |code: &str| match vendor {
         Vendor::Amd => code.ends_with("dwordx4") && !code.starts_with("s_"),
         Vendor::Nvidia => {
