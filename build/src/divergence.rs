@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use crate::text::ir::{self, IrFunction};
 
 /// Index of each block that divergent lanes may enter, with the branch that divides them.
-pub fn divergent_blocks(function: &Function) -> HashMap<usize, String> {
+pub fn divergent_blocks(function: &IrFunction) -> HashMap<usize, String> {
     let flow = Flow::new(function);
     let mut divergent: HashSet<&str> = HashSet::new();
     // A function that is not a kernel may be called with anything.
@@ -144,14 +144,14 @@ fn is_one_value(phi: &str) -> bool {
 /// Control flow without the blocks from which no return is reachable: a lane that goes there stops the
 /// grid.
 struct Flow<'a> {
-    function: &'a Function,
+    function: &'a IrFunction,
     live: Vec<bool>,
     /// Nearest block through which every way to a return goes; `None` is the return itself.
     post: Vec<Option<usize>>,
 }
 
 impl<'a> Flow<'a> {
-    fn new(function: &'a Function) -> Self {
+    fn new(function: &'a IrFunction) -> Self {
         let count = function.blocks.len();
         let mut predecessors = vec![Vec::new(); count];
         for (index, block) in function.blocks.iter().enumerate() {
@@ -229,7 +229,7 @@ impl<'a> Flow<'a> {
 /// Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm", on the reversed graph with one
 /// virtual end.
 fn post_dominators(
-    function: &Function,
+    function: &IrFunction,
     live: &[bool],
     order: &[usize],
     returns: &[usize],

@@ -6,7 +6,7 @@ use crate::Vendor;
 
 /// A function of a module.
 #[derive(Clone, Debug, Default)]
-pub struct Function {
+pub struct IrFunction {
     /// Its symbol.
     pub name: String,
     /// Whether it is a kernel.
@@ -26,7 +26,7 @@ pub struct Block {
     pub successors: Vec<usize>,
 }
 
-impl Function {
+impl IrFunction {
     /// All instructions, in order.
     pub fn instructions(&self) -> impl Iterator<Item = &str> {
         self.blocks
@@ -60,14 +60,14 @@ fn defined_name(define: &str) -> String {
 }
 
 /// Functions that a module defines.
-pub fn parse(text: &str, vendor: Vendor) -> Vec<Function> {
+pub fn parse(text: &str, vendor: Vendor) -> Vec<IrFunction> {
     let mut out = Vec::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
         if !line.starts_with("define ") {
             continue;
         }
-        let mut function = Function {
+        let mut function = IrFunction {
             name: defined_name(line),
             kernel: is_kernel(line, vendor),
             parameters: names(line.split_once('@').map_or("", |(_, rest)| rest))
@@ -100,7 +100,7 @@ pub fn parse(text: &str, vendor: Vendor) -> Vec<Function> {
                     .unwrap_or_default()
                     .trim_matches('"')
                     .to_owned();
-            } else if line.starts_with("    ") || code == "]" {
+            } else if line.starts_with("    ") || code == "]" || code.starts_with("], !") {
                 // The cases of a switch, which stand on lines of their own.
                 if let Some(last) = open.instructions.last_mut() {
                     last.push(' ');
@@ -156,6 +156,16 @@ pub fn split(instruction: &str) -> (&str, &str) {
         }
         _ => ("", instruction),
     }
+}
+
+/// Splits an instruction from the number of its debug location, 0 if it has none.
+pub fn location(instruction: &str) -> (&str, u32) {
+    let Some((code, number)) = instruction.split_once(", !dbg !") else {
+        return (instruction, 0);
+    };
+    let end = number.find(|c: char| !c.is_ascii_digit());
+    let number = &number[..end.unwrap_or(number.len())];
+    (code, number.parse().unwrap_or(0))
 }
 
 /// Name of the function that a call calls, if it is called by name.

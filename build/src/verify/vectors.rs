@@ -59,7 +59,7 @@ fn wide_moves(function: &assembly::AsmFunction, vendor: Vendor) -> (bool, bool) 
 }
 
 /// A load of less than 16 bytes in a loop that stores what it gave, both at addresses that advance.
-fn narrow_copy(function: &Function) -> Option<&str> {
+fn narrow_copy(function: &IrFunction) -> Option<&str> {
     let cycles = cycles(function);
     let in_cycles = || {
         function
@@ -132,7 +132,7 @@ fn is_narrow_global(access: &str) -> bool {
 }
 
 /// For every block the number of the cycle (strongly connected component) it lies in.
-fn cycles(function: &Function) -> Vec<Option<usize>> {
+fn cycles(function: &IrFunction) -> Vec<Option<usize>> {
     // Tarjan, without recursion: functions have thousands of blocks.
     let count = function.blocks.len();
     let mut index = vec![usize::MAX; count];
