@@ -18,7 +18,7 @@ pub struct Image {
     /// For which GPU.
     pub target: Target,
     /// Functions of the final assembly.
-    pub functions: Vec<Function>,
+    pub functions: Vec<AsmFunction>,
     /// Functions of the optimised IR.
     pub ir: Vec<ir::IrFunction>,
     /// The final assembly, for what stands outside functions.
@@ -66,7 +66,7 @@ impl Image {
         let target = compiled.target;
         let ir = ir::parse(&files::read(&compiled.ir)?, target.vendor());
         let mut assembly = String::new();
-        let mut functions: Vec<Function> = Vec::new();
+        let mut functions: Vec<AsmFunction> = Vec::new();
         let mut resources: HashMap<String, Resources> = HashMap::new();
         let mut refused = None;
         let mut list = Vec::new();
@@ -114,12 +114,12 @@ impl Image {
     }
 
     /// The kernels' functions.
-    pub fn entries(&self) -> impl Iterator<Item = &Function> {
+    pub fn entries(&self) -> impl Iterator<Item = &AsmFunction> {
         self.functions.iter().filter(|function| function.kernel)
     }
 }
 
-fn kernels(functions: &[Function], resources: impl Fn(&str) -> Option<Resources>) -> Vec<Kernel> {
+fn kernels(functions: &[AsmFunction], resources: impl Fn(&str) -> Option<Resources>) -> Vec<Kernel> {
     functions
         .iter()
         .filter(|function| function.kernel)

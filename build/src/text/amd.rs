@@ -18,10 +18,10 @@ pub struct Kernel {
 ///
 /// # Errors
 /// [`Error::Parse`] where the metadata is not as llc writes it.
-pub fn parse(text: &str) -> Result<(Vec<Function>, HashMap<String, Kernel>)> {
+pub fn parse(text: &str) -> Result<(Vec<AsmFunction>, HashMap<String, Kernel>)> {
     let kernels = metadata(text)?;
     let mut out = Vec::new();
-    let mut open: Option<Function> = None;
+    let mut open: Option<AsmFunction> = None;
     let mut announced = "";
     for line in text.lines() {
         let code = line.split_once(';').map_or(line, |(code, _)| code).trim();
@@ -37,7 +37,7 @@ pub fn parse(text: &str) -> Result<(Vec<Function>, HashMap<String, Kernel>)> {
             }
         } else if !announced.is_empty() && code.strip_suffix(':') == Some(announced) {
             let kernel = kernels.get(announced);
-            open = Some(Function {
+            open = Some(AsmFunction {
                 name: announced.to_owned(),
                 kernel: kernel.is_some(),
                 parameters: kernel

@@ -2,7 +2,7 @@
 
 /// A function of an assembly text.
 #[derive(Clone, Debug, Default)]
-pub struct Function {
+pub struct AsmFunction {
     /// Its symbol.
     pub name: String,
     /// Whether it is a kernel.
@@ -11,6 +11,8 @@ pub struct Function {
     pub parameters: Vec<Parameter>,
     /// Its instructions, labels and directives, without comments and surrounding space.
     pub lines: Vec<String>,
+    /// Number of the debug location of each line, 0 if unknown; empty without line tables.
+    pub locations: Vec<u32>,
 }
 
 /// Offset and size of a kernel's parameter in the argument buffer.
@@ -37,12 +39,17 @@ pub struct Resources {
     pub spills: u32,
 }
 
-impl Function {
-    /// The operation codes of its instructions with the whole line, in order.
+impl AsmFunction {
+    /// Returns the operation codes of its instructions with the whole line, in order.
     pub fn instructions(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.lines.iter().filter_map(|line| {
-            let code = opcode(line)?;
-            Some((code, line.as_str()))
+        self.located().map(|(code, line, _)| (code, line))
+    }
+
+    /// Returns the same with the number of the debug location.
+    pub fn located(&self) -> impl Iterator<Item = (&str, &str, u32)> {
+        self.lines.iter().enumerate().filter_map(|(index, line)| {
+            let location = self.locations.get(index).copied().unwrap_or(0);
+            Some((opcode(line)?, line.as_str(), location))
         })
     }
 }

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Parse`] for a parameter whose type is unknown.
-pub fn parse(text: &str) -> Result<Vec<Function>> {
+pub fn parse(text: &str) -> Result<Vec<AsmFunction>> {
     let mut out = Vec::new();
     let mut lines = text.lines().map(code);
     while let Some(line) = lines.next() {
@@ -26,9 +26,9 @@ pub fn parse(text: &str) -> Result<Vec<Function>> {
         if !head.ends_with('{') {
             continue; // a declaration
         }
-        let mut function = Function {
+        let mut function = AsmFunction {
             kernel,
-            ..Function::default()
+            ..AsmFunction::default()
         };
         if kernel {
             let (_, rest) = head.split_once(".entry ").unwrap_or_default();

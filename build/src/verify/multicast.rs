@@ -30,7 +30,7 @@ pub(super) fn multicast(image: &Image) -> Vec<Violation> {
 }
 
 /// What is wrong in a function; `listed`: the crate says that it goes by multicast; `exists`: the GPU can.
-fn wrong(function: &Function, listed: bool, exists: bool) -> Vec<String> {
+fn wrong(function: &AsmFunction, listed: bool, exists: bool) -> Vec<String> {
     let mut out = Vec::new();
     let mut accesses = 0;
     let mut fences = 0;

@@ -30,7 +30,7 @@ pub(super) fn noncoherent(image: &Image) -> Vec<Violation> {
 }
 
 /// The lines that write each register.
-fn by_register(function: &Function) -> HashMap<&str, Vec<&str>> {
+fn by_register(function: &AsmFunction) -> HashMap<&str, Vec<&str>> {
     let mut out: HashMap<&str, Vec<&str>> = HashMap::new();
     for line in &function.lines {
         if let Some(code) = opcode(line)
