@@ -7,7 +7,7 @@ use crate::{Error, Result};
 
 /// What the metadata says about a kernel.
 #[derive(Clone, Debug, Default)]
-pub struct Kernel {
+pub struct AmdKernel {
     /// Explicit arguments, with the names that the compiler kept.
     pub arguments: Vec<(String, Parameter)>,
     /// Registers, memory.
@@ -18,7 +18,7 @@ pub struct Kernel {
 ///
 /// # Errors
 /// [`Error::Parse`] where the metadata is not as llc writes it.
-pub fn parse(text: &str) -> Result<(Vec<AsmFunction>, HashMap<String, Kernel>)> {
+pub fn parse(text: &str) -> Result<(Vec<AsmFunction>, HashMap<String, AmdKernel>)> {
     let kernels = metadata(text)?;
     let mut out = Vec::new();
     let mut open: Option<AsmFunction> = None;
@@ -58,7 +58,7 @@ pub fn parse(text: &str) -> Result<(Vec<AsmFunction>, HashMap<String, Kernel>)> 
 }
 
 /// The `.amdgpu_metadata` block: YAML with a fixed indentation.
-fn metadata(text: &str) -> Result<HashMap<String, Kernel>> {
+fn metadata(text: &str) -> Result<HashMap<String, AmdKernel>> {
     let mut out = HashMap::new();
     let Some((_, block)) = text.split_once(".amdgpu_metadata") else {
         return Err(Error::Parse {
@@ -69,7 +69,7 @@ fn metadata(text: &str) -> Result<HashMap<String, Kernel>> {
     let block = block
         .split_once(".end_amdgpu_metadata")
         .map_or(block, |(block, _)| block);
-    let mut kernel = Kernel::default();
+    let mut kernel = AmdKernel::default();
     let mut argument: HashMap<&str, &str> = HashMap::new();
     let mut name = String::new();
     for line in block.lines() {
@@ -105,7 +105,7 @@ fn metadata(text: &str) -> Result<HashMap<String, Kernel>> {
     Ok(out)
 }
 
-fn finish_argument(argument: &mut HashMap<&str, &str>, kernel: &mut Kernel) -> Result<()> {
+fn finish_argument(argument: &mut HashMap<&str, &str>, kernel: &mut AmdKernel) -> Result<()> {
     let fields = core::mem::take(argument);
     let Some(kind) = fields.get(".value_kind") else {
         return Ok(());
