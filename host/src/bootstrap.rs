@@ -21,12 +21,11 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::env;
 use std::fs;
-use std::net::ToSocketAddrs;
+use std::io::ErrorKind;
 use std::sync::Arc;
 
-use self::local::LocalStore;
 use crate::store::{PrefixStore, Store, StoreSecret, TcpStore, TcpStoreServer};
-use crate::{Error, Result};
+use crate::{Error, Result, notice};
 
 /// Which rank of how many this process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +46,9 @@ struct Launcher {
     method: Method,
     rank: &'static str,
     size: &'static str,
-    local_rank: &'static str,
-    local_size: &'static str,
+    /// Names of which the first that is set counts.
+    local_rank: &'static [&'static str],
+    local_size: &'static [&'static str],
 }
 
 /// Values of `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` that restrict the search.
@@ -69,44 +69,44 @@ const LAUNCHERS: [Launcher; 6] = [
         method: Method::Always,
         rank: "TORCHCOMM_RANK",
         size: "TORCHCOMM_SIZE",
-        local_rank: "LOCAL_RANK",
-        local_size: "LOCAL_WORLD_SIZE",
+        local_rank: &["LOCAL_RANK"],
+        local_size: &["LOCAL_WORLD_SIZE"],
     },
     Launcher {
         method: Method::Mpi,
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+        local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
     },
     Launcher {
         method: Method::Mpi,
         rank: "PMI_RANK",
         size: "PMI_SIZE",
-        local_rank: "PMI_LOCAL_RANK",
-        local_size: "PMI_LOCAL_SIZE",
+        local_rank: &["PMI_LOCAL_RANK", "MPI_LOCALRANKID"],
+        local_size: &["PMI_LOCAL_SIZE", "MPI_LOCALNRANKS"],
     },
     Launcher {
         method: Method::Pals,
         rank: "PALS_RANKID",
         size: "PALS_SIZE",
-        local_rank: "PALS_LOCAL_RANKID",
-        local_size: "PALS_LOCAL_SIZE",
+        local_rank: &["PALS_LOCAL_RANKID"],
+        local_size: &["PALS_LOCAL_SIZE"],
     },
     Launcher {
         method: Method::Torchrun,
         rank: "RANK",
         size: "WORLD_SIZE",
-        local_rank: "LOCAL_RANK",
-        local_size: "LOCAL_WORLD_SIZE",
+        local_rank: &["LOCAL_RANK"],
+        local_size: &["LOCAL_WORLD_SIZE"],
     },
     Launcher {
         method: Method::Slurm,
         rank: "SLURM_PROCID",
         size: "SLURM_NTASKS",
-        local_rank: "SLURM_LOCALID",
+        local_rank: &["SLURM_LOCALID"],
         // Slurm gives it only as a list of all hosts; see `Launcher::read`.
-        local_size: "",
+        local_size: &[],
     },
 ];
 
@@ -266,7 +266,10 @@ impl Launcher {
                 self.rank, self.size
             )));
         }
-        let local = |name: &str| variable(name).map(|text| number(name, &text)).transpose();
+        let local = |names: &[&str]| {
+            let found = names.iter().find_map(|name| Some((*name, variable(name)?)));
+            found.map(|(name, text)| number(name, &text)).transpose()
+        };
         Ok(RankSize {
             rank,
             size,
@@ -283,12 +286,11 @@ impl Launcher {
 }
 
 /// A store found through the environment. On the rank that hosts the server, the server lives as
-/// long as this value; the file of a store without a server is removed with the last rank's value.
+/// long as this value.
 #[derive(Debug)]
 pub struct BootstrapStore {
     store: Arc<dyn Store>,
     server: Option<TcpStoreServer>,
-    _local: Option<LocalStore>,
 }
 
 impl BootstrapStore {
@@ -311,9 +313,12 @@ impl BootstrapStore {
 /// A store that rank 0 hosts ends with rank 0's value, also for ranks that have connected to it for a
 /// next rendezvous already: call this once if rank 0 hosts, and use the store for every rendezvous.
 ///
-/// Where neither variable is set, and Open MPI, PMIx or Slurm say that all ranks are on this host,
-/// the rendezvous is in a file, in a directory of the job in `XDG_RUNTIME_DIR` or `/tmp`, which the
-/// last rank removes. All ranks make equally many calls.
+/// On other ranks than the first, the client also joins as a worker, for which a master of PyTorch on
+/// rank 0 may wait ([`TcpStore::join_as_worker`]).
+///
+/// Where neither variable is set, and Open MPI, Hydra (MPICH, Intel MPI), PMIx or Slurm say that all
+/// ranks are on this host, the ranks use a file in a directory of the job in `XDG_RUNTIME_DIR` or
+/// `/tmp`. The last rank that opens the file removes its name. All ranks make equally many calls.
 ///
 /// # Errors
 /// [`Error::Bootstrap`] when a variable is missing or wrong, the port cannot be bound or the directory
@@ -336,23 +341,24 @@ fn store_from_variables(
     if variable("MASTER_ADDR").is_none()
         && variable("MASTER_PORT").is_none()
         && is_on_one_host(variable, rank, size)
-        && let Some(local) = LocalStore::open(variable, size)?
+        && let Some(store) = local::open(variable, size)?
     {
         return Ok(BootstrapStore {
-            store: Arc::clone(&local.store) as Arc<dyn Store>,
+            store: Arc::new(store),
             server: None,
-            _local: Some(local),
         });
     }
     let need = |name: &str| {
         variable(name).ok_or_else(|| {
             Error::bootstrap(format!(
                 "{name} is not set; give the address of rank 0 in MASTER_ADDR and a free port of \
-                 it in MASTER_PORT, start with a launcher that does, or pass a store"
+                 it in MASTER_PORT (mpirun -x, mpiexec -genv), start with a launcher that does, or \
+                 pass a store"
             ))
         })
     };
     let host = need("MASTER_ADDR")?;
+    let host = without_brackets(&host).to_owned();
     let port_text = need("MASTER_PORT")?;
     let port: u16 = port_text
         .trim()
@@ -364,21 +370,28 @@ fn store_from_variables(
         })?;
     let agent = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
     let server = if rank == 0 && !agent {
-        Some(host_server(variable, &host, port)?)
+        let server = host_server(variable, &host, port)?;
+        let open = !server.wants_secret() && variable(BIND).is_none();
+        let one_host = is_on_one_host(variable, rank, size);
+        if open && let Some(message) = exposure(&host, server.addresses(), one_host) {
+            notice::warn(message);
+        }
+        Some(server)
     } else {
         None
     };
-    let mut store: Arc<dyn Store> = Arc::new(TcpStore::connect(host, port, timeout)?);
+    let client = TcpStore::connect(host, port, timeout)?;
+    if rank != 0 && !agent {
+        // Rank 0 may be a process of PyTorch that waits for its workers.
+        client.join_as_worker()?;
+    }
+    let mut store: Arc<dyn Store> = Arc::new(client);
     if agent {
         // The agent's store outlives an attempt that failed.
         let attempt = variable("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
         store = Arc::new(PrefixStore::new(format!("attempt-{attempt}"), store));
     }
-    Ok(BootstrapStore {
-        store,
-        server,
-        _local: None,
-    })
+    Ok(BootstrapStore { store, server })
 }
 
 /// Whether the launcher says that all ranks are on this host.
@@ -388,44 +401,66 @@ fn is_on_one_host(variable: &dyn Fn(&str) -> Option<String>, rank: u32, size: u3
         .is_some_and(|found| (found.rank, found.size, found.local_size) == (rank, size, Some(size)))
 }
 
-/// Listens at `FUSEWIRE_STORE_BIND` if that is set, at all addresses if clients need a secret, else
-/// only at the address that `MASTER_ADDR` is for this host.
+/// Serves the store of rank 0: at `FUSEWIRE_STORE_BIND` if that is set, at all addresses if clients
+/// need a secret, else only at the addresses that `MASTER_ADDR` has on this host.
 fn host_server(
     variable: &dyn Fn(&str) -> Option<String>,
     host: &str,
     port: u16,
 ) -> Result<TcpStoreServer> {
     let secret = StoreSecret::from_env();
-    let everywhere = |secret: Option<StoreSecret>| {
-        TcpStoreServer::bind_with(("::", port), secret.clone())
-            .or_else(|_| TcpStoreServer::bind_with(("0.0.0.0", port), secret))
-    };
+    let has_secret = secret.is_some();
     let bound = match variable(BIND) {
-        Some(address) => TcpStoreServer::bind_with((address.as_str(), port), secret),
-        None if secret.is_some() => everywhere(secret),
-        None if only_loopback_here(host) => {
-            // As Debian's /etc/hosts does: other hosts see another address under this name.
-            tracing::warn!(
-                host,
-                "MASTER_ADDR is a loopback address here only: the store listens at all addresses"
-            );
-            everywhere(None)
-        }
+        Some(address) => TcpStoreServer::bind_with((without_brackets(&address), port), secret),
+        None if has_secret => TcpStoreServer::bind_with(("::", port), secret.clone())
+            .or_else(|_| TcpStoreServer::bind_with(("0.0.0.0", port), secret)),
         None => TcpStoreServer::bind_with((host, port), None),
     };
     bound.map_err(|error| {
+        let busy = matches!(&error, Error::Store { source: Some(source), .. }
+            if source.kind() == ErrorKind::AddrInUse);
+        let reason = if busy {
+            "another process listens there, such as another job or a second rank 0; choose a free \
+             port"
+                .to_owned()
+        } else {
+            format!("{error}; choose a free port, or give an address of this host in {BIND}")
+        };
         Error::bootstrap(format!(
-            "rank 0 cannot listen at MASTER_ADDR={host}, MASTER_PORT={port} ({error}); choose a free \
-             port, or give an address of this host in {BIND}"
+            "rank 0 cannot listen at MASTER_ADDR={host}, MASTER_PORT={port}: {reason}"
         ))
     })
 }
 
-/// Whether `host` is a name, other than that of the loopback, that means the loopback on this host.
-fn only_loopback_here(host: &str) -> bool {
+/// What the user should know of a server without a secret that listens at `addresses`; `one_host` says
+/// that all ranks are known to be on this host.
+fn exposure(host: &str, addresses: &[SocketAddr], one_host: bool) -> Option<String> {
+    let reachable = addresses.iter().find(|address| !address.ip().is_loopback());
+    if let Some(address) = reachable {
+        return Some(format!(
+            "the store listens at {address} without a secret: every process that reaches this address \
+             can read and change what the ranks exchange; set FUSEWIRE_STORE_SECRET, equal on all ranks"
+        ));
+    }
+    // A literal loopback address, or "localhost", says that no other host is meant.
     let is_name = host.parse::<IpAddr>().is_err() && !host.starts_with("localhost");
-    let loopback = |mut found: std::vec::IntoIter<SocketAddr>| found.all(|a| a.ip().is_loopback());
-    is_name && (host, 0).to_socket_addrs().is_ok_and(loopback)
+    (is_name && !one_host).then(|| {
+        format!(
+            "MASTER_ADDR={host} is {} on this host, so the store listens there only, and ranks on other \
+             hosts cannot connect; if there are any, give an address that they reach in {BIND}, or \
+             set FUSEWIRE_STORE_SECRET, equal on all ranks",
+            addresses[0].ip()
+        )
+    })
+}
+
+/// Returns an address without the brackets that IPv6 addresses have in front of a port.
+fn without_brackets(address: &str) -> &str {
+    let address = address.trim();
+    let inner = address
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    inner.unwrap_or(address)
 }
 
 /// Names the host that this process runs on: two ranks with equal names can pass descriptors of
@@ -450,6 +485,7 @@ pub fn host_id() -> Result<String> {
 ///
 /// # Errors
 /// [`Error::Bootstrap`] for a name that is no Unicode or longer than 256 bytes.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked by NVIDIA GPUs alone"))]
 pub(crate) fn nvlink_domain() -> Result<Option<String>> {
     const NAME: &str = "FUSEWIRE_NVLINK_DOMAIN";
     match env::var(NAME) {

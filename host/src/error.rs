@@ -8,6 +8,16 @@ use thiserror::Error as ThisError;
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
+/// Returns what a store's operation was about, as a part of a message.
+fn subject(operation: &str, key: &str) -> String {
+    match operation {
+        _ if key.is_empty() => String::new(),
+        "connect" => format!(" to {key}"),
+        "open" => format!(" of {key}"),
+        _ => format!(" of key \"{key}\""),
+    }
+}
+
 /// What went wrong. A variant names the operation that failed; its message says what to do next
 /// where that is known.
 ///
@@ -17,11 +27,11 @@ pub type Result<T, E = Error> = core::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A call of a [`Store`](crate::store::Store) failed.
-    #[error("store {operation} of key \"{key}\" failed: {detail}")]
+    #[error("store {operation}{} failed: {detail}", subject(operation, key))]
     Store {
         /// The store's operation, such as `set`.
         operation: &'static str,
-        /// The key, or the address for operations on the whole store.
+        /// The key, or the address or path for `connect` and `open`, or nothing.
         key: String,
         /// What happened.
         detail: String,

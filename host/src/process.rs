@@ -13,6 +13,11 @@ pub(crate) fn start_time(pid: u32) -> io::Result<u64> {
     Ok(status(pid)?.start_time)
 }
 
+/// Returns the id of the process's parent, or 0 if that is in no namespace of this process.
+pub(crate) fn parent(pid: u32) -> io::Result<u32> {
+    Ok(status(pid)?.parent)
+}
+
 /// Whether the process that had this id and start time has ended, by its entry in `/proc`.
 pub(crate) fn has_ended(pid: u32, start_time: u64) -> bool {
     match status(pid) {
@@ -46,11 +51,12 @@ pub(crate) fn descriptor(pid: u32) -> Option<OwnedFd> {
 /// Fields of `/proc/<pid>/stat`.
 struct Status {
     state: u8,
+    parent: u32,
     flags: u64,
     start_time: u64,
 }
 
-/// Fields 3, 9 and 22, counted behind the command's name, which may itself hold blanks and
+/// Fields 3, 4, 9 and 22, counted after the command's name, which may itself hold blanks and
 /// parentheses.
 fn status(pid: u32) -> io::Result<Status> {
     let stat = fs::read(format!("/proc/{pid}/stat"))?;
@@ -61,12 +67,18 @@ fn status(pid: u32) -> io::Result<Status> {
     let rest = String::from_utf8_lossy(rest);
     // Field 3 is the first behind the name.
     let fields: Vec<_> = rest.split_ascii_whitespace().collect();
-    let number = |field: usize| fields.get(field - 3).and_then(|text| text.parse().ok());
+    let number = |field: usize| {
+        fields
+            .get(field - 3)
+            .and_then(|text| text.parse::<u64>().ok())
+    };
     let state = fields.first().and_then(|text| text.bytes().next());
     state
-        .zip(number(9).zip(number(22)))
-        .map(|(state, (flags, start_time))| Status {
+        .zip(number(4).zip(number(9).zip(number(22))))
+        .map(|(state, (parent, (flags, start_time)))| Status {
             state,
+            // Process ids are less than 2^22.
+            parent: parent as u32,
             flags,
             start_time,
         })
@@ -92,6 +104,7 @@ mod tests {
             .unwrap();
         let pid = child.id();
         let start = start_time(pid).unwrap();
+        assert_eq!(parent(pid).unwrap(), own);
         assert!(!has_ended(pid, start));
         child.kill().unwrap();
         let begin = std::time::Instant::now();

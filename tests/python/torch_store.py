@@ -1,4 +1,5 @@
-"""PyTorch's TCPStore, as a server for and as a client of Fusewire's: `serve [libuv]`, `client PORT`, `probe`."""
+"""PyTorch's TCPStore, as a server for and as a client of Fusewire's: `serve [libuv]`, `master PORT`,
+`client PORT`, `probe`."""
 
 import sys
 import threading
@@ -29,6 +30,14 @@ def serve(options):
     store.set("from_torch", LARGE)
     print("ok", flush=True)
     sys.stdin.readline()  # until it is done
+
+
+def master(port):
+    # Returns once two clients have joined: this one, and one that is not PyTorch's.
+    store = dist.TCPStore("127.0.0.1", port, 2, True, timedelta(seconds=20))
+    print("ok", flush=True)
+    sys.stdin.readline()
+    assert store.get("from_fusewire") == b"1"
 
 
 def refused(call):
@@ -87,6 +96,14 @@ def client(port):
             assert store.queue_len("q") == 2
             assert store.queue_pop("q") == b"a" and store.queue_pop("q") == b"b"
             assert refused(lambda: store.queue_pop("q", False))
+        if hasattr(store, "list_keys"):
+            keys = store.list_keys()
+            assert {"k", "m1", "m2"} <= set(keys) and "cas" not in keys, keys
+        if hasattr(store, "barrier"):
+            others = [threading.Thread(target=lambda: connect(port).barrier("b", 3)) for _ in range(2)]
+            [other.start() for other in others]
+            store.barrier("b", 3)
+            [other.join() for other in others]
     assert store.get("from_rust") == LARGE  # waits for the other side
     store.set("done", b"\0done")
     print("ok", torch.__version__, flush=True)
@@ -95,6 +112,8 @@ def client(port):
 if sys.argv[1] == "serve":
     # Without the argument, the version's own default.
     serve({"use_libuv": sys.argv[2] == "libuv"} if len(sys.argv) > 2 else {})
+elif sys.argv[1] == "master":
+    master(int(sys.argv[2]))
 elif sys.argv[1] == "client":
     client(int(sys.argv[2]))
 else:

@@ -1,8 +1,9 @@
 //! Ranks that real launchers start: `mpirun` without an address, and `torchrun` with its two kinds of
 //! store. What is not installed is skipped; `FUSEWIRE_REQUIRE` may name `mpi` and `torch`.
 
+use std::ffi::OsString;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use fusewire::{Communicator, Device, Options, ReduceOp};
@@ -28,18 +29,19 @@ fn rank(times: u32) {
     }
 }
 
+/// Removes the variables of an outer job from what a launcher inherits.
+const OUTER: [&str; 6] = [
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "WORLD_SIZE",
+    "TORCHELASTIC_RUN_ID",
+    "FUSEWIRE_STORE_SECRET",
+];
+
 /// Runs `launcher` on this binary's test `test`, and requires that every rank came.
 fn launch(launcher: &mut Command, test: &str, ranks: u32, times: u32) {
-    let output = launcher
-        .arg(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env("FUSEWIRE_TEST_ROLE", "rank")
-        .env("OMP_NUM_THREADS", "1")
-        .env_remove("MASTER_ADDR")
-        .env_remove("MASTER_PORT")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    let output = start(launcher, test);
     let said = text(&output);
     assert!(output.status.success(), "{said}");
     for call in 0..times {
@@ -48,6 +50,21 @@ fn launch(launcher: &mut Command, test: &str, ranks: u32, times: u32) {
             assert!(said.contains(&line), "{line} is not in:\n{said}");
         }
     }
+}
+
+/// Runs `launcher` on this binary's test `test`.
+fn start(launcher: &mut Command, test: &str) -> Output {
+    for name in OUTER {
+        launcher.env_remove(name);
+    }
+    launcher
+        .arg(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env("FUSEWIRE_TEST_ROLE", "rank")
+        .env("OMP_NUM_THREADS", "1")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
 }
 
 fn text(output: &Output) -> String {
@@ -119,30 +136,83 @@ fn pythons() -> Vec<String> {
     found
 }
 
+/// Hydra (MPICH, Intel MPI) names no job: its ranks find their file by the process that has started
+/// them. Here a shell of that process's name sets its variables; some ranks have a shell of their own.
+#[test]
+fn hydras_ranks_without_an_address() {
+    const TEST: &str = "hydras_ranks_without_an_address";
+    const START: &str = r#"
+        export PMI_SIZE=3 MPI_LOCALNRANKS=3
+        for rank in 0 1; do
+            PMI_RANK=$rank MPI_LOCALRANKID=$rank "$@" &
+        done
+        PMI_RANK=2 MPI_LOCALRANKID=2 sh -c '"$@"; exit $?' sh "$@" || exit
+        wait"#;
+    if role().is_some() {
+        return rank(2);
+    }
+    let runtime = PathBuf::from(format!("/tmp/fusewire-hydra-{}", std::process::id()));
+    fs::create_dir(&runtime).unwrap();
+    let proxy = runtime.join("hydra_pmi_proxy");
+    fs::copy("/bin/sh", &proxy).unwrap();
+    let mut launcher = Command::new(&proxy);
+    launcher
+        .args(["-c", START, "sh"])
+        .env("XDG_RUNTIME_DIR", &runtime);
+    launch(&mut launcher, TEST, 3, 2);
+    fs::remove_file(proxy).unwrap();
+    let left: Vec<_> = fs::read_dir(&runtime).unwrap().collect();
+    fs::remove_dir_all(&runtime).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// The launcher itself, where MPICH is installed.
+#[test]
+fn mpiexec_hydra_without_an_address() {
+    if role().is_some() {
+        return rank(2);
+    }
+    let hydra = "mpiexec.hydra";
+    if Command::new(hydra).arg("--version").output().is_err() {
+        return skip("mpich", "there is no mpiexec.hydra");
+    }
+    let mut launcher = Command::new(hydra);
+    launcher.args(["-n", "2"]);
+    launch(&mut launcher, "mpiexec_hydra_without_an_address", 2, 2);
+}
+
+/// Arguments of an interpreter for `torchrun` with `count` workers.
+fn workers(count: u32, logs: &Path) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = ["-m", "torch.distributed.run", "--no_python"]
+        // Version 1.13 with Python 3.11 takes neither 0 nor 3 for these.
+        .into_iter()
+        .chain(["--redirects=1", "--tee=2", "--log_dir"])
+        .map(OsString::from)
+        .collect();
+    arguments.push(logs.into());
+    arguments.push(format!("--nproc_per_node={count}").into());
+    arguments
+}
+
+/// A directory for the logs of `torchrun`.
+fn logs(test: &str) -> PathBuf {
+    let logs = PathBuf::from(format!(
+        "/tmp/fusewire-torchrun-{}-{test}",
+        std::process::id()
+    ));
+    fs::create_dir(&logs).unwrap();
+    logs
+}
+
 /// `python -m torch.distributed.run` of every interpreter that has it.
 fn torchrun(test: &str, options: &[&str], times: u32) {
     if role().is_some() {
         return rank(times);
     }
     for python in pythons() {
-        let logs = PathBuf::from(format!(
-            "/tmp/fusewire-torchrun-{}-{test}",
-            std::process::id()
-        ));
-        fs::create_dir(&logs).unwrap();
+        let logs = logs(test);
         let mut launcher = Command::new(&python);
-        launcher
-            .args([
-                "-m",
-                "torch.distributed.run",
-                "--nproc_per_node=4",
-                "--no_python",
-            ])
-            // Version 1.13 with Python 3.11 takes neither 0 nor 3 for these.
-            .args(["--redirects=1", "--tee=2"])
-            .arg("--log_dir")
-            .arg(&logs)
-            .args(options);
+        launcher.args(workers(4, &logs)).args(options);
         launch(&mut launcher, test, 4, times);
         fs::remove_dir_all(&logs).unwrap();
     }
@@ -179,15 +249,51 @@ fn torchrun_below_mpirun_starts_its_own_ranks() {
         return;
     }
     for python in pythons() {
+        let logs = logs(TEST);
         let mut launcher = mpirun(1);
-        launcher
-            .args([&python, "-m", "torch.distributed.run"])
-            .args([
-                "--nproc_per_node=2",
-                "--no_python",
-                "--master_addr=127.0.0.1",
-            ])
-            .args(["--master_port", &free_port()]);
+        launcher.arg(&python).args(workers(2, &logs)).args([
+            "--master_addr=127.0.0.1",
+            "--master_port",
+            &free_port(),
+        ]);
         launch(&mut launcher, TEST, 2, 1);
+        fs::remove_dir_all(&logs).unwrap();
     }
+}
+
+/// A rank that is killed cannot remove anything, and mpirun then kills the others.
+#[test]
+fn mpirun_with_a_killed_rank_leaves_no_file() {
+    const TEST: &str = "mpirun_with_a_killed_rank_leaves_no_file";
+    if role().is_some() {
+        let comm = Communicator::from_env(Device::Cpu, Options::default()).unwrap();
+        report("joined");
+        if comm.rank() == 1 {
+            // SAFETY: kill takes two integers; the process is this one.
+            unsafe { libc::kill(std::process::id() as i32, libc::SIGKILL) };
+        }
+        let _ = comm.barrier();
+        return;
+    }
+    if !has_mpirun() {
+        return;
+    }
+    let runtime = PathBuf::from(format!("/tmp/fusewire-killed-{}", std::process::id()));
+    fs::create_dir(&runtime).unwrap();
+    let mut launcher = mpirun(2);
+    launcher.env("XDG_RUNTIME_DIR", &runtime);
+    let output = start(&mut launcher, TEST);
+    let ours = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("fusewire");
+    let left: Vec<_> = fs::read_dir(&runtime)
+        .unwrap()
+        .flatten()
+        .filter(ours)
+        .collect();
+    fs::remove_dir_all(&runtime).unwrap();
+    let said = text(&output);
+    assert!(
+        !output.status.success() && said.contains("joined"),
+        "{said}"
+    );
+    assert!(left.is_empty(), "{left:?}");
 }

@@ -8,6 +8,7 @@ use std::thread;
 
 use fusewire::Error;
 use fusewire::store::{Store, StoreOptions, StoreProtocol, TcpStore, TcpStoreServer};
+use fusewire_tests::process::free_port;
 use fusewire_tests::skip::skip;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -182,6 +183,21 @@ fn use_server(store: &TcpStore, port: u16, new: bool) {
         assert_eq!(late.join().unwrap(), b"x");
     });
     assert_eq!(store.add("many", 0).unwrap(), 200);
+}
+
+/// A master counts its workers, and returns when all have joined.
+#[test]
+fn a_master_of_pytorch_counts_our_client() {
+    for python in pythons() {
+        let port = free_port();
+        let mut script = python.start(&["master", &port.to_string()]);
+        let store = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
+        store.join_as_worker().unwrap();
+        script.line("ok");
+        store.set("from_fusewire", b"1").unwrap();
+        script.go_on();
+        script.end();
+    }
 }
 
 #[test]

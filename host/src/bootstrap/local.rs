@@ -1,4 +1,4 @@
-//! A store for ranks that are all on one host and have no address in the environment: a file in a
+//! A store for ranks that are all on one host and have no address of a server: a file in a
 //! directory of the job.
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -6,16 +6,19 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use crate::process;
 use crate::store::{FileStore, Store};
 use crate::{Error, Result};
 
-/// How often a directory is made anew that others remove.
+/// How often a directory is made again that other ranks remove.
 const TRIES: u32 = 1000;
 
-/// How many ranks are done with a store.
-const LEFT: &str = "fusewire/left";
+/// Counts the ranks that have opened a store.
+const OPENED: &str = "fusewire/opened";
+
+/// Name of the process of Hydra that starts all ranks of a host.
+const HYDRA_PROXY: &str = "hydra_pmi_proxy";
 
 /// Variables that together name a job, or a step of one: equal on all its ranks, and other than in any
 /// job before. The first group of which the first is set counts.
@@ -33,79 +36,87 @@ const JOBS: [&[&str]; 4] = [
     &["PALS_APID"],
 ];
 
-/// A store of one host. The last rank that drops it removes it.
-#[derive(Debug)]
-pub(super) struct LocalStore {
-    pub(super) store: Arc<FileStore>,
+/// Opens the store of this job for `size` ranks; `None` if nothing names the job.
+///
+/// The last rank that opens the file removes its name and the directory, so nothing is left when a
+/// rank is killed later. The content lives as long as a rank has the file open.
+pub(super) fn open(
+    variable: &dyn Fn(&str) -> Option<String>,
     size: u32,
+) -> Result<Option<FileStore>> {
+    /// Number of stores of this process: all ranks make equally many, each in a file of its own.
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let Some(job) = job(variable).or_else(|| hydra_job(variable)) else {
+        return Ok(None);
+    };
+    let parent = variable("XDG_RUNTIME_DIR")
+        .map(PathBuf::from)
+        .filter(|path| path.is_dir())
+        .unwrap_or_else(|| PathBuf::from("/tmp"));
+    // SAFETY: geteuid has no preconditions.
+    let user = unsafe { libc::geteuid() };
+    let directory = parent.join(format!("fusewire-{user}-{job}"));
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    open_at(&directory, &format!("store-{number}"), user, size).map(Some)
 }
 
-impl LocalStore {
-    /// The store of this job, for `size` ranks; `None` where nothing names the job.
-    pub(super) fn open(
-        variable: &dyn Fn(&str) -> Option<String>,
-        size: u32,
-    ) -> Result<Option<Self>> {
-        /// Stores of this process: each gets a file of its own, for the last may not be gone yet.
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let Some(job) = job(variable) else {
-            return Ok(None);
-        };
-        let parent = variable("XDG_RUNTIME_DIR")
-            .map(PathBuf::from)
-            .filter(|path| path.is_dir())
-            .unwrap_or_else(|| PathBuf::from("/tmp"));
-        // SAFETY: geteuid has no preconditions.
-        let user = unsafe { libc::geteuid() };
-        let directory = parent.join(format!("fusewire-{user}-{job}"));
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = directory.join(format!("store-{number}"));
-        let mut tries = 0;
-        let store = loop {
-            make_private(&directory, user)?;
-            match FileStore::open(&path) {
-                // The end of the store before has removed the directory meanwhile.
-                Err(Error::Store {
-                    source: Some(source),
-                    ..
-                }) if source.kind() == ErrorKind::NotFound && tries < TRIES => tries += 1,
-                opened => break opened?,
-            }
-        };
-        Ok(Some(Self {
-            store: Arc::new(store),
-            size,
-        }))
-    }
-}
-
-impl Drop for LocalStore {
-    fn drop(&mut self) {
-        // A rank that fails leaves the file for others to see what happened.
-        if self.store.add(LEFT, 1).ok() == Some(i64::from(self.size)) {
-            let _ = fs::remove_file(self.store.path());
-            if let Some(directory) = self.store.path().parent() {
-                // Fails while there is another store of the job, whose end removes it.
-                let _ = fs::remove_dir(directory);
-            }
+fn open_at(directory: &Path, name: &str, user: u32, size: u32) -> Result<FileStore> {
+    let path = directory.join(name);
+    let mut tries = 0;
+    let store = loop {
+        make_private(directory, user)?;
+        match FileStore::open(&path) {
+            // The last rank of another store has removed the directory meanwhile.
+            Err(Error::Store {
+                source: Some(source),
+                ..
+            }) if source.kind() == ErrorKind::NotFound && tries < TRIES => tries += 1,
+            opened => break opened?,
         }
+    };
+    if store.add(OPENED, 1)? == i64::from(size) {
+        let _ = fs::remove_file(&path);
+        // Fails while there is another store of the job, whose last rank removes the directory.
+        let _ = fs::remove_dir(directory);
     }
+    Ok(store)
 }
 
-/// A name for the job, fit for a file.
+/// Returns a name for the job, fit for a file.
 fn job(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let names = JOBS.iter().find(|names| variable(names[0]).is_some())?;
     let values: Vec<_> = names.iter().map(|name| variable(name)).collect();
     let mut name: String = values[0].clone()?;
     name.retain(|c| c.is_ascii_alphanumeric());
     name.truncate(32);
-    // FNV-1a, because the hash has to be equal in all processes.
-    let hash = format!("{values:?}")
-        .bytes()
-        .fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-        });
-    Some(format!("{name}-{hash:016x}"))
+    Some(format!("{name}-{:016x}", hash(&format!("{values:?}"))))
+}
+
+/// Returns a name for a job of Hydra, the launcher of MPICH and Intel MPI, which has no variable that
+/// names it. All ranks of a host descend from one proxy of the launcher: its process id and start
+/// time name the job, with the boot and the namespace that these numbers belong to.
+fn hydra_job(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    variable("PMI_RANK")?;
+    let mut pid = std::process::id();
+    loop {
+        pid = process::parent(pid).ok().filter(|parent| *parent > 1)?;
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        if name.trim_end() == HYDRA_PROXY {
+            break;
+        }
+    }
+    let start = process::start_time(pid).ok()?;
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
+    let hash = hash(&format!("{start} {boot} {}", namespace.display()));
+    Some(format!("hydra{pid}-{hash:016x}"))
+}
+
+/// FNV-1a, because the hash has to be equal in all processes.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+    })
 }
 
 /// Makes a directory that only this user can enter, or makes sure that it is one.
@@ -141,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_is_opened_while_the_end_of_another_removes_the_directory() {
+    fn a_store_is_opened_while_the_last_rank_of_another_removes_the_directory() {
         let base = std::env::temp_dir().join(format!("fusewire-removed-{}", std::process::id()));
         fs::create_dir(&base).unwrap();
         let runtime = base.display().to_string();
@@ -150,8 +161,8 @@ mod tests {
             "PMIX_NAMESPACE" => Some("again".to_owned()),
             _ => None,
         };
-        let first = LocalStore::open(&variable, 1).unwrap().unwrap();
-        let directory = first.store.path().parent().unwrap().to_owned();
+        let first = open(&variable, 1).unwrap().unwrap();
+        let directory = first.path().parent().unwrap().to_owned();
         drop(first);
         let done = core::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -162,7 +173,7 @@ mod tests {
                 }
             });
             for _ in 0..2000 {
-                let opened = LocalStore::open(&variable, 1);
+                let opened = open(&variable, 1);
                 done.store(opened.is_err(), Ordering::Relaxed);
                 opened.unwrap().unwrap();
             }
@@ -172,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_rank_removes_the_store_of_a_job() {
+    fn nothing_is_left_once_all_ranks_have_opened_the_store_of_a_job() {
         let base = std::env::temp_dir().join(format!("fusewire-local-{}", std::process::id()));
         fs::create_dir(&base).unwrap();
         let runtime = base.display().to_string();
@@ -181,25 +192,24 @@ mod tests {
             "PMIX_NAMESPACE" => Some("../job 7".to_owned()),
             _ => None,
         };
-        let a = LocalStore::open(&variable, 2).unwrap().unwrap();
-        let path = a.store.path().to_owned();
+        let a = open(&variable, 2).unwrap().unwrap();
+        let path = a.path().to_owned();
         let directory = path.parent().unwrap().to_owned();
         assert_eq!(directory.parent(), Some(&*base));
-        assert_eq!(fs::metadata(&directory).unwrap().mode() & 0o777, 0o700);
-        // Another process would have the same number.
-        let store = Arc::new(FileStore::open(&path).unwrap());
-        let b = LocalStore { store, size: 2 };
-        a.store.set("k", b"v").unwrap();
-        assert!(b.store.check(&["k"]).unwrap());
-        drop(a);
+        let metadata = fs::metadata(&directory).unwrap();
+        assert_eq!(metadata.mode() & 0o777, 0o700);
         assert!(path.exists());
-        drop(b);
+        // Another process would have the same number.
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let b = open_at(&directory, name, metadata.uid(), 2).unwrap();
         assert!(!directory.exists());
+        a.set("k", b"v").unwrap();
+        assert!(b.check(&["k"]).unwrap());
         fs::create_dir(&directory).unwrap();
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
-        let error = LocalStore::open(&variable, 2).unwrap_err();
+        let error = open(&variable, 2).unwrap_err();
         assert!(error.to_string().contains("open to other"), "{error}");
-        assert!(LocalStore::open(&|_| None, 2).unwrap().is_none());
+        assert!(open(&|_| None, 2).unwrap().is_none());
         fs::remove_dir_all(&base).unwrap();
     }
 }

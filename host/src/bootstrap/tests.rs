@@ -236,7 +236,91 @@ fn the_store_listens_only_where_it_was_asked_to() {
     drop(server);
     let error = host_server(&environment(&[]), "192.0.2.1", free).unwrap_err();
     assert!(error.to_string().contains(BIND), "{error}");
-    assert!(!only_loopback_here("127.0.0.1") && !only_loopback_here("localhost"));
+    let _other_job = TcpStoreServer::bind_with(("127.0.0.1", free), None).unwrap();
+    let error = host_server(&environment(&[]), "127.0.0.1", free).unwrap_err();
+    assert!(error.to_string().contains("another job"), "{error}");
+}
+
+/// Debian gives a host name the address 127.0.1.1 on the host itself. The store of such a name was
+/// served at all addresses.
+#[test]
+fn a_name_of_the_loopback_is_served_on_the_loopback_alone() {
+    use std::net::ToSocketAddrs;
+    let host = fs::read_to_string("/etc/hostname").unwrap_or_default();
+    let names = ["ip6-localhost", "ip6-loopback", host.trim()];
+    let Some(name) = names.into_iter().find(|name| {
+        let found = (*name, 0).to_socket_addrs();
+        found.is_ok_and(|mut found| found.all(|address| address.ip().is_loopback()))
+    }) else {
+        eprintln!("skipped: {names:?} are no names of the loopback here");
+        return;
+    };
+    let free = TcpStoreServer::bind("127.0.0.1:0").unwrap().port();
+    let server = host_server(&environment(&[]), name, free).unwrap();
+    for address in server.addresses() {
+        assert!(address.ip().is_loopback(), "{name}: {address}");
+    }
+    let message = exposure(name, server.addresses(), false).unwrap();
+    assert!(message.contains("other hosts cannot connect"), "{message}");
+    assert!(message.contains(BIND), "{message}");
+    assert_eq!(exposure(name, server.addresses(), true), None);
+}
+
+#[test]
+fn a_store_that_others_reach_is_reported() {
+    let addresses = |text: &str| vec![text.parse::<SocketAddr>().unwrap()];
+    let reachable = exposure("10.0.0.5", &addresses("10.0.0.5:29500"), true).unwrap();
+    assert!(reachable.contains("10.0.0.5:29500"), "{reachable}");
+    assert!(reachable.contains("FUSEWIRE_STORE_SECRET"), "{reachable}");
+    for host in ["127.0.0.1", "localhost", "::1"] {
+        assert_eq!(exposure(host, &addresses("127.0.0.1:29500"), false), None);
+    }
+}
+
+#[test]
+fn an_ipv6_address_may_have_brackets() {
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        eprintln!("skipped: there is no IPv6 here");
+        return;
+    }
+    let server = TcpStoreServer::bind("[::1]:0").unwrap();
+    let port = server.port().to_string();
+    let variables = |name: &str| match name {
+        "MASTER_ADDR" => Some("[::1]".to_owned()),
+        "MASTER_PORT" => Some(port.clone()),
+        _ => None,
+    };
+    let timeout = Duration::from_secs(5);
+    let store = store_from_variables(&variables, 1, 2, timeout).unwrap();
+    store.store().set("k", b"v").unwrap();
+}
+
+/// A master of PyTorch on rank 0 counts its clients under a key without the usual prefix.
+#[test]
+fn a_rank_joins_as_a_worker_of_pytorch() {
+    let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let port = server.port().to_string();
+    let variables = |name: &str| match name {
+        "MASTER_ADDR" => Some("127.0.0.1".to_owned()),
+        "MASTER_PORT" => Some(port.clone()),
+        _ => None,
+    };
+    let timeout = Duration::from_secs(5);
+    let store = store_from_variables(&variables, 1, 2, timeout).unwrap();
+    assert_eq!(store.store().num_keys().unwrap(), 1);
+    assert!(store.store().list_keys().unwrap().is_empty());
+}
+
+#[test]
+fn hydras_local_ranks_are_read() {
+    let pairs = environment(&[
+        ("PMI_RANK", "3"),
+        ("PMI_SIZE", "4"),
+        ("MPI_LOCALRANKID", "1"),
+        ("MPI_LOCALNRANKS", "2"),
+    ]);
+    let found = RankSize::from_variables(&pairs).unwrap();
+    assert_eq!((found.local_rank, found.local_size), (Some(1), Some(2)));
 }
 
 #[test]

@@ -60,6 +60,7 @@ struct Counters {
 #[derive(Debug)]
 pub struct TcpStoreServer {
     addresses: Vec<SocketAddr>,
+    wants_secret: bool,
     stop: UnixStream,
     counters: Arc<Counters>,
     thread: Option<JoinHandle<()>>,
@@ -89,6 +90,7 @@ impl TcpStoreServer {
         let addresses = addresses.collect::<io::Result<_>>()?;
         let (stop, stopped) = UnixStream::pair()?;
         let counters = Arc::<Counters>::default();
+        let wants_secret = secret.is_some();
         let server = Server {
             poll: Poll::new()?,
             listeners,
@@ -111,6 +113,7 @@ impl TcpStoreServer {
             .spawn(|| server.run())?;
         Ok(Self {
             addresses,
+            wants_secret,
             stop,
             counters,
             thread: Some(thread),
@@ -120,6 +123,11 @@ impl TcpStoreServer {
     /// Returns the port that the server listens at.
     pub fn port(&self) -> u16 {
         self.addresses[0].port()
+    }
+
+    /// Whether clients must show that they have a secret.
+    pub fn wants_secret(&self) -> bool {
+        self.wants_secret
     }
 
     /// Returns the addresses that the server listens at, at least one.

@@ -26,11 +26,11 @@ impl TcpStore {
                 Err(error) => error,
             };
             if error.kind() == ErrorKind::PermissionDenied {
-                let address = format!("{}:{}", self.host, self.port);
+                let address = self.address();
                 return Err(Error::store_io("connect", &address, error));
             }
             if start.elapsed() + pause >= timeout {
-                let address = format!("{}:{}", self.host, self.port);
+                let address = self.address();
                 return Err(Error::Store {
                     operation: "connect",
                     key: address,
@@ -44,6 +44,14 @@ impl TcpStore {
             }
             thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(250));
+        }
+    }
+
+    fn address(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
         }
     }
 

@@ -5,14 +5,18 @@ mod options;
 mod requests;
 
 use core::time::Duration;
+use std::io::Write;
 use std::net::TcpStream;
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 pub use self::options::{StoreOptions, StoreProtocol};
-use super::talk::Greeting;
+use super::talk::{Greeting, read_array};
 use super::wire::{Dialect, Query, Writer};
 use crate::Result;
+
+/// The counter of workers of PyTorch's `TCPStore`, which has not the prefix of other keys.
+const WORKERS: &[u8] = b"init/";
 
 /// Client of a [`TcpStoreServer`](crate::store::TcpStoreServer), or of the server of PyTorch's `TCPStore`
 /// (also the one before 2.1, which numbers its requests otherwise).
@@ -67,6 +71,21 @@ impl TcpStore {
         let connection = store.open_until(Instant::now(), timeout)?;
         store.put_back(connection);
         Ok(store)
+    }
+
+    /// Counts this client among the workers of a PyTorch master: `TCPStore(host, port, world_size,
+    /// is_master=True)` returns when `world_size` clients, itself included, have been counted. Every
+    /// `TCPStore` that has a world size counts itself. The server of this crate does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
+    pub fn join_as_worker(&self) -> Result<()> {
+        let request = self.query(Query::Add).vector(WORKERS).i64(1).finish();
+        let key = String::from_utf8_lossy(WORKERS);
+        self.exchange("add", &key, |connection| {
+            connection.write_all(&request)?;
+            read_array::<8>(connection).map(drop)
+        })
     }
 
     /// The protocol that the server speaks.
