@@ -14,7 +14,7 @@ use crate::oracle::{self, Shape};
 
 /// How an operation is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum CallMode {
     /// Blocking.
     Blocking,
     /// Enqueued, then waited for.
@@ -32,7 +32,7 @@ const DESCRIBED: usize = 5;
 #[derive(Debug)]
 pub struct Rank {
     comm: Communicator,
-    mode: Mode,
+    mode: CallMode,
     registered: HashMap<DType, Tensor>,
     ordinary: HashMap<DType, Tensor>,
     wrong: Vec<String>,
@@ -146,7 +146,7 @@ impl Rank {
     ///
     /// # Errors
     /// Those of allocation.
-    pub fn new(comm: Communicator, mode: Mode, cases: &[Case]) -> Result<Self> {
+    pub fn new(comm: Communicator, mode: CallMode, cases: &[Case]) -> Result<Self> {
         let (ranks, rank) = (comm.size(), comm.rank());
         let (mut registered, mut ordinary) = (HashMap::new(), HashMap::new());
         for dtype in DType::ALL {
@@ -185,14 +185,14 @@ impl Rank {
             return Ok(());
         }
         match self.mode {
-            Mode::Blocking => self.once(case, Self::blocking),
-            Mode::Async => self.once(case, |rank, case, ranges, memory| {
+            CallMode::Blocking => self.once(case, Self::blocking),
+            CallMode::Async => self.once(case, |rank, case, ranges, memory| {
                 for work in rank.enqueue(case, ranges, memory)? {
                     work.wait_blocking()?;
                 }
                 Ok(())
             }),
-            Mode::Graph => {
+            CallMode::Graph => {
                 let ranges = BufferRanges::new(case, self.comm.size(), self.comm.rank());
                 let memory = self.memory(case);
                 let graph = self.capture(case, &ranges, &memory)?;

@@ -15,7 +15,7 @@ use crate::backends;
 use crate::cases::{self, Case};
 use crate::device::{device_of, grid_mode};
 use crate::process::{self, Host, Ranks};
-use crate::rank::{Mode, Rank};
+use crate::rank::{CallMode, Rank};
 use crate::skip::skip;
 
 /// What a list of cases is run with.
@@ -32,7 +32,7 @@ pub struct Setup {
     /// Algorithm of all_reduce where it has a choice.
     pub algorithm: Algorithm,
     /// How operations are called.
-    pub mode: Mode,
+    pub mode: CallMode,
     /// Bytes of staging: small ones force many rounds.
     pub staging: u64,
     /// Epochs start here.
@@ -48,7 +48,7 @@ impl Setup {
             lanes: 1,
             blocks: 1,
             algorithm: Algorithm::Auto,
-            mode: Mode::Blocking,
+            mode: CallMode::Blocking,
             staging: (u64::from(ranks) * 512).max(16 << 10),
             first_epoch: 0,
         }
@@ -101,9 +101,9 @@ impl Setup {
     /// As text, for a child's environment.
     fn encode(&self) -> String {
         let mode = match self.mode {
-            Mode::Blocking => 0,
-            Mode::Async => 1,
-            Mode::Graph => 2,
+            CallMode::Blocking => 0,
+            CallMode::Async => 1,
+            CallMode::Graph => 2,
         };
         format!(
             "{} {} {} {} {} {mode} {} {}",
@@ -138,7 +138,7 @@ impl Setup {
             lanes: lanes.parse().ok()?,
             blocks: blocks.parse().ok()?,
             algorithm: algorithm.parse().ok()?,
-            mode: [Mode::Blocking, Mode::Async, Mode::Graph][mode.parse::<usize>().ok()? % 3],
+            mode: [CallMode::Blocking, CallMode::Async, CallMode::Graph][mode.parse::<usize>().ok()? % 3],
             staging: staging.parse().ok()?,
             first_epoch: first_epoch.parse().ok()?,
         })
@@ -170,7 +170,7 @@ impl Threads {
     /// # Errors
     /// What was wrong, on which rank.
     pub fn run_cases(&self, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
-        if grid_mode() == GridMode::MultiRankGrid && setup.mode == Mode::Graph {
+        if grid_mode() == GridMode::MultiRankGrid && setup.mode == CallMode::Graph {
             skip(
                 "separate",
                 "launches in a multi-rank grid cannot be captured",

@@ -3,7 +3,7 @@
 use fusewire::{Algorithm, DType, Operation, ReduceOp};
 use fusewire_tests::cases::{Case, MEMORIES, nvls};
 use fusewire_tests::process::Host;
-use fusewire_tests::rank::Mode;
+use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 use fusewire_tests::skip::full;
 
@@ -45,7 +45,7 @@ fn every_type_and_reduction() {
 #[test]
 fn fused_norm() {
     for ranks in [1, 2, 3, 4] {
-        for mode in [Mode::Blocking, Mode::Graph] {
+        for mode in [CallMode::Blocking, CallMode::Graph] {
             let setup = Setup {
                 mode,
                 staging: 32 << 10,
@@ -101,7 +101,7 @@ fn multicast() {
             panic!("{wrong}");
         }
     }
-    for mode in [Mode::Async, Mode::Graph] {
+    for mode in [CallMode::Async, CallMode::Graph] {
         run(&Threads, Setup { mode, ..base(3) }, "nvls");
     }
     // Everything else is as it was.
@@ -110,7 +110,7 @@ fn multicast() {
 
 #[test]
 fn enqueued_and_replayed() {
-    for mode in [Mode::Async, Mode::Graph] {
+    for mode in [CallMode::Async, CallMode::Graph] {
         for ranks in [1, 2, 3] {
             let setup = Setup {
                 mode,
@@ -152,7 +152,7 @@ fn several_blocks() {
     }
     let setup = Setup {
         blocks: 3,
-        mode: Mode::Graph,
+        mode: CallMode::Graph,
         ..Setup::new(2)
     };
     run(&Threads, setup, "core");
@@ -175,10 +175,10 @@ fn ranks_as_processes() {
         return;
     }
     for (host, ranks, mode) in [
-        (Host::Parent, 2, Mode::Blocking),
-        (Host::RankZero, 3, Mode::Blocking),
-        (Host::Parent, 4, Mode::Graph),
-        (Host::RankZero, 2, Mode::Async),
+        (Host::Parent, 2, CallMode::Blocking),
+        (Host::RankZero, 3, CallMode::Blocking),
+        (Host::Parent, 4, CallMode::Graph),
+        (Host::RankZero, 2, CallMode::Async),
     ] {
         let runner = Processes {
             test: "ranks_as_processes",
@@ -189,7 +189,7 @@ fn ranks_as_processes() {
             ..Setup::new(ranks)
         };
         run(&runner, setup, "core");
-        if mode == Mode::Blocking {
+        if mode == CallMode::Blocking {
             run(&runner, setup, "types");
         }
     }

@@ -14,7 +14,7 @@ use fusewire_tests::device;
 use fusewire_tests::fake::Fake;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, Ranks, report, role, start};
-use fusewire_tests::rank::Mode;
+use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Runner, Setup, Threads};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
@@ -230,7 +230,7 @@ fn the_conformance_list_in_a_multi_rank_grid() {
         let fake = Fake::open().expect("the fake");
         let setup = Setup::new(2);
         let blocks = Setup { blocks: 3, ..setup };
-        let mode = Mode::Async;
+        let mode = CallMode::Async;
         let norms = Setup {
             staging: 32 << 10,
             ..Setup::new(3)
@@ -251,7 +251,7 @@ fn the_conformance_list_in_a_multi_rank_grid() {
         }
         assert_eq!(launches(&fake).1, 0, "ordinary launches");
         let graphs = Setup {
-            mode: Mode::Graph,
+            mode: CallMode::Graph,
             ..setup
         };
         assert_eq!(Threads.run(&graphs, "core"), Ok(0), "left out");

@@ -10,7 +10,7 @@ use fusewire::{GridMode, new_comm, run_threads_on};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
 use fusewire_tests::device::{grid_mode, run_threads, tensor};
 use fusewire_tests::process::{Host, Ranks, report, role};
-use fusewire_tests::rank::Mode;
+use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 use fusewire_tests::seeded_bugs::{LANES, SeededBug};
 use fusewire_tests::skip::skip;
@@ -76,7 +76,7 @@ fn three_to_eight_ranks_as_threads() {
 #[test]
 fn types_reductions_and_the_fused_norm() {
     run(&Threads, Setup::new(2), "types");
-    for mode in [Mode::Blocking, Mode::Graph] {
+    for mode in [CallMode::Blocking, CallMode::Graph] {
         let setup = Setup {
             mode,
             staging: 32 << 10,
@@ -88,7 +88,7 @@ fn types_reductions_and_the_fused_norm() {
 
 #[test]
 fn enqueued_and_replayed() {
-    for mode in [Mode::Async, Mode::Graph] {
+    for mode in [CallMode::Async, CallMode::Graph] {
         let setup = Setup {
             mode,
             ..Setup::new(2)
@@ -106,7 +106,7 @@ fn two_ranks_as_processes() {
         test: "two_ranks_as_processes",
         host: Host::Parent,
     };
-    for mode in [Mode::Blocking, Mode::Graph] {
+    for mode in [CallMode::Blocking, CallMode::Graph] {
         let setup = Setup {
             mode,
             ..Setup::new(2)

@@ -8,7 +8,7 @@ use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine, kernel};
 use fusewire_tests::cases::{Case, MEMORIES};
 use fusewire_tests::oracle;
-use fusewire_tests::rank::{Mode, BufferRanges, Rank};
+use fusewire_tests::rank::{CallMode, BufferRanges, Rank};
 
 type TamperFn = fn(&mut [u8], &BufferRanges);
 
@@ -22,7 +22,7 @@ fn tampered(tamper: TamperFn) -> Vec<Vec<String>> {
         };
         let results = run_threads(2, &Options::default(), |comm| {
             let me = comm.rank();
-            let mut rank = Rank::new(comm, Mode::Blocking, &[case])?;
+            let mut rank = Rank::new(comm, CallMode::Blocking, &[case])?;
             rank.run(&case)?;
             rank.run_tampered(&case, |bytes, ranges| {
                 if me == 1 {

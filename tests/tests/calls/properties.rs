@@ -2,7 +2,7 @@
 
 use fusewire::{Algorithm, DType, Operation, ReduceOp};
 use fusewire_tests::cases::{Case, MEMORIES, OPERATIONS, REDUCING, REDUCTIONS};
-use fusewire_tests::rank::Mode;
+use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Setup, Threads};
 use fusewire_tests::skip::full;
 use proptest::prelude::*;
@@ -66,7 +66,7 @@ prop_compose! {
         algorithm in select(vec![
             Algorithm::Auto, Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot,
         ]),
-        mode in select(vec![Mode::Blocking, Mode::Async, Mode::Graph]),
+        mode in select(vec![CallMode::Blocking, CallMode::Async, CallMode::Graph]),
         (lanes, blocks) in select(vec![(1, 1), (1, 1), (1, 1), (1, 3), (32, 1)]),
         staging in select(vec![4u64 << 10, 20 << 10, 1 << 20]),
         first_epoch in prop_oneof![Just(0), (1u64 << 32) - 4..1 << 32, (1u64 << 31) - 4..1 << 31],

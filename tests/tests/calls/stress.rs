@@ -8,7 +8,7 @@ use std::time::Instant;
 use fusewire::store::{MemoryStore, Store};
 use fusewire::{Algorithm, Communicator, DType, Device, Operation, ReduceOp};
 use fusewire_tests::cases::{Case, MEMORIES, OPERATIONS, REDUCING, REDUCTIONS};
-use fusewire_tests::rank::{Mode, Rank};
+use fusewire_tests::rank::{CallMode, Rank};
 use fusewire_tests::rng::Rng;
 use fusewire_tests::runner::Setup;
 use fusewire_tests::skip::full;
@@ -178,7 +178,7 @@ fn words_of_48_bits_hold_long_enough() {
 
 #[test]
 fn enqueued_and_replayed() {
-    for mode in [Mode::Async, Mode::Graph] {
+    for mode in [CallMode::Async, CallMode::Graph] {
         let setup = Setup {
             mode,
             ..setup(3, below(1 << 32))

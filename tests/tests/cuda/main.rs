@@ -13,7 +13,7 @@ use fusewire_tests::device::run_threads;
 use fusewire_tests::mix::Mix;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, report, role, start};
-use fusewire_tests::rank::Mode;
+use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
@@ -81,7 +81,7 @@ fn blocks_norms_and_replays() {
         };
         run(&Threads, setup, "core");
         let setup = Setup {
-            mode: Mode::Graph,
+            mode: CallMode::Graph,
             staging: 32 << 10,
             ..Setup::new(2)
         };

@@ -6,7 +6,7 @@ use fusewire::{Communicator, DType, Determinism, Device, Operation, Options, Red
 use fusewire_tests::cases::{self, Case, REDUCING};
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, Ranks, report, role};
-use fusewire_tests::rank::{Mode, Rank};
+use fusewire_tests::rank::{CallMode, Rank};
 use fusewire_tests::runner::Setup;
 use fusewire_tests::skip::has_gloo;
 
@@ -50,7 +50,7 @@ fn list(ranks: u32) -> Vec<Case> {
     list
 }
 
-fn run_list(comm: &Communicator, mode: Mode, cases: &[Case]) -> u64 {
+fn run_list(comm: &Communicator, mode: CallMode, cases: &[Case]) -> u64 {
     let mut rank = Rank::new(comm.clone(), mode, cases).expect("memory");
     for case in cases {
         if let Err(error) = rank.run(case) {
@@ -158,16 +158,16 @@ fn conforms() -> bool {
         list.retain(|case| !is_inexact(case));
         sums_are_near(&comm);
     }
-    let mut calls = run_list(&comm, Mode::Blocking, &list);
+    let mut calls = run_list(&comm, CallMode::Blocking, &list);
     let few: Vec<_> = cases::core(ranks)
         .into_iter()
         .filter(|case| case.operation != Operation::AllReduceNorm)
         .filter(|case| !(any && is_inexact(case)))
         .collect();
-    calls += run_list(&comm, Mode::Async, &few);
-    calls += run_list(&comm, Mode::Graph, &few);
+    calls += run_list(&comm, CallMode::Async, &few);
+    calls += run_list(&comm, CallMode::Graph, &few);
     let dup = comm.dup().expect("a dup");
-    calls += run_list(&dup, Mode::Blocking, &few);
+    calls += run_list(&dup, CallMode::Blocking, &few);
     // In the other order, and without the last rank.
     let part: Vec<u32> = (0..ranks - 1).rev().collect();
     let mine = if part.contains(&comm.rank()) {
@@ -176,7 +176,7 @@ fn conforms() -> bool {
         &[]
     };
     if let Some(part) = comm.split(mine, "part").expect("a split") {
-        calls += run_list(&part, Mode::Blocking, &few);
+        calls += run_list(&part, CallMode::Blocking, &few);
         part.finalize().expect("an end");
     }
     // One host's ranks need no network.

@@ -13,7 +13,7 @@ use fusewire_tests::device::device_of;
 use fusewire_tests::fake::Fake;
 use fusewire_tests::grid::warnings;
 use fusewire_tests::process::{Host, Ranks, report, role};
-use fusewire_tests::rank::Mode;
+use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 
 use super::{Driver, TEST_TIMEOUT, algorithm, on_fake, options, sum};
@@ -100,7 +100,7 @@ fn all_that_goes_by_multicast_among_threads() {
             },
             nvls(4),
             Setup {
-                mode: Mode::Graph,
+                mode: CallMode::Graph,
                 ..nvls(2)
             },
         ] {
