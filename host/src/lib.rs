@@ -29,10 +29,16 @@ pub mod backend;
 pub mod bootstrap;
 mod comm;
 pub mod cpu;
+#[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
 mod error;
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "hip")),
+    expect(unused, unreachable_code, reason = "there is no driver to open")
+)]
 pub mod gpu;
+#[cfg(feature = "hip")]
 pub mod hip;
 mod memory;
 mod notice;

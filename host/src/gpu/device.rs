@@ -93,6 +93,15 @@ pub struct LoadedModule {
     pub time: Duration,
 }
 
+/// Returns the error of a device whose driver is not in this build.
+#[cfg(not(all(feature = "cuda", feature = "hip")))]
+fn not_built(device: Device, feature: &str) -> Error {
+    Error::NoDevice {
+        device: device.to_string(),
+        detail: format!("the crate fusewire was built without the feature {feature}"),
+    }
+}
+
 impl Gpu {
     /// Returns the GPU `device`.
     ///
@@ -109,8 +118,14 @@ impl Gpu {
             return Ok(Arc::clone(gpu));
         }
         let driver = match device {
+            #[cfg(feature = "cuda")]
             Device::Cuda(ordinal) => crate::cuda::open(ordinal)?,
+            #[cfg(feature = "hip")]
             Device::Hip(ordinal) => crate::hip::open(ordinal)?,
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda(_) => return Err(not_built(device, "cuda")),
+            #[cfg(not(feature = "hip"))]
+            Device::Hip(_) => return Err(not_built(device, "hip")),
             Device::Cpu => {
                 return Err(Error::InvalidArgument {
                     operation: "open GPU",

@@ -11,9 +11,15 @@ use super::{Entry, Image, best};
 use crate::{Error, Result};
 
 /// All compressed files with their names.
+#[cfg(feature = "images")]
 pub(super) const FILES: &[(&str, &[u8])] = include!("../../../images/files.rs");
+#[cfg(not(feature = "images"))]
+pub(super) const FILES: &[(&str, &[u8])] = &[];
 
+#[cfg(feature = "images")]
 const MANIFEST: &str = include_str!("../../../images/manifest.json");
+#[cfg(not(feature = "images"))]
+const MANIFEST: &str = r#"{ "sources": "", "images": [] }"#;
 
 /// Memory limit of decompression in KiB.
 const MEMORY: u32 = 64 << 10;
@@ -61,6 +67,12 @@ pub(super) fn manifest() -> Result<&'static Manifest> {
 /// Returns the library's images for a device.
 fn fitting(architecture: &str) -> Result<Vec<&'static PackedImage>> {
     let images = &manifest()?.images;
+    if images.is_empty() {
+        return Err(Error::Image {
+            image: "of the library".to_owned(),
+            detail: "the crate fusewire was built without the feature images".to_owned(),
+        });
+    }
     let targets = || images.iter().map(|image| image.target.as_str());
     let Some(target) = best(architecture, targets()) else {
         let mut there: Vec<&str> = targets().collect();
