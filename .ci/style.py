@@ -48,7 +48,9 @@ def check(path, lines):
         free = markdown and (fenced or line.startswith("|")) or "://" in line
         if limit and len(line) > limit and not free:
             yield number, f"{len(line)} columns, at most {limit}"
-        if not old and (found := WORDS.search(line)):
+        # CONTRIBUTING.md lists the words that are not used.
+        words = not old and path != "CONTRIBUTING.md"
+        if words and (found := WORDS.search(line)):
             yield number, f"`{found.group()}`: CONTRIBUTING.md has the word to use"
         if suffix == ".rs":
             is_doc = bool(DOC.match(line))
@@ -72,6 +74,7 @@ def self_test():
         "a.rs": ["/// Returns the size.", "/// As in NCCL, zero is legal.", "x" * 100],
         "a.md": ["| " + "y" * 200 + " |", "```text", "z" * 200, "```"],
         "kernels/a.rs": ["// a meeting"],
+        "CONTRIBUTING.md": ["| meeting | rendezvous |"],
     }
     for path, lines in right.items():
         assert not list(check(path, lines)), path
