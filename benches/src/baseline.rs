@@ -25,7 +25,8 @@ const FLAGS: [&str; 2] = ["-O3", "-std=c++17"];
 const STRICT: [&str; 3] = ["-cubin", "-Werror", "all-warnings"];
 
 /// The wheels of PyPI that make a compiler, where there is no CUDA toolkit.
-const INSTALL: &str = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime nvidia-nvvm (and a g++), or a CUDA toolkit";
+const INSTALL: &str = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime \
+    nvidia-nvvm (and a g++), or a CUDA toolkit";
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -92,7 +93,8 @@ pub(crate) fn find() -> Result<PathBuf> {
     );
     let works = |path: &PathBuf| path.is_file() && version(path).is_some();
     candidates.into_iter().find(works).with_context(|| {
-        format!("nvcc is neither $FUSEWIRE_NVCC nor in the Python package nvidia, PATH, $CUDA_HOME or /usr/local/cuda; {INSTALL}")
+        format!("nvcc is neither $FUSEWIRE_NVCC nor in the Python package nvidia, PATH, $CUDA_HOME \
+            or /usr/local/cuda; {INSTALL}")
     })
 }
 

@@ -168,7 +168,8 @@ fn table(one_way: f64, times: &Times) -> Result<String> {
     let rounds = times[0].len();
     writeln!(
         text,
-        "{}; ranks as threads with a core each; {rounds} rounds; ns, median [95 % interval by order statistics].\n",
+        "{}; ranks as threads with a core each; {rounds} rounds; ns, median [95 % interval by \
+            order statistics].\n",
         machine::processor()
     )?;
     writeln!(text, "| | ns |\n|---|---|")?;
@@ -197,7 +198,8 @@ fn table(one_way: f64, times: &Times) -> Result<String> {
     )?;
     writeln!(
         text,
-        "| signal | a node, two rounds of signals of {round:.0}, the other's input | {:.0} | {signal:.0} |",
+        "| signal | a node, two rounds of signals of {round:.0}, the other's input | {:.0} | \
+            {signal:.0} |",
         2.0f64.mul_add(round, node) + one_way
     )?;
     Ok(text)

@@ -264,7 +264,8 @@ fn report(arguments: &Arguments, cases: &[Case], times: &[Times]) -> Result<Stri
     let mut text = String::new();
     writeln!(
         text,
-        "{}; {} ranks as threads, rows of {}, {} rounds; us a call, medians; the quotient by round, with its 95 % interval.\n",
+        "{}; {} ranks as threads, rows of {}, {} rounds; us a call, medians; the quotient by \
+            round, with its 95 % interval.\n",
         machine::processor(),
         arguments.ranks,
         arguments.hidden,
@@ -272,7 +273,8 @@ fn report(arguments: &Arguments, cases: &[Case], times: &[Times]) -> Result<Stri
     )?;
     writeln!(
         text,
-        "| input | output | tokens | all_reduce alone | all_reduce, then norm | fused | steps / fused |"
+        "| input | output | tokens | all_reduce alone | all_reduce, then norm | fused | steps / \
+            fused |"
     )?;
     writeln!(text, "|---|---|---|---|---|---|---|")?;
     for (case, times) in cases.iter().zip(times) {

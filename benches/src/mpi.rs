@@ -209,7 +209,8 @@ impl Mpi {
     pub(crate) fn settings(&self) -> &'static str {
         match self.flavour {
             Flavour::Open => {
-                "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=64G, --bind-to none, --oversubscribe where ranks \
+                "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=64G, --bind-to none, --oversubscribe \
+                    where ranks \
                  exceed cores"
             }
             Flavour::Mpich => "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=64G, -bind-to none",

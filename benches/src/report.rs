@@ -51,7 +51,8 @@ impl Header {
                 machine::kernel()
             ),
             format!(
-                "{rounds} rounds, in each every peer once; float32 sum, out of place; barrier, clock, call, \
+                "{rounds} rounds, in each every peer once; float32 sum, out of place; barrier, \
+                    clock, call, \
                  clock; rank 0's median of a run, then the median of the runs"
             ),
             "rank r pinned to core r mod cores; all results verified on all ranks".to_owned(),
@@ -127,7 +128,8 @@ pub(crate) fn tables(
     if let (Some(least), Some(most)) = (pings.first(), pings.last()) {
         let _ = writeln!(
             text,
-            "Cache-line ping-pong, two lines, one way: median {:.0} ns, {least:.0} to {most:.0} ns.\n",
+            "Cache-line ping-pong, two lines, one way: median {:.0} ns, {least:.0} to {most:.0} \
+                ns.\n",
             pings[pings.len() / 2]
         );
     }
@@ -171,7 +173,8 @@ pub(crate) fn tables(
         if changing > 0 {
             let _ = writeln!(
                 text,
-                "\n{changing} run(s) of {ranks} ranks are in no table: the state changed during them."
+                "\n{changing} run(s) of {ranks} ranks are in no table: the state changed during \
+                    them."
             );
         }
     }

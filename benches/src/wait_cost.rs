@@ -174,7 +174,8 @@ fn check_images(arguments: &Arguments) -> Result<String> {
     let own = Images::in_folders(&properties.architecture, Vec::new()).library("all_reduce")?;
     ensure!(
         given.bytes != own.bytes,
-        "the image of all_reduce in {} is the library's own: `fusewire-build build -p fusewire-kernels --unbounded` makes others",
+        "the image of all_reduce in {} is the library's own: `fusewire-build build -p \
+            fusewire-kernels --unbounded` makes others",
         folder.display()
     );
     Ok(format!(
@@ -271,7 +272,8 @@ fn table(
     writeln!(text, "{where_}")?;
     writeln!(
         text,
-        "All_reduce of f32, {} ranks; {} rounds, in each either kind of kernel runs in processes of its own; us a call, median of \
+        "All_reduce of f32, {} ranks; {} rounds, in each either kind of kernel runs in processes \
+            of its own; us a call, median of \
          the rounds; ratio by round: median [95 % interval by order statistics].\n",
         arguments.ranks, arguments.rounds
     )?;

@@ -119,7 +119,10 @@ impl Image {
     }
 }
 
-fn kernels(functions: &[AsmFunction], resources: impl Fn(&str) -> Option<Resources>) -> Vec<Kernel> {
+fn kernels(
+    functions: &[AsmFunction],
+    resources: impl Fn(&str) -> Option<Resources>,
+) -> Vec<Kernel> {
     functions
         .iter()
         .filter(|function| function.kernel)

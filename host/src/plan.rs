@@ -56,7 +56,8 @@ impl fmt::Display for Plan {
             let promise = if self.bitwise {
                 "same bits on every rank"
             } else {
-                "the library reduces in an order of its own: bits may differ between runs and from other routes"
+                "the library reduces in an order of its own: bits may differ between runs and from \
+                    other routes"
             };
             let name = self.operation.name();
             return match self.route {
@@ -131,7 +132,10 @@ impl Machine {
     const fn packet_bytes(self) -> u64 {
         match self {
             Self { gpu: true, .. } => GPU_PACKET_BYTES,
-            Self { oversubscribed: true, .. } => OVERSUBSCRIBED_PACKET_BYTES,
+            Self {
+                oversubscribed: true,
+                ..
+            } => OVERSUBSCRIBED_PACKET_BYTES,
             Self { .. } => PACKET_BYTES,
         }
     }

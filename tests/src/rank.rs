@@ -152,7 +152,9 @@ impl Rank {
         for dtype in DType::ALL {
             let most = |rank: u32| {
                 let cases = cases.iter().filter(|case| case.dtype == dtype);
-                cases.map(|case| BufferRanges::new(case, ranks, rank).total).max()
+                cases
+                    .map(|case| BufferRanges::new(case, ranks, rank).total)
+                    .max()
             };
             let Some(count) = (0..ranks).filter_map(most).max() else {
                 continue;
@@ -232,7 +234,12 @@ impl Rank {
     ///
     /// # Errors
     /// Those of capture.
-    pub fn capture(&self, case: &Case, ranges: &BufferRanges, memory: &Tensor) -> Result<GraphExec> {
+    pub fn capture(
+        &self,
+        case: &Case,
+        ranges: &BufferRanges,
+        memory: &Tensor,
+    ) -> Result<GraphExec> {
         let stream = self.comm.stream();
         stream.begin_capture()?;
         let enqueued = self.enqueue(case, ranges, memory);
@@ -320,7 +327,12 @@ impl Rank {
     ///
     /// # Errors
     /// Those of the operation.
-    pub fn enqueue(&self, case: &Case, ranges: &BufferRanges, memory: &Tensor) -> Result<Vec<Work>> {
+    pub fn enqueue(
+        &self,
+        case: &Case,
+        ranges: &BufferRanges,
+        memory: &Tensor,
+    ) -> Result<Vec<Work>> {
         call::enqueue(&self.comm, case, &Self::tensors(ranges, memory)?)
     }
 

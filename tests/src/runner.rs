@@ -8,7 +8,7 @@ use std::thread;
 use fusewire::bootstrap::RankSize;
 use fusewire::store::{MemoryStore, Store};
 use fusewire::{
-    Algorithm, Communicator, Determinism, Error, Operation, Options, GridMode, new_comm,
+    Algorithm, Communicator, Determinism, Error, GridMode, Operation, Options, new_comm,
 };
 
 use crate::backends;
@@ -138,7 +138,8 @@ impl Setup {
             lanes: lanes.parse().ok()?,
             blocks: blocks.parse().ok()?,
             algorithm: algorithm.parse().ok()?,
-            mode: [CallMode::Blocking, CallMode::Async, CallMode::Graph][mode.parse::<usize>().ok()? % 3],
+            mode: [CallMode::Blocking, CallMode::Async, CallMode::Graph]
+                [mode.parse::<usize>().ok()? % 3],
             staging: staging.parse().ok()?,
             first_epoch: first_epoch.parse().ok()?,
         })

@@ -346,7 +346,9 @@ fn a_rank_that_never_comes_is_named() {
         for result in results {
             let (error, again, took) = result.expect("joined");
             assert!(
-                error.contains("rank 1 of 3 did not launch within 0.7 s; another rank launched all_reduce"),
+                error.contains(
+                    "rank 1 of 3 did not launch within 0.7 s; another rank launched all_reduce"
+                ),
                 "{error}"
             );
             assert_eq!(again, error);

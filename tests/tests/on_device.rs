@@ -163,7 +163,9 @@ fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
             if multi_rank_grid {
                 // The host misses it: there is no grid without it.
                 assert!(
-                    text.contains("rank 1 of 3 did not launch within 2 s; another rank launched all_reduce"),
+                    text.contains(
+                        "rank 1 of 3 did not launch within 2 s; another rank launched all_reduce"
+                    ),
                     "{text}"
                 );
                 println!("{text}");
@@ -431,7 +433,8 @@ fn seeded_divergence_of_warps() {
 }
 
 #[test]
-#[ignore = "a barrier that a part of a warp goes around, which a sanitizer must find; it may hang without one"]
+#[ignore = "a barrier that a part of a warp goes around, which a sanitizer must find; it may hang \
+    without one"]
 fn seeded_divergence_in_a_warp() {
     SeededBug::Divergence {
         limit: LANES / 2 + 8,

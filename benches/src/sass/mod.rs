@@ -133,13 +133,16 @@ fn disassembled(tools: &Path, cubin: &Path) -> Result<String> {
 
 fn report(target: &str, ours: &Code, theirs: &Code) -> Result<String> {
     let mut text = format!(
-        "Machine code of {target}. For every kernel the loops that move 16 bytes an instruction: per 16 bytes loaded or stored the \
+        "Machine code of {target}. For every kernel the loops that move 16 bytes an instruction: \
+            per 16 bytes loaded or stored the \
          instructions issued (all; integer, float, shared memory and constants, branches), loads and stores of 16 bytes in a pass \
          and the loads that are under way before the first result is needed. An instruction whose guard is off is counted as issued.\n"
     );
     for (what, our_kernel, their_kernel) in PAIRS {
         text += &format!(
-            "\n### {what}\n\n| kernel | instructions of the kernel | in the loop | loads | stores | under way | per 16 B | integer | float | shared, const | branch |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
+            "\n### {what}\n\n| kernel | instructions of the kernel | in the loop | loads | stores \
+                | under way | per 16 B | integer | float | shared, const | branch \
+                |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
         );
         for (whose, code, kernel) in [("Rust", ours, our_kernel), ("C++", theirs, their_kernel)] {
             let loops = code.data_loops(kernel)?;
@@ -159,7 +162,8 @@ fn report(target: &str, ours: &Code, theirs: &Code) -> Result<String> {
 fn row(whose: &str, kernel: &str, all: usize, found: &Loop) -> String {
     let per = |count: usize| count as f64 / found.moved() as f64;
     format!(
-        "| {whose} `{kernel}` | {all} | {} | {} | {} | {} | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} |\n",
+        "| {whose} `{kernel}` | {all} | {} | {} | {} | {} | {:.1} | {:.1} | {:.1} | {:.1} | {:.1} \
+            |\n",
         found.instructions,
         found.loads,
         found.stores,

@@ -344,7 +344,12 @@ impl Benchmark<'_> {
 /// Leaves out, of each side, what takes much longer than its best; never the floor.
 fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
     let mut figures: Vec<_> = figures.collect();
-    for side in [Side::OwnProgram, Side::OursApart, Side::Theirs, Side::TheirsApart] {
+    for side in [
+        Side::OwnProgram,
+        Side::OursApart,
+        Side::Theirs,
+        Side::TheirsApart,
+    ] {
         let of_side = |figure: &&mut Figure| figure.side == side && figure.left_out.is_none();
         let times = figures.iter().filter(|figure| of_side(figure));
         let best = times

@@ -163,7 +163,8 @@ mod tests {
 
     /// Returns the offset of the last unit that a launch uses, by `Exchange::unit_offset` in `cuda/packets.cuh`.
     fn last(blocks: usize, parts: usize, ranks: usize, capacity: usize, local: usize) -> usize {
-        let group = ((((blocks - 1) * 2 + 1) * parts) + parts - 1) * (capacity / GROUP) + local / GROUP;
+        let group =
+            ((((blocks - 1) * 2 + 1) * parts) + parts - 1) * (capacity / GROUP) + local / GROUP;
         group * ranks * PLANES * GROUP + local % GROUP + ((ranks - 1) * PLANES + 1) * GROUP
     }
 

@@ -20,7 +20,8 @@ const MAX_RANKS: usize = 8;
 /// Threads of a block that the kernels are compiled for.
 pub(crate) const MAX_THREADS: u32 = 512;
 /// Bytes of `SignalPad` in `cuda/barrier.cuh`.
-pub(crate) const SIGNAL_PAD_BYTES: usize = 4 * (2 * MAX_BLOCKS + 2 * MAX_BLOCKS * MAX_RANKS + 32 + 32);
+pub(crate) const SIGNAL_PAD_BYTES: usize =
+    4 * (2 * MAX_BLOCKS + 2 * MAX_BLOCKS * MAX_RANKS + 32 + 32);
 
 /// How a barrier or a signal is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -388,6 +389,8 @@ mod tests {
             assert!(memory.contains(&line), "{line}");
         }
         let barrier = include_str!("../../cuda/barrier.cuh");
-        assert!(barrier.contains(&format!("static_assert(sizeof(SignalPad) == {SIGNAL_PAD_BYTES}")));
+        assert!(barrier.contains(&format!(
+            "static_assert(sizeof(SignalPad) == {SIGNAL_PAD_BYTES}"
+        )));
     }
 }

@@ -70,7 +70,8 @@ impl Baseline {
                 let expected = entry.layout();
                 ensure!(
                     there == expected,
-                    "the arguments of {symbol} (offset, size) are {there:?} in {origin} and {expected:?} here; compile it anew"
+                    "the arguments of {symbol} (offset, size) are {there:?} in {origin} and \
+                        {expected:?} here; compile it anew"
                 );
             }
             functions.insert(symbol, function);
@@ -97,13 +98,15 @@ impl Baseline {
         };
         ensure!(
             blocks as usize <= MAX_BLOCKS && threads <= MAX_THREADS && threads.is_multiple_of(32),
-            "{symbol}: {blocks} blocks of {threads} threads; at most {MAX_BLOCKS} of {MAX_THREADS}, in warps"
+            "{symbol}: {blocks} blocks of {threads} threads; at most {MAX_BLOCKS} of \
+                {MAX_THREADS}, in warps"
         );
         let each = self.gpu.driver().resident_blocks(function, threads, 0)?;
         let fits = each * self.gpu.properties().multiprocessors;
         ensure!(
             together == 0 || blocks * together <= fits,
-            "{symbol}: {together} ranks of {blocks} blocks of {threads} threads wait for each other, and {fits} blocks fit the GPU at \
+            "{symbol}: {together} ranks of {blocks} blocks of {threads} threads wait for each \
+                other, and {fits} blocks fit the GPU at \
              once; use fewer (--blocks)"
         );
         Ok(Launch {

@@ -31,7 +31,7 @@ use self::buffers::{Buffers, Latch, Packets, Peers};
 use self::costs::Cost;
 use self::entries::{RANKS, SIGNAL_PAD_BYTES, TYPES, VECTOR};
 use self::loaded::Baseline;
-use self::rendezvous::{RendezvousGuard, Rendezvous};
+use self::rendezvous::{Rendezvous, RendezvousGuard};
 use self::report::{Report, Row};
 use crate::report as documents;
 
@@ -222,12 +222,14 @@ fn header(arguments: &Arguments, gpu: &Gpu, baseline: &Baseline) -> Vec<String> 
         ),
         format!("baseline: {}", baseline.origin),
         format!(
-            "{} rounds, in each every candidate once, another one first; ns of an operation by the GPU's clock on the slowest \
+            "{} rounds, in each every candidate once, another one first; ns of an operation by the \
+                GPU's clock on the slowest \
              rank, behind operations that are not timed; then the median of the rounds",
             arguments.rounds
         ),
         "ratios are by round: median [95 % interval by order statistics]; below 1 ours is faster".to_owned(),
-        "same memory, same streams, at most as many blocks and threads; all results verified on all ranks".to_owned(),
+        "same memory, same streams, at most as many blocks and threads; all results verified on \
+            all ranks".to_owned(),
     ]
 }
 

@@ -140,7 +140,8 @@ impl Report {
                 first.blocks,
                 first.threads
             );
-            text += "| bytes | auto us | best of ours us | best C++ us | auto / C++ | best / C++ | copy us | of the copy's rate: ours, C++ | C++ waits us |\n";
+            text += "| bytes | auto us | best of ours us | best C++ us | auto / C++ | best / C++ | \
+                copy us | of the copy's rate: ours, C++ | C++ waits us |\n";
             text += "|---|---|---|---|---|---|---|---|---|\n";
             for row in group {
                 self.all_reduce_line(&mut text, row);
@@ -150,14 +151,16 @@ impl Report {
             let first = group[0];
             let _ = writeln!(
                 text,
-                "\n### All-reduce + residual + RMSNorm, {} ranks, {}, {}; {} blocks of {} threads at most\n",
+                "\n### All-reduce + residual + RMSNorm, {} ranks, {}, {}; {} blocks of {} threads \
+                    at most\n",
                 first.ranks,
                 first.dtype,
                 first.mode.name(),
                 first.blocks,
                 first.threads
             );
-            text += "| tokens | fused us | ours apart us | C++ fused us | C++ apart us | fused / C++ fused | fused / C++ apart | fused / ours apart |\n";
+            text += "| tokens | fused us | ours apart us | C++ fused us | C++ apart us | fused / \
+                C++ fused | fused / C++ apart | fused / ours apart |\n";
             text += "|---|---|---|---|---|---|---|---|\n";
             for row in group {
                 fused_line(&mut text, row);
@@ -345,7 +348,8 @@ mod tests {
             ..Report::default()
         };
         let text = report.tables();
-        let line = "| 8 KiB | 4.00 (two_shot) | 3.00 (signal) | 2.00 (one_stage) | 2.00 [2.00, 2.00] | 1.50 [1.50, 1.50] | 0.51 | 17 %, 25 % | 3.00 |";
+        let line = "| 8 KiB | 4.00 (two_shot) | 3.00 (signal) | 2.00 (one_stage) | 2.00 [2.00, \
+            2.00] | 1.50 [1.50, 1.50] | 0.51 | 17 %, 25 % | 3.00 |";
         assert!(text.contains(line), "{text}");
         assert!(
             text.contains("| barrier, relaxed | 4 | 1.50 us | 1.50 to 1.50 |"),
@@ -401,7 +405,9 @@ mod tests {
             ..Report::default()
         };
         let text = report.tables();
-        let line = "| 16 | 6.00 | 9.01 (signal, then norm_alone) | 6.00 (norm_by_packets) | 12.0 (one_stage, then norm_alone) | 1.00 [1.00, 1.00] | 0.50 [0.50, 0.50] | 0.67 [0.67, 0.67] |";
+        let line = "| 16 | 6.00 | 9.01 (signal, then norm_alone) | 6.00 (norm_by_packets) | 12.0 \
+            (one_stage, then norm_alone) | 1.00 [1.00, 1.00] | 0.50 [0.50, 0.50] | 0.67 [0.67, \
+            0.67] |";
         assert!(text.contains(line), "{text}");
     }
 }

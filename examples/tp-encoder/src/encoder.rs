@@ -242,7 +242,8 @@ impl Encoder {
         let positions = self.positions.dim(0)?;
         ensure!(
             longest > 0 && longest <= positions,
-            "a batch of {sentences} sentences of up to {longest} tokens; 1 to {positions} are possible"
+            "a batch of {sentences} sentences of up to {longest} tokens; 1 to {positions} are \
+                possible"
         );
         let ids = Tensor::from_slice(&batch.ids, (sentences * longest,), &self.device)?;
         let words = self.words.index_select(&ids, 0)?;

@@ -45,7 +45,7 @@ use candle_core::Device;
 use fusewire::Communicator;
 
 pub use self::encoder::{Batch, Encoder};
-pub use self::join::{SingleProcess, FusedJoin, Join, LayerNorm, UnfusedJoin};
+pub use self::join::{FusedJoin, Join, LayerNorm, SingleProcess, UnfusedJoin};
 pub use self::shard::Shard;
 pub use self::weights::{Config, Weights};
 

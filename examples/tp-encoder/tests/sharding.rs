@@ -4,7 +4,7 @@ use candle_core::Device;
 use fusewire::{Algorithm, Options, run_threads};
 use tp_encoder::measure::difference;
 use tp_encoder::report::TOLERANCE;
-use tp_encoder::{SingleProcess, Batch, Config, Encoder, FusedJoin, Shard, UnfusedJoin, Weights};
+use tp_encoder::{Batch, Config, Encoder, FusedJoin, Shard, SingleProcess, UnfusedJoin, Weights};
 
 type Embeddings = Vec<Vec<f32>>;
 
@@ -18,7 +18,11 @@ fn batch() -> Batch {
 
 fn whole(config: &Config, weights: &Weights) -> Embeddings {
     let encoder = Encoder::new(config, weights, Shard::WHOLE, &Device::Cpu).unwrap();
-    encoder.embed(&batch(), &SingleProcess).unwrap().to_vec2().unwrap()
+    encoder
+        .embed(&batch(), &SingleProcess)
+        .unwrap()
+        .to_vec2()
+        .unwrap()
 }
 
 /// What each rank has, fused and not; rank r's weights are `weights(r)`.
@@ -89,7 +93,11 @@ fn padding_changes_nothing() {
     let expected = whole(&config, &weights);
     let encoder = Encoder::new(&config, &weights, Shard::WHOLE, &Device::Cpu).unwrap();
     let short = Batch::new(&[vec![1, 30, 12, 7, 2]]);
-    let alone: Embeddings = encoder.embed(&short, &SingleProcess).unwrap().to_vec2().unwrap();
+    let alone: Embeddings = encoder
+        .embed(&short, &SingleProcess)
+        .unwrap()
+        .to_vec2()
+        .unwrap();
     assert!(difference(&expected[..1], &alone).unwrap() <= TOLERANCE);
 }
 

@@ -9,7 +9,7 @@ use fusewire::{Communicator, Device, Stream, new_comm};
 
 use crate::error::{Outcome, argument, bootstrap, give, guard, text};
 use crate::memory::Region;
-use crate::types::{ParsedOptions, FusewireOptions};
+use crate::types::{FusewireOptions, ParsedOptions};
 
 /// A communicator on a stream: `fusewire_comm`.
 #[derive(Debug)]
@@ -80,7 +80,8 @@ pub unsafe extern "C" fn fusewire_comm_from_env(
         if parsed.store_is_served {
             return Err(argument(
                 NAME,
-                "store_is_served is for fusewire_comm_create; here TORCHELASTIC_USE_AGENT_STORE says who serves",
+                "store_is_served is for fusewire_comm_create; here TORCHELASTIC_USE_AGENT_STORE \
+                    says who serves",
             ));
         }
         let made = new_comm(&parsed.backend, device, "world", parsed.options)?;
@@ -129,7 +130,8 @@ pub unsafe extern "C" fn fusewire_comm_create(
                 bootstrap(
                     NAME,
                     format!(
-                        "rank 0 cannot serve the store at {address} ({error}); give a free port at an address of \
+                        "rank 0 cannot serve the store at {address} ({error}); give a free port at \
+                            an address of \
                          its host, or set store_is_served where another process serves it"
                     ),
                 )
@@ -417,7 +419,10 @@ pub unsafe extern "C" fn fusewire_workspace_bytes(
         if parsed.backend != "fusewire" {
             return Err(argument(
                 NAME,
-                format!("what backend {} allocates is its own affair", parsed.backend),
+                format!(
+                    "what backend {} allocates is its own affair",
+                    parsed.backend
+                ),
             ));
         }
         let needed = parsed.options.workspace_bytes(device, size)?;

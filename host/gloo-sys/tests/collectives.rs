@@ -4,7 +4,7 @@ mod common;
 #[path = "common/suite.rs"]
 mod suite;
 
-use common::{TEST_TIMEOUT, POISON, pattern, with_threads};
+use common::{POISON, TEST_TIMEOUT, pattern, with_threads};
 use fusewire_gloo_sys::{Call, Context, DataType, ReduceOp, Transfer};
 use half::{bf16, f16};
 

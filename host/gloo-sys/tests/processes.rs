@@ -179,7 +179,11 @@ fn a_killed_process_fails_the_others_soon() {
             results.iter().all(|success| *success),
             "{results:?} of {size} ranks"
         );
-        assert!(start.elapsed() < TEST_TIMEOUT / 2, "took {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < TEST_TIMEOUT / 2,
+            "took {:?}",
+            start.elapsed()
+        );
     }
 }
 

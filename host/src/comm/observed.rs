@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::observe::{FlightRecord, HookArguments, HookHandle, CommDump, ReplayArguments};
+use super::observe::{CommDump, FlightRecord, HookArguments, HookHandle, ReplayArguments};
 use super::{Communicator, Inner};
 use crate::{Error, Result};
 

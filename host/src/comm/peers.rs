@@ -58,10 +58,13 @@ pub(super) fn watch(inner: &Arc<Inner>) {
         let Some(key) = key.as_ref().filter(|key| key.0 != own) else {
             continue;
         };
-        let watched = state.processes.entry(*key).or_insert_with(|| WatchedProcess {
-            descriptor: process::descriptor(key.0),
-            interests: Vec::new(),
-        });
+        let watched = state
+            .processes
+            .entry(*key)
+            .or_insert_with(|| WatchedProcess {
+                descriptor: process::descriptor(key.0),
+                interests: Vec::new(),
+            });
         watched.interests.push((Arc::downgrade(inner), rank));
         added = true;
     }

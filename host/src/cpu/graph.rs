@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::event::CpuEvent;
 use super::launch::Launch;
-use super::stream::{Item, CpuStream, CpuTicket};
+use super::stream::{CpuStream, CpuTicket, Item};
 use crate::{Error, Result};
 
 /// A closure that a graph can replay.

@@ -22,7 +22,7 @@ pub use launch::{
 };
 pub use multi_rank_grid::run_multi_rank_grid;
 pub use segment::Segment;
-pub use stream::{Item, CpuStream, CpuTicket};
+pub use stream::{CpuStream, CpuTicket, Item};
 
 pub(crate) use cache::last_level_bytes;
 pub(crate) use graph::{Node, Replay, current_replay, next_graph, with_replay};

@@ -113,7 +113,7 @@ pub(super) struct State {
     /// The first failure since the last synchronisation.
     pub(super) sticky: Option<Error>,
     capture: Option<Arc<Capture>>,
-    /// The branch that the stream records into, if [`CpuStream::branch`](super::Stream::branch) was
+    /// The branch that the stream records into, if [`CpuStream::branch`](super::CpuStream::branch) was
     /// called in this capture.
     pub(super) branch: Option<Branch>,
     waiting: u32,

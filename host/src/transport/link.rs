@@ -250,7 +250,13 @@ impl Link {
         Ok((socket, welcome))
     }
 
-    fn submit(&self, verb: Verb, local: StorageRange, remote: RemoteBuffer, timeout: Duration) -> Pending {
+    fn submit(
+        &self,
+        verb: Verb,
+        local: StorageRange,
+        remote: RemoteBuffer,
+        timeout: Duration,
+    ) -> Pending {
         let pending = Pending::unfinished();
         let operation = Operation::new(verb, local, remote, timeout, pending.clone());
         let core = &*self.core;

@@ -316,7 +316,11 @@ impl Memory {
         &self.handle.grant.storage
     }
 
-    fn part(&self, operation: &'static str, range: impl RangeBounds<usize>) -> Result<StorageRange> {
+    fn part(
+        &self,
+        operation: &'static str,
+        range: impl RangeBounds<usize>,
+    ) -> Result<StorageRange> {
         let from = match range.start_bound() {
             Bound::Included(from) => Some(*from),
             Bound::Excluded(before) => before.checked_add(1),

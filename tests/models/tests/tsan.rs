@@ -11,7 +11,7 @@ mod parts {
     use fusewire_device::{Block, Machine, kernel};
     use fusewire_models::broken::Kernel;
     use fusewire_tests::cases;
-    use fusewire_tests::rank::Mode;
+    use fusewire_tests::rank::CallMode;
     use fusewire_tests::runner::{Setup, Threads};
 
     /// Runs entry `which` of [`KERNELS`].
@@ -86,7 +86,7 @@ mod parts {
             (
                 "3 ranks, async".to_owned(),
                 Setup {
-                    mode: Mode::Async,
+                    mode: CallMode::Async,
                     ..base
                 },
                 "core",
@@ -94,7 +94,7 @@ mod parts {
             (
                 "3 ranks, graphs".to_owned(),
                 Setup {
-                    mode: Mode::Graph,
+                    mode: CallMode::Graph,
                     ..base
                 },
                 "core",

@@ -179,7 +179,11 @@ fn norm(grid: &mut Grid) -> Result<()> {
             });
         }
     }
-    for mode in [rank::Mode::Blocking, rank::Mode::Async, rank::Mode::Graph] {
+    for mode in [
+        rank::CallMode::Blocking,
+        rank::CallMode::Async,
+        rank::CallMode::Graph,
+    ] {
         if grid.comm.backend_impl().is_some() {
             cases.iter().for_each(|_| grid.tally.unsupported(group));
             continue;

@@ -169,7 +169,10 @@ impl Grid {
                 }
             }
             Mode::Graphs => {
-                let memories = [self.case_memory(case, false)?, self.case_memory(case, true)?];
+                let memories = [
+                    self.case_memory(case, false)?,
+                    self.case_memory(case, true)?,
+                ];
                 let memories = [&*memory, &memories[0], &memories[1]];
                 let graphs = [
                     self.capture(case, memories[0])?,

@@ -25,7 +25,12 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
             if count == MILLION && grid.breadth != Breadth::Full && !few {
                 continue;
             }
-            for mode in [IssueMode::Sync, IssueMode::Async, IssueMode::Dropped, IssueMode::Graph] {
+            for mode in [
+                IssueMode::Sync,
+                IssueMode::Async,
+                IssueMode::Dropped,
+                IssueMode::Graph,
+            ] {
                 if grid.is_short() && mode != IssueMode::Sync {
                     continue;
                 }
@@ -97,6 +102,10 @@ fn both_ways(grid: &mut Grid) -> Result<()> {
     batch.issue()?;
     let right = read(&from_before) == grid.contents(dtype, before, call, count)
         && read(&from_next) == grid.contents(dtype, next, call + 1000, count);
-    grid.check(GROUP, right, "an exchange with both adjacent ranks is wrong");
+    grid.check(
+        GROUP,
+        right,
+        "an exchange with both adjacent ranks is wrong",
+    );
     Ok(())
 }

@@ -8,7 +8,7 @@ use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine, kernel};
 use fusewire_tests::cases::{Case, MEMORIES};
 use fusewire_tests::oracle;
-use fusewire_tests::rank::{CallMode, BufferRanges, Rank};
+use fusewire_tests::rank::{BufferRanges, CallMode, Rank};
 
 type TamperFn = fn(&mut [u8], &BufferRanges);
 

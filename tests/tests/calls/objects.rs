@@ -161,7 +161,10 @@ fn an_object_that_cannot_be_encoded_is_an_error_without_a_limit_too() {
                 Err(serde::ser::Error::custom("it will not"))
             }
         }
-        let error = comm.all_gather_object(&Unserializable).err().expect("not encoded");
+        let error = comm
+            .all_gather_object(&Unserializable)
+            .err()
+            .expect("not encoded");
         assert!(matches!(error, Error::Object { .. }), "{error}");
         comm.barrier()
     }) {

@@ -353,7 +353,10 @@ fn seven_go_on_where_one_of_eight_was_killed() {
     let test = "reconfigure::seven_go_on_where_one_of_eight_was_killed";
     let mut ranks = Ranks::start(test, "survivor", 8, Host::Parent, &[]);
     for process in &mut ranks.processes {
-        assert_eq!(process.next_report(TEST_TIMEOUT).expect("it runs"), "running");
+        assert_eq!(
+            process.next_report(TEST_TIMEOUT).expect("it runs"),
+            "running"
+        );
     }
     ranks.processes[5].signal(libc::SIGKILL);
     let mut times = Vec::new();

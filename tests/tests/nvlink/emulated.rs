@@ -168,7 +168,8 @@ fn reduce_scatter_carries_whole_vectors_of_a_row() {
                     let expected = if carried[i] && multicast { twice } else { once };
                     assert!(
                         result == expected,
-                        "element {i} of {count} from {input} to {output} on rank {me}: {result}, not {expected}"
+                        "element {i} of {count} from {input} to {output} on rank {me}: {result}, \
+                            not {expected}"
                     );
                 }
             }

@@ -52,7 +52,9 @@ fn on_fake(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     let mut child = start(test, "fake", &environment);
     let said = child.next_report(TEST_TIMEOUT);
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
-    child.succeed(TEST_TIMEOUT).expect("success behind its report");
+    child
+        .succeed(TEST_TIMEOUT)
+        .expect("success behind its report");
 }
 
 /// Any order of additions, so that the switch may add.

@@ -249,7 +249,9 @@ fn every_instruction_set_gives_the_same_bits() {
     for name in ["baseline", "avx2", "avx512"] {
         let environment = [("FUSEWIRE_ISA".to_owned(), name.to_owned())];
         let mut child = start(test, "isa", &environment);
-        let set = child.next_report(TEST_TIMEOUT).expect("its instruction set");
+        let set = child
+            .next_report(TEST_TIMEOUT)
+            .expect("its instruction set");
         if !set.eq_ignore_ascii_case(name) {
             fusewire_tests::skip::skip(name, "this machine does not have it");
             continue;

@@ -163,7 +163,11 @@ impl Hierarchy {
     ) -> Result<()> {
         let name = "reduce";
         let dtype = clock.args.dtype;
-        let (own, target, leader) = (self.own(), self.coordinates[root as usize], self.leader(root));
+        let (own, target, leader) = (
+            self.own(),
+            self.coordinates[root as usize],
+            self.leader(root),
+        );
         let is_leader = own.local == leader;
         let mut own_sum = scratch(if is_leader && root != self.rank {
             clock.bytes(count)
@@ -228,7 +232,11 @@ impl Hierarchy {
     ) -> Result<()> {
         let name = "broadcast";
         let dtype = clock.args.dtype;
-        let (own, source, leader) = (self.own(), self.coordinates[root as usize], self.leader(root));
+        let (own, source, leader) = (
+            self.own(),
+            self.coordinates[root as usize],
+            self.leader(root),
+        );
         let within = |root: u32| {
             self.local(clock)
                 .broadcast(output(buffer, count, dtype), root)

@@ -231,7 +231,8 @@ impl Communicator {
         }
         if compute.id() == self.stream.id() {
             return refuse(
-                "the compute stream is the communicator's own stream, so each would wait for the other; give \
+                "the compute stream is the communicator's own stream, so each would wait for the \
+                    other; give \
                  the operation a stream of its own: comm.on(&stream)"
                     .to_owned(),
             );
@@ -268,7 +269,8 @@ impl Communicator {
         Err(invalid(
             name,
             format!(
-                "{blocks} blocks would wait on {there} multiprocessors, which leaves none for what they wait for; make the \
+                "{blocks} blocks would wait on {there} multiprocessors, which leaves none for what \
+                    they wait for; make the \
                  communicator with fewer (Options::blocks)"
             ),
         ))
@@ -276,11 +278,17 @@ impl Communicator {
 
     /// Clears the words on the compute stream, then enqueues the operation on the communicator's
     /// stream, which waits for that.
-    fn fork(&self, compute: &Stream, flags: &ReadyFlags, prepared: &PreparedOp<'_>) -> Result<Work> {
+    fn fork(
+        &self,
+        compute: &Stream,
+        flags: &ReadyFlags,
+        prepared: &PreparedOp<'_>,
+    ) -> Result<Work> {
         self.inner.check()?;
         if self.stream.capture_number()?.is_some() && compute.capture_number()?.is_none() {
             return Err(Error::capture(
-                "the communicator's stream is captured, the compute stream is not: begin the capture on the \
+                "the communicator's stream is captured, the compute stream is not: begin the \
+                    capture on the \
                  compute stream; the communicator's stream then joins it",
             ));
         }

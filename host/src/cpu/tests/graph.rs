@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use super::super::{CpuEvent, Item, CpuStream};
+use super::super::{CpuEvent, CpuStream, Item};
 use super::{add, capture, failing, fold, launch, value};
 use crate::Error;
 

@@ -6,7 +6,7 @@ use std::thread;
 
 use fusewire_device::native::LaneContext;
 
-use super::super::{BlockOrder, Grid, Launch, LaunchInfo, LaunchOwner, CpuStream};
+use super::super::{BlockOrder, CpuStream, Grid, Launch, LaunchInfo, LaunchOwner};
 use super::{Params, add, launch, launch_grid, value};
 use crate::{Error, Result};
 

@@ -11,7 +11,7 @@ use std::thread;
 
 use fusewire_device::native::LaneContext;
 
-use super::{CpuGraphExec, Grid, Item, Launch, CpuStream};
+use super::{CpuGraphExec, CpuStream, Grid, Item, Launch};
 use crate::Error;
 
 const LONG: Duration = Duration::from_secs(20);

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, ThreadId};
 
-use super::super::{CpuEvent, Item, LaunchInfo, LaunchOwner, CpuStream};
+use super::super::{CpuEvent, CpuStream, Item, LaunchInfo, LaunchOwner};
 use super::{LONG, add, block, capture, failing, fold, increment, launch, panics, value};
 use crate::{Error, Result};
 
