@@ -167,7 +167,8 @@ pub unsafe extern "gpu-kernel" fn control_multicast_clean(from: u64, to: u64) {
         core::arch::asm!(
             "fence.proxy.alias;",
             "{{ .reg .b32 a, b, c, d;",
-            "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {{a, b, c, d}}, [{from}];",
+            "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {{a, b, c, d}}, \
+                [{from}];",
             "multimem.st.relaxed.sys.global.v4.f32 [{to}], {{a, b, c, d}}; }}",
             "fence.proxy.alias;",
             from = in(reg64) from,

@@ -151,8 +151,8 @@ fn main() {
 /// Builds and runs the probe of `project`.
 ///
 /// # Errors
-/// [`Error::Project`] where the crate does not depend on `fusewire-device`; [`Error::Command`] where
-/// it does not compile, or has no `KERNELS`.
+/// [`Error::Project`] if the crate does not depend on `fusewire-device` or has no public `KERNELS`;
+/// [`Error::Command`] if it does not compile.
 pub fn probe(project: &Project) -> Result<Host> {
     let Some(device) = &project.device else {
         return Err(Error::Project(format!(
@@ -162,9 +162,15 @@ pub fn probe(project: &Project) -> Result<Host> {
     };
     let folder = project.target.join("fusewire-probe").join(&project.name);
     files::create_directory(&folder.join("src"))?;
+    // The very package that the crate depends on: another copy would have other types.
+    let published = project.dependencies.iter().find_map(|dependency| {
+        let version = dependency.strip_prefix("fusewire-device ")?;
+        Some(format!("\"={version}\""))
+    });
+    let device = published.unwrap_or_else(|| format!("{{ path = {device:?} }}"));
     let manifest = format!(
         "[package]\nname = \"probe\"\nversion = \"0.0.0\"\nedition = \"2024\"\npublish = false\n\n\
-         [dependencies]\nfusewire-device = {{ path = {device:?} }}\n\
+         [dependencies]\nfusewire-device = {device}\n\
          probed = {{ package = {:?}, path = {:?} }}\n\n\
          [profile.release]\ndebug = false\ncodegen-units = 4\n\n[workspace]\n",
         project.name, project.folder
@@ -181,7 +187,8 @@ pub fn probe(project: &Project) -> Result<Host> {
         .args(["build", "--release", "--quiet"])
         .current_dir(&folder)
         .env("CARGO_TARGET_DIR", &target);
-    process::run("building the host's list of kernels", &mut command)?;
+    process::run("building the host's list of kernels", &mut command)
+        .map_err(|error| without_list(project, error))?;
     // One program at a time has this name; the copy stays this crate's.
     let program = folder.join("program");
     std::fs::copy(target.join("release/probe"), &program).map_err(|source| Error::File {
@@ -200,4 +207,24 @@ pub fn probe(project: &Project) -> Result<Host> {
         grid,
         program,
     })
+}
+
+/// Says what to add to a crate without a public list; leaves other errors as they are.
+fn without_list(project: &Project, error: Error) -> Error {
+    match &error {
+        Error::Command { output, .. }
+            if output.contains("cannot find value `KERNELS`")
+                || output.contains("static `KERNELS` is private")
+                || output.contains("constant `KERNELS` is private") =>
+        {
+            Error::Project(format!(
+                "{} has no list of kernels: add `pub static KERNELS: \
+                 &[&[fusewire_device::native::KernelInfo]] = &[NAME_INSTANCES];` with the \
+                 NAME_INSTANCES of every #[kernel], under \
+                 `#[cfg(not(any(target_arch = \"nvptx64\", target_arch = \"amdgpu\")))]`",
+                project.name
+            ))
+        }
+        _ => error,
+    }
 }

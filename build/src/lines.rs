@@ -235,7 +235,8 @@ define void @k() !dbg !3 {
 }
 !1 = !DIFile(filename: \"src/lib.rs\", directory: \".\")
 !2 = !DIFile(filename: \"device-api/src/wait.rs\", directory: \".\")
-!3 = distinct !DISubprogram(name: \"k\", linkageName: \"k\", scope: !9, file: !1, line: 4, scopeLine: 4)
+!3 = distinct !DISubprogram(name: \"k\", linkageName: \"k\", scope: !9, file: !1, line: 4, \
+    scopeLine: 4)
 !4 = distinct !DISubprogram(name: \"f\", scope: !9, file: !2, line: 40, scopeLine: 41)
 !5 = distinct !DILexicalBlock(scope: !3, file: !1, line: 5, column: 3)
 !6 = distinct !DILocation(line: 6, column: 9, scope: !5)

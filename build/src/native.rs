@@ -17,6 +17,19 @@ pub const CALLS: &str = "native-call";
 /// A multiplication and an addition are fused.
 pub const FUSED: &str = "native-fused";
 
+/// What an author can do about a violation of each rule.
+pub const ADVICE: &[(&str, &str)] = &[
+    (
+        WIDTH,
+        "write the hot loop over bulk::reduce or over lanes of fixed length, so that it vectorises",
+    ),
+    (
+        CALLS,
+        "mark what a hot loop calls #[inline(always)], so that it is compiled for the variant",
+    ),
+    (FUSED, "multiply and add in two operations, without mul_add"),
+];
+
 /// Kernels that reduce, where a crate does not say.
 pub const REDUCTIONS: &[&str] = &["*reduce*"];
 
@@ -248,11 +261,7 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
             _ => continue,
         };
         let mut add = |rule: &'static str, detail: String| {
-            out.push(Violation {
-                rule,
-                kernel: symbol.clone(),
-                detail,
-            });
+            out.push(Violation::new(rule, symbol, detail));
         };
         let reduces = if reductions.is_empty() {
             REDUCTIONS.iter().any(|pattern| fits(pattern, kernel))

@@ -152,7 +152,8 @@ impl ImageSet {
         let total = packed.iter().map(Vec::len).sum();
         if total > MOST_BYTES {
             return Err(Error::Project(format!(
-                "the compressed images have {total} bytes, at most {MOST_BYTES} are allowed: fewer instances, or fewer targets"
+                "the compressed images have {total} bytes, at most {MOST_BYTES} are allowed: fewer \
+                    instances, or fewer targets"
             )));
         }
         if let Ok(old) = read(folder) {
@@ -253,7 +254,8 @@ impl Manifest {
             .map(|image| Ok(format!("    {}", to_json(image)?)))
             .collect::<Result<Vec<_>>>()?;
         Ok(format!(
-            "{{\n  \"command\": {},\n  \"sources\": {},\n  \"toolchain\": {},\n  \"images\": [\n{}\n  ]\n}}\n",
+            "{{\n  \"command\": {},\n  \"sources\": {},\n  \"toolchain\": {},\n  \"images\": \
+                [\n{}\n  ]\n}}\n",
             to_json(&self.command)?,
             to_json(&self.sources)?,
             to_json(&self.toolchain)?,

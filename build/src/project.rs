@@ -22,6 +22,8 @@ pub struct Project {
     pub sources: Vec<PathBuf>,
     /// Name, version, edition, library and features of the same packages.
     pub packages: Vec<String>,
+    /// How line tables name the files of Fusewire's own crates: a part of their paths.
+    pub library: Vec<String>,
     /// Name and version of every other package that it depends on.
     pub dependencies: Vec<String>,
     /// Folder of `fusewire-device`, if the crate depends on it.
@@ -137,6 +139,16 @@ struct CargoTarget {
 }
 
 impl Package {
+    /// Returns the folder as line tables name it (`-Ztrim-paths`): relative to the workspace, or the
+    /// package's name and version.
+    fn traced_folder(&self, workspace: &Path) -> String {
+        let folder = self.folder();
+        match folder.strip_prefix(workspace) {
+            Ok(inner) => format!("{}/", inner.display()),
+            Err(_) => format!("{}-{}/", self.name, self.version),
+        }
+    }
+
     /// Describes what of the manifest reaches an image.
     fn description(&self, features: &[String]) -> String {
         let library = self.targets.iter().find(|target| {
@@ -270,6 +282,7 @@ impl Project {
         }
         let mut sources = Vec::new();
         let mut packages = Vec::new();
+        let mut library = Vec::new();
         let mut dependencies = Vec::new();
         let mut device = None;
         let mut shims: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
@@ -284,6 +297,9 @@ impl Project {
                 packages.push(other.description(features.unwrap_or_default()));
             } else {
                 dependencies.push(format!("{} {}", other.name, other.version));
+            }
+            if other.name.starts_with("fusewire-") && other.id != package.id {
+                library.push(other.traced_folder(&metadata.workspace_root));
             }
             if other.name == "fusewire-device" {
                 device = Some(other.folder());
@@ -303,6 +319,7 @@ impl Project {
             target: metadata.target_directory.clone(),
             sources,
             packages,
+            library,
             dependencies,
             device,
             shims,
@@ -320,6 +337,14 @@ impl Project {
         let bound = |it: &&Threads| fits(&it.kernel, kernel);
         let own = self.settings.threads.iter().find(bound);
         own.map_or(self.max_threads(), |it| it.most.min(self.max_threads()))
+    }
+
+    /// Tells whether a file of a line table belongs to one of Fusewire's own crates.
+    pub fn is_library_file(&self, file: &str) -> bool {
+        let within = |folder: &String| {
+            file.starts_with(folder.as_str()) || file.contains(&format!("/{folder}"))
+        };
+        self.library.iter().any(within)
     }
 
     /// IR files to link with an image for `vendor`.

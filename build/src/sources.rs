@@ -200,6 +200,7 @@ mod tests {
             target: folder.join("target"),
             sources: vec![folder.join("probe")],
             packages: vec!["probe 0.1.0 edition 2024".to_owned()],
+            library: Vec::new(),
             dependencies: vec!["bytemuck 1.0.0".to_owned()],
             device: None,
             shims: [("nvptx".to_owned(), vec![folder.join("shim.ll")])].into(),

@@ -32,8 +32,8 @@ fn slot(comm: &Comm, at: u32, block: u32, source: u32, fill: u64) -> *mut u8 {
     let workspace = comm.workspace();
     let index = u64::from(block) * u64::from(comm.size()) + u64::from(source);
     let stride = workspace.channel_slot + LINE;
-    let offset =
-        workspace.channel_slots + (index * workspace.channel_depth + fill % workspace.channel_depth.max(1)) * stride;
+    let offset = workspace.channel_slots
+        + (index * workspace.channel_depth + fill % workspace.channel_depth.max(1)) * stride;
     comm.workspace_of(at).wrapping_add(offset as usize)
 }
 

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use crate::layout::{CommConst, LINE, MAX_RANKS, MAX_WINDOWS, WorkspaceLayout, WindowConst};
+use crate::layout::{CommConst, LINE, MAX_RANKS, MAX_WINDOWS, WindowConst, WorkspaceLayout};
 
 /// Address in a window: 16 bits of window, 48 bits of offset. Ranks name memory to each other by
 /// it; addresses are local to a rank.
@@ -156,7 +156,9 @@ impl Comm {
     #[inline(always)]
     pub fn workspace_of(&self, rank: u32) -> *mut u8 {
         // SAFETY: the constants are live, and the index is within their table.
-        unsafe { (&raw const (*self.constants).workspaces[rank as usize % MAX_RANKS]).read() as *mut u8 }
+        unsafe {
+            (&raw const (*self.constants).workspaces[rank as usize % MAX_RANKS]).read() as *mut u8
+        }
     }
 
     /// The table of all ranks' workspaces, as [`Comm::workspace_of`] reads it.
@@ -205,6 +207,7 @@ impl Comm {
     /// done line is the next one.
     #[inline(always)]
     pub fn inbox(&self, block: u32, from: u32) -> u64 {
-        self.workspace().inbox + (u64::from(block) * u64::from(self.size()) + u64::from(from)) * 2 * LINE
+        self.workspace().inbox
+            + (u64::from(block) * u64::from(self.size()) + u64::from(from)) * 2 * LINE
     }
 }

@@ -63,7 +63,8 @@ mod gloo {
                 .map(|root| root.join("include").display().to_string())
                 .collect();
             println!(
-                "cargo::error=feature `gloo` is on, but {PROBE} is not in {}. Install Gloo (Debian: \
+                "cargo::error=feature `gloo` is on, but {PROBE} is not in {}. Install Gloo \
+                    (Debian: \
                  apt install libgloo-dev), or set GLOO_ROOT to the prefix that has include/ and \
                  lib/, or build without the feature",
                 tried.join(", ")

@@ -238,7 +238,8 @@ impl Launcher {
             format!("{} or {}", self.method.value(), other.method.value())
         };
         Error::bootstrap(format!(
-            "the environment names two ranks: {}={} of {}={}, and {}={} of {}={}; set {QUERY_METHOD} \
+            "the environment names two ranks: {}={} of {}={}, and {}={} of {}={}; set \
+                {QUERY_METHOD} \
              to {choices}, or remove the variables of the outer launcher",
             self.rank,
             own.rank,
@@ -438,7 +439,8 @@ fn exposure(host: &str, addresses: &[SocketAddr], one_host: bool) -> Option<Stri
     let reachable = addresses.iter().find(|address| !address.ip().is_loopback());
     if let Some(address) = reachable {
         return Some(format!(
-            "the store listens at {address} without a secret: every process that reaches this address \
+            "the store listens at {address} without a secret: every process that reaches this \
+                address \
              can read and change what the ranks exchange; set FUSEWIRE_STORE_SECRET, equal on all ranks"
         ));
     }
@@ -446,7 +448,8 @@ fn exposure(host: &str, addresses: &[SocketAddr], one_host: bool) -> Option<Stri
     let is_name = host.parse::<IpAddr>().is_err() && !host.starts_with("localhost");
     (is_name && !one_host).then(|| {
         format!(
-            "MASTER_ADDR={host} is {} on this host, so the store listens there only, and ranks on other \
+            "MASTER_ADDR={host} is {} on this host, so the store listens there only, and ranks on \
+                other \
              hosts cannot connect; if there are any, give an address that they reach in {BIND}, or \
              set FUSEWIRE_STORE_SECRET, equal on all ranks",
             addresses[0].ip()
@@ -485,7 +488,10 @@ pub fn host_id() -> Result<String> {
 ///
 /// # Errors
 /// [`Error::Bootstrap`] for a name that is no Unicode or longer than 256 bytes.
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "asked by NVIDIA GPUs alone"))]
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(dead_code, reason = "asked by NVIDIA GPUs alone")
+)]
 pub(crate) fn nvlink_domain() -> Result<Option<String>> {
     const NAME: &str = "FUSEWIRE_NVLINK_DOMAIN";
     match env::var(NAME) {

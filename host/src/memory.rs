@@ -65,7 +65,8 @@ impl Memory {
             _ => Err(Error::PeerSegment {
                 rank,
                 detail: format!(
-                    "it is on another kind of device than {device}; all ranks of a communicator use one kind"
+                    "it is on another kind of device than {device}; all ranks of a communicator \
+                        use one kind"
                 ),
             }),
         }
@@ -77,7 +78,8 @@ impl Memory {
             Self::Host(segment) if segment.is_foreign() => {
                 return Err(Error::InvalidArgument {
                     operation: "share memory",
-                    detail: "other processes cannot map memory of the CPU that Fusewire did not allocate: allocate it by \
+                    detail: "other processes cannot map memory of the CPU that Fusewire did not \
+                        allocate: allocate it by \
                              Communicator::alloc or Tensor::new, or let it go through staging"
                         .to_owned(),
                 });

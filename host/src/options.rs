@@ -178,7 +178,8 @@ impl Determinism {
     pub(crate) const fn refuses(self, algorithm: Algorithm) -> Option<&'static str> {
         match (self, algorithm) {
             (Self::Bitwise, Algorithm::Nvls) => Some(
-                "algorithm nvls lets the NVLink switch add, in an order of its own, so bits may differ between runs \
+                "algorithm nvls lets the NVLink switch add, in an order of its own, so bits may \
+                    differ between runs \
                  and from other algorithms: make the communicator with determinism \"any\", or choose another algorithm",
             ),
             _ => None,

@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 
 use fusewire::{
-    Communicator, DType, Device, Options, GridMode, Result, Stream, Tensor, run_threads_on,
+    Communicator, DType, Device, GridMode, Options, Result, Stream, Tensor, run_threads_on,
 };
 
 /// The device of the tests.

@@ -5,13 +5,14 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use fusewire_build::findings::findings;
 use fusewire_build::image::ManifestImage;
 use fusewire_build::sources::{self, sha256};
 use fusewire_build::{
     Image, Options, Project, Target, Toolchain, Vendor, compile, host, toolchain,
 };
 
-use super::{CrateSelector, shown};
+use super::{CrateSelector, print_findings, shown};
 
 /// What to build.
 #[derive(Debug, clap::Args)]
@@ -80,7 +81,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for target in targets {
         let start = Instant::now();
         let compiled = compile(&toolchain, &project, target, &options)?;
-        let image = Image::read(&compiled, ptxas.as_deref())?;
+        let mut image = Image::read(&compiled, ptxas.as_deref())?;
+        if !arguments.multi_rank_grid && !arguments.unbounded {
+            image.allow.clone_from(&project.settings.allow);
+            image.multicast.clone_from(&project.settings.multicast);
+            let findings = findings(&toolchain, &project, &compiled, &image)?;
+            print_findings("warning:", target.name(), &findings.all, false);
+        }
         for part in &image.files {
             let Some(from) = &part.path else {
                 anyhow::bail!(

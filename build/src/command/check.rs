@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use fusewire_build::controls::{self, Outcome};
+use fusewire_build::findings::{Finding, findings};
 use fusewire_build::host::{self, Host};
 use fusewire_build::project::{Exemption, Project};
-use fusewire_build::verify::{self, Violation};
+use fusewire_build::verify;
 use fusewire_build::{
     Error, Image, Options, Target, Toolchain, Vendor, compile, native, toolchain,
 };
 
-use super::{CrateSelector, each_target};
+use super::{CrateSelector, each_target, print_findings};
 
 /// What to check.
 #[derive(Debug, clap::Args)]
@@ -29,17 +30,28 @@ pub(crate) struct Arguments {
     /// and nothing else.
     #[arg(long, conflicts_with = "native")]
     multi_rank_grid: bool,
-    /// Every violation, not one a kernel and rule.
+    /// Prints every violation, not one for each kernel and rule, and every negative control.
     #[arg(long)]
     verbose: bool,
+    /// Runs the negative controls: kernels that break each rule and must be caught. Always so for
+    /// fusewire-kernels.
+    #[arg(long)]
+    controls: bool,
     /// What may not be skipped: ptx, amdgcn, native; added to `$FUSEWIRE_REQUIRE`.
     #[arg(long, value_delimiter = ',')]
     require: Vec<String>,
 }
 
+impl Arguments {
+    fn controls(&self, project: &Project) -> bool {
+        self.controls || project.name == "fusewire-kernels"
+    }
+}
+
 /// What has gone wrong so far.
 #[derive(Default)]
 struct Report {
+    verbose: bool,
     violations: usize,
     controls: usize,
     missed: usize,
@@ -64,10 +76,12 @@ impl Report {
                 format!("caught by {}", outcome.rule)
             };
             let seen: String = outcome.seen.chars().take(70).collect();
-            println!(
-                "{mark} control {:<7} {:<44} {aim}: {seen}",
-                outcome.target, outcome.control
-            );
+            if self.verbose || !outcome.held {
+                println!(
+                    "{mark} control {:<7} {:<44} {aim}: {seen}",
+                    outcome.target, outcome.control
+                );
+            }
             self.controls += 1;
             self.missed += usize::from(!outcome.held);
         }
@@ -79,6 +93,7 @@ impl Report {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let project = arguments.which.project()?;
     let mut report = Report {
+        verbose: arguments.verbose,
         required: std::env::var("FUSEWIRE_REQUIRE")
             .unwrap_or_default()
             .split(',')
@@ -103,16 +118,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Err(error) => return Err(error.into()),
     };
     if let (Some(host), false) = (&host, arguments.multi_rank_grid) {
-        check_native(&project, host, &mut report, arguments.verbose)?;
+        check_native(&project, host, &mut report, arguments)?;
     }
     if !arguments.native {
         check_images(&project, host.as_ref(), &mut report, arguments)?;
     }
     println!(
-        "{} violations, {} of {} controls missed{}",
+        "{} violations{}{}",
         report.violations,
-        report.missed,
-        report.controls,
+        match report.controls {
+            0 => String::new(),
+            all => format!(", {} of {all} controls missed", report.missed),
+        },
         if report.missing.is_empty() {
             String::new()
         } else {
@@ -131,7 +148,7 @@ fn check_native(
     project: &Project,
     host: &Host,
     report: &mut Report,
-    verbose: bool,
+    arguments: &Arguments,
 ) -> anyhow::Result<()> {
     if !cfg!(target_arch = "x86_64") {
         report.skip("native", "only x86-64 has variants");
@@ -156,8 +173,9 @@ fn check_native(
         &project.settings.allow,
     );
     println!("native: {} kernels in {}", entries.len(), project.name);
-    print_violations("native", &violations, verbose);
-    report.violations += violations.len();
+    let findings: Vec<Finding> = violations.into_iter().map(Finding::from).collect();
+    print_findings("FAIL", "native", &findings, arguments.verbose);
+    report.violations += findings.len();
     for kernel in &host.kernels {
         if !entries.contains(kernel.name.as_str()) {
             println!(
@@ -167,7 +185,9 @@ fn check_native(
             report.violations += 1;
         }
     }
-    report.controls(&controls::native(project, &objdump)?);
+    if arguments.controls(project) {
+        report.controls(&controls::native(project, &objdump)?);
+    }
     Ok(())
 }
 
@@ -211,14 +231,8 @@ fn check_images(
         ..Options::default()
     };
     let images = each_target(&targets, |target| {
-        let compiled = compile(&toolchain, project, target, &options)?;
-        Image::read(&compiled, ptxas.as_deref())
-    });
-    for (&target, image) in targets.iter().zip(images) {
-        if let (Vendor::Amd, Err(missing)) = (target.vendor(), &toolchain.lld) {
-            report.skip("amdgcn", &missing.to_string());
-        }
-        let mut image = image?;
+        let compilation = compile(&toolchain, project, target, &options)?;
+        let mut image = Image::read(&compilation, ptxas.as_deref())?;
         image.host = host.map(|host| match arguments.multi_rank_grid {
             true => host.multi_rank_grid(),
             false => host.kernels.clone(),
@@ -226,26 +240,30 @@ fn check_images(
         image.allow.clone_from(&project.settings.allow);
         image.multicast.clone_from(&project.settings.multicast);
         if arguments.multi_rank_grid {
-            for kernel in ["*_nvls_*", "reduce_norm*"] {
-                image.allow.push(Exemption {
-                    rule: "local-memory".to_owned(),
-                    kernel: kernel.to_owned(),
-                    containing: String::new(),
-                    limit: None,
-                    reason: "a pointer more than in the ordinary form, which fills the registers; the grid form is for tests"
-                        .to_owned(),
-                });
-            }
+            image.allow.extend(exemptions_of_grid_forms());
         }
-        let violations = verify::check(&image);
-        table(&image, &violations);
-        print_violations(target.name(), &violations, arguments.verbose);
-        report.violations += violations.len();
+        let findings = findings(&toolchain, project, &compilation, &image)?;
+        fusewire_build::Result::Ok((image, findings))
+    });
+    for (&target, image) in targets.iter().zip(images) {
+        if let (Vendor::Amd, Err(missing)) = (target.vendor(), &toolchain.lld) {
+            report.skip("amdgcn", &missing.to_string());
+        }
+        let (mut image, findings) = image?;
+        table(&image, &findings.all);
+        if findings.library > 0 {
+            println!(
+                "{target:<8} {} accesses with device scope are the library's own",
+                findings.library
+            );
+        }
+        print_findings("FAIL", target.name(), &findings.all, arguments.verbose);
+        report.violations += findings.all.len();
         if let (Some(host), true) = (host, arguments.multi_rank_grid) {
             report.controls(&controls::multi_rank_grid(&mut image, host));
         }
     }
-    if arguments.multi_rank_grid {
+    if arguments.multi_rank_grid || !arguments.controls(project) {
         return Ok(());
     }
     // The rules see the texts of a vendor, not of a GPU: one control run a vendor, for the newest GPU, which has
@@ -263,7 +281,21 @@ fn check_images(
     Ok(())
 }
 
-fn table(image: &Image, violations: &[Violation]) {
+/// Grid forms are for tests. They have one pointer more than the ordinary forms, which fill the
+/// registers.
+fn exemptions_of_grid_forms() -> impl Iterator<Item = Exemption> {
+    ["*_nvls_*", "reduce_norm*"]
+        .into_iter()
+        .map(|kernel| Exemption {
+            rule: "local-memory".to_owned(),
+            kernel: kernel.to_owned(),
+            containing: String::new(),
+            limit: None,
+            reason: "one pointer more than in the ordinary form".to_owned(),
+        })
+}
+
+fn table(image: &Image, findings: &[Finding]) {
     let amd = image.target.vendor() == Vendor::Amd;
     println!(
         "\n{:<8} {:<40} {:>5} {:>5} {:>7} {:>6} {:>6} {:>6}",
@@ -277,8 +309,9 @@ fn table(image: &Image, violations: &[Violation]) {
         "rules"
     );
     for kernel in &image.kernels {
-        let broken: BTreeSet<&str> = violations
+        let broken: BTreeSet<&str> = findings
             .iter()
+            .map(|finding| &finding.violation)
             .filter(|violation| violation.kernel == kernel.name)
             .map(|violation| violation.rule)
             .collect();
@@ -304,26 +337,5 @@ fn table(image: &Image, violations: &[Violation]) {
             ),
             None => println!("{:<8} {:<40} {:>40} {rules:>6}", "", kernel.name, "?"),
         }
-    }
-}
-
-fn print_violations(target: &str, violations: &[Violation], verbose: bool) {
-    if verbose {
-        for violation in violations {
-            println!("FAIL {target:<7} {violation}");
-        }
-        return;
-    }
-    for (first, count) in verify::summary(violations) {
-        let detail: String = first.detail.chars().take(160).collect();
-        let more = if count > 1 {
-            format!(" (and {} more)", count - 1)
-        } else {
-            String::new()
-        };
-        println!(
-            "FAIL {target:<7} {}: {}: {detail}{more}",
-            first.rule, first.kernel
-        );
     }
 }

@@ -7,11 +7,14 @@ pub(crate) mod doctor;
 pub(crate) mod images;
 
 use core::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeSet;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use fusewire_build::{Project, Result, Target};
+use fusewire_build::findings::Finding;
+use fusewire_build::lines::Frame;
+use fusewire_build::{Project, Result, Target, verify};
 
 /// A thing to do.
 #[derive(Debug, clap::Subcommand)]
@@ -95,4 +98,47 @@ pub(crate) fn shown(path: &Path) -> &Path {
         .ok()
         .and_then(|here| path.strip_prefix(here).ok())
         .unwrap_or(path)
+}
+
+/// Prints violations, one for each kernel and rule, with the lines and what to do about each rule.
+pub(crate) fn print_findings(mark: &str, target: &str, findings: &[Finding], verbose: bool) {
+    let mut groups: Vec<(&Finding, usize)> = Vec::new();
+    for finding in findings {
+        let violation = &finding.violation;
+        let same = groups.iter_mut().find(|(first, _)| {
+            let first = &first.violation;
+            !verbose && first.rule == violation.rule && first.kernel == violation.kernel
+        });
+        match same {
+            Some((_, count)) => *count += 1,
+            None => groups.push((finding, 1)),
+        }
+    }
+    let mut advised = BTreeSet::new();
+    for (finding, count) in groups {
+        let violation = &finding.violation;
+        let detail: String = match verbose {
+            true => violation.detail.clone(),
+            false => violation.detail.chars().take(160).collect(),
+        };
+        let line = |frame: &Option<Frame>, before: &str, after: &str| match frame {
+            Some(Frame { file, line }) => format!("{before}{file}:{line}{after}"),
+            None => String::new(),
+        };
+        let more = match count {
+            1 => String::new(),
+            _ => format!(" (and {} more)", count - 1),
+        };
+        println!(
+            "{mark} {target:<7} {}: {}: {}{detail}{}{more}",
+            violation.rule,
+            violation.kernel,
+            line(&finding.line, "", ": "),
+            line(&finding.branch, ", a branch at ", "")
+        );
+        let advice = verify::advice(violation.rule);
+        if !advice.is_empty() && advised.insert(violation.rule) {
+            println!("{:width$}help: {advice}", "", width = mark.len() + 1);
+        }
+    }
 }

@@ -48,11 +48,7 @@ pub(super) fn arguments(image: &Image) -> Vec<Violation> {
                 device.len()
             ),
         };
-        out.push(Violation {
-            rule: ARGUMENTS,
-            kernel: function.name.clone(),
-            detail,
-        });
+        out.push(Violation::new(ARGUMENTS, &function.name, detail));
     }
     out
 }
@@ -61,11 +57,7 @@ pub(super) fn arguments(image: &Image) -> Vec<Violation> {
 pub(super) fn entries(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     let mut add = |kernel: &str, detail: &str| {
-        out.push(Violation {
-            rule: ENTRIES,
-            kernel: kernel.to_owned(),
-            detail: detail.to_owned(),
-        });
+        out.push(Violation::new(ENTRIES, kernel, detail));
     };
     let exported: BTreeSet<&str> = image.entries().map(|entry| entry.name.as_str()).collect();
     if let Some(host) = &image.host {

@@ -1,11 +1,11 @@
 //! Ordering and scope of what synchronises.
 
 use super::Violation;
-use crate::text::ir;
 use crate::{Image, Vendor};
 
 pub(super) const UNSCOPED: &str = "unscoped-atomic";
-pub(super) const SCOPE: &str = "scope";
+/// Name of the rule about the scope of what synchronises.
+pub const SCOPE: &str = "scope";
 
 /// PTX: `atom` and `red` without `.sem` are relaxed, without `.scope` they are `.gpu`, and then not even
 /// atomic with respect to another GPU. LLVM before 23 drops both.
@@ -15,18 +15,14 @@ pub(super) fn unscoped(image: &Image) -> Vec<Violation> {
     }
     let mut out = Vec::new();
     for function in &image.functions {
-        for (code, line) in function.instructions() {
+        for (code, line, location) in function.located() {
             let has = |words: &[&str]| code.split('.').any(|part| words.contains(&part));
             let atomic = code.starts_with("atom.") || code.starts_with("red.");
             let fence = code.starts_with("fence.") || code.starts_with("membar");
             let semantics = has(&["relaxed", "acquire", "release", "acq_rel", "sc", "proxy"]);
             let scope = has(&["sys", "gpu", "cluster", "cta", "proxy"]);
             if (atomic || fence) && !(semantics && scope) {
-                out.push(Violation {
-                    rule: UNSCOPED,
-                    kernel: function.name.clone(),
-                    detail: line.to_owned(),
-                });
+                out.push(Violation::new(UNSCOPED, &function.name, line).at(location));
             }
         }
     }
@@ -35,20 +31,17 @@ pub(super) fn unscoped(image: &Image) -> Vec<Violation> {
 
 /// `.gpu` and `agent` do not reach a peer. Whoever wants them says so in the crate's manifest.
 pub(super) fn scope(image: &Image) -> Vec<Violation> {
-    let violation = |kernel: &str, detail: &str| Violation {
-        rule: SCOPE,
-        kernel: kernel.to_owned(),
-        detail: detail.to_owned(),
-    };
     match image.target.vendor() {
         Vendor::Nvidia => image
             .functions
             .iter()
             .flat_map(|function| {
                 function
-                    .instructions()
-                    .filter(|(code, _)| code.split('.').any(|part| part == "gpu" || part == "gl"))
-                    .map(|(_, line)| violation(&function.name, line))
+                    .located()
+                    .filter(|(code, ..)| code.split('.').any(|part| part == "gpu" || part == "gl"))
+                    .map(|(_, line, location)| {
+                        Violation::new(SCOPE, &function.name, line).at(location)
+                    })
             })
             .collect(),
         // The assembly no longer distinguishes a scope from a cache policy; the IR does.
@@ -59,7 +52,7 @@ pub(super) fn scope(image: &Image) -> Vec<Violation> {
                 function
                     .instructions()
                     .filter(|line| line.contains("syncscope(\"agent"))
-                    .map(|line| violation(&function.name, ir::split(line).1))
+                    .map(|line| Violation::of_ir(SCOPE, &function.name, line))
             })
             .collect(),
     }

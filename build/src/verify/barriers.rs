@@ -10,13 +10,6 @@ pub(super) const BARRIERS: &str = "barrier";
 /// A barrier that not all lanes of a block reach hangs the block, or pairs with another barrier.
 pub(super) fn barriers(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
-    let mut add = |kernel: &str, detail: String| {
-        out.push(Violation {
-            rule: BARRIERS,
-            kernel: kernel.to_owned(),
-            detail,
-        });
-    };
     for function in &image.ir {
         let before = function.instructions().filter(|line| in_ir(line)).count();
         if before > 0 {
@@ -26,11 +19,11 @@ pub(super) fn barriers(image: &Image) -> Vec<Violation> {
                     continue;
                 };
                 for line in block.instructions.iter().filter(|line| in_ir(line)) {
+                    let (branch, taken_at) = ir::location(branch);
                     let branch: String = branch.chars().take(100).collect();
-                    add(
-                        &function.name,
-                        format!("{} behind `{branch}`", ir::split(line).1),
-                    );
+                    let mut violation = Violation::of_ir(BARRIERS, &function.name, line);
+                    violation.detail = format!("{} after `{branch}`", violation.detail);
+                    out.push(violation.at(taken_at));
                 }
             }
         }
@@ -42,19 +35,18 @@ pub(super) fn barriers(image: &Image) -> Vec<Violation> {
             continue;
         };
         let mut after = 0;
-        for (code, line) in assembly.instructions() {
+        for (code, line, location) in assembly.located() {
             if in_assembly(code, image.target.vendor()) {
                 after += 1;
                 if line.starts_with('@') {
-                    add(&function.name, format!("predicated: {line}"));
+                    let detail = format!("predicated: {line}");
+                    out.push(Violation::new(BARRIERS, &function.name, detail).at(location));
                 }
             }
         }
         if after > before {
-            add(
-                &function.name,
-                format!("{before} barriers in the IR, {after} in the assembly"),
-            );
+            let detail = format!("{before} barriers in the IR, {after} in the assembly");
+            out.push(Violation::new(BARRIERS, &function.name, detail));
         }
     }
     out

@@ -11,21 +11,13 @@ const FLOATS: [&str; 8] = [
     "f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64", "tf32",
 ];
 
-fn violation(rule: &'static str, kernel: &str, detail: &str) -> Violation {
-    Violation {
-        rule,
-        kernel: kernel.to_owned(),
-        detail: detail.to_owned(),
-    }
-}
-
 /// Without `.rn` ptxas may contract a multiplication and an addition; a fused one rounds once. Fast-math
 /// flags in the IR allow the same on both vendors.
 pub(super) fn rounding(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     if image.target.vendor() == Vendor::Nvidia {
         for function in &image.functions {
-            for (code, line) in function.instructions() {
+            for (code, line, location) in function.located() {
                 let mut parts = code.split('.');
                 let operation = parts.next().unwrap_or_default();
                 let parts: Vec<&str> = parts.collect();
@@ -38,7 +30,7 @@ pub(super) fn rounding(image: &Image) -> Vec<Violation> {
                     _ => false,
                 };
                 if wrong {
-                    out.push(violation(ROUNDING, &function.name, line));
+                    out.push(Violation::new(ROUNDING, &function.name, line).at(location));
                 }
             }
         }
@@ -59,7 +51,7 @@ pub(super) fn rounding(image: &Image) -> Vec<Violation> {
                 || fused
                 || operation.contains("!fpmath")
             {
-                out.push(violation(ROUNDING, &function.name, operation));
+                out.push(Violation::of_ir(ROUNDING, &function.name, line));
             }
         }
     }
@@ -78,12 +70,12 @@ pub(super) fn approximations(image: &Image) -> Vec<Violation> {
 fn nvidia(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in &image.functions {
-        for (code, line) in function.instructions() {
+        for (code, line, location) in function.located() {
             if code
                 .split('.')
                 .any(|part| matches!(part, "approx" | "ftz" | "full"))
             {
-                out.push(violation(APPROXIMATIONS, &function.name, line));
+                out.push(Violation::new(APPROXIMATIONS, &function.name, line).at(location));
             }
         }
     }
@@ -108,10 +100,10 @@ fn amd(image: &Image) -> Vec<Violation> {
                 })
             })
         };
-        for (code, line) in function.instructions() {
+        for (code, line, location) in function.located() {
             const NEVER: [&str; 4] = ["v_exp_", "v_log_", "v_sin_", "v_cos_"];
             if NEVER.iter().any(|prefix| code.starts_with(prefix)) {
-                out.push(violation(APPROXIMATIONS, &function.name, line));
+                out.push(Violation::new(APPROXIMATIONS, &function.name, line).at(location));
             }
         }
         // Each correctly rounded division has one reciprocal and one v_div_fixup; the expansion of an
@@ -120,12 +112,12 @@ fn amd(image: &Image) -> Vec<Violation> {
         let divides = has(&["udiv ", "urem ", "sdiv ", "srem "]);
         if reciprocals > count("v_div_fixup_") && !divides {
             let detail = format!("{reciprocals} v_rcp, {} v_div_fixup", count("v_div_fixup_"));
-            out.push(violation(APPROXIMATIONS, &function.name, &detail));
+            out.push(Violation::new(APPROXIMATIONS, &function.name, detail));
         }
         // The expansions of a correctly rounded square root.
         if count("v_sqrt_f") + count("v_rsq_f") > 0 && !has(&["@llvm.sqrt."]) {
             let detail = "v_sqrt or v_rsq without llvm.sqrt";
-            out.push(violation(APPROXIMATIONS, &function.name, detail));
+            out.push(Violation::new(APPROXIMATIONS, &function.name, detail));
         }
         for line in body.into_iter().flat_map(|body| body.instructions()) {
             let name = ir::callee(ir::split(line).1).unwrap_or_default();
@@ -134,7 +126,7 @@ fn amd(image: &Image) -> Vec<Violation> {
                 .strip_prefix("llvm.amdgcn.")
                 .is_some_and(|rest| raw.iter().any(|word| rest.starts_with(&format!("{word}."))))
             {
-                out.push(violation(APPROXIMATIONS, &function.name, ir::split(line).1));
+                out.push(Violation::of_ir(APPROXIMATIONS, &function.name, line));
             }
         }
     }
@@ -146,11 +138,11 @@ fn amd(image: &Image) -> Vec<Violation> {
             (
                 Some(".amdhsa_float_denorm_mode_32" | ".amdhsa_float_denorm_mode_16_64"),
                 Some(mode),
-            ) if mode != "3" => out.push(violation(APPROXIMATIONS, kernel, line)),
+            ) if mode != "3" => out.push(Violation::new(APPROXIMATIONS, kernel, line)),
             (
                 Some(".amdhsa_float_round_mode_32" | ".amdhsa_float_round_mode_16_64"),
                 Some(mode),
-            ) if mode != "0" => out.push(violation(APPROXIMATIONS, kernel, line)),
+            ) if mode != "0" => out.push(Violation::new(APPROXIMATIONS, kernel, line)),
             _ => {}
         }
     }

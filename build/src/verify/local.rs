@@ -9,11 +9,7 @@ pub(super) const LOCAL: &str = "local-memory";
 pub(super) fn local(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     let mut add = |kernel: &str, detail: String| {
-        out.push(Violation {
-            rule: LOCAL,
-            kernel: kernel.to_owned(),
-            detail,
-        });
+        out.push(Violation::new(LOCAL, kernel, detail));
     };
     if image.target.vendor() == Vendor::Nvidia {
         for function in &image.functions {

@@ -16,9 +16,12 @@ mod vectors;
 use core::fmt;
 use std::collections::BTreeMap;
 
-use crate::Image;
 use crate::host::GRID_SUFFIX;
 use crate::project::{Exemption, fits};
+use crate::text::ir;
+use crate::{Image, native};
+
+pub use self::atomics::SCOPE;
 
 /// A rule that a kernel breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +32,34 @@ pub struct Violation {
     pub kernel: String,
     /// What was seen.
     pub detail: String,
+    /// Debug locations of the instructions, the one that breaks the rule first.
+    pub locations: Vec<u32>,
+}
+
+impl Violation {
+    /// Returns a violation of `rule` by `kernel`, at no known location.
+    pub fn new(rule: &'static str, kernel: &str, detail: impl Into<String>) -> Self {
+        Self {
+            rule,
+            kernel: kernel.to_owned(),
+            detail: detail.into(),
+            locations: Vec::new(),
+        }
+    }
+
+    /// Returns a violation by an instruction of the IR.
+    fn of_ir(rule: &'static str, kernel: &str, instruction: &str) -> Self {
+        let (code, location) = ir::location(ir::split(instruction).1);
+        Self::new(rule, kernel, code).at(location)
+    }
+
+    /// Adds a location, if it is known.
+    fn at(mut self, location: u32) -> Self {
+        if location != 0 {
+            self.locations.push(location);
+        }
+        self
+    }
 }
 
 impl fmt::Display for Violation {
@@ -44,6 +75,8 @@ pub struct Rule {
     pub name: &'static str,
     /// What it demands.
     pub demand: &'static str,
+    /// What an author can do about a violation.
+    pub advice: &'static str,
     /// Finds where an image breaks it.
     pub check: fn(&Image) -> Vec<Violation>,
 }
@@ -53,66 +86,90 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: atomics::UNSCOPED,
         demand: "every atomic names its ordering and its scope",
+        advice: "use the atomics of fusewire_device::mem: those of core lose their ordering and \
+                 their scope in PTX",
         check: atomics::unscoped,
     },
     Rule {
         name: atomics::SCOPE,
         demand: "what synchronises has system scope, or block scope, unless the crate says why not",
+        advice: "give words that peers read or write Scope::System; for words of this GPU alone \
+                 give the reason in [[package.metadata.fusewire.allow]]",
         check: atomics::scope,
     },
     Rule {
         name: vectors::VECTORS,
         demand: "a kernel that copies moves 16 bytes at once",
+        advice: "copy by bulk::copy, or by mem::read_16 and mem::write_16",
         check: vectors::vectors,
     },
     Rule {
         name: local::LOCAL,
         demand: "no local memory, no spills",
+        advice: "index no local array by a run-time value and keep fewer values at once, or bound \
+                 the lanes in [[package.metadata.fusewire.threads]]",
         check: local::local,
     },
     Rule {
         name: panics::PANICS,
         demand: "no way into panic code",
+        advice: "replace the indexing, division or unwrap that can panic: get_unchecked after one \
+                 check, checked_div, wrapping_add, or a failure of the session",
         check: panics::panics,
     },
     Rule {
         name: barriers::BARRIERS,
         demand: "no barrier in divergent code, none predicated, none cloned",
+        advice: "a lane may have returned before this barrier, or taken another branch: collect a \
+                 flag, then let block.any decide for all lanes",
         check: barriers::barriers,
     },
     Rule {
         name: floats::ROUNDING,
         demand: "floating point rounds to nearest, nothing is contracted or re-associated",
+        advice: "multiply and add in two operations, without mul_add and without fast-math \
+                 intrinsics",
         check: floats::rounding,
     },
     Rule {
         name: floats::APPROXIMATIONS,
         demand: "no approximations, no flushing of subnormals",
+        advice: "use the functions of fusewire_device::math and arch, which round as on the CPU",
         check: floats::approximations,
     },
     Rule {
         name: reads::NONCOHERENT,
         demand: "no non-coherent load of anything but constants",
+        advice: "take memory that others write as a raw pointer, not as a reference, and read it \
+                 by fusewire_device::mem",
         check: reads::noncoherent,
     },
     Rule {
         name: multicast::MULTICAST,
-        demand: "multicast by 16 bytes and between alias fences, in the kernels that the crate lists and on GPUs that have it",
+        demand: "multicast by 16 bytes and between alias fences, in the kernels that the crate \
+                 lists and on GPUs that have it",
+        advice: "use fusewire_device::multimem, and list the kernel under multicast in \
+                 [package.metadata.fusewire]",
         check: multicast::multicast,
     },
     Rule {
         name: arguments::ARGUMENTS,
         demand: "the image's parameters lie where the host puts them",
+        advice: "build fusewire-build and the kernel crate from the same version of \
+                 fusewire-device",
         check: arguments::arguments,
     },
     Rule {
         name: arguments::ENTRIES,
         demand: "the image has the host's entries, no more and no less, and no open symbol",
+        advice: "list the instances of every #[kernel] in KERNELS, once",
         check: arguments::entries,
     },
     Rule {
         name: ASSEMBLER,
         demand: "the vendor's assembler accepts the image",
+        advice: "look at the asm! of the crate first: the rest of the PTX is written by the \
+                 compiler",
         check: assembler,
     },
 ];
@@ -128,18 +185,27 @@ fn assembler(image: &Image) -> Vec<Violation> {
     image
         .refused
         .iter()
-        .map(|said| Violation {
-            rule: ASSEMBLER,
-            kernel: String::new(),
-            detail: first(said),
-        })
+        .map(|said| Violation::new(ASSEMBLER, "", first(said)))
         .collect()
 }
 
-/// Checks all rules, without what the crate allows itself.
+/// Returns all violations, without those that the crate exempts.
 pub fn check(image: &Image) -> Vec<Violation> {
-    let all = RULES.iter().flat_map(|rule| (rule.check)(image)).collect();
-    without_allowed(all, &image.allow)
+    without_allowed(all(image), &image.allow)
+}
+
+/// Returns all violations.
+pub fn all(image: &Image) -> Vec<Violation> {
+    RULES.iter().flat_map(|rule| (rule.check)(image)).collect()
+}
+
+/// Returns what an author can do about a violation of `rule`, in one sentence.
+pub fn advice(rule: &str) -> &'static str {
+    let device = RULES.iter().map(|rule| (rule.name, rule.advice));
+    device
+        .chain(native::ADVICE.iter().copied())
+        .find(|(name, _)| *name == rule)
+        .map_or("", |(_, advice)| advice)
 }
 
 /// The kernel behind an entry: an exception for a kernel is one for its grid form.
@@ -180,32 +246,13 @@ pub fn without_allowed(all: Vec<Violation>, allow: &[Exemption]) -> Vec<Violatio
     all
 }
 
-/// Violations of one kernel and rule, counted: the first with how many there are.
-pub fn summary(violations: &[Violation]) -> Vec<(Violation, usize)> {
-    let mut out: Vec<(Violation, usize)> = Vec::new();
-    for violation in violations {
-        match out
-            .iter_mut()
-            .find(|(first, _)| first.rule == violation.rule && first.kernel == violation.kernel)
-        {
-            Some((_, count)) => *count += 1,
-            None => out.push((violation.clone(), 1)),
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn exceptions_have_limits() {
-        let violation = |kernel: &str| Violation {
-            rule: "scope",
-            kernel: kernel.to_owned(),
-            detail: "ld.relaxed.gpu".to_owned(),
-        };
+        let violation = |kernel: &str| Violation::new("scope", kernel, "ld.relaxed.gpu");
         let allow = Exemption {
             rule: "scope".to_owned(),
             kernel: "*".to_owned(),
@@ -221,11 +268,7 @@ mod tests {
 
     #[test]
     fn an_exception_covers_the_grid_form() {
-        let violation = |kernel: &str| Violation {
-            rule: "scope",
-            kernel: kernel.to_owned(),
-            detail: String::new(),
-        };
+        let violation = |kernel: &str| Violation::new("scope", kernel, "");
         let allow = Exemption {
             rule: "scope".to_owned(),
             kernel: "a".to_owned(),

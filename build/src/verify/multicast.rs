@@ -61,7 +61,8 @@ fn wrong(function: &AsmFunction, listed: bool, exists: bool) -> Vec<String> {
     }
     if accesses > 0 && fences < 2 {
         out.push(format!(
-            "{fences} alias fences; one in front of the accesses by multicast and one behind them are needed"
+            "{fences} alias fences; one in front of the accesses by multicast and one behind them \
+                are needed"
         ));
     }
     if function.kernel && listed && exists && accesses == 0 {
@@ -75,7 +76,8 @@ mod tests {
     use super::*;
     use crate::text::ptx;
 
-    const LOAD: &str = "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%r1, %r2, %r3, %r4}, [%rd1];";
+    const LOAD: &str = "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%r1, %r2, \
+        %r3, %r4}, [%rd1];";
     const STORE: &str = "multimem.st.relaxed.sys.global.v4.f32 [%rd2], {%r1, %r2, %r3, %r4};";
     const FENCE: &str = "fence.proxy.alias;";
 
@@ -96,7 +98,8 @@ mod tests {
         assert!(seen(&[FENCE, &least, FENCE], true, true).is_empty());
         assert!(seen(&[], false, true).is_empty());
         assert!(seen(&[], true, false).is_empty());
-        let inline = "{ .reg .b64 global; cvta.to.global.u64 global, %rd1; multimem.st.relaxed.sys.global.v4.f32 \
+        let inline = "{ .reg .b64 global; cvta.to.global.u64 global, %rd1; \
+            multimem.st.relaxed.sys.global.v4.f32 \
                       [global], {%r1, %r2, %r3, %r4}; }";
         assert!(seen(&[FENCE, inline, FENCE], true, true).is_empty());
         assert_eq!(seen(&[FENCE, inline, FENCE], false, true).len(), 1);

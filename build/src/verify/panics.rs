@@ -10,15 +10,9 @@ pub(super) const PANICS: &str = "panic";
 pub(super) fn panics(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in image.entries() {
-        for line in &function.lines {
-            // In AMD's expressions for resources callees are named again.
-            let trap = matches!(line.as_str(), "trap;" | "s_trap 2");
-            if (trap || edit::is_panic(line)) && !line.starts_with('.') {
-                out.push(Violation {
-                    rule: PANICS,
-                    kernel: function.name.clone(),
-                    detail: line.clone(),
-                });
+        for (code, line, location) in function.located() {
+            if matches!(code, "trap" | "s_trap") || edit::is_panic(line) {
+                out.push(Violation::new(PANICS, &function.name, line).at(location));
             }
         }
     }

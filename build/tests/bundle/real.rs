@@ -30,7 +30,8 @@ fn run(folder: &Path, arguments: &[&str], results: &Path) -> Output {
 }
 
 #[test]
-#[ignore = "builds for release and runs the tests of a bundle, for a minute or more; CI asks for it"]
+#[ignore = "builds for release and runs the tests of a bundle, for a minute or more; CI asks for \
+    it"]
 fn a_bundle_runs_elsewhere_on_the_cpu() {
     let here = tempfile::tempdir().expect("a folder");
     let made = here.path().join("bundle");

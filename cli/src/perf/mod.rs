@@ -312,7 +312,8 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
     let backends = fusewire::backend::backend_names();
     if !fusewire::backend::is_backend(&arguments.backend) {
         return Err(usage(format!(
-            "backend \"{}\"; this build has {} (others by --features, or by FUSEWIRE_BACKEND_PATH_<NAME>)",
+            "backend \"{}\"; this build has {} (others by --features, or by \
+                FUSEWIRE_BACKEND_PATH_<NAME>)",
             arguments.backend,
             backends.join(", ")
         )));

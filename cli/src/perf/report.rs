@@ -108,7 +108,8 @@ impl<'a> Report<'a> {
         };
         let graph = if settings.graph { ", graph replay" } else { "" };
         report.line(format_args!(
-            "# {} ranks, device {}, backend {}, {registered} buffers{graph}; times of the slowest rank in us, bandwidth in GB/s",
+            "# {} ranks, device {}, backend {}, {registered} buffers{graph}; times of the slowest \
+                rank in us, bandwidth in GB/s",
             comm.size(),
             comm.device().name(),
             comm.backend()
@@ -139,7 +140,8 @@ impl<'a> Report<'a> {
             "-".to_owned()
         };
         self.line(format_args!(
-            "{:<20} {:>11} {:>10} {:>5} {:>10} {:>9} {:>10.2} {:>10.2} {:>10.2} {:>8.3} {:>8.3} {:>6}",
+            "{:<20} {:>11} {:>10} {:>5} {:>10} {:>9} {:>10.2} {:>10.2} {:>10.2} {:>8.3} {:>8.3} \
+                {:>6}",
             row.operation,
             row.bytes,
             row.count,

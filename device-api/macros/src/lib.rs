@@ -271,7 +271,8 @@ fn check_type(ty: &Type) -> syn::Result<()> {
     } else {
         Err(syn::Error::new_spanned(
             ty,
-            "an argument of a kernel is a scalar of fixed size or a raw pointer: structs, slices and \
+            "an argument of a kernel is a scalar of fixed size or a raw pointer: structs, slices \
+                and \
              references have no single ABI on GPUs",
         ))
     }

@@ -336,7 +336,12 @@ impl<M: Machine> Block<M> {
     /// `alignment`.
     #[inline(always)]
     pub fn slice(self, count: usize, alignment: usize) -> (usize, usize) {
-        slice(count, alignment, self.index() as usize, self.count() as usize)
+        slice(
+            count,
+            alignment,
+            self.index() as usize,
+            self.count() as usize,
+        )
     }
 }
 

@@ -8,11 +8,11 @@ use std::vec;
 
 use bytemuck::Zeroable;
 
-use super::{WaitKind, WaitContext};
+use super::{WaitContext, WaitKind};
 use crate::comm::Comm;
 use crate::layout::{
-    CONST_MAGIC, CommConst, CommState, FailureKind, LAYOUT_VERSION, LINE, MAX_RANKS, WorkspaceConfig,
-    WorkspaceLayout,
+    CONST_MAGIC, CommConst, CommState, FailureKind, LAYOUT_VERSION, LINE, MAX_RANKS,
+    WorkspaceConfig, WorkspaceLayout,
 };
 use crate::session::{Call, Operation};
 
@@ -44,7 +44,9 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
     for (memory, call) in workspaces.iter_mut().zip([own, theirs]) {
         memory[(workspace.progress / LINE) as usize][0] = SEQUENCE << 40 | call.0 & 0xff_ffff_ffff;
     }
-    let bases = workspaces.each_mut().map(|memory| memory.as_mut_ptr() as u64);
+    let bases = workspaces
+        .each_mut()
+        .map(|memory| memory.as_mut_ptr() as u64);
     let mut addresses = [0; MAX_RANKS];
     addresses[..2].copy_from_slice(&bases);
     let constants = Box::new(CommConst {

@@ -154,7 +154,8 @@ impl StreamError {
                 format!("rank {peer} has gone, or was aborted: {why}"),
             ),
             Self::Length { expected, said } => Failure::invalid(format!(
-                "rank {peer} sends {said} bytes where {expected} are expected: the ranks' calls differ"
+                "rank {peer} sends {said} bytes where {expected} are expected: the ranks' calls \
+                    differ"
             )),
         }
     }

@@ -84,7 +84,8 @@ fn main() -> ExitCode {
         Device::Cuda(_) if cublas::is_there() => {}
         Device::Cuda(_) => {
             return absent(
-                "libcublas.so not found; install CUDA's cuBLAS (pip: nvidia-cublas-cu12) and name its folder in \
+                "libcublas.so not found; install CUDA's cuBLAS (pip: nvidia-cublas-cu12) and name \
+                    its folder in \
                  LD_LIBRARY_PATH",
             );
         }
@@ -124,7 +125,8 @@ fn main() -> ExitCode {
         return absent("--ranks 0");
     };
     println!(
-        "{device}, {} ranks, {shape}: greatest difference {:.1e} eager, {:.1e} in {rounds} replays; \
+        "{device}, {} ranks, {shape}: greatest difference {:.1e} eager, {:.1e} in {rounds} \
+            replays; \
          {:.3} ms one after the other, {:.3} ms overlapped, {:.3} ms replayed",
         arguments.ranks,
         outcome.eager,

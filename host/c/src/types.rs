@@ -269,7 +269,8 @@ pub(crate) unsafe fn read<T: Sized1>(operation: &str, from: *const T) -> Outcome
         return Err(argument(
             operation,
             format!(
-                "byte {} of {} is not zero, and this library (version {}) does not know what it asks for: use a newer one",
+                "byte {} of {} is not zero, and this library (version {}) does not know what it \
+                    asks for: use a newer one",
                 known + at,
                 T::NAME,
                 env!("CARGO_PKG_VERSION")

@@ -186,7 +186,8 @@ fn the_example_is_right_on_two_ranks() {
         assert_eq!(output.status.code(), Some(0), "rank {rank}: {text}");
         for form in ["blocking", "enqueued"] {
             let line = format!(
-                "rank {rank} of 2 on {}: all_reduce + residual + RMSNorm of 4 rows of 512, {form}: 0 of 2048 wrong",
+                "rank {rank} of 2 on {}: all_reduce + residual + RMSNorm of 4 rows of 512, {form}: \
+                    0 of 2048 wrong",
                 device()
             );
             assert!(text.contains(&line), "no \"{line}\" in: {text}");

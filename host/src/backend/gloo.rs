@@ -172,7 +172,8 @@ impl Gloo {
         let (device, store) = (device(reach), Box::new(Rendezvous { store, timeout }));
         let context = sys::Context::new(rank as usize, size as usize, timeout, &device, store)
             .map_err(|error| {
-                let at = format!("{error} (listening at {device:?}; TORCHCOMM_GLOO_HOSTNAME or _INTERFACE choose)");
+                let at = format!("{error} (listening at {device:?}; TORCHCOMM_GLOO_HOSTNAME or \
+                    _INTERFACE choose)");
                 backend_error(NAME, "init", at)
             })?;
         Ok(Self {

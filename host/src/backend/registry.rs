@@ -125,7 +125,8 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     let library = format!("{own} or {torchcomms} can name a library that is one");
     let detail = if KNOWN.contains(&name) {
         format!(
-            "backend \"{name}\" is not in this build; it has {} (build with --features {name}; {library})",
+            "backend \"{name}\" is not in this build; it has {} (build with --features {name}; \
+                {library})",
             backend_names().join(", ")
         )
     } else {

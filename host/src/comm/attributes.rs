@@ -43,7 +43,8 @@ impl LaunchAttributes {
         }
         if self.cluster > 0 && !blocks.is_multiple_of(self.cluster) {
             return Err(Error::launch(format!(
-                "kernel {kernel}: {blocks} blocks cannot be put into clusters of {}: the cluster is to divide the blocks",
+                "kernel {kernel}: {blocks} blocks cannot be put into clusters of {}: the cluster \
+                    is to divide the blocks",
                 self.cluster
             )));
         }
@@ -70,7 +71,8 @@ impl LaunchAttributes {
         };
         if self.cluster > 0 && !has_clusters(&properties.architecture) {
             return refused(format!(
-                "clusters of {} blocks were asked for, which there are on NVIDIA GPUs from sm_90 on; leave `cluster` 0",
+                "clusters of {} blocks were asked for, which there are on NVIDIA GPUs from sm_90 \
+                    on; leave `cluster` 0",
                 self.cluster
             ));
         }
@@ -79,7 +81,8 @@ impl LaunchAttributes {
             .saturating_sub(kernel.properties.shared_bytes);
         if self.shared_bytes > most {
             return refused(format!(
-                "{} bytes of dynamic shared memory were asked for; beside its own {} bytes a block has {most}",
+                "{} bytes of dynamic shared memory were asked for; beside its own {} bytes a block \
+                    has {most}",
                 self.shared_bytes, kernel.properties.shared_bytes
             ));
         }
@@ -94,7 +97,8 @@ impl LaunchAttributes {
         let fits = u64::from(each) * u64::from(properties.multiprocessors);
         if u64::from(blocks) > fits {
             return refused(format!(
-                "a cooperative launch of {blocks} blocks of {threads} threads, where {fits} are resident together; use fewer \
+                "a cooperative launch of {blocks} blocks of {threads} threads, where {fits} are \
+                    resident together; use fewer \
                  blocks or threads"
             ));
         }

@@ -1,4 +1,4 @@
-//! From a failure record in device memory to an error that says what happened.
+//! From a failure record in device memory to an error that names the ranks and their calls.
 
 use core::fmt;
 
@@ -14,67 +14,155 @@ use crate::options::Algorithm;
 const TILE: u64 = fusewire_device::wait::WaitKind::Tile as u64;
 const TILE_WORDS: &str = "a tile of its own";
 
-/// What a rank was doing: one side of a failure.
+/// The call that a rank was in: one side of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Activity {
-    /// The operation; [`Operation::None`] where the rank has not called one yet.
+    /// The operation; [`Operation::None`] for a rank that has not called one yet.
     pub operation: Operation,
     /// Sequence number of the rank's last collective.
     pub sequence: u64,
-    /// Elements.
+    /// Elements; 0 for operations that have no single count. For a batch the number of its
+    /// operations, for a signal its index.
     pub count: u64,
-    /// Element type, where the operation has one.
+    /// Element type, if the operation has one.
     pub dtype: Option<DType>,
-    /// Reduction, where the operation has one.
+    /// Reduction, if the operation has one.
     pub reduction: Option<ReductionCode>,
-    /// Algorithm.
+    /// Root, if the operation has one and it is known.
+    pub root: Option<u32>,
+    /// Code of the algorithm.
     pub algorithm: u8,
 }
 
 impl Activity {
+    /// Decodes a call word; `count` is in elements.
     pub(super) fn new(call: u64, sequence: u64, count: u64) -> Self {
         let call = Call(call);
+        let operation = call.operation();
         Self {
-            operation: call.operation(),
+            operation,
             sequence,
             count,
             dtype: DType::from_code(call.dtype()),
             reduction: ReductionCode::ALL
                 .into_iter()
                 .find(|code| *code as u8 == call.reduction()),
+            root: is_rooted(operation).then(|| call.root()),
             algorithm: call.algorithm(),
         }
     }
-}
 
-impl fmt::Display for Activity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} #{} ({}",
-            self.operation.name(),
-            self.sequence,
-            self.count
-        )?;
-        if let Some(dtype) = self.dtype {
-            write!(f, " {}", dtype.name())?;
+    /// Decodes the call word and the count of a launch, which is in bytes for transfers.
+    fn from_launch(call: u64, sequence: u64, count: u64) -> Self {
+        let mut activity = Self::new(call, sequence, count);
+        if is_transfer(activity.operation) {
+            activity.count /= activity.dtype.map_or(1, DType::size) as u64;
         }
-        if let Some(reduction) = self.reduction {
-            write!(f, ", {}", reduction.name())?;
+        activity
+    }
+
+    /// Decodes progress words of a rank in a communicator of `size` ranks. The call has no root
+    /// there, but its fingerprint covers the root: the root is known if exactly one rank gives
+    /// this fingerprint.
+    pub(super) fn from_progress(call: u64, sequence: u64, count: u64, size: u32) -> Self {
+        let mut activity = Self::from_launch(Call::from_progress(call).0, sequence, count);
+        if is_rooted(activity.operation) {
+            let call = Call(call);
+            let fingerprint_with = |root: u32| {
+                Call::new(
+                    call.operation(),
+                    call.dtype(),
+                    call.reduction(),
+                    call.algorithm(),
+                    root as u16,
+                    count,
+                )
+                .fingerprint()
+            };
+            let mut roots = (0..size).filter(|root| fingerprint_with(*root) == call.fingerprint());
+            activity.root = roots.next().filter(|_| roots.next().is_none());
         }
-        let algorithm = [
+        activity
+    }
+
+    /// Returns the algorithm's name, for the algorithms that an operation can choose among.
+    fn algorithm_name(&self) -> Option<&'static str> {
+        [
             Algorithm::Packet,
             Algorithm::Signal,
             Algorithm::TwoShot,
             Algorithm::Nvls,
         ]
         .into_iter()
-        .find(|algorithm| *algorithm as u8 == self.algorithm);
-        if let Some(algorithm) = algorithm {
-            write!(f, ", {algorithm}")?;
+        .find(|algorithm| *algorithm as u8 == self.algorithm)
+        .map(Algorithm::name)
+    }
+
+    /// Returns the count and the type, such as `200 f32`.
+    fn elements(&self) -> Option<String> {
+        let dtype = self.dtype.map(DType::name);
+        match (self.operation, dtype) {
+            (Operation::None | Operation::Barrier | Operation::User, _) => None,
+            (Operation::AllGatherV | Operation::AllToAllV, dtype) => dtype.map(str::to_owned),
+            (Operation::Signal | Operation::WaitSignal, _) => Some(format!("index {}", self.count)),
+            (Operation::Batch, _) => Some(format!("{} operations", self.count)),
+            (_, Some(dtype)) => Some(format!("{} {dtype}", self.count)),
+            (_, None) => Some(self.count.to_string()),
         }
-        f.write_str(")")
+    }
+
+    /// Returns the arguments in which this call differs from `other`, a call of the same
+    /// operation.
+    fn differences(&self, other: &Self) -> Vec<String> {
+        let mut different = Vec::new();
+        if (self.count, self.dtype) != (other.count, other.dtype) {
+            different.extend(self.elements());
+        }
+        if self.reduction != other.reduction {
+            let name = self.reduction.map_or("none", ReductionCode::name);
+            different.push(format!("reduction {name}"));
+        }
+        if let (Some(root), true) = (self.root, self.root != other.root && other.root.is_some()) {
+            different.push(format!("root {root}"));
+        }
+        if different.is_empty() && self.algorithm != other.algorithm {
+            let name = self.algorithm_name().unwrap_or("none");
+            different.push(format!("algorithm {name}"));
+        }
+        different
+    }
+}
+
+/// Returns true if all ranks of `operation` name the same root.
+const fn is_rooted(operation: Operation) -> bool {
+    matches!(
+        operation,
+        Operation::Broadcast | Operation::Reduce | Operation::Scatter | Operation::Gather
+    )
+}
+
+/// Returns true if kernels of `operation` count bytes.
+const fn is_transfer(operation: Operation) -> bool {
+    matches!(
+        operation,
+        Operation::Send | Operation::Recv | Operation::Put | Operation::Get
+    )
+}
+
+impl fmt::Display for Activity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{}", self.operation.name(), self.sequence)?;
+        let mut arguments: Vec<String> = self.elements().into_iter().collect();
+        arguments.extend(self.reduction.map(|reduction| reduction.name().to_owned()));
+        arguments.extend(self.root.map(|root| format!("root {root}")));
+        if (self.operation as u8) < Operation::Send as u8 {
+            arguments.extend(self.algorithm_name().map(str::to_owned));
+        }
+        if arguments.is_empty() {
+            return Ok(());
+        }
+        write!(f, " ({})", arguments.join(", "))
     }
 }
 
@@ -113,7 +201,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub(crate) fn decode(name: &str, reporter: u32, record: &FailureRecord) -> Self {
+    /// Decodes the record of rank `reporter` of `size` ranks.
+    pub(crate) fn decode(name: &str, reporter: u32, size: u32, record: &FailureRecord) -> Self {
         let kind = [
             FailureKind::Timeout,
             FailureKind::Mismatch,
@@ -127,6 +216,13 @@ impl Failure {
         .find(|kind| *kind as u64 == record.kind)
         .unwrap_or(FailureKind::Abort);
         let call = Call(record.call);
+        let activity = Activity::from_launch(record.call, record.sequence, record.count);
+        let blamed = Activity::from_progress(
+            record.blamed_call,
+            record.blamed_sequence,
+            record.blamed_count,
+            size,
+        );
         Self {
             communicator: name.to_owned(),
             generation: record.generation,
@@ -134,12 +230,8 @@ impl Failure {
             rank: record.blamed as u32,
             awaited: record.awaited as u32,
             kind,
-            activity: Activity::new(record.call, record.sequence, record.count),
-            blamed: Activity::new(
-                record.blamed_call,
-                record.blamed_sequence,
-                record.blamed_count,
-            ),
+            activity,
+            blamed,
             wait_kind: match record.wait_kind {
                 1 => "its entry",
                 2 => "its exit",
@@ -176,6 +268,109 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// Writes in what the calls of two ranks differ.
+    fn write_mismatch(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            reporter,
+            rank,
+            activity,
+            blamed,
+            ..
+        } = self;
+        if self.peer.is_some() {
+            return self.write_message_mismatch(f);
+        }
+        let operation = activity.operation;
+        let call = format!("{} #{}", operation.name(), activity.sequence);
+        let is_same_call = blamed.sequence == activity.sequence;
+        if is_same_call && blamed.operation != operation {
+            return write!(
+                f,
+                "rank {rank} called {blamed}; rank {reporter} called {activity}. All ranks must \
+                 make the same calls in the same order"
+            );
+        }
+        let (theirs, own) = match is_same_call {
+            true => (blamed.differences(activity), activity.differences(blamed)),
+            false => (Vec::new(), Vec::new()),
+        };
+        if !theirs.is_empty() {
+            return write!(
+                f,
+                "rank {rank} called {call} with {}; rank {reporter} called it with {}. All ranks \
+                 must pass the same count, type, root and reduction, in the same order",
+                theirs.join(", "),
+                own.join(", ")
+            );
+        }
+        match operation {
+            Operation::AllToAllV => {
+                let dtype = activity.dtype.map_or("elements", DType::name);
+                write!(
+                    f,
+                    "rank {rank} sends {} {dtype}, rank {reporter} expects {} {dtype}. The splits \
+                     of sender and receiver must agree",
+                    self.observed, self.expected
+                )
+            }
+            Operation::AllGatherV => write!(
+                f,
+                "rank {rank} called {call} with other counts than rank {reporter}. All ranks must \
+                 pass the same counts"
+            ),
+            Operation::AllGatherWithFlags | Operation::ReduceScatterOnArrival => write!(
+                f,
+                "rank {rank} called {call} with another number of elements in a chunk or tile than \
+                 rank {reporter}. All ranks must divide the buffer equally"
+            ),
+            operation if is_rooted(operation) => write!(
+                f,
+                "rank {rank} called {call} with another root than rank {reporter}. All ranks must \
+                 pass the same root"
+            ),
+            _ => write!(
+                f,
+                "rank {rank} called {call} with other arguments than rank {reporter}. All ranks \
+                 must pass the same count, type, reduction and options, in the same order"
+            ),
+        }
+    }
+
+    /// Writes in what a message differs from the receive that it met.
+    fn write_message_mismatch(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            reporter,
+            awaited,
+            activity,
+            expected,
+            observed,
+            ..
+        } = self;
+        if expected == observed {
+            let dtype = activity.dtype.map_or("the receive's", DType::name);
+            return write!(
+                f,
+                "types differ: rank {awaited} sends {observed} bytes of another type than {dtype}, \
+                 which rank {reporter} expects"
+            );
+        }
+        write!(
+            f,
+            "sizes differ: rank {awaited} sends {observed} bytes, rank {reporter} expects \
+             {expected} bytes"
+        )?;
+        // A kernel of several blocks compares what each block moves.
+        let bytes = activity
+            .dtype
+            .map(|dtype| activity.count * dtype.size() as u64);
+        if bytes.is_some_and(|bytes| bytes != *expected) {
+            f.write_str(" in the part of one block")?;
+        }
+        f.write_str("; make counts and types agree")
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -193,9 +388,10 @@ impl fmt::Display for Failure {
         match self.kind {
             FailureKind::Timeout if self.tile().is_some() => write!(
                 f,
-                "timed out after {:.3} s waiting for tile {} of its own input (wanted count {}, saw {}); the computation that \
-                 makes the tile has not raised its counter on rank {rank}: is it enqueued, on a stream that does not wait \
-                 for this operation, with room on the device? Or raise the time-out",
+                "timed out after {:.3} s waiting for tile {} of its own input (wanted count {}, \
+                 saw {}); the computation that makes the tile has not raised its counter on rank \
+                 {rank}: is it enqueued, on a stream that does not wait for this operation, with \
+                 room on the device? Or raise the time-out",
                 self.seconds,
                 self.expected >> 32,
                 self.expected as u32,
@@ -220,32 +416,11 @@ impl fmt::Display for Failure {
                 write!(
                     f,
                     "timed out after {:.3} s waiting for rank {}, {} (expected {:#x}, saw {:#x}); \
-                     {late}; look at rank {rank} (killed, stopped, or behind?), or raise the time-out",
+                     {late}; look at rank {rank} (killed, stopped, or late?), or raise the time-out",
                     self.seconds, self.awaited, self.wait_kind, self.expected, self.observed
                 )
             }
-            FailureKind::Mismatch
-                if self.activity == self.blamed
-                    && matches!(
-                        activity.operation,
-                        Operation::AllGatherWithFlags | Operation::ReduceScatterOnArrival
-                    ) =>
-            {
-                write!(
-                    f,
-                    "rank {rank} called it with another number of elements in a chunk or tile; all ranks must cut alike"
-                )
-            }
-            FailureKind::Mismatch if self.peer.is_some() || self.activity == self.blamed => write!(
-                f,
-                "sizes differ: rank {} sends {}, this rank expects {}; make counts and types agree",
-                self.awaited, self.observed, self.expected
-            ),
-            FailureKind::Mismatch => write!(
-                f,
-                "rank {rank} called something else: {blamed}; all ranks must make the same calls \
-                 with the same counts, types, roots and options, in the same order"
-            ),
+            FailureKind::Mismatch => self.write_mismatch(f),
             FailureKind::Overlap => f.write_str(
                 "another launch of this communicator was in flight; replay one graph at a time, or \
                  give each its own communicator by dup()",
@@ -263,11 +438,72 @@ impl fmt::Display for Failure {
             ),
             FailureKind::Dead => write!(
                 f,
-                "the process of rank {rank} has ended (killed, crashed, or left before its part), {:.3} s into \
-                 the wait for {}; look at its output, then reconfigure without it or start the job again",
+                "the process of rank {rank} has ended (killed, crashed, or left before its part), \
+                 {:.3} s into the wait for {}; look at its output, then reconfigure without it or \
+                 start the job again",
                 self.seconds, self.wait_kind
             ),
             FailureKind::Abort => f.write_str("aborted by the program"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROGRESS: u64 = 0xff_ffff_ffff;
+
+    #[test]
+    fn the_fingerprint_names_the_root() {
+        let mut unknown = 0;
+        for operation in [
+            Operation::Broadcast,
+            Operation::Reduce,
+            Operation::Scatter,
+            Operation::Gather,
+        ] {
+            for count in [0u64, 1, 16, 1000, 1 << 20] {
+                for root in 0..64u16 {
+                    let call = Call::new(operation, DType::F32 as u8, 0, 0, root, count).0;
+                    let seen = Activity::from_progress(call & PROGRESS, 5, count, 64);
+                    assert!(seen.root.is_none_or(|seen| seen == u32::from(root)));
+                    unknown += u32::from(seen.root.is_none());
+                }
+            }
+        }
+        // Two of 64 roots share one of 65,536 fingerprints rarely.
+        assert!(unknown < 10, "{unknown} of 1280 roots are not known");
+        let call = Call::new(Operation::AllReduce, DType::F32 as u8, 1, 0, 0xffff, 16).0;
+        assert_eq!(
+            Activity::from_progress(call & PROGRESS, 5, 16, 64).root,
+            None
+        );
+    }
+
+    #[test]
+    fn transfers_count_elements() {
+        for operation in [
+            Operation::Send,
+            Operation::Recv,
+            Operation::Put,
+            Operation::Get,
+        ] {
+            let call = Call::new(operation, DType::F32 as u8, 0, 0, 1, 0).0;
+            let activity = Activity::from_launch(call, 4, 800);
+            assert_eq!(
+                activity.to_string(),
+                format!("{} #4 (200 f32)", operation.name())
+            );
+        }
+        for (operation, expected) in [
+            (Operation::AllToAllV, "all_to_all_v #4 (f32)"),
+            (Operation::AllGatherV, "all_gather_v #4 (f32)"),
+        ] {
+            let call = Call::new(operation, DType::F32 as u8, 0, 0, 0xffff, 0).0;
+            assert_eq!(Activity::from_launch(call, 4, 0).to_string(), expected);
+        }
+        let call = Call::new(Operation::Barrier, 0, 0, 0, 0xffff, 0).0;
+        assert_eq!(Activity::from_launch(call, 4, 0).to_string(), "barrier #4");
     }
 }

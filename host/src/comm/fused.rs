@@ -200,7 +200,8 @@ impl Communicator {
             return Err(invalid(
                 name,
                 format!(
-                    "{what} is no tensor; an enqueued operation keeps its memory alive, which takes tensors"
+                    "{what} is no tensor; an enqueued operation keeps its memory alive, which \
+                        takes tensors"
                 ),
             ));
         }
@@ -288,7 +289,8 @@ impl Communicator {
             return Err(invalid(
                 name,
                 format!(
-                    "a row of {hidden} does not fit {} bytes of staging; raise Options::staging_bytes",
+                    "a row of {hidden} does not fit {} bytes of staging; raise \
+                        Options::staging_bytes",
                     self.options().staging_bytes
                 ),
             ));
@@ -336,7 +338,8 @@ impl Communicator {
             None => Err(invalid(
                 name,
                 format!(
-                    "rows of {} elements: {} blocks keep {scratch} bytes of them in staging, which has \
+                    "rows of {} elements: {} blocks keep {scratch} bytes of them in staging, which \
+                        has \
                      {staging}; raise Options::staging_bytes or use fewer blocks",
                     norm.hidden,
                     self.options().blocks

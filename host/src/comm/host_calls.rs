@@ -30,7 +30,8 @@ impl Communicator {
             return Err(Error::Communicator {
                 name: self.inner.name.clone(),
                 detail: format!(
-                    "there were {MAX_WINDOWS} windows already, the most that a communicator can have in its \
+                    "there were {MAX_WINDOWS} windows already, the most that a communicator can \
+                        have in its \
                      life; allocate fewer and larger tensors and slice them"
                 ),
             });

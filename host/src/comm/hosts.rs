@@ -63,7 +63,8 @@ impl CommConfig {
         Err(crate::Error::Communicator {
             name: self.name,
             detail: format!(
-                "rank {rank} is on another host ({theirs}) than rank {} ({own}): memory cannot be shared, and this \
+                "rank {rank} is on another host ({theirs}) than rank {} ({own}): memory cannot be \
+                    shared, and this \
                  build has no transport between hosts; build with --features gloo",
                 self.rank
             ),

@@ -120,7 +120,8 @@ macro_rules! list_forms {
             }).map(drop)
         }
 
-        #[doc = concat!("As [`Communicator::", stringify!($name), "`], enqueued on the communicator's stream.")]
+        #[doc = concat!("As [`Communicator::", stringify!($name), "`], enqueued on the \
+            communicator's stream.")]
         ///
         /// # Errors
         /// As there; a failure while running is the [`Work`]'s.

@@ -139,7 +139,8 @@ impl Communicator {
             .position(|message| message.first() != Some(&1));
         if let Some(rank) = stops.filter(|_| continues) {
             tracing::warn!(
-                "a window has no multicast address, for rank {rank} cannot take part; its log may say why"
+                "a window has no multicast address, for rank {rank} cannot take part; its log may \
+                    say why"
             );
         }
         Ok(stops.is_none().then_some(messages))

@@ -272,7 +272,8 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
                     return Err(invalid(
                         name,
                         format!(
-                            "a stride of {stride} scales from group to group; {} rows need at least \
+                            "a stride of {stride} scales from group to group; {} rows need at \
+                                least \
                              as many, and it is less than 2^32",
                             self.rows
                         ),

@@ -172,7 +172,8 @@ impl CommConfig {
         gpu.check_resident(self.options.blocks, threads, ranks)?;
         if here.len() > 1 && self.options.timeout.as_secs() < SHARED_TIMEOUT_SECONDS {
             tracing::warn!(
-                "{} processes share {}, which runs them in turns: a time-out of {:.1} s may pass while all is well; \
+                "{} processes share {}, which runs them in turns: a time-out of {:.1} s may pass \
+                    while all is well; \
                  {SHARED_TIMEOUT_SECONDS} s or more are advised",
                 here.len(),
                 self.device,

@@ -267,7 +267,8 @@ impl ReadyFlags {
             return Err(invalid(
                 NAME,
                 format!(
-                    "the words are in memory of {}, which this thread does not touch; use stream_wait, stream_write or a \
+                    "the words are in memory of {}, which this thread does not touch; use \
+                        stream_wait, stream_write or a \
                      kernel",
                     self.device()
                 ),
@@ -305,7 +306,8 @@ impl ReadyFlags {
             let waited = started.elapsed();
             if waited > 2 * self.state.timeout {
                 return Err(Error::launch(format!(
-                    "chunk {index} was not ready within {:.3} s (its word is {seen}): was its operation enqueued, on a \
+                    "chunk {index} was not ready within {:.3} s (its word is {seen}): was its \
+                        operation enqueued, on a \
                      stream that does not wait for this one?",
                     waited.as_secs_f64()
                 )));

@@ -181,7 +181,8 @@ impl Inner {
         if let Err(error) = read {
             return error;
         }
-        let mut failure = Failure::decode(&self.name, reporter, &record);
+        let size = self.workspaces.len() as u32;
+        let mut failure = Failure::decode(&self.name, reporter, size, &record);
         if failure.kind == FailureKind::Abort
             && let Some(error) = self.grid_failure()
         {
@@ -201,8 +202,8 @@ impl Inner {
             .map(|workspace| {
                 let call = workspace.load(at + offset_of!(Progress, call) as u64);
                 let count = workspace.load(at + offset_of!(Progress, count) as u64);
-                let name = Call::from_progress(call).0;
-                Activity::new(name, call >> 40, count & 0xffff_ffff_ffff)
+                let size = self.workspaces.len() as u32;
+                Activity::from_progress(call, call >> 40, count & 0xffff_ffff_ffff, size)
             })
             .collect()
     }
@@ -338,7 +339,8 @@ impl Inner {
                 }
             });
         if let Err(error) = spawned {
-            tracing::warn!(%error, "the watchdog got no thread: a failure will not end the process");
+            tracing::warn!(%error, "the watchdog got no thread: a failure will not end the \
+                process");
         }
     }
 }
@@ -347,7 +349,8 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if !self.finalized.load(Ordering::Acquire) && self.abort_word() == 0 {
             tracing::warn!(
-                "communicator \"{}\" was dropped on rank {} without finalize(); its resources are freed",
+                "communicator \"{}\" was dropped on rank {} without finalize(); its resources are \
+                    freed",
                 self.name,
                 self.rank
             );

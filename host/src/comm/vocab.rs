@@ -241,7 +241,8 @@ impl<'a> VocabParallel<'a> {
         let k = self.k();
         if self.top.is_some() && (k == 0 || k > MAX_K || k > self.vocabulary) {
             return refuse(format!(
-                "the {k} greatest of {} columns; from 1 to {MAX_K}, and no more than there are, are possible",
+                "the {k} greatest of {} columns; from 1 to {MAX_K}, and no more than there are, \
+                    are possible",
                 self.vocabulary
             ));
         }
@@ -345,7 +346,8 @@ impl Communicator {
                 return Err(invalid(
                     NAME,
                     format!(
-                        "{what} is no tensor; an enqueued operation keeps its memory alive, which takes tensors"
+                        "{what} is no tensor; an enqueued operation keeps its memory alive, which \
+                            takes tensors"
                     ),
                 ));
             }
@@ -364,7 +366,8 @@ impl Communicator {
             return Err(crate::backend::backend_error(
                 backend.name(),
                 NAME,
-                "vocabulary-parallel reductions are kernels of Fusewire's; use all_gather and reduce apart",
+                "vocabulary-parallel reductions are kernels of Fusewire's; use all_gather and \
+                    reduce apart",
             ));
         }
         let spec = vocab.agreed_spec();
@@ -432,7 +435,8 @@ impl Communicator {
             0 => Err(invalid(
                 NAME,
                 format!(
-                    "a rank sends {row} bytes of a row; a packet slot of {} bytes holds {slot}, a block's part of staging \
+                    "a rank sends {row} bytes of a row; a packet slot of {} bytes holds {slot}, a \
+                        block's part of staging \
                      {staged}; raise Options::packet_slot_bytes or Options::staging_bytes, or use fewer blocks",
                     options.packet_slot_bytes
                 ),

@@ -77,11 +77,13 @@ fn hint(code: c_int) -> Option<&'static str> {
     const TABLE: &[(CUresult, &str)] = &[
         (
             R::CUDA_ERROR_OUT_OF_MEMORY,
-            "the device's memory is used up: free some, lower the workspace, or see who uses it with nvidia-smi",
+            "the device's memory is used up: free some, lower the workspace, or see who uses it \
+                with nvidia-smi",
         ),
         (
             R::CUDA_ERROR_NOT_INITIALIZED,
-            "CUDA does not survive fork: open the device in the process that uses it (Python: start method spawn)",
+            "CUDA does not survive fork: open the device in the process that uses it (Python: \
+                start method spawn)",
         ),
         (
             R::CUDA_ERROR_DEINITIALIZED,
@@ -89,7 +91,8 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_STUB_LIBRARY,
-            "this is the tool kit's stub, not a driver: take its folder stubs out of LD_LIBRARY_PATH",
+            "this is the tool kit's stub, not a driver: take its folder stubs out of \
+                LD_LIBRARY_PATH",
         ),
         (
             R::CUDA_ERROR_DEVICE_UNAVAILABLE,
@@ -97,15 +100,18 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_NO_DEVICE,
-            "the driver sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES; a container needs --gpus all",
+            "the driver sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES; a container \
+                needs --gpus all",
         ),
         (
             R::CUDA_ERROR_INVALID_CONTEXT,
-            "the device's context is gone or not current; an IPC handle cannot be opened in the process that made it",
+            "the device's context is gone or not current; an IPC handle cannot be opened in the \
+                process that made it",
         ),
         (
             R::CUDA_ERROR_CONTEXT_IS_DESTROYED,
-            "somebody destroyed the device's primary context (cudaDeviceReset, cuDevicePrimaryCtxReset): start the process again without that",
+            "somebody destroyed the device's primary context (cudaDeviceReset, \
+                cuDevicePrimaryCtxReset): start the process again without that",
         ),
         (
             R::CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE,
@@ -117,15 +123,18 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
-            "the PTX is newer than the driver: install a newer driver, or build for an older PTX version",
+            "the PTX is newer than the driver: install a newer driver, or build for an older PTX \
+                version",
         ),
         (
             R::CUDA_ERROR_INVALID_PTX,
-            "the driver's compiler does not take the PTX: check it with ptxas; a driver older than its PTX version may be the reason",
+            "the driver's compiler does not take the PTX: check it with ptxas; a driver older than \
+                its PTX version may be the reason",
         ),
         (
             R::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
-            "the driver's PTX compiler (libnvidia-ptxjitcompiler.so.1) is missing: a container needs the capability compute and utility",
+            "the driver's PTX compiler (libnvidia-ptxjitcompiler.so.1) is missing: a container \
+                needs the capability compute and utility",
         ),
         (
             R::CUDA_ERROR_JIT_COMPILATION_DISABLED,
@@ -145,11 +154,13 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_INVALID_CLUSTER_SIZE,
-            "blocks must be a multiple of the cluster, and a cluster has at most 8 blocks on every GPU",
+            "blocks must be a multiple of the cluster, and a cluster has at most 8 blocks on every \
+                GPU",
         ),
         (
             R::CUDA_ERROR_NOT_PERMITTED,
-            "not permitted here: a host function may not call the driver, and a fabric handle needs an IMEX channel (/dev/nvidia-caps-imex-channels)",
+            "not permitted here: a host function may not call the driver, and a fabric handle \
+                needs an IMEX channel (/dev/nvidia-caps-imex-channels)",
         ),
         (
             R::CUDA_ERROR_NOT_SUPPORTED,
@@ -161,11 +172,13 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
-            "library and kernel module of the driver have different versions: restart the machine, or match the container to the host",
+            "library and kernel module of the driver have different versions: restart the machine, \
+                or match the container to the host",
         ),
         (
             R::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
-            "the forward compatibility package does not serve this GPU: take its folder compat out of LD_LIBRARY_PATH",
+            "the forward compatibility package does not serve this GPU: take its folder compat out \
+                of LD_LIBRARY_PATH",
         ),
         (
             R::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
@@ -206,7 +219,8 @@ fn hint(code: c_int) -> Option<&'static str> {
     ];
     if context_is_lost(code) {
         return Some(
-            "the device's context is lost, and every later call of this process on it fails: end the process; \
+            "the device's context is lost, and every later call of this process on it fails: end \
+                the process; \
              compute-sanitizer finds the kernel that did it",
         );
     }

@@ -28,7 +28,8 @@ impl Cuda {
         let Some(physical) = retain(&library, address) else {
             return Err(error::with(
                 refused,
-                "neither cuMemAlloc nor cuMemCreate made this memory: memory of a pool (cudaMallocAsync) or of \
+                "neither cuMemAlloc nor cuMemCreate made this memory: memory of a pool \
+                    (cudaMallocAsync) or of \
                  cudaMallocManaged cannot be shared; allocate it by this library, or with cudaMalloc",
             ));
         };

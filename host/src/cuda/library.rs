@@ -35,7 +35,8 @@ impl<F: Copy> OptionalFunction<F> {
             library: "CUDA",
             call: self.name,
             detail: format!(
-                "this driver has no such function; it is there since CUDA {}: install a newer driver",
+                "this driver has no such function; it is there since CUDA {}: install a newer \
+                    driver",
                 self.since
             ),
         })
@@ -280,7 +281,8 @@ fn symbol<F: Copy>(object: &Object, name: &'static str) -> Result<F> {
             library: "CUDA",
             call: name,
             detail: format!(
-                "this driver has no such function ({error}); CUDA 12.0 (driver 525) or newer is needed"
+                "this driver has no such function ({error}); CUDA 12.0 (driver 525) or newer is \
+                    needed"
             ),
         }),
     }

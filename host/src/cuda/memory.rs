@@ -143,7 +143,8 @@ impl Cuda {
             .map_err(|error| {
                 error::with(
                     error,
-                    "this is a peer's memory: it may have another size, be gone, or lie on a GPU that this one \
+                    "this is a peer's memory: it may have another size, be gone, or lie on a GPU \
+                        that this one \
                      cannot reach",
                 )
             })?;

@@ -109,7 +109,8 @@ impl Cuda {
             return Err(error::driver(
                 "cuMulticastBindMem",
                 format!(
-                    "an object of {} bytes needs as much memory of this device that was allocated as shared; this \
+                    "an object of {} bytes needs as much memory of this device that was allocated \
+                        as shared; this \
                      has {} bytes and is {:?}",
                     multicast.bytes, memory.bytes, memory.origin
                 ),

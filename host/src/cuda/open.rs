@@ -92,7 +92,8 @@ impl Cuda {
             return Err(Error::NoDevice {
                 device: format!("cuda:{ordinal}"),
                 detail: format!(
-                    "this process sees {count} CUDA device(s), numbered from 0; look at CUDA_VISIBLE_DEVICES"
+                    "this process sees {count} CUDA device(s), numbered from 0; look at \
+                        CUDA_VISIBLE_DEVICES"
                 ),
             });
         }

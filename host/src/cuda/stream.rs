@@ -41,7 +41,8 @@ impl Cuda {
             tracing::warn!(
                 streams,
                 queues,
-                "more streams than hardware queues: kernels that wait for each other may wait for ever; start the \
+                "more streams than hardware queues: kernels that wait for each other may wait for \
+                    ever; start the \
                  process with CUDA_DEVICE_MAX_CONNECTIONS=32"
             );
         }

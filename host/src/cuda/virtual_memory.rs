@@ -185,7 +185,8 @@ pub(super) fn export(
     if handles & DESCRIPTOR == 0 {
         return Err(error::driver(
             "cuMemExportToShareableHandle",
-            "the memory was created without a handle for other processes: its allocator must ask for \
+            "the memory was created without a handle for other processes: its allocator must ask \
+                for \
              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR or CU_MEM_HANDLE_TYPE_FABRIC",
         ));
     }

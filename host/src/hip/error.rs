@@ -83,17 +83,20 @@ fn describe(status: hipError_t, name: Option<&str>, words: Option<&str>) -> Stri
 fn hint(status: hipError_t) -> Option<&'static str> {
     Some(match status {
         hip::ERROR_OUT_OF_MEMORY => {
-            "free memory of this process or of others on the GPU (rocm-smi --showpids), or ask for less"
+            "free memory of this process or of others on the GPU (rocm-smi --showpids), or ask for \
+                less"
         }
         hip::ERROR_NOT_INITIALIZED | hip::ERROR_NO_DEVICE | hip::ERROR_INVALID_DEVICE => {
-            "is the GPU visible (HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES), and may this user open \
+            "is the GPU visible (HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES), and may this user \
+                open \
              /dev/kfd and /dev/dri/renderD* (groups render and video)?"
         }
         hip::ERROR_INVALID_CONFIGURATION => {
             "the launch has more threads in a block, or more shared memory, than the GPU allows"
         }
         hip::ERROR_INVALID_DEVICE_POINTER => {
-            "the address is not memory that this process got from HIP, or the owner of an IPC handle \
+            "the address is not memory that this process got from HIP, or the owner of an IPC \
+                handle \
              has ended or freed it; IPC also needs the amdgpu kernel driver on both sides"
         }
         hip::ERROR_INSUFFICIENT_DRIVER => "the amdgpu kernel driver is older than ROCm needs",

@@ -148,7 +148,8 @@ fn wants_no_secret(answer: &[u8]) -> io::Result<()> {
 
 /// Shows the server that this client has the secret, and makes sure that the server has it.
 pub(super) fn authenticate(connection: &mut TcpStream, secret: &StoreSecret) -> io::Result<()> {
-    const OTHER: &str = "the server has another secret than this client; FUSEWIRE_STORE_SECRET must \
+    const OTHER: &str = "the server has another secret than this client; FUSEWIRE_STORE_SECRET \
+        must \
                          be equal on all ranks";
     let own = secret::nonce()?;
     connection.write_all(&[&[secret::HELLO][..], &own].concat())?;

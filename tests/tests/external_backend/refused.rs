@@ -124,7 +124,8 @@ fn a_missing_file() {
 fn a_message_of_the_library() {
     let path = build("message", &["-DTHE_BYTES=(sizeof(FusewireBackendTable)+8)"]);
     let error = error_of("message", &path);
-    let expected = "backend message: create: not supported (code 5): no fabric blue for rank 0 of 1 in \
+    let expected = "backend message: create: not supported (code 5): no fabric blue for rank 0 of \
+        1 in \
                     refused, 0 42 42";
     assert_eq!(error.to_string(), expected);
     let _ = std::fs::remove_file(path);

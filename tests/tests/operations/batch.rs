@@ -141,7 +141,9 @@ fn mismatches_and_absent_peers_are_errors() {
         let error = result.expect_err("sizes differ");
         assert!(matches!(error, Error::Mismatch(_)), "{error}");
         assert!(
-            error.to_string().contains("sends 32, this rank expects 36"),
+            error
+                .to_string()
+                .contains("sends 32 bytes, rank 1 expects 36 bytes"),
             "{error}"
         );
     }

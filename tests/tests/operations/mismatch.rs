@@ -229,23 +229,120 @@ fn different_calls_are_told_with_lanes_as_threads() {
     }
 }
 
+/// Runs `usual` on all of three ranks but rank 1, which runs `odd`; returns the message, which is
+/// the same on all ranks.
+fn message(usual: Call, odd: Call) -> String {
+    let mut options = Options::default();
+    options.timeout = TIMEOUT;
+    let results = run_threads(3, &options, |comm| {
+        let call = if comm.rank() == 1 { odd } else { usual };
+        Ok(call(&comm).and_then(|()| comm.barrier()).err())
+    });
+    let messages: Vec<String> = results
+        .into_iter()
+        .map(|result| result.expect("joined").expect("a failure").to_string())
+        .collect();
+    assert!(messages.iter().all(|text| *text == messages[0]));
+    messages[0].clone()
+}
+
+#[test]
+fn roots_that_differ_are_named() {
+    let calls: [(&str, Call, Call); 4] = [
+        (
+            "broadcast",
+            |comm| comm.broadcast(&mut f32s(16), 0),
+            |comm| comm.broadcast(&mut f32s(16), 1),
+        ),
+        (
+            "reduce",
+            |comm| comm.reduce(&mut f32s(16), 0, ReduceOp::Sum),
+            |comm| comm.reduce(&mut f32s(16), 1, ReduceOp::Sum),
+        ),
+        (
+            "scatter",
+            |comm| comm.scatter_single(&mut f32s(16), &f32s(48), 0),
+            |comm| comm.scatter_single(&mut f32s(16), &f32s(48), 1),
+        ),
+        (
+            "gather",
+            |comm| comm.gather_single(&mut f32s(48), &f32s(16), 0),
+            |comm| comm.gather_single(&mut f32s(48), &f32s(16), 1),
+        ),
+    ];
+    for (name, usual, odd) in calls {
+        let text = message(usual, odd);
+        let odd_is_blamed = text.contains(&format!("rank 1 called {name} #1 with root 1; rank "))
+            && text.contains(" called it with root 0. ");
+        let usual_is_blamed = text.contains(&format!(" called {name} #1 with root 0; rank 1 "))
+            && text.contains(" called it with root 1. ");
+        assert!(odd_is_blamed || usual_is_blamed, "{text}");
+    }
+}
+
+#[test]
+fn other_differences_are_named() {
+    let calls: [(Call, Call, &[&str]); 5] = [
+        (
+            |comm| comm.all_reduce(&mut f32s(1000), ReduceOp::Sum),
+            |comm| comm.all_reduce(&mut f32s(1001), ReduceOp::Sum),
+            &["all_reduce #1 with 100", "called it with 100"],
+        ),
+        (
+            |comm| comm.all_reduce(&mut f32s(16), ReduceOp::Sum),
+            |comm| comm.all_reduce(&mut f32s(16), ReduceOp::Max),
+            &["all_reduce #1 with reduction ", "called it with reduction "],
+        ),
+        (
+            |comm| comm.barrier(),
+            |comm| comm.broadcast(&mut f32s(16), 2),
+            &["broadcast #1 (16 f32, root 2)", "called barrier #1"],
+        ),
+        (
+            |comm| comm.all_gather_v_single(&mut f32s(12), &f32s(4), &[4, 4, 4]),
+            |comm| comm.all_gather_v_single(&mut f32s(13), &f32s(4), &[4, 4, 5]),
+            &["called all_gather_v #1 with other counts"],
+        ),
+        (
+            |comm| {
+                let splits = [4, 4, 4];
+                comm.all_to_all_v_single(&mut f32s(12), &f32s(12), &splits, &splits)
+            },
+            |comm| {
+                let (receive, send) = ([4, 4, 4], [3, 4, 4]);
+                comm.all_to_all_v_single(&mut f32s(12), &f32s(12), &receive, &send)
+            },
+            &["rank 1 sends 3 f32, rank 0 expects 4 f32"],
+        ),
+    ];
+    for (usual, odd, expected) in calls {
+        let text = message(usual, odd);
+        for part in expected {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}
+
 #[test]
 fn sizes_and_types_of_send_and_receive() {
-    let calls: [(Call, Call); 3] = [
+    let calls: [(Call, Call, &str); 3] = [
         (
             |comm| comm.send(&f32s(8), 1),
             |comm| comm.recv(&mut f32s(9), 0),
+            "recv #0 (9 f32): sizes differ: rank 0 sends 32 bytes, rank 1 expects 36 bytes; ",
         ),
         (
             |comm| comm.send(&f32s(8), 1),
             |comm| comm.recv(&mut vec![0i32; 8], 0),
+            "recv #0 (8 i32): types differ: rank 0 sends 32 bytes of another type than i32",
         ),
         (
             |comm| comm.send(&f32s(0), 1),
             |comm| comm.recv(&mut f32s(1), 0),
+            "recv #0 (1 f32): sizes differ: rank 0 sends 0 bytes, rank 1 expects 4 bytes; ",
         ),
     ];
-    for (send, receive) in calls {
+    for (send, receive, expected) in calls {
         let mut options = Options::default();
         options.timeout = TIMEOUT;
         let started = Instant::now();
@@ -264,6 +361,7 @@ fn sizes_and_types_of_send_and_receive() {
             };
             assert_eq!((failure.reporter, failure.rank), (1, 0), "{error}");
             assert_eq!(failure.peer, Some(0), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
         }
         assert!(started.elapsed() < AT_ONCE);
     }

@@ -118,7 +118,8 @@ impl Manifest {
             .map(|file| format!("{} ({} KiB)", file.path, file.bytes >> 10))
             .collect();
         bail!(
-            "the bundle has {} KiB, more than --max-mib {mib} allows; the largest files are {}; --strip makes them smaller",
+            "the bundle has {} KiB, more than --max-mib {mib} allows; the largest files are {}; \
+                --strip makes them smaller",
             self.bytes() >> 10,
             largest.join(", ")
         )

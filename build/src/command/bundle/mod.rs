@@ -153,7 +153,8 @@ fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::
         let found = contents::images(target, name);
         if found.is_empty() {
             println!(
-                "left out: images of {name}: not made; `fusewire-build build --crate {path}` makes them"
+                "left out: images of {name}: not made; `fusewire-build build --crate {path}` makes \
+                    them"
             );
         }
         images.extend(found);

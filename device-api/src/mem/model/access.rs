@@ -1,6 +1,6 @@
 //! The functions of [`crate::mem`], resolved through the model's table.
 
-use super::{Atomic, Fault, WordRef, Kind, Ordering, Word, broken, find};
+use super::{Atomic, Fault, Kind, Ordering, Word, WordRef, broken, find};
 use crate::mem::{Order, Policy, Scope, native};
 
 fn effective(scope: Scope) -> Scope {

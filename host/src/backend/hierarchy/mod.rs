@@ -180,12 +180,14 @@ impl Hierarchy {
         move |error| {
             let why = match &error {
                 Error::Failed(failure) if failure.kind == FailureKind::Abort => {
-                    " (one of them has failed, perhaps in what it does with other hosts; its error says why)"
+                    " (one of them has failed, perhaps in what it does with other hosts; its error \
+                        says why)"
                 }
                 _ => "",
             };
             let detail = format!(
-                "among the ranks of this host ({:?}, which the following numbers from 0): {error}{why}",
+                "among the ranks of this host ({:?}, which the following numbers from 0): \
+                    {error}{why}",
                 self.hosts[self.own().host as usize]
             );
             backend_error(NAME, operation, detail)
@@ -209,7 +211,8 @@ impl Hierarchy {
         move |error| {
             let peers: Vec<u32> = self.hosts.iter().map(|ranks| self.peer_of(ranks)).collect();
             let detail = format!(
-                "rank {}, between hosts, whose ranks {peers:?} the following numbers from 0: {error}",
+                "rank {}, between hosts, whose ranks {peers:?} the following numbers from 0: \
+                    {error}",
                 self.rank
             );
             backend_error(NAME, operation, detail)

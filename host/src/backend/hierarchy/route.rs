@@ -90,25 +90,31 @@ impl HierarchyRoute {
     pub(super) const fn why(self, operation: Operation) -> &'static str {
         match self {
             Self::Gathered => {
-                "gloo gathers all inputs, every rank reduces them in rank order (one exchange, for few bytes)"
+                "gloo gathers all inputs, every rank reduces them in rank order (one exchange, for \
+                    few bytes)"
             }
             Self::Ordered => {
-                "ranks exchange shards (kernels on each host, gloo between), each reduces its own in rank order"
+                "ranks exchange shards (kernels on each host, gloo between), each reduces its own \
+                    in rank order"
             }
             Self::Shards => match operation {
                 Operation::AllGather => {
-                    "each rank gathers from its peers by gloo, then kernels on each host (equally many ranks each)"
+                    "each rank gathers from its peers by gloo, then kernels on each host (equally \
+                        many ranks each)"
                 }
                 Operation::ReduceScatter => {
-                    "kernels reduce on each host, each rank exchanges with its peers by gloo (equally many ranks each)"
+                    "kernels reduce on each host, each rank exchanges with its peers by gloo \
+                        (equally many ranks each)"
                 }
                 _ => {
-                    "kernels reduce_scatter on each host, each rank all_reduces its shard with its peers by gloo, \
+                    "kernels reduce_scatter on each host, each rank all_reduces its shard with its \
+                        peers by gloo, \
                      kernels all_gather on each host (many bytes, equally many ranks each)"
                 }
             },
             Self::Leaders => {
-                "kernels on each host, gloo between one rank of each (few bytes, or hosts with unequally many ranks)"
+                "kernels on each host, gloo between one rank of each (few bytes, or hosts with \
+                    unequally many ranks)"
             }
             Self::Flat => "gloo over all ranks (nothing to gain on a host)",
             Self::Messages => "messages: channels between ranks of a host, else gloo",

@@ -1,7 +1,8 @@
 //! The workspace: its layout, and what stands in it before anybody else sees it.
 
 use fusewire_device::layout::{
-    BlockState, CommState, LAYOUT_VERSION, LINE, WorkspaceConfig, WorkspaceLayout, Progress, STATE_MAGIC,
+    BlockState, CommState, LAYOUT_VERSION, LINE, Progress, STATE_MAGIC, WorkspaceConfig,
+    WorkspaceLayout,
 };
 
 use crate::Result;

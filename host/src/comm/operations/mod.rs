@@ -68,7 +68,8 @@ macro_rules! forms {
             Ok(())
         }
 
-        #[doc = concat!("As [`Communicator::", stringify!($name), "`], enqueued on the communicator's stream.")]
+        #[doc = concat!("As [`Communicator::", stringify!($name), "`], enqueued on the \
+            communicator's stream.")]
         ///
         /// # Errors
         /// As there; a failure while running is the [`Work`]'s.

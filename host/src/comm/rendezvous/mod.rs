@@ -45,7 +45,8 @@ impl Rendezvous<'_> {
         let (elsewhere, infos) = self.gather(what, &own.descriptor()?, &locality)?;
         if let Some((rank, theirs)) = elsewhere {
             return Err(self.refuse(format!(
-                "rank {rank} is on another host ({theirs}) than rank {} ({}): memory cannot be shared",
+                "rank {rank} is on another host ({theirs}) than rank {} ({}): memory cannot be \
+                    shared",
                 self.rank, locality.host
             )));
         }

@@ -80,7 +80,8 @@ impl Rendezvous<'_> {
             && let Some(info) = infos.iter().find(local)
         {
             return Err(self.refuse(format!(
-                "the memory of rank {} can be shared on its own host only, and the ranks are on several hosts of one \
+                "the memory of rank {} can be shared on its own host only, and the ranks are on \
+                    several hosts of one \
                  NVLink domain, which takes memory with fabric handles: allocate it by Communicator::alloc",
                 info.rank
             )));

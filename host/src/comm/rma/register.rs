@@ -66,7 +66,8 @@ impl Communicator {
             return Err(Error::Communicator {
                 name: self.inner.name.clone(),
                 detail: format!(
-                    "rank {rank} registers {} bytes, rank {} {bytes} (or types differ): they must be equal",
+                    "rank {rank} registers {} bytes, rank {} {bytes} (or types differ): they must \
+                        be equal",
                     all[3 * rank + 1],
                     self.rank()
                 ),

@@ -187,7 +187,8 @@ pub(super) fn invalid(operation: &'static str, detail: String) -> Error {
 /// The error for a slice in a capture.
 pub(super) fn capture_of_slices() -> Error {
     Error::CaptureState {
-        detail: "a graph outlives the call: operations on slices can't be captured: use tensors, and for \
+        detail: "a graph outlives the call: operations on slices can't be captured: use tensors, \
+            and for \
                  all_reduce_rms_norm its _async form"
             .to_owned(),
     }
