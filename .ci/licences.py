@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the licence of every dependency against the policy in deny.toml.
+"""Checks the licence of every dependency against the policy in deny.toml, and that
+docs/dependencies.md names every dependency of a published crate.
 
 `cargo deny check` does that and more (advisories, sources), and is used where it is installed; this
 needs nothing but cargo and Python 3.11.
@@ -43,8 +44,28 @@ def self_test():
     assert not allowed("GPL-3.0", policy) and not allowed("MIT AND GPL-3.0", policy)
 
 
+def undocumented(packages, text):
+    """Returns the dependencies of published crates that `text` does not name."""
+    own = {package["name"] for package in packages}
+    published = [package for package in packages if package["publish"] != []]
+    names = {
+        dependency["name"]
+        for package in published
+        for dependency in package["dependencies"]
+        if dependency["kind"] != "dev" and dependency["name"] not in own
+    }
+    return sorted(name for name in names if f"`{name}`" not in text)
+
+
 def main():
     self_test()
+    command = ["cargo", "metadata", "--format-version=1", "--no-deps"]
+    packages = json.loads(subprocess.check_output(command))["packages"]
+    assert undocumented(packages, ""), "no published crate has a dependency"
+    missing = undocumented(packages, Path("docs/dependencies.md").read_text())
+    if missing:
+        print(f"docs/dependencies.md does not name: {', '.join(missing)}")
+        return 1
     if shutil.which("cargo-deny"):
         return subprocess.call(["cargo", "deny", "check", "licenses", "bans", "sources"])
     policy = set(tomllib.loads(Path("deny.toml").read_text())["licenses"]["allow"])
