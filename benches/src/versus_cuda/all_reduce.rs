@@ -6,7 +6,7 @@ use fusewire::{CallOptions, Communicator, DType, Operation, ReduceOp, Tensor};
 use super::benchmark::{AUTO, Benchmark, Candidate, Mode, Side, Step};
 use super::buffers::{Buffers, Packets};
 use super::entries::{Entry, Kernel, VECTOR, Values};
-use super::loaded::Baseline;
+use super::module::Baseline;
 use super::report::Row;
 use super::{Shape, data};
 

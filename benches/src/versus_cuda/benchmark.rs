@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::buffers::Latch;
 use super::entries::{Entry, Kernel, Values};
-use super::loaded::{Baseline, Launch};
+use super::module::{Baseline, Launch};
 use super::rendezvous::Rendezvous;
 
 /// Operations of a captured graph, where nothing else is asked for.

@@ -12,7 +12,7 @@ use super::Shape;
 use super::benchmark::{Benchmark, OPERATIONS};
 use super::buffers::Peers;
 use super::entries::{Entry, Kernel, Order, VECTOR, Values};
-use super::loaded::{Baseline, Launch};
+use super::module::{Baseline, Launch};
 use super::statistics::{Interval, interval};
 
 /// Bytes of the copy whose rate is the machine's: more than its L2 has.

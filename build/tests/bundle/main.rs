@@ -3,4 +3,4 @@
 
 mod real;
 mod script;
-mod stand_in;
+mod fake;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::stand_in::{rows, stderr};
+use crate::fake::{rows, stderr};
 
 fn bundle(folder: &Path, more: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_fusewire-build"))

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::process::Stdio;
 use std::time::Instant;
 
-use crate::stand_in::{Bundle, stderr};
+use crate::fake::{Bundle, stderr};
 
 const CUDA: &[(&str, &str)] = &[("FAKE_CUDA", "found  "), ("FAKE_DETAIL", "cuda:0: a GPU")];
 

@@ -31,7 +31,7 @@
     target_arch = "amdgpu",
     all(target_arch = "nvptx64", not(target_feature = "sm_90"))
 ))]
-mod absent;
+mod unsupported;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 mod emulated;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
@@ -41,7 +41,7 @@ mod nvptx;
     target_arch = "amdgpu",
     all(target_arch = "nvptx64", not(target_feature = "sm_90"))
 ))]
-pub use self::absent::{Multicast, fence};
+pub use self::unsupported::{Multicast, fence};
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub use self::emulated::{Multicast, fence};
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]

@@ -17,7 +17,7 @@ mod multicast;
 mod norm;
 mod objects;
 mod observe;
-mod observed;
+mod observability;
 mod on_gpu;
 mod operations;
 mod peers;

@@ -12,7 +12,7 @@ mod secret;
 mod server;
 mod session;
 mod table;
-mod talk;
+mod client_connection;
 mod tcp;
 mod wire;
 

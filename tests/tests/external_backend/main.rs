@@ -3,7 +3,7 @@
 
 mod failures;
 mod operations;
-mod refused;
+mod rejections;
 
 use core::time::Duration;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! From a checked call to a launch: on the caller's thread, on a stream, or into a graph.
 
 mod owner;
-mod prepared;
+mod prepared_op;
 mod task;
 mod user;
 
@@ -10,9 +10,9 @@ use std::sync::{MutexGuard, PoisonError};
 
 use fusewire_device::native::NativeEntry;
 
-pub(super) use self::prepared::PreparedOp;
+pub(super) use self::prepared_op::PreparedOp;
 
-use self::prepared::Entry;
+use self::prepared_op::Entry;
 use super::observe::HookArguments;
 use super::work::Work;
 use super::{Communicator, Inner};

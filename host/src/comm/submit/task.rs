@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::native::{KernelInfo, NativeEntry};
 
-use super::prepared::{Entry, PreparedOp};
+use super::prepared_op::{Entry, PreparedOp};
 use crate::comm::{Communicator, multi_rank_grid};
 use crate::cpu::{BlockOrder, Grid, HostFn, KeepAlive, Launch, LaunchOwner, MAX_PARAM_BYTES};
 use crate::gpu::{self, Gpu, Scratch, Upload};

@@ -3,7 +3,7 @@
 use fusewire_device::native::Kernel;
 use fusewire_device::session::{Call, Operation};
 
-use super::prepared::PreparedOp;
+use super::prepared_op::PreparedOp;
 use crate::Result;
 use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::OpInfo;

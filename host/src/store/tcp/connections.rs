@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::{StoreProtocol, TcpStore};
-use crate::store::talk::{Greeting, authenticate, describe, greet, is_hang_up};
+use crate::store::client_connection::{Greeting, authenticate, describe, greet, is_hang_up};
 use crate::{Error, Result};
 
 /// Idle connections that are kept.

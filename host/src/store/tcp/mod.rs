@@ -11,7 +11,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 pub use self::options::{StoreOptions, StoreProtocol};
-use super::talk::{Greeting, read_array};
+use super::client_connection::{Greeting, read_array};
 use super::wire::{Dialect, Query, Writer};
 use crate::Result;
 

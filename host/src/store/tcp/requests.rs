@@ -6,7 +6,7 @@ use std::net::TcpStream;
 
 use super::TcpStore;
 use crate::store::Store;
-use crate::store::talk::{
+use crate::store::client_connection::{
     cancel_wait, describe, read_array, read_vector, stop_waiting, unexpected,
 };
 use crate::store::wire::{self, Dialect, Query, Writer};
