@@ -1,4 +1,5 @@
-//! One rank of an all_reduce, started by `fusewire run`, `torchrun --no_python`, `mpirun` or `srun`:
+//! One rank of an all_reduce, started by `fusewire run`, `torchrun --no_python`, `mpirun` or
+//! `srun`:
 //!
 //! ```text
 //! cargo build --release -p fusewire --example all_reduce

@@ -1,8 +1,9 @@
 //! Rank, size, store and host, found out from the environment.
 //!
 //! The variables and their order are torchcomms' (`comms/torchcomms/utils/Utils.cpp`), so that a
-//! program starts under `torchrun` or `fusewire run` without options, and under `mpirun`, `srun` or PALS with
-//! the store's address in `MASTER_ADDR` and `MASTER_PORT`, or without where all ranks are on one host.
+//! program starts under `torchrun` or `fusewire run` without options, and under `mpirun`, `srun` or
+//! PALS with the store's address in `MASTER_ADDR` and `MASTER_PORT`, or without where all ranks are
+//! on one host.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -62,8 +63,8 @@ enum Method {
     Slurm,
 }
 
-/// In torchcomms' order, and Slurm: the first launcher whose variables are there wins. Slurm is last,
-/// for its variables are also there in what `torchrun` or `fusewire run` start within a step.
+/// In torchcomms' order, and Slurm: the first launcher whose variables are there wins. Slurm is
+/// last, for its variables are also there in what `torchrun` or `fusewire run` start within a step.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         method: Method::Always,
@@ -133,15 +134,15 @@ impl Method {
 
 impl RankSize {
     /// Reads rank and size from the environment: `TORCHCOMM_RANK` and `TORCHCOMM_SIZE`, else those
-    /// of Open MPI, PMI, PALS, `torchrun`, Slurm, in this order. A pair of which only one half is set is
-    /// ignored when a later pair is complete. Slurm's pair is read only in processes that `srun` has
-    /// started, not in the script of a batch job.
+    /// of Open MPI, PMI, PALS, `torchrun`, Slurm, in this order. A pair of which only one half is
+    /// set is ignored when a later pair is complete. Slurm's pair is read only in processes that
+    /// `srun` has started, not in the script of a batch job.
     ///
     /// Where torchrun has started the process (`TORCHELASTIC_RUN_ID` is set), its pair comes before
     /// those of MPI and PALS, which then belong to an outer launcher: `mpirun -n 1 torchrun ..`.
     ///
-    /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` (`auto`, `mpi`, `pals`, `torchrun`, `slurm`) restricts
-    /// the search; every other value restricts it to the first pair.
+    /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` (`auto`, `mpi`, `pals`, `torchrun`, `slurm`)
+    /// restricts the search; every other value restricts it to the first pair.
     ///
     /// # Errors
     /// [`Error::Bootstrap`] when no pair is complete, a value is no number, the rank is not less
@@ -207,7 +208,8 @@ impl RankSize {
         if only.is_some() || first.method == Method::Always {
             return first.read(variable, rank, size).map(Some);
         }
-        // An MPI launcher removes nothing and sets no TORCHELASTIC_RUN_ID, so torchrun is the inner one.
+        // An MPI launcher removes nothing and sets no TORCHELASTIC_RUN_ID, so torchrun is the inner
+        // one.
         let torchrun = whole
             .iter()
             .find(|(launcher, ..)| launcher.method == Method::Torchrun)
@@ -311,15 +313,17 @@ impl BootstrapStore {
 /// attempt of a job (`TORCHELASTIC_RESTART_COUNT`) has keys of its own. `timeout` bounds the
 /// connection and each later answer.
 ///
-/// A store that rank 0 hosts ends with rank 0's value, also for ranks that have connected to it for a
-/// next rendezvous already: call this once if rank 0 hosts, and use the store for every rendezvous.
+/// A store that rank 0 hosts ends with rank 0's value, also for ranks that have connected to it for
+/// a next rendezvous already: call this once if rank 0 hosts, and use the store for every
+/// rendezvous.
 ///
-/// On other ranks than the first, the client also joins as a worker, for which a master of PyTorch on
-/// rank 0 may wait ([`TcpStore::join_as_worker`]).
+/// On other ranks than the first, the client also joins as a worker, for which a master of PyTorch
+/// on rank 0 may wait ([`TcpStore::join_as_worker`]).
 ///
-/// Where neither variable is set, and Open MPI, Hydra (MPICH, Intel MPI), PMIx or Slurm say that all
-/// ranks are on this host, the ranks use a file in a directory of the job in `XDG_RUNTIME_DIR` or
-/// `/tmp`. The last rank that opens the file removes its name. All ranks make equally many calls.
+/// Where neither variable is set, and Open MPI, Hydra (MPICH, Intel MPI), PMIx or Slurm say that
+/// all ranks are on this host, the ranks use a file in a directory of the job in `XDG_RUNTIME_DIR`
+/// or `/tmp`. The last rank that opens the file removes its name. All ranks make equally many
+/// calls.
 ///
 /// # Errors
 /// [`Error::Bootstrap`] when a variable is missing or wrong, the port cannot be bound or the directory
@@ -433,8 +437,8 @@ fn host_server(
     })
 }
 
-/// What the user should know of a server without a secret that listens at `addresses`; `one_host` says
-/// that all ranks are known to be on this host.
+/// What the user should know of a server without a secret that listens at `addresses`; `one_host`
+/// says that all ranks are known to be on this host.
 fn exposure(host: &str, addresses: &[SocketAddr], one_host: bool) -> Option<String> {
     let reachable = addresses.iter().find(|address| !address.ip().is_loopback());
     if let Some(address) = reachable {
@@ -484,7 +488,8 @@ pub fn host_id() -> Result<String> {
     Ok(id.trim().to_owned())
 }
 
-/// What `FUSEWIRE_NVLINK_DOMAIN` says: a name, or nothing for no domain. `None` where it is not set.
+/// What `FUSEWIRE_NVLINK_DOMAIN` says: a name, or nothing for no domain. `None` where it is not
+/// set.
 ///
 /// # Errors
 /// [`Error::Bootstrap`] for a name that is no Unicode or longer than 256 bytes.

@@ -63,8 +63,8 @@ impl FromStr for Device {
     }
 }
 
-/// The best native entries for this machine, or those that `FUSEWIRE_ISA` names (`baseline`, `avx2`,
-/// `avx512`) if the machine has them.
+/// The best native entries for this machine, or those that `FUSEWIRE_ISA` names (`baseline`,
+/// `avx2`, `avx512`) if the machine has them.
 pub fn isa() -> Isa {
     let best = detect();
     match std::env::var("FUSEWIRE_ISA").as_deref() {

@@ -1,5 +1,6 @@
 //! The one error type of the crate: a variant is the operation that failed.
 
+use core::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -23,7 +24,10 @@ fn subject(operation: &str, key: &str) -> String {
 ///
 /// Cheap to clone, because one failure is reported by several calls: by the work handle that it
 /// belongs to, and by the next synchronisation of its stream.
-#[derive(Clone, Debug, ThisError)]
+///
+/// `{:?}` prints the message, because that is what a program prints whose `main` returns a
+/// [`Result`]. `{:#?}` prints the variant with its fields.
+#[derive(Clone, ThisError)]
 #[non_exhaustive]
 pub enum Error {
     /// A call of a [`Store`](crate::store::Store) failed.
@@ -150,7 +154,8 @@ pub enum Error {
     #[error("{}", .0)]
     Mismatch(Box<crate::comm::Failure>),
 
-    /// A kernel stopped for another reason: overlapping launches, memory outside of a window, an abort.
+    /// A kernel stopped for another reason: overlapping launches, memory outside of a window, an
+    /// abort.
     #[error("{}", .0)]
     Failed(Box<crate::comm::Failure>),
 
@@ -206,6 +211,47 @@ pub enum Error {
     },
 }
 
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        /// Writes the named fields of a variant.
+        macro_rules! fields {
+            ($($name:ident { $($field:ident),* },)*) => {
+                match self {
+                    Self::Timeout(failure) => f.debug_tuple("Timeout").field(failure).finish(),
+                    Self::Mismatch(failure) => f.debug_tuple("Mismatch").field(failure).finish(),
+                    Self::Failed(failure) => f.debug_tuple("Failed").field(failure).finish(),
+                    $(Self::$name { $($field),* } => f
+                        .debug_struct(stringify!($name))
+                        $(.field(stringify!($field), $field))*
+                        .finish(),)*
+                }
+            };
+        }
+        fields! {
+            Store { operation, key, detail, source },
+            StoreTimeout { key, seconds },
+            Bootstrap { detail },
+            MemoryMap { operation, bytes, source },
+            PeerSegment { rank, detail },
+            ShareDescriptor { operation, source },
+            InvalidArgument { operation, detail },
+            CaptureState { detail },
+            Launch { detail },
+            Driver { library, call, detail },
+            Image { image, detail },
+            NoDevice { device, detail },
+            Communicator { name, detail },
+            Backend { backend, operation, detail },
+            Object { operation, rank, detail },
+            Transport { operation, peer, kind, detail },
+            StreamTimeout { seconds },
+        }
+    }
+}
+
 impl Error {
     /// A store failure without an operating system error.
     pub(crate) fn store(operation: &'static str, key: &str, detail: impl Into<String>) -> Self {
@@ -246,5 +292,30 @@ impl Error {
         Self::Launch {
             detail: detail.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+
+    #[test]
+    fn debug_is_the_message_and_alternate_the_structure() {
+        let error = Error::store_io(
+            "set",
+            "key",
+            std::io::Error::from(std::io::ErrorKind::NotFound),
+        );
+        assert_eq!(format!("{error:?}"), error.to_string());
+        let structure = format!("{error:#?}");
+        for part in ["Store {", "operation: \"set\"", "key: \"key\"", "source: Some("] {
+            assert!(structure.contains(part), "{structure}");
+        }
+        // The end of a program whose `main` returns the error.
+        let main: super::Result<()> = Err(Error::bootstrap("RANK is not set"));
+        assert_eq!(
+            format!("Error: {:?}", main.expect_err("an error")),
+            "Error: bootstrap failed: RANK is not set"
+        );
     }
 }

@@ -17,9 +17,9 @@
 //! ```
 //!
 //! # Errors
-//! Bad arguments are refused before anything moves. Every wait is bounded: when a rank dies, stops, or
-//! calls something else, every other rank gets an error that names operation, sequence number and rank
-//! ([`Failure`]), and the communicator returns it from then on.
+//! Bad arguments are refused before anything moves. Every wait is bounded: when a rank dies, stops,
+//! or calls something else, every other rank gets an error that names operation, sequence number
+//! and rank ([`Failure`]), and the communicator returns it from then on.
 //!
 //! # Thread safety
 //! A [`Communicator`] may be used from several threads, but all ranks must issue its operations in

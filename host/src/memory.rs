@@ -1,7 +1,7 @@
 //! Memory that ranks share, on any device.
 //!
-//! On the CPU the host reads and writes it where it lies. On a GPU words are copied, beside whatever runs; eight aligned
-//! bytes arrive in one piece, but there is no compare-exchange.
+//! On the CPU the host reads and writes it where it lies. On a GPU words are copied, beside
+//! whatever runs; eight aligned bytes arrive in one piece, but there is no compare-exchange.
 
 use core::fmt;
 use std::sync::Arc;
@@ -159,7 +159,8 @@ impl Memory {
         }
     }
 
-    /// The word at byte `offset`, which is only accessed atomically. Where a GPU's driver has failed, 0.
+    /// The word at byte `offset`, which is only accessed atomically. Where a GPU's driver has
+    /// failed, 0.
     pub(crate) fn load(&self, offset: u64) -> u64 {
         match self {
             Self::Host(_) => {
@@ -193,7 +194,8 @@ impl Memory {
         }
     }
 
-    /// Writes `new` where `old` is; what was there. On a GPU whoever writes in between is overwritten.
+    /// Writes `new` where `old` is; what was there. On a GPU whoever writes in between is
+    /// overwritten.
     pub(crate) fn compare_exchange(&self, offset: u64, old: u64, new: u64) -> u64 {
         match self {
             Self::Host(_) => {

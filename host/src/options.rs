@@ -111,9 +111,10 @@ pub enum Algorithm {
     Channel = 5,
     /// Another library's, which the communicator's backend is.
     HandOff = 6,
-    /// By multicast (NVLink SHARP): the switch adds and copies. Of all_reduce, reduce_scatter and all_gather; needs
-    /// [`Determinism::Any`]. Memory of which a rank has some at another offset, or in no window, goes the ordinary way
-    /// in the same launch. The CPU emulates it, one rank after the other.
+    /// By multicast (NVLink SHARP): the switch adds and copies. Of all_reduce, reduce_scatter and
+    /// all_gather; needs [`Determinism::Any`]. Memory of which a rank has some at another offset,
+    /// or in no window, goes the ordinary way in the same launch. The CPU emulates it, one rank
+    /// after the other.
     Nvls = 7,
 }
 
@@ -163,8 +164,8 @@ impl FromStr for Algorithm {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Determinism {
-    /// The same bits on every rank, in every run, by every algorithm: ranks are reduced in rank order. A route that
-    /// cannot promise it is refused.
+    /// The same bits on every rank, in every run, by every algorithm: ranks are reduced in rank
+    /// order. A route that cannot promise it is refused.
     #[default]
     Bitwise,
     /// Any order of the ranks; the fastest route.
@@ -172,9 +173,10 @@ pub enum Determinism {
 }
 
 impl Determinism {
-    /// Why `algorithm` cannot be had, if it cannot: NVLS adds in the switch, in an order that is the switch's own and
-    /// may change from call to call; it hands sums of f16 and bf16 back rounded, so that an average is rounded twice;
-    /// and what it makes of NaN in a minimum or maximum is not promised.
+    /// Why `algorithm` cannot be had, if it cannot: NVLS adds in the switch, in an order that is
+    /// the switch's own and may change from call to call; it hands sums of f16 and bf16 back
+    /// rounded, so that an average is rounded twice; and what it makes of NaN in a minimum or
+    /// maximum is not promised.
     pub(crate) const fn refuses(self, algorithm: Algorithm) -> Option<&'static str> {
         match (self, algorithm) {
             (Self::Bitwise, Algorithm::Nvls) => Some(
@@ -213,13 +215,14 @@ pub enum GridMode {
 pub struct CallOptions {
     /// Bound of the call's waits; the communicator's where it is `None` or zero.
     pub timeout: Option<Duration>,
-    /// Hints by name; the known ones are [`CallOptions::HINTS`]. An unknown one is reported as a warning.
+    /// Hints by name; the known ones are [`CallOptions::HINTS`]. An unknown one is reported as a
+    /// warning.
     pub hints: BTreeMap<String, String>,
 }
 
 impl CallOptions {
-    /// The hints that a call knows: `algorithm` (`auto`, `packet`, `signal`, `two_shot` or `nvls`; the same
-    /// on all ranks).
+    /// The hints that a call knows: `algorithm` (`auto`, `packet`, `signal`, `two_shot` or `nvls`;
+    /// the same on all ranks).
     pub const HINTS: &[&str] = &["algorithm"];
 
     /// No time-out of its own, no hints.
@@ -250,8 +253,8 @@ pub struct Options {
     /// Bound of every wait, and of bootstrap. Default 600 s, or `FUSEWIRE_TIMEOUT_SECONDS`, or
     /// `TORCHCOMM_TIMEOUT_SECONDS`.
     pub timeout: Duration,
-    /// All_reduce (with [`Algorithm::Nvls`] reduce_scatter and all_gather, too) by this algorithm where it can;
-    /// default [`Algorithm::Auto`]. Agreed.
+    /// All_reduce (with [`Algorithm::Nvls`] reduce_scatter and all_gather, too) by this algorithm
+    /// where it can; default [`Algorithm::Auto`]. Agreed.
     pub algorithm: Algorithm,
     /// Bytes of staging, for input and output each: what goes through it in one round. Agreed.
     pub staging_bytes: u64,
@@ -261,10 +264,12 @@ pub struct Options {
     pub channel_slot_bytes: u64,
     /// Slots of a channel between two ranks. Agreed.
     pub channel_depth: u64,
-    /// Blocks of a launch, 64 at most; 0 for the device's default: 1 on a CPU, where more run on threads of their own
-    /// (tests), 16 on a GPU, whose other multiprocessors are left to computation. Agreed.
+    /// Blocks of a launch, 64 at most; 0 for the device's default: 1 on a CPU, where more run on
+    /// threads of their own (tests), 16 on a GPU, whose other multiprocessors are left to
+    /// computation. Agreed.
     pub blocks: u32,
-    /// Lanes of a block on the CPU: 1 in production; 32 or 64 run every lane as a thread (tests). Agreed.
+    /// Lanes of a block on the CPU: 1 in production; 32 or 64 run every lane as a thread (tests).
+    /// Agreed.
     pub lanes: u32,
     /// Threads of a block on a GPU: a multiple of 64, 512 at most; 0 for 512. Agreed.
     pub threads: u32,
@@ -277,31 +282,33 @@ pub struct Options {
     /// The mode of launches by ranks that share a GPU; default [`GridMode::Separate`]. All ranks
     /// must agree.
     pub grid_mode: GridMode,
-    /// Whether a watchdog ends the process (after writing the failure and the flight record) when the communicator
-    /// has failed. Default: `TORCHCOMM_ABORT_ON_ERROR` where it is set. Where it is not, [`crate::new_comm`] takes
-    /// torchcomms' default, which is yes; the constructors that give errors to Rust callers take no.
+    /// Whether a watchdog ends the process (after writing the failure and the flight record) when
+    /// the communicator has failed. Default: `TORCHCOMM_ABORT_ON_ERROR` where it is set. Where it
+    /// is not, [`crate::new_comm`] takes torchcomms' default, which is yes; the constructors that
+    /// give errors to Rust callers take no.
     pub abort_process_on_timeout_or_error: Option<bool>,
-    /// Whether the communicator is made by [`crate::Communicator::reconfigure`] after a failure; the watchdog then
-    /// never ends the process.
+    /// Whether the communicator is made by [`crate::Communicator::reconfigure`] after a failure;
+    /// the watchdog then never ends the process.
     pub enable_reconfigure: bool,
     /// Store for the rendezvous; the environment's store if it is `None`. For [`crate::new_comm`].
     pub store: Option<Arc<dyn Store>>,
     /// Rank and size; the environment's where it is `None`. For [`crate::new_comm`].
     pub rank_size: Option<(u32, u32)>,
-    /// Operations that the flight recorder keeps; 0 turns it off. Default `TORCHCOMM_FR_BUFFER_SIZE`, or 2000.
+    /// Operations that the flight recorder keeps; 0 turns it off. Default
+    /// `TORCHCOMM_FR_BUFFER_SIZE`, or 2000.
     pub flight_recorder_entries: usize,
     /// Most bytes of an object that the object collectives send or receive; default 64 MiB. Agreed.
     pub max_object_bytes: u64,
-    /// Hints by name, as torchcomms' programs give them: [`Options::HINTS`] are known; an unknown one is
-    /// reported as a warning.
+    /// Hints by name, as torchcomms' programs give them: [`Options::HINTS`] are known; an unknown
+    /// one is reported as a warning.
     pub hints: BTreeMap<String, String>,
 }
 
 impl Options {
     /// The hints that a communicator knows: `algorithm`, `staging_bytes`, `packet_slot_bytes`,
-    /// `channel_slot_bytes`, `channel_depth`, `determinism` (`bitwise` or `any`), `library_path` (the file
-    /// that backend `nccl`, `ncclx`, `rccl` or `rcclx` opens), and `is_high_priority_stream`,
-    /// `max_event_pool_size`, which the CPU device has no use for.
+    /// `channel_slot_bytes`, `channel_depth`, `determinism` (`bitwise` or `any`), `library_path`
+    /// (the file that backend `nccl`, `ncclx`, `rccl` or `rcclx` opens), and
+    /// `is_high_priority_stream`, `max_event_pool_size`, which the CPU device has no use for.
     pub const HINTS: &[&str] = &[
         "algorithm",
         "staging_bytes",

@@ -1,8 +1,8 @@
 //! Plans: which algorithm an operation takes.
 //!
 //! A plan is a pure function of what must be equal on all ranks (operation, count, type, reduction,
-//! number of ranks, agreed options), so all ranks choose alike without a word. Whether memory lies in
-//! a window, its offset and its alignment are local facts, which kernels exchange themselves.
+//! number of ranks, agreed options), so all ranks choose alike without a word. Whether memory lies
+//! in a window, its offset and its alignment are local facts, which kernels exchange themselves.
 
 use core::fmt;
 
@@ -24,7 +24,8 @@ pub struct Plan {
     pub algorithm: Algorithm,
     /// Blocks of the launch.
     pub blocks: u32,
-    /// Elements of each row that go through staging in one round, where a rank's memory is in no window.
+    /// Elements of each row that go through staging in one round, where a rank's memory is in no
+    /// window.
     pub chunk: u64,
     /// Whether every rank gets the same bits for every algorithm, batch and lane count.
     pub bitwise: bool,
@@ -85,23 +86,25 @@ impl fmt::Display for Plan {
     }
 }
 
-/// All_reduce by packets up to this many bytes, where they fit the slots. Measured with two ranks on two
-/// cores: beyond, carrying all data to the peers' slots costs more than the second signal of the other algorithms,
-/// which read and write user memory in place; staged memory loses a little.
+/// All_reduce by packets up to this many bytes, where they fit the slots. Measured with two ranks
+/// on two cores: beyond, carrying all data to the peers' slots costs more than the second signal of
+/// the other algorithms, which read and write user memory in place; staged memory loses a little.
 const PACKET_BYTES: u64 = 1 << 10;
 
-/// The same where ranks share cores, measured with four on two: there a second signal is a second switch
-/// between ranks, microseconds.
+/// The same where ranks share cores, measured with four on two: there a second signal is a second
+/// switch between ranks, microseconds.
 const OVERSUBSCRIBED_PACKET_BYTES: u64 = 4 << 10;
 
-/// One-shot all_reduce by signal up to this many bytes, for types and reductions without packets; two-shot beyond,
-/// which needs no staging to work in place.
+/// One-shot all_reduce by signal up to this many bytes, for types and reductions without packets;
+/// two-shot beyond, which needs no staging to work in place.
 const ONE_SHOT_BYTES: u64 = 4 << 10;
 
-/// All_reduce by packets on GPUs up to this many bytes. Not measured: MSCCL++ and NCCL leave packets at 16 to 64 KiB on Hopper.
+/// All_reduce by packets on GPUs up to this many bytes. Not measured: MSCCL++ and NCCL leave
+/// packets at 16 to 64 KiB on Hopper.
 const GPU_PACKET_BYTES: u64 = 32 << 10;
 
-/// One-shot all_reduce on 8 GPUs up to this many bytes; twice as many on 4, four times on 2. Not measured: vLLM's thresholds.
+/// One-shot all_reduce on 8 GPUs up to this many bytes; twice as many on 4, four times on 2. Not
+/// measured: vLLM's thresholds.
 const GPU_ONE_SHOT_BYTES: u64 = 256 << 10;
 
 /// Bytes of staging that one round uses, rows and all: what stays in a core's cache.
@@ -189,10 +192,11 @@ pub(crate) fn plan(
     }
 }
 
-/// Whether an operation goes by multicast. Never under [`Determinism::Bitwise`] (see [`Determinism::refuses`]). Where the
-/// caller leaves the choice, only all_reduce by sum or average, and only where it would else take two shots: reduce_scatter
-/// and all_gather move as many bytes out of or into each rank as without multicast, and minimum and maximum would lose
-/// what they promise of NaN.
+/// Whether an operation goes by multicast. Never under [`Determinism::Bitwise`] (see
+/// [`Determinism::refuses`]). Where the caller leaves the choice, only all_reduce by sum or
+/// average, and only where it would else take two shots: reduce_scatter and all_gather move as many
+/// bytes out of or into each rank as without multicast, and minimum and maximum would lose what
+/// they promise of NaN.
 #[expect(clippy::too_many_arguments, reason = "what a plan depends on")]
 fn by_multicast(
     options: &Options,
@@ -283,8 +287,9 @@ fn algorithm(
     }
 }
 
-/// How a fused norm of `rows` rows of `row` bytes reduces: by packets where each block's rows fit the slots, else one shot of few
-/// rows, else two, which takes each rank's part of the arithmetic from the others.
+/// How a fused norm of `rows` rows of `row` bytes reduces: by packets where each block's rows fit
+/// the slots, else one shot of few rows, else two, which takes each rank's part of the arithmetic
+/// from the others.
 pub(crate) fn norm(
     options: &Options,
     wanted: Algorithm,

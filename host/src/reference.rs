@@ -1,8 +1,8 @@
 //! Sequential reference results, bit for bit: what tests and `fusewire perf` compare with.
 //!
 //! Written from the rules of the documentation with nothing of the kernels' code, so that it can
-//! disagree with them. Inputs depend on rank, index and call, and their magnitudes cancel between adjacent ranks, so a
-//! missing, repeated, stale or re-ordered contribution changes bits.
+//! disagree with them. Inputs depend on rank, index and call, and their magnitudes cancel between
+//! adjacent ranks, so a missing, repeated, stale or re-ordered contribution changes bits.
 
 use core::fmt;
 
@@ -73,8 +73,8 @@ pub fn fill(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reduces one element after the other in the order of the ranks; `factors` are the ranks' for a scaled
-/// sum. This is what all_reduce and reduce give.
+/// Reduces one element after the other in the order of the ranks; `factors` are the ranks' for a
+/// scaled sum. This is what all_reduce and reduce give.
 ///
 /// # Panics
 /// When the type has no such reduction, or inputs differ in length.
@@ -201,7 +201,8 @@ pub fn reduce_scatter(
     reduce(dtype, op, factors, &rows)
 }
 
-/// What an all_gather, an all_gather_v and, on the root, a gather give: the inputs one after the other.
+/// What an all_gather, an all_gather_v and, on the root, a gather give: the inputs one after the
+/// other.
 pub fn gather(inputs: &[Vec<u8>]) -> Vec<u8> {
     inputs.concat()
 }
@@ -234,9 +235,10 @@ pub fn all_to_all_v(
     inputs.iter().enumerate().flat_map(part).collect()
 }
 
-/// The fused norm of rows as long as `weight`: the normalised rows, and `sum` (which [`reduce`] gives) with the
-/// residual. Sum and residual are added in f32 and rounded; partial j sums the squares of the elements with index =
-/// j mod 128 in order; the partials are added as a binary tree; `value * scale * weight` from left to right.
+/// The fused norm of rows as long as `weight`: the normalised rows, and `sum` (which [`reduce`]
+/// gives) with the residual. Sum and residual are added in f32 and rounded; partial j sums the
+/// squares of the elements with index = j mod 128 in order; the partials are added as a binary
+/// tree; `value * scale * weight` from left to right.
 ///
 /// # Panics
 /// For types other than f32, f16 and bf16.

@@ -75,13 +75,14 @@ impl Tensor {
         ))
     }
 
-    /// `count` elements of memory that somebody else allocated (PyTorch, candle, C, C++), beginning at `at`. `keep` is
-    /// dropped when nothing of this crate uses the memory any more, and may free it. A GPU's can be registered; peers
-    /// cannot map the CPU's, which goes through staging unless it lies in a window.
+    /// `count` elements of memory that somebody else allocated (PyTorch, candle, C, C++), beginning
+    /// at `at`. `keep` is dropped when nothing of this crate uses the memory any more, and may free
+    /// it. A GPU's can be registered; peers cannot map the CPU's, which goes through staging unless
+    /// it lies in a window.
     ///
     /// # Safety
-    /// `at` is memory of that device for as many elements, and stays so until `keep` is dropped. Who reads and writes it
-    /// beside operations orders that with them.
+    /// `at` is memory of that device for as many elements, and stays so until `keep` is dropped.
+    /// Who reads and writes it beside operations orders that with them.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for sizes that overflow, or an address that is null on the CPU or not aligned to the
@@ -241,7 +242,8 @@ impl Tensor {
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.check::<T>("to_vec", self.count)?;
         let mut values = Vec::<T>::with_capacity(self.count);
-        // SAFETY: room for as many elements as are then read into it; any bytes are a value of plain data.
+        // SAFETY: room for as many elements as are then read into it; any bytes are a value of
+        // plain data.
         unsafe {
             values.as_mut_ptr().write_bytes(0, self.count);
             let bytes = core::slice::from_raw_parts_mut(
@@ -358,7 +360,8 @@ impl<'a> Output<'a> {
     /// `count` elements of type `dtype` at `ptr`.
     ///
     /// # Safety
-    /// The memory must be readable and writable, and nobody else may touch it, while operations use it.
+    /// The memory must be readable and writable, and nobody else may touch it, while operations use
+    /// it.
     pub const unsafe fn from_raw(ptr: *mut u8, count: usize, dtype: DType) -> Self {
         Self {
             ptr,

@@ -9,7 +9,8 @@ use fusewire::{Communicator, Operation, backend};
 use crate::cases::Case;
 use crate::skip::skip;
 
-/// Backends that the lists run over: the library's own, Gloo, and the example of one outside of this tree.
+/// Backends that the lists run over: the library's own, Gloo, and the example of one outside of
+/// this tree.
 pub const NAMES: [&str; 3] = ["fusewire", "gloo", "sample"];
 
 /// Whether reductions of the backend are in rank order.

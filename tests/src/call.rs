@@ -21,7 +21,8 @@ pub struct Buffers {
     pub residual_out: Tensor,
 }
 
-/// Calls the blocking form of `case` on `buffers`: with the tensors, or `by_address` as slices are passed.
+/// Calls the blocking form of `case` on `buffers`: with the tensors, or `by_address` as slices are
+/// passed.
 ///
 /// # Errors
 /// Those of the operation.

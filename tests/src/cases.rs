@@ -259,8 +259,9 @@ pub fn types(ranks: u32) -> Vec<Case> {
     cases
 }
 
-/// What goes by multicast: its types, reductions and sizes, everywhere; elements that cannot be taken by 16 bytes, and
-/// memory that one rank has elsewhere, are among them. Contents are exact where f16 and bf16 are rounded twice.
+/// What goes by multicast: its types, reductions and sizes, everywhere; elements that cannot be
+/// taken by 16 bytes, and memory that one rank has elsewhere, are among them. Contents are exact
+/// where f16 and bf16 are rounded twice.
 pub fn nvls(_ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     let operations = [

@@ -1,6 +1,7 @@
-//! The device that the tests run on: the CPU, or what `FUSEWIRE_TEST_DEVICE` names (`cuda`, `cuda:1`, `hip`). With `cuda:each`
-//! or `hip:each` the ranks have one each. With `FUSEWIRE_TEST_MULTI_RANK_GRID=1` ranks that are threads share a grid on it; what one
-//! grid cannot have is left out.
+//! The device that the tests run on: the CPU, or what `FUSEWIRE_TEST_DEVICE` names (`cuda`,
+//! `cuda:1`, `hip`). With `cuda:each` or `hip:each` the ranks have one each. With
+//! `FUSEWIRE_TEST_MULTI_RANK_GRID=1` ranks that are threads share a grid on it; what one grid
+//! cannot have is left out.
 
 use std::sync::OnceLock;
 

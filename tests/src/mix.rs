@@ -1,5 +1,5 @@
-//! One of everything: operations of all kinds and kernels of users, issued in one order, with contents that change each
-//! round and are checked to the last element.
+//! One of everything: operations of all kinds and kernels of users, issued in one order, with
+//! contents that change each round and are checked to the last element.
 
 use fusewire::{
     CallOptions, Communicator, Compare, DType, Error, Norm, Operation, ReduceOp, Result,
@@ -40,7 +40,8 @@ impl RangeAllocator {
     }
 }
 
-/// One rank's buffers. Integers, floats and words lie in one tensor each, so that a round costs three copies each way.
+/// One rank's buffers. Integers, floats and words lie in one tensor each, so that a round costs
+/// three copies each way.
 #[derive(Debug)]
 pub struct Mix {
     comm: Communicator,
@@ -222,7 +223,8 @@ impl Mix {
         self.words.slice(at, count)
     }
 
-    /// Enqueues one of everything on `comm`, which is the communicator of [`Mix::new`] on any stream.
+    /// Enqueues one of everything on `comm`, which is the communicator of [`Mix::new`] on any
+    /// stream.
     ///
     /// # Errors
     /// As the operations.
@@ -264,7 +266,8 @@ impl Mix {
         batch.recv(&self.integers(at.ring)?, before)?;
         batch.issue_async()?;
 
-        // One-sided, with signals that are back at nought at the end, so that a replay does the same.
+        // One-sided, with signals that are back at nought at the end, so that a replay does the
+        // same.
         let window = self.window.on(comm.stream());
         window.put_async(&x, next, 0)?;
         window.signal_async(next, 0, SignalUpdate::Set(1))?;
@@ -306,7 +309,8 @@ impl Mix {
             launches: launches.as_ptr().cast(),
         };
         let tensors = [Some(&x), Some(&pushed), Some(&launches)];
-        // SAFETY: the tensors hold what the kernel names; the target is the same window on all ranks; one block.
+        // SAFETY: the tensors hold what the kernel names; the target is the same window on all
+        // ranks; one block.
         unsafe { comm.launch_async(&RING_PUT, params, tensors)? };
         if !self.argmax {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Fused norms: what they must give, from the documentation's rules with nothing of the library's code, twice: to the bit,
-//! and in f64.
+//! Fused norms: what they must give, from the documentation's rules with nothing of the library's
+//! code, twice: to the bit, and in f64.
 
 use core::cmp::Ordering;
 use std::sync::LazyLock;
@@ -208,7 +208,8 @@ fn total(values: impl Iterator<Item = f32>) -> f32 {
     partial[0]
 }
 
-/// E4M3 by search among all its values: the nearest, ties to the even code; beyond the largest, that.
+/// E4M3 by search among all its values: the nearest, ties to the even code; beyond the largest,
+/// that.
 pub fn e4m3(value: f32) -> u8 {
     static VALUES: LazyLock<Vec<f64>> = LazyLock::new(|| (0u8..=0x7e).map(e4m3_value).collect());
     if value.is_nan() {

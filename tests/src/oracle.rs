@@ -1,8 +1,8 @@
-//! What every rank puts in, and what must come out: written from the rules of the library's documentation
-//! with nothing of its code, so that it can disagree with it.
+//! What every rank puts in, and what must come out: written from the rules of the library's
+//! documentation with nothing of its code, so that it can disagree with it.
 //!
-//! Inputs depend on rank, index and call, and their magnitudes cancel between adjacent ranks, so a missing,
-//! repeated, stale or re-ordered contribution changes bits.
+//! Inputs depend on rank, index and call, and their magnitudes cancel between adjacent ranks, so a
+//! missing, repeated, stale or re-ordered contribution changes bits.
 
 pub use fusewire::reference::{fill, narrow, reduce, widen};
 use fusewire::{DType, Operation, ReduceOp};
@@ -20,8 +20,8 @@ pub struct Shape {
     pub input: usize,
     /// Elements of the output.
     pub output: usize,
-    /// Where the smaller buffer starts in the larger one when the operation works in place; `None` where it
-    /// cannot.
+    /// Where the smaller buffer starts in the larger one when the operation works in place; `None`
+    /// where it cannot.
     pub in_place: Option<usize>,
 }
 
@@ -132,8 +132,8 @@ pub fn factor_of(case: &Case, rank: u32) -> f64 {
     }
 }
 
-/// As [`fill`], of small whole numbers: sums and averages (over a power of two of ranks) are exact in every type
-/// and every order. For products the numbers are plus or minus one or two.
+/// As [`fill`], of small whole numbers: sums and averages (over a power of two of ranks) are exact
+/// in every type and every order. For products the numbers are plus or minus one or two.
 pub fn fill_exact(case: &Case, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let mut rng = crate::rng::Rng::new(call << 8 ^ u64::from(rank) ^ 0x5eed);
     let product = case.reduction == Some(ReduceOp::Product);

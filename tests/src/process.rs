@@ -21,7 +21,8 @@ pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Sends a line to the parent, in one write: a launcher gathers the lines of several ranks in one pipe.
+/// Sends a line to the parent, in one write: a launcher gathers the lines of several ranks in one
+/// pipe.
 pub fn report(line: impl core::fmt::Display) {
     let line = format!("{REPORT}{line}\n");
     std::io::stderr()
@@ -85,7 +86,8 @@ impl Process {
 
     /// Sends a signal.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: kill has no memory preconditions; the child has not been waited for, so its id is its own.
+        // SAFETY: kill has no memory preconditions; the child has not been waited for, so its id is
+        // its own.
         unsafe { libc::kill(self.child.id() as i32, signal) };
     }
 

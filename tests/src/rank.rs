@@ -142,7 +142,8 @@ pub fn compare(
 }
 
 impl Rank {
-    /// A rank of `comm` with memory for `cases`, which are the same on all ranks. All ranks together.
+    /// A rank of `comm` with memory for `cases`, which are the same on all ranks. All ranks
+    /// together.
     ///
     /// # Errors
     /// Those of allocation.
@@ -206,8 +207,8 @@ impl Rank {
         }
     }
 
-    /// As [`Rank::run`], blocking, with `tamper` at work on the memory before it is compared: a negative
-    /// control of the comparison.
+    /// As [`Rank::run`], blocking, with `tamper` at work on the memory before it is compared: a
+    /// negative control of the comparison.
     ///
     /// # Errors
     /// As there.

@@ -1,5 +1,5 @@
-//! Ways to start ranks, and the settings that a communicator can have. A new device or backend adds a
-//! [`Runner`]; cases and checks stay as they are.
+//! Ways to start ranks, and the settings that a communicator can have. A new device or backend adds
+//! a [`Runner`]; cases and checks stay as they are.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -75,8 +75,8 @@ impl Setup {
         options
     }
 
-    /// A communicator with these settings: of the ranks of the environment, or, as a thread, of those that share
-    /// `store`.
+    /// A communicator with these settings: of the ranks of the environment, or, as a thread, of
+    /// those that share `store`.
     ///
     /// # Errors
     /// As [`new_comm`].
@@ -214,8 +214,8 @@ impl Threads {
     }
 }
 
-/// Ranks as processes, on the device of the tests: the test `test` started again, which must begin with
-/// [`Processes::child`].
+/// Ranks as processes, on the device of the tests: the test `test` started again, which must begin
+/// with [`Processes::child`].
 #[derive(Clone, Copy, Debug)]
 pub struct Processes {
     /// Name of the test function.
@@ -250,7 +250,8 @@ impl Processes {
 }
 
 impl Processes {
-    /// Starts the test on every rank with `argument`, for [`Processes::child_of_each`]; what the ranks say.
+    /// Starts the test on every rank with `argument`, for [`Processes::child_of_each`]; what the
+    /// ranks say.
     ///
     /// # Errors
     /// What was wrong, on which rank.
@@ -263,8 +264,8 @@ impl Processes {
         self.start(setup, "each", argument, bound)
     }
 
-    /// In a child of [`Processes::each`]: runs `body` with its communicator and argument, and reports. Returns
-    /// whether this is a child.
+    /// In a child of [`Processes::each`]: runs `body` with its communicator and argument, and
+    /// reports. Returns whether this is a child.
     ///
     /// # Panics
     /// When something is wrong, which the parent sees.

@@ -14,8 +14,8 @@ const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// From now on this thread may make the system calls `allowed` and no other, for good. Not even leaving is
-/// allowed unless it is listed: another thread must end the process.
+/// From now on this thread may make the system calls `allowed` and no other, for good. Not even
+/// leaving is allowed unless it is listed: another thread must end the process.
 ///
 /// # Errors
 /// When the kernel knows no seccomp or refuses it.

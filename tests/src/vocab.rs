@@ -1,5 +1,6 @@
-//! Vocabulary-parallel reductions: what they must give, from the documentation's rules with nothing of the kernels' code: to the
-//! bit (with the library's exponential and logarithm, which have tests of their own), and in f64.
+//! Vocabulary-parallel reductions: what they must give, from the documentation's rules with nothing
+//! of the kernels' code: to the bit (with the library's exponential and logarithm, which have tests
+//! of their own), and in f64.
 
 use core::cmp::Ordering;
 use core::ops::Range;

@@ -197,8 +197,8 @@ fn ranks_as_processes() {
 
 #[test]
 fn blocks_that_are_rounds_apart_keep_to_their_areas_in_staging() {
-    // The last round is shorter than the others: parts that were cut anew would lie where a block that is
-    // a round behind still reads.
+    // The last round is shorter than the others: parts that were cut anew would lie where a block
+    // that is a round behind still reads.
     for (operation, reduction) in [
         (Operation::AllGather, None),
         (Operation::AllGatherV, None),

@@ -1,4 +1,5 @@
-//! Captures: what they take up and keep alive, what they must not do, and captures that somebody else has begun.
+//! Captures: what they take up and keep alive, what they must not do, and captures that somebody
+//! else has begun.
 //!
 //! On the fake of the CUDA driver the tests want `--test-threads=1`: its counters are the process'.
 
@@ -251,7 +252,8 @@ fn graphs_streams_events_and_memory_are_given_back() {
             let streams = [stream(), stream()];
             for round in 0..3 {
                 let on = comm.on(&streams[round % 2]);
-                // An eager call comes behind what the other stream has; a replay by itself does not.
+                // An eager call comes behind what the other stream has; a replay by itself does
+                // not.
                 on.barrier()?;
                 let x = comm.tensor(DType::F32, 70_000)?;
                 let graph = capture(&on, || on.all_reduce_async(&x, ReduceOp::Sum).map(drop))?;
@@ -286,7 +288,8 @@ fn graphs_streams_events_and_memory_are_given_back() {
         life();
     }
     for ((kind, before), (_, after)) in before.iter().zip(settled()) {
-        // Pools grow with what two ranks happen to have in flight at once: by less than a piece for each life of a rank.
+        // Pools grow with what two ranks happen to have in flight at once: by less than a piece for
+        // each life of a rank.
         let pooled = [c"block", c"host"].contains(kind);
         let most = before + if pooled { LIVES } else { 0 };
         assert!(after <= most, "{kind:?}: {before}, then {after}");

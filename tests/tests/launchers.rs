@@ -1,5 +1,5 @@
-//! Ranks that real launchers start: `mpirun` without an address, and `torchrun` with its two kinds of
-//! store. What is not installed is skipped; `FUSEWIRE_REQUIRE` may name `mpi` and `torch`.
+//! Ranks that real launchers start: `mpirun` without an address, and `torchrun` with its two kinds
+//! of store. What is not installed is skipped; `FUSEWIRE_REQUIRE` may name `mpi` and `torch`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -137,7 +137,8 @@ fn pythons() -> Vec<String> {
 }
 
 /// Hydra (MPICH, Intel MPI) names no job: its ranks find their file by the process that has started
-/// them. Here a shell of that process's name sets its variables; some ranks have a shell of their own.
+/// them. Here a shell of that process's name sets its variables; some ranks have a shell of their
+/// own.
 #[test]
 fn hydras_ranks_without_an_address() {
     const TEST: &str = "hydras_ranks_without_an_address";

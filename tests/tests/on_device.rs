@@ -1,6 +1,6 @@
-//! What a GPU is asked first: a short form of everything, each test on its own and within seconds. The device is that of
-//! `FUSEWIRE_TEST_DEVICE`; on the CPU the same tests show that they themselves are right. `fusewire-build bundle` takes them to a
-//! machine with a GPU.
+//! What a GPU is asked first: a short form of everything, each test on its own and within seconds.
+//! The device is that of `FUSEWIRE_TEST_DEVICE`; on the CPU the same tests show that they
+//! themselves are right. `fusewire-build bundle` takes them to a machine with a GPU.
 
 use core::ffi::c_void;
 use core::time::Duration;
@@ -326,8 +326,8 @@ fn the_bits_are_those_of_the_cpu() {
     }
 }
 
-/// `bytes` bytes of the driver's own allocation: a sanitizer knows where those end, to the byte, which it does not of
-/// memory that was mapped in pages. Never freed.
+/// `bytes` bytes of the driver's own allocation: a sanitizer knows where those end, to the byte,
+/// which it does not of memory that was mapped in pages. Never freed.
 fn driver_memory(ordinal: u32, bytes: usize) -> core::result::Result<u64, String> {
     /// Calls a function of the driver, all of which give 0 when all is well.
     macro_rules! call {
@@ -398,8 +398,8 @@ fn seeded_write_beyond_memory() {
             count: COUNT as u64 + 1,
             seed: 1,
         };
-        // SAFETY: none in the one element beyond; the driver's allocations are multiples of 256 bytes, so that it is
-        // nobody's.
+        // SAFETY: none in the one element beyond; the driver's allocations are multiples of 256
+        // bytes, so that it is nobody's.
         unsafe { comm.launch(&QUANTIZE, params, [Some(&source), Some(&target), None])? };
         // What is inside was written, so the kernel has run.
         target.to_bytes()

@@ -1,5 +1,5 @@
-//! A steady call or replay allocates nothing and makes no system call of its own. Waiting for a peer that is
-//! late gives the core away, which is a system call, and allowed.
+//! A steady call or replay allocates nothing and makes no system call of its own. Waiting for a
+//! peer that is late gives the core away, which is a system call, and allowed.
 
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +21,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a rank calls again and again: packets, one shot, two shots; in windows, in slices; movements; replays.
+/// What a rank calls again and again: packets, one shot, two shots; in windows, in slices;
+/// movements; replays.
 struct Steady {
     comm: Communicator,
     tensors: [Tensor; 3],

@@ -1,5 +1,6 @@
-//! The TCP store against PyTorch's own, both ways: with the interpreter that `FUSEWIRE_PYTHON` names, and
-//! with `/usr/bin/python3`. Without any the tests are skipped, unless `FUSEWIRE_REQUIRE` names `torch`.
+//! The TCP store against PyTorch's own, both ways: with the interpreter that `FUSEWIRE_PYTHON`
+//! names, and with `/usr/bin/python3`. Without any the tests are skipped, unless `FUSEWIRE_REQUIRE`
+//! names `torch`.
 
 use core::time::Duration;
 use std::io::{BufRead, BufReader, Write};

@@ -31,7 +31,8 @@ pub const CODE_UNSUPPORTED: i32 = 5;
 pub const CODE_INVALID: i32 = 6;
 /// The store failed.
 pub const CODE_STORE: i32 = 7;
-/// A panic or an exception that was caught: a mistake in the backend (or, in the store, in the host).
+/// A panic or an exception that was caught: a mistake in the backend (or, in the store, in the
+/// host).
 pub const CODE_INTERNAL: i32 = 8;
 
 /// Memory of the host.

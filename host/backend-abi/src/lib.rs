@@ -6,43 +6,47 @@
 //! const FusewireBackendTable *fusewire_backend_v1(void);
 //! ```
 //!
-//! This crate is that table as plain data; `include/fusewire_backend.h` is the same for C and C++, and a
-//! test compares the two. `examples/backend-sample` is a complete backend.
+//! This crate is that table as plain data; `include/fusewire_backend.h` is the same for C and C++,
+//! and a test compares the two. `examples/backend-sample` is a complete backend.
 //!
 //! # Rules
 //!
-//! **Lifetime.** The table, its name and what `version` returns live as long as the process: the host never
-//! closes a library. What a call is given (setup, call, counts, error) lives until the call returns, but
-//! for [`FusewireStore`]: it lives until the handle, and every handle split from it, was destroyed. Buffers
-//! live until the call returns (with a stream: until the stream has passed it).
+//! **Lifetime.** The table, its name and what `version` returns live as long as the process: the
+//! host never closes a library. What a call is given (setup, call, counts, error) lives until the
+//! call returns, but for [`FusewireStore`]: it lives until the handle, and every handle split from
+//! it, was destroyed. Buffers live until the call returns (with a stream: until the stream has
+//! passed it).
 //!
-//! **Threads.** The calls of one handle come one at a time, from whatever thread; calls of different handles
-//! come at once. Three are made at any time, also while another call of the handle runs: `supports`, `is_bitwise`
-//! and `abort`. `destroy` is the last call of a handle; no other one is under way. The store's functions may
-//! be called from any thread, several at once.
+//! **Threads.** The calls of one handle come one at a time, from whatever thread; calls of
+//! different handles come at once. Three are made at any time, also while another call of the
+//! handle runs: `supports`, `is_bitwise` and `abort`. `destroy` is the last call of a handle; no
+//! other one is under way. The store's functions may be called from any thread, several at once.
 //!
-//! **All ranks together.** `create` and the collectives are called by all ranks in one order. `split` is called by
-//! the ranks of its list.
+//! **All ranks together.** `create` and the collectives are called by all ranks in one order.
+//! `split` is called by the ranks of its list.
 //!
-//! **Blocking.** On the CPU (`stream` is 0) a call returns when its result is there. Every call ends: at the latest
-//! [`FusewireCall::timeout_ns`] after its start with [`CODE_TIMEOUT`], soon after `abort` with [`CODE_ABORTED`].
-//! After the first failure the host calls `abort`, and nothing but `destroy` after that.
+//! **Blocking.** On the CPU (`stream` is 0) a call returns when its result is there. Every call
+//! ends: at the latest [`FusewireCall::timeout_ns`] after its start with [`CODE_TIMEOUT`], soon
+//! after `abort` with [`CODE_ABORTED`]. After the first failure the host calls `abort`, and nothing
+//! but `destroy` after that.
 //!
-//! **Groups.** Between `group_start` and `group_end` come only `send` and `recv`; they run at the end, all at once,
-//! so that no order of them can deadlock. Only there a rank may send to itself. Groups may be nested.
+//! **Groups.** Between `group_start` and `group_end` come only `send` and `recv`; they run at the
+//! end, all at once, so that no order of them can deadlock. Only there a rank may send to itself.
+//! Groups may be nested.
 //!
-//! **Null.** In the table, `all_to_all` to `gather`, `barrier`, `register_memory`, `deregister_memory`, `split` and `async_error`
-//! may be null: the host composes the operations of `send`, `recv` and `all_reduce`, and does without the others. All
-//! else must be there. `error` may be null; of an error, `message` is null only where its capacity is 0.
-//! Buffers of 0 elements, and buffers that only the root uses, may be null or dangling.
+//! **Null.** In the table, `all_to_all` to `gather`, `barrier`, `register_memory`,
+//! `deregister_memory`, `split` and `async_error` may be null: the host composes the operations of
+//! `send`, `recv` and `all_reduce`, and does without the others. All else must be there. `error`
+//! may be null; of an error, `message` is null only where its capacity is 0. Buffers of 0 elements,
+//! and buffers that only the root uses, may be null or dangling.
 //!
-//! **Failure.** A function returns 0 or one of the codes, which it also leaves in the error with a message.
-//! Neither a panic nor an exception may leave a function, on either side.
+//! **Failure.** A function returns 0 or one of the codes, which it also leaves in the error with a
+//! message. Neither a panic nor an exception may leave a function, on either side.
 //!
-//! **Growth.** A new field is appended to the end of a struct, and the minor version counts up; whoever
-//! reads a struct looks at `struct_bytes` before it reads a field that the first version did not have. The table
-//! of an older backend is completed by nulls, the tail of a newer one is not read. Anything else is another
-//! major version, with an entry of another name.
+//! **Growth.** A new field is appended to the end of a struct, and the minor version counts up;
+//! whoever reads a struct looks at `struct_bytes` before it reads a field that the first version
+//! did not have. The table of an older backend is completed by nulls, the tail of a newer one is
+//! not read. Anything else is another major version, with an entry of another name.
 #![no_std]
 
 mod codes;
@@ -126,8 +130,8 @@ pub struct FusewireStore {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Waits for the key and copies its value to `value`; `value_bytes` gets its length. A value that does not
-    /// fit gives [`CODE_INVALID`] and its length, and nothing is copied.
+    /// Waits for the key and copies its value to `value`; `value_bytes` gets its length. A value
+    /// that does not fit gives [`CODE_INVALID`] and its length, and nothing is copied.
     pub get: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -150,7 +154,8 @@ pub struct FusewireStore {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Adds to the counter under the key, which begins at 0; `sum` (which may be null) gets the result.
+    /// Adds to the counter under the key, which begins at 0; `sum` (which may be null) gets the
+    /// result.
     pub add: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -264,8 +269,8 @@ pub struct FusewireBackendTable {
     >,
     /// Frees a handle.
     pub destroy: Option<unsafe extern "C" fn(handle: *mut c_void)>,
-    /// 1 where the backend itself has the operation (one of the `OPERATION_` numbers) for elements and reduction.
-    /// Asked only of operations whose function is not null.
+    /// 1 where the backend itself has the operation (one of the `OPERATION_` numbers) for elements
+    /// and reduction. Asked only of operations whose function is not null.
     pub supports: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -274,8 +279,8 @@ pub struct FusewireBackendTable {
             reduction: u32,
         ) -> i32,
     >,
-    /// 1 where reductions give the same bits on all ranks in every run, reduced in rank order with Fusewire's
-    /// arithmetic.
+    /// 1 where reductions give the same bits on all ranks in every run, reduced in rank order with
+    /// Fusewire's arithmetic.
     pub is_bitwise: Option<unsafe extern "C" fn(handle: *mut c_void) -> i32>,
     /// Starts a group.
     pub group_start: Option<PlainFn>,
@@ -298,7 +303,8 @@ pub struct FusewireBackendTable {
     >,
     /// Collects `count` elements of rank r as row r of `to`. `from` may be the own row of `to`.
     pub all_gather: Option<MoveFn>,
-    /// Reduces row r, of `count` elements, of every `from` to rank r. `to` may be the own row of `from`.
+    /// Reduces row r, of `count` elements, of every `from` to rank r. `to` may be the own row of
+    /// `from`.
     pub reduce_scatter: Option<MoveFn>,
     /// Sends `count` elements to `peer`.
     pub send: Option<
@@ -322,7 +328,8 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Sends row r, of `count` elements, of `from` to rank r's row (this rank) of `to`. May be null.
+    /// Sends row r, of `count` elements, of `from` to rank r's row (this rank) of `to`. May be
+    /// null.
     pub all_to_all: Option<MoveFn>,
     /// As `all_to_all` with a count for each rank, `size` each way. May be null.
     pub all_to_all_v: Option<
@@ -378,8 +385,8 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Makes a handle of the ranks `ranks`, in that order; `part` gets it, or null where the backend cannot (and
-    /// says 0): the host then makes one by `create`. May be null.
+    /// Makes a handle of the ranks `ranks`, in that order; `part` gets it, or null where the
+    /// backend cannot (and says 0): the host then makes one by `create`. May be null.
     pub split: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -389,15 +396,15 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Ends whatever waits in the handle, on this rank and, as far as it can, on its peers. At any time, more
-    /// than once.
+    /// Ends whatever waits in the handle, on this rank and, as far as it can, on its peers. At any
+    /// time, more than once.
     pub abort: Option<unsafe extern "C" fn(handle: *mut c_void)>,
     /// A failure that the backend found by itself since the last call. May be null.
     pub async_error: Option<PlainFn>,
 }
 
-// SAFETY: plain data that nobody writes; its pointers are to data and functions that live as long as the
-// process (the crate's rules).
+// SAFETY: plain data that nobody writes; its pointers are to data and functions that live as long
+// as the process (the crate's rules).
 unsafe impl Sync for FusewireBackendTable {}
 
 /// Type of the function that a library exports as [`ENTRY_SYMBOL`].

@@ -32,9 +32,9 @@ impl RedOp {
 
 /// One rank's handle of a communicator.
 ///
-/// Dropping it destroys the communicator, or aborts it when it has an asynchronous error or the thread
-/// panics (a destroy would then wait for peers that do not come). [`Comm::abort`] may come from any
-/// thread, also while another one is inside an operation.
+/// Dropping it destroys the communicator, or aborts it when it has an asynchronous error or the
+/// thread panics (a destroy would then wait for peers that do not come). [`Comm::abort`] may come
+/// from any thread, also while another one is inside an operation.
 #[derive(Debug)]
 pub struct Comm {
     pub(crate) library: Library,
@@ -47,7 +47,8 @@ pub struct Comm {
 
 // SAFETY: the handle is not bound to a thread.
 unsafe impl Send for Comm {}
-// SAFETY: safe methods hold `live` or read plain fields; the unsafe ones state their rule on threads.
+// SAFETY: safe methods hold `live` or read plain fields; the unsafe ones state their rule on
+// threads.
 unsafe impl Sync for Comm {}
 
 impl Comm {
@@ -128,8 +129,8 @@ impl Comm {
         result::check(self.library.as_raw(), "ncclCommAbort", code)
     }
 
-    /// Splits: ranks of one colour form a communicator, ordered by `key`. `None` as colour joins none.
-    /// Every rank calls it. Not inside a group.
+    /// Splits: ranks of one colour form a communicator, ordered by `key`. `None` as colour joins
+    /// none. Every rank calls it. Not inside a group.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Call`], [`Error::Argument`].
@@ -143,7 +144,8 @@ impl Comm {
         let colour = colour.map_or(Ok(NCCL_SPLIT_NOCOLOR), |colour| int(NAME, colour))?;
         drop(self.alive(NAME)?);
         let mut raw = core::ptr::null_mut();
-        // SAFETY: the handle is live; an abort meanwhile frees this call; a null configuration inherits.
+        // SAFETY: the handle is live; an abort meanwhile frees this call; a null configuration
+        // inherits.
         self.check(NAME, unsafe {
             split(self.raw, colour, key, &raw mut raw, core::ptr::null_mut())
         })?;
@@ -238,15 +240,16 @@ macro_rules! operations {
                 /// [`Error::Call`]; [`Error::Argument`] after an abort or for a rank beyond `int`.
                 ///
                 /// # Safety
-                /// Buffers have the size `nccl.h` states, in memory the library reaches, and stay valid
-                /// until the stream (or the group) has done the operation. `stream` is null or live. One
-                /// thread at a time calls operations of one communicator; only an abort may come meanwhile.
+                /// Buffers have the size `nccl.h` states, in memory the library reaches, and stay
+                /// valid until the stream (or the group) has done the operation. `stream` is null
+                /// or live. One thread at a time calls operations of one communicator; only an
+                /// abort may come meanwhile.
                 #[allow(clippy::too_many_arguments)] // as in nccl.h
                 pub unsafe fn $name(&self, $($arg: $ty,)* stream: Stream) -> Result<()> {
                     drop(self.alive($symbol)?);
                     $($(let $arg = $convert($symbol, $arg)?;)?)*
-                    // SAFETY: the caller promises buffers and stream; the handle was live just now, and
-                    // the library lets an abort overtake its operations.
+                    // SAFETY: the caller promises buffers and stream; the handle was live just now,
+                    // and the library lets an abort overtake its operations.
                     self.check($symbol, unsafe {
                         (self.library.as_raw().$name)($($arg,)* self.raw, stream)
                     })

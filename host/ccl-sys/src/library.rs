@@ -1,10 +1,10 @@
 //! An opened library.
 //!
-//! Libraries are opened with `RTLD_LOCAL | RTLD_NOW`: each has its own table, and NCCL and RCCL, whose
-//! symbols have the same names, do not see each other. `RTLD_DEEPBIND` is not used: it would also hide
-//! interposed allocators and sanitisers from the library. It would matter only where the program itself
-//! links one of the libraries. `dlmopen` is not used: a second link map gets a second CUDA runtime and
-//! driver, which share no context with ours.
+//! Libraries are opened with `RTLD_LOCAL | RTLD_NOW`: each has its own table, and NCCL and RCCL,
+//! whose symbols have the same names, do not see each other. `RTLD_DEEPBIND` is not used: it would
+//! also hide interposed allocators and sanitisers from the library. It would matter only where the
+//! program itself links one of the libraries. `dlmopen` is not used: a second link map gets a
+//! second CUDA runtime and driver, which share no context with ours.
 
 use core::ffi::c_int;
 use std::path::Path;
@@ -24,16 +24,16 @@ pub(crate) struct Inner {
     host_memory: bool,
 }
 
-/// An opened library. Copies share one table. A library is never unloaded: it leaves threads, driver
-/// callbacks and thread-local destructors behind that run its code later.
+/// An opened library. Copies share one table. A library is never unloaded: it leaves threads,
+/// driver callbacks and thread-local destructors behind that run its code later.
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
     pub(crate) inner: &'static Inner,
     kind: Kind,
 }
 
-/// Opened libraries by the loader's handle, which is the same for one file under any name, and by whether
-/// AMD's own names count.
+/// Opened libraries by the loader's handle, which is the same for one file under any name, and by
+/// whether AMD's own names count.
 static OPENED: Mutex<Vec<(usize, bool, &'static Inner)>> = Mutex::new(Vec::new());
 
 impl Library {
@@ -87,7 +87,8 @@ impl Library {
         result::code_text(&self.inner.table, code)
     }
 
-    /// Whether it works on host memory: only a fake for tests says so, by `fusewireCclFakeHostMemory`.
+    /// Whether it works on host memory: only a fake for tests says so, by
+    /// `fusewireCclFakeHostMemory`.
     pub const fn uses_host_memory(&self) -> bool {
         self.inner.host_memory
     }
@@ -116,8 +117,8 @@ impl Library {
         Ok(id)
     }
 
-    /// Joins a communicator of `count` ranks as `rank`, on the thread's current device. Blocks until
-    /// every rank joins. Not inside a group: the handle would be written only at its end.
+    /// Joins a communicator of `count` ranks as `rank`, on the thread's current device. Blocks
+    /// until every rank joins. Not inside a group: the handle would be written only at its end.
     ///
     /// # Errors
     /// [`Error::Call`], among them a machine without a device.

@@ -54,8 +54,8 @@ impl Kind {
         }
     }
 
-    /// Returns the paths to try, in order. A path that the caller gave is the only one: falling back to another
-    /// library than the one asked for would be a surprise.
+    /// Returns the paths to try, in order. A path that the caller gave is the only one: falling
+    /// back to another library than the one asked for would be a surprise.
     pub(crate) fn candidates(self, path: Option<&Path>) -> Vec<PathBuf> {
         let name = self.name();
         path.map(Path::to_path_buf)

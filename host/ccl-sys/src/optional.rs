@@ -25,7 +25,8 @@ impl Comm {
         let table = self.library.as_raw();
         let all_to_all = table.all_to_all.ok_or_else(|| self.lacks(NAME))?;
         drop(self.alive(NAME)?);
-        // SAFETY: the caller promises buffers and stream; the library lets an abort overtake its operations.
+        // SAFETY: the caller promises buffers and stream; the library lets an abort overtake its
+        // operations.
         self.check(NAME, unsafe {
             all_to_all(send, recv, count, dtype, self.raw, stream)
         })

@@ -82,7 +82,8 @@ pub fn check(table: &Table, operation: &'static str, code: ncclResult_t) -> Resu
     }
     let name = code_text(table, code);
     let last = table.get_last_error.and_then(|get| {
-        // SAFETY: null is taken: the last error of any communicator. An abort may have freed the one at hand.
+        // SAFETY: null is taken: the last error of any communicator. An abort may have freed the
+        // one at hand.
         text(unsafe { get(core::ptr::null_mut()) })
     });
     Err(Error::Call(Failure {

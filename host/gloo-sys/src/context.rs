@@ -80,8 +80,8 @@ impl Call {
 /// flight have different [tags](Call::tag): Gloo distinguishes their messages by name and tag only.
 /// (`gather` and `gatherv` have different names in this sense, and so do `send`, `recv` and `batch`
 /// together.) All ranks must call the same operations with the same tags; the order matters only
-/// between operations of one name and tag. [`abort`](Self::abort) may be called at any time from any
-/// thread. Several contexts in one process do not know of each other.
+/// between operations of one name and tag. [`abort`](Self::abort) may be called at any time from
+/// any thread. Several contexts in one process do not know of each other.
 ///
 /// # After an error
 ///
@@ -259,8 +259,8 @@ impl Context {
     }
 }
 
-/// The first address of `name` that a socket can be bound to. Gloo follows a null pointer where there
-/// is none.
+/// The first address of `name` that a socket can be bound to. Gloo follows a null pointer where
+/// there is none.
 fn own_address(name: &str) -> io::Result<core::net::IpAddr> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in (name, 0).to_socket_addrs()? {

@@ -2,15 +2,15 @@
 //! all ranks of a group, connected over TCP, and every collective over host memory.
 //!
 //! Everything here stands behind the feature `gloo`, which is off by default. With it, the crate
-//! needs a C++17 compiler and an installed Gloo: Debian's `libgloo-dev` (0.0~git20220518, the version
-//! that it is tested with) or another prefix named by the environment variable `GLOO_ROOT`. Without
-//! it, the crate is empty, and builds everywhere.
+//! needs a C++17 compiler and an installed Gloo: Debian's `libgloo-dev` (0.0~git20220518, the
+//! version that it is tested with) or another prefix named by the environment variable `GLOO_ROOT`.
+//! Without it, the crate is empty, and builds everywhere.
 //!
 //! # From nothing to a sum
 //!
-//! Each rank needs its number, the size of the group, and an address where the ranks find each other: a
-//! `Rendezvous`, which stores a few hundred bytes for each rank. Here it is a map shared by threads;
-//! between processes it would be a file or a TCP store.
+//! Each rank needs its number, the size of the group, and an address where the ranks find each
+//! other: a `Rendezvous`, which stores a few hundred bytes for each rank. Here it is a map shared
+//! by threads; between processes it would be a file or a TCP store.
 #![cfg_attr(feature = "gloo", doc = "```")]
 #![cfg_attr(not(feature = "gloo"), doc = "```ignore")]
 //! use std::collections::HashMap;

@@ -3,7 +3,8 @@
 use core::time::Duration;
 
 /// A key-value store that all ranks of one context see, and no other context with the same keys:
-/// Gloo's keys are rank numbers (`0`, `rank_0`), so prefix them where several contexts share a store.
+/// Gloo's keys are rank numbers (`0`, `rank_0`), so prefix them where several contexts share a
+/// store.
 ///
 /// Called only from the thread that runs [`Context::new`](crate::Context::new), while it runs. An
 /// error ends the attempt and comes back in

@@ -101,8 +101,8 @@ fn rank_process() {
     }
 }
 
-/// Rank 0 receives from rank 1, and is stopped before the data comes, so that the message is as long
-/// as the sockets' buffers under way when `victim` is killed.
+/// Rank 0 receives from rank 1, and is stopped before the data comes, so that the message is as
+/// long as the sockets' buffers under way when `victim` is killed.
 fn half_way(context: &Context, folder: &Path, victim: usize) {
     context.barrier(Call::new()).expect("barrier");
     let mut data = vec![0_u8; 64 << 20];

@@ -163,7 +163,7 @@ pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Resu
         ..*args
     };
     let at = word.as_mut_ptr();
-    // SAFETY: one element of four bytes; in place. Memory of the host: a backend of another device has a
-    // barrier of its own.
+    // SAFETY: one element of four bytes; in place. Memory of the host: a backend of another device
+    // has a barrier of its own.
     unsafe { backend.all_reduce(at, at, 1, ReduceOp::Sum, args) }
 }

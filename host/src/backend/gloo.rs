@@ -1,7 +1,8 @@
 //! Gloo: collectives between hosts over TCP, on CPU memory.
 //!
-//! Gloo has no average, no scaled sum and no reduce_scatter: they are composed here. Its reductions go round a
-//! ring, so their order depends on an element's index: all ranks get the same bits, but not those of rank order.
+//! Gloo has no average, no scaled sum and no reduce_scatter: they are composed here. Its reductions
+//! go round a ring, so their order depends on an element's index: all ranks get the same bits, but
+//! not those of rank order.
 
 use core::time::Duration;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -82,7 +83,8 @@ pub(super) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
     )?))
 }
 
-/// Gloo's type for a reduction of `dtype`. Sums, products and bit operations of u32 are those of i32.
+/// Gloo's type for a reduction of `dtype`. Sums, products and bit operations of u32 are those of
+/// i32.
 pub(super) const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::DataType> {
     Some(match dtype {
         DType::U32 if !matches!(code, ReductionCode::Min | ReductionCode::Max) => {
@@ -272,7 +274,8 @@ impl Gloo {
                 }
             })
             .collect();
-        // SAFETY: the callers of `send` and `recv` have promised their memory until the group's end.
+        // SAFETY: the callers of `send` and `recv` have promised their memory until the group's
+        // end.
         unsafe {
             self.context
                 .batch(&transfers, sys::Call::new().timeout(timeout))
@@ -361,7 +364,8 @@ impl Backend for Gloo {
         args: &CallArgs,
     ) -> Result<()> {
         let (dtype, reduction) = Self::types("reduce", op, args)?;
-        // Gloo writes intermediate sums to the output of every rank; the others' must stay what it is.
+        // Gloo writes intermediate sums to the output of every rank; the others' must stay what it
+        // is.
         let mut scratch = vec![0u64; args.bytes(count).div_ceil(8)];
         let is_root = root == self.rank();
         let target = if is_root {

@@ -8,8 +8,9 @@ use fusewire_gloo_sys as sys;
 
 use super::Reach;
 
-/// Where to listen: `TORCHCOMM_GLOO_HOSTNAME` or `_INTERFACE`, `GLOO_SOCKET_IFNAME`; else the loopback where all
-/// ranks are on one host, and otherwise the address by which this host reaches `MASTER_ADDR`, or that of its name.
+/// Where to listen: `TORCHCOMM_GLOO_HOSTNAME` or `_INTERFACE`, `GLOO_SOCKET_IFNAME`; else the
+/// loopback where all ranks are on one host, and otherwise the address by which this host reaches
+/// `MASTER_ADDR`, or that of its name.
 pub(super) fn device(reach: Reach) -> sys::TcpOptions {
     let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
     if let Some(name) = variable("TORCHCOMM_GLOO_HOSTNAME") {
@@ -36,8 +37,8 @@ fn first_line(path: &str) -> Option<String> {
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// This host's address on the way to `to`, by the system's routes: nothing is sent. None where that is the
-/// loopback, by which other hosts come nowhere.
+/// This host's address on the way to `to`, by the system's routes: nothing is sent. None where that
+/// is the loopback, by which other hosts come nowhere.
 fn address_towards(to: &str) -> Option<IpAddr> {
     /// Any port does: it is never spoken to.
     const DISCARD: u16 = 9;

@@ -1,14 +1,14 @@
 //! Backends: libraries that carry out what lies outside of Fusewire's own kernels.
 //!
-//! The trait has NCCL's shape: a few primitives that every library has, groups of point-to-point calls
-//! that run at once, and operations that are composed of those where a library lacks them. A backend gets
-//! calls whose arguments have been checked, one at a time and in the communicator's order, on the thread
-//! that runs the stream.
+//! The trait has NCCL's shape: a few primitives that every library has, groups of point-to-point
+//! calls that run at once, and operations that are composed of those where a library lacks them. A
+//! backend gets calls whose arguments have been checked, one at a time and in the communicator's
+//! order, on the thread that runs the stream.
 //!
-//! Backends are chosen by name: [`register_backend`] adds one of your own, [`backend_names`] lists them. A shared
-//! library of anybody's is one too, without building Fusewire anew: it exports the C table of the crate
-//! `fusewire-backend-abi` and is named by `FUSEWIRE_BACKEND_PATH_<NAME>` (or torchcomms'
-//! `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`), or by [`register_external_backend`].
+//! Backends are chosen by name: [`register_backend`] adds one of your own, [`backend_names`] lists
+//! them. A shared library of anybody's is one too, without building Fusewire anew: it exports the C
+//! table of the crate `fusewire-backend-abi` and is named by `FUSEWIRE_BACKEND_PATH_<NAME>` (or
+//! torchcomms' `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`), or by [`register_external_backend`].
 
 mod ccl;
 mod compose;
@@ -84,8 +84,9 @@ impl Route {
 
 /// A communicator of another library.
 ///
-/// Pointers are to memory of the communicator's device, aligned to the element; `count`s are elements. In
-/// place (`from == to`, or the own row of a gathered buffer) is allowed wherever NCCL allows it.
+/// Pointers are to memory of the communicator's device, aligned to the element; `count`s are
+/// elements. In place (`from == to`, or the own row of a gathered buffer) is allowed wherever NCCL
+/// allows it.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// Name, such as `nccl`.
     fn name(&self) -> &str;
@@ -99,8 +100,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Number of ranks.
     fn size(&self) -> u32;
 
-    /// Whether the library can do `operation` on elements of `dtype`, with `reduction` where it reduces,
-    /// itself or composed.
+    /// Whether the library can do `operation` on elements of `dtype`, with `reduction` where it
+    /// reduces, itself or composed.
     fn supports(
         &self,
         operation: Operation,
@@ -114,8 +115,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         false
     }
 
-    /// The way that `operation` over `count` elements of `dtype` (a row's, where there are rows) takes, where
-    /// the backend has several.
+    /// The way that `operation` over `count` elements of `dtype` (a row's, where there are rows)
+    /// takes, where the backend has several.
     fn route(
         &self,
         _operation: Operation,
@@ -126,7 +127,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Starts a group: calls of [`Backend::send`] and [`Backend::recv`] run at its end, all at once.
+    /// Starts a group: calls of [`Backend::send`] and [`Backend::recv`] run at its end, all at
+    /// once.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -141,7 +143,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Reduces `count` elements; every rank gets the result.
     ///
     /// # Safety
-    /// `from` readable and `to` writable for `count` elements until the call (on a GPU: the stream) is done.
+    /// `from` readable and `to` writable for `count` elements until the call (on a GPU: the stream)
+    /// is done.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -235,7 +238,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// [`Error::Backend`].
     unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()>;
 
-    /// Sends row r of `from` to rank r, where it becomes row (this rank) of `to`; rows have `count` elements.
+    /// Sends row r of `from` to rank r, where it becomes row (this rank) of `to`; rows have `count`
+    /// elements.
     ///
     /// # Safety
     /// As [`Backend::all_reduce`]; both hold as many rows as ranks and do not overlap.
@@ -356,9 +360,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// A communicator of the ranks `ranks` (in that order); `None` where the library cannot, and a new one is made
-    /// through the store. All ranks of this communicator call it together, with disjoint lists: those that join
-    /// none with an empty one, and they get `None`.
+    /// A communicator of the ranks `ranks` (in that order); `None` where the library cannot, and a
+    /// new one is made through the store. All ranks of this communicator call it together, with
+    /// disjoint lists: those that join none with an empty one, and they get `None`.
     ///
     /// # Errors
     /// [`Error::Backend`].

@@ -100,8 +100,8 @@ pub fn register_backend(name: &str, factory: Factory) -> Result<()> {
 }
 
 /// The backends that [`crate::new_comm`] can make here: `fusewire`, those that this build has, and
-/// those that were registered. That one is listed does not say that its library is installed. Those that only the
-/// environment names ([`super::register_external_backend`]) are not listed.
+/// those that were registered. That one is listed does not say that its library is installed. Those
+/// that only the environment names ([`super::register_external_backend`]) are not listed.
 pub fn backend_names() -> Vec<String> {
     let mut names = vec!["fusewire".to_owned()];
     names.extend(table().0.keys().cloned());

@@ -20,8 +20,8 @@ const OPENED: &str = "fusewire/opened";
 /// Name of the process of Hydra that starts all ranks of a host.
 const HYDRA_PROXY: &str = "hydra_pmi_proxy";
 
-/// Variables that together name a job, or a step of one: equal on all its ranks, and other than in any
-/// job before. The first group of which the first is set counts.
+/// Variables that together name a job, or a step of one: equal on all its ranks, and other than in
+/// any job before. The first group of which the first is set counts.
 const JOBS: [&[&str]; 4] = [
     &["SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"],
     &[
@@ -92,9 +92,9 @@ fn job(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     Some(format!("{name}-{:016x}", hash(&format!("{values:?}"))))
 }
 
-/// Returns a name for a job of Hydra, the launcher of MPICH and Intel MPI, which has no variable that
-/// names it. All ranks of a host descend from one proxy of the launcher: its process id and start
-/// time name the job, with the boot and the namespace that these numbers belong to.
+/// Returns a name for a job of Hydra, the launcher of MPICH and Intel MPI, which has no variable
+/// that names it. All ranks of a host descend from one proxy of the launcher: its process id and
+/// start time name the job, with the boot and the namespace that these numbers belong to.
 fn hydra_job(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     variable("PMI_RANK")?;
     let mut pid = std::process::id();

@@ -183,8 +183,8 @@ impl CpuGraph {
 /// A runnable graph. Clones refer to the same graph.
 ///
 /// A replay runs the captured work in order and stops at the first failure, which is its result.
-/// Branches ([`CpuStream::branch`]) run concurrently, and the replay ends after them. Two replays of
-/// one graph on two streams are not ordered with each other.
+/// Branches ([`CpuStream::branch`]) run concurrently, and the replay ends after them. Two replays
+/// of one graph on two streams are not ordered with each other.
 #[derive(Clone)]
 pub struct CpuGraphExec {
     nodes: Arc<[Node]>,

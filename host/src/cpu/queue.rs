@@ -113,8 +113,8 @@ pub(super) struct State {
     /// The first failure since the last synchronisation.
     pub(super) sticky: Option<Error>,
     capture: Option<Arc<Capture>>,
-    /// The branch that the stream records into, if [`CpuStream::branch`](super::CpuStream::branch) was
-    /// called in this capture.
+    /// The branch that the stream records into, if [`CpuStream::branch`](super::CpuStream::branch)
+    /// was called in this capture.
     pub(super) branch: Option<Branch>,
     waiting: u32,
     /// Failures by number, oldest first.

@@ -66,8 +66,8 @@ impl CpuTicket {
 /// Enqueued work runs on a worker thread, which starts with the first enqueued operation. A
 /// blocking call on an idle stream runs on the caller's thread. A failed operation does not stop
 /// later operations. Its error is the result of its [`CpuTicket`], and the next
-/// [`CpuStream::synchronize`] returns the first error. Dropping the last clone waits until the queued
-/// work is complete, except on a worker thread.
+/// [`CpuStream::synchronize`] returns the first error. Dropping the last clone waits until the
+/// queued work is complete, except on a worker thread.
 #[derive(Clone, Debug)]
 pub struct CpuStream {
     handle: Arc<Handle>,

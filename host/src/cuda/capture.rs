@@ -55,10 +55,10 @@ fn status(number: c_int, id: u64, graph: usize) -> Result<CaptureStatus> {
 impl Cuda {
     /// Begins to capture a stream.
     ///
-    /// In relaxed mode: whatever this crate does during a capture is permitted then, on this thread too; a library that connects
-    /// at its first operation (NCCL) may do so inside; and any thread may end the capture. The stricter modes
-    /// protect from calls that would escape the capture unseen, which on streams that do not wait for the legacy
-    /// default stream there are none of.
+    /// In relaxed mode: whatever this crate does during a capture is permitted then, on this thread
+    /// too; a library that connects at its first operation (NCCL) may do so inside; and any thread
+    /// may end the capture. The stricter modes protect from calls that would escape the capture
+    /// unseen, which on streams that do not wait for the legacy default stream there are none of.
     pub(super) fn begin_capture(&self, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -95,7 +95,8 @@ impl Cuda {
         let none = core::ptr::null_mut();
         let code = if let Some(ask) = library.cuStreamGetCaptureInfo_v3.find() {
             let (nodes, edges, count) = (none, core::ptr::null_mut(), core::ptr::null_mut());
-            // SAFETY: a live stream; status, number and graph are writable, the rest is optional and null.
+            // SAFETY: a live stream; status, number and graph are writable, the rest is optional
+            // and null.
             unsafe {
                 ask(
                     stream,
@@ -159,7 +160,8 @@ impl Cuda {
             return Err(error);
         }
         let flags = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
-        // SAFETY: a live graph, by its type; the one reference to the object is ours and moves to it.
+        // SAFETY: a live graph, by its type; the one reference to the object is ours and moves to
+        // it.
         let code = unsafe { (library.cuGraphRetainUserObject)(raw(graph), object, 1, flags) };
         library
             .check("cuGraphRetainUserObject", code)
@@ -182,7 +184,8 @@ impl Cuda {
         Ok(count)
     }
 
-    /// Makes a graph ready, and brings it to the device: its first launch would do that else, and take memory then.
+    /// Makes a graph ready, and brings it to the device: its first launch would do that else, and
+    /// take memory then.
     pub(super) fn instantiate(&self, graph: RawGraph) -> Result<RawGraphExec> {
         let library = self.relaxed()?;
         let mut exec = core::ptr::null_mut();

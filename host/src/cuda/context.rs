@@ -14,7 +14,8 @@ use super::staging::Staging;
 use crate::Result;
 use crate::gpu::driver::Properties;
 
-/// A device of the driver library. Lives as long as the process: a primary context is never released.
+/// A device of the driver library. Lives as long as the process: a primary context is never
+/// released.
 pub(super) struct Cuda {
     pub(super) library: &'static Library,
     pub(super) device: sys::CUdevice,
@@ -23,12 +24,13 @@ pub(super) struct Cuda {
     pub(super) properties: Properties,
     /// Major number of the compute capability.
     pub(super) major: u32,
-    /// Types of handles (`CUmemAllocationHandleType`, or-ed) that shared memory is created with; 0 where it is allocated
-    /// as a whole and shared by IPC.
+    /// Types of handles (`CUmemAllocationHandleType`, or-ed) that shared memory is created with; 0
+    /// where it is allocated as a whole and shared by IPC.
     pub(super) handles: u32,
     /// Whether memory can be registered with a network card.
     pub(super) rdma: bool,
-    /// Shared memory is allocated in multiples of so many bytes; each multiple can be bound to a multicast object.
+    /// Shared memory is allocated in multiples of so many bytes; each multiple can be bound to a
+    /// multicast object.
     pub(super) granularity: u64,
     /// Streams that live.
     pub(super) streams: AtomicU32,
@@ -52,7 +54,8 @@ impl Cuda {
         Ok(self.library)
     }
 
-    /// As [`Cuda::enter`], and until the value is dropped this thread may make calls that a capture forbids.
+    /// As [`Cuda::enter`], and until the value is dropped this thread may make calls that a capture
+    /// forbids.
     pub(super) fn relaxed(&self) -> Result<RelaxedCapture> {
         RelaxedCapture::new(self.enter()?)
     }
@@ -74,8 +77,8 @@ pub(super) fn enter(library: &Library, context: usize) -> Result<()> {
     })
 }
 
-/// While it lives, this thread is in relaxed capture mode: no call of it is forbidden, nor does one break a
-/// capture that this or another thread has under way.
+/// While it lives, this thread is in relaxed capture mode: no call of it is forbidden, nor does one
+/// break a capture that this or another thread has under way.
 pub(super) struct RelaxedCapture {
     library: &'static Library,
     /// The mode before, as a number: it goes back to the library as it came.

@@ -47,7 +47,8 @@ pub(super) fn attribute(
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-/// Everything that can be known without a context. Whether fabric handles really work shows when one is made.
+/// Everything that can be known without a context. Whether fabric handles really work shows when
+/// one is made.
 pub(super) fn properties(
     library: &Library,
     device: sys::CUdevice,
@@ -107,7 +108,8 @@ fn name(library: &Library, device: sys::CUdevice) -> Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// Where the device is on the PCI bus, by which other libraries know it: they number devices in another order.
+/// Where the device is on the PCI bus, by which other libraries know it: they number devices in
+/// another order.
 fn bus(library: &Library, device: sys::CUdevice) -> Result<CString> {
     let mut bus = [0_u8; 64];
     let capacity = bus.len() as c_int - 1;

@@ -19,7 +19,8 @@ const SONAME: &str = "libnvidia-ml.so.1";
 /// `NVML_SUCCESS`.
 const SUCCESS: c_int = 0;
 
-/// `NVML_GPU_FABRIC_STATE_COMPLETED`: the GPU has been registered in its cluster, or that has failed.
+/// `NVML_GPU_FABRIC_STATE_COMPLETED`: the GPU has been registered in its cluster, or that has
+/// failed.
 const COMPLETED: c_uchar = 3;
 
 /// `nvmlGpuFabricInfo_v2_t`.
@@ -129,8 +130,8 @@ impl Nvml {
     }
 }
 
-/// The NVLink domain of the GPU at `bus`, for which the driver has fabric handles: what `FUSEWIRE_NVLINK_DOMAIN` says, else the
-/// management library.
+/// The NVLink domain of the GPU at `bus`, for which the driver has fabric handles: what
+/// `FUSEWIRE_NVLINK_DOMAIN` says, else the management library.
 ///
 /// # Errors
 /// `Error::Bootstrap` for a name that cannot be one.

@@ -14,8 +14,9 @@ use crate::gpu::driver::Export;
 impl Cuda {
     /// What another process imports, base and bytes of the allocation.
     ///
-    /// Memory of `cuMemAlloc` goes by IPC. Virtual memory has no IPC handle; its physical piece goes by descriptor or
-    /// fabric handle where its allocator asked for one, and then base and bytes are those of the piece.
+    /// Memory of `cuMemAlloc` goes by IPC. Virtual memory has no IPC handle; its physical piece
+    /// goes by descriptor or fabric handle where its allocator asked for one, and then base and
+    /// bytes are those of the piece.
     pub(super) fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)> {
         let library = self.relaxed()?;
         let (base, bytes) = range(&library, address).map_err(|error| {
@@ -58,7 +59,7 @@ fn handles(library: &Library, physical: &Physical<'_>) -> Result<u32> {
     library.check("cuMemGetAllocationPropertiesFromHandle", unsafe {
         (library.cuMemGetAllocationPropertiesFromHandle)(properties.as_mut_ptr(), physical.handle())
     })?;
-    // SAFETY: written above. The other fields are enumerations that may hold values unknown to the bindings, so only
-    // this one, a plain number, is read.
+    // SAFETY: written above. The other fields are enumerations that may hold values unknown to the
+    // bindings, so only this one, a plain number, is read.
     Ok(unsafe { (&raw const (*properties.as_ptr()).requestedHandleTypes).read() }.0)
 }

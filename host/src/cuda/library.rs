@@ -49,8 +49,8 @@ macro_rules! symbols {
         required { $($name:ident($($type:ty),* $(,)?);)* }
         newer { $($later:ident, $since:literal, ($($later_type:ty),* $(,)?);)* }
     ) => {
-        /// The symbols, as functions that give a number where cudarc has an enumeration: a driver may
-        /// know codes that the bindings do not.
+        /// The symbols, as functions that give a number where cudarc has an enumeration: a driver
+        /// may know codes that the bindings do not.
         #[expect(non_snake_case, reason = "the names of the library")]
         #[derive(Debug)]
         pub(super) struct Library {
@@ -61,8 +61,9 @@ macro_rules! symbols {
             _object: Object,
         }
 
-        // The signatures above are those of cudarc's bindings. In a program where another crate (candle) has cudarc link the
-        // driver, the bindings are the foreign functions themselves, of another ABI; so these are compared in tests.
+        // The signatures above are those of cudarc's bindings. In a program where another crate
+        // (candle) has cudarc link the driver, the bindings are the foreign functions themselves,
+        // of another ABI; so these are compared in tests.
         $(#[cfg(test)] const _: unsafe fn($($type),*) -> sys::CUresult = sys::$name;)*
         $(#[cfg(test)] const _: unsafe fn($($later_type),*) -> sys::CUresult = sys::$later;)*
 
@@ -274,7 +275,8 @@ symbols! {
 
 /// A function of an object.
 fn symbol<F: Copy>(object: &Object, name: &'static str) -> Result<F> {
-    // SAFETY: only the macro above calls this, with the signature that the function of that name has.
+    // SAFETY: only the macro above calls this, with the signature that the function of that name
+    // has.
     match unsafe { object.get::<F>(name.as_bytes()) } {
         Ok(function) => Ok(*function),
         Err(error) => Err(Error::Driver {
@@ -292,7 +294,8 @@ impl Library {
     /// Opens the library, the first time, and initialises it.
     ///
     /// # Errors
-    /// `Error::NoDevice` where there is no driver or no device, `Error::Driver` where a symbol is missing.
+    /// `Error::NoDevice` where there is no driver or no device, `Error::Driver` where a symbol is
+    /// missing.
     pub(super) fn open() -> Result<&'static Self> {
         static LIBRARY: OnceLock<Library> = OnceLock::new();
         let library = match LIBRARY.get() {
@@ -393,7 +396,8 @@ fn find() -> Result<Object> {
 fn find_among(names: &[String]) -> Result<Object> {
     let mut broken = None;
     for name in names {
-        // SAFETY: the driver's library, which is made to be opened by any program, runs its initialisers.
+        // SAFETY: the driver's library, which is made to be opened by any program, runs its
+        // initialisers.
         match unsafe { Object::open(Some(name), RTLD_NOW | RTLD_LOCAL) } {
             Ok(object) => return Ok(object),
             Err(error) => {

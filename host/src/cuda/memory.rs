@@ -14,8 +14,8 @@ use crate::gpu::driver::{Export, HANDLE_BYTES, HostMemory, Import, MemoryKind, O
 /// Private memory is allocated in multiples of so many bytes.
 const WHOLE_PRIVATE: u64 = 512;
 
-/// Shared memory that is allocated as a whole: in multiples of so many bytes, since IPC maps whole pages of the
-/// device, and what else lies in them would be mapped too.
+/// Shared memory that is allocated as a whole: in multiples of so many bytes, since IPC maps whole
+/// pages of the device, and what else lies in them would be mapped too.
 pub(super) const WHOLE_SHARED: u64 = 2 << 20;
 
 /// The multiple of `granularity`, at least one, that holds `bytes`.
@@ -89,7 +89,8 @@ impl Cuda {
         match memory.origin {
             Origin::Virtual | Origin::ImportedVirtual => {
                 let bytes = memory.bytes;
-                // SAFETY: mapped by `map` with so many bytes; nobody uses it, by this function's requirement.
+                // SAFETY: mapped by `map` with so many bytes; nobody uses it, by this function's
+                // requirement.
                 let unmapped = unsafe { virtual_memory::unmap(&library, memory.address, bytes) };
                 // SAFETY: the handle is this memory's own.
                 let released = unsafe { (library.cuMemRelease)(memory.handle) };
@@ -99,7 +100,8 @@ impl Cuda {
             Origin::Whole => library.check("cuMemFree", unsafe {
                 (library.cuMemFree_v2)(memory.address)
             }),
-            // SAFETY: it came from cuIpcOpenMemHandle; nobody uses it, by this function's requirement.
+            // SAFETY: it came from cuIpcOpenMemHandle; nobody uses it, by this function's
+            // requirement.
             Origin::ImportedIpc => library.check("cuIpcCloseMemHandle", unsafe {
                 (library.cuIpcCloseMemHandle)(memory.address)
             }),

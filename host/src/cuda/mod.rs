@@ -1,14 +1,16 @@
-//! NVIDIA GPUs: [`Driver`](crate::gpu::driver::Driver) over the CUDA driver library, which is opened at run time.
+//! NVIDIA GPUs: [`Driver`](crate::gpu::driver::Driver) over the CUDA driver library, which is
+//! opened at run time.
 //!
-//! Nothing of CUDA's is linked and no tool kit is needed: `libcuda.so.1` comes with the driver. The types and
-//! constants are cudarc's (`cudarc::driver::sys`); the functions are called through a table of this module's own,
-//! whose signatures the compiler compares with cudarc's (in tests). That is for two reasons: a symbol that is absent is an
-//! error here and a panic there, and a result code that cudarc does not know is a number here and undefined
-//! behaviour there.
+//! Nothing of CUDA's is linked and no tool kit is needed: `libcuda.so.1` comes with the driver. The
+//! types and constants are cudarc's (`cudarc::driver::sys`); the functions are called through a
+//! table of this module's own, whose signatures the compiler compares with cudarc's (in tests).
+//! That is for two reasons: a symbol that is absent is an error here and a panic there, and a
+//! result code that cudarc does not know is a number here and undefined behaviour there.
 //!
 //! # Symbols
 //!
-//! Looked up by these names, all at once, when the library is opened. Each must be there (driver 525, CUDA 12.0):
+//! Looked up by these names, all at once, when the library is opened. Each must be there (driver
+//! 525, CUDA 12.0):
 //!
 //! | subject | symbols |
 //! |---|---|
@@ -23,7 +25,8 @@
 //! | events | `cuEventCreate` `cuEventDestroy_v2` `cuEventRecord` `cuEventQuery` `cuEventElapsedTime` |
 //! | graphs | `cuStreamBeginCapture_v2` `cuStreamEndCapture` `cuUserObjectCreate` `cuUserObjectRelease` `cuGraphRetainUserObject` `cuGraphGetNodes` `cuGraphInstantiateWithFlags` `cuGraphUpload` `cuGraphLaunch` `cuGraphDestroy` `cuGraphExecDestroy` |
 //!
-//! These may be absent; what needs them then does without, or is an error that names the symbol and the version:
+//! These may be absent; what needs them then does without, or is an error that names the symbol and
+//! the version:
 //!
 //! | since CUDA | symbols | without them |
 //! |---|---|---|
@@ -36,16 +39,16 @@
 //!
 //! # Captures
 //!
-//! CUDA forbids many calls on a thread that captures a stream, and in global mode on all threads of the process.
-//! Whatever this module calls that might be forbidden it calls with the thread's mode exchanged for relaxed, and puts
-//! the mode back: an allocation, a module load or an event query here neither fails nor breaks a capture of
-//! somebody else's.
+//! CUDA forbids many calls on a thread that captures a stream, and in global mode on all threads of
+//! the process. Whatever this module calls that might be forbidden it calls with the thread's mode
+//! exchanged for relaxed, and puts the mode back: an allocation, a module load or an event query
+//! here neither fails nor breaks a capture of somebody else's.
 //!
 //! # Hardware queues
 //!
-//! Streams share a few hardware queues (8, where nothing else is said), and kernels of two streams in one queue start one
-//! after the other. Where the first waits for the second, as ranks of one process do, both wait for ever. See
-//! [`ENVIRONMENT`].
+//! Streams share a few hardware queues (8, where nothing else is said), and kernels of two streams
+//! in one queue start one after the other. Where the first waits for the second, as ranks of one
+//! process do, both wait for ever. See [`ENVIRONMENT`].
 
 mod capture;
 mod context;

@@ -61,8 +61,8 @@ impl Cuda {
             size,
         ];
         let mut module = core::ptr::null_mut();
-        // SAFETY: `module` is writable; the image ends where the library sees it; there are as many values as
-        // options, and the logs have the sizes that they say.
+        // SAFETY: `module` is writable; the image ends where the library sees it; there are as many
+        // values as options, and the logs have the sizes that they say.
         let code = unsafe {
             (library.cuModuleLoadDataEx)(
                 &raw mut module,
@@ -93,14 +93,15 @@ impl Cuda {
 
     /// A kernel by its symbol, loaded and with leave to use all of a block's shared memory.
     ///
-    /// Drivers load kernels lazily, by default since 12.2: at the first launch, and with a wait for the device. A kernel
-    /// that runs and waits for the one being loaded then waits for ever. `CUDA_MODULE_LOADING=EAGER` is no remedy
-    /// for a library, since it counts only where it was set before anybody used CUDA. So every kernel is loaded here,
-    /// explicitly.
+    /// Drivers load kernels lazily, by default since 12.2: at the first launch, and with a wait for
+    /// the device. A kernel that runs and waits for the one being loaded then waits for ever.
+    /// `CUDA_MODULE_LOADING=EAGER` is no remedy for a library, since it counts only where it was
+    /// set before anybody used CUDA. So every kernel is loaded here, explicitly.
     pub(super) fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
         let library = self.relaxed()?;
         let mut function = core::ptr::null_mut();
-        // SAFETY: `function` is writable, the module is live by its type, the name ends with a zero byte.
+        // SAFETY: `function` is writable, the module is live by its type, the name ends with a zero
+        // byte.
         let code = unsafe {
             (library.cuModuleGetFunction)(
                 &raw mut function,
@@ -246,8 +247,9 @@ impl Cuda {
     }
 }
 
-/// The attributes of a launch, and how many of them count. A device before Hopper (9.0) has no dependent launches,
-/// and to begin early is a leave, not a wish: it is left out there. Clusters are a wish: the library refuses them.
+/// The attributes of a launch, and how many of them count. A device before Hopper (9.0) has no
+/// dependent launches, and to begin early is a leave, not a wish: it is left out there. Clusters
+/// are a wish: the library refuses them.
 fn attributes(shape: &LaunchShape, major: u32) -> ([sys::CUlaunchAttribute; 3], usize) {
     let mut attributes = [sys::CUlaunchAttribute {
         id: AttributeId::CU_LAUNCH_ATTRIBUTE_IGNORE,
@@ -300,8 +302,8 @@ fn attribute(library: &Library, function: sys::CUfunction, asked: Attribute) -> 
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-/// Loads a kernel, where the driver loads lazily. A driver without `cuFuncLoad` loads it when its attributes are
-/// asked for.
+/// Loads a kernel, where the driver loads lazily. A driver without `cuFuncLoad` loads it when its
+/// attributes are asked for.
 fn load_function(library: &Library, function: sys::CUfunction) -> Result<()> {
     if let Some(load) = library.cuFuncLoad.find() {
         // SAFETY: a live function.

@@ -22,8 +22,8 @@ fn properties(bytes: u64, devices: u32, handles: u32) -> sys::CUmulticastObjectP
     }
 }
 
-/// What size, offset and binding of an object have to be multiples of. The least that is valid: what the library
-/// recommends may be many times that, and every window would pay it.
+/// What size, offset and binding of an object have to be multiples of. The least that is valid:
+/// what the library recommends may be many times that, and every window would pay it.
 pub(super) fn granularity(
     library: &Library,
     bytes: u64,

@@ -16,24 +16,26 @@ use crate::{Error, Result};
 /// Name of the variable that says how many hardware queues there are.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Environment variables, with values, that processes which use this module should start with; a launcher sets them
-/// where they are not set.
+/// Environment variables, with values, that processes which use this module should start with; a
+/// launcher sets them where they are not set.
 ///
-/// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues into which streams are put: 8 by default, at
-/// most 32. The driver reads it once, when a device's context comes up. [`open`] does not set it: changing the
-/// environment while another thread reads it (and a C library may do so at any time) is undefined behaviour,
-/// and where another library has used CUDA before it is too late. So it is the launcher's or the program's part
-/// ([`prepare_environment`]); a process with more streams than queues gets a warning.
+/// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues into which streams are put: 8 by
+/// default, at most 32. The driver reads it once, when a device's context comes up. [`open`] does
+/// not set it: changing the environment while another thread reads it (and a C library may do so at
+/// any time) is undefined behaviour, and where another library has used CUDA before it is too late.
+/// So it is the launcher's or the program's part ([`prepare_environment`]); a process with more
+/// streams than queues gets a warning.
 pub const ENVIRONMENT: &[(&str, &str)] = &[(CONNECTIONS, "32")];
 
 /// Hardware queues where the environment says nothing.
 const QUEUES: u32 = 8;
 
-/// Sets the variables of [`ENVIRONMENT`] that are not set, for this process. To be called first in `main`, before anything
-/// uses CUDA.
+/// Sets the variables of [`ENVIRONMENT`] that are not set, for this process. To be called first in
+/// `main`, before anything uses CUDA.
 ///
 /// # Safety
-/// No other thread runs: another one that reads the environment at the same time, in any language, would race.
+/// No other thread runs: another one that reads the environment at the same time, in any language,
+/// would race.
 pub unsafe fn prepare_environment() {
     for (name, value) in ENVIRONMENT {
         if std::env::var_os(name).is_none() {
@@ -56,11 +58,13 @@ pub(super) fn queues_of(value: Option<&str>) -> u32 {
         .unwrap_or(QUEUES)
 }
 
-/// The CUDA device of that number: one value in a process, however often it is opened. The first time it brings up the device's
-/// primary context (which PyTorch and the run time library use too) and may wait for the device.
+/// The CUDA device of that number: one value in a process, however often it is opened. The first
+/// time it brings up the device's primary context (which PyTorch and the run time library use too)
+/// and may wait for the device.
 ///
 /// # Errors
-/// `Error::NoDevice` where there is no driver or no such device, `Error::Driver` where the driver is too old or fails.
+/// `Error::NoDevice` where there is no driver or no such device, `Error::Driver` where the driver
+/// is too old or fails.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     static OPEN: Mutex<BTreeMap<u32, Arc<Cuda>>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,8 +76,8 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     Ok(driver)
 }
 
-/// What is known of every CUDA device that the process sees. Brings up no context, so it takes no memory of the
-/// devices; whether fabric handles really can be made is found by [`open`] only.
+/// What is known of every CUDA device that the process sees. Brings up no context, so it takes no
+/// memory of the devices; whether fabric handles really can be made is found by [`open`] only.
 ///
 /// # Errors
 /// As [`open`].

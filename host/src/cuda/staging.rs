@@ -1,4 +1,5 @@
-//! Copies between host and device beside whatever runs: a stream of the driver's own and page-locked memory.
+//! Copies between host and device beside whatever runs: a stream of the driver's own and
+//! page-locked memory.
 
 use core::ffi::{c_uint, c_void};
 
@@ -12,8 +13,8 @@ use crate::Result;
 /// Bytes of the page-locked memory; longer copies go in pieces.
 const BYTES: usize = 1 << 20;
 
-/// A piece lies in the page-locked memory at the same address modulo this as in the device's, so that aligned words
-/// stay whole.
+/// A piece lies in the page-locked memory at the same address modulo this as in the device's, so
+/// that aligned words stay whole.
 const ALIGNMENT: usize = 16;
 
 /// The stream and the page-locked memory, for one copy at a time.
@@ -83,9 +84,11 @@ impl Cuda {
         while !rest.is_empty() {
             let (buffer, most) = staging.buffer(to);
             let (piece, later) = rest.split_at(rest.len().min(most));
-            // SAFETY: `piece` fits behind `buffer`, which the lock makes ours; no copy is under way.
+            // SAFETY: `piece` fits behind `buffer`, which the lock makes ours; no copy is under
+            // way.
             unsafe { core::ptr::copy_nonoverlapping(piece.as_ptr(), buffer, piece.len()) };
-            // SAFETY: both ranges are mapped (the device's by this function's requirement) until the wait below.
+            // SAFETY: both ranges are mapped (the device's by this function's requirement) until
+            // the wait below.
             library.check("cuMemcpyHtoDAsync", unsafe {
                 (library.cuMemcpyHtoDAsync_v2)(
                     to,
@@ -112,7 +115,8 @@ impl Cuda {
         while !rest.is_empty() {
             let (buffer, most) = staging.buffer(from);
             let (piece, later) = rest.split_at_mut(rest.len().min(most));
-            // SAFETY: both ranges are mapped (the device's by this function's requirement) until the wait below.
+            // SAFETY: both ranges are mapped (the device's by this function's requirement) until
+            // the wait below.
             library.check("cuMemcpyDtoHAsync", unsafe {
                 (library.cuMemcpyDtoHAsync_v2)(
                     buffer.cast::<c_void>(),

@@ -94,7 +94,8 @@ impl Cuda {
         data: *mut c_void,
     ) -> Result<()> {
         let library = self.enter()?;
-        // SAFETY: a live stream, by its type; callback and data fit, by this function's requirement.
+        // SAFETY: a live stream, by its type; callback and data fit, by this function's
+        // requirement.
         library.check("cuLaunchHostFunc", unsafe {
             (library.cuLaunchHostFunc)(raw(stream), Some(callback), data)
         })

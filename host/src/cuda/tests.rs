@@ -51,7 +51,8 @@ fn another_library_lacks_a_symbol() {
 
 #[test]
 fn opening_never_panics() {
-    // On a machine without a driver this is the error of the absent driver; with one, there are devices.
+    // On a machine without a driver this is the error of the absent driver; with one, there are
+    // devices.
     match devices() {
         Ok(devices) => assert!(!devices.is_empty()),
         Err(error) => assert!(no_device(error).contains("driver")),

@@ -106,7 +106,8 @@ impl<'a> Physical<'a> {
 
 impl Drop for Physical<'_> {
     fn drop(&mut self) {
-        // SAFETY: the handle is this value's own. It is on the way out of a failure that is reported.
+        // SAFETY: the handle is this value's own. It is on the way out of a failure that is
+        // reported.
         let _ = unsafe { (self.library.cuMemRelease)(self.handle) };
     }
 }
@@ -161,8 +162,9 @@ pub(super) unsafe fn unmap(library: &Library, address: u64, bytes: u64) -> Resul
     unmapped.and(freed)
 }
 
-/// What another process imports: a fabric handle where there are such, since it serves both this host and others;
-/// else a file descriptor. `handles` are the types that the memory was created with.
+/// What another process imports: a fabric handle where there are such, since it serves both this
+/// host and others; else a file descriptor. `handles` are the types that the memory was created
+/// with.
 pub(super) fn export(
     library: &Library,
     handle: sys::CUmemGenericAllocationHandle,
@@ -205,7 +207,8 @@ pub(super) fn export(
     }
     // SAFETY: the descriptor is fresh, and ours to close.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    // SAFETY: an open descriptor. A child that inherits it would keep the memory; nothing else is lost if this fails.
+    // SAFETY: an open descriptor. A child that inherits it would keep the memory; nothing else is
+    // lost if this fails.
     unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
     Ok(Export::Descriptor(descriptor))
 }
@@ -243,8 +246,8 @@ pub(super) fn import<'a>(library: &'a Library, import: Import<'_>) -> Result<Phy
     Ok(Physical::new(library, handle))
 }
 
-/// Whether memory with these types of handles, one of them fabric handles, can be created, exported and imported: the
-/// device may have them and the process no right to them (no IMEX channel).
+/// Whether memory with these types of handles, one of them fabric handles, can be created, exported
+/// and imported: the device may have them and the process no right to them (no IMEX channel).
 pub(super) fn probe_fabric(
     library: &Library,
     device: sys::CUdevice,

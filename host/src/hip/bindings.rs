@@ -1,9 +1,10 @@
 //! Types and constants of `hip_runtime_api.h`, as ROCm 6 and 7 have them.
 //!
-//! With the feature `hip-prototypes` the types are those of the crate `cubecl-hip-sys`, which bindgen made from
-//! AMD's headers; the compiler then compares every prototype and every call of this module with them, and tests
-//! compare constants and layouts. Otherwise that crate is not needed: its wrappers end the process where
-//! a symbol is missing, and it does not build beside a ROCm whose version it does not list.
+//! With the feature `hip-prototypes` the types are those of the crate `cubecl-hip-sys`, which
+//! bindgen made from AMD's headers; the compiler then compares every prototype and every call of
+//! this module with them, and tests compare constants and layouts. Otherwise that crate is not
+//! needed: its wrappers end the process where a symbol is missing, and it does not build beside a
+//! ROCm whose version it does not list.
 
 #![allow(non_camel_case_types)]
 
@@ -16,7 +17,8 @@ pub(super) use cubecl_hip_sys::{
     hipUserObject_t,
 };
 
-/// What the library fills for `hipGetDevicePropertiesR0600`: only the size and one member matter here.
+/// What the library fills for `hipGetDevicePropertiesR0600`: only the size and one member matter
+/// here.
 #[cfg(feature = "hip-prototypes")]
 pub(super) type Prop = cubecl_hip_sys::hipDeviceProp_tR0600;
 
@@ -76,7 +78,8 @@ pub(super) use self::types::{
     hipUserObject_t,
 };
 
-/// Bytes of `hipDeviceProp_tR0600`, the same from ROCm 6.0 on: new members take from its reserved words.
+/// Bytes of `hipDeviceProp_tR0600`, the same from ROCm 6.0 on: new members take from its reserved
+/// words.
 pub(super) const PROP_BYTES: usize = 1472;
 /// Where its `gcnArchName` begins.
 pub(super) const PROP_ARCHITECTURE: usize = 1160;

@@ -54,7 +54,8 @@ impl Hip {
         self.functions.check("hipSetDevice", status)
     }
 
-    /// As [`Hip::current`]; until the result is dropped, the thread may make calls that a capture forbids.
+    /// As [`Hip::current`]; until the result is dropped, the thread may make calls that a capture
+    /// forbids.
     pub(super) fn relaxed(&self) -> Result<RelaxedCapture> {
         self.current()?;
         RelaxedCapture::enter(self.functions)

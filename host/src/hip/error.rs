@@ -12,8 +12,8 @@ pub(super) const LIBRARY: &str = "HIP";
 impl Functions {
     /// `Ok` for success; else the error of `call`.
     ///
-    /// The run time keeps the thread's latest error for `hipGetLastError`, where other code of the process (PyTorch
-    /// after each launch) would take ours for its own: it is taken out here.
+    /// The run time keeps the thread's latest error for `hipGetLastError`, where other code of the
+    /// process (PyTorch after each launch) would take ours for its own: it is taken out here.
     pub(super) fn check(&self, call: &'static str, status: hipError_t) -> Result<()> {
         if status == hip::SUCCESS {
             return Ok(());

@@ -1,6 +1,7 @@
-//! A fake of the run time for tests without a GPU: its memory is the host's, streams do their work at once, and it
-//! refuses what the documentation forbids, where the driver could do so in silence: calls without the device or during a
-//! capture, ranges outside of allocations, the null stream, flags.
+//! A fake of the run time for tests without a GPU: its memory is the host's, streams do their work
+//! at once, and it refuses what the documentation forbids, where the driver could do so in silence:
+//! calls without the device or during a capture, ranges outside of allocations, the null stream,
+//! flags.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};

@@ -10,8 +10,8 @@ use crate::Result;
 use crate::gpu::driver::{Callback, CaptureStatus, RawGraph, RawGraphExec, RawStream};
 
 impl Hip {
-    /// Other threads go on as they like; this one may not allocate, free or wait by calls of its own until the capture ends
-    /// (those of this driver may be made), and has to end it.
+    /// Other threads go on as they like; this one may not allocate, free or wait by calls of its
+    /// own until the capture ends (those of this driver may be made), and has to end it.
     pub(super) fn begin_capture(&self, stream: RawStream) -> Result<()> {
         self.current()?;
         // SAFETY: the run time checks handle and mode.

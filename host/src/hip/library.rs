@@ -1,4 +1,5 @@
-//! The run time's library, opened when it is first needed, with the functions that this crate calls.
+//! The run time's library, opened when it is first needed, with the functions that this crate
+//! calls.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::fmt;
@@ -159,8 +160,8 @@ fn folders() -> Vec<PathBuf> {
         .collect()
 }
 
-/// A copy that the process has already (PyTorch brings its own) goes first, since two run times in one process
-/// do not know each other's memory; then the folders, then the loader's own search.
+/// A copy that the process has already (PyTorch brings its own) goes first, since two run times in
+/// one process do not know each other's memory; then the folders, then the loader's own search.
 fn open(names: &[&str], folders: &[PathBuf]) -> Result<Functions> {
     let mut tried = Vec::new();
     let loaded = names
@@ -196,7 +197,8 @@ fn load(path: &Path, flag: c_int) -> core::result::Result<Library, String> {
     })
 }
 
-/// What is said where there is no run time. A library that is there but cannot be loaded is worth its reason.
+/// What is said where there is no run time. A library that is there but cannot be loaded is worth
+/// its reason.
 fn absent(tried: &[String]) -> Error {
     let reasons = tried
         .iter()

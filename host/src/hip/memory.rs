@@ -1,13 +1,14 @@
 //! Memory of the GPU and page-locked memory, sharing by IPC, and copies beside whatever runs.
 //!
-//! Memory that peers use is **uncached** (`hipDeviceMallocUncached`), not merely fine-grained: a kernel polls words that
-//! another GPU writes while it runs. HIP promises coherence of ordinary (coarse-grained) device memory at
-//! synchronisations only, not within a kernel: the owner's L2 may keep a word for as long. Of the two kinds that are
-//! coherent within kernels, the libraries that do the same took the stricter: RCCL allocates what its kernels
-//! poll as uncached (its builds define `HIP_UNCACHED_MEMORY` because kernels on MI300 would hang without), vLLM's all-reduce
-//! does so for its signals because of MI200, and rocSHMEM can have its symmetric heap so. It is right with any
-//! fence that is right for fine-grained memory, at the price of slower local reads; data that only this GPU uses is
-//! [`MemoryKind::Private`].
+//! Memory that peers use is **uncached** (`hipDeviceMallocUncached`), not merely fine-grained: a
+//! kernel polls words that another GPU writes while it runs. HIP promises coherence of ordinary
+//! (coarse-grained) device memory at synchronisations only, not within a kernel: the owner's L2 may
+//! keep a word for as long. Of the two kinds that are coherent within kernels, the libraries that
+//! do the same took the stricter: RCCL allocates what its kernels poll as uncached (its builds
+//! define `HIP_UNCACHED_MEMORY` because kernels on MI300 would hang without), vLLM's all-reduce
+//! does so for its signals because of MI200, and rocSHMEM can have its symmetric heap so. It is
+//! right with any fence that is right for fine-grained memory, at the price of slower local reads;
+//! data that only this GPU uses is [`MemoryKind::Private`].
 
 use core::ffi::{c_char, c_uint, c_void};
 use core::ops::Range;
@@ -23,8 +24,8 @@ use crate::gpu::driver::{
 
 /// Granularity of private memory: a page.
 const PRIVATE_GRANULARITY: u64 = 4096;
-/// Granularity of shared memory: what the run time maps as one piece. Smaller allocations come from blocks that it
-/// divides, and IPC would show all of such a block to the peer.
+/// Granularity of shared memory: what the run time maps as one piece. Smaller allocations come from
+/// blocks that it divides, and IPC would show all of such a block to the peer.
 const SHARED_GRANULARITY: u64 = 2 << 20;
 /// Bytes of the page-locked copy buffer.
 const STAGING_BYTES: usize = 1 << 20;
@@ -112,7 +113,8 @@ impl Hip {
         let pointer = memory.address as *mut c_void;
         match memory.origin {
             Origin::Whole => {
-                // SAFETY: it came from hipMalloc or hipExtMallocWithFlags; the rest is the caller's promise.
+                // SAFETY: it came from hipMalloc or hipExtMallocWithFlags; the rest is the caller's
+                // promise.
                 let status = unsafe { (self.functions.hipFree)(pointer) };
                 self.functions.check("hipFree", status)
             }
@@ -134,8 +136,8 @@ impl Hip {
             .map(|(export, _, _)| export)
     }
 
-    /// The handle is that of the allocation, so that opening it gives its base: HIP's handles of an address within would
-    /// open at that address.
+    /// The handle is that of the allocation, so that opening it gives its base: HIP's handles of an
+    /// address within would open at that address.
     pub(super) fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)> {
         let _relaxed = self.relaxed()?;
         let (base, bytes) = self.range(address)?;
@@ -256,7 +258,8 @@ impl Hip {
         for piece in Pieces::new(to, from.len()) {
             let buffer = (staging.host + piece.staging) as *mut u8;
             let bytes = &from[piece.range.clone()];
-            // SAFETY: a piece fits into the buffer; the lock makes it ours, and no copy is under way.
+            // SAFETY: a piece fits into the buffer; the lock makes it ours, and no copy is under
+            // way.
             unsafe { buffer.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             let target = (to + piece.range.start as u64) as *mut c_void;
             // SAFETY: the buffer stays; the caller promises the device's memory.
@@ -284,7 +287,8 @@ impl Hip {
             let buffer = (staging.host + piece.staging) as *mut u8;
             let source = (from + piece.range.start as u64) as *const c_void;
             let bytes = &mut to[piece.range];
-            // SAFETY: a piece fits into the buffer, which the lock makes ours; the caller promises the device's memory.
+            // SAFETY: a piece fits into the buffer, which the lock makes ours; the caller promises
+            // the device's memory.
             let status = unsafe {
                 (self.functions.hipMemcpyAsync)(
                     buffer.cast(),
@@ -339,8 +343,9 @@ fn rounded(bytes: u64, granularity: u64) -> Option<(u64, usize)> {
     Some((bytes, usize::try_from(bytes).ok()?))
 }
 
-/// How a range of device memory goes through the buffer: at the same offset within [`STAGING_ALIGNMENT`] bytes in both,
-/// and cut at such offsets only, so that no aligned word is cut, and engines move aligned bursts.
+/// How a range of device memory goes through the buffer: at the same offset within
+/// [`STAGING_ALIGNMENT`] bytes in both, and cut at such offsets only, so that no aligned word is
+/// cut, and engines move aligned bursts.
 #[derive(Debug)]
 struct Pieces {
     address: u64,

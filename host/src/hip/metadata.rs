@@ -1,8 +1,9 @@
-//! What a code object says about its kernels: an ELF file with a note of MessagePack (LLVM's AMDGPU user guide, "Code
-//! Object Metadata"). HIP does not give the offsets of arguments to the host, so they are read here.
+//! What a code object says about its kernels: an ELF file with a note of MessagePack (LLVM's AMDGPU
+//! user guide, "Code Object Metadata"). HIP does not give the offsets of arguments to the host, so
+//! they are read here.
 //!
-//! The library finds the end of an image by the image's own headers. They are checked before it sees them: all
-//! parts lie within the bytes that are there.
+//! The library finds the end of an image by the image's own headers. They are checked before it
+//! sees them: all parts lie within the bytes that are there.
 
 use core::ops::Range;
 use std::collections::HashMap;
@@ -14,7 +15,8 @@ use serde::Deserialize;
 pub(super) struct CodeObject {
     /// `amdgcn-amd-amdhsa--gfx942`, with features where it was built for some.
     pub(super) target: Option<String>,
-    /// Offset and size of each explicit argument, by the kernel's name; `None` where there is no metadata.
+    /// Offset and size of each explicit argument, by the kernel's name; `None` where there is no
+    /// metadata.
     pub(super) kernels: Option<HashMap<String, Vec<(usize, usize)>>>,
 }
 

@@ -4,7 +4,8 @@ use super::*;
 
 const IMAGE: &[u8] = include_bytes!("fixtures/vocab-argmax-gfx942.co");
 
-/// Arguments of the kernel in [`IMAGE`]: constants, call, rows, columns, timeout, logits, keys, winners.
+/// Arguments of the kernel in [`IMAGE`]: constants, call, rows, columns, timeout, logits, keys,
+/// winners.
 fn expected() -> Vec<(usize, usize)> {
     (0..8).map(|at| (8 * at, 8)).collect()
 }
@@ -39,7 +40,8 @@ fn every_truncation_is_refused() {
     parse(IMAGE).unwrap();
 }
 
-/// Every single byte of headers and note takes other values: no panic, and either an error or an answer.
+/// Every single byte of headers and note takes other values: no panic, and either an error or an
+/// answer.
 #[test]
 fn damage_does_no_harm() {
     let note_end = find(IMAGE, b"amdhsa.version") + 64;

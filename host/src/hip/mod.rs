@@ -1,8 +1,8 @@
 //! AMD GPUs, by the HIP run time of ROCm 6 or 7 (`libamdhip64.so`), opened when it is first needed.
 //!
-//! None of this has been executed on a GPU yet: prototypes, constants and layouts are compared with AMD's headers by the
-//! feature `hip-prototypes`, the order of calls is tested with a fake of the library, and the rest was
-//! reviewed against HIP's documentation and source:
+//! None of this has been executed on a GPU yet: prototypes, constants and layouts are compared with
+//! AMD's headers by the feature `hip-prototypes`, the order of calls is tested with a fake of the
+//! library, and the rest was reviewed against HIP's documentation and source:
 //!
 //! | function | rule | how it is kept |
 //! |---|---|---|
@@ -28,8 +28,9 @@
 //! | `hipUserObjectCreate` | flags must be `hipUserObjectNoDestructorSync` | so they are; the one reference moves to the graph |
 //! | `hipGraphInstantiateWithFlags` | clones the graph, with its user objects | nothing else keeps them |
 //!
-//! AMD GPUs have no clusters, no multicast, and no launch that begins before the kernel before it has ended: the
-//! first are refused, a dependent launch is an ordinary one. Memory goes to other processes by IPC handles.
+//! AMD GPUs have no clusters, no multicast, and no launch that begins before the kernel before it
+//! has ended: the first are refused, a dependent launch is an ordinary one. Memory goes to other
+//! processes by IPC handles.
 
 mod bindings;
 mod device;
@@ -58,8 +59,8 @@ use crate::gpu::driver::{Driver, Properties};
 /// The GPU of that number, opened once in a process.
 ///
 /// # Errors
-/// `Error::NoDevice` where there is no HIP run time or no such GPU, `Error::Driver` where the run time is too old or
-/// refuses something.
+/// `Error::NoDevice` where there is no HIP run time or no such GPU, `Error::Driver` where the run
+/// time is too old or refuses something.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     static OPENED: Mutex<BTreeMap<u32, Arc<Hip>>> = Mutex::new(BTreeMap::new());
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);

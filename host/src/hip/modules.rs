@@ -39,7 +39,8 @@ impl Hip {
         bytemuck::cast_slice_mut(&mut words)[..image.len()].copy_from_slice(image);
         let _relaxed = self.relaxed()?;
         let mut module: hipModule_t = ptr::null_mut();
-        // SAFETY: `module` is writable; all parts that the image's headers name lie within it, and it stays.
+        // SAFETY: `module` is writable; all parts that the image's headers name lie within it, and
+        // it stays.
         let status = unsafe {
             (self.functions.hipModuleLoadData)(&mut module, words.as_ptr().cast::<c_void>())
         };
@@ -157,8 +158,8 @@ impl Hip {
         Ok(u32::try_from(blocks).unwrap_or_default())
     }
 
-    /// `dependent` changes nothing: HIP has no launch that begins before the kernel before it has ended, and a kernel
-    /// that waits for that kernel's memory finds it complete.
+    /// `dependent` changes nothing: HIP has no launch that begins before the kernel before it has
+    /// ended, and a kernel that waits for that kernel's memory finds it complete.
     ///
     /// # Safety
     /// As `Driver::launch`.
@@ -181,7 +182,8 @@ impl Hip {
         };
         if shape.cooperative {
             let capture = self.growing_graph(raw)?;
-            // SAFETY: the caller promises function, stream and arguments; the run time copies the arguments.
+            // SAFETY: the caller promises function, stream and arguments; the run time copies the
+            // arguments.
             let status = unsafe {
                 (self.functions.hipModuleLaunchCooperativeKernel)(
                     function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments,
@@ -201,7 +203,8 @@ impl Hip {
             }
             return Ok(());
         }
-        // SAFETY: the caller promises function, stream and arguments; the run time copies the arguments.
+        // SAFETY: the caller promises function, stream and arguments; the run time copies the
+        // arguments.
         let status = unsafe {
             (self.functions.hipModuleLaunchKernel)(
                 function,
@@ -248,8 +251,8 @@ fn launchable(shape: &LaunchShape) -> Result<(), String> {
     Ok(())
 }
 
-/// The arguments of a kernel by its metadata. A kernel that the run time finds and the metadata does not name would be
-/// launched without its layout checked.
+/// The arguments of a kernel by its metadata. A kernel that the run time finds and the metadata
+/// does not name would be launched without its layout checked.
 fn arguments(object: &CodeObject, name: &CStr) -> Result<Arguments, String> {
     let Some(kernels) = &object.kernels else {
         return Ok(None);

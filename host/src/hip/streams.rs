@@ -59,8 +59,8 @@ impl Hip {
         self.functions.check("hipLaunchHostFunc", status)
     }
 
-    /// Whether such a wait can be captured, and on what memory it takes the command processor and not a small kernel, is the run
-    /// time's affair: it says so where it cannot.
+    /// Whether such a wait can be captured, and on what memory it takes the command processor and
+    /// not a small kernel, is the run time's affair: it says so where it cannot.
     ///
     /// # Safety
     /// As `Driver::wait_value`.

@@ -26,7 +26,8 @@ fn fail(call: &'static str, status: hip::hipError_t) {
     fake::with(|state| state.fail.set(Some((call, status))));
 }
 
-/// What must hold after every method: the thread's mode is as it was, and no error of ours is left for others.
+/// What must hold after every method: the thread's mode is as it was, and no error of ours is left
+/// for others.
 fn check_thread() {
     fake::with(|state| {
         assert_eq!(state.mode.get(), 0);
@@ -385,7 +386,8 @@ fn graphs_call_back_when_they_took_the_data() {
     check_thread();
 }
 
-/// On a machine with ROCm: memory, a stream, a captured copy, and a code object that must be refused or loaded.
+/// On a machine with ROCm: memory, a stream, a captured copy, and a code object that must be
+/// refused or loaded.
 #[test]
 #[ignore = "needs an AMD GPU"]
 fn on_a_gpu() {

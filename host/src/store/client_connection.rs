@@ -30,8 +30,9 @@ impl Greeting {
 /// Identifies this end as a store client, and checks that the other end is a store server.
 pub(super) fn greet(connection: &mut TcpStream, greeting: Greeting) -> io::Result<()> {
     static NONCE: AtomicU32 = AtomicU32::new(0);
-    // An old server takes these bytes for a key and its length. The three at the front are the upper
-    // ones of that length: it has to be absurd, so that the server hangs up and does not allocate.
+    // An old server takes these bytes for a key and its length. The three at the front are the
+    // upper ones of that length: it has to be absurd, so that the server hangs up and does not
+    // allocate.
     let nonce = (NONCE.fetch_add(1, Ordering::Relaxed) << 24) | 0x00FF_FFFF;
     let request = Writer::to(greeting.dialect());
     let hello = |request: Writer| request.then(Query::Validate).u32(wire::VALIDATION_MAGIC);

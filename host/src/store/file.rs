@@ -32,8 +32,8 @@ const APPEND: u8 = 3;
 /// A store in a file that processes share. It lives as long as the file; the values in it survive a
 /// process that is killed.
 ///
-/// Use a new path for each job: keys of an earlier one would be taken for this one's. Over a network
-/// file system it needs locks that work (NFS version 4).
+/// Use a new path for each job: keys of an earlier one would be taken for this one's. Over a
+/// network file system it needs locks that work (NFS version 4).
 #[derive(Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -257,7 +257,8 @@ impl<'a> FileLock<'a> {
 
 impl Drop for FileLock<'_> {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is that of a live file. Unlocking a lock that is held does not fail.
+        // SAFETY: the descriptor is that of a live file. Unlocking a lock that is held does not
+        // fail.
         unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
 }

@@ -1,4 +1,5 @@
-//! Bytes that no client of ours would send: random ones, and valid requests with a few bytes changed.
+//! Bytes that no client of ours would send: random ones, and valid requests with a few bytes
+//! changed.
 
 use std::fs;
 use std::io::Write;

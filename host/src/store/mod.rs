@@ -119,8 +119,8 @@ pub trait Store: Send + Sync + fmt::Debug {
             .try_for_each(|(key, value)| self.set(key, value))
     }
 
-    /// How many keys there are, also those outside of a prefix. A server of PyTorch counts one key of
-    /// its own for each `TCPStore` that was given a world size.
+    /// How many keys there are, also those outside of a prefix. A server of PyTorch counts one key
+    /// of its own for each `TCPStore` that was given a world size.
     ///
     /// # Errors
     /// [`Error::Store`](crate::Error::Store) when the store cannot count, or cannot be reached.

@@ -1,9 +1,9 @@
 //! A secret that clients and server share, and how each shows the other that it has it.
 //!
-//! The client sends [`HELLO`] and a nonce; the server answers [`ACCEPTED`], a nonce of its own and a
-//! proof; the client sends its proof, and the server answers [`ACCEPTED`]. A proof is HMAC-SHA256 over
-//! the role and both nonces, so neither can be used again or sent back. What follows is neither
-//! encrypted nor signed.
+//! The client sends [`HELLO`] and a nonce; the server answers [`ACCEPTED`], a nonce of its own and
+//! a proof; the client sends its proof, and the server answers [`ACCEPTED`]. A proof is HMAC-SHA256
+//! over the role and both nonces, so neither can be used again or sent back. What follows is
+//! neither encrypted nor signed.
 
 use core::fmt;
 use std::io;

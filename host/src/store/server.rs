@@ -50,8 +50,9 @@ struct Counters {
 }
 
 /// Serves a table to [`TcpStore`](super::TcpStore) clients and to PyTorch's `TCPStore` clients of
-/// the same byte order: those of PyTorch 2.1 and later, and those before, which number their requests
-/// otherwise. The first bytes of a connection show which. `watch_key` of old clients is not served.
+/// the same byte order: those of PyTorch 2.1 and later, and those before, which number their
+/// requests otherwise. The first bytes of a connection show which. `watch_key` of old clients is
+/// not served.
 ///
 /// The server runs on a thread of its own and stops when this value is dropped; clients that are
 /// connected then get errors. Without a secret there is no authentication: whoever reaches the
@@ -76,7 +77,8 @@ impl TcpStoreServer {
         Self::bind_with(address, StoreSecret::from_env())
     }
 
-    /// As [`TcpStoreServer::bind`], with this secret, or none. With one, clients of PyTorch are refused.
+    /// As [`TcpStoreServer::bind`], with this secret, or none. With one, clients of PyTorch are
+    /// refused.
     ///
     /// # Errors
     /// As [`TcpStoreServer::bind`].
@@ -166,8 +168,9 @@ const FIRST_CLIENT: Token = LISTENERS + MAX_LISTENERS as Token;
 /// Addresses of one name that are listened at.
 const MAX_LISTENERS: usize = 16;
 
-/// Listens at every address that `address` means, for clients may see the IPv6 one or the IPv4 one. An
-/// address that this host has not is left out, unless it is the only one. Of port 0, one address.
+/// Listens at every address that `address` means, for clients may see the IPv6 one or the IPv4 one.
+/// An address that this host has not is left out, unless it is the only one. Of port 0, one
+/// address.
 fn listen(address: impl ToSocketAddrs) -> io::Result<Vec<TcpListener>> {
     let mut bound = Vec::<TcpListener>::new();
     let mut taken = Vec::new();
@@ -179,8 +182,8 @@ fn listen(address: impl ToSocketAddrs) -> io::Result<Vec<TcpListener>> {
         match TcpListener::bind(address) {
             Ok(listener) => {
                 listener.set_nonblocking(true)?;
-                // SAFETY: the descriptor is that of a live listener; a second `listen` only sets the
-                // backlog.
+                // SAFETY: the descriptor is that of a live listener; a second `listen` only sets
+                // the backlog.
                 if unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) } != 0 {
                     return Err(io::Error::last_os_error());
                 }
@@ -297,7 +300,8 @@ impl Server {
         }
     }
 
-    /// Closes the oldest connection that has not sent one whole request; returns whether there was one.
+    /// Closes the oldest connection that has not sent one whole request; returns whether there was
+    /// one.
     fn evict(&mut self) -> bool {
         let silent = self
             .clients

@@ -386,8 +386,8 @@ fn values_of_a_queue_go_to_one_client_each() {
     answer(&mut b, Writer::default().i64(0));
 }
 
-/// The bytes that PyTorch 2.15's client sends for `list_keys` and `barrier`, and the answers that it
-/// reads (little-endian): the same for its libuv server and its plain one.
+/// The bytes that PyTorch 2.15's client sends for `list_keys` and `barrier`, and the answers that
+/// it reads (little-endian): the same for its libuv server and its plain one.
 #[test]
 #[cfg(target_endian = "little")]
 fn list_keys_and_barrier_have_pytorchs_bytes() {
@@ -549,8 +549,8 @@ fn a_secret_is_wanted_from_both_sides() {
     assert_eq!(store.get("k", SHORT).unwrap(), b"v");
 }
 
-/// A stranger cannot fill the memory of rank 0: neither by values that stay, nor by requests that it
-/// never finishes, nor by keys that it waits for.
+/// A stranger cannot fill the memory of rank 0: neither by values that stay, nor by requests that
+/// it never finishes, nor by keys that it waits for.
 #[test]
 fn a_server_without_a_secret_bounds_what_it_keeps() {
     let hello = || {

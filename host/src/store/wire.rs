@@ -5,9 +5,9 @@
 //! length is checked against a limit before any memory is reserved for it.
 //!
 //! There are two numberings ([`Dialect`]). Since PyTorch 2.1 the first request of a connection is
-//! [`Query::Validate`] with [`VALIDATION_MAGIC`]; before, there was no such request, and the numbers
-//! before that of `DELETE_KEY` are one less. [`dialect`] distinguishes them: read as a length of an
-//! old `SET`, the magic number is beyond every limit.
+//! [`Query::Validate`] with [`VALIDATION_MAGIC`]; before, there was no such request, and the
+//! numbers before that of `DELETE_KEY` are one less. [`dialect`] distinguishes them: read as a
+//! length of an old `SET`, the magic number is beyond every limit.
 
 /// What the first request of a connection carries.
 pub(super) const VALIDATION_MAGIC: u32 = 0x3C85_F7CE;

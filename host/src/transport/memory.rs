@@ -33,9 +33,9 @@ impl Header {
     /// The header at the start of a segment of at least [`DATA_OFFSET`] bytes.
     pub(super) fn of(segment: &Segment) -> &Self {
         assert!(segment.bytes() >= DATA_OFFSET as u64);
-        // SAFETY: the segment is mapped while it is borrowed, page aligned and long enough (asserted
-        // above); it is zeroed or written by peers through atomics only, and every bit pattern is
-        // valid for atomics.
+        // SAFETY: the segment is mapped while it is borrowed, page aligned and long enough
+        // (asserted above); it is zeroed or written by peers through atomics only, and every bit
+        // pattern is valid for atomics.
         unsafe { &*segment.ptr().cast::<Self>() }
     }
 }
@@ -426,7 +426,8 @@ impl StorageRange {
     }
 }
 
-/// A part of a [`Memory`] that a write takes its bytes from. Keeps the memory, not its registration.
+/// A part of a [`Memory`] that a write takes its bytes from. Keeps the memory, not its
+/// registration.
 #[derive(Clone, Debug)]
 pub struct View(pub(super) StorageRange);
 

@@ -2,15 +2,16 @@
 //!
 //! The seam lies at *write, read and notify*, not at a stream of bytes, because that is what the
 //! best providers do by themselves: a verbs provider's `write` is `IBV_WR_RDMA_WRITE`, with
-//! `_WITH_IMM` for a notification (ordered behind the earlier writes of its queue pair, as asked for
-//! here), `read` is `IBV_WR_RDMA_READ`, `wait_for_write` counts receive completions, and a polling
-//! thread finishes the [`Pending`]s from the completion queue. `bind` makes the queue pair and puts
-//! its address into the url (or behind a TCP listener, as here, where it does not fit); `connect`
-//! moves it to ready-to-send. The number in a [`RemoteKey`](super::RemoteKey) is then looked up once
-//! with the owner over the control connection, which answers with address and rkey, and the
-//! registration with the device is made at that time; a deregistration invalidates the rkey. A
-//! time-out moves the queue pair to the error state and waits for its flush before it is reported.
-//! Providers without one-sided operations serve requests with a thread, as those below do.
+//! `_WITH_IMM` for a notification (ordered behind the earlier writes of its queue pair, as asked
+//! for here), `read` is `IBV_WR_RDMA_READ`, `wait_for_write` counts receive completions, and a
+//! polling thread finishes the [`Pending`]s from the completion queue. `bind` makes the queue pair
+//! and puts its address into the url (or behind a TCP listener, as here, where it does not fit);
+//! `connect` moves it to ready-to-send. The number in a [`RemoteKey`](super::RemoteKey) is then
+//! looked up once with the owner over the control connection, which answers with address and rkey,
+//! and the registration with the device is made at that time; a deregistration invalidates the
+//! rkey. A time-out moves the queue pair to the error state and waits for its flush before it is
+//! reported. Providers without one-sided operations serve requests with a thread, as those below
+//! do.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr};
@@ -138,7 +139,8 @@ impl Provider for Tcp {
 
 /// Links between processes of one host and user. Memory of [`Memory::allocate`](super::Memory) is
 /// mapped by the peer, which copies into it by itself, on the caller's thread: such a write has
-/// ended when the call returns, and its time-out plays no part. Other memory is written through a Unix socket.
+/// ended when the call returns, and its time-out plays no part. Other memory is written through a
+/// Unix socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SharedMemory;
 

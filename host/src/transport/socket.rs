@@ -97,8 +97,8 @@ impl Socket {
     }
 }
 
-/// Who is at the other end of a Unix socket: who connected, or who listens there. The system vouches
-/// for it. The process id is 0 where this process' namespace has none for it.
+/// Who is at the other end of a Unix socket: who connected, or who listens there. The system
+/// vouches for it. The process id is 0 where this process' namespace has none for it.
 pub(crate) fn credentials(socket: &impl AsRawFd) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred {
         pid: 0,

@@ -6,8 +6,8 @@
 //!
 //! - once: [`Hello`], answered by [`Welcome`];
 //! - then [`Request`], a write followed by its payload;
-//! - answered by [`Answer`]: `Done` or `Refused` ends a request; before a read's end come any number
-//!   of `Data`, each followed by its payload.
+//! - answered by [`Answer`]: `Done` or `Refused` ends a request; before a read's end come any
+//!   number of `Data`, each followed by its payload.
 
 use super::url::Nonce;
 use crate::cpu::SegmentDescriptor;

@@ -1,7 +1,7 @@
 //! Every operation in every way to call it, over any communicator: torchcomms' conformance grid.
 //!
-//! A subject is a file; [`run`] goes through all of them on one rank. What a backend does not have is counted and
-//! shown ([`Tally`]), never left out in silence.
+//! A subject is a file; [`run`] goes through all of them on one rank. What a backend does not have
+//! is counted and shown ([`Tally`]), never left out in silence.
 
 mod collectives;
 mod comms;

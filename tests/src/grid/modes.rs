@@ -1,4 +1,5 @@
-//! The ways to call an operation: at once, enqueued, captured; with and without holding on to what it gives.
+//! The ways to call an operation: at once, enqueued, captured; with and without holding on to what
+//! it gives.
 
 use core::slice;
 

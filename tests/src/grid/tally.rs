@@ -76,7 +76,8 @@ impl Tally {
     }
 }
 
-/// The tallies of several runs, as a table: a line for each group and backend, a column for each way to run it.
+/// The tallies of several runs, as a table: a line for each group and backend, a column for each
+/// way to run it.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     runs: Vec<(String, String, Tally)>,

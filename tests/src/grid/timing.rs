@@ -43,7 +43,8 @@ fn barrier(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// A rank that is later than others poll, but not too late, does no harm: eager, enqueued, replayed.
+/// A rank that is later than others poll, but not too late, does no harm: eager, enqueued,
+/// replayed.
 fn late(grid: &mut Grid) -> Result<()> {
     grid.doing = "a late rank within the time-out".to_owned();
     let comm = grid.comm.with_timeout(Duration::from_secs(30));

@@ -1,5 +1,5 @@
-//! Ten thousand operations back to back: random sizes, types, algorithms, memory; one rank late each
-//! time; every result verified; epochs from 0 and from just below the values where words wrap.
+//! Ten thousand operations back to back: random sizes, types, algorithms, memory; one rank late
+//! each time; every result verified; epochs from 0 and from just below the values where words wrap.
 
 use core::time::Duration;
 use std::sync::Arc;

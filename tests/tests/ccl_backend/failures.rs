@@ -13,7 +13,8 @@ fn sum(comm: &Communicator) -> Result<()> {
     comm.all_reduce([1f32; 64].as_mut_slice(), ReduceOp::Sum)
 }
 
-/// The failure is the communicator's: every later call gives it, at once, and the library is not asked.
+/// The failure is the communicator's: every later call gives it, at once, and the library is not
+/// asked.
 fn assert_poisoned(comm: &Communicator, error: &Error) {
     let started = Instant::now();
     for later in [
@@ -80,8 +81,8 @@ fn a_late_rank_is_a_time_out() {
     assert_eq!(called(&fake, "ncclCommAbort"), [0, 1]);
 }
 
-/// A call's own time-out counts, also when it is shorter than that of the call before; enough time is no
-/// error.
+/// A call's own time-out counts, also when it is shorter than that of the call before; enough time
+/// is no error.
 #[test]
 fn a_calls_own_time_out() {
     let fake = Fake::new();

@@ -1,5 +1,5 @@
-//! The backends nccl, ncclx, rccl and rcclx over a fake of their libraries, whose ranks are threads on host
-//! memory and which records every call.
+//! The backends nccl, ncclx, rccl and rcclx over a fake of their libraries, whose ranks are threads
+//! on host memory and which records every call.
 
 mod failures;
 mod libraries;

@@ -33,8 +33,8 @@ fn bytes<T: Element>(values: &[T]) -> Vec<u8> {
         .collect()
 }
 
-/// What `rank` holds before reduction number `call`. Floats are such that every sum and product of eight
-/// ranks is exact in every type: libraries reduce in orders of their own.
+/// What `rank` holds before reduction number `call`. Floats are such that every sum and product of
+/// eight ranks is exact in every type: libraries reduce in orders of their own.
 fn exact(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let noise = fill(DType::U32, rank, call, count);
     let chosen = noise.chunks_exact(4).map(|word| {
@@ -209,7 +209,8 @@ impl Checks<'_> {
         Ok(())
     }
 
-    /// Sends and receives round a ring: by themselves, and as a batch, in which a rank sends to itself, too.
+    /// Sends and receives round a ring: by themselves, and as a batch, in which a rank sends to
+    /// itself, too.
     fn ring<T: Element>(&mut self, count: usize) -> Result<()> {
         let comm = self.comm;
         let (rank, size) = (comm.rank(), comm.size());

@@ -1,4 +1,5 @@
-//! Communicators made of others: parts, copies, adopted ones, and those of two libraries in one process.
+//! Communicators made of others: parts, copies, adopted ones, and those of two libraries in one
+//! process.
 
 use std::thread;
 

@@ -25,7 +25,8 @@ fn calls(fake: &Fake) -> BTreeMap<String, u64> {
 /// Times that the work is issued, for the average.
 const TIMES: u64 = 10;
 
-/// What one issue of `work` calls, in a stream that is busy meanwhile, so that nothing ends on its way.
+/// What one issue of `work` calls, in a stream that is busy meanwhile, so that nothing ends on its
+/// way.
 fn of(
     fake: &Fake,
     stream: &Stream,

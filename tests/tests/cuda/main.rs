@@ -1,5 +1,5 @@
-//! The CUDA device on a machine without a GPU: each test starts itself again as a process in which the executing fake
-//! of the driver library takes the place of `libcuda.so.1`.
+//! The CUDA device on a machine without a GPU: each test starts itself again as a process in which
+//! the executing fake of the driver library takes the place of `libcuda.so.1`.
 
 mod calls;
 mod peers;
@@ -18,7 +18,8 @@ use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// Runs `body` in a child process on the fake, with `environment`; it is test `test` of this binary.
+/// Runs `body` in a child process on the fake, with `environment`; it is test `test` of this
+/// binary.
 pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     if role().as_deref() == Some("fake") {
         assert!(fusewire_tests::device().is_gpu());

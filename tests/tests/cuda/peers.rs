@@ -1,4 +1,5 @@
-//! Ranks beside each other: blocks that would not be resident together, and memory that goes from process to process.
+//! Ranks beside each other: blocks that would not be resident together, and memory that goes from
+//! process to process.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -141,7 +142,8 @@ fn exchange(options: &Options) -> Result<()> {
     window.free()
 }
 
-/// Calls by which memory goes to another process, each with whether it was used: by descriptor, by IPC.
+/// Calls by which memory goes to another process, each with whether it was used: by descriptor, by
+/// IPC.
 fn ways() -> (bool, bool) {
     let fake = Fake::open().expect("the fake");
     let used = |name| fake.calls(name) > 0;
@@ -218,7 +220,8 @@ fn adopted(options: &Options) -> Result<()> {
     assert!(comm.window_addr(&x).is_err());
     comm.barrier()?;
     sums(&comm, &x, "adopted, staged again")?;
-    // What was captured went through the registration, and does not fall back to staging: it fails without it.
+    // What was captured went through the registration, and does not fall back to staging: it fails
+    // without it.
     let failed = graph.run(comm.stream()).expect_err("the window is gone");
     assert!(matches!(failed, Error::Failed(_)), "{failed}");
     drop((graph, comm));

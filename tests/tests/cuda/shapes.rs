@@ -1,4 +1,5 @@
-//! Shapes and attributes of users' launches: what arrives at the driver, and what is refused before.
+//! Shapes and attributes of users' launches: what arrives at the driver, and what is refused
+//! before.
 
 use fusewire::{
     Communicator, DType, Device, Error, LaunchAttributes, ReduceOp, Result, Tensor, Work,
@@ -36,7 +37,8 @@ impl Rounding {
             seed: 1,
         };
         let tensors = [Some(&self.source), Some(&self.target), None];
-        // SAFETY: the tensors have room for `COUNT` elements, and the kernel touches nothing of the communicator's.
+        // SAFETY: the tensors have room for `COUNT` elements, and the kernel touches nothing of the
+        // communicator's.
         unsafe { comm.launch_shaped(&QUANTIZE, params, tensors, attributes) }
     }
 

@@ -1,4 +1,5 @@
-//! Ranks that are late, dead or aborted: bounded errors with the library's message, and the same ones after.
+//! Ranks that are late, dead or aborted: bounded errors with the library's message, and the same
+//! ones after.
 
 use core::time::Duration;
 use std::sync::Barrier;

@@ -1,5 +1,5 @@
-//! Backends that are loaded at run time: the sample one through every operation, and libraries that must be
-//! refused.
+//! Backends that are loaded at run time: the sample one through every operation, and libraries that
+//! must be refused.
 
 mod failures;
 mod operations;

@@ -1,4 +1,5 @@
-//! Libraries that are no backends, or of another version: an error with path, what was found, what is expected.
+//! Libraries that are no backends, or of another version: an error with path, what was found, what
+//! is expected.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -118,8 +119,8 @@ fn a_missing_file() {
     );
 }
 
-/// The table of a newer minor version is taken; what the library says of its failure arrives, and what it was
-/// given arrived there.
+/// The table of a newer minor version is taken; what the library says of its failure arrives, and
+/// what it was given arrived there.
 #[test]
 fn a_message_of_the_library() {
     let path = build("message", &["-DTHE_BYTES=(sizeof(FusewireBackendTable)+8)"]);

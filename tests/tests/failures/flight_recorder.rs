@@ -1,9 +1,10 @@
-//! Dumps of the flight recorder: written by themselves when a communicator fails, and read by PyTorch's analyser.
+//! Dumps of the flight recorder: written by themselves when a communicator fails, and read by
+//! PyTorch's analyser.
 //!
-//! The analyser is `torch.distributed.flight_recorder.fr_trace` (PyTorch 2.10 or later), run by `python3`.
-//! `FUSEWIRE_FR_TRACE` names a folder that is put before Python's path. It needs nothing else of PyTorch: the folder
-//! may have `torch/distributed/flight_recorder` out of any wheel beside an empty `torch/__init__.py` and
-//! an empty `torch/distributed/__init__.py` (and `tabulate`).
+//! The analyser is `torch.distributed.flight_recorder.fr_trace` (PyTorch 2.10 or later), run by
+//! `python3`. `FUSEWIRE_FR_TRACE` names a folder that is put before Python's path. It needs nothing
+//! else of PyTorch: the folder may have `torch/distributed/flight_recorder` out of any wheel beside
+//! an empty `torch/__init__.py` and an empty `torch/distributed/__init__.py` (and `tabulate`).
 
 use core::time::Duration;
 use std::fs;
@@ -43,7 +44,8 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// What the analyser says of the dumps `fw_<rank>` in `folder`, or `None` where there is no analyser.
+/// What the analyser says of the dumps `fw_<rank>` in `folder`, or `None` where there is no
+/// analyser.
 fn fr_trace(folder: &Path, arguments: &[&str]) -> Option<String> {
     let run = |arguments: &[&str]| {
         let mut command = Command::new("python3");

@@ -65,8 +65,8 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
                     if let Err(error) = graph.run(&streams[which]) {
                         return (i, Some(error));
                     }
-                    // Graphs of ranks pair up in any order, but only equal ones: every rank's i-th replay of
-                    // this graph is the same one.
+                    // Graphs of ranks pair up in any order, but only equal ones: every rank's i-th
+                    // replay of this graph is the same one.
                     let expected = value * ranks as f32;
                     let got = y.to_vec::<f32>().expect("its type");
                     assert!(
@@ -91,7 +91,8 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
                         assert_eq!(failure.kind, FailureKind::Overlap, "{failure}");
                         overlaps += 1;
                     }
-                    // Ranks that replay in different orders wait for each other or call different things.
+                    // Ranks that replay in different orders wait for each other or call different
+                    // things.
                     Some(Error::Timeout(_) | Error::Mismatch(_)) => {}
                     Some(other) => panic!("{other}"),
                 }

@@ -45,7 +45,8 @@ fn step(
     }
 }
 
-/// A child: operations without end, until one fails; then what the failure says and what later calls say.
+/// A child: operations without end, until one fails; then what the failure says and what later
+/// calls say.
 fn stream_of_operations() -> bool {
     if role().as_deref() != Some("stream") {
         return false;
@@ -340,7 +341,8 @@ fn a_rank_that_never_calls_is_named() {
 
 #[test]
 fn the_slowest_is_blamed_and_not_whom_it_holds_up() {
-    // Rank 1 waits in the second operation for rank 2, which never calls it; rank 0 is two ahead of 2.
+    // Rank 1 waits in the second operation for rank 2, which never calls it; rank 0 is two ahead of
+    // 2.
     let results = run_threads(3, &options(), |comm| {
         let mut x = [1f32; 8];
         comm.barrier()?;

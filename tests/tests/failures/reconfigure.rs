@@ -1,4 +1,5 @@
-//! New members for a communicator: identity, shrink, grow, merge, split, after an abort and after a death.
+//! New members for a communicator: identity, shrink, grow, merge, split, after an abort and after a
+//! death.
 
 use core::time::Duration;
 use std::sync::{Arc, Barrier};

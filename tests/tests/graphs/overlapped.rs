@@ -1,8 +1,8 @@
-//! Graphs of an operation and the computation beside it: each replay finds its own contents, chunk by chunk and tile by tile,
-//! and the checks find it out where one does not.
+//! Graphs of an operation and the computation beside it: each replay finds its own contents, chunk
+//! by chunk and tile by tile, and the checks find it out where one does not.
 //!
-//! The computation is a copy of each chunk, right behind the wait for its word, by a communicator of one rank on the
-//! compute stream: so it is the same on every device.
+//! The computation is a copy of each chunk, right behind the wait for its word, by a communicator
+//! of one rank on the compute stream: so it is the same on every device.
 
 use core::time::Duration;
 
@@ -15,12 +15,14 @@ use super::all;
 const COUNT: usize = 700;
 const CHUNK: usize = 256;
 
-/// Replays: as many on every device, since what they look for is rare; fewer where a launch takes long.
+/// Replays: as many on every device, since what they look for is rare; fewer where a launch takes
+/// long.
 fn replays() -> u64 {
     if device().is_gpu() { 150 } else { 1500 }
 }
 
-/// A rank's parts: the operations' communicator on a stream of its own, one of this rank alone, and the compute stream.
+/// A rank's parts: the operations' communicator on a stream of its own, one of this rank alone, and
+/// the compute stream.
 struct Parts {
     comm: Communicator,
     single_rank: Communicator,
@@ -73,7 +75,8 @@ fn value(round: u64, rank: usize) -> u64 {
     round * 16 + rank as u64 + 1
 }
 
-/// A gather whose chunks are copied to `seen` as they come, as the words of `watched` say; replayed by `replay`.
+/// A gather whose chunks are copied to `seen` as they come, as the words of `watched` say; replayed
+/// by `replay`.
 struct Gather {
     parts: Parts,
     x: Tensor,
@@ -182,7 +185,8 @@ fn words_that_nobody_clears_give_stale_chunks_and_are_caught() {
     });
 }
 
-/// A reduce_scatter whose tiles are made by copies; `early`: their words are raised before, by a late producer.
+/// A reduce_scatter whose tiles are made by copies; `early`: their words are raised before, by a
+/// late producer.
 fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
     let parts = Parts::new(comm)?;
     let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
@@ -254,7 +258,8 @@ fn tiles_that_are_called_done_too_early_are_caught() {
 
 #[test]
 fn both_sides_of_a_layer_in_one_graph() {
-    // all_gather, the computation, reduce_scatter: on one communicator, several times a graph, with the same words.
+    // all_gather, the computation, reduce_scatter: on one communicator, several times a graph, with
+    // the same words.
     all(2, |comm| {
         let parts = Parts::new(&comm)?;
         let (ranks, me) = (comm.size() as usize, comm.rank() as usize);

@@ -1,5 +1,6 @@
-//! Replays, very many of them: of all operations mixed with kernels of users, of several graphs at a time, on several
-//! streams, between eager launches, wherever epochs begin; and what they say when a rank is late.
+//! Replays, very many of them: of all operations mixed with kernels of users, of several graphs at
+//! a time, on several streams, between eager launches, wherever epochs begin; and what they say
+//! when a rank is late.
 
 use core::panic::AssertUnwindSafe;
 use core::time::Duration;
@@ -21,7 +22,8 @@ fn options() -> Options {
     options
 }
 
-/// `usual` replays on the CPU, and 1 in 500 of them where a launch takes longer; or what `FUSEWIRE_TEST_REPLAYS` says.
+/// `usual` replays on the CPU, and 1 in 500 of them where a launch takes longer; or what
+/// `FUSEWIRE_TEST_REPLAYS` says.
 fn replays(usual: u64) -> u64 {
     match std::env::var("FUSEWIRE_TEST_REPLAYS") {
         Ok(number) => number.parse().expect("FUSEWIRE_TEST_REPLAYS is a number"),
@@ -152,7 +154,8 @@ fn timed_out(error: &Error) -> &Failure {
     }
 }
 
-/// Three operations, of which rank 1 never calls the last, eager or as two graphs; what rank 0 and then rank 1 say.
+/// Three operations, of which rank 1 never calls the last, eager or as two graphs; what rank 0 and
+/// then rank 1 say.
 fn late(replayed: bool) -> Vec<Failure> {
     let mut options = options();
     options.timeout = Duration::from_millis(700);

@@ -1,4 +1,5 @@
-//! Ranks on several hosts: network namespaces of this machine with a cable between them, which can be cut.
+//! Ranks on several hosts: network namespaces of this machine with a cable between them, which can
+//! be cut.
 
 use core::time::Duration;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Ranks on several hosts, by name only: every operation, by both promises. See `hosts_cable.rs` for a network.
+//! Ranks on several hosts, by name only: every operation, by both promises. See `hosts_cable.rs`
+//! for a network.
 
 use core::time::Duration;
 

@@ -169,7 +169,8 @@ fn hosts_of_several_domains_are_apart() {
         // Without fabric handles a name is of no use.
         (vec![named("d"), no_fabric], vec![named("d"), no_fabric]),
         (vec![cluster], vec![named("d")]),
-        // Another clique; another cluster; not registered yet; in vain; of one host only; nothing said.
+        // Another clique; another cluster; not registered yet; in vain; of one host only; nothing
+        // said.
         (
             vec![cluster],
             vec![reported("3:0:00112233445566778899aabbccddeeff:8")],

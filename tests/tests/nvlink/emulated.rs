@@ -1,7 +1,8 @@
 //! By multicast: when it is taken, when it is refused, and which elements it really carries.
 //!
-//! The switch hands sums of bf16 back rounded, so an average is rounded twice; the ordinary way rounds once. With
-//! contents for which the two differ, a result shows of every element which way it took.
+//! The switch hands sums of bf16 back rounded, so an average is rounded twice; the ordinary way
+//! rounds once. With contents for which the two differ, a result shows of every element which way
+//! it took.
 
 use fusewire::{
     Algorithm, CallOptions, Communicator, DType, Determinism, Error, Operation, Options, ReduceOp,
@@ -58,15 +59,16 @@ fn read(tensor: &Tensor) -> Vec<bf16> {
         .collect()
 }
 
-/// Which of `length` elements, the first at element `offset` of a window, multicast carries: whole vectors.
+/// Which of `length` elements, the first at element `offset` of a window, multicast carries: whole
+/// vectors.
 fn carried(offset: usize, length: usize) -> Vec<bool> {
     let head = ((VECTOR - offset % VECTOR) % VECTOR).min(length);
     let end = head + (length - head) / VECTOR * VECTOR;
     (0..length).map(|i| i >= head && i < end).collect()
 }
 
-/// Averages `count` elements from `input` on to `output` on (elements of one window, by rank) and checks which way
-/// every element came.
+/// Averages `count` elements from `input` on to `output` on (elements of one window, by rank) and
+/// checks which way every element came.
 fn all_reduce(
     comm: &Communicator,
     memory: &Tensor,

@@ -1,5 +1,5 @@
-//! What NVLink switches give, on a machine without a GPU: multicast objects, and ranks of several hosts in one domain. The executing
-//! fake of the driver has both.
+//! What NVLink switches give, on a machine without a GPU: multicast objects, and ranks of several
+//! hosts in one domain. The executing fake of the driver has both.
 
 mod domains;
 mod emulated;
@@ -36,7 +36,8 @@ impl Driver {
     }
 }
 
-/// Runs `body` in a child process on the fake, whose ranks have a device each; it is test `test` of this binary.
+/// Runs `body` in a child process on the fake, whose ranks have a device each; it is test `test` of
+/// this binary.
 fn on_fake(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     if role().as_deref() == Some("fake") {
         body();

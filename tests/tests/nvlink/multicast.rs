@@ -1,5 +1,5 @@
-//! Windows with multicast addresses: that they are made and go, that operations by them are right, and that a rank that cannot take
-//! part leaves all of them without.
+//! Windows with multicast addresses: that they are made and go, that operations by them are right,
+//! and that a rank that cannot take part leaves all of them without.
 
 use core::ffi::CStr;
 use core::time::Duration;
@@ -37,7 +37,8 @@ fn live(fake: &Fake) -> [u64; 5] {
     .map(|kind| fake.live(kind))
 }
 
-/// Waits until as much lives as `wanted`. What the last operation on a device has held goes when the device is used again.
+/// Waits until as much lives as `wanted`. What the last operation on a device has held goes when
+/// the device is used again.
 fn settles(fake: &Fake, wanted: &[u64]) {
     let devices = std::env::var("FUSEWIRE_CUDA_FAKE_DEVICES").expect("set by the parent");
     let devices: u32 = devices.parse().expect("a number");
@@ -175,7 +176,8 @@ fn a_window_has_an_address_as_long_as_it_lives() {
     });
 }
 
-/// Each rank has its own memory and its peers' mapped for its device, so the counts below are for three ranks.
+/// Each rank has its own memory and its peers' mapped for its device, so the counts below are for
+/// three ranks.
 const REFUSED: [(&CStr, u64); 9] = [
     (c"cuMulticastCreate", 1),
     // One for each window, then that of the object.

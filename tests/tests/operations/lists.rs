@@ -282,7 +282,8 @@ fn quantised_reduce_scatter() {
                     .sum()
             })
             .collect();
-        // One result is within bf16's spacing of each of the four terms; the mean of many is exact to much less.
+        // One result is within bf16's spacing of each of the four terms; the mean of many is exact
+        // to much less.
         let mut mean = vec![0.0f64; COUNT];
         const ROUNDS: u64 = 64;
         for seed in 0..ROUNDS {
@@ -314,7 +315,8 @@ fn quantised_reduce_scatter() {
             .map(|(mean, exact)| ((mean - exact) / exact).abs())
             .sum::<f64>()
             / COUNT as f64;
-        // The mean of 64 is off by an eighth of the error of one, which rounding to nearest keeps: about 1/1024.
+        // The mean of 64 is off by an eighth of the error of one, which rounding to nearest keeps:
+        // about 1/1024.
         assert!(nearest < 4e-4, "{nearest}");
         // Values that bf16 has stay what they are.
         input.copy_from(&vec![1.5f32; COUNT * size])?;
@@ -338,7 +340,8 @@ fn quantised_reduce_scatter() {
     });
 }
 
-/// Sets the flag of this thread that flushes subnormal results to zero; the stream's thread inherits it.
+/// Sets the flag of this thread that flushes subnormal results to zero; the stream's thread
+/// inherits it.
 #[cfg(target_arch = "x86_64")]
 fn flush_to_zero(on: bool) {
     let mut flags = 0u32;

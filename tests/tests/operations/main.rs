@@ -1,4 +1,5 @@
-//! Operations beyond the conformance list, on the device of the tests, and what is said of calls that differ.
+//! Operations beyond the conformance list, on the device of the tests, and what is said of calls
+//! that differ.
 
 mod abort;
 mod batch;

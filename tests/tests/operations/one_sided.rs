@@ -36,7 +36,8 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                 };
                 let tensors = [Some(&source), Some(&target), Some(&launches)];
                 comm.stream().begin_capture()?;
-                // SAFETY: the tensors hold what the kernel names; the target is the same window on all ranks.
+                // SAFETY: the tensors hold what the kernel names; the target is the same window on
+                // all ranks.
                 let captured = unsafe { comm.launch_async(&RING_PUT, params, tensors) };
                 let graph = comm.stream().end_capture()?.instantiate()?;
                 captured?;

@@ -1,5 +1,5 @@
-//! all_gather with a ready flag per chunk and reduce_scatter with an arrival counter per tile, eager: results, words, what is refused, and what is
-//! said of a tile that nobody makes.
+//! all_gather with a ready flag per chunk and reduce_scatter with an arrival counter per tile,
+//! eager: results, words, what is refused, and what is said of a tile that nobody makes.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;

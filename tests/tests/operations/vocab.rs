@@ -1,5 +1,6 @@
-//! Vocabulary-parallel top-k and log-sum-exp against an oracle of the tests' own: to the bit, for every type, number of ranks,
-//! lanes and blocks, with ties, infinities and NaN; in graphs with changing inputs; however many rows there are.
+//! Vocabulary-parallel top-k and log-sum-exp against an oracle of the tests' own: to the bit, for
+//! every type, number of ranks, lanes and blocks, with ties, infinities and NaN; in graphs with
+//! changing inputs; however many rows there are.
 
 use core::ops::Range;
 
@@ -173,8 +174,8 @@ impl Buffers {
     }
 }
 
-/// The first `count` elements, by their low halves; whether the rest is poison. The upper half of 8 bytes must be 0, or all ones
-/// with all ones below.
+/// The first `count` elements, by their low halves; whether the rest is poison. The upper half of 8
+/// bytes must be 0, or all ones with all ones below.
 fn words(tensor: &Tensor, count: usize) -> Result<(Vec<u32>, bool)> {
     let bytes = tensor.to_bytes()?;
     let size = tensor.dtype().size();

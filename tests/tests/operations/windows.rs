@@ -152,7 +152,8 @@ fn windows_come_and_go() {
             }
             comm.barrier()?;
         }
-        // Other tests of this process come and go, too; sixty windows of two ranks would be hundreds.
+        // Other tests of this process come and go, too; sixty windows of two ranks would be
+        // hundreds.
         assert!(descriptors() < first + 60, "{first} then {}", descriptors());
         Ok(())
     });
@@ -231,8 +232,8 @@ fn captured_and_replayed() {
         let peer = 1 - comm.rank();
         let window = comm.alloc_window(DType::U64, 4, WindowOptions::default())?;
         let source = tensor(DType::U64, 4)?;
-        // A signal that is set to the same value by each replay would be satisfied already: it is added to, and
-        // what is awaited is reset by the receiver between replays.
+        // A signal that is set to the same value by each replay would be satisfied already: it is
+        // added to, and what is awaited is reset by the receiver between replays.
         let on_stream = window.on(&stream);
         stream.begin_capture()?;
         on_stream.put_signal_async(&source, peer, 0, 1)?;

@@ -1,5 +1,5 @@
-//! The configuration of a communicator. The C struct only grows at its end and carries its own size,
-//! so one Rust struct serves every version: `size` says how much of it the library may read.
+//! The configuration of a communicator. The C struct only grows at its end and carries its own
+//! size, so one Rust struct serves every version: `size` says how much of it the library may read.
 use core::ffi::{c_char, c_int, c_uint};
 use core::mem::offset_of;
 
@@ -32,8 +32,8 @@ macro_rules! config {
         };
 
         impl ncclConfig_t {
-            /// A configuration with nothing set, in the largest layout that `library` knows: that of
-            /// 2.31, of 2.27 or of 2.18.
+            /// A configuration with nothing set, in the largest layout that `library` knows: that
+            /// of 2.31, of 2.27 or of 2.18.
             pub const fn new(library: Version) -> Self {
                 let (size, version) = Self::layout(library);
                 Self { size, magic: NCCL_API_MAGIC, version, $($field: $init,)* }

@@ -12,8 +12,8 @@ macro_rules! table {
         required { $($rf:ident: $rs:literal ($($ra:ty),*) -> $rr:ty;)* }
         optional { $($of:ident: $os:literal since $min:literal $(, rccl $own:literal)? ($($oa:ty),*) -> $or:ty;)* }
     ) => {
-        /// The functions of one library. An optional one that the library lacks, or whose version is older
-        /// than the function, is `None`.
+        /// The functions of one library. An optional one that the library lacks, or whose version
+        /// is older than the function, is `None`.
         #[derive(Clone, Copy, Debug)]
         pub struct Table {
             $(#[doc = concat!("`", $rs, "`.")] pub $rf: unsafe extern "C" fn($($ra),*) -> $rr,)*
@@ -22,18 +22,19 @@ macro_rules! table {
         }
 
         impl Table {
-            /// Looks every function up, but for those that came after `version`: a symbol may be there before
-            /// the function works. `rccl` says that AMD's own names mean something.
+            /// Looks every function up, but for those that came after `version`: a symbol may be
+            /// there before the function works. `rccl` says that AMD's own names mean something.
             ///
             /// # Errors
             /// The name of the first required symbol that is absent.
             ///
             /// # Safety
-            /// The symbols of `library` must have the signatures of `nccl.h`, and `library` must stay
-            /// loaded as long as the table is used.
+            /// The symbols of `library` must have the signatures of `nccl.h`, and `library` must
+            /// stay loaded as long as the table is used.
             pub unsafe fn load(library: &Library, version: Version, rccl: bool) -> Result<Self, &'static str> {
                 Ok(Self {
-                    // SAFETY: the caller promises the signatures of nccl.h, which these fields repeat.
+                    // SAFETY: the caller promises the signatures of nccl.h, which these fields
+                    // repeat.
                     $($rf: unsafe { find(library, $rs) }.ok_or($rs)?,)*
                     $($of: {
                         let own: &[&str] = if rccl { &[$($own)?] } else { &[] };
@@ -102,7 +103,8 @@ table! {
         mem_free: "ncclMemFree" since 21_900 (*mut c_void) -> ncclResult_t;
         red_op_create_pre_mul_sum: "ncclRedOpCreatePreMulSum" since 21_100 (*mut ncclRedOp_t, *mut c_void, ncclDataType_t, ncclScalarResidence_t, ncclComm_t) -> ncclResult_t;
         red_op_destroy: "ncclRedOpDestroy" since 21_100 (ncclRedOp_t, ncclComm_t) -> ncclResult_t;
-        // RCCL had these years before NCCL, the first in a spelling of its own; the arguments are the same.
+        // RCCL had these years before NCCL, the first in a spelling of its own; the arguments are
+        // the same.
         all_to_all: "ncclAlltoAll" since 22_800, rccl "ncclAllToAll" (*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, ncclStream_t) -> ncclResult_t;
         scatter: "ncclScatter" since 22_800, rccl "ncclScatter" (*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;
         gather: "ncclGather" since 22_800, rccl "ncclGather" (*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, ncclStream_t) -> ncclResult_t;

@@ -130,14 +130,14 @@ fn learn(setup: &Setup, init: impl Fn(String) -> Error) -> Result<ncclUniqueId> 
     })
 }
 
-/// Takes over a communicator that another part of the program has made with the C interface: `raw` is an
-/// `ncclComm_t` of the library that backend `name` (`nccl`, `ncclx`, `rccl` or `rcclx`) opens at `path`, or
-/// where it usually does. The result goes to [`crate::Communicator::adopt`] and destroys the communicator at
-/// its end. The library must be the very file that `raw` comes from.
+/// Takes over a communicator that another part of the program has made with the C interface: `raw`
+/// is an `ncclComm_t` of the library that backend `name` (`nccl`, `ncclx`, `rccl` or `rcclx`) opens
+/// at `path`, or where it usually does. The result goes to [`crate::Communicator::adopt`] and
+/// destroys the communicator at its end. The library must be the very file that `raw` comes from.
 ///
 /// # Safety
-/// `raw` is a live, initialised communicator of that library, that blocks, and that nobody else uses or frees
-/// from now on.
+/// `raw` is a live, initialised communicator of that library, that blocks, and that nobody else
+/// uses or frees from now on.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for another name, or null; [`Error::Backend`] where the library cannot be

@@ -102,7 +102,8 @@ impl Guard {
         let mut watched = self.shared.watched();
         let until = Instant::now().checked_add(timeout);
         watched.until = until;
-        // A thread that still sleeps for an earlier call, which ends sooner, will see this one by itself.
+        // A thread that still sleeps for an earlier call, which ends sooner, will see this one by
+        // itself.
         let late = until.is_some_and(|until| watched.sleeps.is_none_or(|sleeps| until < sleeps));
         drop(watched);
         if late {

@@ -32,8 +32,8 @@ pub(super) const fn data_type(library: &Library, dtype: DType) -> Option<ncclDat
     })
 }
 
-/// The library's own reduction; `None` for the scaled sum, which is made for each call, and for what it
-/// lacks.
+/// The library's own reduction; `None` for the scaled sum, which is made for each call, and for
+/// what it lacks.
 pub(super) const fn reduction(code: ReductionCode) -> Option<RedOp> {
     Some(match code {
         ReductionCode::Sum => RedOp::SUM,
@@ -45,8 +45,8 @@ pub(super) const fn reduction(code: ReductionCode) -> Option<RedOp> {
     })
 }
 
-/// Whether the library reduces `dtype` so. Bits are not among its reductions, and 8-bit floats are only
-/// moved.
+/// Whether the library reduces `dtype` so. Bits are not among its reductions, and 8-bit floats are
+/// only moved.
 pub(super) fn reduces(library: &Library, dtype: DType, code: ReductionCode) -> bool {
     code.supports(dtype)
         && match code {

@@ -1,9 +1,9 @@
 //! NCCL, NCCLX, RCCL and RCCLX: whichever of them is installed, opened at run time.
 //!
-//! All four have NCCL's C interface, which this adapter calls one to one; what they lack (all_gather_v,
-//! scatter, gather, all_to_all of old versions) is composed of grouped sends and receives. Where a call (on a
-//! GPU: its enqueueing) takes longer than its time-out, a thread aborts the library's communicator, which
-//! frees the call.
+//! All four have NCCL's C interface, which this adapter calls one to one; what they lack
+//! (all_gather_v, scatter, gather, all_to_all of old versions) is composed of grouped sends and
+//! receives. Where a call (on a GPU: its enqueueing) takes longer than its time-out, a thread
+//! aborts the library's communicator, which frees the call.
 
 mod create;
 mod guard;
@@ -75,8 +75,8 @@ impl Ccl {
         backend_error(self.name(), operation, detail)
     }
 
-    /// Runs a call of the library, bounded. After a failure of the library its communicator is aborted: its
-    /// peers shall not wait for this rank.
+    /// Runs a call of the library, bounded. After a failure of the library its communicator is
+    /// aborted: its peers shall not wait for this rank.
     fn call<R>(
         &self,
         operation: &'static str,
@@ -122,10 +122,12 @@ impl Ccl {
                 return call(comm, dtype, op);
             }
             let scalar = map::scalar(op, args.dtype);
-            // SAFETY: eight readable bytes, aligned to eight, which start with an element of the type.
+            // SAFETY: eight readable bytes, aligned to eight, which start with an element of the
+            // type.
             let red = unsafe { comm.pre_mul_sum((&raw const scalar).cast(), dtype)? };
             let called = call(comm, dtype, red);
-            // The library keeps what its enqueued calls need. After an abort nothing is there to free.
+            // The library keeps what its enqueued calls need. After an abort nothing is there to
+            // free.
             let freed = comm.destroy_op(red);
             called.and(freed)
         })
@@ -223,7 +225,8 @@ impl Backend for Ccl {
         self.call("group_end", timeout, |comm| {
             let group = comm.library().group()?;
             for message in &messages {
-                // SAFETY: the callers of `send` and `recv` have promised their memory until the group's end.
+                // SAFETY: the callers of `send` and `recv` have promised their memory until the
+                // group's end.
                 unsafe { Self::issue(comm, message)? };
             }
             group.end()
@@ -371,7 +374,8 @@ impl Backend for Ccl {
                 .map_err(|error| self.refused("barrier", error.to_string()))?;
             self.word.get_or_init(|| memory).as_ptr()
         };
-        // SAFETY: one element, in place, in memory of the library's kind; on the host the call blocks.
+        // SAFETY: one element, in place, in memory of the library's kind; on the host the call
+        // blocks.
         self.call("barrier", args.timeout, |comm| unsafe {
             comm.all_reduce(word, word, 1, ncclFloat32, RedOp::SUM, stream(args))
         })

@@ -33,8 +33,8 @@ pub(super) struct External {
     pub(super) store: Arc<StoreContext>,
 }
 
-// SAFETY: a handle may be used from any thread, one call at a time, which `calls` sees to; the others
-// (`supports`, `is_bitwise`, `abort`) come at any time (the table's rules).
+// SAFETY: a handle may be used from any thread, one call at a time, which `calls` sees to; the
+// others (`supports`, `is_bitwise`, `abort`) come at any time (the table's rules).
 unsafe impl Send for External {}
 // SAFETY: as above.
 unsafe impl Sync for External {}

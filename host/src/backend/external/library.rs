@@ -49,7 +49,8 @@ fn load(path: &Path) -> Result<Table, String> {
         .map_err(|error| format!("cannot be opened: {error}"))?;
     // Never closed, also where it is refused: its initialisers may have left something behind.
     let opened = core::mem::ManuallyDrop::new(opened);
-    // SAFETY: a library with a symbol of this name gives it this type: its version is part of the name.
+    // SAFETY: a library with a symbol of this name gives it this type: its version is part of the
+    // name.
     let entry = unsafe { opened.get::<EntryFn>(ENTRY_SYMBOL.as_bytes()) }.map_err(|error| {
         format!(
             "has no symbol {ENTRY_SYMBOL}, so it is no backend for this Fusewire (which takes \
@@ -65,8 +66,8 @@ fn load(path: &Path) -> Result<Table, String> {
 /// Refuses a table that is none, or of another version, or that lacks something; else copies it.
 ///
 /// # Safety
-/// `table` is null, or readable for its first 24 bytes, and where these are those of a table of this major version,
-/// for as many as it says.
+/// `table` is null, or readable for its first 24 bytes, and where these are those of a table of
+/// this major version, for as many as it says.
 unsafe fn judge(table: *const Table) -> Result<Table, String> {
     if table.is_null() {
         return Err(format!("{ENTRY_SYMBOL} gives no table (null)"));

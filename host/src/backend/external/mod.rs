@@ -1,10 +1,10 @@
 //! Backends of other people: shared libraries that are opened at run time.
 //!
-//! A library exports the table of [`fusewire_backend_abi`], where the rules stand. Its name comes from
-//! the environment (`FUSEWIRE_BACKEND_PATH_<NAME>` or `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`, in upper case; what is
-//! neither letter nor digit becomes `_`), or from
-//! [`register_external_backend`]. A library is opened once in a process, with `RTLD_NOW` and `RTLD_LOCAL`, and never
-//! closed: it may have threads, and handles outlive whoever opened it.
+//! A library exports the table of [`fusewire_backend_abi`], where the rules stand. Its name comes
+//! from the environment (`FUSEWIRE_BACKEND_PATH_<NAME>` or `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`, in
+//! upper case; what is neither letter nor digit becomes `_`), or from
+//! [`register_external_backend`]. A library is opened once in a process, with `RTLD_NOW` and
+//! `RTLD_LOCAL`, and never closed: it may have threads, and handles outlive whoever opened it.
 
 mod adapter;
 mod handle;
@@ -18,8 +18,8 @@ use self::handle::External;
 use super::{Backend, Setup, register_backend};
 use crate::Result;
 
-/// Adds the shared library at `path` as a backend that [`crate::new_comm`] makes under `name`, in this process.
-/// The library is opened when the first communicator is made.
+/// Adds the shared library at `path` as a backend that [`crate::new_comm`] makes under `name`, in
+/// this process. The library is opened when the first communicator is made.
 ///
 /// # Errors
 /// As [`register_backend`].

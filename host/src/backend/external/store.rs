@@ -14,15 +14,16 @@ use fusewire_backend_abi::{
 use crate::Error;
 use crate::store::Store;
 
-/// What the functions' context points to, with the struct that names them: in a box, so that neither moves.
+/// What the functions' context points to, with the struct that names them: in a box, so that
+/// neither moves.
 #[derive(Debug)]
 pub(super) struct StoreContext {
     store: Arc<dyn Store>,
     table: FusewireStore,
 }
 
-// SAFETY: the table's one pointer is the value's own address; nothing is written after `new`, and a store is
-// `Send + Sync`.
+// SAFETY: the table's one pointer is the value's own address; nothing is written after `new`, and a
+// store is `Send + Sync`.
 unsafe impl Send for StoreContext {}
 // SAFETY: as above.
 unsafe impl Sync for StoreContext {}

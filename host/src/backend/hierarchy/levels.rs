@@ -1,5 +1,5 @@
-//! Operations by levels: the ranks of each host among themselves, then the hosts. Reductions associate by hosts, and
-//! between hosts as Gloo does: what [`crate::Determinism::Any`] allows.
+//! Operations by levels: the ranks of each host among themselves, then the hosts. Reductions
+//! associate by hosts, and between hosts as Gloo does: what [`crate::Determinism::Any`] allows.
 
 use fusewire_device::DType;
 
@@ -53,8 +53,8 @@ impl Hierarchy {
         }
     }
 
-    /// Reduce_scatter on the host, all_reduce of each shard between peers, all_gather on the host. Hosts
-    /// have equally many ranks.
+    /// Reduce_scatter on the host, all_reduce of each shard between peers, all_gather on the host.
+    /// Hosts have equally many ranks.
     ///
     /// # Safety
     /// As [`Backend::all_reduce`].
@@ -71,8 +71,8 @@ impl Hierarchy {
         let each = count / here;
         let body = each * here;
         let shard = to.wrapping_add(clock.bytes(each * self.own().local as usize));
-        // What is left over, less than an element a rank, must not be overwritten before it is read: in place it is
-        // behind the shards.
+        // What is left over, less than an element a rank, must not be overwritten before it is
+        // read: in place it is behind the shards.
         self.local(clock)
             .reduce_scatter_single(
                 output(shard, each, dtype),
@@ -148,7 +148,8 @@ impl Hierarchy {
         }
     }
 
-    /// Reduce to one rank of the host, then to the root's host, then, where that is another rank, to the root.
+    /// Reduce to one rank of the host, then to the root's host, then, where that is another rank,
+    /// to the root.
     ///
     /// # Safety
     /// As [`Backend::reduce`].
@@ -299,8 +300,8 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// Each rank reduces, on its host, the rows of its peers, which then exchange them. Hosts have equally many
-    /// ranks.
+    /// Each rank reduces, on its host, the rows of its peers, which then exchange them. Hosts have
+    /// equally many ranks.
     ///
     /// # Safety
     /// As [`Backend::reduce_scatter`].

@@ -1,10 +1,12 @@
 //! Ranks on several hosts: Fusewire's kernels on each, Gloo between them.
 //!
-//! The ranks of a host form a communicator of their own. Gloo connects all ranks; and, as *peers*, the ranks with
-//! the same local rank on their hosts where all hosts have equally many, else the first ranks of the hosts. Where bits are
-//! promised, reductions are [`ordered`]; else they go by [`levels`].
+//! The ranks of a host form a communicator of their own. Gloo connects all ranks; and, as *peers*,
+//! the ranks with the same local rank on their hosts where all hosts have equally many, else the
+//! first ranks of the hosts. Where bits are promised, reductions are [`ordered`]; else they go by
+//! [`levels`].
 //!
-//! An error of one part is one of the whole: the communicator aborts the backend, which aborts every part.
+//! An error of one part is one of the whole: the communicator aborts the backend, which aborts
+//! every part.
 
 mod levels;
 mod ordered;
@@ -31,8 +33,8 @@ use crate::{Error, Result};
 
 const NAME: &str = "fusewire";
 
-/// How much longer than the call a rank waits for others of its host: one that waits for another host speaks first,
-/// and knows more.
+/// How much longer than the call a rank waits for others of its host: one that waits for another
+/// host speaks first, and knows more.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Where a rank is.
@@ -105,8 +107,8 @@ fn scratch(bytes: usize) -> Vec<u64> {
 }
 
 impl Hierarchy {
-    /// Connects the hosts; `here` are the ranks of this one, which are the ranks of `local` in this order. All
-    /// ranks together.
+    /// Connects the hosts; `here` are the ranks of this one, which are the ranks of `local` in this
+    /// order. All ranks together.
     pub(crate) fn new(setup: &Setup, local: Communicator, here: Vec<u32>) -> Result<Self> {
         let timeout = setup.options.timeout;
         let connect = |part: &str, rank: u32, size: u32| {

@@ -63,8 +63,8 @@ impl Hierarchy {
         let shards = self.shards(count);
         let own = shards[self.rank as usize].clone();
         let target = to.wrapping_add(clock.bytes(own.start));
-        // SAFETY: the caller's promise: every shard lies within the buffers. In place, the own shard is written
-        // when all others have been sent.
+        // SAFETY: the caller's promise: every shard lies within the buffers. In place, the own
+        // shard is written when all others have been sent.
         unsafe { self.reduce_own(from, target, &shards, op, "all_reduce", clock)? };
         let others = (0..self.size()).filter(|peer| *peer != self.rank);
         let messages = others.flat_map(|peer| {
@@ -139,7 +139,8 @@ impl Hierarchy {
     /// Sends everybody its shard of `from`, and reduces this rank's shard of all inputs to `to`.
     ///
     /// # Safety
-    /// `from` readable for all shards, `to` writable for this rank's; it may be this rank's shard of `from`.
+    /// `from` readable for all shards, `to` writable for this rank's; it may be this rank's shard
+    /// of `from`.
     unsafe fn reduce_own(
         &self,
         from: *const u8,
@@ -222,8 +223,8 @@ fn rows_of(at: *mut u8, bytes: usize, count: usize) -> Vec<*const u8> {
 /// Reduces `rows` of `count` elements to `to`, in their order.
 ///
 /// # Safety
-/// Every row is readable and `to` writable for `count` elements, aligned; `to` may be one of the rows. There are as
-/// many scalars as rows.
+/// Every row is readable and `to` writable for `count` elements, aligned; `to` may be one of the
+/// rows. There are as many scalars as rows.
 pub(super) unsafe fn fold(
     rows: &[*const u8],
     scalars: &[u64],

@@ -38,8 +38,8 @@ impl Hierarchy {
         self.exchange(&[message], operation)
     }
 
-    /// Sends and receives all of `messages` at once. Those between two ranks keep their order: they all go
-    /// the same way.
+    /// Sends and receives all of `messages` at once. Those between two ranks keep their order: they
+    /// all go the same way.
     pub(super) fn exchange(&self, messages: &[Message], operation: &'static str) -> Result<()> {
         let own = self.own().host;
         let is_here = |message: &&Message| {
@@ -109,7 +109,8 @@ impl Hierarchy {
             return Ok(());
         }
         let local = self.local.with_timeout(timeout + GRACE);
-        // SAFETY: the callers of `send` and `recv` have promised their memory until the group's end.
+        // SAFETY: the callers of `send` and `recv` have promised their memory until the group's
+        // end.
         unsafe { local.exchange_raw(&raw) }.map_err(self.here_failed(operation))
     }
 }

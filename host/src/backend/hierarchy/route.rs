@@ -11,16 +11,17 @@ use fusewire_device::session::Operation;
 
 use crate::backend::gloo::data_type;
 
-/// All inputs go to every rank up to this many bytes of one, where reductions are ordered: one exchange instead of
-/// two, which cost a time over the network each, for as many times the bytes as there are ranks. An estimate.
+/// All inputs go to every rank up to this many bytes of one, where reductions are ordered: one
+/// exchange instead of two, which cost a time over the network each, for as many times the bytes as
+/// there are ranks. An estimate.
 pub(super) const GATHERED_BYTES: usize = 4 << 10;
 
-/// By shards from this many bytes on: below, the three steps of small shards cost more than one rank's carrying
-/// everything between the hosts. An estimate.
+/// By shards from this many bytes on: below, the three steps of small shards cost more than one
+/// rank's carrying everything between the hosts. An estimate.
 pub(super) const SHARDS_BYTES: usize = 64 << 10;
 
-/// Rows of an all_gather go by shards from this many bytes on: below, one operation of Gloo's over all ranks is
-/// less than three steps. An estimate.
+/// Rows of an all_gather go by shards from this many bytes on: below, one operation of Gloo's over
+/// all ranks is less than three steps. An estimate.
 pub(super) const ROW_BYTES: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,8 +18,8 @@ use crate::Result;
 /// The counter of workers of PyTorch's `TCPStore`, which has not the prefix of other keys.
 const WORKERS: &[u8] = b"init/";
 
-/// Client of a [`TcpStoreServer`](crate::store::TcpStoreServer), or of the server of PyTorch's `TCPStore`
-/// (also the one before 2.1, which numbers its requests otherwise).
+/// Client of a [`TcpStoreServer`](crate::store::TcpStoreServer), or of the server of PyTorch's
+/// `TCPStore` (also the one before 2.1, which numbers its requests otherwise).
 ///
 /// Each call uses a connection of its own while it runs, so that a thread which waits for a key
 /// does not hold up the thread that sets it; idle connections are kept and used again.
@@ -39,13 +39,13 @@ pub struct TcpStore {
 }
 
 impl TcpStore {
-    /// Connects to the server with [`StoreOptions::from_env`], trying again until `timeout` has passed.
-    /// The same time bounds the answer to each later request that does not wait for a key.
+    /// Connects to the server with [`StoreOptions::from_env`], trying again until `timeout` has
+    /// passed. The same time bounds the answer to each later request that does not wait for a key.
     ///
     /// # Errors
     /// [`Error::Store`](crate::Error::Store) when no server answered in time or server and client have not the same
-    /// secret,
-    /// [`Error::Bootstrap`](crate::Error::Bootstrap) when a variable has a value that means nothing.
+    /// secret, [`Error::Bootstrap`](crate::Error::Bootstrap) when a variable has a value that means
+    /// nothing.
     pub fn connect(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
         Self::connect_with(StoreOptions::from_env()?, host, port, timeout)
     }
@@ -74,8 +74,9 @@ impl TcpStore {
     }
 
     /// Counts this client among the workers of a PyTorch master: `TCPStore(host, port, world_size,
-    /// is_master=True)` returns when `world_size` clients, itself included, have been counted. Every
-    /// `TCPStore` that has a world size counts itself. The server of this crate does not wait.
+    /// is_master=True)` returns when `world_size` clients, itself included, have been counted.
+    /// Every `TCPStore` that has a world size counts itself. The server of this crate does not
+    /// wait.
     ///
     /// # Errors
     /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.

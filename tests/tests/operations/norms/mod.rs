@@ -1,5 +1,6 @@
-//! Fused norms against an oracle of the tests' own: to the bit for every form, type, route, number of ranks and lanes, and
-//! against f64; registered and staged, in place, in graphs with changing inputs, with rows longer than shared memory.
+//! Fused norms against an oracle of the tests' own: to the bit for every form, type, route, number
+//! of ranks and lanes, and against f64; registered and staged, in place, in graphs with changing
+//! inputs, with rows longer than shared memory.
 
 mod case;
 
