@@ -163,11 +163,80 @@ fn a_rank_joins_once() {
             thread::sleep(Duration::from_millis(1));
         }
         let error = join_named(1, 2, &store, 10_000).unwrap_err().to_string();
-        assert!(error.contains("rank 1 is taken, by process"), "{error}");
+        assert!(
+            error.contains("rank 1 was started twice: process"),
+            "{error}"
+        );
+        assert!(error.contains("MASTER_PORT"), "{error}");
         // The first does not mind.
         join_named(0, 2, &store, 10_000).unwrap();
         first.join().unwrap().unwrap();
     });
+}
+
+/// The errors of ranks that join as (rank, size), and how long it took until all had them.
+fn errors_of(ranks: &[(u32, u32)]) -> (Vec<String>, Duration) {
+    let store = Arc::new(MemoryStore::new());
+    let started = std::time::Instant::now();
+    let errors = thread::scope(|scope| {
+        let join = |&(rank, size): &(u32, u32)| {
+            let store = &store;
+            scope.spawn(move || join_named(rank, size, store, 60_000).map(drop))
+        };
+        let ranks: Vec<_> = ranks.iter().map(join).collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().unwrap().unwrap_err().to_string())
+            .collect()
+    });
+    (errors, started.elapsed())
+}
+
+/// Before, ranks of different sizes were "other options (or calls)", or waited for ranks that the
+/// others do not know.
+#[test]
+fn sizes_that_differ_are_named() {
+    for (ranks, message) in [
+        (
+            [(0, 2), (1, 3)],
+            "rank 1 was started as one of 3 ranks, rank 0 as one of 2",
+        ),
+        (
+            [(0, 3), (1, 2)],
+            "rank 1 was started as one of 2 ranks, rank 0 as one of 3",
+        ),
+    ] {
+        let (errors, elapsed) = errors_of(&ranks);
+        for error in errors {
+            assert!(error.contains(message), "{error}");
+        }
+        assert!(elapsed < Duration::from_secs(20), "{elapsed:?}");
+    }
+    // Ranks 0 and 1 agree; rank 2 is one that they do not count.
+    let store = Arc::new(MemoryStore::new());
+    thread::scope(|scope| {
+        let two = scope.spawn(|| join_named(2, 3, &store, 60_000).map(drop));
+        while !store.check(&["fusewire/again/0/workspace/2"]).unwrap() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        all_meet(2, &store);
+        let error = two.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("rank 0 counts fewer"), "{error}");
+    });
+}
+
+/// Before, all but the second rank 1 waited until their time was over.
+#[test]
+fn a_rank_that_was_started_twice_releases_the_others() {
+    let (errors, elapsed) = errors_of(&[(0, 4), (1, 4), (1, 4), (2, 4)]);
+    for error in &errors {
+        assert!(error.contains("rank 1 was started twice"), "{error}");
+    }
+    let named = errors
+        .iter()
+        .filter(|error| error.contains("rank 3 has not joined"));
+    assert_eq!(named.count(), 3, "{errors:#?}");
+    assert!(elapsed < Duration::from_secs(20), "{elapsed:?}");
 }
 
 #[test]

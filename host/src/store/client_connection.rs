@@ -119,7 +119,7 @@ pub(super) fn unexpected(what: &str) -> io::Error {
 }
 
 /// Whether the peer has closed the connection.
-pub(super) fn is_hang_up(error: &io::Error) -> bool {
+pub(crate) fn is_hang_up(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe

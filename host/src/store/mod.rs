@@ -5,6 +5,7 @@
 //! `torch.distributed` can stand in for each other: counters are kept as decimal text, and
 //! [`Store::compare_set`] on an absent key answers as PyTorch does.
 
+mod client_connection;
 mod file;
 mod memory;
 mod prefix;
@@ -12,7 +13,6 @@ mod secret;
 mod server;
 mod session;
 mod table;
-mod client_connection;
 mod tcp;
 mod wire;
 
@@ -24,6 +24,7 @@ mod tests;
 use core::fmt;
 use core::time::Duration;
 
+pub(crate) use client_connection::is_hang_up;
 pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use prefix::PrefixStore;

@@ -428,3 +428,46 @@ fn a_send_without_a_receiver_and_a_receive_without_a_sender() {
         }
     }
 }
+
+/// Ranks 0 and 1 of 4 start. Before, nothing was printed until the time was over, and rank 1 got "the
+/// server closed the connection" when rank 0, which serves the store, left first.
+#[test]
+fn ranks_that_do_not_join_are_reported_meanwhile_and_named_by_all() {
+    let test = "ranks::ranks_that_do_not_join_are_reported_meanwhile_and_named_by_all";
+    if role().is_some() {
+        let mut options = options();
+        options.timeout = Duration::from_secs(12);
+        let error = Communicator::from_env(Device::Cpu, options).expect_err("ranks are missing");
+        report(error);
+        return;
+    }
+    let port = fusewire_tests::process::free_port().to_string();
+    let children: Vec<_> = ["0", "1"]
+        .into_iter()
+        .map(|rank| {
+            std::process::Command::new(std::env::current_exe().unwrap())
+                .args([test, "--exact", "--nocapture", "--test-threads=1"])
+                .env("FUSEWIRE_TEST_ROLE", "joins")
+                .envs([("TORCHCOMM_RANK", rank), ("TORCHCOMM_SIZE", "4")])
+                .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)])
+                .stdout(std::process::Stdio::null())
+                .stderr(std::process::Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let said: Vec<_> = children
+        .into_iter()
+        .map(|child| {
+            let output = child.wait_with_output().unwrap();
+            String::from_utf8_lossy(&output.stderr).into_owned()
+        })
+        .collect();
+    for said in &said {
+        assert!(said.contains("rank 2 did not join within 12.0 s"), "{said}");
+    }
+    let waits = "for ranks 2, 3 of 4, which have not joined; it waits up to 12 s";
+    assert!(said[0].contains(waits), "{}", said[0]);
+    // One rank reports for all.
+    assert!(!said[1].contains("it waits up to"), "{}", said[1]);
+}

@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::path::Path;
 
+use super::waiting::duplicate_key;
 use crate::store::Store;
 use crate::{Error, Result};
 
@@ -47,11 +48,17 @@ impl RankClaim {
             }
             let there = String::from_utf8_lossy(&there).into_owned();
             let process = there.split('/').next().unwrap_or_default();
+            let detail = format!(
+                "rank {rank} was started twice: process {process} ({there}) has joined as this rank, and \
+                 process {} ({own}) wants to; either RANK is set wrong, or the store belongs to \
+                 another job (MASTER_PORT)",
+                std::process::id()
+            );
+            // The ranks that wait learn of it, if the rendezvous does not complete without this one.
+            let _ = store.set(&duplicate_key(&prefix), detail.as_bytes());
             return Err(Error::Communicator {
                 name: name.to_owned(),
-                detail: format!(
-                    "rank {rank} is taken, by process {process} ({there}): each rank joins once"
-                ),
+                detail,
             });
         }
     }

@@ -15,6 +15,7 @@ mod bench;
 mod claim;
 mod outcome;
 mod peer_info;
+mod waiting;
 
 use core::time::Duration;
 

@@ -4,6 +4,8 @@ use core::time::Duration;
 
 use super::Rendezvous;
 use super::claim::number_key;
+use super::waiting::Waiting;
+use crate::store::is_hang_up;
 use crate::{Error, Result};
 
 /// How long a rank waits for another one to find the missing rank.
@@ -26,7 +28,7 @@ impl Outcome {
         }
     }
 
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match bytes.split_first()? {
             (1, []) => Some(Self::Complete),
             (0, detail) => Some(Self::Refused(String::from_utf8_lossy(detail).into_owned())),
@@ -45,9 +47,19 @@ impl Rendezvous<'_> {
                 .get(&key, timeout)
                 .and_then(|bytes| Outcome::from_bytes(&bytes).ok_or_else(|| self.unreadable(0)))
         };
-        match read(self.timeout) {
-            Err(Error::StoreTimeout { .. }) => {}
-            other => return other,
+        let mut waiting = Waiting::new(self.timeout);
+        loop {
+            match read(waiting.slice(self.rank)) {
+                Err(Error::StoreTimeout { .. }) if waiting.is_over() => break,
+                Err(Error::StoreTimeout { .. }) => match self.look_at_first(class, &mut waiting) {
+                    Err(Error::Communicator { detail, .. }) => {
+                        return self.publish(class, Outcome::Refused(detail));
+                    }
+                    looked => looked?,
+                },
+                Err(error) => return Err(self.server_ended(error)),
+                outcome => return outcome,
+            }
         }
         if self.store.add(&format!("{key}/late"), 1)? != 1 {
             return match read(GRACE) {
@@ -66,9 +78,24 @@ impl Rendezvous<'_> {
         self.publish(class, Outcome::Refused(detail))
     }
 
+    /// Explains the end of the store's server while this rank waited.
+    fn server_ended(&self, error: Error) -> Error {
+        match &error {
+            Error::Store {
+                source: Some(source),
+                ..
+            } if is_hang_up(source) => self.refuse(format!(
+                "the store's server ended while rank {} waited for the other ranks ({error}); unless a \
+                 launcher serves the store, rank 0 does: see why that ended",
+                self.rank
+            )),
+            _ => error,
+        }
+    }
+
     /// Returns the first rank without peer info, or rank 0, which has then not published the
     /// outcome.
-    fn first_missing(&self, class: &str) -> Result<u32> {
+    pub(super) fn first_missing(&self, class: &str) -> Result<u32> {
         for rank in 0..self.size {
             if !self.store.check(&[&self.peer_info_key(class, rank)])? {
                 return Ok(rank);

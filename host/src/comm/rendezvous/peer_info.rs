@@ -1,9 +1,7 @@
 //! Peer info: what each rank publishes of itself, and which ranks read it.
 
-use core::time::Duration;
-use std::time::Instant;
-
 use super::outcome::Outcome;
+use super::waiting::Waiting;
 use super::{Rendezvous, class};
 use crate::comm::topology::{LocalRanks, Locality, Topology};
 use crate::memory::MemoryDescriptor;
@@ -34,7 +32,8 @@ impl Rendezvous<'_> {
     ) -> Result<(Option<(u32, String)>, Vec<PeerInfo>)> {
         let class = class(what);
         let descriptor = own.to_bytes();
-        let mut info = (descriptor.len() as u32).to_le_bytes().to_vec();
+        let mut info = self.size.to_le_bytes().to_vec();
+        info.extend((descriptor.len() as u32).to_le_bytes());
         info.extend(descriptor);
         info.extend((what.len() as u32).to_le_bytes());
         info.extend(what.as_bytes());
@@ -55,16 +54,30 @@ impl Rendezvous<'_> {
             self.outcome(class)?
         };
         if let Outcome::Refused(detail) = outcome {
+            self.linger(class);
             return Err(self.refuse(detail));
         }
         let local_ranks = self
             .store
             .get(&self.host(class, &locality.host), self.timeout)?;
         let local_ranks = LocalRanks::from_bytes(&local_ranks).ok_or_else(|| self.unreadable(0))?;
+        let has_own = |(first, count): &(u32, u32)| (*first..first + count).contains(&self.rank);
+        if !local_ranks.runs.iter().any(has_own) {
+            return Err(self.refuse(format!(
+                "rank {} was started as one of {} ranks, but rank 0 counts fewer: the size (WORLD_SIZE) \
+                 must be equal on all ranks",
+                self.rank, self.size
+            )));
+        }
         let mut infos = Vec::new();
+        let get = |keys: &[&str]| self.store.multi_get(keys, self.timeout);
         for (first, count) in local_ranks.runs {
-            self.read_peer_infos(class, first, count, |rank, info| {
-                let (memory, _, theirs) = parse(info).ok_or_else(|| self.unreadable(rank))?;
+            self.read_peer_infos(class, first, count, get, |rank, info| {
+                let Published {
+                    memory,
+                    locality: theirs,
+                    ..
+                } = Published::parse(info).ok_or_else(|| self.unreadable(rank))?;
                 let is_here = theirs.host == locality.host;
                 infos.push(PeerInfo {
                     rank,
@@ -92,26 +105,57 @@ impl Rendezvous<'_> {
     /// Reads the peer info of all ranks, on rank 0, and compares it with its own.
     fn collect(&self, class: &str, what: &str, own: &MemoryDescriptor) -> Result<Topology> {
         let mut topology = Topology::default();
-        self.read_peer_infos(class, 0, self.size, |rank, info| {
-            let (descriptor, theirs, locality) =
-                parse(info).ok_or_else(|| self.unreadable(rank))?;
-            if theirs != what {
-                return Err(self.refuse(format!(
-                    "rank {rank} has other options (or calls) than rank 0: all agreed options \
-                     must be equal on all ranks"
-                )));
+        let mut waiting = Waiting::new(self.timeout);
+        let get = |keys: &[&str]| loop {
+            match self.store.multi_get(keys, waiting.slice(self.rank)) {
+                Err(Error::StoreTimeout { .. }) if waiting.is_over() => {
+                    break Err(self.missing(self.first_missing(class)?));
+                }
+                Err(Error::StoreTimeout { .. }) => {
+                    self.look_at_all(class, &mut waiting, |rank, info| {
+                        self.verify(rank, info, what, own).map(drop)
+                    })?;
+                }
+                other => break other,
             }
-            if descriptor.bytes() != own.bytes() {
-                return Err(self.refuse(format!(
-                    "rank {rank} contributes {} bytes, rank 0 {}: sizes must be equal",
-                    descriptor.bytes(),
-                    own.bytes()
-                )));
-            }
-            topology.push(&locality);
+        };
+        self.read_peer_infos(class, 0, self.size, get, |rank, info| {
+            topology.push(&self.verify(rank, info, what, own)?.locality);
             Ok(())
         })?;
         Ok(topology)
+    }
+
+    /// Checks, on rank 0, that what `rank` has published fits this rank's.
+    fn verify<'a>(
+        &self,
+        rank: u32,
+        info: &'a [u8],
+        what: &str,
+        own: &MemoryDescriptor,
+    ) -> Result<Published<'a>> {
+        let published = Published::parse(info).ok_or_else(|| self.unreadable(rank))?;
+        if published.size != self.size {
+            return Err(self.refuse(format!(
+                "rank {rank} was started as one of {} ranks, rank 0 as one of {}: the size (WORLD_SIZE) \
+                 must be equal on all ranks",
+                published.size, self.size
+            )));
+        }
+        if published.what != what {
+            return Err(self.refuse(format!(
+                "rank {rank} has other options (or calls) than rank 0: all agreed options must be equal \
+                 on all ranks"
+            )));
+        }
+        if published.memory.bytes() != own.bytes() {
+            return Err(self.refuse(format!(
+                "rank {rank} contributes {} bytes, rank 0 {}: sizes must be equal",
+                published.memory.bytes(),
+                own.bytes()
+            )));
+        }
+        Ok(published)
     }
 
     /// Publishes, on rank 0, which ranks each host has.
@@ -130,15 +174,15 @@ impl Rendezvous<'_> {
         Ok(())
     }
 
-    /// Reads the peer info of `count` ranks from `first` on, in batches.
+    /// Reads the peer info of `count` ranks from `first` on, in batches; `get` reads one batch.
     fn read_peer_infos(
         &self,
         class: &str,
         first: u32,
         count: u32,
+        mut get: impl FnMut(&[&str]) -> Result<Vec<Vec<u8>>>,
         mut each: impl FnMut(u32, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let started = Instant::now();
         let mut from = first;
         while from < first + count {
             let to = (from + BATCH).min(first + count);
@@ -146,19 +190,7 @@ impl Rendezvous<'_> {
                 .map(|rank| self.peer_info_key(class, rank))
                 .collect();
             let keys: Vec<_> = keys.iter().map(String::as_str).collect();
-            let left = self.timeout.saturating_sub(started.elapsed());
-            let infos = self
-                .store
-                .multi_get(&keys, left.max(Duration::from_millis(1)))
-                .map_err(|error| match error {
-                    // A prefix of the store may precede the key.
-                    Error::StoreTimeout { key, .. } => {
-                        let missing = keys.iter().position(|known| key.ends_with(known));
-                        self.missing(from + missing.unwrap_or_default() as u32)
-                    }
-                    other => other,
-                })?;
-            for (rank, info) in (from..to).zip(&infos) {
+            for (rank, info) in (from..to).zip(&get(&keys)?) {
                 each(rank, info)?;
             }
             from = to;
@@ -167,17 +199,28 @@ impl Rendezvous<'_> {
     }
 }
 
-fn parse(info: &[u8]) -> Option<(MemoryDescriptor, &str, Locality)> {
-    let (length, rest) = info.split_at_checked(4)?;
-    let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
-    let (descriptor, rest) = rest.split_at_checked(length)?;
-    let (length, rest) = rest.split_at_checked(4)?;
-    let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
-    let (what, locality) = rest.split_at_checked(length)?;
-    let descriptor = MemoryDescriptor::from_bytes(descriptor)?;
-    Some((
-        descriptor,
-        str::from_utf8(what).ok()?,
-        Locality::from_bytes(locality)?,
-    ))
+/// What a rank has published, as bytes of its peer info.
+struct Published<'a> {
+    /// Number of ranks that it was started as one of.
+    size: u32,
+    memory: MemoryDescriptor,
+    /// What must be equal on all ranks.
+    what: &'a str,
+    locality: Locality,
+}
+
+impl<'a> Published<'a> {
+    fn parse(info: &'a [u8]) -> Option<Self> {
+        let (size, rest) = info.split_first_chunk()?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let (descriptor, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let (what, locality) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        Some(Self {
+            size: u32::from_le_bytes(*size),
+            memory: MemoryDescriptor::from_bytes(descriptor)?,
+            what: str::from_utf8(what).ok()?,
+            locality: Locality::from_bytes(locality)?,
+        })
+    }
 }

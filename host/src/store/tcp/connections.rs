@@ -9,7 +9,10 @@ use std::time::Instant;
 
 use super::{StoreProtocol, TcpStore};
 use crate::store::client_connection::{Greeting, authenticate, describe, greet, is_hang_up};
-use crate::{Error, Result};
+use crate::{Error, Result, notice};
+
+/// From then on the user is shown that no server answers.
+const FIRST_REPORT: Duration = Duration::from_secs(8);
 
 /// Idle connections that are kept.
 const MAX_IDLE: usize = 8;
@@ -17,6 +20,7 @@ const MAX_IDLE: usize = 8;
 impl TcpStore {
     pub(super) fn open_until(&self, start: Instant, timeout: Duration) -> Result<TcpStream> {
         let mut pause = Duration::from_millis(5);
+        let mut report = FIRST_REPORT;
         loop {
             let left = timeout
                 .saturating_sub(start.elapsed())
@@ -41,6 +45,16 @@ impl TcpStore {
                     ),
                     source: Some(error.into()),
                 });
+            }
+            if start.elapsed() >= report {
+                notice::warn(format_args!(
+                    "no store server answers at {} for {:.0} s ({error}); trying up to {:.0} s (is rank 0 \
+                     running?)",
+                    self.address(),
+                    start.elapsed().as_secs_f64(),
+                    timeout.as_secs_f64()
+                ));
+                report *= 2;
             }
             thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(250));

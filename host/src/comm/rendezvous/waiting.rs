@@ -1,0 +1,206 @@
+//! Waiting for ranks that have not joined: who they are, whether they can still join, and what the user
+//! is shown meanwhile.
+
+use core::time::Duration;
+use std::time::Instant;
+
+use super::Rendezvous;
+use super::outcome::Outcome;
+use crate::{Error, Result, notice};
+
+/// Longest wait of rank 0 before it looks whether the rendezvous can still succeed.
+const SLICE: Duration = Duration::from_millis(500);
+
+/// As [`SLICE`], on the other ranks: there may be thousands.
+const LONG_SLICE: Duration = Duration::from_secs(8);
+
+/// Ranks that have not joined by then are compared with what has been published so far.
+const FIRST_SCAN: Duration = Duration::from_secs(1);
+
+/// From then on the user is shown which ranks are missing.
+const FIRST_REPORT: Duration = Duration::from_secs(8);
+
+/// How long a rank that was started twice waits for the job to complete without it. Another job that
+/// has come to this store by mistake must not end this one.
+const DUPLICATE_GRACE: Duration = Duration::from_secs(2);
+
+/// Ranks that are named in one message.
+const MAX_NAMED: usize = 8;
+
+/// How far a rank's wait for the others is.
+pub(super) struct Waiting {
+    started: Instant,
+    timeout: Duration,
+    next_scan: Duration,
+}
+
+impl Waiting {
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self {
+            started: Instant::now(),
+            timeout,
+            next_scan: FIRST_SCAN,
+        }
+    }
+
+    /// Returns how long `rank` waits before it looks again.
+    pub(super) fn slice(&self, rank: u32) -> Duration {
+        let left = self.timeout.saturating_sub(self.started.elapsed());
+        let slice = match rank {
+            0 => SLICE,
+            _ => self.next_scan.min(LONG_SLICE),
+        };
+        slice.min(left).max(Duration::from_millis(1))
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.started.elapsed() >= self.timeout
+    }
+
+    /// Whether it is time to look at every rank; the times in between double.
+    fn scans(&mut self) -> bool {
+        let elapsed = self.started.elapsed();
+        if elapsed < self.next_scan {
+            return false;
+        }
+        while self.next_scan <= elapsed {
+            self.next_scan *= 2;
+        }
+        true
+    }
+
+    fn reports(&self) -> bool {
+        self.started.elapsed() >= FIRST_REPORT
+    }
+}
+
+impl Rendezvous<'_> {
+    /// Looks, on rank 0, whether the rendezvous can still succeed while ranks are missing. `verify`
+    /// checks the peer info of a rank that has joined. Fails if it cannot succeed.
+    pub(super) fn look_at_all(
+        &self,
+        class: &str,
+        waiting: &mut Waiting,
+        mut verify: impl FnMut(u32, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let outcome = self.outcome_key(class);
+        if self.store.check(&[&outcome])?
+            && let Some(Outcome::Refused(detail)) = self.published(&outcome)?
+        {
+            return Err(self.refuse(detail));
+        }
+        self.look_for_duplicate(class, waiting)?;
+        if !waiting.scans() {
+            return Ok(());
+        }
+        let mut missing = Vec::new();
+        for rank in 0..self.size {
+            let key = self.peer_info_key(class, rank);
+            if self.store.check(&[&key])? {
+                verify(rank, &self.store.get(&key, self.timeout)?)?;
+            } else {
+                missing.push(rank);
+            }
+        }
+        self.report(&missing, waiting);
+        Ok(())
+    }
+
+    /// Looks, on another rank than 0, whether rank 0 can still publish the outcome; only the first rank
+    /// that has joined reports.
+    pub(super) fn look_at_first(&self, class: &str, waiting: &mut Waiting) -> Result<()> {
+        self.look_for_duplicate(class, waiting)?;
+        if !waiting.scans() || !waiting.reports() {
+            return Ok(());
+        }
+        let mut missing = Vec::new();
+        for rank in 0..self.rank {
+            if self.store.check(&[&self.peer_info_key(class, rank)])? {
+                return Ok(());
+            }
+            missing.push(rank);
+        }
+        self.report(&missing, waiting);
+        Ok(())
+    }
+
+    /// Fails if a rank was started twice, and the rendezvous is still incomplete.
+    fn look_for_duplicate(&self, class: &str, waiting: &Waiting) -> Result<()> {
+        let key = duplicate_key(self.prefix);
+        if waiting.started.elapsed() < DUPLICATE_GRACE || !self.store.check(&[&key])? {
+            return Ok(());
+        }
+        let duplicate = self.store.get(&key, self.timeout)?;
+        let missing = self.first_missing(class)?;
+        Err(self.refuse(format!(
+            "{}, and rank {missing} has not joined",
+            String::from_utf8_lossy(&duplicate)
+        )))
+    }
+
+    fn report(&self, missing: &[u32], waiting: &Waiting) {
+        if missing.is_empty() || !waiting.reports() {
+            return;
+        }
+        notice::warn(format_args!(
+            "communicator \"{}\": rank {} has waited {:.0} s for {}, which {} not joined; it waits up \
+             to {:.0} s",
+            self.name,
+            self.rank,
+            waiting.started.elapsed().as_secs_f64(),
+            ranks(missing, self.size),
+            if missing.len() == 1 { "has" } else { "have" },
+            waiting.timeout.as_secs_f64()
+        ));
+    }
+
+    /// Waits, on rank 0, until the others have read why the rendezvous has failed: the store may end with
+    /// this process. The others say so.
+    pub(super) fn linger(&self, class: &str) {
+        const LIMIT: Duration = Duration::from_secs(1);
+        let started = Instant::now();
+        let key = format!("{}/read", self.outcome_key(class));
+        if self.rank != 0 {
+            let _ = self.store.add(&key, 1);
+            return;
+        }
+        let joined = |rank: &u32| {
+            let found = self.store.check(&[&self.peer_info_key(class, *rank)]);
+            found.unwrap_or(false)
+        };
+        let joined = (1..self.size).filter(joined).count() as i64;
+        while started.elapsed() < LIMIT {
+            match self.store.add(&key, 0) {
+                Ok(read) if read < joined => std::thread::sleep(Duration::from_millis(5)),
+                _ => return,
+            }
+        }
+    }
+
+    /// Returns the outcome under `key`, which exists.
+    fn published(&self, key: &str) -> Result<Option<Outcome>> {
+        match self.store.get(key, self.timeout) {
+            Ok(bytes) => Ok(Outcome::from_bytes(&bytes)),
+            Err(Error::StoreTimeout { .. }) => Ok(None),
+            Err(other) => Err(other),
+        }
+    }
+}
+
+/// The key under which a rank that was started twice is reported.
+pub(super) fn duplicate_key(prefix: &str) -> String {
+    format!("{prefix}/duplicate")
+}
+
+/// Names some ranks of `size`.
+fn ranks(some: &[u32], size: u32) -> String {
+    let names: Vec<_> = some.iter().take(MAX_NAMED).map(u32::to_string).collect();
+    let more = some.len().saturating_sub(MAX_NAMED);
+    let more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    let noun = if some.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {}{more} of {size}", names.join(", "))
+}
