@@ -16,7 +16,7 @@ use super::stream::{cuStreamCreate, cuStreamSynchronize};
 use crate::status::{SUCCESS, Status};
 
 /// Waits until all blocks have entered. Panics after 60 s.
-unsafe fn barrier(lane: *const LaneContext, params: *const u8) {
+unsafe fn counting_barrier(lane: *const LaneContext, params: *const u8) {
     // SAFETY: `NativeEntry` requires `lane` to point to a live context.
     let lane = unsafe { &*lane };
     // SAFETY: the only parameter is the address of a live counter.
@@ -54,7 +54,10 @@ const fn kernel(name: &'static str, entry: NativeEntry) -> KernelInfo {
     }
 }
 
-static KERNELS: &[&[KernelInfo]] = &[&[kernel("barrier", barrier), kernel("fail", fail)]];
+static KERNELS: &[&[KernelInfo]] = &[&[
+    kernel("counting_barrier", counting_barrier),
+    kernel("fail", fail),
+]];
 
 fn launch(module: usize, name: &str, blocks: u32, stream: usize, counter: *mut c_void) -> u32 {
     let (name, mut function) = (CString::new(name).unwrap(), 0);
@@ -98,7 +101,10 @@ fn blocks_run_at_once_and_a_failure_stays() {
         assert_eq!(cuMemHostAlloc(&raw mut counter, 4, 0), SUCCESS);
         counter.cast::<u32>().write(0);
     }
-    assert_eq!(launch(module, "barrier", 24, stream, counter), SUCCESS);
+    assert_eq!(
+        launch(module, "counting_barrier", 24, stream, counter),
+        SUCCESS
+    );
     // SAFETY: the function has no pointer arguments.
     assert_eq!(unsafe { cuStreamSynchronize(stream) }, SUCCESS);
     // SAFETY: the launch has ended, so that only this thread accesses the counter.
