@@ -1,0 +1,103 @@
+//! Violations with source lines and advice, without those of the library itself.
+
+use crate::lines::{self, Frame, SourceMap};
+use crate::verify::{self, Violation};
+use crate::{Compilation, Image, Project, Result, Toolchain};
+
+/// A violation as its author reads it.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// The violation.
+    pub violation: Violation,
+    /// The author's line, or the library's if the author has none; `None` if it is not known.
+    pub line: Option<Frame>,
+    /// The line of the branch that leads to a divergent barrier.
+    pub branch: Option<Frame>,
+}
+
+impl From<Violation> for Finding {
+    fn from(violation: Violation) -> Self {
+        Self {
+            violation,
+            line: None,
+            branch: None,
+        }
+    }
+}
+
+/// What the verifier has to say about an image.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// The violations of the crate.
+    pub all: Vec<Finding>,
+    /// Accesses of the library with device scope, which rule `scope` does not count.
+    pub library: usize,
+}
+
+/// Checks an image. If something is found, compiles it again with line tables to name the lines.
+///
+/// Device-scope accesses in the launch prologue, in counters and in channels of the library are the
+/// library's own: every user's kernel contains them. They are told apart by their source lines, so
+/// an access that an author writes through `fusewire_device::mem` counts.
+///
+/// # Errors
+/// As [`crate::compile()`].
+pub fn findings(
+    toolchain: &Toolchain,
+    project: &Project,
+    compilation: &Compilation,
+    image: &Image,
+) -> Result<Findings> {
+    if verify::check(image).is_empty() {
+        return Ok(Findings::default());
+    }
+    let (image, map) = lines::annotate(toolchain, project, compilation, image)?;
+    let all = verify::all(&image);
+    let count = all.len();
+    let own: Vec<Violation> = all
+        .into_iter()
+        .filter(|violation| !is_of_library(project, &map, violation))
+        .collect();
+    let library = count - own.len();
+    let all = verify::without_allowed(own, &image.allow)
+        .into_iter()
+        .map(|violation| {
+            let mut lines = violation.locations.iter();
+            let mut line = || author_line(project, &map.frames(*lines.next()?));
+            Finding {
+                line: line(),
+                branch: line(),
+                violation,
+            }
+        })
+        .collect();
+    Ok(Findings { all, library })
+}
+
+fn is_of_library(project: &Project, map: &SourceMap, violation: &Violation) -> bool {
+    violation.rule == verify::SCOPE
+        && violation.locations.first().is_some_and(|&location| {
+            // Whoever calls the memory operations decides about the scope.
+            let frames = map.frames(location);
+            let caller = frames
+                .iter()
+                .find(|frame| !is_of_core(frame) && !is_memory_operation(project, frame));
+            caller.is_some_and(|frame| project.is_library_file(&frame.file))
+        })
+}
+
+/// Returns the innermost line of the author, or else the outermost line of a library.
+fn author_line(project: &Project, frames: &[Frame]) -> Option<Frame> {
+    let foreign = |frame: &&Frame| is_of_core(frame) || project.is_library_file(&frame.file);
+    let own = frames.iter().find(|frame| !foreign(frame));
+    own.or(frames.last()).cloned()
+}
+
+fn is_of_core(frame: &Frame) -> bool {
+    frame.file.starts_with("/rustc/") || frame.file.contains("library/core/src/")
+}
+
+fn is_memory_operation(project: &Project, frame: &Frame) -> bool {
+    project.is_library_file(&frame.file)
+        && (frame.file.contains("/src/mem/") || frame.file.ends_with("/src/mem.rs"))
+}
