@@ -19,7 +19,7 @@ fn subject(operation: &str, key: &str) -> String {
     }
 }
 
-/// What went wrong. A variant names the operation that failed; its message says what to do next
+/// A failure. A variant names the operation that failed; its message says what to do next
 /// where that is known.
 ///
 /// Cheap to clone, because one failure is reported by several calls: by the work handle that it
@@ -308,7 +308,12 @@ mod tests {
         );
         assert_eq!(format!("{error:?}"), error.to_string());
         let structure = format!("{error:#?}");
-        for part in ["Store {", "operation: \"set\"", "key: \"key\"", "source: Some("] {
+        for part in [
+            "Store {",
+            "operation: \"set\"",
+            "key: \"key\"",
+            "source: Some(",
+        ] {
             assert!(structure.contains(part), "{structure}");
         }
         // The end of a program whose `main` returns the error.
