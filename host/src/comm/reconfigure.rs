@@ -355,7 +355,7 @@ impl Inner {
             name: self.name.clone(),
             detail: format!(
                 "generation {} was replaced by generation {generation}: use the communicator that \
-                 reconfigure has given, and capture graphs anew",
+                 reconfigure returned, and capture graphs again",
                 self.generation
             ),
         };
