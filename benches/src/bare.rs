@@ -1,8 +1,10 @@
-//! The floor: an all_reduce over one shared mapping and nothing else. No matching, no bounds on waits, no
-//! failures, no other operation; user memory lies in the mapping, so nothing is copied.
+//! Lower bound for an all_reduce: one shared mapping, without matching of calls, bounded waits,
+//! failure detection or other operations. User memory is in the mapping, so nothing is copied.
 //!
-//! - Up to [`PACKET_BYTES`] every rank sends its input with a flag behind it; two sets of slots in turn.
-//! - Above, rank r reads shard r of all inputs and writes its sum to all outputs, between two signals.
+//! - Up to [`PACKET_BYTES`], every rank sends its input followed by a flag, into two alternating
+//!   sets of slots.
+//! - Above, rank r reads shard r of all inputs and writes its sum to all outputs, between two
+//!   signals.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use std::io;
@@ -15,14 +17,14 @@ use crate::reduce::{self, Sum};
 
 /// Largest input that is sent as a packet.
 const PACKET_BYTES: usize = 256;
-/// Bytes of a line, and of the one that is fetched with it.
+/// Bytes of a cache line and of the adjacent line that the prefetcher fetches with it.
 const LINE: usize = 128;
 /// Bytes of a packet slot: up to 56 bytes share a line with the flag, more follow it.
 const SLOT: usize = LINE + PACKET_BYTES;
-/// From this many bytes of outputs that a rank writes on, stores pass by the caches.
+/// Smallest output, in bytes, that is written with non-temporal stores.
 const STREAMING_BYTES: usize = 4 << 20;
 
-/// What a line is for.
+/// Purpose of a signal line.
 #[derive(Clone, Copy)]
 enum Signal {
     Barrier,
@@ -32,7 +34,7 @@ enum Signal {
 }
 const SIGNALS: usize = 4;
 
-/// Where things lie in the mapping.
+/// Offsets in the mapping.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     ranks: usize,
@@ -47,7 +49,7 @@ impl Layout {
         }
     }
 
-    /// The line that `from` writes at `at`.
+    /// Returns the offset of the line that rank `from` writes for rank `at`.
     fn line(self, signal: Signal, at: usize, from: usize) -> usize {
         ((at * self.ranks + from) * SIGNALS + signal as usize) * LINE
     }
@@ -58,7 +60,7 @@ impl Layout {
         slots * SIGNALS * LINE + (set + at * self.ranks + from) * SLOT
     }
 
-    /// Input (0) or output (1) of `rank`.
+    /// Returns the offset of the input (`which` 0) or output (1) of `rank`.
     fn data(self, rank: usize, which: usize) -> usize {
         let control = self.slot(0, 0, 0) + 2 * self.ranks * self.ranks * SLOT;
         control.next_multiple_of(4096) + (rank * 2 + which) * self.buffer
@@ -69,21 +71,22 @@ impl Layout {
     }
 }
 
-/// Shared memory for `ranks` ranks with inputs of at most `longest` bytes; children inherit it.
+/// Creates shared memory for `ranks` ranks with inputs of at most `longest` bytes. Child processes
+/// inherit it.
 pub(crate) fn memory(ranks: usize, longest: usize) -> Result<OwnedFd> {
-    // SAFETY: the name is a string; flags 0 let children inherit the descriptor.
+    // SAFETY: the name is a NUL-terminated string literal.
     let fd = unsafe { libc::memfd_create(c"fusewire-bare".as_ptr(), 0) };
     ensure!(fd >= 0, "memfd_create: {}", io::Error::last_os_error());
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: `memfd_create` returned this descriptor just now, so nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let bytes = Layout::new(ranks, longest).bytes();
-    // SAFETY: the descriptor is open.
+    // SAFETY: `ftruncate` touches no memory.
     let result = unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as libc::off_t) };
     ensure!(result == 0, "ftruncate: {}", io::Error::last_os_error());
     Ok(fd)
 }
 
-/// One rank of the bare program. The mapping lives as long as the process.
+/// One rank of the bare program. The mapping stays until the process exits.
 #[derive(Debug)]
 pub(crate) struct Rank {
     base: *mut u8,
@@ -106,7 +109,8 @@ impl Rank {
     ) -> Result<Self> {
         ensure!((1..=reduce::MAX).contains(&ranks), "{ranks} ranks");
         let layout = Layout::new(ranks, longest);
-        // SAFETY: a new mapping of a descriptor made by `memory` with the same layout.
+        // SAFETY: the address is null, so the call replaces no existing mapping; `memory` sized the
+        // descriptor by the same layout.
         let base = unsafe {
             libc::mmap(
                 core::ptr::null_mut(),
@@ -118,7 +122,7 @@ impl Rank {
             )
         };
         ensure!(base != libc::MAP_FAILED, "{}", io::Error::last_os_error());
-        // SAFETY: the mapping just made. Without huge pages for shared memory it changes nothing.
+        // SAFETY: the range is the mapping made above; MADV_HUGEPAGE does not change its contents.
         unsafe { libc::madvise(base, layout.bytes(), libc::MADV_HUGEPAGE) };
         let mut rank = Self {
             base: base.cast(),
@@ -140,7 +144,8 @@ impl Rank {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: a word of the mapping, aligned, that is only accessed atomically.
+        // SAFETY: `offset` is a multiple of 8 within the mapping (see `Layout`), and the word is
+        // only accessed atomically.
         unsafe { &*self.at(offset).cast::<AtomicU64>() }
     }
 
@@ -159,7 +164,7 @@ impl Rank {
         }
     }
 
-    /// Signals `value` to every rank and awaits it of every rank.
+    /// Signals `value` to every rank and waits for the same value from every rank.
     #[inline(always)]
     fn signal_and_wait(&self, signal: Signal, value: u64) {
         let (me, ranks) = (self.rank, self.layout.ranks);
@@ -183,14 +188,15 @@ impl Rank {
         self.packets += 1;
         let (me, ranks) = (self.rank, self.layout.ranks);
         let bytes = self.count * 4;
-        // Short data lies before its flag, longer data behind the flag's line.
-        let behind = if bytes <= 56 { 0 } else { LINE };
+        // Short data precedes the flag in its line; longer data follows that line.
+        let data_at = if bytes <= 56 { 0 } else { LINE };
         let input = self.data(me, 0);
         for step in 1..ranks {
             let slot = self.layout.slot(self.packets, (me + step) % ranks, me);
-            // SAFETY: within the slot, which its owner has read: it sent its last packet after that.
+            // SAFETY: the data ends within the slot (`count * 4 <= PACKET_BYTES`). The peer read
+            // the previous contents of this set before it sent its last packet, which was acquired.
             unsafe {
-                let to = self.at(slot + behind).cast::<f32>();
+                let to = self.at(slot + data_at).cast::<f32>();
                 if bytes == 8 {
                     to.cast::<[f32; 2]>().write(input.cast::<[f32; 2]>().read());
                 } else {
@@ -204,7 +210,7 @@ impl Rank {
             let peer = (me + step) % ranks;
             let slot = self.layout.slot(self.packets, me, peer);
             self.wait(slot + 56, self.packets);
-            sources[peer] = self.at(slot + behind).cast::<f32>().cast_const();
+            sources[peer] = self.at(slot + data_at).cast::<f32>().cast_const();
         }
         let sum = Sum {
             sources: &sources[..ranks],
@@ -212,7 +218,8 @@ impl Rank {
             count: self.count,
             streaming: false,
         };
-        // SAFETY: own buffers, and slots whose flags were acquired; all are multiples of 64.
+        // SAFETY: the sources are this rank's input and slots whose flags were acquired; the target
+        // is this rank's output. All hold `count` elements at addresses that are multiples of 64.
         unsafe { sum.run() }
     }
 
@@ -236,8 +243,9 @@ impl Rank {
             count: last - first,
             streaming: self.count * 4 >= STREAMING_BYTES,
         };
-        // SAFETY: within the buffers; every rank has signalled that its input is written and its output
-        // free; shards start at multiples of 64 elements.
+        // SAFETY: `last <= count` elements are within every buffer. The ready signals that were
+        // acquired order this after the peers' writes to inputs and their last reads of outputs.
+        // Shards start at multiples of 64 elements.
         unsafe { sum.run() }
         fence(Ordering::Release);
         self.signal_and_wait(Signal::Done, self.rounds);
@@ -259,12 +267,14 @@ impl Peer for Rank {
     }
 
     fn input(&mut self) -> &mut [f32] {
-        // SAFETY: this rank's own buffer, of at least `count` elements; peers read it within a call only.
+        // SAFETY: the buffer has at least `count` elements (`longest`); peers read it only while
+        // `all_reduce` runs, which borrows `self` exclusively.
         unsafe { core::slice::from_raw_parts_mut(self.data(self.rank, 0), self.count) }
     }
 
     fn output(&mut self) -> &mut [f32] {
-        // SAFETY: as in `input`; peers write it within a call only.
+        // SAFETY: the buffer has at least `count` elements (`longest`); peers write it only while
+        // `all_reduce` runs, which borrows `self` exclusively.
         unsafe { core::slice::from_raw_parts_mut(self.data(self.rank, 1), self.count) }
     }
 

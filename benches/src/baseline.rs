@@ -1,4 +1,5 @@
-//! The CUDA C++ baseline: its source, the compiler that makes a cubin of it, and where cubins are found.
+//! The CUDA C++ baseline: its sources, its compilation to cubins by nvcc, and the search for
+//! compiled cubins.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,12 +20,12 @@ const SOURCES: [(&str, &str); 8] = [
     ("costs.cuh", include_str!("../cuda/costs.cuh")),
 ];
 
-/// What nvcc is asked for, beside the architecture and the kind of output.
+/// Options of nvcc in addition to the architecture and the kind of output.
 const FLAGS: [&str; 2] = ["-O3", "-std=c++17"];
-/// Where the compiler is one that we know: a warning is an error.
+/// Options for compilers that are known to give no warnings: a warning is an error.
 const STRICT: [&str; 3] = ["-cubin", "-Werror", "all-warnings"];
 
-/// The wheels of PyPI that make a compiler, where there is no CUDA toolkit.
+/// Installs nvcc from PyPI wheels on machines without a CUDA toolkit.
 const INSTALL: &str = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime \
     nvidia-nvvm (and a g++), or a CUDA toolkit";
 
@@ -57,19 +58,20 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Name of the file for an architecture.
+/// Returns the file name for an architecture.
 pub(crate) fn file_name(architecture: &str) -> String {
     format!("baseline.{architecture}.cubin")
 }
 
-/// A cubin that lies beside the program, as in a bundle: `bin/fusewire-benches` and `cuda/`.
+/// Returns the cubin of a bundle, `../cuda/` relative to the program's folder, if it exists.
 pub(crate) fn beside(architecture: &str) -> Option<PathBuf> {
     let program = env::current_exe().ok()?;
     let folder = program.parent()?.parent()?.join("cuda");
     Some(folder.join(file_name(architecture))).filter(|path| path.is_file())
 }
 
-/// The compiler: `$FUSEWIRE_NVCC`, else the wheels', else that in PATH, `$CUDA_HOME` or /usr/local/cuda.
+/// Finds nvcc: `$FUSEWIRE_NVCC`, else the one of the wheels, else the one in PATH, `$CUDA_HOME` or
+/// /usr/local/cuda.
 pub(crate) fn find() -> Result<PathBuf> {
     if let Some(named) = env::var_os("FUSEWIRE_NVCC") {
         let named = PathBuf::from(named);
@@ -112,7 +114,7 @@ fn from_wheels() -> Vec<PathBuf> {
         .collect()
 }
 
-/// The last line but one of `nvcc --version`: release and number.
+/// Returns the second to last line of `nvcc --version`, with release and version.
 pub(crate) fn version(nvcc: &Path) -> Option<String> {
     let output = Command::new(nvcc).arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -123,7 +125,7 @@ pub(crate) fn version(nvcc: &Path) -> Option<String> {
         .then(|| format!("nvcc, {}", line.unwrap_or("of unknown version").trim()))
 }
 
-/// What nvcc makes of the sources: `kind` has `-cubin` or `-ptx`, and further flags.
+/// Compiles the sources with nvcc. `kind` contains `-cubin` or `-ptx`, and further options.
 pub(crate) fn compile(nvcc: &Path, architecture: &str, kind: &[&str]) -> Result<Vec<u8>> {
     let folder = tempfile::tempdir().context("a folder for nvcc")?;
     write_sources(folder.path())?;

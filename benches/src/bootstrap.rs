@@ -1,5 +1,5 @@
-//! Cost of a rendezvous: messages and bytes through one TCP store, and seconds. Ranks are threads
-//! that map no memory, on pretended hosts.
+//! Measures the cost of a rendezvous: messages, bytes and seconds through one TCP store. Ranks are
+//! threads that map no memory and pretend to be on several hosts.
 
 use core::time::Duration;
 use std::sync::{Arc, Barrier};
@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 use fusewire::bench_rendezvous;
 use fusewire::store::{TcpStore, TcpStoreServer};
 
-/// What to measure.
+/// Parameters of the measurement.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Numbers of ranks.
@@ -26,10 +26,10 @@ pub(crate) struct Arguments {
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Memory of a rank's stack.
+/// Stack size of a rank's thread, in bytes.
 const STACK: usize = 128 << 10;
 
-/// Figures of one rendezvous.
+/// Measurements of one rendezvous.
 struct Row {
     connect: f64,
     rendezvous: f64,
@@ -97,7 +97,7 @@ fn measure(ranks: u32, per_host: u32) -> anyhow::Result<Row> {
     let began = Instant::now();
     connected.wait();
     let connect = began.elapsed().as_secs_f64();
-    // The server counts what it has handled after it has answered.
+    // The server increments its counters after it has sent the answer.
     thread::sleep(Duration::from_millis(20));
     let before = server.traffic();
     counted.wait();
@@ -126,14 +126,14 @@ fn measure(ranks: u32, per_host: u32) -> anyhow::Result<Row> {
     })
 }
 
-/// Both ends of every connection are in this process.
+/// Raises the limit of open descriptors: both ends of every connection are in this process.
 fn raise_descriptors(ranks: u32) -> anyhow::Result<()> {
     let needed = u64::from(ranks) * 2 + 64;
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the structure outlives the call.
+    // SAFETY: `limit` is a local variable, valid for writes.
     ensure!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0);
     if limit.rlim_cur >= needed {
         return Ok(());
@@ -144,7 +144,7 @@ fn raise_descriptors(ranks: u32) -> anyhow::Result<()> {
         limit.rlim_max
     );
     limit.rlim_cur = needed;
-    // SAFETY: as above.
+    // SAFETY: `limit` is a local variable, valid for reads.
     ensure!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } == 0);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Child processes whose standard output is a table, with a bound on their time.
+//! Runs child processes that print a table, with a time limit.
 
 use core::time::Duration;
 use std::io::Read;
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-/// One size as a peer measured it.
+/// Measurement of one message size by a peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figure {
     pub(crate) bytes: usize,
@@ -17,16 +17,17 @@ pub(crate) struct Figure {
     pub(crate) wrong: u64,
 }
 
-/// Processes that end with this value, at the latest.
+/// Child processes, terminated when this value is dropped.
 struct Group(Vec<Child>);
 
 impl Drop for Group {
     fn drop(&mut self) {
         for child in &mut self.0 {
             if let Ok(None) = child.try_wait() {
-                // A launcher takes its ranks with it when it is asked to end.
+                // On SIGTERM a launcher also terminates its ranks; on SIGKILL it could not.
                 if let Ok(id) = libc::pid_t::try_from(child.id()) {
-                    // SAFETY: the child has not been waited for, so the id is still its own.
+                    // SAFETY: `kill` touches no memory. The child has not been waited for, so its
+                    // id is not reused.
                     unsafe { libc::kill(id, libc::SIGTERM) };
                 }
                 let asked = Instant::now();
@@ -40,8 +41,8 @@ impl Drop for Group {
     }
 }
 
-/// Runs `commands` together; the first one's output has a line `bytes median_ns min_ns wrong` for each
-/// size. `None` when they did not end within `limit`.
+/// Runs `commands` concurrently. The first one prints a line `bytes median_ns min_ns wrong` for
+/// each size. Returns `None` if they do not end within `limit`.
 pub(crate) fn run(commands: Vec<Command>, limit: Duration) -> Result<Option<Vec<Figure>>> {
     let mut group = Group(Vec::new());
     for (index, mut command) in commands.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! What the parts of an operation cost on the CPU, and how far their sum is from the whole: a launch, a node of a graph, a
-//! signal, a barrier, and all_reduces of 64 bytes.
+//! Measures the parts of an operation on the CPU and compares their sum with the whole: a launch, a
+//! graph node, a signal, a barrier, and all_reduces of 64 bytes.
 
 use core::fmt::Write as _;
 use core::time::Duration;
@@ -18,7 +18,7 @@ use crate::versus_cuda::statistics::{Interval, interval};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Rounds; in each everything is measured once.
+    /// Rounds; each measures everything once.
     #[arg(long, default_value_t = 31)]
     rounds: usize,
     /// Appends the table to this file.
@@ -26,13 +26,13 @@ pub(crate) struct Arguments {
     out: Option<PathBuf>,
 }
 
-/// Calls of a measurement, and operations of a graph.
+/// Calls per measurement, and operations per graph.
 const CALLS: usize = 2000;
 const NODES: usize = 100;
 /// Elements of the all_reduce.
 const COUNT: usize = 16;
 
-/// What is measured, in this order.
+/// Names of the measurements, in order.
 const WHAT: [&str; 6] = [
     "launch: barrier of one rank, called",
     "node: barrier of one rank, in a graph of 100",
@@ -42,7 +42,7 @@ const WHAT: [&str; 6] = [
     "all_reduce of 64 bytes, 2 ranks, signal, in a graph of 100",
 ];
 
-/// ns of each, one of each round.
+/// Nanoseconds of each measurement, one value per round.
 type Times = [Vec<f64>; WHAT.len()];
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
@@ -92,7 +92,7 @@ fn communicator(
     Ok(comm)
 }
 
-/// [`NODES`] times what `issue` enqueues, as a graph.
+/// Captures [`NODES`] calls of `issue` as a graph.
 fn graph(comm: &Communicator, issue: impl Fn() -> Result<()>) -> Result<GraphExec> {
     comm.stream().begin_capture()?;
     let issued = (0..NODES).try_for_each(|_| issue());
@@ -150,7 +150,7 @@ fn one_rank(rounds: usize, rank: u32, store: &Arc<MemoryStore>) -> Result<Times>
             replay(&by_signal, &signal)?,
         ];
         if round > 0 {
-            // The first one warms up.
+            // The first round warms up and is dropped.
             for (all, ns) in times.iter_mut().zip(found) {
                 all.push(ns);
             }

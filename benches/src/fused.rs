@@ -1,7 +1,8 @@
-//! A fused norm against its steps, on the CPU: all_reduce, then one kernel that adds the residual, normalises and writes fp8.
+//! Compares a fused norm with its separate steps on the CPU: all_reduce, then one kernel that adds
+//! the residual, normalises and writes fp8.
 //!
-//! The second step is the very same kernel on a communicator of one rank, so both sides do the same arithmetic and give the
-//! same bits; what differs is a pass over the rows and a launch.
+//! The second step is the same kernel on a communicator of one rank. Both sides therefore do the
+//! same arithmetic and give the same bits; they differ by one pass over the rows and one launch.
 
 use core::fmt::Write as _;
 use core::time::Duration;
@@ -20,7 +21,7 @@ use crate::versus_cuda::statistics;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Ranks, each a thread with a core of its own, as far as there are cores.
+    /// Ranks; each is a thread pinned to its own core while there are enough cores.
     #[arg(long, default_value_t = 2)]
     ranks: u32,
     /// Elements of a row.
@@ -29,7 +30,7 @@ pub(crate) struct Arguments {
     /// Rows of a call.
     #[arg(long, value_delimiter = ',', default_value = "1,4,16,64,256")]
     tokens: Vec<usize>,
-    /// Rounds; in each both sides are measured once.
+    /// Rounds; each measures both sides once.
     #[arg(long, default_value_t = 31)]
     rounds: usize,
     /// Appends the table to this file.
@@ -47,7 +48,7 @@ struct Case {
     fp8: bool,
 }
 
-/// Rank 0's times of a case, in microseconds a call.
+/// Times of rank 0 for one case, in microseconds per call.
 #[derive(Debug, Default)]
 struct Times {
     fused: Vec<f64>,
@@ -194,7 +195,7 @@ impl Buffers {
     }
 
     fn measure(&self, comm: &Communicator, alone: &Communicator, rounds: usize) -> Result<Times> {
-        // Neither side copies its input first.
+        // With registered memory neither side copies its input first.
         let registration = alone.tensor_register(&self.sum)?;
         self.fused(comm)?;
         let results = [&self.out, &self.kept, &self.scales];
@@ -211,7 +212,7 @@ impl Buffers {
                 self.case
             );
         }
-        // Some milliseconds a side.
+        // A few milliseconds per side.
         let bytes = self.case.tokens * self.weight.len() * self.case.dtype.size();
         let calls = (20_000_000 / bytes.max(1)).clamp(4, 400);
         let mut times = Times::default();
@@ -228,7 +229,7 @@ impl Buffers {
             let steps = timed(&|| self.steps(comm, alone))?;
             let all_reduce = timed(&|| self.reduced(comm))?;
             if round > 0 {
-                // The first one warms up.
+                // The first round warms up and is dropped.
                 times.fused.push(fused);
                 times.steps.push(steps);
                 times.all_reduce.push(all_reduce);
@@ -239,7 +240,7 @@ impl Buffers {
     }
 }
 
-/// Values between -1 and 1.
+/// Fills `tensor` with values between -1 and 1.
 fn fill(tensor: &Tensor, seed: u32) -> Result<()> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     let values: Vec<f32> = (0..tensor.len())

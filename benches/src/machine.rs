@@ -1,4 +1,5 @@
-//! What the machine can do, measured beside every run: the cache-line ping-pong and memory rates.
+//! Properties of the machine, measured in every run: latency of a cache-line ping-pong and memory
+//! rates.
 
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +11,13 @@ use anyhow::{Context, Result};
 
 use crate::reduce;
 
-/// Below this one-way time the two cores share a last-level cache: the state in which to judge.
+/// One-way time in ns below which the two cores share a last-level cache. Results count only in
+/// that state.
 pub(crate) const NEAR_NS: f64 = 100.0;
 
-/// The cores that this process may use.
+/// Returns the cores that this process may use.
 pub(crate) fn cores() -> Result<Vec<usize>> {
-    // SAFETY: a cpu_set_t is plain words, for which zero is valid; the call writes within it.
+    // SAFETY: zero bytes are a valid cpu_set_t, and the call writes at most its size.
     let set = unsafe {
         let mut set: libc::cpu_set_t = core::mem::zeroed();
         if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
@@ -24,7 +26,7 @@ pub(crate) fn cores() -> Result<Vec<usize>> {
         set
     };
     let allowed = |core: &usize| {
-        // SAFETY: the index is within the set.
+        // SAFETY: the index is below CPU_SETSIZE.
         unsafe { libc::CPU_ISSET(*core, &set) }
     };
     Ok((0..libc::CPU_SETSIZE as usize).filter(allowed).collect())
@@ -32,7 +34,7 @@ pub(crate) fn cores() -> Result<Vec<usize>> {
 
 /// Pins the calling thread to `core`.
 pub(crate) fn pin(core: usize) -> Result<()> {
-    // SAFETY: as in `cores`.
+    // SAFETY: zero bytes are a valid cpu_set_t, and the call reads at most its size.
     let result = unsafe {
         let mut set: libc::cpu_set_t = core::mem::zeroed();
         libc::CPU_SET(core, &mut set);
@@ -44,7 +46,7 @@ pub(crate) fn pin(core: usize) -> Result<()> {
     Ok(())
 }
 
-/// Model of the processor, in words.
+/// Returns the model name of the processor.
 pub(crate) fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
@@ -61,7 +63,7 @@ pub(crate) fn processor() -> String {
     )
 }
 
-/// Version of the kernel.
+/// Returns the version of the operating system's kernel.
 pub(crate) fn kernel() -> String {
     let text = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     text.trim().to_owned()
@@ -70,7 +72,8 @@ pub(crate) fn kernel() -> String {
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// One way of a ping-pong between the first two cores, each side writing its own line, in ns.
+/// Returns the one-way time in ns of a ping-pong between the first two cores, in which each side
+/// writes its own line.
 pub(crate) fn ping_pong(cores: &[usize]) -> Option<f64> {
     const TURNS: u64 = 20_000;
     const TRIES: usize = 5;
@@ -112,7 +115,7 @@ pub(crate) fn ping_pong(cores: &[usize]) -> Option<f64> {
     })
 }
 
-/// Rates in GB/s of all threads together: bytes copied, or bytes of `b` in `b += a`.
+/// Rates of all threads together in GB/s: bytes copied, and bytes of `b` in `b += a`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
     pub(crate) name: &'static str,
@@ -120,7 +123,7 @@ pub(crate) struct Rate {
     pub(crate) two: f64,
 }
 
-/// Memory rates with one thread and with two on two cores.
+/// Measures memory rates with one thread, and with two threads on two cores.
 pub(crate) fn memory_rates(cores: &[usize]) -> Vec<Rate> {
     let copy = |from: &[f32], to: &mut [f32]| to.copy_from_slice(from);
     let add = |from: &[f32], to: &mut [f32]| reduce::add(from, to);

@@ -1,4 +1,4 @@
-//! Side-by-side measurements: Fusewire against its peers, alternating, in one run.
+//! Benchmarks of Fusewire next to other libraries, in alternation within one run.
 //!
 //! ```text
 //! cargo run --release -p fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
@@ -54,36 +54,38 @@ enum Subject {
     Baseline(baseline::Arguments),
     /// Compares the inner loops of the kernels' machine code with the baseline's.
     Sass(sass::Arguments),
-    /// A fused norm against its steps, on the CPU.
+    /// Compares a fused norm with its separate steps, on the CPU.
     Fused(fused::Arguments),
-    /// What it costs that waits end: all_reduce with kernels whose waits are bounded, and with kernels whose are not.
+    /// Measures the cost of bounded waits: all_reduce by kernels with and without them.
     WaitCost(wait_cost::Arguments),
-    /// What a launch, a node, a signal and a barrier cost on the CPU, and their sum beside an all_reduce.
+    /// Measures a launch, a graph node, a signal and a barrier on the CPU, and compares their sum
+    /// with an all_reduce.
     CostTable(cost_table::Arguments),
-    /// What the flight recorder and hooks add to a call.
+    /// Measures the overhead of the flight recorder and of hooks per call.
     Observe(observe::Arguments),
     /// Draws a recorded table as an SVG.
     Plot(plot::Arguments),
     /// Measures the cost of a rendezvous in a store.
     Bootstrap(bootstrap::Arguments),
-    /// One rank of a measurement; `versus` starts these.
+    /// Runs one rank of a measurement; started by `versus`.
     #[command(hide = true)]
     Rank(ranks::Arguments),
-    /// Whether this program's kernels have bounded waits; `wait-cost` asks.
+    /// Prints whether this program's kernels have bounded waits; used by `wait-cost`.
     #[command(hide = true)]
     Built,
 }
 
 #[derive(Debug, Subcommand)]
 enum Versus {
-    /// All_reduce of float sums, ranks as processes of this machine, against every MPI found.
+    /// Compares all_reduce of f32 sums with every MPI found; ranks are processes of this machine.
     Mpi(versus::Arguments),
-    /// All_reduce, alone and with a norm behind it, against the same algorithms in CUDA C++, all ranks on one GPU.
+    /// Compares all_reduce, alone and followed by a norm, with the same algorithms in CUDA C++, all
+    /// ranks on one GPU.
     Cuda(Box<versus_cuda::Arguments>),
 }
 
 fn main() -> ExitCode {
-    // SAFETY: at the start, before any thread.
+    // SAFETY: `main` has started no thread yet, so no other thread reads the environment.
     unsafe { fusewire::cuda::prepare_environment() };
     let done = |()| ExitCode::SUCCESS;
     let result = match Command::parse().subject {

@@ -1,5 +1,5 @@
-//! The measurement loop, the same for every peer (for MPI in `c/mpi_allreduce.c`): barrier, clock,
-//! call, clock; rank 0's times. Results are verified before and after.
+//! Measurement loop, the same for every library (`c/mpi_allreduce.c` for MPI): barrier, read the
+//! clock, call, read the clock. Times are those of rank 0. Results are verified before and after.
 
 use core::fmt;
 use core::hint::black_box;
@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-/// Sizes in bytes, each with its number of timed calls.
+/// Sizes in bytes, each with the number of timed calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule(pub(crate) Vec<(usize, usize)>);
 
 impl Schedule {
-    /// Fewer calls the longer they take: every size takes some ten milliseconds.
+    /// Chooses fewer calls for larger sizes, so that every size takes about ten milliseconds.
     pub(crate) fn new(sizes: &[usize]) -> Self {
         let calls = |bytes: usize| match bytes {
             0..=4_096 => 3000,
@@ -52,22 +52,22 @@ impl FromStr for Schedule {
     }
 }
 
-/// One rank of something that can reduce.
+/// One rank of a library that can all_reduce.
 pub(crate) trait Peer {
     fn rank(&self) -> usize;
     fn ranks(&self) -> usize;
-    /// Gets buffers of `count` elements ready; all ranks together.
+    /// Prepares buffers of `count` elements. All ranks call this together.
     fn prepare(&mut self, count: usize) -> Result<()>;
     fn input(&mut self) -> &mut [f32];
     fn output(&mut self) -> &mut [f32];
     fn barrier(&mut self) -> Result<()>;
     /// Sums all ranks' inputs into all ranks' outputs.
     fn all_reduce(&mut self) -> Result<()>;
-    /// Sum of every rank's `value`.
+    /// Returns the sum of every rank's `value`.
     fn total(&mut self, value: u64) -> Result<u64>;
 }
 
-/// Small integers: every sum of them is exact, whatever its order.
+/// Fills `input` with small integers, whose sums are exact in any order.
 fn fill(rank: usize, input: &mut [f32]) {
     for (i, element) in input.iter_mut().enumerate() {
         *element = ((rank + 1) * (i % 13 + 1)) as f32;
@@ -80,8 +80,8 @@ fn wrong_elements(ranks: usize, output: &[f32]) -> u64 {
     output.iter().enumerate().filter(wrong).count() as u64
 }
 
-/// Runs the schedule. Rank 0 prints a line `bytes median_ns min_ns wrong` for each size. With `touch` every
-/// rank rewrites its input and reads its output between calls.
+/// Runs the schedule. Rank 0 prints a line `bytes median_ns min_ns wrong` for each size. With
+/// `touch`, every rank rewrites its input and reads its output between calls.
 pub(crate) fn run<P: Peer>(peer: &mut P, schedule: &Schedule, touch: bool) -> Result<()> {
     let (rank, ranks) = (peer.rank(), peer.ranks());
     for &(bytes, calls) in &schedule.0 {

@@ -1,4 +1,4 @@
-//! Finding an MPI, compiling the program for it, launching it.
+//! Finds MPI installations, compiles the benchmark program for them and launches it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::measure::Schedule;
 
 const SOURCE: &str = include_str!("../c/mpi_allreduce.c");
 
-/// What an MPI needs to be launched and configured well.
+/// MPI implementation, which determines launch options and settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flavour {
     Open,
@@ -18,7 +18,7 @@ enum Flavour {
     Intel,
 }
 
-/// An MPI of this machine, with the compiled program.
+/// An installed MPI with the compiled program.
 #[derive(Clone, Debug)]
 pub(crate) struct Mpi {
     /// Name and version.
@@ -28,7 +28,7 @@ pub(crate) struct Mpi {
     program: PathBuf,
 }
 
-/// Pairs of compiler and launcher that packages install.
+/// Compiler and launcher names that distribution packages install.
 const PAIRS: [(&str, &str); 4] = [
     ("mpicc.openmpi", "mpirun.openmpi"),
     ("mpicc.mpich", "mpirun.mpich"),
@@ -36,7 +36,7 @@ const PAIRS: [(&str, &str); 4] = [
     ("mpicc", "mpiexec"),
 ];
 
-/// The MPIs that the arguments name, or every MPI found; the programs go to `folder`.
+/// Compiles the program into `folder` for the MPIs that the arguments name, or for every MPI found.
 pub(crate) fn find(mpicc: &[PathBuf], mpirun: &[PathBuf], folder: &Path) -> Result<Vec<Mpi>> {
     let mut pairs = Vec::new();
     if mpicc.is_empty() && mpirun.is_empty() {
@@ -81,7 +81,8 @@ pub(crate) fn find(mpicc: &[PathBuf], mpirun: &[PathBuf], folder: &Path) -> Resu
     Ok(found)
 }
 
-/// A path that stays right wherever commands run; links are kept, as programs look at their name.
+/// Returns the absolute path. Links are not resolved, because compiler wrappers look at their own
+/// name.
 fn absolute(path: &Path) -> Result<PathBuf> {
     if path.components().count() == 1
         && let Some(name) = path.to_str()
@@ -98,7 +99,8 @@ fn in_path(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// A command that finds what lies beside the program, as installations outside PATH need.
+/// Returns a command whose PATH begins with the program's own folder, as installations outside PATH
+/// need.
 fn beside(program: &Path) -> Command {
     let mut command = Command::new(program);
     let folder = program.parent().filter(|folder| folder.is_absolute());
@@ -107,7 +109,7 @@ fn beside(program: &Path) -> Command {
         if let Ok(path) = env::join_paths(all) {
             command.env("PATH", path);
         }
-        // Intel's scripts ask for their root; its own variable for it wins.
+        // Intel's scripts need I_MPI_ROOT; a value set by the user takes precedence.
         if let (Some(root), None) = (folder.parent(), env::var_os("I_MPI_ROOT")) {
             command.env("I_MPI_ROOT", root);
         }
@@ -160,7 +162,7 @@ fn compile(mpicc: &Path, program: &Path) -> Result<PathBuf> {
 }
 
 impl Mpi {
-    /// The command that measures `ranks` ranks on `cores`.
+    /// Returns the command that measures `ranks` ranks on `cores`.
     pub(crate) fn command(
         &self,
         ranks: usize,
@@ -170,8 +172,8 @@ impl Mpi {
     ) -> Command {
         let oversubscribed = ranks > cores.len();
         let mut command = beside(&self.mpirun);
-        // Without these glibc gives large temporary buffers back after each call, and every call faults its pages in
-        // anew. (64 GiB, in bytes: the C library takes no suffix.)
+        // Without these settings glibc unmaps large temporary buffers after each call, and every
+        // call faults their pages in again. The value is 64 GiB in bytes; glibc accepts no suffix.
         command.env("MALLOC_MMAP_MAX_", "0");
         command.env("MALLOC_TRIM_THRESHOLD_", "68719476736");
         match self.flavour {
@@ -180,7 +182,7 @@ impl Mpi {
                 if unsafe { libc::geteuid() } == 0 {
                     command.arg("--allow-run-as-root");
                 }
-                // The program pins itself, the same way under every launcher.
+                // The program pins itself, in the same way under every launcher.
                 command.args(["--bind-to", "none"]);
                 if oversubscribed {
                     command.arg("--oversubscribe");
@@ -205,7 +207,7 @@ impl Mpi {
         command
     }
 
-    /// What was set for this MPI, in words.
+    /// Describes the settings for this MPI.
     pub(crate) fn settings(&self) -> &'static str {
         match self.flavour {
             Flavour::Open => {

@@ -1,5 +1,5 @@
-//! What the flight recorder and hooks add to a call: one rank alone, so that nothing is waited for, its barrier
-//! with neither, with the recorder, and with hooks that do nothing.
+//! Measures the overhead of the flight recorder and of hooks: the barrier of a single rank, which
+//! waits for no peer, with neither, with the recorder, and with hooks that do nothing.
 
 use core::fmt::Write as _;
 use std::fs;
@@ -16,8 +16,7 @@ use crate::machine;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Rounds, short ones; in each, every case is measured once, so that a slow moment affects all
-    /// of them.
+    /// Short rounds; each measures every case once, so that a slow moment affects all of them.
     #[arg(long, default_value_t = 401)]
     rounds: usize,
     /// Calls per case and round.
@@ -31,7 +30,7 @@ pub(crate) struct Arguments {
 struct Case {
     name: &'static str,
     comm: Communicator,
-    /// Nanoseconds per call, one of each round.
+    /// Nanoseconds per call, one value per round.
     times: Vec<f64>,
 }
 
@@ -62,7 +61,7 @@ impl Case {
         Ok(())
     }
 
-    /// Lower quartile, median, upper quartile.
+    /// Returns lower quartile, median and upper quartile.
     fn quartiles(&self) -> [f64; 3] {
         let mut times = self.times.clone();
         times.sort_by(f64::total_cmp);
@@ -83,7 +82,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
         for case in &mut cases {
             case.measure(arguments.calls)?;
             if round == 0 {
-                case.times.clear(); // warms up
+                case.times.clear(); // the first round warms up
             }
         }
     }

@@ -1,6 +1,6 @@
-//! The vector loops of the bare program and of the memory rates.
+//! Vector loops of the bare program and of the memory rates.
 
-/// Most ranks that the loops take.
+/// Maximum number of ranks.
 pub(crate) const MAX: usize = 16;
 
 /// Sums `sources` element by element, in order, into every target.
@@ -9,20 +9,21 @@ pub(crate) struct Sum<'a> {
     pub(crate) sources: &'a [*const f32],
     pub(crate) targets: &'a [*mut f32],
     pub(crate) count: usize,
-    /// Whether stores pass by the caches.
+    /// Uses non-temporal stores.
     pub(crate) streaming: bool,
 }
 
 impl Sum<'_> {
-    /// Runs it.
+    /// Computes the sums.
     ///
     /// # Safety
-    /// Sources must be readable and targets writable for `count` elements, at addresses that are multiples of
-    /// 64; 1 to [`MAX`] sources.
+    /// Sources must be readable and targets writable for `count` elements, at addresses that are
+    /// multiples of 64; 1 to [`MAX`] sources.
     #[inline]
     pub(crate) unsafe fn run(self) {
         debug_assert!(!self.sources.is_empty() && self.sources.len() <= MAX);
-        // SAFETY: the caller's promise; instruction sets were looked for.
+        // SAFETY: each instruction set is used only where it was detected; pointers and alignment
+        // are this function's own requirement.
         unsafe {
             let mut done = 0;
             #[cfg(target_arch = "x86_64")]
@@ -62,10 +63,11 @@ mod x86 {
 
     use super::Sum;
 
-    /// The first `count` elements, a multiple of 64; `P` sources and targets, 0 for any number.
+    /// Sums the first `count` elements, a multiple of 64. `P` is the number of sources and targets,
+    /// 0 for any number.
     ///
     /// # Safety
-    /// As [`Sum::run`].
+    /// The requirements of [`Sum::run`], and `count <= sum.count`.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn wide<const P: usize, const STREAMING: bool>(sum: Sum<'_>, count: usize) {
         let sources = if P == 0 {
@@ -79,7 +81,8 @@ mod x86 {
             &sum.targets[..P]
         };
         for i in (0..count).step_by(64) {
-            // SAFETY: within the caller's ranges, aligned by its promise.
+            // SAFETY: `i < count <= sum.count`; `i` is a multiple of the vectors' alignment, as are
+            // the addresses by the requirement of this function.
             unsafe {
                 let mut acc = [0, 16, 32, 48].map(|part| _mm512_load_ps(sources[0].add(i + part)));
                 for source in &sources[1..] {
@@ -105,14 +108,15 @@ mod x86 {
         }
     }
 
-    /// The first `count` elements, a multiple of 32.
+    /// Sums the first `count` elements, a multiple of 32.
     ///
     /// # Safety
-    /// As [`Sum::run`].
+    /// The requirements of [`Sum::run`], and `count <= sum.count`.
     #[target_feature(enable = "avx")]
     pub(super) unsafe fn narrow<const STREAMING: bool>(sum: Sum<'_>, count: usize) {
         for i in (0..count).step_by(32) {
-            // SAFETY: within the caller's ranges, aligned by its promise.
+            // SAFETY: `i < count <= sum.count`; `i` is a multiple of the vectors' alignment, as are
+            // the addresses by the requirement of this function.
             unsafe {
                 let first = sum.sources[0];
                 let mut acc = [0, 8, 16, 24].map(|part| _mm256_load_ps(first.add(i + part)));
@@ -140,7 +144,7 @@ mod x86 {
     }
 }
 
-/// `to += from`, by the widest vectors.
+/// Adds `from` to `to`, with the widest vectors that the CPU has.
 pub(crate) fn add(from: &[f32], to: &mut [f32]) {
     #[inline(always)]
     fn body(from: &[f32], to: &mut [f32]) {
@@ -155,7 +159,7 @@ pub(crate) fn add(from: &[f32], to: &mut [f32]) {
     }
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx512f") {
-        // SAFETY: the instruction set is there.
+        // SAFETY: AVX-512F was detected above.
         unsafe { wide(from, to) };
         return;
     }
