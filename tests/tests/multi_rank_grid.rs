@@ -259,8 +259,8 @@ fn the_conformance_list_in_a_multi_rank_grid() {
 }
 
 #[test]
-fn what_not_all_ranks_launch_goes_out_by_itself() {
-    let test = "what_not_all_ranks_launch_goes_out_by_itself";
+fn operations_of_some_ranks_are_launched_separately() {
+    let test = "operations_of_some_ranks_are_launched_separately";
     on_fake(test, Image::There, &[], || {
         let fake = Fake::open().expect("the fake");
         for result in run(3, &multi_rank_grid(TEST_TIMEOUT), |comm| {
@@ -325,8 +325,8 @@ fn communicators_have_grids_of_their_own() {
 }
 
 #[test]
-fn a_rank_that_never_comes_is_named() {
-    let test = "a_rank_that_never_comes_is_named";
+fn a_rank_that_never_launches_is_named() {
+    let test = "a_rank_that_never_launches_is_named";
     on_fake(test, Image::There, &[], || {
         let results = run(3, &multi_rank_grid(SHORT), |comm| {
             let x = comm.alloc(DType::F32, 10)?;
@@ -380,8 +380,8 @@ fn a_call_has_a_time_out_of_its_own() {
 }
 
 #[test]
-fn whoever_waits_hears_of_an_abort_and_of_other_failures() {
-    let test = "whoever_waits_hears_of_an_abort_and_of_other_failures";
+fn waiting_ranks_get_aborts_and_failures_of_other_ranks() {
+    let test = "waiting_ranks_get_aborts_and_failures_of_other_ranks";
     on_fake(test, Image::There, &[], || {
         // An abort.
         let barrier = Barrier::new(2);
@@ -517,8 +517,8 @@ fn ranks_in_processes_are_refused() {
 }
 
 #[test]
-fn what_has_no_grid_is_refused() {
-    on_fake("what_has_no_grid_is_refused", Image::There, &[], || {
+fn unsupported_communicators_are_refused() {
+    on_fake("unsupported_communicators_are_refused", Image::There, &[], || {
         let options = multi_rank_grid(TEST_TIMEOUT);
         let on_cpu = run_threads_on(Device::Cpu, "fusewire", 2, &options, |_| Ok(()));
         for result in on_cpu {
@@ -579,7 +579,7 @@ fn an_image_of_other_sources_is_refused() {
 }
 
 #[test]
-fn an_image_that_is_absent_is_said_to_be() {
+fn a_missing_image_is_reported() {
     if role().as_deref() == Some("absent") {
         for error in refusals(2, &multi_rank_grid(TEST_TIMEOUT)) {
             assert!(
@@ -603,7 +603,7 @@ fn an_image_that_is_absent_is_said_to_be() {
     let copy = folder.path().join("multi_rank_grid");
     std::fs::copy(std::env::current_exe().expect("this binary"), &copy).expect("a copy");
     let output = std::process::Command::new(copy)
-        .args(["an_image_that_is_absent_is_said_to_be", "--exact"])
+        .args(["a_missing_image_is_reported", "--exact"])
         .arg("--nocapture")
         .env("FUSEWIRE_TEST_ROLE", "absent")
         .env("FUSEWIRE_TEST_DEVICE", "cuda")

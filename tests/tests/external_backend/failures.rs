@@ -68,7 +68,7 @@ fn a_late_rank_is_a_time_out() {
 }
 
 #[test]
-fn a_rank_that_never_comes_is_named() {
+fn a_rank_that_never_launches_is_named() {
     crate::register();
     let mut options = options();
     options.timeout = Duration::from_millis(300);

@@ -203,7 +203,7 @@ fn damaged_cubins_do_no_harm() {
 /// Parses the output of `ptxas`. Skipped if `FUSEWIRE_PTXAS` names no assembler;
 /// `FUSEWIRE_REQUIRE=ptx` makes that a failure.
 #[test]
-fn what_ptxas_writes_is_understood() {
+fn output_of_ptxas_is_parsed() {
     let Some(ptxas) = std::env::var_os("FUSEWIRE_PTXAS") else {
         let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
         let required = required.split(',').any(|what| what == "ptx");

@@ -189,7 +189,7 @@ fn cargos_target_folder_around_the_program_is_searched() {
 }
 
 #[test]
-fn what_is_no_image_or_for_another_device_is_refused() {
+fn other_files_and_images_for_other_devices_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), "a.sm_80.ptx", PTX);
     put(folder.path(), "b.sm_80.ptx", "nothing");

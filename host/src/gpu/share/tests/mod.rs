@@ -160,7 +160,7 @@ fn callers_that_say_nothing_or_half_hold_up_no_process() {
 }
 
 #[test]
-fn what_is_no_request_gets_no_answer() {
+fn invalid_requests_get_no_reply() {
     let published = publish(memory("x")).unwrap();
     let token = published.token();
     let request = message::request(&token.secret);
