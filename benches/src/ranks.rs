@@ -1,4 +1,4 @@
-//! One rank of a measurement: the command runs itself again for each.
+//! One rank of a measurement. The program starts itself once per rank.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
@@ -7,12 +7,12 @@ use fusewire::{Algorithm, Communicator, DType, Device, Options, ReduceOp, Tensor
 use crate::measure::{self, Peer, Schedule};
 use crate::{bare, machine};
 
-/// What a rank measures.
+/// Library and memory that a rank measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
-    /// Fusewire on tensors in a window.
+    /// Fusewire, with tensors in a window.
     Registered,
-    /// Fusewire on ordinary slices, which go through staging.
+    /// Fusewire, with ordinary slices, which are copied through staging.
     Staged,
     /// The bare program.
     Bare,
@@ -25,17 +25,17 @@ pub(crate) struct Arguments {
     rank: usize,
     #[arg(long)]
     ranks: usize,
-    /// Cores, rank r's at index r mod their number.
+    /// Cores; rank r runs on the one at index r modulo their number.
     #[arg(long, value_delimiter = ',')]
     cores: Vec<usize>,
-    /// BYTES:CALLS,...
+    /// Sizes and numbers of calls: BYTES:CALLS,...
     #[arg(long)]
     schedule: Schedule,
     #[arg(long)]
     touch: bool,
     #[arg(long, default_value = "auto")]
     algorithm: Algorithm,
-    /// The shared memory of the bare program.
+    /// Descriptor of the bare program's shared memory.
     #[arg(long)]
     fd: Option<i32>,
 }
@@ -152,10 +152,10 @@ impl Peer for Fusewire {
     }
 }
 
-/// The elements of a tensor, while no operation runs.
+/// Returns the elements of a tensor. No operation may run on it meanwhile.
 #[allow(clippy::mut_from_ref)] // device memory: the tensor is only a handle
 fn elements(tensor: &Tensor) -> &mut [f32] {
-    // SAFETY: the tensor is aligned and holds this many f32; the peer is borrowed uniquely, blocking calls
-    // have ended, and other ranks touch the memory only within a call of this rank.
+    // SAFETY: the tensor is aligned and holds `len` f32. `&mut` of the peer excludes other slices
+    // of it; its calls block, and other ranks access the memory only during a call of this rank.
     unsafe { core::slice::from_raw_parts_mut(tensor.as_ptr().cast(), tensor.len()) }
 }

@@ -1,4 +1,4 @@
-//! Tables of medians and ratios, on the terminal and in a file.
+//! Tables of medians and ratios, printed and written to a file.
 
 use core::fmt::{self, Write as _};
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::{env, path};
 use crate::machine::{self, NEAR_NS, Rate};
 use crate::versus::{Candidate, Sample};
 
-/// Where and how a run was made.
+/// Machine, programs and options of a run.
 #[derive(Debug)]
 pub(crate) struct Header {
     command: String,
@@ -16,10 +16,10 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// This command and date, with what else is to be said.
+    /// Returns a header with this command, the date and `lines`.
     pub(crate) fn of(lines: Vec<String>) -> Self {
         let arguments = env::args().skip(1).map(|argument| {
-            // Programs by their names: where they lie is of no interest.
+            // Programs are shown by name, without their folder.
             match argument.starts_with('/') {
                 true => path::Path::new(&argument)
                     .file_name()
@@ -88,7 +88,7 @@ impl fmt::Display for Header {
     }
 }
 
-/// Which of the machine's states a run was in.
+/// State of the machine during a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Near,
@@ -114,7 +114,7 @@ impl State {
     }
 }
 
-/// All tables of a run.
+/// Returns all tables of a run.
 pub(crate) fn tables(
     candidates: &[Candidate],
     ranks: &[usize],
@@ -181,7 +181,7 @@ pub(crate) fn tables(
     text
 }
 
-/// One table; `pick` chooses from the sorted medians of a candidate's runs.
+/// Returns one table. `pick` chooses from the sorted medians of a candidate's runs.
 fn table(candidates: &[Candidate], samples: &[&Sample], pick: fn(&[u64]) -> u64) -> String {
     let mut text = String::from("| bytes |");
     for candidate in candidates {
@@ -222,7 +222,7 @@ fn table(candidates: &[Candidate], samples: &[&Sample], pick: fn(&[u64]) -> u64)
             .min_by(f64::total_cmp);
         let ratio = |value: Option<f64>, base: Option<f64>| Some(value? / base?);
         let registered = ratio(of("registered"), best);
-        // The goal for ordinary slices is Open MPI; where it is not there, what is.
+        // The target for ordinary slices is Open MPI, or another MPI where it is not installed.
         let open = candidates
             .iter()
             .position(|candidate| candidate.name().starts_with("Open MPI"))
@@ -246,7 +246,7 @@ fn table(candidates: &[Candidate], samples: &[&Sample], pick: fn(&[u64]) -> u64)
     text
 }
 
-/// Which of the goals a line misses.
+/// Lists the targets that a line misses.
 fn missed(bytes: usize, registered: Option<f64>, staged: Option<f64>, bare: Option<f64>) -> String {
     let parity = if bytes <= 1 << 10 { 1.1 } else { 1.0 };
     let goal = if bytes >= 64 << 10 { 0.5 } else { parity };
@@ -288,7 +288,7 @@ fn human(bytes: usize) -> String {
     }
 }
 
-/// The file of a run. Sections of the old one that people wrote are kept.
+/// Returns the file of a run. Handwritten sections of the `old` file are kept.
 pub(crate) fn document(old: &str, title: &str, header: &Header, tables: &str) -> String {
     let section = |name: &str, empty: &str| {
         let mut kept = String::new();

@@ -1,4 +1,5 @@
-//! Rounds in which every peer runs once, one after the other, with the machine's own figures between them.
+//! Compares all_reduce with MPI: in each round every library runs once, in turn, with measurements
+//! of the machine between them.
 
 use core::time::Duration;
 use std::env;
@@ -20,17 +21,17 @@ use crate::{bare, reduce};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The MPI's compiler; without it every MPI in PATH is measured. Can be given several times, each
+    /// Compiler of the MPI; without it every MPI in PATH is measured. May be repeated, each time
     /// with its launcher.
     #[arg(long, value_name = "PATH")]
     mpicc: Vec<PathBuf>,
-    /// The MPI's launcher; where it is not given, the mpirun beside the compiler.
+    /// Launcher of the MPI; by default the mpirun in the compiler's folder.
     #[arg(long, value_name = "PATH")]
     mpirun: Vec<PathBuf>,
     /// Numbers of ranks.
     #[arg(long, value_delimiter = ',', default_value = "2,4")]
     ranks: Vec<usize>,
-    /// Sizes in bytes, with K, M or G for 1024s of them.
+    /// Sizes in bytes, with suffix K, M or G for powers of 1024.
     #[arg(
         long,
         value_delimiter = ',',
@@ -38,16 +39,16 @@ pub(crate) struct Arguments {
         default_value = "8,64,1K,4K,16K,64K,256K,1M,8M,64M"
     )]
     sizes: Vec<usize>,
-    /// How often every peer runs.
+    /// Number of runs of every library.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
-    /// Every rank rewrites its input and reads its output between calls.
+    /// Rewrites the input and reads the output of every rank between calls.
     #[arg(long)]
     touch: bool,
     /// Fusewire's algorithm: auto, packet, signal, two_shot.
     #[arg(long, default_value = "auto")]
     algorithm: String,
-    /// Bound in seconds on one run of a peer; one that exceeds it is left out from then on.
+    /// Time limit in seconds for one run. A library that exceeds it is left out from then on.
     #[arg(long, default_value_t = 120)]
     limit: u64,
     /// Writes the tables into this Markdown file. Sections of it that start with "Prediction" or
@@ -70,11 +71,11 @@ pub(crate) fn size(text: &str) -> Result<usize> {
     }
 }
 
-/// One of the things compared.
+/// One of the compared libraries.
 #[derive(Clone, Debug)]
 pub(crate) enum Candidate {
     Mpi(Mpi),
-    /// By the name of its kind on the command line of a rank.
+    /// A program of this crate, by the name of its kind on a rank's command line.
     Own(&'static str),
 }
 
@@ -114,20 +115,20 @@ impl Candidate {
     }
 }
 
-/// Ranks of a program such as this one.
+/// Runs the ranks of this program, or of the same program compiled otherwise.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwnProgram<'a> {
     pub(crate) program: &'a Path,
-    /// Name of its kind on the command line of a rank.
+    /// Name of its kind on a rank's command line.
     pub(crate) kind: &'a str,
     pub(crate) algorithm: &'a str,
     pub(crate) touch: bool,
-    /// The shared memory of the bare program.
+    /// Descriptor of the bare program's shared memory.
     pub(crate) memory: Option<RawFd>,
 }
 
 impl OwnProgram<'_> {
-    /// Runs the ranks as processes. `None` when they did not end within `limit`.
+    /// Runs the ranks as processes. Returns `None` if they do not end within `limit`.
     pub(crate) fn run(
         &self,
         ranks: usize,
@@ -165,7 +166,7 @@ pub(crate) struct Sample {
     pub(crate) ranks: usize,
     /// Index of the candidate.
     pub(crate) who: usize,
-    /// Ping-pong before and after.
+    /// Ping-pong times before and after the run.
     pub(crate) ping_pong: [Option<f64>; 2],
     pub(crate) figures: Vec<Figure>,
 }

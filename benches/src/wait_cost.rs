@@ -1,5 +1,6 @@
-//! What it costs that waits end: the same program with kernels whose waits are bounded and with kernels whose are not
-//! (`--cfg fusewire_unbounded`: no time-out, no abort word, no failure record, no progress, no fingerprint, no busy word).
+//! Measures the cost of bounded waits: the same program with kernels whose waits are bounded, and
+//! with kernels compiled with `--cfg fusewire_unbounded`, which have no time-out, abort word,
+//! failure record, progress, fingerprint or busy word.
 //!
 //! ```text
 //! RUSTFLAGS='--cfg fusewire_unbounded' cargo build --release -p fusewire-benches --target-dir target/unbounded
@@ -9,7 +10,7 @@
 //! fusewire-benches wait-cost --device cuda --unbounded target/unbounded/images
 //! ```
 //!
-//! Either kind of kernel runs in processes of its own, in turns, round by round.
+//! Each kind of kernel runs in processes of its own, alternating round by round.
 
 use core::fmt::Write as _;
 use core::time::Duration;
@@ -31,7 +32,7 @@ use crate::measure::Schedule;
 use crate::versus::{OwnProgram, size};
 use crate::versus_cuda::statistics::{Interval, median, ratio};
 
-/// What `fusewire-benches built` prints.
+/// Output of `fusewire-benches built`.
 pub(crate) const BUILT: &str = if cfg!(fusewire_unbounded) {
     "unbounded"
 } else {
@@ -46,17 +47,17 @@ enum DeviceKind {
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Where the kernels run.
+    /// Device that runs the kernels.
     #[arg(long, value_enum, default_value_t = DeviceKind::Cpu)]
     device: DeviceKind,
-    /// For the CPU this program, built with `--cfg fusewire_unbounded`; for a GPU the folder of images that
-    /// `fusewire-build build --unbounded` wrote.
+    /// For the CPU: this program, built with `--cfg fusewire_unbounded`. For a GPU: the folder of
+    /// images that `fusewire-build build --unbounded` wrote.
     #[arg(long, value_name = "PATH")]
     unbounded: PathBuf,
-    /// Ranks: of the CPU's as many as there are cores, or fewer; 2, 4 or 8 on a GPU.
+    /// Number of ranks: at most the number of cores on the CPU; 2, 4 or 8 on a GPU.
     #[arg(long, default_value_t = 2)]
     ranks: usize,
-    /// Bytes of an all_reduce of float sums, with K or M for 1024s of them.
+    /// Sizes of the all_reduce of f32 sums in bytes, with suffix K or M for powers of 1024.
     #[arg(
         long,
         value_delimiter = ',',
@@ -64,24 +65,24 @@ pub(crate) struct Arguments {
         default_value = "64,1K,8K,64K,1M,8M"
     )]
     sizes: Vec<usize>,
-    /// Rounds, in each of which either kind runs once; from 6 on there is an interval.
+    /// Rounds; each runs both kinds once. From 6 rounds on the table has confidence intervals.
     #[arg(long, default_value_t = 21)]
     rounds: usize,
-    /// The GPU that all ranks share.
+    /// GPU that all ranks share.
     #[arg(long, default_value_t = 0)]
     gpu: u32,
     /// Appends the table to this file.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// More arguments of `versus cuda`, which measures on a GPU.
+    /// Further arguments of `versus cuda`, which measures on a GPU.
     #[arg(last = true)]
     more: Vec<String>,
 }
 
-/// Algorithm and bytes, in the order of the table.
+/// Algorithm and size in bytes, in the order of the table.
 type Case = (String, usize);
 
-/// ns of a call, for each case, of one run.
+/// Nanoseconds per call of each case in one run.
 type Run = BTreeMap<Case, f64>;
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
@@ -119,7 +120,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     };
     let mut times: BTreeMap<Case, [Vec<f64>; 2]> = BTreeMap::new();
     for round in 0..arguments.rounds {
-        // Each round begins with the other one.
+        // Rounds alternate the order, so that neither kind always runs first.
         let first = round % 2 == 1;
         let mut runs = [Run::new(), Run::new()];
         for unbounded in [first, !first] {
@@ -129,7 +130,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
         }
         let [bounded, unbounded] = runs;
         for (case, with) in bounded {
-            // What one of the two has left out is no pair.
+            // Only cases that both kinds have measured are compared.
             if let Some(&without) = unbounded.get(&case) {
                 let [all_with, all_without] = times.entry(case).or_default();
                 all_with.push(with);
@@ -147,7 +148,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The other program must be what it is said to be: else both sides are the same.
+/// Checks that `program` was built without bounded waits; otherwise both sides would be the same.
 fn check_program(program: &Path) -> Result<()> {
     let output = Command::new(program)
         .arg("built")
@@ -164,7 +165,7 @@ fn check_program(program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The images must be there, and others than the library's own.
+/// Checks that the images exist and differ from the library's own.
 fn check_images(arguments: &Arguments) -> Result<String> {
     let gpu = Gpu::open(Device::Cuda(arguments.gpu))?;
     let properties = gpu.properties();
@@ -208,7 +209,7 @@ fn on_cpu(arguments: &Arguments, program: &Path, cores: &[usize]) -> Result<Run>
     Ok(run)
 }
 
-/// Runs `versus cuda` in a process of its own, with the bounded or the unbounded images.
+/// Runs `versus cuda` in a child process, with the bounded or the unbounded images.
 fn on_cuda(arguments: &Arguments, program: &Path, unbounded: bool) -> Result<Run> {
     let folder = tempfile::tempdir()?;
     let json = folder.path().join("run.json");
@@ -237,7 +238,7 @@ fn on_cuda(arguments: &Arguments, program: &Path, unbounded: bool) -> Result<Run
     figures(&fs::read_to_string(&json)?)
 }
 
-/// Our side's medians in what `versus cuda --json` writes.
+/// Extracts Fusewire's medians from the output of `versus cuda --json`.
 fn figures(text: &str) -> Result<Run> {
     let report: Value = serde_json::from_str(text)?;
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! `versus cuda` from its first call of the driver to its tables, without a GPU: on the fake of the driver, where the kernels of
-//! both sides run by host threads. Figures mean nothing there; results, checks and reports do.
+//! Runs `versus cuda` without a GPU, on the fake CUDA driver, which executes the kernels of both
+//! sides on host threads. Times have no meaning there; results, checks and reports are tested.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use std::process::{Command, Output};
 use fusewire::gpu::images::Images;
 use fusewire_baseline_fake::{VARIABLE, image, library};
 
-/// The shared object with the baseline's kernels, made of the sources after `change` has given one another text; `None` where
-/// there is no g++.
+/// Compiles the baseline's kernels to a shared object. `change` replaces a text in one of the
+/// sources. Returns `None` without g++.
 fn emulation(folder: &Path, change: Option<(&str, &str, &str)>) -> Option<PathBuf> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
     let copy = |from: PathBuf, to: PathBuf| {
@@ -49,7 +49,7 @@ fn emulation(folder: &Path, change: Option<(&str, &str, &str)>) -> Option<PathBu
     Some(object)
 }
 
-/// Runs the harness on the fake.
+/// Runs `versus cuda` on the fake driver.
 fn versus(folder: &Path, object: &Path, arguments: &[&str]) -> Output {
     let cubin = cubin(folder, object);
     command(folder, object)
@@ -66,7 +66,7 @@ fn versus(folder: &Path, object: &Path, arguments: &[&str]) -> Output {
         .expect("the harness")
 }
 
-/// The program, with the fake as its driver.
+/// Returns a command of the program with the fake driver.
 fn command(folder: &Path, object: &Path) -> Command {
     let driver = folder.join("driver");
     fs::create_dir_all(&driver).expect("a folder");
@@ -87,7 +87,7 @@ fn cubin(folder: &Path, object: &Path) -> PathBuf {
     cubin
 }
 
-/// Name and wrong elements of every candidate of a section.
+/// Returns name and number of wrong elements of every candidate of a section.
 fn candidates(folder: &Path, section: &str) -> Vec<(String, u64)> {
     let text = fs::read_to_string(folder.join("out.json")).expect("JSON");
     let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -154,7 +154,8 @@ fn a_wrong_baseline_is_named_and_makes_the_run_fail() {
         "store(to + i + u * stride, sums[u]);",
         "store(to + i, sums[u]);",
     );
-    // With more vectors than threads, what is unrolled then writes some of them only.
+    // The seeded bug skips some vectors in the unrolled loop, which needs more vectors than
+    // threads.
     let Some(object) = emulation(at, Some(change)) else {
         return;
     };
@@ -223,7 +224,7 @@ fn what_bounds_cost_is_measured_with_other_images_only() {
     let mut own = own.expect("the library's own").bytes;
     assert_eq!(own.pop(), Some(0));
     fs::write(images.join("all_reduce.sm_80.ptx"), &own).expect("written");
-    // The fake has an architecture of its own, whose image the library may have.
+    // The library may have an image for the fake device's architecture.
     let newer = Images::in_folders("sm_90", Vec::new()).library("all_reduce");
     let mut newer = newer.expect("the library's own").bytes;
     assert_eq!(newer.pop(), Some(0));
@@ -237,7 +238,7 @@ fn what_bounds_cost_is_measured_with_other_images_only() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
-    // What is slow is left out; what the library takes by itself stays.
+    // Slow candidates are left out, but never the library's own choice.
     assert!(
         table.contains("| auto: ") && table.contains(" | 512 | "),
         "{table}"

@@ -1,5 +1,5 @@
-//! The baseline compiles, its arguments lie where the harness puts them, and its algorithms are right: host threads run them,
-//! and copies that were broken on purpose are found out.
+//! Tests that the baseline compiles, that its argument layout is the harness's, and that its
+//! algorithms are correct. Host threads run the algorithms; copies with a seeded bug must fail.
 
 use std::collections::BTreeMap;
 use std::process::Output;
@@ -7,7 +7,7 @@ use std::process::Output;
 use super::*;
 use crate::versus_cuda::entries;
 
-/// Skips with a printed reason; `FUSEWIRE_REQUIRE` naming `what` makes it a failure.
+/// Prints why a test is skipped. Panics if `FUSEWIRE_REQUIRE` names `what`.
 fn skip(what: &str, reason: &str) {
     let required = env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
     assert!(
@@ -52,7 +52,7 @@ fn cubins_are_made() {
     assert!(error.to_string().contains("sm_1"), "{error}");
 }
 
-/// The kernels of a PTX text, each with offset and size of its parameters.
+/// Returns the kernels of a PTX text, each with offsets and sizes of its parameters.
 fn parameters(ptx: &str) -> BTreeMap<String, Vec<(usize, usize)>> {
     let mut kernels = BTreeMap::new();
     for kernel in ptx.split(".visible .entry ").skip(1) {
@@ -91,13 +91,14 @@ fn arguments_lie_where_they_are_expected() {
         .collect();
     assert!(there.len() > 60, "{} kernels", there.len());
     assert_eq!(there, expected);
-    // What peers write is never read by the non-coherent path, and scopes reach other GPUs.
+    // No load may use the non-coherent path, because peers write the data. System scope reaches
+    // other GPUs.
     assert!(!ptx.contains("ld.global.nc"));
     assert!(ptx.contains("st.release.sys") && ptx.contains("ld.acquire.sys"));
     assert!(!ptx.contains(".gpu."));
 }
 
-/// Compiles the check with `change`, which gives a file another text, and runs it.
+/// Compiles and runs the check. `change` replaces a text in one of the sources.
 fn check(folder: &Path, change: Option<(&str, &str, &str)>, kernel: &[&str]) -> Option<Output> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/emulation");
     let emulation = folder.join("emulation");
@@ -113,7 +114,7 @@ fn check(folder: &Path, change: Option<(&str, &str, &str)>, kernel: &[&str]) -> 
         fs::write(&path, text.replacen(old, new, 1)).expect("written");
     }
     let program = folder.join("check");
-    // What was broken may wait for ever.
+    // A seeded bug may cause an endless wait.
     let polls = change.map(|_| "-DPOLLS=(1u << 14)");
     let made = Command::new("g++")
         .args(polls)
@@ -152,7 +153,8 @@ fn host_threads_get_the_right_sums() {
     assert_eq!(unknown.expect("it runs").code(), Some(2));
 }
 
-/// Each protocol without one of its waits: the check must say so. Threads are late by chance, so it may take several runs.
+/// Removes one wait of each protocol; the check must fail. Thread timing is random, so this may
+/// take several runs.
 #[test]
 fn a_missing_wait_is_found() {
     let relaxed = "barrier.template finish<Order::Relaxed>();";

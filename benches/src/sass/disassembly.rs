@@ -1,4 +1,4 @@
-//! Reads what nvdisasm prints: kernels, their instructions, their innermost loops.
+//! Parses the output of nvdisasm: kernels, their instructions and innermost loops.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,22 +18,22 @@ enum Line {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Instruction {
-    /// `P0`, `!P0` or nothing.
+    /// `P0`, `!P0` or empty.
     guard: String,
-    /// With its modifiers: `LDG.E.128`.
+    /// Opcode with modifiers: `LDG.E.128`.
     name: String,
     operands: String,
 }
 
-/// What an innermost loop consists of.
+/// Instruction counts of an innermost loop.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Loop {
     pub(super) instructions: usize,
-    /// Loads of 16 bytes that a pass does, whichever way guards go.
+    /// Loads of 16 bytes per iteration, whatever the values of the guards.
     pub(super) loads: usize,
-    /// Stores of 16 bytes, likewise.
+    /// Stores of 16 bytes per iteration.
     pub(super) stores: usize,
-    /// Loads of 16 bytes before anything needs one of their results.
+    /// Loads of 16 bytes before the first use of one of their results.
     pub(super) under_way: usize,
     pub(super) integer: usize,
     pub(super) float: usize,
@@ -42,7 +42,7 @@ pub(super) struct Loop {
 }
 
 impl Loop {
-    /// Vectors of 16 bytes that a pass moves.
+    /// Returns the vectors of 16 bytes that an iteration moves.
     pub(super) fn moved(&self) -> usize {
         self.loads + self.stores
     }
@@ -74,13 +74,13 @@ impl Code {
             .with_context(|| format!("there is no kernel {kernel} in the machine code"))
     }
 
-    /// Instructions of `kernel`; 0 where it is not there.
+    /// Returns the number of instructions of `kernel`, or 0 if it does not exist.
     pub(super) fn length(&self, kernel: &str) -> usize {
         self.lines(kernel)
             .map_or(0, |lines| instructions(lines).count())
     }
 
-    /// The innermost loops of `kernel` that load or store 16 bytes at a time.
+    /// Returns the innermost loops of `kernel` that load or store 16 bytes at a time.
     pub(super) fn data_loops(&self, kernel: &str) -> Result<Vec<Loop>> {
         let lines = self.lines(kernel)?;
         let labels: BTreeMap<&str, usize> = lines
@@ -91,7 +91,7 @@ impl Code {
                 Line::Instruction(_) => None,
             })
             .collect();
-        // From a label to the branch back to it.
+        // A loop spans from a label to the branch back to it.
         let spans: Vec<(usize, usize)> = lines
             .iter()
             .enumerate()
@@ -148,7 +148,7 @@ impl Line {
 }
 
 impl Instruction {
-    /// The label that a branch goes to.
+    /// Returns the target label of a branch.
     fn target(&self) -> Option<&str> {
         if !self.name.starts_with("BRA") {
             return None;
@@ -217,7 +217,7 @@ impl Loop {
     }
 }
 
-/// Counts of instructions by their guards: of `@P0` and `@!P0` only one happens.
+/// Counts instructions by guard. Of those under `@P0` and `@!P0` only one set is executed.
 #[derive(Debug, Default)]
 struct GuardCounts(BTreeMap<String, [usize; 2]>);
 
@@ -268,7 +268,7 @@ mod tests {
     fn loops_are_found_and_counted() {
         let code = Code::parse(TEXT);
         assert_eq!((code.length("sum"), code.length("other")), (14, 1));
-        // Neither the outer one nor the one of 8 bytes.
+        // The outer loop and the loop that moves 8 bytes are excluded.
         let loops = code.data_loops("sum").expect("the kernel");
         let expected = Loop {
             instructions: 8,

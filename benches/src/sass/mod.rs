@@ -1,5 +1,5 @@
-//! The inner loops of two compilers' machine code side by side: what an instruction scheduler has to issue for each 16 bytes
-//! that a kernel moves, and how many loads it has under way before it waits for the first.
+//! Compares the inner loops in the machine code of two compilers: the instructions issued for each
+//! 16 bytes that a kernel moves, and the number of loads in flight before the first wait.
 
 mod disassembly;
 
@@ -15,7 +15,7 @@ use crate::baseline;
 
 const INSTALL: &str = "pip install nvidia-cuda-nvdisasm, or a CUDA toolkit";
 
-/// Kernels that do the same: ours, the baseline's.
+/// Pairs of equivalent kernels: title, Fusewire's kernel, the baseline's kernel.
 const PAIRS: [(&str, &str, &str); 8] = [
     (
         "one shot, bf16",
@@ -61,13 +61,13 @@ const PAIRS: [(&str, &str, &str); 8] = [
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Fusewire's kernels: PTX of `fusewire-build build -p fusewire-kernels`, or a cubin.
+    /// Fusewire's kernels: PTX from `fusewire-build build -p fusewire-kernels`, or a cubin.
     #[arg(long, value_name = "FILE")]
     ours: PathBuf,
-    /// Architecture of both.
+    /// Architecture of both sides.
     #[arg(long, default_value = "sm_90")]
     target: String,
-    /// Writes the tables here; else they are printed.
+    /// Writes the tables to this file instead of printing them.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -92,7 +92,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// A cubin of our kernels.
+/// Returns a cubin of Fusewire's kernels; compiles PTX with ptxas.
 fn machine_code(arguments: &Arguments, tools: &Path, folder: &Path) -> Result<PathBuf> {
     let ours = &arguments.ours;
     let bytes = fs::read(ours).with_context(|| format!("read {}", ours.display()))?;
@@ -119,7 +119,8 @@ fn run(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// What nvdisasm says of a cubin: `$FUSEWIRE_NVDISASM`, else the one beside nvcc, else that in PATH.
+/// Disassembles a cubin with nvdisasm: `$FUSEWIRE_NVDISASM`, else the one in nvcc's folder, else
+/// the one in PATH.
 fn disassembled(tools: &Path, cubin: &Path) -> Result<String> {
     let beside = tools.join("nvdisasm");
     let nvdisasm = env::var_os("FUSEWIRE_NVDISASM")
