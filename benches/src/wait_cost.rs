@@ -3,10 +3,12 @@
 //! failure record, progress, fingerprint or busy word.
 //!
 //! ```text
-//! RUSTFLAGS='--cfg fusewire_unbounded' cargo build --release -p fusewire-benches --target-dir target/unbounded
+//! RUSTFLAGS='--cfg fusewire_unbounded' cargo build --release -p fusewire-benches \
+//!     --target-dir target/unbounded
 //! fusewire-benches wait-cost --unbounded target/unbounded/release/fusewire-benches
 //!
-//! fusewire-build build -p fusewire-kernels --unbounded --target sm_90 --out target/unbounded/images
+//! fusewire-build build -p fusewire-kernels --unbounded --target sm_90 \
+//!     --out target/unbounded/images
 //! fusewire-benches wait-cost --device cuda --unbounded target/unbounded/images
 //! ```
 //!

@@ -34,7 +34,7 @@ pub(super) struct Loop {
     /// Stores of 16 bytes per iteration.
     pub(super) stores: usize,
     /// Loads of 16 bytes before the first use of one of their results.
-    pub(super) under_way: usize,
+    pub(super) in_flight: usize,
     pub(super) integer: usize,
     pub(super) float: usize,
     pub(super) shared: usize,
@@ -197,7 +197,7 @@ impl Loop {
                     if !needed {
                         let first = Instruction::registers(&instruction.operands).next();
                         pending.extend(first.into_iter().flat_map(|first| first..first + 4));
-                        found.under_way = loads.count();
+                        found.in_flight = loads.count();
                     }
                 } else if instruction.is_wide() {
                     stores.add(&instruction.guard);
@@ -274,7 +274,7 @@ mod tests {
             instructions: 8,
             loads: 3,
             stores: 1,
-            under_way: 2,
+            in_flight: 2,
             integer: 1,
             float: 1,
             shared: 0,

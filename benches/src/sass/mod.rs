@@ -134,22 +134,23 @@ fn disassembled(tools: &Path, cubin: &Path) -> Result<String> {
 
 fn report(target: &str, ours: &Code, theirs: &Code) -> Result<String> {
     let mut text = format!(
-        "Machine code of {target}. For every kernel the loops that move 16 bytes an instruction: \
-            per 16 bytes loaded or stored the \
-         instructions issued (all; integer, float, shared memory and constants, branches), loads and stores of 16 bytes in a pass \
-         and the loads that are under way before the first result is needed. An instruction whose guard is off is counted as issued.\n"
+        "Machine code of {target}: the loops of every kernel that move 16 bytes per instruction. \
+         Columns: instructions issued per 16 bytes loaded or stored (all; integer; float; shared \
+         memory and constants; branches), loads and stores of 16 bytes per iteration, and loads in \
+         flight before the first use of a result. Instructions whose guard is false count as \
+         issued.\n"
     );
     for (what, our_kernel, their_kernel) in PAIRS {
         text += &format!(
             "\n### {what}\n\n| kernel | instructions of the kernel | in the loop | loads | stores \
-                | under way | per 16 B | integer | float | shared, const | branch \
-                |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
+             | in flight | per 16 B | integer | float | shared, const | branch |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|\n"
         );
         for (whose, code, kernel) in [("Rust", ours, our_kernel), ("C++", theirs, their_kernel)] {
             let loops = code.data_loops(kernel)?;
             ensure!(
                 !loops.is_empty(),
-                "{kernel} has no loop that moves 16 bytes an instruction"
+                "{kernel} has no loop that moves 16 bytes per instruction"
             );
             let all = code.length(kernel);
             for found in loops {
@@ -168,7 +169,7 @@ fn row(whose: &str, kernel: &str, all: usize, found: &Loop) -> String {
         found.instructions,
         found.loads,
         found.stores,
-        found.under_way,
+        found.in_flight,
         per(found.instructions),
         per(found.integer),
         per(found.float),

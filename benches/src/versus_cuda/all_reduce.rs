@@ -1,4 +1,5 @@
-//! All-reduce: ours by every algorithm, the baseline's five kernels, and a copy of as many bytes.
+//! All-reduce: Fusewire with every algorithm, the baseline's five kernels, and a copy of as many
+//! bytes.
 
 use anyhow::Result;
 use fusewire::{CallOptions, Communicator, DType, Operation, ReduceOp, Tensor};
@@ -10,17 +11,17 @@ use super::module::Baseline;
 use super::report::Row;
 use super::{Shape, data};
 
-/// Largest message that is sent by packets in one shot, and in two.
+/// Largest message, in bytes, that is sent by packets in one shot, and in two shots.
 pub(crate) const ONE_SHOT_BYTES: usize = 256 << 10;
 pub(crate) const TWO_SHOT_BYTES: usize = 1 << 20;
 
-/// Blocks that have work: a block for each `threads` vectors, up to `blocks`.
+/// Returns the number of blocks that have work: one for each `threads` vectors, at most `blocks`.
 pub(crate) fn grid(vectors: usize, threads: u32, blocks: u32) -> u32 {
     let wanted = vectors.div_ceil(threads as usize).max(1);
     u32::try_from(wanted).map_or(blocks, |wanted| wanted.min(blocks))
 }
 
-/// What one rank's part needs.
+/// State of one rank for the measurements.
 #[derive(Debug)]
 pub(crate) struct RankPart<'a> {
     pub(crate) benchmark: &'a Benchmark<'a>,
@@ -30,7 +31,7 @@ pub(crate) struct RankPart<'a> {
     pub(crate) shape: Shape,
 }
 
-/// A rank's input and output, and where they lie at every rank.
+/// Input and output of a rank, with their addresses at every rank.
 #[derive(Debug)]
 pub(crate) struct Operands {
     pub(crate) input: Tensor,
@@ -44,7 +45,7 @@ impl RankPart<'_> {
         self.benchmark.rank
     }
 
-    /// Registered memory for `count` elements, whose addresses all ranks know.
+    /// Allocates registered memory for `count` elements and exchanges the addresses.
     pub(crate) fn operands(&self, dtype: DType, count: usize) -> Result<Operands> {
         let input = self.comm.alloc(dtype, count)?;
         let output = self.comm.alloc(dtype, count)?;
@@ -57,7 +58,7 @@ impl RankPart<'_> {
         })
     }
 
-    /// All sizes of a type.
+    /// Measures all sizes of a type.
     pub(crate) fn all_sizes(
         &self,
         dtype: DType,
@@ -69,7 +70,7 @@ impl RankPart<'_> {
         let width = data::size(dtype);
         let operands = self.operands(dtype, most / width)?;
         let (rank, ranks) = (self.rank(), self.shape.ranks);
-        // Two sets of numbers, in turn.
+        // Two alternating sets of values.
         let own = [0, 1].map(|salt| data::input(dtype, rank, most / width, salt));
         let sums = [0, 1].map(|salt| data::sum(dtype, ranks, most / width, salt));
         let mut rows = Vec::new();
@@ -116,7 +117,8 @@ impl RankPart<'_> {
         Ok(rows)
     }
 
-    /// Ours: the plan's choice first, then the other algorithms that this size has.
+    /// Returns Fusewire's candidates: the plan's choice first, then the other algorithms for this
+    /// size.
     pub(crate) fn ours(&self, operands: &Operands, dtype: DType) -> Result<Vec<Candidate>> {
         let mut taken = Vec::new();
         let mut list = Vec::new();
@@ -147,7 +149,8 @@ impl RankPart<'_> {
         Ok(list)
     }
 
-    /// The baseline's kernels that this size has. Each gets the blocks that have work, up to as many as ours.
+    /// Returns the baseline's kernels for this size. Each is launched with the blocks that have
+    /// work, at most as many as Fusewire's.
     pub(crate) fn theirs(
         &self,
         operands: &Operands,
@@ -220,7 +223,7 @@ impl RankPart<'_> {
             .collect()
     }
 
-    /// Every rank copies its input to its output, by as many blocks as the others have.
+    /// Returns a copy of every rank's input to its output, with the same number of blocks.
     fn copy(&self, operands: &Operands, bytes: usize) -> Result<Candidate> {
         let entry = Entry {
             kernel: Kernel::Copy,

@@ -1,4 +1,4 @@
-//! One rank's part of a comparison: candidates, checked and timed side by side.
+//! Checks and times the candidates of a comparison, on one rank.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -13,20 +13,20 @@ use super::entries::{Entry, Kernel, Values};
 use super::module::{Baseline, Launch};
 use super::rendezvous::Rendezvous;
 
-/// Operations of a captured graph, where nothing else is asked for.
+/// Default number of operations in a captured graph.
 pub(crate) const OPERATIONS: usize = 100;
-/// Eager operations before the clock starts.
+/// Eager operations to warm up, before the first event.
 const WARM: usize = 20;
-/// A candidate that takes so many times as long as the best of its side is left out of the rounds.
+/// A candidate slower than the best of its side by this factor is left out of the rounds.
 const SLOW: f64 = 1.5;
-/// What one measurement is to take, ns.
+/// Intended duration of one measurement, in ns.
 const TARGET_NS: f64 = 4e6;
 
-/// How operations are enqueued.
+/// Launch mode of the operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
-    /// One by one.
+    /// One launch each.
     Eager,
     /// In captured graphs of 100.
     Graph,
@@ -40,7 +40,8 @@ impl Mode {
         }
     }
 
-    /// How many launches of what takes `ns` make a measurement: of operations, or of graphs.
+    /// Returns the number of launches per measurement, of operations or of graphs, for an operation
+    /// of `ns`.
     fn repeats(self, ns: f64, operations: usize) -> usize {
         let wanted = TARGET_NS / ns.max(1.0);
         match self {
@@ -50,12 +51,12 @@ impl Mode {
     }
 }
 
-/// Whose kernels.
+/// Side of the comparison that a candidate belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Side {
     OwnProgram,
-    /// All-reduce of ours, and a kernel behind it.
+    /// Fusewire's all-reduce, followed by a separate kernel.
     OursApart,
     Theirs,
     TheirsApart,
@@ -63,7 +64,7 @@ pub(crate) enum Side {
     Floor,
 }
 
-/// A kernel, or what enqueues one.
+/// A launch of a kernel, or a call that enqueues one.
 #[derive(Debug)]
 pub(crate) enum Step {
     AllReduce {
@@ -78,7 +79,7 @@ pub(crate) enum Step {
     Launch(Launch),
 }
 
-/// What a norm works on, one rank's.
+/// Buffers of a norm, on one rank.
 #[derive(Clone, Debug)]
 pub(crate) struct NormBuffers {
     pub(crate) input: Tensor,
@@ -114,8 +115,9 @@ impl Step {
                 comm.all_reduce_norm_async(&norm)?;
             }
             Self::Launch(launch) => {
-                // SAFETY: the addresses are those of tensors that the caller of `compare` holds, and of `Buffers`, which outlive
-                // the ranks' threads; the kernels' protocols order the accesses of ranks.
+                // SAFETY: the addresses are those of tensors that the caller of `compare` holds,
+                // and of `Buffers`, which outlive the ranks' threads. The kernels' protocols order
+                // the accesses of ranks.
                 unsafe { launch.enqueue(stream)? };
             }
         }
@@ -123,12 +125,13 @@ impl Step {
     }
 }
 
-/// One way of doing what is compared.
+/// One implementation of the compared operation.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub(crate) name: String,
     pub(crate) side: Side,
-    /// Barriers without a fence, with one, and one-way trips of packets of one operation.
+    /// Waits of one operation: barriers without a fence, barriers with one, one-way packet
+    /// latencies.
     pub(crate) waits: (u32, u32, u32),
     pub(crate) steps: Vec<Step>,
 }
@@ -140,21 +143,21 @@ impl Candidate {
     }
 }
 
-/// What a candidate has done.
+/// Result of a candidate.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) side: Side,
     pub(crate) waits: (u32, u32, u32),
-    /// ns of one operation, the slowest rank's, one of each round; none where it was left out.
+    /// ns of one operation on the slowest rank, one value per round; empty if it was left out.
     pub(crate) ns: Vec<f64>,
-    /// Why it was left out.
+    /// Reason why it was left out.
     pub(crate) left_out: Option<String>,
-    /// Wrong elements, of all ranks.
+    /// Wrong elements on all ranks.
     pub(crate) wrong: u64,
 }
 
-/// A candidate that runs.
+/// A candidate that is being measured.
 struct Runner {
     candidate: Candidate,
     graph: Option<GraphExec>,
@@ -162,7 +165,7 @@ struct Runner {
     repeats: usize,
 }
 
-/// One rank.
+/// The benchmark on one rank.
 #[derive(Debug)]
 pub(crate) struct Benchmark<'a> {
     pub(crate) stream: Stream,
@@ -171,17 +174,17 @@ pub(crate) struct Benchmark<'a> {
     pub(crate) latch: &'a Latch,
     pub(crate) rank: usize,
     pub(crate) rounds: usize,
-    /// Operations of a graph.
+    /// Operations per graph.
     pub(crate) operations: usize,
-    /// Turns of the latch so far.
+    /// Number of times that the latch has been used.
     pub(crate) turn: Cell<u32>,
 }
 
 impl Benchmark<'_> {
-    /// Checks the candidates, leaves out those that are wrong or slow, and times the others in
-    /// rounds, in each of which another one begins. All ranks together, with the same candidates.
-    /// For each, `spoil` overwrites what `check` looks at and puts other numbers into the inputs,
-    /// and `check` gives the wrong elements of this rank; both take the candidate's index.
+    /// Checks the candidates, leaves out wrong and slow ones, and times the others in rounds, each
+    /// of which starts with a different candidate. All ranks call this with the same candidates.
+    /// For each candidate index, `spoil` overwrites the results and changes the inputs, and `check`
+    /// returns the number of wrong elements on this rank.
     pub(crate) fn compare(
         &self,
         mode: Mode,
@@ -203,7 +206,7 @@ impl Benchmark<'_> {
             if runner.figure.wrong > 0 {
                 runner.figure.left_out = Some("wrong".to_owned());
             } else {
-                // The first measurement warms up.
+                // The first measurement warms up and is dropped.
                 for _ in 0..2 {
                     let ns = self.time(mode, &mut runner)?;
                     runner.figure.ns = vec![ns];
@@ -226,7 +229,7 @@ impl Benchmark<'_> {
                 }
             }
         }
-        // Graphs end where nothing runs: to free one may wait for the device.
+        // Graphs are dropped while nothing runs, because freeing one may wait for the device.
         self.rendezvous.wait()?;
         let figures = runners.into_iter().map(|runner| {
             drop(runner.graph);
@@ -290,10 +293,10 @@ impl Benchmark<'_> {
         Ok(())
     }
 
-    /// ns of an operation on the slowest rank, by the GPU's clock. What is launched first is a
-    /// barrier of all ranks on the device, so the ranks' clocks start together. Graphs wait for a
-    /// latch until all of them are enqueued: their time is the device's alone. Eager operations do
-    /// not: theirs has the host's part in it.
+    /// Returns the ns of an operation on the slowest rank, by the GPU's clock. The first launch
+    /// synchronizes all ranks on the device, so their clocks start together. Graphs wait for a
+    /// latch until all of them are enqueued, so their time excludes the host. The time of eager
+    /// operations includes it.
     fn time(&self, mode: Mode, runner: &mut Runner) -> Result<f64> {
         let (start, end) = (Event::new(), Event::new());
         let name = runner.figure.name.clone();
@@ -322,7 +325,7 @@ impl Benchmark<'_> {
         self.rendezvous.greatest(self.rank, ns)
     }
 
-    /// Has the stream wait until the latch opens for the next turn.
+    /// Enqueues a wait until the latch is opened for the next turn.
     fn wait_for_latch(&self) -> Result<()> {
         self.turn.set(self.turn.get() + 1);
         let entry = Entry {
@@ -336,12 +339,12 @@ impl Benchmark<'_> {
             ..Values::default()
         };
         let mut latch = self.baseline.launch(entry, &values, 1, 32, 0)?;
-        // SAFETY: the latch lives until the ranks' threads have ended and waited for their streams.
+        // SAFETY: the latch lives until the ranks' threads have waited for their streams and ended.
         unsafe { latch.enqueue(RawStream(self.stream.as_raw() as usize)) }
     }
 }
 
-/// Leaves out, of each side, what takes much longer than its best; never the floor.
+/// Leaves out the candidates that are much slower than the best of their side, except the floor.
 fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
     let mut figures: Vec<_> = figures.collect();
     for side in [
@@ -356,7 +359,7 @@ fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
             .filter_map(|figure| figure.ns.first().copied())
             .min_by(f64::total_cmp);
         let Some(best) = best else { continue };
-        // What the library would take by itself always stays.
+        // The library's own choice is never left out.
         let stays = |figure: &Figure| figure.name.starts_with(AUTO);
         for figure in &mut figures {
             let slow = figure.ns.first().is_some_and(|ns| *ns > SLOW * best);
@@ -368,7 +371,7 @@ fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
     }
 }
 
-/// Name of what the library does where nothing is asked for.
+/// Name of the library's own choice of algorithm.
 pub(crate) const AUTO: &str = "auto";
 
 #[cfg(test)]
@@ -414,7 +417,7 @@ mod tests {
             .map(|figure| figure.name.as_str())
             .collect();
         assert_eq!(left, ["signal", "two_stage_pull"]);
-        // A wrong one sets no standard.
+        // A wrong candidate does not count as the best.
         let mut figures = [
             figure("one_stage", Side::Theirs, 1.0),
             figure("two_stage_push", Side::Theirs, 50.0),

@@ -1,4 +1,4 @@
-//! Device memory of the baseline: what its ranks share.
+//! Device memory that the baseline's ranks share.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use super::entries::{SIGNAL_PAD_BYTES, VECTOR};
 /// Bytes of a unit of packets, and units of a vector.
 const UNIT: usize = 16;
 const PLANES: usize = 2;
-/// Vectors that lie together in a buffer of packets.
+/// Contiguous vectors in a packet buffer.
 const GROUP: usize = 32;
 
-/// Memory that is freed when it is dropped: when nothing runs on the device any more.
+/// Device memory, freed on drop. No kernel that uses it may run then.
 #[derive(Debug)]
 struct Memory {
     gpu: Arc<Gpu>,
@@ -23,7 +23,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Zeroed.
+    /// Allocates zeroed memory.
     fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
         Ok(Self {
             gpu: Arc::clone(gpu),
@@ -36,7 +36,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it came from `allocate`, and its users, the ranks' threads, have ended and waited for their streams.
+        // SAFETY: the memory came from `allocate`. The ranks' threads, its only users, have waited
+        // for their streams and ended.
         if let Err(error) = unsafe { self.gpu.driver().release(self.raw) } {
             eprintln!(
                 "{} bytes of device memory could not be freed: {error}",
@@ -46,7 +47,7 @@ impl Drop for Memory {
     }
 }
 
-/// The same memory at every rank.
+/// One allocation per rank, all of the same size.
 #[derive(Debug)]
 pub(crate) struct Peers(Vec<Memory>);
 
@@ -56,25 +57,25 @@ impl Peers {
         Ok(Self(each.collect::<Result<_>>()?))
     }
 
-    /// Addresses, by rank.
+    /// Returns the addresses by rank.
     pub(crate) fn addresses(&self) -> Vec<u64> {
         self.0.iter().map(|memory| memory.raw.address).collect()
     }
 }
 
-/// Vectors that a block needs room for, where `vectors` are dealt out to `blocks` blocks thread by thread: a multiple of a
-/// group.
+/// Returns the capacity in vectors that a block needs, a multiple of [`GROUP`], when `vectors` are
+/// distributed over `blocks` blocks thread by thread.
 pub(crate) fn capacity(vectors: usize, blocks: usize, threads: usize) -> usize {
     let turns = vectors.div_ceil(blocks * threads).max(1);
     (turns * threads).next_multiple_of(GROUP)
 }
 
-/// Bytes of a rank's buffer of packets: two buffers for each block and part.
+/// Returns the bytes of a rank's packet buffer, which holds two buffers for each block and part.
 pub(crate) fn packet_bytes(blocks: usize, parts: usize, ranks: usize, capacity: usize) -> usize {
     blocks * 2 * parts * ranks * PLANES * UNIT * capacity
 }
 
-/// Signal pads and a buffer for one family of kernels: an order of exchanges of its own.
+/// Signal pads and packet buffer of one kernel family, which counts its exchanges separately.
 #[derive(Debug)]
 pub(crate) struct Packets {
     pub(crate) pads: Peers,
@@ -102,16 +103,16 @@ impl Packets {
     }
 }
 
-/// A word of page-locked host memory at which kernels wait.
+/// A word of page-locked host memory that kernels poll.
 #[derive(Debug)]
 pub(crate) struct Latch {
     gpu: Arc<Gpu>,
     memory: HostMemory,
 }
 
-// SAFETY: the memory is used as an atomic word only, until it is freed.
+// SAFETY: until it is freed, the memory is accessed as an atomic word only.
 unsafe impl Send for Latch {}
-// SAFETY: as above.
+// SAFETY: `open` and `address` need no exclusive access: the word is atomic.
 unsafe impl Sync for Latch {}
 
 impl Latch {
@@ -122,14 +123,15 @@ impl Latch {
         })
     }
 
-    /// Its address for the device.
+    /// Returns the word's device address.
     pub(crate) fn address(&self) -> u64 {
         self.memory.device
     }
 
-    /// Lets through who waits for `turn`.
+    /// Releases the kernels that wait for `turn`.
     pub(crate) fn open(&self, turn: u32) {
-        // SAFETY: 64 bytes of page-locked memory, which lives as long as this value, and which kernels only read.
+        // SAFETY: the memory has 64 bytes, is aligned by the allocation, lives as long as `self`,
+        // and is only read by kernels.
         let word = unsafe { AtomicU32::from_ptr(self.memory.host.cast::<u32>()) };
         word.store(turn, Ordering::Release);
     }
@@ -137,18 +139,19 @@ impl Latch {
 
 impl Drop for Latch {
     fn drop(&mut self) {
-        // SAFETY: it came from `allocate_host`; the ranks have waited for their streams.
+        // SAFETY: the memory came from `allocate_host`, and the ranks have waited for their
+        // streams.
         if let Err(error) = unsafe { self.gpu.driver().release_host(self.memory) } {
             eprintln!("page-locked memory could not be freed: {error}");
         }
     }
 }
 
-/// All of it.
+/// All device memory of the baseline.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     pub(crate) latch: Latch,
-    /// Of the kernels with barriers.
+    /// Signal pads of the kernels with barriers.
     pub(crate) pads: Peers,
     pub(crate) scratches: Peers,
     pub(crate) one_shot: Packets,
@@ -161,7 +164,8 @@ pub(crate) struct Buffers {
 mod tests {
     use super::*;
 
-    /// Returns the offset of the last unit that a launch uses, by `Exchange::unit_offset` in `cuda/packets.cuh`.
+    /// Returns the offset of the last unit that a launch uses, by `Exchange::unit_offset` in
+    /// `cuda/packets.cuh`.
     fn last(blocks: usize, parts: usize, ranks: usize, capacity: usize, local: usize) -> usize {
         let group =
             ((((blocks - 1) * 2 + 1) * parts) + parts - 1) * (capacity / GROUP) + local / GROUP;

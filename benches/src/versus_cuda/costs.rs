@@ -1,4 +1,5 @@
-//! What the parts cost: a launch, a node of a graph, a barrier, a signal there and back, a copy.
+//! Measures the parts of an operation: a launch, a graph node, a barrier, a signal round trip, a
+//! copy.
 
 use std::sync::Arc;
 
@@ -15,16 +16,16 @@ use super::entries::{Entry, Kernel, Order, VECTOR, Values};
 use super::module::{Baseline, Launch};
 use super::statistics::{Interval, interval};
 
-/// Bytes of the copy whose rate is the machine's: more than its L2 has.
+/// Bytes of the copy that measures memory bandwidth; larger than the L2 cache.
 const COPIED: usize = 256 << 20;
-/// Turns of two launches; what the difference takes has no start and no end in it.
+/// Turns of two launches. The difference of their times excludes start and end of the kernel.
 const TURNS: [u32; 2] = [200, 1200];
 
-/// A cost.
+/// A measured cost.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cost {
     pub(crate) what: String,
-    /// 1 where no other rank takes part.
+    /// Number of ranks that take part.
     pub(crate) ranks: usize,
     pub(crate) unit: &'static str,
     pub(crate) values: Vec<f64>,
@@ -43,12 +44,12 @@ impl Cost {
     }
 }
 
-/// The order's name in the list of costs.
+/// Returns the name of a barrier of this order in the table.
 pub(crate) fn barrier_name(order: Order) -> String {
     format!("barrier, {}", order.name())
 }
 
-/// The name of a signal there and back.
+/// Returns the name of a signal round trip of this order in the table.
 pub(crate) fn signal_name(order: Order) -> String {
     format!("signal there and back, {}", order.name())
 }
@@ -61,7 +62,7 @@ fn entry(kernel: Kernel, ranks: usize) -> Entry {
     }
 }
 
-/// Seconds that `times` calls of `one` take on the device by its clock, behind `warm` calls.
+/// Returns the seconds that `times` calls of `one` take by the device's clock, after `warm` calls.
 fn timed(
     stream: &Stream,
     warm: usize,
@@ -78,12 +79,12 @@ fn timed(
 }
 
 fn enqueue(launch: &mut Launch, stream: &Stream) -> Result<()> {
-    // SAFETY: empty kernels use no memory; the others use pads and copies that the callers here hold until they have waited
-    // for the stream.
+    // SAFETY: the empty kernel uses no memory. The callers in this file hold the pads and buffers
+    // of the other kernels until they have waited for the stream.
     unsafe { launch.enqueue(RawStream(stream.as_raw() as usize)) }
 }
 
-/// Costs that one stream pays alone.
+/// Measures the costs that involve a single stream.
 pub(crate) fn alone(gpu: &Arc<Gpu>, baseline: &Baseline, rounds: usize) -> Result<Vec<Cost>> {
     let stream = Stream::on_device(gpu.device())?;
     let mut empty = baseline.launch(entry(Kernel::Empty, 1), &Values::default(), 1, 32, 0)?;
@@ -122,7 +123,7 @@ pub(crate) fn alone(gpu: &Arc<Gpu>, baseline: &Baseline, rounds: usize) -> Resul
         let taken = timed(&stream, 2, 10, || enqueue(&mut copy, &stream))?;
         rates.push((10 * COPIED) as f64 / taken / 1e9);
     }
-    // The first round warms up.
+    // The first round warms up and is dropped.
     for values in [&mut launches, &mut nodes, &mut rates] {
         values.remove(0);
     }
@@ -141,7 +142,7 @@ pub(crate) fn alone(gpu: &Arc<Gpu>, baseline: &Baseline, rounds: usize) -> Resul
     ])
 }
 
-/// Costs that ranks pay together; all ranks call this.
+/// Measures the costs that involve several ranks. All ranks call this.
 pub(crate) fn together(
     benchmark: &Benchmark<'_>,
     baseline: &Baseline,
@@ -173,7 +174,7 @@ pub(crate) fn together(
     Ok(costs)
 }
 
-/// us of one turn, one value of each round.
+/// Returns the microseconds of one turn, one value per round.
 fn turns(
     benchmark: &Benchmark<'_>,
     baseline: &Baseline,
@@ -198,7 +199,7 @@ fn turns(
         let mut taken = [0.0; 2];
         for (launch, taken) in launches.iter_mut().zip(&mut taken) {
             benchmark.rendezvous.wait()?;
-            // The first launch is a barrier of the ranks.
+            // The first launch synchronizes the ranks.
             let own = timed(&benchmark.stream, 1, 1, || {
                 enqueue(launch, &benchmark.stream)
             })?;

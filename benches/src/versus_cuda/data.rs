@@ -1,22 +1,22 @@
-//! Inputs whose sums are known, and the comparison of results with them.
+//! Inputs with known sums, and the comparison of results with them.
 //!
-//! Elements are small integers, so every sum of up to eight of them is exact in f32 and bf16, whatever the order: a result
-//! is right when its bits are.
+//! Elements are small integers. Every sum of up to eight of them is exact in f32 and bf16 in any
+//! order, so a result is correct only if its bits are.
 
 use fusewire::DType;
 
-/// Bytes of an element.
+/// Returns the bytes of an element.
 pub(crate) const fn size(dtype: DType) -> usize {
     dtype.size()
 }
 
-/// Element `index` of `rank`'s input: from -15 to 15. With another `salt` it is another number, so that what is left from
-/// before is wrong.
+/// Returns element `index` of `rank`'s input, from -15 to 15. Different values of `salt` give
+/// different numbers, so that stale results are detected.
 fn element(rank: usize, index: usize, salt: usize) -> i32 {
     ((rank * 7 + index * 13 + index / 1009 + salt * 5) % 31) as i32 - 15
 }
 
-/// To bf16, to nearest, ties to even. Numbers that are no NaN.
+/// Rounds to bf16, to nearest, ties to even. `value` must not be NaN.
 pub(crate) fn to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
@@ -26,7 +26,7 @@ pub(crate) fn from_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// `count` values as elements of `dtype`, which is f32 or bf16.
+/// Encodes `count` values as elements of `dtype`, f32 or bf16.
 pub(crate) fn encode(dtype: DType, count: usize, value: impl Fn(usize) -> f32) -> Vec<u8> {
     match dtype {
         DType::Bf16 => (0..count)
@@ -51,7 +51,7 @@ pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// A rank's input.
+/// Returns the input of a rank.
 pub(crate) fn input(dtype: DType, rank: usize, count: usize, salt: usize) -> Vec<u8> {
     encode(dtype, count, |index| element(rank, index, salt) as f32)
 }
@@ -61,12 +61,12 @@ fn total(ranks: usize, index: usize, salt: usize) -> f32 {
     sum as f32
 }
 
-/// The sum of all ranks' inputs.
+/// Returns the sum of all ranks' inputs.
 pub(crate) fn sum(dtype: DType, ranks: usize, count: usize, salt: usize) -> Vec<u8> {
     encode(dtype, count, |index| total(ranks, index, salt))
 }
 
-/// Elements of `got` whose bits differ.
+/// Counts the elements of `got` whose bits differ.
 pub(crate) fn differing(dtype: DType, got: &[u8], expected: &[u8]) -> u64 {
     let width = size(dtype);
     let pairs = got.chunks_exact(width).zip(expected.chunks_exact(width));
@@ -102,15 +102,15 @@ impl Norm {
         encode(self.dtype, self.hidden, Self::weight_at)
     }
 
-    /// The sum with the residual: exact.
+    /// Returns the sum with the residual, which is exact.
     pub(crate) fn residual_out(&self) -> Vec<u8> {
         encode(self.dtype, self.rows * self.hidden, |index| {
             total(self.ranks, index, self.salt) + Self::residual_at(index)
         })
     }
 
-    /// Elements of a normalised output that are no number or further from the right one than two roundings of the type; the
-    /// order of the sum of squares is free.
+    /// Counts the elements of a normalised output that are NaN or differ from the exact value by
+    /// more than two roundings of the type. The order of the sum of squares is not specified.
     pub(crate) fn wrong(&self, output: &[u8]) -> u64 {
         let got = decode(self.dtype, output);
         let values = decode(self.dtype, &self.residual_out());

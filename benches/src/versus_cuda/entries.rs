@@ -1,4 +1,4 @@
-//! The kernels of the baseline: symbols and arguments.
+//! Kernels of the baseline: symbols and arguments.
 
 use core::ffi::c_void;
 
@@ -8,22 +8,22 @@ use fusewire::DType;
 pub(crate) const RANKS: [usize; 3] = [2, 4, 8];
 /// Types for which there are kernels.
 pub(crate) const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
-/// Vectors of a row that a thread of a norm can have.
+/// Vectors of a row per thread for which norms are compiled.
 pub(crate) const WIDTHS: [u32; 3] = [1, 2, 4];
 
 /// Bytes of a vector, `Vector` in `cuda/memory.cuh`.
 pub(crate) const VECTOR: usize = 16;
-/// Blocks that a signal pad has lines for.
+/// Maximum number of blocks of a signal pad.
 pub(crate) const MAX_BLOCKS: usize = 256;
-/// Ranks that it has flags for.
+/// Maximum number of ranks of a signal pad.
 const MAX_RANKS: usize = 8;
-/// Threads of a block that the kernels are compiled for.
+/// Maximum number of threads per block.
 pub(crate) const MAX_THREADS: u32 = 512;
 /// Bytes of `SignalPad` in `cuda/barrier.cuh`.
 pub(crate) const SIGNAL_PAD_BYTES: usize =
     4 * (2 * MAX_BLOCKS + 2 * MAX_BLOCKS * MAX_RANKS + 32 + 32);
 
-/// How a barrier or a signal is ordered.
+/// Memory order of a barrier or a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Relaxed,
@@ -39,7 +39,7 @@ impl Order {
     }
 }
 
-/// A kernel, whichever type and number of ranks.
+/// A kernel, for any type and number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
     OneStage,
@@ -47,7 +47,7 @@ pub(crate) enum Kernel {
     TwoStagePush,
     PacketsOneShot,
     PacketsTwoShot,
-    /// The norms have their vectors of a row and thread.
+    /// The value is the vectors of a row per thread.
     NormByBarrier(u32),
     NormByPackets(u32),
     NormAlone(u32),
@@ -59,7 +59,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// Name in tables.
+    /// Returns the name in tables.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::OneStage => "one_stage",
@@ -78,7 +78,8 @@ impl Kernel {
         }
     }
 
-    /// Barriers without a fence, barriers with one, and one-way trips of packets: what one operation waits for.
+    /// Returns the waits of one operation: barriers without a fence, barriers with one, one-way
+    /// packet latencies.
     pub(crate) const fn waits(self) -> (u32, u32, u32) {
         match self {
             Self::OneStage | Self::NormByBarrier(_) => (2, 0, 0),
@@ -98,7 +99,7 @@ pub(crate) struct Entry {
     pub(crate) ranks: usize,
 }
 
-/// Every kernel of the module.
+/// Returns every kernel of the module.
 pub(crate) fn all() -> Vec<Entry> {
     let mut list = Vec::new();
     let mut add = |kernel, dtype, ranks| {
@@ -140,17 +141,17 @@ pub(crate) fn all() -> Vec<Entry> {
     list
 }
 
-/// What the arguments are made from; a kernel takes what it needs. Addresses are the device's.
+/// Values of all arguments, of which a kernel takes some. Addresses are device addresses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Values {
     pub(crate) rank: u32,
-    /// Addresses at every rank.
+    /// Addresses by rank.
     pub(crate) inputs: Vec<u64>,
     pub(crate) outputs: Vec<u64>,
     pub(crate) scratches: Vec<u64>,
     pub(crate) pads: Vec<u64>,
     pub(crate) buffers: Vec<u64>,
-    /// This rank's.
+    /// Address of this rank's input.
     pub(crate) input: u64,
     pub(crate) output: u64,
     pub(crate) residual: u64,
@@ -160,13 +161,13 @@ pub(crate) struct Values {
     /// Vectors of a block that fit its region of `buffers`.
     pub(crate) capacity: u32,
     pub(crate) rows: u32,
-    /// Vectors of a row.
+    /// Vectors per row.
     pub(crate) width: u32,
     pub(crate) epsilon: f32,
     pub(crate) turns: u32,
 }
 
-/// Arguments as C lays them out.
+/// Kernel arguments in C layout.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Arguments {
     words: Vec<u64>,
@@ -193,7 +194,8 @@ impl Arguments {
         self.bytes = offset + 8 * values.len();
     }
 
-    /// The addresses of the arguments, in order, valid as long as this value is neither moved from nor changed.
+    /// Returns the addresses of the arguments, in order. They are valid until this value is dropped
+    /// or changed.
     pub(super) fn addresses(&mut self) -> Vec<*mut c_void> {
         let base = self.words.as_mut_ptr().cast::<u8>();
         self.fields
@@ -204,7 +206,7 @@ impl Arguments {
 }
 
 impl Entry {
-    /// The exported name.
+    /// Returns the exported symbol.
     pub(crate) fn symbol(&self) -> String {
         let (name, dtype, ranks) = (self.kernel.name(), self.dtype.name(), self.ranks);
         match self.kernel {
@@ -219,7 +221,7 @@ impl Entry {
         }
     }
 
-    /// The arguments, in the order of `cuda/baseline.cu`.
+    /// Returns the arguments, in the order of `cuda/baseline.cu`.
     pub(crate) fn arguments(&self, values: &Values) -> Arguments {
         let mut list = Arguments::default();
         let peers = |list: &mut Arguments, all: &[&Vec<u64>]| {
@@ -307,7 +309,7 @@ impl Entry {
         list
     }
 
-    /// Offset and size of each argument.
+    /// Returns offset and size of each argument.
     pub(crate) fn layout(&self) -> Vec<(usize, usize)> {
         let peers = vec![0; self.ranks];
         let values = Values {
@@ -358,7 +360,7 @@ mod tests {
             ]
         );
         assert_eq!(list.words, [7, 1, 2, 3, 4, 5, 6 | 1 << 32, 9]);
-        // A pointer behind a word is aligned.
+        // A pointer that follows a u32 is aligned.
         let mut list = Arguments::default();
         list.word(1);
         list.pointers(&[2]);

@@ -1,4 +1,4 @@
-//! All-reduce, residual and RMSNorm: in one launch, or in two.
+//! All-reduce, residual and RMSNorm, in one launch or in two.
 
 use anyhow::{Context, Result};
 use fusewire::{DType, Tensor};
@@ -12,18 +12,18 @@ use super::report::Row;
 const EPSILON: f32 = 1e-6;
 const DTYPE: DType = DType::Bf16;
 
-/// Vectors of a row.
+/// Returns the vectors of a row.
 pub(crate) fn row_vectors(hidden: usize) -> usize {
     hidden * data::size(DTYPE) / VECTOR
 }
 
-/// Vectors of a row that a thread has, of those for which there is a kernel.
+/// Returns the vectors of a row per thread, if a kernel is compiled for that number.
 pub(crate) fn vectors_of_thread(hidden: usize, threads: u32) -> Option<u32> {
     let needed = row_vectors(hidden).div_ceil(threads as usize);
     WIDTHS.into_iter().find(|width| *width as usize >= needed)
 }
 
-/// One rank's memory.
+/// Memory of one rank.
 struct Memory {
     operands: Operands,
     residual: Tensor,
@@ -33,7 +33,7 @@ struct Memory {
 }
 
 impl RankPart<'_> {
-    /// All numbers of tokens, in graphs.
+    /// Measures all numbers of tokens, in graphs.
     pub(crate) fn all_tokens(
         &self,
         tokens: &[usize],
@@ -59,7 +59,7 @@ impl RankPart<'_> {
             residual_out: tensor(most * hidden)?,
             output: tensor(most * hidden)?,
         };
-        // Two sets of numbers, in turn.
+        // Two alternating sets of values.
         let own = [0, 1].map(|salt| data::input(DTYPE, rank, most * hidden, salt));
         memory.residual.copy_from_bytes(&norm(most, 0).residual())?;
         memory.weight.copy_from_bytes(&norm(most, 0).weight())?;
@@ -172,7 +172,7 @@ impl RankPart<'_> {
         })
     }
 
-    /// One launch, a block for each row up to as many as ours.
+    /// Returns a candidate of one launch, with a block per row, at most as many as Fusewire's.
     fn fused(&self, kernel: Kernel, values: &Values, rows: usize) -> Result<Candidate> {
         let packets = &self.buffers.norm;
         let values = match kernel {
@@ -205,7 +205,8 @@ impl RankPart<'_> {
         })
     }
 
-    /// The norm of what an all-reduce has put into the output: nobody waits, so there is a block for each row.
+    /// Returns the norm of an all-reduce's output. No block waits for a peer, so there is one block
+    /// per row.
     fn alone(&self, width: u32, values: &Values, rows: usize) -> Result<Step> {
         let entry = Entry {
             kernel: Kernel::NormAlone(width),

@@ -1,5 +1,6 @@
-//! Fusewire's kernels against the same algorithms in CUDA C++, on one GPU, in one process: ranks are threads, with a stream
-//! each, and both sides use the same memory, the same streams, and as many blocks and threads.
+//! Compares Fusewire's kernels with the same algorithms in CUDA C++, on one GPU and in one process.
+//! Ranks are threads, each with a stream. Both sides use the same memory, streams, and numbers of
+//! blocks and threads.
 
 mod all_reduce;
 mod benchmark;
@@ -35,10 +36,10 @@ use self::rendezvous::{Rendezvous, RendezvousGuard};
 use self::report::{Report, Row};
 use crate::report as documents;
 
-/// Most blocks of a rank.
+/// Maximum number of blocks of a rank.
 const MOST_BLOCKS: u32 = 64;
 
-/// What is measured.
+/// Part of the measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Section {
     Costs,
@@ -48,13 +49,13 @@ enum Section {
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The GPU that all ranks share.
+    /// GPU that all ranks share.
     #[arg(long, default_value_t = 0)]
     gpu: u32,
-    /// Numbers of ranks: 2, 4 and 8 have kernels.
+    /// Numbers of ranks: 2, 4 or 8.
     #[arg(long, value_delimiter = ',', default_value = "2,4,8")]
     ranks: Vec<usize>,
-    /// Bytes of an all-reduce, multiples of 16, with K or M for 1024s of them.
+    /// Sizes of the all-reduce in bytes, multiples of 16, with suffix K or M for powers of 1024.
     #[arg(
         long,
         value_delimiter = ',',
@@ -65,13 +66,15 @@ pub(crate) struct Arguments {
     /// Element types: f32, bf16.
     #[arg(long, value_delimiter = ',', value_parser = dtype, default_value = "bf16,f32")]
     types: Vec<DType>,
-    /// How operations are enqueued.
+    /// Launch modes of the operations.
     #[arg(long, value_delimiter = ',', default_value = "graph,eager")]
     modes: Vec<Mode>,
-    /// Rounds, in each of which every candidate is timed once; from 6 on there is an interval.
+    /// Rounds; each times every candidate once. From 6 rounds on the tables have confidence
+    /// intervals.
     #[arg(long, default_value_t = 11)]
     rounds: usize,
-    /// Blocks of a rank; 0 for the greatest power of two for which all ranks' blocks have a multiprocessor each, at most 64.
+    /// Blocks of a rank. 0 selects the greatest power of two, at most 64, for which every block of
+    /// all ranks has its own multiprocessor.
     #[arg(long, default_value_t = 0)]
     blocks: u32,
     /// Threads of a block, a multiple of 64, at most 512.
@@ -83,16 +86,17 @@ pub(crate) struct Arguments {
     /// Elements of a row.
     #[arg(long, default_value_t = 7168)]
     hidden: usize,
-    /// What is measured.
+    /// Parts to measure.
     #[arg(long, value_delimiter = ',', default_value = "costs,all-reduce,fused")]
     only: Vec<Section>,
     /// Operations of a captured graph.
     #[arg(long, default_value_t = benchmark::OPERATIONS, hide = true)]
     operations: usize,
-    /// The baseline's cubin; where it is not given, that of the bundle, or what nvcc makes.
+    /// Cubin of the baseline; by default that of the bundle, or one compiled by nvcc.
     #[arg(long, value_name = "FILE")]
     cubin: Option<PathBuf>,
-    /// Writes the tables into this Markdown file. Sections of it that start with "Prediction" or "Explanation" are kept.
+    /// Writes the tables into this Markdown file. Its sections that start with "Prediction" or
+    /// "Explanation" are kept.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Writes every measurement into this file.
@@ -119,7 +123,7 @@ fn dtype(text: &str) -> Result<DType> {
         .with_context(|| format!("{text} is none of f32, bf16"))
 }
 
-/// The grid of a rank, and how many ranks there are.
+/// Grid of a rank, and number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) ranks: usize,
@@ -142,7 +146,7 @@ impl Shape {
     }
 }
 
-/// Measures; status 2 and one line where there is no GPU.
+/// Runs the measurements. Prints one line and returns status 2 without a GPU.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     for ranks in &arguments.ranks {
         ensure!(
@@ -200,7 +204,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
         report.costs.extend(found.costs);
         report.all_reduce.extend(found.all_reduce);
         report.fused.extend(found.fused);
-        // What was measured is not lost where a later number of ranks fails.
+        // Writes after each number of ranks, so that a later failure loses no results.
         write(arguments, &report)?;
     }
     println!("{}", report.tables());
@@ -254,7 +258,7 @@ fn write(arguments: &Arguments, report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// One number of ranks.
+/// Measures one number of ranks.
 fn measure(
     arguments: &Arguments,
     device: Device,
@@ -290,7 +294,7 @@ fn measure(
             Err(error) => errors.push(error),
         }
     }
-    // The error that counts is not that of a rank that another one's has freed.
+    // Prefers the error of the rank that failed first to those of ranks that it released.
     let own = |error: &anyhow::Error| error.to_string() != rendezvous::FREED;
     if let Some(at) = errors.iter().position(own) {
         return Err(errors.swap_remove(at));
@@ -307,7 +311,7 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
     let most = arguments.sizes.iter().copied().max().unwrap_or(0);
     let tokens = arguments.tokens.iter().copied().max().unwrap_or(0);
     let row = fused::row_vectors(arguments.hidden);
-    // The fused operation's all-reduces are among the messages.
+    // The all-reduces of the fused operation are messages, too.
     let most = most.max(tokens * row * VECTOR);
     let vectors = |bytes: usize| most.min(bytes) / VECTOR;
     let one = buffers::capacity(vectors(ONE_SHOT_BYTES), blocks, threads);
@@ -324,7 +328,7 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
     })
 }
 
-/// One rank's part.
+/// Runs the measurements of one rank.
 fn rank(
     arguments: &Arguments,
     baseline: &Baseline,

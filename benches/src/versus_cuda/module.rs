@@ -1,4 +1,4 @@
-//! The baseline's module, and launches of its kernels.
+//! The baseline's CUDA module, and launches of its kernels.
 
 use core::ffi::CStr;
 use std::collections::HashMap;
@@ -13,18 +13,18 @@ use fusewire::gpu::driver::{LaunchShape, RawFunction, RawModule, RawStream};
 use super::entries::{Arguments, Entry, MAX_BLOCKS, MAX_THREADS, Values, all};
 use crate::baseline;
 
-/// The loaded baseline. It stays loaded as long as the process.
+/// The loaded baseline. It stays loaded until the process exits.
 #[derive(Debug)]
 pub(crate) struct Baseline {
     gpu: Arc<Gpu>,
     functions: HashMap<String, RawFunction>,
-    /// Where the cubin came from.
+    /// Origin of the cubin.
     pub(crate) origin: String,
 }
 
 impl Baseline {
-    /// Loads the cubin that was named, else that beside the program, else what nvcc makes here, and compares the arguments of
-    /// every kernel with the cubin's own metadata.
+    /// Loads the `named` cubin, else the one of the bundle, else one that nvcc compiles now, and
+    /// compares the arguments of every kernel with the cubin's metadata.
     pub(crate) fn load(gpu: &Arc<Gpu>, named: Option<&Path>) -> Result<Self> {
         let architecture = &gpu.properties().architecture;
         let mut refused = None;
@@ -39,7 +39,7 @@ impl Baseline {
                 Err(error) if named.is_some() => {
                     return Err(error).with_context(|| format!("load {}", path.display()));
                 }
-                // By a compiler that is newer than the driver, it may be.
+                // The driver may be older than the compiler of the cubin.
                 Err(error) => refused = Some(format!("{} was refused: {error}; ", path.display())),
             }
         }
@@ -83,7 +83,8 @@ impl Baseline {
         })
     }
 
-    /// A launch, ready to be enqueued as often as one wants. `together`: how many such grids wait for each other.
+    /// Prepares a launch that can be enqueued any number of times. `together` is the number of
+    /// grids that wait for each other.
     pub(crate) fn launch(
         &self,
         entry: Entry,
@@ -121,7 +122,7 @@ impl Baseline {
         })
     }
 
-    /// Blocks of a kernel that are resident at once.
+    /// Returns the number of blocks of a kernel that are resident at once.
     pub(crate) fn resident(&self, entry: Entry, threads: u32) -> Result<u32> {
         let symbol = entry.symbol();
         let function = self
@@ -143,14 +144,16 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// Puts the kernel behind the work of a stream.
+    /// Enqueues the kernel on a stream.
     ///
     /// # Safety
-    /// The memory that the arguments name is there until the kernel (and every replay of a graph that has captured
-    /// it) has ended, and nothing else uses it in a way that races.
+    /// The memory that the arguments refer to must stay allocated until the kernel has ended, as
+    /// well as every replay of a graph that captured it, and no other access may race with the
+    /// kernel's.
     pub(crate) unsafe fn enqueue(&mut self, stream: RawStream) -> Result<()> {
         let mut addresses = self.arguments.addresses();
-        // SAFETY: the layout was compared with the kernel's when it was loaded; the rest is this function's requirement.
+        // SAFETY: `load` has compared the argument layout with the kernel's; the memory is this
+        // function's requirement.
         unsafe {
             self.gpu
                 .driver()

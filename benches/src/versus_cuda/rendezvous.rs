@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use anyhow::{Result, bail};
 
-/// The error of a rank that was freed.
+/// Error of a rank that another rank's failure has released.
 pub(crate) const FREED: &str = "another rank has failed";
 
 #[derive(Debug, Default)]
@@ -17,10 +17,11 @@ struct State {
     values: Vec<u64>,
 }
 
-/// How long a rank may be behind: to compute and compare hundreds of MiB, or to find out that a kernel is stuck.
+/// Time-out of a wait. Covers computing and comparing hundreds of MiB, and detecting a stuck
+/// kernel.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A barrier of threads that can fail.
+/// A barrier of threads that a failing rank can release.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     ranks: usize,
@@ -42,18 +43,18 @@ impl Rendezvous {
         self.exchange(0, 0).map(drop)
     }
 
-    /// Waits for all ranks; every rank's value, in their order.
+    /// Waits for all ranks and returns every rank's value, by rank.
     pub(crate) fn exchange(&self, rank: usize, value: u64) -> Result<Vec<u64>> {
         let values = self.turn(|values, ranks| {
             values.resize(ranks, 0);
             values[rank] = value;
         })?;
-        // Nobody writes the next values before all have read these.
+        // No rank writes the next values before all ranks have read these.
         self.turn(|_, _| {})?;
         Ok(values)
     }
 
-    /// The greatest of all ranks' values.
+    /// Returns the greatest of all ranks' values.
     pub(crate) fn greatest(&self, rank: usize, value: f64) -> Result<f64> {
         let all = self.exchange(rank, value.to_bits())?;
         Ok(all.into_iter().map(f64::from_bits).fold(f64::MIN, f64::max))
@@ -86,7 +87,7 @@ impl Rendezvous {
         Ok(state.values.clone())
     }
 
-    /// Frees all who wait, now and later, with an error.
+    /// Releases all current and later waits with an error.
     pub(crate) fn fail(&self) {
         self.state
             .lock()
@@ -96,7 +97,8 @@ impl Rendezvous {
     }
 }
 
-/// Fails the rendezvous when it is dropped by a panic or an error, that is, without [`RendezvousGuard::end`].
+/// Fails the rendezvous on drop, unless [`RendezvousGuard::end`] was called: after a panic or an
+/// error.
 #[derive(Debug)]
 pub(crate) struct RendezvousGuard<'a> {
     rendezvous: &'a Rendezvous,

@@ -1,4 +1,4 @@
-//! Rows and their tables, in Markdown and JSON.
+//! Rows of results, and their tables in Markdown and JSON.
 
 use core::fmt::Write as _;
 
@@ -9,24 +9,24 @@ use super::costs::{Cost, barrier_name, signal_name};
 use super::entries::Order;
 use super::statistics::{Interval, median, ratio};
 
-/// One thing compared: a size, or a number of tokens.
+/// Results of one size or number of tokens.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) ranks: usize,
     pub(crate) dtype: String,
-    /// Of a rank's input.
+    /// Bytes of a rank's input.
     pub(crate) bytes: usize,
-    /// 0 in an all-reduce.
+    /// Number of tokens; 0 for an all-reduce.
     pub(crate) tokens: usize,
     pub(crate) mode: Mode,
-    /// Most blocks of a rank's grid.
+    /// Maximum number of blocks of a rank's grid.
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
     pub(crate) figures: Vec<Figure>,
 }
 
 impl Row {
-    /// The fastest of a side that was timed.
+    /// Returns the fastest timed candidate of a side.
     fn best(&self, side: Side) -> Option<&Figure> {
         let timed = self.figures.iter().filter(|figure| figure.side == side);
         timed
@@ -35,18 +35,18 @@ impl Row {
             .map(|(_, figure)| figure)
     }
 
-    /// What the library does by itself.
+    /// Returns the library's own choice.
     fn auto(&self, side: Side) -> Option<&Figure> {
         let mut figures = self.figures.iter().filter(|figure| figure.side == side);
         figures.find(|figure| figure.name.starts_with(AUTO) && !figure.ns.is_empty())
     }
 
-    /// Wrong elements of all candidates.
+    /// Returns the number of wrong elements of all candidates.
     pub(crate) fn wrong(&self) -> u64 {
         self.figures.iter().map(|figure| figure.wrong).sum()
     }
 
-    /// One line for the terminal.
+    /// Returns one line for the terminal.
     pub(crate) fn line(&self) -> String {
         let what = match self.tokens {
             0 => human(self.bytes),
@@ -73,10 +73,10 @@ impl Row {
     }
 }
 
-/// All that was measured.
+/// All results of a run.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
-    /// Where and how.
+    /// Machine, programs and options.
     pub(crate) header: Vec<String>,
     #[serde(rename = "prices")]
     pub(crate) costs: Vec<Cost>,
@@ -93,7 +93,8 @@ impl Report {
         median(&cost.values)
     }
 
-    /// What a kernel's waits cost by the costs, us; signals are counted between two ranks.
+    /// Returns the microseconds that a kernel's waits take by the measured costs. The cost of a
+    /// signal is that between two ranks.
     fn waits(&self, figure: &Figure, ranks: usize) -> Option<f64> {
         let (relaxed, release, ways) = figure.waits;
         let part = |count: u32, cost: Option<f64>| match count {
@@ -111,7 +112,7 @@ impl Report {
         )
     }
 
-    /// The tables.
+    /// Returns the tables.
     pub(crate) fn tables(&self) -> String {
         let mut text = String::new();
         if !self.costs.is_empty() {
@@ -224,7 +225,7 @@ fn fused_line(text: &mut String, row: &Row) {
     );
 }
 
-/// Rows that belong into one table, in their order.
+/// Groups the rows by table, in order.
 fn groups(rows: &[Row]) -> Vec<Vec<&Row>> {
     let mut groups: Vec<Vec<&Row>> = Vec::new();
     let key = |row: &Row| (row.ranks, row.dtype.clone(), row.mode == Mode::Graph);
@@ -253,7 +254,7 @@ fn quotient(over: Option<&Figure>, under: Option<&Figure>) -> String {
         .and_then(|(over, under)| ratio(&over.ns, &under.ns));
     match (found, over, under) {
         (Some(found), ..) => format!("{:.2} [{:.2}, {:.2}]", found.median, found.low, found.high),
-        // Too few rounds for an interval.
+        // There are too few rounds for an interval.
         (None, Some(over), Some(under)) => median(&over.ns).zip(median(&under.ns)).map_or_else(
             || "-".to_owned(),
             |(over, under)| format!("{:.2}", over / under),
@@ -262,7 +263,7 @@ fn quotient(over: Option<&Figure>, under: Option<&Figure>) -> String {
     }
 }
 
-/// Which part of the copy's rate something reaches.
+/// Returns the rate as a percentage of the copy's.
 fn share(copy: Option<f64>, figure: Option<&Figure>) -> String {
     let taken = figure.and_then(|figure| median(&figure.ns));
     copy.zip(taken).map_or_else(
@@ -275,7 +276,7 @@ fn us(ns: Option<f64>) -> String {
     ns.map_or_else(|| "-".to_owned(), |ns| digits(ns / 1000.0))
 }
 
-/// Three digits that mean something.
+/// Formats with three significant digits.
 fn digits(value: f64) -> String {
     match value.abs() {
         ..10.0 => format!("{value:.2}"),

@@ -1,6 +1,6 @@
-//! Medians, and intervals of medians without any assumption about the distribution.
+//! Medians, and distribution-free confidence intervals of medians.
 
-/// The median; `None` of nothing.
+/// Returns the median; `None` if there are no values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -12,7 +12,7 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// A median with an interval that has the true one with a probability of at least 95 %.
+/// A median with a confidence interval of at least 95 %.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub(crate) struct Interval {
     pub(crate) median: f64,
@@ -20,8 +20,9 @@ pub(crate) struct Interval {
     pub(crate) high: f64,
 }
 
-/// The interval between two order statistics: with n values, the k-th smallest and the k-th largest, for the greatest k for
-/// which a binomial (n, 1/2) lies below k with a probability of at most 2.5 %. `None` below six values, where there is none.
+/// Returns the interval between two order statistics. With n values these are the k-th smallest and
+/// the k-th largest, for the greatest k for which a binomial (n, 1/2) is below k with a probability
+/// of at most 2.5 %. Returns `None` below six values, for which no such k exists.
 pub(crate) fn interval(values: &[f64]) -> Option<Interval> {
     let k = order(values.len())?;
     let mut sorted = values.to_vec();
@@ -33,7 +34,7 @@ pub(crate) fn interval(values: &[f64]) -> Option<Interval> {
     })
 }
 
-/// The k of [`interval`].
+/// Returns the k of [`interval`].
 fn order(count: usize) -> Option<usize> {
     let mut term = 0.5_f64.powi(i32::try_from(count).ok()?);
     let mut below = 0.0;
@@ -49,7 +50,8 @@ fn order(count: usize) -> Option<usize> {
     (k > 0).then_some(k)
 }
 
-/// The interval of the quotients, round by round: what slows a whole round slows both.
+/// Returns the interval of the quotients by round. A disturbance of a whole round affects both
+/// sides and cancels.
 pub(crate) fn ratio(over: &[f64], under: &[f64]) -> Option<Interval> {
     let pairs = over.iter().zip(under);
     interval(&pairs.map(|(over, under)| over / under).collect::<Vec<_>>())
@@ -88,7 +90,8 @@ mod tests {
 
     #[test]
     fn intervals_cover() {
-        // Of 2,000 samples of 11 from a skewed distribution whose median is 1, some 98.8 % are to cover it.
+        // The interval should cover the median for about 98.8 % of 2,000 samples of 11 values from
+        // a skewed distribution whose median is 1.
         let mut state = 1_u64;
         let mut uniform = || {
             state = state
