@@ -1,12 +1,14 @@
-// All-reduce of user memory, with barriers: one stage, two stages by pull, two stages by push. n is the bytes of a rank's
-// input, R the number of ranks. Vectors have 16 bytes; n is a multiple of that.
+// All-reduce of user memory with barriers: one stage, two stages by pull, two stages by push. n is
+// the bytes of a rank's input, R the number of ranks. Vectors have 16 bytes; n is a multiple of
+// that.
 #pragma once
 
 #include "barrier.cuh"
 #include "elements.cuh"
 
-// 16-byte loads that a thread has in flight, at the most. 128 blocks of 512 threads, one for each multiprocessor, then ask for
-// 16 MiB at once; 4.8 TB/s with a latency of 0.7 us need 3.5 MiB at all times, stores and sums between the loads included.
+// Maximum number of 16-byte loads in flight per thread. 128 blocks of 512 threads, one per
+// multiprocessor, then have 16 MiB in flight; 4.8 TB/s with a latency of 0.7 us need 3.5 MiB at all
+// times, including stores and sums between the loads.
 #ifndef LOADS_IN_FLIGHT
 #define LOADS_IN_FLIGHT 16
 #endif
@@ -14,9 +16,10 @@
 template <int R>
 constexpr int UNROLLED = LOADS_IN_FLIGHT / R > 1 ? LOADS_IN_FLIGHT / R : 1;
 
-// Sums vectors i, i + stride, .. of all ranks; all loads are issued before the first sum.
+// Sums vectors i, i + stride, .. of all ranks. All loads are issued before the first sum.
 template <class T, int R, int U>
-__device__ __forceinline__ void reduce(const Peers<R> &inputs, u32 i, u32 stride, Vector (&sums)[U]) {
+__device__ __forceinline__ void reduce(const Peers<R> &inputs, u32 i, u32 stride,
+                                       Vector (&sums)[U]) {
     Vector parts[U][R];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
@@ -31,19 +34,21 @@ __device__ __forceinline__ void reduce(const Peers<R> &inputs, u32 i, u32 stride
     }
 }
 
-// One stage: every rank reads every input and sums it all itself.
+// One stage: every rank reads every input and computes the whole sum.
 //
-// Moves, a rank: R n read, of which (R - 1) n from peers, n written. Two barriers, neither with a fence. Small sizes are bound
-// by the barriers and one read, large ones by the links (R - 1 times n) or, on one GPU, by the L2, which serves all but the
-// first of the R reads of a line as long as they come close together.
+// Traffic per rank: R n read, of which (R - 1) n from peers, n written. Two barriers without a
+// fence. Small sizes are bound by the barriers and one read. Large sizes are bound by the links ((R
+// - 1) n) or, on one GPU, by the L2, which serves all but the first of the R reads of a line if
+// they are close in time.
 //
 // Who may overwrite what: a rank's input, by the rank's next kernel,
 //   after having acquired: the end barrier of all blocks (the kernel's end),
-//   released by: every peer's block b behind its last read of its part; block b of all ranks reads the same part.
-// The output is the rank's own, and no peer touches it.
+//   released by: every peer's block b after its last read of its part; block b of all ranks reads
+//   the same part.
+// The output belongs to the rank; no peer accesses it.
 template <class T, int R>
-__device__ __forceinline__ void one_stage(const Peers<R> &inputs, const Peers<R> &pads, void *output, u32 vectors,
-                                          u32 rank) {
+__device__ __forceinline__ void one_stage(const Peers<R> &inputs, const Peers<R> &pads,
+                                          void *output, u32 vectors, u32 rank) {
     Barrier<R> barrier(pads, rank);
     barrier.start();
     Vector *to = static_cast<Vector *>(output);
@@ -60,22 +65,27 @@ __device__ __forceinline__ void one_stage(const Peers<R> &inputs, const Peers<R>
     barrier.template finish<Order::Relaxed>();
 }
 
-// Two stages by pull: rank r sums part r of all inputs into its scratch and its own output; behind a barrier every rank
-// takes the other parts from the peers' scratch. What vLLM does: outputs need not be known to peers.
+// Two stages by pull, as in vLLM: rank r sums part r of all inputs into its scratch and its own
+// output; after a barrier every rank copies the other parts from the peers' scratch. Peers need no
+// addresses of outputs.
 //
-// Moves, a rank: n + n (R - 1) / R read, n + n / R written: 2 n (R - 1) / R over the links, whatever R. Two barriers, the second
-// with a fence. Large sizes are bound by the links, or on one GPU by memory: 3 n and a little, against 2 n of a copy.
+// Traffic per rank: n + n (R - 1) / R read, n + n / R written, 2 n (R - 1) / R of it over the links
+// for any R. Two barriers, the second with a fence. Large sizes are bound by the links, or on one
+// GPU by memory: slightly more than 3 n, against 2 n of a copy.
 //
 // Who may overwrite what: a rank's input, by the rank's next kernel,
 //   after having acquired: the middle barrier of all blocks (the kernel's end),
-//   released by: every peer's block b behind its last read of its share of the part;
-// and a rank's scratch, by the rank's next kernel of this kind behind its start barrier,
+//   released by: every peer's block b after its last read of its share of the part;
+// and a rank's scratch, by the rank's next kernel of this kind after its start barrier,
 //   after having acquired: that barrier, at which block b of every peer has arrived,
-//   released by: the peer, whose whole kernel before it, with all reads of scratch, has ended (stream order).
-// Block b reads in stage two the very vectors that the peers' block b wrote in stage one: barriers by block are enough.
+//   released by: the peer, whose previous kernel, with all reads of scratch, has ended (stream
+//   order).
+// In stage two block b reads exactly the vectors that the peers' block b wrote in stage one, so
+// barriers per block suffice.
 template <class T, int R>
 __device__ __forceinline__ void two_stage_pull(const Peers<R> &inputs, const Peers<R> &pads,
-                                               const Peers<R> &scratches, void *output, u32 vectors, u32 rank) {
+                                               const Peers<R> &scratches, void *output, u32 vectors,
+                                               u32 rank) {
     const u32 part = (vectors + R - 1) / R;
     const u32 begin = least(part * rank, vectors);
     const u32 own = least(part, vectors - begin);
@@ -95,7 +105,7 @@ __device__ __forceinline__ void two_stage_pull(const Peers<R> &inputs, const Pee
         }
     });
     barrier.middle();
-    // The same vectors as in stage one: i runs over this thread's. Only the last parts may be shorter.
+    // i visits the vectors that this thread wrote in stage one. Only the last parts may be shorter.
     sweep<UNROLLED<R>>(thread_of_grid(), part, stride, [&](auto count, u32 i) {
         constexpr int U = decltype(count)::value;
         Vector taken[R][U];
@@ -111,23 +121,28 @@ __device__ __forceinline__ void two_stage_pull(const Peers<R> &inputs, const Pee
                 }
             }
         };
-        each([&](int r, int u, u32 local) { taken[r][u] = load(at<const Vector>(scratches, r) + local); });
+        each([&](int r, int u, u32 local) {
+            taken[r][u] = load(at<const Vector>(scratches, r) + local);
+        });
         each([&](int r, int u, u32 local) { store(to + part * r + local, taken[r][u]); });
     });
     barrier.close();
 }
 
-// Two stages by push: rank r sums part r of all inputs and stores it to all outputs, which peers therefore have to know.
+// Two stages by push: rank r sums part r of all inputs and stores it to all outputs, whose
+// addresses the ranks must exchange.
 //
-// Moves, a rank: n read, n written, (R - 1) / R of both over the links: on one GPU no more than a copy of n. Two barriers, the
-// second with a fence. Stores are posted, so the second stage costs no round trip.
+// Traffic per rank: n read, n written, (R - 1) / R of both over the links; on one GPU no more than
+// a copy of n. Two barriers, the second with a fence. Stores are posted, so the second stage costs
+// no round trip.
 //
 // Who may overwrite what: a rank's input and output, by the rank's next kernel,
 //   after having acquired: the end barrier of all blocks (the kernel's end),
-//   released by: every peer's block b behind its last read of inputs and its last write to outputs;
+//   released by: every peer's block b after its last read of inputs and its last write to outputs;
 // and a rank's output, by a peer's kernel,
 //   after having acquired: the start barrier, at which block b of the rank has arrived,
-//   released by: the rank, whose whole kernel before it, which may have read the output, has ended (stream order).
+//   released by: the rank, whose previous kernel, which may have read the output, has ended (stream
+//   order).
 template <class T, int R>
 __device__ __forceinline__ void two_stage_push(const Peers<R> &inputs, const Peers<R> &pads,
                                                const Peers<R> &outputs, u32 vectors, u32 rank) {

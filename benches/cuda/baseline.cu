@@ -1,93 +1,100 @@
-// The CUDA C++ baseline of Fusewire's kernels: published algorithms (vLLM's custom all-reduce, the packets of NCCL's LL and
-// MSCCL++), written for this comparison. The number of ranks is a template constant, so all loops over ranks are unrolled and
-// all peers' addresses are in the constant bank.
+// The CUDA C++ baseline of Fusewire's kernels: published algorithms (vLLM's custom all-reduce, the
+// packets of NCCL's LL and MSCCL++), written for this comparison. The number of ranks is a template
+// constant, so all loops over ranks are unrolled and all peers' addresses are in the constant bank.
 //
-// Entries are named KERNEL_TYPE_RANKS (and _VECTORS for the norms); their arguments are flat, and benches/src/versus_cuda/entries.rs
-// has the same list. Counts are of 16-byte vectors and have 32 bits.
+// Entries are named KERNEL_TYPE_RANKS (and _VECTORS for the norms). Their arguments are flat;
+// benches/src/versus_cuda/entries.rs has the same list. Counts are of 16-byte vectors and have 32
+// bits.
 //
-// Loads of peers' memory are never `ld.global.nc`: peers write it.
+// Loads of peers' memory are never `ld.global.nc`, because peers write it.
 
 #include "all_reduce.cuh"
 #include "fused.cuh"
 #include "packets.cuh"
 #include "costs.cuh"
 
-// One block of 512 threads on a multiprocessor, with up to 128 registers a thread: loads in flight are worth more than a
-// second block.
+// One block of 512 threads per multiprocessor, with up to 128 registers per thread: loads in flight
+// gain more than a second block.
 #define ENTRY extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 
-#define ALL_REDUCE(NAME, T, R)                                                                                         \
-    ENTRY                                                                                                              \
-    one_stage_##NAME##_##R(const __grid_constant__ Peers<R> inputs, const __grid_constant__ Peers<R> pads,             \
-                           void *output, u32 vectors, u32 rank) {                                                      \
-        one_stage<T, R>(inputs, pads, output, vectors, rank);                                                          \
-    }                                                                                                                  \
-    ENTRY                                                                                                              \
-    two_stage_pull_##NAME##_##R(const __grid_constant__ Peers<R> inputs, const __grid_constant__ Peers<R> pads,        \
-                                const __grid_constant__ Peers<R> scratches, void *output, u32 vectors, u32 rank) {     \
-        two_stage_pull<T, R>(inputs, pads, scratches, output, vectors, rank);                                          \
-    }                                                                                                                  \
-    ENTRY                                                                                                              \
-    two_stage_push_##NAME##_##R(const __grid_constant__ Peers<R> inputs, const __grid_constant__ Peers<R> pads,        \
-                                const __grid_constant__ Peers<R> outputs, u32 vectors, u32 rank) {                     \
-        two_stage_push<T, R>(inputs, pads, outputs, vectors, rank);                                                    \
-    }                                                                                                                  \
-    ENTRY                                                                                                              \
-    packets_one_shot_##NAME##_##R(const void *input, const __grid_constant__ Peers<R> pads,                            \
-                                  const __grid_constant__ Peers<R> buffers, void *output, u32 vectors, u32 rank,       \
-                                  u32 capacity) {                                                                          \
-        packets_one_shot<T, R>(input, pads, buffers, output, vectors, rank, capacity);                                     \
-    }                                                                                                                  \
-    ENTRY                                                                                                              \
-    packets_two_shot_##NAME##_##R(const void *input, const __grid_constant__ Peers<R> pads,                            \
-                                  const __grid_constant__ Peers<R> buffers, void *output, u32 vectors, u32 rank,       \
-                                  u32 capacity) {                                                                          \
-        packets_two_shot<T, R>(input, pads, buffers, output, vectors, rank, capacity);                                     \
+#define ALL_REDUCE(NAME, T, R)                                                                     \
+    ENTRY                                                                                          \
+    one_stage_##NAME##_##R(const __grid_constant__ Peers<R> inputs,                                \
+                           const __grid_constant__ Peers<R> pads, void *output, u32 vectors,       \
+                           u32 rank) {                                                             \
+        one_stage<T, R>(inputs, pads, output, vectors, rank);                                      \
+    }                                                                                              \
+    ENTRY                                                                                          \
+    two_stage_pull_##NAME##_##R(                                                                   \
+        const __grid_constant__ Peers<R> inputs, const __grid_constant__ Peers<R> pads,            \
+        const __grid_constant__ Peers<R> scratches, void *output, u32 vectors, u32 rank) {         \
+        two_stage_pull<T, R>(inputs, pads, scratches, output, vectors, rank);                      \
+    }                                                                                              \
+    ENTRY                                                                                          \
+    two_stage_push_##NAME##_##R(const __grid_constant__ Peers<R> inputs,                           \
+                                const __grid_constant__ Peers<R> pads,                             \
+                                const __grid_constant__ Peers<R> outputs, u32 vectors, u32 rank) { \
+        two_stage_push<T, R>(inputs, pads, outputs, vectors, rank);                                \
+    }                                                                                              \
+    ENTRY                                                                                          \
+    packets_one_shot_##NAME##_##R(const void *input, const __grid_constant__ Peers<R> pads,        \
+                                  const __grid_constant__ Peers<R> buffers, void *output,          \
+                                  u32 vectors, u32 rank, u32 capacity) {                           \
+        packets_one_shot<T, R>(input, pads, buffers, output, vectors, rank, capacity);             \
+    }                                                                                              \
+    ENTRY                                                                                          \
+    packets_two_shot_##NAME##_##R(const void *input, const __grid_constant__ Peers<R> pads,        \
+                                  const __grid_constant__ Peers<R> buffers, void *output,          \
+                                  u32 vectors, u32 rank, u32 capacity) {                           \
+        packets_two_shot<T, R>(input, pads, buffers, output, vectors, rank, capacity);             \
     }
 
-#define NORMS_OF(NAME, T, R, V)                                                                                        \
-    ENTRY                                                                                                              \
-    norm_by_barrier_##NAME##_##R##_##V(const __grid_constant__ Peers<R> inputs, const __grid_constant__ Peers<R> pads, \
-                                       const void *residual, const void *weight, void *residual_out, void *output,     \
-                                       u32 rows, u32 width, float epsilon, u32 rank) {                                 \
-        const Norm norm = {residual, weight, residual_out, output, rows, width, epsilon};                              \
-        norm_by_barrier<T, R, V>(inputs, pads, norm, rank);                                                            \
-    }                                                                                                                  \
-    ENTRY                                                                                                              \
-    norm_by_packets_##NAME##_##R##_##V(const void *input, const __grid_constant__ Peers<R> pads,                       \
-                                       const __grid_constant__ Peers<R> buffers, const void *residual,                 \
-                                       const void *weight, void *residual_out, void *output, u32 rows, u32 width,      \
-                                       float epsilon, u32 rank, u32 capacity) {                                            \
-        const Norm norm = {residual, weight, residual_out, output, rows, width, epsilon};                              \
-        norm_by_packets<T, R, V>(input, pads, buffers, norm, rank, capacity);                                              \
+#define NORMS_OF(NAME, T, R, V)                                                                    \
+    ENTRY                                                                                          \
+    norm_by_barrier_##NAME##_##R##_##V(                                                            \
+        const __grid_constant__ Peers<R> inputs, const __grid_constant__ Peers<R> pads,            \
+        const void *residual, const void *weight, void *residual_out, void *output, u32 rows,      \
+        u32 width, float epsilon, u32 rank) {                                                      \
+        const Norm norm = {residual, weight, residual_out, output, rows, width, epsilon};          \
+        norm_by_barrier<T, R, V>(inputs, pads, norm, rank);                                        \
+    }                                                                                              \
+    ENTRY                                                                                          \
+    norm_by_packets_##NAME##_##R##_##V(const void *input, const __grid_constant__ Peers<R> pads,   \
+                                       const __grid_constant__ Peers<R> buffers,                   \
+                                       const void *residual, const void *weight,                   \
+                                       void *residual_out, void *output, u32 rows, u32 width,      \
+                                       float epsilon, u32 rank, u32 capacity) {                    \
+        const Norm norm = {residual, weight, residual_out, output, rows, width, epsilon};          \
+        norm_by_packets<T, R, V>(input, pads, buffers, norm, rank, capacity);                      \
     }
 
-#define NORM_ALONE(NAME, T, V)                                                                                         \
-    ENTRY                                                                                                              \
-    norm_alone_##NAME##_##V(const void *input, const void *residual, const void *weight, void *residual_out,           \
-                            void *output, u32 rows, u32 width, float epsilon) {                                        \
-        const Norm norm = {residual, weight, residual_out, output, rows, width, epsilon};                              \
-        norm_alone<T, V>(input, norm);                                                                                 \
+#define NORM_ALONE(NAME, T, V)                                                                     \
+    ENTRY                                                                                          \
+    norm_alone_##NAME##_##V(const void *input, const void *residual, const void *weight,           \
+                            void *residual_out, void *output, u32 rows, u32 width,                 \
+                            float epsilon) {                                                       \
+        const Norm norm = {residual, weight, residual_out, output, rows, width, epsilon};          \
+        norm_alone<T, V>(input, norm);                                                             \
     }
 
-#define COSTS(R)                                                                                                      \
-    ENTRY barriers_relaxed_##R(const __grid_constant__ Peers<R> pads, u32 turns, u32 rank) {                           \
-        barrier_turns<R, Order::Relaxed>(pads, turns, rank);                                                           \
-    }                                                                                                                  \
-    ENTRY barriers_release_##R(const __grid_constant__ Peers<R> pads, u32 turns, u32 rank) {                           \
-        barrier_turns<R, Order::Release>(pads, turns, rank);                                                           \
+#define COSTS(R)                                                                                   \
+    ENTRY barriers_relaxed_##R(const __grid_constant__ Peers<R> pads, u32 turns, u32 rank) {       \
+        barrier_turns<R, Order::Relaxed>(pads, turns, rank);                                       \
+    }                                                                                              \
+    ENTRY barriers_release_##R(const __grid_constant__ Peers<R> pads, u32 turns, u32 rank) {       \
+        barrier_turns<R, Order::Release>(pads, turns, rank);                                       \
     }
 
 #define NORMS(NAME, T, R) NORMS_OF(NAME, T, R, 1) NORMS_OF(NAME, T, R, 2) NORMS_OF(NAME, T, R, 4)
-#define TYPE(NAME, T)                                                                                                  \
-    ALL_REDUCE(NAME, T, 2)                                                                                             \
-    ALL_REDUCE(NAME, T, 4)                                                                                             \
-    ALL_REDUCE(NAME, T, 8)                                                                                             \
-    NORMS(NAME, T, 2)                                                                                                  \
-    NORMS(NAME, T, 4)                                                                                                  \
-    NORMS(NAME, T, 8)                                                                                                  \
-    NORM_ALONE(NAME, T, 1)                                                                                             \
-    NORM_ALONE(NAME, T, 2)                                                                                             \
+#define TYPE(NAME, T)                                                                              \
+    ALL_REDUCE(NAME, T, 2)                                                                         \
+    ALL_REDUCE(NAME, T, 4)                                                                         \
+    ALL_REDUCE(NAME, T, 8)                                                                         \
+    NORMS(NAME, T, 2)                                                                              \
+    NORMS(NAME, T, 4)                                                                              \
+    NORMS(NAME, T, 8)                                                                              \
+    NORM_ALONE(NAME, T, 1)                                                                         \
+    NORM_ALONE(NAME, T, 2)                                                                         \
     NORM_ALONE(NAME, T, 4)
 
 TYPE(f32, F32)

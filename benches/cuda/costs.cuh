@@ -1,21 +1,22 @@
-// What the parts cost: a launch, a barrier, a signal there and back, a copy.
+// Kernels that measure the parts of an operation: a launch, a barrier, a signal round trip, a copy.
 #pragma once
 
 #include "barrier.cuh"
 #include "elements.cuh"
 
-// Polls of the host's memory: some tenths of a second.
+// Polls of the host's memory, some tenths of a second.
 constexpr u32 MAX_LATCH_POLLS = 1u << 18;
 
-// Holds a stream back until the host has stored `value` at `word`, in the host's memory: everything behind it is enqueued
-// by then, so what is measured there is the device's time alone. After a while it opens by itself.
+// Blocks a stream until the host has stored `value` at `word`, in the host's memory. The host
+// enqueues all further work before that, so measurements contain device time only. Gives up after
+// MAX_LATCH_POLLS.
 __device__ __forceinline__ void wait_for_latch(const u32 *word, u32 value) {
     for (u32 polls = 0; polls < MAX_LATCH_POLLS && load_relaxed(word) != value; ++polls) {
     }
 }
 
-// A copy of `vectors` vectors: the rate that everything large is compared with. Reads n, writes n; bound by memory, or
-// by the L2 where both fit.
+// Copies `vectors` vectors, as the reference rate for large sizes. Reads n, writes n; bound by
+// memory, or by the L2 if both fit.
 __device__ __forceinline__ void copy_vectors(void *output, const void *input, u32 vectors) {
     const Vector *from = static_cast<const Vector *>(input);
     Vector *to = static_cast<Vector *>(output);
@@ -34,7 +35,7 @@ __device__ __forceinline__ void copy_vectors(void *output, const void *input, u3
     });
 }
 
-// `turns` barriers, one behind the other, as the kernels have them.
+// Passes `turns` barriers in sequence, in the way that the kernels do.
 template <int R, Order ORDER>
 __device__ __forceinline__ void barrier_turns(const Peers<R> &pads, u32 turns, u32 rank) {
     Barrier<R> barrier(pads, rank);
@@ -46,10 +47,11 @@ __device__ __forceinline__ void barrier_turns(const Peers<R> &pads, u32 turns, u
     barrier.close();
 }
 
-// A signal from rank 0 to rank 1 and back, `turns` times, by one thread each.
+// Sends a signal from rank 0 to rank 1 and back, `turns` times, by one thread each.
 //
-// Who may overwrite what: a rank's signal, by the other one's next signal,
-//   after having acquired: the answer, which the rank released behind its wait for the signal before.
+// Who may overwrite what: a rank's signal, by the other rank's next signal,
+//   after having acquired: the answer, which the rank released after its wait for the previous
+//   signal.
 template <Order ORDER>
 __device__ __forceinline__ void ping_pong(const Peers<2> &pads, u32 turns, u32 rank) {
     if (thread_of_grid() != 0) {

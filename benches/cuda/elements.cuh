@@ -1,10 +1,10 @@
-// Sums of vectors of f32 and bf16. Ranks are added in their order in f32, and the sum is rounded once, so every rank gets
-// the same bits.
+// Sums of vectors of f32 and bf16. The ranks' values are added in rank order in f32 and rounded
+// once, so every rank gets the same bits.
 #pragma once
 
 #include "memory.cuh"
 
-// A number that a template sees.
+// Compile-time number.
 template <int N>
 struct Count {
     static constexpr int value = N;
@@ -28,7 +28,6 @@ struct F32 {
         }
         return to;
     }
-
 };
 
 struct Bf16 {
@@ -52,7 +51,7 @@ struct Bf16 {
     }
 };
 
-// The sum of R vectors, in rank order.
+// Returns the sum of R vectors, in rank order.
 template <class T, int R>
 __device__ __forceinline__ Vector sum(const Vector (&parts)[R]) {
     float total[T::LANES];
@@ -69,9 +68,9 @@ __device__ __forceinline__ Vector sum(const Vector (&parts)[R]) {
     return T::pack(total);
 }
 
-// Calls body(Count<U>, i) for i, i + stride, ... below end, where a call treats i, i + stride, .., i + (U - 1) * stride
-// together: U times as many loads in flight. What is left over goes by halves of U, so nothing waits for more than
-// a few round trips.
+// Calls body(Count<U>, i) for i, i + stride, ... below end, where one call handles i, i + stride,
+// .., i + (U - 1) * stride, with U times as many loads in flight. The remainder is handled by
+// halves of U, so it costs only a few round trips.
 template <int U, class Body>
 __device__ __forceinline__ void sweep(u32 first, u32 end, u32 stride, const Body &body) {
     u32 i = first;
@@ -83,7 +82,7 @@ __device__ __forceinline__ void sweep(u32 first, u32 end, u32 stride, const Body
     }
 }
 
-// This thread's number in the grid, and the number of threads of the grid.
+// Index of this thread in the grid, and the number of threads of the grid.
 __device__ __forceinline__ u32 thread_of_grid() { return blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u32 threads_of_grid() { return gridDim.x * blockDim.x; }
 

@@ -1,27 +1,28 @@
-// All-reduce, residual and RMSNorm in one launch: one block for each row (token), its values in registers from the sum to the
-// result. And the same without communication, for "all-reduce, then add and norm".
+// All-reduce, residual and RMSNorm in one launch: one block per row (token), with the row in
+// registers from the sum to the result. Also the norm without communication, for an all-reduce
+// followed by add and norm.
 //
-// Rounding points: the sum is rounded to the type; the sum with the residual is rounded (that is residual_out); the norm is taken of
-// the rounded values in f32, times the weight, and rounded.
+// Rounding: the sum is rounded to the type; the sum with the residual is rounded (residual_out);
+// the norm is computed from the rounded values in f32, multiplied by the weight, and rounded.
 //
 // A row has at most V * blockDim.x vectors; a block has whole warps.
 #pragma once
 
 #include "packets.cuh"
 
-// What all three have in common.
+// Arguments that all three kernels share.
 struct Norm {
     const void *residual;
     const void *weight;
     void *residual_out;
     void *output;
     u32 rows;
-    // Vectors of a row.
+    // Vectors per row.
     u32 width;
     float epsilon;
 };
 
-// Adds over the block; `turn` alternates, as a warp may be one row ahead of another.
+// Adds over the block. `turn` alternates, because one warp may be a row ahead of another.
 __device__ __forceinline__ float block_sum(float value, u32 turn) {
     SHARED_PARTIALS(partial);
     const u32 warp = threadIdx.x / 32;
@@ -45,7 +46,7 @@ __device__ __forceinline__ float block_sum(float value, u32 turn) {
     return value;
 }
 
-// Adds the residual to a sum, rounds, and gives the squares' sum of the rounded values.
+// Adds the residual to a sum, rounds, and returns the sum of squares of the rounded values.
 template <class T>
 __device__ __forceinline__ float add_residual(Vector &value, const Vector &residual) {
     float values[T::LANES], residuals[T::LANES];
@@ -77,10 +78,12 @@ __device__ __forceinline__ Vector scaled(const Vector &value, float scale, const
     return T::pack(values);
 }
 
-// Rows blockIdx.x, + gridDim.x, ... The weight and the first row's residual are this rank's own: they are loaded before
-// `ready` waits for anybody. fetch(row, turn, values) gives the sums of the row's vectors of this thread.
+// Processes rows blockIdx.x, + gridDim.x, ... The weight and the first row's residual belong to
+// this rank, so they are loaded before `ready` waits for peers. fetch(row, turn, values) returns
+// this thread's part of the row's sum.
 template <class T, int V, class Ready, class Fetch>
-__device__ __forceinline__ void norm_rows(const Norm &norm, const Ready &ready, const Fetch &fetch) {
+__device__ __forceinline__ void norm_rows(const Norm &norm, const Ready &ready,
+                                          const Fetch &fetch) {
     const Vector *residual = static_cast<const Vector *>(norm.residual);
     Vector *residual_out = static_cast<Vector *>(norm.residual_out);
     Vector *output = static_cast<Vector *>(norm.output);
@@ -116,23 +119,26 @@ __device__ __forceinline__ void norm_rows(const Norm &norm, const Ready &ready, 
         });
         const float total = block_sum(squares, turn);
         const float scale = rsqrtf(total / static_cast<float>(columns * T::LANES) + norm.epsilon);
-        each([&](int v, u32 column) { store(output + row * columns + column, scaled<T>(values[v], scale, weights[v])); });
+        each([&](int v, u32 column) {
+            store(output + row * columns + column, scaled<T>(values[v], scale, weights[v]));
+        });
     }
 }
 
-// Loads or packets of a thread's vectors that are asked for together.
+// Number of a thread's vectors whose loads or packets are in flight together.
 template <int V, int FIT>
 constexpr int TOGETHER = V < FIT ? V : (FIT > 1 ? FIT : 1);
 
-// By barriers: every rank reads the rows of all inputs.
+// With barriers: every rank reads the rows of all inputs.
 //
-// Moves, a rank, with n bytes of rows: R n read, (R - 1) n from peers, n of residual read, 2 n written. Two barriers without fences.
-// Bound, at few rows, by the barriers, one read, and the reduction within the block.
+// Traffic per rank, with n bytes of rows: R n read, (R - 1) n of it from peers, n of residual read,
+// 2 n written. Two barriers without fences. With few rows bound by the barriers, one read, and the
+// reduction within the block.
 //
-// Who may overwrite what: as in one_stage; residual, weight and the outputs are the rank's own.
+// Who may overwrite what: as in one_stage; residual, weight and the outputs belong to the rank.
 template <class T, int R, int V>
-__device__ __forceinline__ void norm_by_barrier(const Peers<R> &inputs, const Peers<R> &pads, const Norm &norm,
-                                                u32 rank) {
+__device__ __forceinline__ void norm_by_barrier(const Peers<R> &inputs, const Peers<R> &pads,
+                                                const Norm &norm, u32 rank) {
     Barrier<R> barrier(pads, rank);
     norm_rows<T, V>(
         norm, [&] { barrier.start(); },
@@ -148,7 +154,8 @@ __device__ __forceinline__ void norm_by_barrier(const Peers<R> &inputs, const Pe
                     if (column < norm.width) {
 #pragma unroll
                         for (int r = 0; r < R; ++r) {
-                            parts[k][r] = load(at<const Vector>(inputs, r) + row * norm.width + column);
+                            parts[k][r] =
+                                load(at<const Vector>(inputs, r) + row * norm.width + column);
                         }
                     }
                 }
@@ -163,17 +170,20 @@ __device__ __forceinline__ void norm_by_barrier(const Peers<R> &inputs, const Pe
     barrier.template finish<Order::Relaxed>();
 }
 
-// By packets: every rank pushes its rows to all peers. At least one row. `capacity` has the vectors of all rows of a block.
+// With packets: every rank pushes its rows to all peers. At least one row. `capacity` covers the
+// vectors of all rows of a block.
 //
-// Moves, a rank: n read twice, 2 n (R - 1) written to peers, as much read, n of residual read, 2 n written. No barrier.
+// Traffic per rank: n read twice, 2 n (R - 1) written to peers, as much read, n of residual read, 2
+// n written. No barrier.
 //
 // Who may overwrite what: as in packets_one_shot.
 template <class T, int R, int V>
-__device__ __forceinline__ void norm_by_packets(const void *input, const Peers<R> &pads, const Peers<R> &buffers,
-                                                const Norm &norm, u32 rank, u32 capacity) {
+__device__ __forceinline__ void norm_by_packets(const void *input, const Peers<R> &pads,
+                                                const Peers<R> &buffers, const Norm &norm, u32 rank,
+                                                u32 capacity) {
     const Vector *from = static_cast<const Vector *>(input);
     const u32 width = norm.width;
-    // Before the counter is waited for.
+    // Issued before the wait for the counter.
     Vector own[V] = {};
 #pragma unroll
     for (int v = 0; v < V; ++v) {
@@ -205,8 +215,11 @@ __device__ __forceinline__ void norm_by_packets(const void *input, const Peers<R
             Vector mine[K];
 #pragma unroll
             for (int k = 0; k < K; ++k) {
-                // Again, beside the polls: it is in the L2, and registers are dear.
-                mine[k] = column + k * blockDim.x < width ? load(from + row * width + column + k * blockDim.x) : Vector{};
+                // Reloads the value concurrently with the polls: it is in the L2, and this saves
+                // registers.
+                mine[k] = column + k * blockDim.x < width
+                              ? load(from + row * width + column + k * blockDim.x)
+                              : Vector{};
             }
             Vector parts[K][R];
             exchange.template take<K>(0, turn * width + column, blockDim.x, mine, parts,
@@ -220,10 +233,10 @@ __device__ __forceinline__ void norm_by_packets(const void *input, const Peers<R
     exchange.close();
 }
 
-// No communication: what follows an all-reduce that is a launch of its own.
+// Norm without communication, after an all-reduce in a launch of its own.
 //
-// Moves: 2 n read, 2 n written, by each rank of its own. Bound by one read and the reduction within the block; at many rows by
-// memory.
+// Traffic: 2 n read, 2 n written, all local. Bound by one read and the reduction within the block;
+// with many rows by memory.
 template <class T, int V>
 __device__ __forceinline__ void norm_alone(const void *input, const Norm &norm) {
     const Vector *from = static_cast<const Vector *>(input);

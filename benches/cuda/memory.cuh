@@ -1,17 +1,17 @@
-// Everything that touches memory, with its scope and its order. The algorithms use nothing else, so that they can also
-// be run by threads of the host (emulation/).
+// All memory accesses, with scope and order. The algorithms use only these, so that host threads
+// can also run them (emulation/).
 #pragma once
 
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// Lines of a rank's table of flags; a grid has at most as many blocks.
+// Lines of a rank's table of flags, the maximum number of blocks.
 constexpr int MAX_BLOCKS = 256;
 constexpr int MAX_RANKS = 8;
 constexpr int MAX_THREADS = 512;
 
-// Polls of a wait before the kernel traps: some ten seconds. A baseline that hangs would take the GPU with it. (Host threads
-// sleep between theirs: a minute.)
+// Polls of a wait before the kernel traps, about ten seconds, so that a deadlock does not block the
+// GPU. (Host threads sleep between polls: about a minute.)
 #ifdef __CUDACC__
 #define POLLS (1u << 24)
 #elif !defined POLLS
@@ -19,18 +19,18 @@ constexpr int MAX_THREADS = 512;
 #endif
 constexpr u32 MAX_POLLS = POLLS;
 
-// 16 bytes, the widest that one instruction moves.
+// 16 bytes, the widest access of one instruction.
 struct alignas(16) Vector {
     u32 word[4];
 };
 
-// A packet unit: two pairs of 4 bytes of data and 4 bytes of flag. Each pair is one 8-byte access, so whoever sees the flag
-// sees its data.
+// Packet unit: two pairs of 4 bytes of data and 4 bytes of flag. Each pair is one 8-byte access, so
+// a reader that sees the flag also sees the data.
 struct alignas(16) Unit {
     u64 pair[2];
 };
 
-// Addresses of the same thing at every rank.
+// Addresses of the same object at every rank.
 template <int R>
 struct Peers {
     void *at[R];
@@ -42,18 +42,20 @@ struct Peers {
 
 #else
 
-// Read once or twice by each multiprocessor: nothing is kept in its L1. Never the non-coherent path, as peers write.
+// For data that each multiprocessor reads once or twice: bypasses the L1. Does not use the
+// non-coherent path, because peers write the data.
 __device__ __forceinline__ Vector load(const Vector *from) {
     Vector value;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3])
+                 : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]),
+                   "=r"(value.word[3])
                  : "l"(from));
     return value;
 }
 
 __device__ __forceinline__ void store(Vector *to, const Vector &value) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.word[0]), "r"(value.word[1]),
-                 "r"(value.word[2]), "r"(value.word[3])
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.word[0]),
+                 "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
                  : "memory");
 }
 
@@ -67,7 +69,8 @@ __device__ __forceinline__ Unit load_unit(const Unit *from) {
 }
 
 __device__ __forceinline__ void store_unit(Unit *to, const Unit &value) {
-    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(value.pair[0]), "l"(value.pair[1])
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(value.pair[0]),
+                 "l"(value.pair[1])
                  : "memory");
 }
 
@@ -101,10 +104,10 @@ __device__ __forceinline__ void store_release(u32 *to, u32 value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// Partial sums that the warps of a block exchange, double-buffered.
+// Partial sums of the warps of a block, double-buffered.
 #define SHARED_PARTIALS(NAME) __shared__ float NAME[2][32]
 
-// Two floats rounded to bf16, ties to even, the first in the low half.
+// Rounds two floats to bf16, ties to even, the first in the low half.
 __device__ __forceinline__ u32 bf16_pair(float low, float high) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -113,7 +116,7 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {
 
 #endif
 
-// Counts the polls of one wait.
+// Counts the polls of one wait, and traps at the limit.
 struct Timeout {
     u32 polls = 0;
 

@@ -1,12 +1,14 @@
-// All-reduce by packets: data and flag arrive together, so nobody waits for a barrier. 16-byte units of two packets, each
-// 4 bytes of data and 4 of flag, as NCCL's LL and MSCCL++'s LL16. n and R as in all_reduce.cuh.
+// All-reduce with packets: data and flag arrive together, so no barrier is needed. 16-byte units of
+// two packets, each with 4 bytes of data and 4 of flag, as NCCL's LL and MSCCL++'s LL16. n and R as
+// in all_reduce.cuh.
 #pragma once
 
 #include "barrier.cuh"
 #include "elements.cuh"
 
-// A vector travels as two units. 32 vectors, a warp's, lie together, source by source and first units before second ones: every
-// store of a warp is 512 bytes in one piece, and where the sources' units lie is one address and constants.
+// A vector is sent as two units. The 32 vectors of a warp are contiguous, ordered by source, with
+// first units before second ones: every store of a warp is 512 contiguous bytes, and the sources'
+// units are at constant offsets from one address.
 constexpr int PLANES = 2;
 constexpr int GROUP = 32;
 
@@ -16,7 +18,8 @@ __device__ __forceinline__ Unit pack_unit(const Vector &value, int plane, u32 fl
 }
 
 __device__ __forceinline__ bool is_of(const Unit &unit, u32 flag) {
-    return static_cast<u32>(unit.pair[0] >> 32) == flag && static_cast<u32>(unit.pair[1] >> 32) == flag;
+    return static_cast<u32>(unit.pair[0] >> 32) == flag &&
+           static_cast<u32>(unit.pair[1] >> 32) == flag;
 }
 
 __device__ __forceinline__ Vector unpack_units(const Unit (&units)[PLANES]) {
@@ -29,10 +32,12 @@ __device__ __forceinline__ Vector unpack_units(const Unit (&units)[PLANES]) {
     return value;
 }
 
-// Where the packets of one launch go and come from. A rank's buffer has a region for each block, so that a flag in it was
-// always written in an exchange of that very block, whatever grids the launches had:
-//   buffer[block][parity of the exchange][part][group of 32 vectors][source][plane][vector of the group],
-// where `capacity`, a multiple of 32, is the vectors of a block that fit, and PARTS is 1 for one shot and 2 for two.
+// Addresses of the packets of one launch. A rank's buffer has a region per block, so a flag in it
+// was always written in an exchange of the same block, whatever the grids of the launches:
+//   buffer[block][parity of the exchange][part][group of 32 vectors][source][plane][vector of the
+//   group].
+// `capacity`, a multiple of 32, is the number of vectors of a block that fit; PARTS is 1 for one
+// shot and 2 for two.
 template <int R, int PARTS>
 struct Exchange {
     const Peers<R> &buffers;
@@ -41,20 +46,21 @@ struct Exchange {
     u32 capacity;
     u32 flag;
 
-    // The flag is the number of the exchange, 1 and more; in a buffer of zeros none has arrived. (After 2^32 launches it is 0
-    // once: a measurement does not come there.)
-    __device__ __forceinline__ Exchange(const Peers<R> &buffers, const Peers<R> &pads, u32 rank, u32 capacity)
+    // The flag is the number of the exchange, from 1; in a zeroed buffer no packet has arrived.
+    // (After 2^32 launches the flag is 0 once; a measurement makes fewer.)
+    __device__ __forceinline__ Exchange(const Peers<R> &buffers, const Peers<R> &pads, u32 rank,
+                                        u32 capacity)
         : buffers(buffers), pads(pads), rank(rank), capacity(capacity),
           flag(load_word(&at<SignalPad>(pads, rank)->exchanges[blockIdx.x]) + 1) {}
 
-    // Where the units of a vector of this block lie: source 0's first one.
+    // Returns the offset of the first unit of source 0 for a vector of this block.
     __device__ __forceinline__ u64 unit_offset(u32 part, u32 local) const {
         const u32 groups = capacity / GROUP;
         const u32 group = ((blockIdx.x * 2 + (flag & 1)) * PARTS + part) * groups + local / GROUP;
         return static_cast<u64>(group) * (R * PLANES * GROUP) + local % GROUP;
     }
 
-    // Sends this rank's vector to `peer`, which finds it at `local`.
+    // Sends this rank's vector to `peer`, at index `local` of its buffer.
     __device__ __forceinline__ void send(u32 peer, u32 part, u32 local, const Vector &value) const {
         Unit *to = at<Unit>(buffers, peer) + unit_offset(part, local) + rank * (PLANES * GROUP);
 #pragma unroll
@@ -73,8 +79,9 @@ struct Exchange {
         }
     }
 
-    // Takes K vectors, `step` apart, of those peers for which wanted(k, r) says so: all polls are in flight together, and only
-    // what has not arrived is asked for again. At this rank, and where nothing is wanted, own[k] stands.
+    // Receives K vectors, `step` apart, from the peers for which wanted(k, r) is true. All polls
+    // are in flight together; only units that have not arrived are polled again. own[k] is the
+    // value of this rank and of peers that are not wanted.
     template <int K, class Wanted>
     __device__ __forceinline__ void take(u32 part, u32 local, u32 step, const Vector (&own)[K],
                                          Vector (&parts)[K][R], const Wanted &wanted) const {
@@ -83,7 +90,9 @@ struct Exchange {
         for (int k = 0; k < K; ++k) {
             from[k] = at<const Unit>(buffers, rank) + unit_offset(part, local + k * step);
         }
-        const auto poll = [&](int k, int r, int plane) { return load_unit(from[k] + (r * PLANES + plane) * GROUP); };
+        const auto poll = [&](int k, int r, int plane) {
+            return load_unit(from[k] + (r * PLANES + plane) * GROUP);
+        };
         Unit units[K][R][PLANES];
 #pragma unroll
         for (int k = 0; k < K; ++k) {
@@ -127,7 +136,7 @@ struct Exchange {
         }
     }
 
-    // The last act, once all threads have read the counter.
+    // Stores the counter, after all threads have read it.
     __device__ __forceinline__ void close() const {
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -136,23 +145,29 @@ struct Exchange {
     }
 };
 
-// One shot: every rank pushes its input to all peers, and sums what arrives. At least one vector.
+// One shot: every rank pushes its input to all peers and sums the arriving packets. At least one
+// vector.
 //
-// Moves, a rank: n read, 2 n (R - 1) written to peers, 2 n (R - 1) read, n written: for small sizes. No barrier: the cost is
-// one way of a store and a poll. Large sizes are bound by the factor two of the flags and the R - 1 of the one shot.
+// Traffic per rank: n read, 2 n (R - 1) written to peers, 2 n (R - 1) read, n written; for small
+// sizes. No barrier: the cost is the one-way latency of a store and a poll. Large sizes are bound
+// by the factor two of the flags and by R - 1.
 //
 // Who may overwrite what: packets of block b of exchange e, by their sender in exchange e + 2,
-//   after having acquired: packets of every peer in its launch of exchange e + 1, in whichever block (that launch has ended),
-//   released by: the peer, who sent them in a launch behind the one that read the packets of e (stream order).
-// So two buffers are enough, also for a block that has nothing to exchange. User memory is touched by its owner alone.
+//   after having acquired: packets of every peer in its launch of exchange e + 1, in any block
+//   (that launch has ended),
+//   released by: the peer, which sent them in a launch after the one that read the packets of e
+//   (stream order).
+// Two buffers therefore suffice, also for a block that has nothing to exchange. Only its owner
+// accesses user memory.
 template <class T, int R>
-__device__ __forceinline__ void packets_one_shot(const void *input, const Peers<R> &pads, const Peers<R> &buffers,
-                                                 void *output, u32 vectors, u32 rank, u32 capacity) {
+__device__ __forceinline__ void packets_one_shot(const void *input, const Peers<R> &pads,
+                                                 const Peers<R> &buffers, void *output, u32 vectors,
+                                                 u32 rank, u32 capacity) {
     const Vector *from = static_cast<const Vector *>(input);
     Vector *to = static_cast<Vector *>(output);
     const u32 stride = threads_of_grid();
     const u32 first = thread_of_grid();
-    // Beside the counter's load.
+    // Overlaps with the load of the counter.
     Vector own = {};
     if (first < vectors) {
         own = load(from + first);
@@ -172,17 +187,21 @@ __device__ __forceinline__ void packets_one_shot(const void *input, const Peers<
     exchange.close();
 }
 
-// Two shots: rank r gets part r of all inputs by packets, sums it, and pushes the sum to all peers by packets. At least one
-// vector.
+// Two shots: rank r receives part r of all inputs as packets, sums it, and pushes the sum to all
+// peers as packets. At least one vector.
 //
-// Moves, a rank: n read, 4 n (R - 1) / R written to peers and read by them, n written. No barrier: the cost is two ways. Between
-// the one shot and the two stages with barriers.
+// Traffic per rank: n read, 4 n (R - 1) / R written to peers and read by them, n written. No
+// barrier: the cost is two one-way latencies. For sizes between the one shot and the two stages
+// with barriers.
 //
-// Who may overwrite what: as in one shot. That the launch of exchange e + 1 has ended at the sender means that every rank had begun
-//   it: some part is not empty, its owner has packets of all ranks before it sends the sum, and all ranks wait for the sum.
+// Who may overwrite what: as in one shot. If the sender's launch of exchange e + 1 has ended, every
+// rank had begun it:
+//   some part is not empty, its owner has packets of all ranks before it sends the sum, and all
+//   ranks wait for the sum.
 template <class T, int R>
-__device__ __forceinline__ void packets_two_shot(const void *input, const Peers<R> &pads, const Peers<R> &buffers,
-                                                 void *output, u32 vectors, u32 rank, u32 capacity) {
+__device__ __forceinline__ void packets_two_shot(const void *input, const Peers<R> &pads,
+                                                 const Peers<R> &buffers, void *output, u32 vectors,
+                                                 u32 rank, u32 capacity) {
     const u32 part = (vectors + R - 1) / R;
     const u32 begin = least(part * rank, vectors);
     const u32 own = least(part, vectors - begin);

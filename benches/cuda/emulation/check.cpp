@@ -1,6 +1,7 @@
-// Runs the baseline's kernels with a host thread for each of their threads, several launches back to back with changing
-// sizes, and compares every element. An argument chooses one kernel. Status 0 if all is right, 1 for a wrong element, 2 for an
-// unknown kernel, 3 for a wait without end, and ThreadSanitizer's own where it is compiled in.
+// Runs the baseline's kernels with a host thread for each GPU thread, several launches in sequence
+// with changing sizes, and compares every element. An argument selects one kernel. Status 0 if all
+// is right, 1 for a wrong element, 2 for an unknown kernel, 3 for an endless wait, and
+// ThreadSanitizer's status if it is compiled in.
 
 #include "../all_reduce.cuh"
 #include "../fused.cuh"
@@ -17,7 +18,7 @@ constexpr int LAUNCHES = 10;
 // Vectors of a launch: fewer than ranks, not divisible by them, more than a thread's share.
 constexpr u32 SIZES[] = {1, 64, 3, 200, 517, 65, 7, 1000, 2, 320};
 constexpr u32 MOST = 1000;
-// Rows of a norm, and rows of the largest.
+// Rows of a norm, and rows of the largest norm.
 constexpr u32 ROWS[] = {1, 4, 2, 7, 3};
 constexpr u32 MOST_ROWS = 7;
 
@@ -31,7 +32,7 @@ bool is_chosen(const char *name) {
     return is;
 }
 
-// Small integers, whose sums are exact also in bf16.
+// Returns small integers, whose sums are exact in bf16, too.
 int element(u32 rank, u32 index, int launch) {
     return static_cast<int>((rank * 7 + index * 13 + static_cast<u32>(launch) * 5) % 31) - 15;
 }
@@ -45,14 +46,15 @@ Vector vector_of(const std::function<float(u32)> &value, u32 index) {
     return T::pack(values);
 }
 
-void compare(const char *name, int launch, u32 rank, u32 index, const Vector &got, const Vector &expected) {
+void compare(const char *name, int launch, u32 rank, u32 index, const Vector &got,
+             const Vector &expected) {
     if (std::memcmp(&got, &expected, sizeof got) != 0 && ++wrong_elements <= 10) {
-        std::fprintf(stderr, "%s, launch %d, rank %u, vector %u: %08x.. where %08x.. is right\n", name, launch, rank,
-                     index, got.word[0], expected.word[0]);
+        std::fprintf(stderr, "%s, launch %d, rank %u, vector %u: %08x.. where %08x.. is right\n",
+                     name, launch, rank, index, got.word[0], expected.word[0]);
     }
 }
 
-// Memory of each rank, zeroed.
+// Zeroed memory of each rank.
 template <class E, int R>
 struct Memory {
     explicit Memory(size_t count) {
@@ -66,8 +68,8 @@ struct Memory {
     Peers<R> peers;
 };
 
-// Runs `body(rank, launch, gather)` on every thread of the grids of R ranks; `gather` is the end of a kernel: the
-// threads of one rank wait for each other.
+// Runs `body(rank, launch, gather)` on every thread of the grids of R ranks. `gather` is the end of
+// a kernel: a barrier of the threads of one rank.
 template <int R>
 void run(int launches, const std::function<void(u32, int, const std::function<void()> &)> &body) {
     std::vector<std::thread> threads;
@@ -78,17 +80,18 @@ void run(int launches, const std::function<void(u32, int, const std::function<vo
         for (u32 b = 0; b < BLOCKS; ++b) {
             blocks.push_back(std::make_unique<emulation::Block>(THREADS));
             for (u32 t = 0; t < THREADS; ++t) {
-                threads.emplace_back([&, rank, b, t, stream = streams.back().get(), block = blocks.back().get()] {
-                    threadIdx.x = t;
-                    blockIdx.x = b;
-                    blockDim.x = THREADS;
-                    gridDim.x = BLOCKS;
-                    emulation::block = block;
-                    emulation::noise = (rank * BLOCKS + b) * THREADS + t;
-                    for (int launch = 0; launch < launches; ++launch) {
-                        body(rank, launch, [&] { stream->arrive_and_wait(); });
-                    }
-                });
+                threads.emplace_back(
+                    [&, rank, b, t, stream = streams.back().get(), block = blocks.back().get()] {
+                        threadIdx.x = t;
+                        blockIdx.x = b;
+                        blockDim.x = THREADS;
+                        gridDim.x = BLOCKS;
+                        emulation::block = block;
+                        emulation::noise = (rank * BLOCKS + b) * THREADS + t;
+                        for (int launch = 0; launch < launches; ++launch) {
+                            body(rank, launch, [&] { stream->arrive_and_wait(); });
+                        }
+                    });
             }
         }
     }
@@ -111,10 +114,10 @@ void check_all_reduce(const char *name, Way way) {
     run<R>(LAUNCHES, [&](u32 rank, int launch, const std::function<void()> &gather) {
         const u32 vectors = SIZES[launch];
         const u32 first = thread_of_grid(), stride = threads_of_grid();
-        // The kernel before.
+        // Stands for the previous kernel.
         for (u32 i = first; i < vectors; i += stride) {
-            inputs.ranks[rank][i] =
-                vector_of<T>([&](u32 at) { return static_cast<float>(element(rank, at, launch)); }, i);
+            inputs.ranks[rank][i] = vector_of<T>(
+                [&](u32 at) { return static_cast<float>(element(rank, at, launch)); }, i);
             outputs.ranks[rank][i] = Vector{{~0u, ~0u, ~0u, ~0u}};
         }
         gather();
@@ -131,14 +134,16 @@ void check_all_reduce(const char *name, Way way) {
             two_stage_push<T, R>(inputs.peers, pads.peers, outputs.peers, vectors, rank);
             break;
         case Way::OneShot:
-            packets_one_shot<T, R>(input, pads.peers, buffers.peers, output, vectors, rank, capacity);
+            packets_one_shot<T, R>(input, pads.peers, buffers.peers, output, vectors, rank,
+                                   capacity);
             break;
         case Way::TwoShot:
-            packets_two_shot<T, R>(input, pads.peers, buffers.peers, output, vectors, rank, capacity);
+            packets_two_shot<T, R>(input, pads.peers, buffers.peers, output, vectors, rank,
+                                   capacity);
             break;
         }
         gather();
-        // The kernel behind.
+        // Stands for the next kernel.
         for (u32 i = first; i < vectors; i += stride) {
             const auto total = [&](u32 at) {
                 int all = 0;
@@ -162,7 +167,8 @@ void check_norm(const char *name, Norms way) {
     const u32 width = V * THREADS - 5;
     const u32 capacity = ((MOST_ROWS + BLOCKS - 1) / BLOCKS * width + GROUP - 1) / GROUP * GROUP;
     const float epsilon = 0.5f;
-    Memory<Vector, R> inputs(MOST_ROWS * width), outputs(MOST_ROWS * width), residual_outs(MOST_ROWS * width);
+    Memory<Vector, R> inputs(MOST_ROWS * width), outputs(MOST_ROWS * width),
+        residual_outs(MOST_ROWS * width);
     Memory<Vector, R> residuals(MOST_ROWS * width), weights(width);
     Memory<SignalPad, R> pads(1);
     Memory<Unit, R> buffers(BLOCKS * 2 * R * PLANES * capacity);
@@ -180,8 +186,8 @@ void check_norm(const char *name, Norms way) {
         const u32 rows = ROWS[launch];
         const u32 first = thread_of_grid(), stride = threads_of_grid();
         for (u32 i = first; i < rows * width; i += stride) {
-            inputs.ranks[rank][i] =
-                vector_of<T>([&](u32 at) { return static_cast<float>(element(rank, at, launch)); }, i);
+            inputs.ranks[rank][i] = vector_of<T>(
+                [&](u32 at) { return static_cast<float>(element(rank, at, launch)); }, i);
         }
         gather();
         const Norm norm = {residuals.peers.at[rank],
@@ -196,7 +202,8 @@ void check_norm(const char *name, Norms way) {
             norm_by_barrier<T, R, V>(inputs.peers, pads.peers, norm, rank);
             break;
         case Norms::Packets:
-            norm_by_packets<T, R, V>(inputs.peers.at[rank], pads.peers, buffers.peers, norm, rank, capacity);
+            norm_by_packets<T, R, V>(inputs.peers.at[rank], pads.peers, buffers.peers, norm, rank,
+                                     capacity);
             break;
         case Norms::Alone:
             norm_alone<T, V>(inputs.peers.at[rank], norm);
@@ -210,7 +217,7 @@ void check_norm(const char *name, Norms way) {
             }
             return static_cast<float>(all);
         };
-        // A row for each thread; others have none.
+        // One row per thread; further threads have none.
         for (u32 row = first; row < rows; row += stride) {
             double squares = 0.0;
             for (u32 i = 0; i < width * T::LANES; ++i) {
@@ -219,7 +226,8 @@ void check_norm(const char *name, Norms way) {
             const double scale = 1.0 / std::sqrt(squares / (width * T::LANES) + epsilon);
             for (u32 column = 0; column < width; ++column) {
                 const u32 i = row * width + column;
-                compare(name, launch, rank, i, residual_outs.ranks[rank][i], vector_of<T>(added, i));
+                compare(name, launch, rank, i, residual_outs.ranks[rank][i],
+                        vector_of<T>(added, i));
                 float got[T::LANES];
                 T::unpack(outputs.ranks[rank][i], got);
                 for (u32 lane = 0; lane < T::LANES; ++lane) {
@@ -227,8 +235,9 @@ void check_norm(const char *name, Norms way) {
                         added(i * T::LANES + lane) * scale * weight(column * T::LANES + lane);
                     const double bound = std::fabs(expected) * (T::LANES == 8 ? 1.0 / 256 : 1e-5);
                     if (!(std::fabs(got[lane] - expected) <= bound) && ++wrong_elements <= 10) {
-                        std::fprintf(stderr, "%s, launch %d, rank %u, row %u: %g where %g is right\n", name, launch, rank,
-                                     row, static_cast<double>(got[lane]), expected);
+                        std::fprintf(stderr,
+                                     "%s, launch %d, rank %u, row %u: %g where %g is right\n", name,
+                                     launch, rank, row, static_cast<double>(got[lane]), expected);
                     }
                 }
             }
@@ -237,7 +246,7 @@ void check_norm(const char *name, Norms way) {
     });
 }
 
-// The ping-pong is two threads; barriers are many.
+// The ping-pong has two threads, barriers have many.
 void check_costs() {
     if (!is_chosen("costs")) {
         return;
@@ -252,9 +261,10 @@ void check_costs() {
     });
     for (int r = 0; r < 2; ++r) {
         const SignalPad &pad = pads.ranks[r][0];
-        if (pad.barriers[0] != 75 || pad.barriers[1] != 75 || pad.turns[0] != 60 || pad.signal[0] != 60) {
-            std::fprintf(stderr, "rank %d: %u and %u barriers, %u turns\n", r, pad.barriers[0], pad.barriers[1],
-                         pad.turns[0]);
+        if (pad.barriers[0] != 75 || pad.barriers[1] != 75 || pad.turns[0] != 60 ||
+            pad.signal[0] != 60) {
+            std::fprintf(stderr, "rank %d: %u and %u barriers, %u turns\n", r, pad.barriers[0],
+                         pad.barriers[1], pad.turns[0]);
             ++wrong_elements;
         }
     }
@@ -262,7 +272,9 @@ void check_costs() {
     for (u32 i = 0; i < MOST; ++i) {
         from[i] = Vector{{i, i + 1, i + 2, i + 3}};
     }
-    run<1>(1, [&](u32, int, const std::function<void()> &) { copy_vectors(to.data(), from.data(), MOST - 3); });
+    run<1>(1, [&](u32, int, const std::function<void()> &) {
+        copy_vectors(to.data(), from.data(), MOST - 3);
+    });
     for (u32 i = 0; i < MOST; ++i) {
         compare("copy", 0, 0, i, to[i], i < MOST - 3 ? from[i] : Vector{});
     }
@@ -288,7 +300,7 @@ std::function<void()> check_norm_at(const char *name, Norms way) {
 
 int main(int count, char **arguments) {
     chosen = count > 1 ? arguments[1] : nullptr;
-    // Few ranks first, and nothing more once something is wrong.
+    // Begins with few ranks, and stops at the first error.
     const std::function<void()> checks[] = {
         check_costs,
         check_all<F32, 2>,

@@ -1,8 +1,9 @@
-// As much of CUDA C++ as the baseline uses, by threads of the host: a thread of a block is a thread of the process. For
-// checking algorithms, not for measuring. Included by memory.cuh, whose types it uses.
+// The parts of CUDA C++ that the baseline uses, on host threads: a GPU thread is a thread of the
+// process. For checking algorithms, not for measuring. Included by memory.cuh, whose types it uses.
 //
-// Vectors are plain memory, so that ThreadSanitizer sees an access that no barrier orders. Flags and packets are
-// sequentially consistent atomics: what is checked is that the waits are there, not how strong they are.
+// Vectors are plain memory, so ThreadSanitizer detects accesses that no barrier orders. Flags and
+// packets are sequentially consistent atomics: a missing wait is detected, a wait that is too weak
+// is not.
 #pragma once
 
 #include <atomic>
@@ -35,7 +36,7 @@ struct Warp {
     float values[32] = {};
 };
 
-// What the threads of a block have in common.
+// Shared state of the threads of a block.
 struct Block {
     explicit Block(u32 threads) : gather(threads), warps(threads / 32) {}
 
@@ -47,7 +48,7 @@ struct Block {
 inline thread_local Block *block;
 inline thread_local u32 noise;
 
-// Now and then a thread is late, and sometimes so late that others are through with their launch.
+// Delays a thread at random, sometimes for so long that other threads finish their launch.
 inline void jitter() {
     noise = noise * 1664525 + 1013904223;
     if (noise >> 24 == 0) {
@@ -56,7 +57,7 @@ inline void jitter() {
     }
 }
 
-// Polls of many threads on a few cores.
+// Yields the core: many threads poll on a few cores.
 inline void give_way(u32 polls) {
     if (polls < 64) {
         std::this_thread::yield();
@@ -128,12 +129,14 @@ inline void store_unit(Unit *to, const Unit &value) {
 
 inline u32 load_word(const u32 *from) { return *from; }
 inline void store_word(u32 *to, u32 value) { *to = value; }
-inline u32 load_relaxed(const u32 *from) { return std::atomic_ref(const_cast<u32 &>(*from)).load(); }
+inline u32 load_relaxed(const u32 *from) {
+    return std::atomic_ref(const_cast<u32 &>(*from)).load();
+}
 inline u32 load_acquire(const u32 *from) { return load_relaxed(from); }
 inline void store_relaxed(u32 *to, u32 value) { std::atomic_ref(*to).store(value); }
 inline void store_release(u32 *to, u32 value) { store_relaxed(to, value); }
 
-// As the hardware rounds: to nearest, ties to even.
+// Rounds to nearest, ties to even, as the hardware does.
 inline u32 bf16(float value) {
     const u32 bits = __float_as_uint(value);
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;

@@ -1,5 +1,6 @@
-// The baseline's kernels by their names, as the fake of the CUDA driver (../fake) calls them: block by block, with the
-// arguments as they lie in a launch's buffer. A block has 32 host threads, however many were asked for.
+// Table of the baseline's kernels for the fake of the CUDA driver (../fake), which calls them block
+// by block with the arguments in the layout of a launch's buffer. A block has 32 host threads,
+// whatever the launch requests.
 
 #include "../baseline.cu"
 
@@ -38,7 +39,9 @@ constexpr Layout<Arguments...> LAYOUT{};
 template <auto KERNEL, class... Arguments, size_t... INDEX>
 void call(u32 block, u32 blocks, const char *buffer, std::index_sequence<INDEX...>) {
     std::tuple<Arguments...> arguments;
-    (std::memcpy(&std::get<INDEX>(arguments), buffer + LAYOUT<Arguments...>.fields[INDEX].offset, sizeof(Arguments)), ...);
+    (std::memcpy(&std::get<INDEX>(arguments), buffer + LAYOUT<Arguments...>.fields[INDEX].offset,
+                 sizeof(Arguments)),
+     ...);
     (void)buffer;
     emulation::Block shared(THREADS);
     std::vector<std::thread> threads;
@@ -49,8 +52,9 @@ void call(u32 block, u32 blocks, const char *buffer, std::index_sequence<INDEX..
             blockDim.x = THREADS;
             gridDim.x = blocks;
             emulation::block = &shared;
-            // No two threads are late together.
-            emulation::noise = (block * THREADS + thread) * 7919 + static_cast<u32>(reinterpret_cast<size_t>(&shared));
+            // Each thread has its own sequence of delays.
+            emulation::noise = (block * THREADS + thread) * 7919 +
+                               static_cast<u32>(reinterpret_cast<size_t>(&shared));
             KERNEL(std::get<INDEX>(arguments)...);
         });
     }
@@ -74,25 +78,28 @@ template <auto KERNEL, class... Arguments>
 Entry entry(const char *name, void (*)(Arguments...)) {
     return {name,
             [](u32 block, u32 blocks, const char *buffer) {
-                call<KERNEL, Arguments...>(block, blocks, buffer, std::index_sequence_for<Arguments...>{});
+                call<KERNEL, Arguments...>(block, blocks, buffer,
+                                           std::index_sequence_for<Arguments...>{});
             },
             LAYOUT<Arguments...>.fields, LAYOUT<Arguments...>.COUNT};
 }
 
 #define ENTRY_OF(NAME) entry<NAME>(#NAME, NAME)
-#define OF_RANKS(T, R)                                                                                                 \
-    ENTRY_OF(one_stage_##T##_##R), ENTRY_OF(two_stage_pull_##T##_##R), ENTRY_OF(two_stage_push_##T##_##R),             \
-        ENTRY_OF(packets_one_shot_##T##_##R), ENTRY_OF(packets_two_shot_##T##_##R), OF_WIDTH(T, R, 1),                 \
-        OF_WIDTH(T, R, 2), OF_WIDTH(T, R, 4)
-#define OF_WIDTH(T, R, V) ENTRY_OF(norm_by_barrier_##T##_##R##_##V), ENTRY_OF(norm_by_packets_##T##_##R##_##V)
-#define OF_TYPE(T)                                                                                                     \
-    OF_RANKS(T, 2), OF_RANKS(T, 4), OF_RANKS(T, 8), ENTRY_OF(norm_alone_##T##_1), ENTRY_OF(norm_alone_##T##_2),        \
-        ENTRY_OF(norm_alone_##T##_4)
+#define OF_RANKS(T, R)                                                                             \
+    ENTRY_OF(one_stage_##T##_##R), ENTRY_OF(two_stage_pull_##T##_##R),                             \
+        ENTRY_OF(two_stage_push_##T##_##R), ENTRY_OF(packets_one_shot_##T##_##R),                  \
+        ENTRY_OF(packets_two_shot_##T##_##R), OF_WIDTH(T, R, 1), OF_WIDTH(T, R, 2),                \
+        OF_WIDTH(T, R, 4)
+#define OF_WIDTH(T, R, V)                                                                          \
+    ENTRY_OF(norm_by_barrier_##T##_##R##_##V), ENTRY_OF(norm_by_packets_##T##_##R##_##V)
+#define OF_TYPE(T)                                                                                 \
+    OF_RANKS(T, 2), OF_RANKS(T, 4), OF_RANKS(T, 8), ENTRY_OF(norm_alone_##T##_1),                  \
+        ENTRY_OF(norm_alone_##T##_2), ENTRY_OF(norm_alone_##T##_4)
 #define BARRIERS(R) ENTRY_OF(barriers_relaxed_##R), ENTRY_OF(barriers_release_##R)
 
 } // namespace
 
-// Ends with an entry that has no name.
+// The last entry has no name.
 extern "C" const Entry *baseline_entries() {
     static const Entry entries[] = {
         OF_TYPE(f32),
