@@ -1,10 +1,10 @@
 /* The MPI side of `versus mpi`: MPI_Allreduce of float sums, out of place, in the same loop as the
- * other peers (src/measure.rs): barrier, clock, call, clock; rank 0's times.
+ * other libraries (src/measure.rs): barrier, clock, call, clock; times of rank 0.
  *
  *   mpi_allreduce BYTES:ITERATIONS,... CORE,... TOUCH
  *
- * Rank r runs on core r mod (number of cores). Rank 0 prints a line "bytes median_ns min_ns wrong" for each
- * size, where wrong counts wrong elements of all ranks. */
+ * Rank r runs on core r modulo the number of cores. Rank 0 prints a line
+ * "bytes median_ns min_ns wrong" for each size, where wrong counts wrong elements of all ranks. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <mpi.h>
@@ -25,7 +25,7 @@ static int ascending(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* Small integers: every sum of them is exact, whatever its order. */
+/* Returns small integers, whose sums are exact in any order. */
 static float element(int rank, long long i) {
   return (float)((rank + 1) * (i % 13 + 1));
 }

@@ -95,8 +95,10 @@ pub(crate) fn find() -> Result<PathBuf> {
     );
     let works = |path: &PathBuf| path.is_file() && version(path).is_some();
     candidates.into_iter().find(works).with_context(|| {
-        format!("nvcc is neither $FUSEWIRE_NVCC nor in the Python package nvidia, PATH, $CUDA_HOME \
-            or /usr/local/cuda; {INSTALL}")
+        format!(
+            "nvcc is neither $FUSEWIRE_NVCC nor in the Python package nvidia, PATH, $CUDA_HOME \
+            or /usr/local/cuda; {INSTALL}"
+        )
     })
 }
 

@@ -193,7 +193,7 @@ fn table(one_way: f64, times: &Times) -> Result<String> {
     writeln!(text, "|---|---|---|---|")?;
     writeln!(
         text,
-        "| packets | a node, a line there | {:.0} | {packets:.0} |",
+        "| packets | a node, a cache line one way | {:.0} | {packets:.0} |",
         node + one_way
     )?;
     writeln!(

@@ -107,7 +107,7 @@ impl State {
 
     fn describe(self) -> &'static str {
         match self {
-            Self::Near => "ping-pong below 100 ns (the state to judge in)",
+            Self::Near => "ping-pong below 100 ns (the state that counts)",
             Self::Far => "ping-pong of 100 ns or more",
             Self::Changing => "changing",
         }

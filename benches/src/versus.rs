@@ -242,7 +242,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
         }
         fs::write(
             file,
-            report::document(&old, "# All_reduce beside MPI", &header, &text),
+            report::document(&old, "# All_reduce next to MPI", &header, &text),
         )
         .with_context(|| format!("write {}", file.display()))?;
     }

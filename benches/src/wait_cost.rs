@@ -101,7 +101,8 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
             check_program(&arguments.unbounded)?;
             ensure!(
                 (2..=cores.len()).contains(&arguments.ranks),
-                "{} ranks on {} cores: an unbounded wait gives its core to nobody",
+                "{} ranks on {} cores: an unbounded wait never yields its core; use at \
+                 most one rank per core",
                 arguments.ranks,
                 cores.len()
             );
@@ -157,12 +158,12 @@ fn check_program(program: &Path) -> Result<()> {
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("start {}", program.display()))?;
-    let said = String::from_utf8_lossy(&output.stdout);
+    let printed = String::from_utf8_lossy(&output.stdout);
     ensure!(
-        output.status.success() && said.trim() == "unbounded",
-        "{} is not built with RUSTFLAGS='--cfg fusewire_unbounded': asked, it says {:?}",
+        output.status.success() && printed.trim() == "unbounded",
+        "{} is not built with RUSTFLAGS='--cfg fusewire_unbounded': `built` prints {:?}",
         program.display(),
-        said.trim()
+        printed.trim()
     );
     Ok(())
 }
@@ -307,9 +308,9 @@ mod tests {
 
     #[test]
     fn a_program_with_bounds_is_not_taken_for_one_without() {
-        for (program, says) in [("true", "says \"\""), ("echo", "says \"built\"")] {
+        for (program, printed) in [("true", "prints \"\""), ("echo", "prints \"built\"")] {
             let error = check_program(Path::new(program)).expect_err("another program");
-            assert!(error.to_string().contains(says), "{error}");
+            assert!(error.to_string().contains(printed), "{error}");
         }
         assert!(check_program(Path::new("no-such-program")).is_err());
     }

@@ -51,7 +51,7 @@ pub(crate) fn barrier_name(order: Order) -> String {
 
 /// Returns the name of a signal round trip of this order in the table.
 pub(crate) fn signal_name(order: Order) -> String {
-    format!("signal there and back, {}", order.name())
+    format!("signal round trip, {}", order.name())
 }
 
 fn entry(kernel: Kernel, ranks: usize) -> Entry {

@@ -218,7 +218,8 @@ fn header(arguments: &Arguments, gpu: &Gpu, baseline: &Baseline) -> Vec<String> 
     let properties = gpu.properties();
     vec![
         format!(
-            "{}, {}, {} multiprocessors, driver {}; all ranks on it, as threads with a stream each",
+            "{}, {}, {} multiprocessors, driver {}; shared by all ranks, which are threads with a \
+             stream each",
             properties.name,
             properties.architecture,
             properties.multiprocessors,
@@ -226,14 +227,16 @@ fn header(arguments: &Arguments, gpu: &Gpu, baseline: &Baseline) -> Vec<String> 
         ),
         format!("baseline: {}", baseline.origin),
         format!(
-            "{} rounds, in each every candidate once, another one first; ns of an operation by the \
-                GPU's clock on the slowest \
-             rank, behind operations that are not timed; then the median of the rounds",
+            "{} rounds, each with every candidate once, starting with a different one; ns of an \
+             operation by the GPU's clock on the slowest rank, after operations that are not \
+             timed; median of the rounds",
             arguments.rounds
         ),
-        "ratios are by round: median [95 % interval by order statistics]; below 1 ours is faster".to_owned(),
+        "ratios are by round: median [95 % interval by order statistics]; below 1 ours is faster"
+            .to_owned(),
         "same memory, same streams, at most as many blocks and threads; all results verified on \
-            all ranks".to_owned(),
+         all ranks"
+            .to_owned(),
     ]
 }
 
@@ -251,7 +254,7 @@ fn write(arguments: &Arguments, report: &Report) -> Result<()> {
         create(file)?;
         let old = fs::read_to_string(file).unwrap_or_default();
         let header = documents::Header::of(report.header.clone());
-        let title = "# All_reduce beside CUDA C++";
+        let title = "# All_reduce next to CUDA C++";
         let text = documents::document(&old, title, &header, &report.tables());
         fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
     }

@@ -65,13 +65,13 @@ impl Baseline {
             let name: &CStr = &name;
             let function = driver
                 .function(module, name)?
-                .with_context(|| format!("{origin} has no kernel {symbol}; compile it anew"))?;
+                .with_context(|| format!("{origin} has no kernel {symbol}; compile it again"))?;
             if let Some(there) = driver.parameters(function)? {
                 let expected = entry.layout();
                 ensure!(
                     there == expected,
                     "the arguments of {symbol} (offset, size) are {there:?} in {origin} and \
-                        {expected:?} here; compile it anew"
+                     {expected:?} in this program; compile the cubin again"
                 );
             }
             functions.insert(symbol, function);

@@ -141,10 +141,10 @@ mod tests {
                     for round in 0..200_u64 {
                         let all = rendezvous.exchange(rank, round * 4 + rank as u64);
                         let expected: Vec<u64> = (0..4).map(|other| round * 4 + other).collect();
-                        assert_eq!(all.expect("nobody fails"), expected);
+                        assert_eq!(all.expect("no rank fails"), expected);
                     }
                     let most = rendezvous.greatest(rank, rank as f64 / 2.0);
-                    assert_eq!(most.expect("nobody fails"), 1.5);
+                    assert_eq!(most.expect("no rank fails"), 1.5);
                 });
             }
         });
