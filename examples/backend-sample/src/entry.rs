@@ -1,4 +1,5 @@
-//! The table and its functions: what C calls, on Rust that may fail and panic.
+//! The exported table and its C functions, which turn failures and panics of the Rust code into
+//! codes.
 
 use core::ffi::{c_char, c_void};
 use core::panic::AssertUnwindSafe;
@@ -36,7 +37,7 @@ static TABLE: FusewireBackendTable = FusewireBackendTable {
     reduce_scatter: Some(reduce_scatter),
     send: Some(send),
     recv: Some(recv),
-    // The host composes these of send, recv and all_reduce.
+    // The host composes these from send, recv and all_reduce.
     all_to_all: None,
     all_to_all_v: None,
     all_gather_v: None,
@@ -45,19 +46,20 @@ static TABLE: FusewireBackendTable = FusewireBackendTable {
     barrier: None,
     register_memory: None,
     deregister_memory: None,
-    // The host calls create for the ranks of a split.
+    // The host calls `create` for the ranks of a split.
     split: None,
     abort: Some(abort),
     async_error: None,
 };
 
-/// The one symbol of the library.
+/// The library's only exported symbol.
 #[unsafe(no_mangle)]
 pub extern "C" fn fusewire_backend_v1() -> *const FusewireBackendTable {
     &raw const TABLE
 }
 
-/// Runs `body`; its failure or panic becomes a code and a message, its result `None`.
+/// Runs `body` and returns 0 with its result. Turns a failure or panic into a code and a message in
+/// `error`.
 ///
 /// # Safety
 /// `error` as for [`FusewireError::set`].
@@ -70,29 +72,35 @@ unsafe fn guard<T>(
         Ok(Err(failure)) => failure,
         Err(_) => Failure::new(abi::CODE_INTERNAL, "the sample backend panicked"),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: `error` is valid for `FusewireError::set` by this function's requirement.
     unsafe { FusewireError::set(error, failure.code, &failure.message) };
     (failure.code, None)
 }
 
+/// Calls `body` with the handle.
+///
 /// # Safety
-/// `handle` is null or one of `create`'s; `error` as for [`FusewireError::set`].
+/// `handle` is null or was returned by `create` and not yet destroyed; `error` as for
+/// [`FusewireError::set`].
 unsafe fn with_handle(
     handle: *mut c_void,
     error: *mut FusewireError,
     body: impl FnOnce(&Handle) -> Result<()>,
 ) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: null, or a `Handle` that `create` boxed and that is not yet destroyed; other calls
+    // have shared references to it, too.
     let handle = unsafe { handle.cast::<Handle>().as_ref() };
     let body = || body(handle.ok_or_else(|| Failure::invalid("the handle is null"))?);
-    // SAFETY: as above.
+    // SAFETY: `error` is valid by this function's requirement.
     unsafe { guard(error, body) }.0
 }
 
+/// Checks and converts the arguments of a call.
+///
 /// # Safety
-/// `call` is null or a host's.
+/// `call` is null or points to a [`FusewireCall`] of at least `struct_bytes` bytes.
 unsafe fn read(call: *const FusewireCall) -> Result<Call> {
-    // SAFETY: the caller's promise.
+    // SAFETY: null or readable, by this function's requirement.
     let call = unsafe { call.as_ref() };
     let call = call.filter(|call| call.struct_bytes as usize >= size_of::<FusewireCall>());
     Call::new(call.ok_or_else(|| Failure::invalid("the call is null or too small"))?)
@@ -107,7 +115,7 @@ unsafe extern "C" fn create(
     error: *mut FusewireError,
 ) -> *mut c_void {
     let body = || {
-        // SAFETY: null or the host's, which lives as long as this call.
+        // SAFETY: null, or the host's setup, which lives until this call returns (rule "Lifetime").
         let setup = unsafe { setup.as_ref() };
         let setup = setup.ok_or_else(|| Failure::invalid("the setup is null"))?;
         if (setup.struct_bytes as usize) < size_of::<FusewireBackendSetup>() {
@@ -117,12 +125,12 @@ unsafe extern "C" fn create(
             let message = format!("memory of device kind {} cannot be sent", setup.device);
             return Err(Failure::new(abi::CODE_UNSUPPORTED, message));
         }
-        // SAFETY: the host's, which keeps the rules.
+        // SAFETY: the host's store outlives the handle (rule "Lifetime").
         let store = unsafe { Store::new(setup.store) }?;
         let timeout = Duration::from_nanos(setup.timeout_ns);
         Handle::connect(setup.rank, setup.size, &store, timeout)
     };
-    // SAFETY: the host keeps the rules.
+    // SAFETY: `error` is null or the host's error, which lives until this call returns.
     match unsafe { guard(error, body) }.1 {
         Some(handle) => Box::into_raw(Box::new(handle)).cast(),
         None => core::ptr::null_mut(),
@@ -131,7 +139,8 @@ unsafe extern "C" fn create(
 
 unsafe extern "C" fn destroy(handle: *mut c_void) {
     if !handle.is_null() {
-        // SAFETY: `create` made it of a box, and this is its last call.
+        // SAFETY: `create` returned the pointer from a box, and `destroy` is the last call of a
+        // handle (rule "Threads").
         let handle = unsafe { Box::from_raw(handle.cast::<Handle>()) };
         let _ = catch_unwind(AssertUnwindSafe(|| drop(handle)));
     }
@@ -160,23 +169,24 @@ unsafe extern "C" fn is_bitwise(_handle: *mut c_void) -> i32 {
 }
 
 unsafe extern "C" fn abort(handle: *mut c_void) {
-    // SAFETY: null or one of `create`'s; a shared reference, as other calls have.
+    // SAFETY: null or a handle from `create` that is not yet destroyed; other calls that run at the
+    // same time also have shared references.
     if let Some(handle) = unsafe { handle.cast::<Handle>().as_ref() } {
         let _ = catch_unwind(AssertUnwindSafe(|| handle.abort()));
     }
 }
 
 unsafe extern "C" fn group_start(handle: *mut c_void, error: *mut FusewireError) -> i32 {
-    // SAFETY: the host keeps the rules.
+    // SAFETY: the host passes a live handle from `create` and its own error.
     unsafe { with_handle(handle, error, Handle::group_start) }
 }
 
 unsafe extern "C" fn group_end(handle: *mut c_void, error: *mut FusewireError) -> i32 {
-    // SAFETY: the host keeps the rules.
+    // SAFETY: the host passes a live handle from `create` and its own error.
     unsafe { with_handle(handle, error, Handle::group_end) }
 }
 
-/// Defines functions that read the call and go to the handle.
+/// Defines functions that read the call and call a method of the handle.
 macro_rules! operations {
     ($($name:ident($($arg:ident: $ty:ty),*) => $method:ident($($given:expr),*);)*) => {$(
         unsafe extern "C" fn $name(
@@ -186,12 +196,13 @@ macro_rules! operations {
             error: *mut FusewireError,
         ) -> i32 {
             let body = |handle: &Handle| {
-                // SAFETY: the host keeps the rules.
+                // SAFETY: null or the host's call, which lives until this function returns.
                 let call = unsafe { read(call) }?;
-                // SAFETY: as above.
+                // SAFETY: the host's buffers have the sizes of this operation and live until it
+                // returns (rules "Lifetime" and "Groups").
                 unsafe { handle.$method($($given,)* &call) }
             };
-            // SAFETY: as above.
+            // SAFETY: the host passes a live handle from `create` and its own error.
             unsafe { with_handle(handle, error, body) }
         }
     )*};

@@ -1,7 +1,8 @@
-//! Messages that move at once, whatever their order: nothing here waits for one message before it
-//! looks at the others, so no order of sends and receives can deadlock.
+//! Concurrent transfer of messages: no message waits for another one of a different pair, so no
+//! order of sends and receives can deadlock.
 //!
-//! A message is its length (8 bytes, little endian) and its bytes. Messages of a pair keep their order.
+//! A message is its length (8 bytes, little endian) followed by its bytes. Messages of a pair keep
+//! their order.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -15,12 +16,12 @@ use fusewire_backend_abi as abi;
 use crate::failure::{Failure, Result};
 use crate::mesh::Mesh;
 
-/// Bytes of a message's length.
+/// Bytes of the length field.
 const HEADER: usize = 8;
-/// Longest sleep before the abort flag is looked at again.
+/// Maximum sleep between two checks of the abort flag.
 const NAP: Duration = Duration::from_millis(50);
 
-/// One message: whom, where, how many bytes, and how far it is (its length included).
+/// A message. `done` counts transferred bytes, including those of the length field.
 #[derive(Debug)]
 struct Message<P> {
     peer: u32,
@@ -29,7 +30,7 @@ struct Message<P> {
     done: usize,
 }
 
-/// Messages that have not moved yet.
+/// Messages to transfer.
 #[derive(Debug, Default)]
 pub(crate) struct Exchange {
     sends: Vec<Message<*const u8>>,
@@ -55,10 +56,11 @@ impl Exchange {
         });
     }
 
-    /// Moves everything, within `timeout`.
+    /// Transfers all messages within `timeout`.
     ///
     /// # Safety
-    /// Sources are readable and targets writable for their bytes, and nobody else uses the targets.
+    /// Sources must be readable and targets writable for their bytes until this function returns,
+    /// and no other code may access the targets meanwhile.
     pub(crate) unsafe fn run(self, mesh: &Mesh, timeout: Duration) -> Result<()> {
         let started = Instant::now();
         let mut lanes: Vec<Lane> = (0..mesh.size()).map(|_| Lane::default()).collect();
@@ -73,7 +75,8 @@ impl Exchange {
             let lane = lanes.get_mut(peer as usize).ok_or_else(|| absent(peer))?;
             lane.recvs.push_back(message);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the lane's messages are from `self`, whose memory is valid by this function's
+        // requirement.
         unsafe { lanes[mesh.rank as usize].within()? };
         loop {
             let (mut moved, mut open) = (false, Vec::new());
@@ -84,7 +87,8 @@ impl Exchange {
                 if lane.is_done() {
                     continue;
                 }
-                // SAFETY: the caller's promise.
+                // SAFETY: the lane's messages are from `self`, whose memory is valid by this
+                // function's requirement.
                 moved |= unsafe { lane.pump(stream) }.map_err(|failure| {
                     if mesh.is_aborted() {
                         return aborted();
@@ -125,7 +129,7 @@ fn aborted() -> Failure {
     Failure::new(abi::CODE_ABORTED, "this rank was aborted")
 }
 
-/// Sleeps until one of the streams can move something.
+/// Sleeps until one of the streams is ready, at most `bound`.
 fn sleep(open: &[(usize, &TcpStream, i16)], bound: Duration) {
     let mut waits: Vec<libc::pollfd> = open
         .iter()
@@ -136,42 +140,46 @@ fn sleep(open: &[(usize, &TcpStream, i16)], bound: Duration) {
         })
         .collect();
     let bound = (bound.as_millis() as i32).max(1);
-    // SAFETY: the list is live and as long as it says. What it finds is found again by the next round.
+    // SAFETY: `waits` is a live vector of as many entries as the call is told. The results are not
+    // used: the next round tries every stream.
     unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, bound) };
 }
 
-/// What a stream said.
+/// Failure of a stream.
 enum StreamError {
-    Gone(String),
-    Length { expected: usize, said: u64 },
+    Closed(String),
+    Length { expected: usize, announced: u64 },
 }
 
 impl StreamError {
     fn of(self, peer: usize) -> Failure {
         match self {
-            Self::Gone(why) => Failure::new(
+            Self::Closed(why) => Failure::new(
                 abi::CODE_PEER,
                 format!("rank {peer} has gone, or was aborted: {why}"),
             ),
-            Self::Length { expected, said } => Failure::invalid(format!(
-                "rank {peer} sends {said} bytes where {expected} are expected: the ranks' calls \
-                    differ"
+            Self::Length {
+                expected,
+                announced,
+            } => Failure::invalid(format!(
+                "rank {peer} sends {announced} bytes where {expected} are expected: the \
+                 ranks' calls differ"
             )),
         }
     }
 
     fn io(result: io::Result<usize>) -> Result<Option<usize>, Self> {
         match result {
-            Ok(0) => Err(Self::Gone("its connection has ended".to_owned())),
+            Ok(0) => Err(Self::Closed("its connection has ended".to_owned())),
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
             Err(error) if error.kind() == ErrorKind::Interrupted => Ok(Some(0)),
-            Err(error) => Err(Self::Gone(error.to_string())),
+            Err(error) => Err(Self::Closed(error.to_string())),
         }
     }
 }
 
-/// The messages of one pair, both ways.
+/// Messages between this rank and one peer, in both directions.
 #[derive(Default)]
 struct Lane {
     sends: VecDeque<Message<*const u8>>,
@@ -189,10 +197,10 @@ impl Lane {
         of(!self.sends.is_empty(), libc::POLLOUT) | of(!self.recvs.is_empty(), libc::POLLIN)
     }
 
-    /// Moves what this rank sends to itself.
+    /// Copies the messages that this rank sends to itself.
     ///
     /// # Safety
-    /// As [`Exchange::run`].
+    /// The requirements of [`Exchange::run`].
     unsafe fn within(&mut self) -> Result<()> {
         if self.sends.len() != self.recvs.len() {
             return Err(Failure::invalid(format!(
@@ -205,22 +213,23 @@ impl Lane {
             if send.bytes != recv.bytes {
                 let broken = StreamError::Length {
                     expected: recv.bytes,
-                    said: send.bytes as u64,
+                    announced: send.bytes as u64,
                 };
                 return Err(broken.of(send.peer as usize));
             }
             if send.bytes > 0 {
-                // SAFETY: the caller's promise; they may be the same.
+                // SAFETY: source and target have `send.bytes == recv.bytes` valid bytes by this
+                // function's requirement; `copy` allows overlap.
                 unsafe { core::ptr::copy(send.at, recv.at, send.bytes) };
             }
         }
         Ok(())
     }
 
-    /// Moves what can move without waiting; whether something did.
+    /// Transfers as much as possible without waiting. Returns true if any byte was transferred.
     ///
     /// # Safety
-    /// As [`Exchange::run`].
+    /// The requirements of [`Exchange::run`].
     unsafe fn pump(&mut self, stream: &TcpStream) -> Result<bool, StreamError> {
         let mut moved = false;
         while let Some(message) = self.sends.front_mut() {
@@ -230,7 +239,7 @@ impl Lane {
                     continue;
                 }
                 let from = message.at.wrapping_add(at);
-                // SAFETY: the rest of the source (the caller's promise), which is not empty.
+                // SAFETY: `at < message.bytes`, and the source is readable for that many bytes.
                 let rest = unsafe { core::slice::from_raw_parts(from, message.bytes - at) };
                 { stream }.write(rest)
             } else {
@@ -249,7 +258,8 @@ impl Lane {
                     continue;
                 }
                 let to = message.at.wrapping_add(at);
-                // SAFETY: the rest of the target (the caller's promise), which is not empty.
+                // SAFETY: `at < message.bytes`, and the target is writable for that many bytes and
+                // not accessed by other code.
                 let rest = unsafe { core::slice::from_raw_parts_mut(to, message.bytes - at) };
                 { stream }.read(rest)
             } else {
@@ -261,10 +271,13 @@ impl Lane {
             let header = message.done < HEADER;
             message.done += read;
             moved = true;
-            let said = u64::from_le_bytes(self.header);
-            if header && message.done == HEADER && said != message.bytes as u64 {
+            let announced = u64::from_le_bytes(self.header);
+            if header && message.done == HEADER && announced != message.bytes as u64 {
                 let expected = message.bytes;
-                return Err(StreamError::Length { expected, said });
+                return Err(StreamError::Length {
+                    expected,
+                    announced,
+                });
             }
         }
         Ok(moved)

@@ -1,4 +1,4 @@
-//! What goes wrong, as the table says it.
+//! Failures, in the form that the table returns them.
 
 use core::fmt;
 
@@ -26,5 +26,5 @@ impl Failure {
     }
 }
 
-/// Result of everything here.
+/// Result type of this crate.
 pub(crate) type Result<T, E = Failure> = core::result::Result<T, E>;

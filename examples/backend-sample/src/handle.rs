@@ -1,4 +1,4 @@
-//! A rank's part of a communicator, and its operations.
+//! State of a communicator on one rank, and its operations.
 
 use core::time::Duration;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use crate::mesh::Mesh;
 use crate::reduce;
 use crate::store::Store;
 
-/// What a handle points to.
+/// State that the C handle points to.
 #[derive(Debug)]
 pub(crate) struct Handle {
     mesh: Mesh,
@@ -21,16 +21,16 @@ pub(crate) struct Handle {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Groups that are open, one in the other.
+    /// Depth of nested open groups.
     groups: u32,
-    /// What the open group will do, and how long it may take.
+    /// Messages of the open group.
     grouped: Exchange,
     timeout: Duration,
-    /// The first failure: streams may have stopped in the middle of a message.
+    /// First failure. Afterwards streams may have stopped in the middle of a message.
     broken: Option<Failure>,
 }
 
-/// What all operations take.
+/// Arguments that all operations have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     dtype: u32,
@@ -52,7 +52,7 @@ impl Call {
         })
     }
 
-    /// Bytes of `rows` rows of `count` elements.
+    /// Returns the bytes of a row of `count` elements; checks that `rows` rows fit memory.
     fn bytes(&self, count: u64, rows: u32) -> Result<usize> {
         let all = u128::from(count) * u128::from(rows) * self.element as u128;
         if all > isize::MAX as u128 {
@@ -101,7 +101,7 @@ impl Handle {
         self.mesh.size()
     }
 
-    /// The ranks but this one.
+    /// Returns all ranks except this one.
     fn others(&self) -> impl Iterator<Item = u32> {
         let own = self.mesh.rank;
         (0..self.size()).filter(move |rank| *rank != own)
@@ -114,7 +114,7 @@ impl Handle {
         Err(Failure::invalid(format!("there is no rank {root}")))
     }
 
-    /// Refuses collectives in a group, and everything after a failure.
+    /// Refuses collectives in a group, and all operations after a failure.
     fn start(&self) -> Result<()> {
         let state = self.state();
         if let Some(broken) = &state.broken {
@@ -128,12 +128,12 @@ impl Handle {
         Ok(())
     }
 
-    /// Moves messages; after a failure nothing moves any more, on no rank.
+    /// Transfers messages. A failure aborts this communicator on all ranks.
     ///
     /// # Safety
-    /// As [`Exchange::run`].
+    /// The requirements of [`Exchange::run`].
     unsafe fn run(&self, exchange: Exchange, timeout: Duration) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: this function has the requirements of `Exchange::run`.
         let ran = unsafe { exchange.run(&self.mesh, timeout) };
         if let Err(failure) = &ran {
             self.state().broken.get_or_insert_with(|| failure.clone());
@@ -168,11 +168,12 @@ impl Handle {
             let timeout = core::mem::take(&mut state.timeout);
             (core::mem::take(&mut state.grouped), timeout)
         };
-        // SAFETY: the host keeps the buffers of a group's calls until the group has ended (the rules).
+        // SAFETY: the host keeps the buffers of a group's calls until `group_end` returns (rule
+        // "Groups").
         unsafe { self.run(exchange, timeout) }
     }
 
-    /// One message: now, or at the end of the open group.
+    /// Transfers one message, or adds it to the open group.
     fn point(
         &self,
         count: u64,
@@ -198,12 +199,14 @@ impl Handle {
         }
         let mut exchange = Exchange::default();
         add(&mut exchange, bytes);
-        // SAFETY: the buffer is the caller's, which made the message of it.
+        // SAFETY: `add` made the only message from the buffer of `send` or `recv`, which is valid
+        // by their requirement.
         unsafe { self.run(exchange, call.timeout) }
     }
 
     /// # Safety
-    /// As the table's function of this name; so are the others.
+    /// The requirements of the table's function of the same name, for this and all following
+    /// operations.
     pub(crate) unsafe fn send(
         &self,
         from: *const u8,
@@ -217,7 +220,7 @@ impl Handle {
     }
 
     /// # Safety
-    /// As above.
+    /// The requirements of the table's function of the same name.
     pub(crate) unsafe fn recv(
         &self,
         to: *mut u8,
@@ -231,7 +234,7 @@ impl Handle {
     }
 
     /// # Safety
-    /// As above.
+    /// The requirements of the table's function of the same name.
     pub(crate) unsafe fn broadcast(
         &self,
         buffer: *mut u8,
@@ -249,12 +252,13 @@ impl Handle {
         } else {
             exchange.recv(root, buffer, bytes);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the messages cover the `count` elements of `buffer`, which is valid by this
+        // function's requirement.
         unsafe { self.run(exchange, call.timeout) }
     }
 
     /// # Safety
-    /// As above.
+    /// The requirements of the table's function of the same name.
     pub(crate) unsafe fn all_gather(
         &self,
         from: *const u8,
@@ -269,14 +273,16 @@ impl Handle {
             exchange.send(peer, from, row);
             exchange.recv(peer, to.wrapping_add(row * peer as usize), row);
         }
-        // SAFETY: the caller's promise; in place the own row is copied onto itself.
+        // SAFETY: `from` has one row and `to` one row per rank by this function's requirement. In
+        // place, this rank's row is copied onto itself.
         unsafe { self.run(exchange, call.timeout) }
     }
 
-    /// Reduces to this rank what `part` names: bytes and the offset of rank p's row in this rank's input.
+    /// Sends `part(p)` of the input to every rank p that receives, and returns the reduction of the
+    /// parts that arrive here.
     ///
     /// # Safety
-    /// `from` is readable where `part` points to.
+    /// `from` must be readable in `part(p)` for every receiving rank p.
     unsafe fn reduce_rows(
         &self,
         from: *const u8,
@@ -300,14 +306,15 @@ impl Handle {
                 exchange.recv(peer as u32, row.as_mut_ptr(), row.len());
             }
         }
-        // SAFETY: the caller's promise; the rows live longer.
+        // SAFETY: sources are parts of `from`, readable by this function's requirement; targets are
+        // `rows`, which live until the end of this function.
         unsafe { self.run(exchange, call.timeout)? };
         reduce::reduce(call.dtype, call.reduction, &mut rows);
         Ok(rows.swap_remove(0))
     }
 
     /// # Safety
-    /// As above.
+    /// The requirements of the table's function of the same name.
     pub(crate) unsafe fn all_reduce(
         &self,
         from: *const u8,
@@ -324,7 +331,7 @@ impl Handle {
             elements as usize * call.element
         };
         let shard = |rank: u32| edge(rank)..edge(rank + 1);
-        // SAFETY: the caller's promise; the shards are parts of the input.
+        // SAFETY: the shards are ranges of the input's `count` elements, which are readable.
         let reduced = unsafe { self.reduce_rows(from, shard, |_| true, call)? };
         let mut exchange = Exchange::default();
         for peer in 0..self.size() {
@@ -333,12 +340,13 @@ impl Handle {
             exchange.recv(peer, to.wrapping_add(shard.start), shard.len());
         }
         let left = call.timeout.saturating_sub(started.elapsed());
-        // SAFETY: the caller's promise; the own shard lives longer.
+        // SAFETY: sources are `reduced`, which lives longer; targets are ranges of the output's
+        // `count` elements.
         unsafe { self.run(exchange, left) }
     }
 
     /// # Safety
-    /// As above.
+    /// The requirements of the table's function of the same name.
     pub(crate) unsafe fn reduce(
         &self,
         from: *const u8,
@@ -351,17 +359,18 @@ impl Handle {
         self.root(root)?;
         call.reducible()?;
         let bytes = call.bytes(count, self.size())?;
-        // SAFETY: the caller's promise.
+        // SAFETY: `from` has `bytes` readable bytes by this function's requirement.
         let reduced = unsafe { self.reduce_rows(from, |_| 0..bytes, |rank| rank == root, call)? };
         if root == self.mesh.rank && bytes > 0 {
-            // SAFETY: writable on the root (the caller's promise); the result is memory of its own.
+            // SAFETY: on the root `to` has `bytes` writable bytes; `reduced` has as many and is
+            // separate memory.
             unsafe { core::ptr::copy_nonoverlapping(reduced.as_ptr(), to, bytes) };
         }
         Ok(())
     }
 
     /// # Safety
-    /// As above.
+    /// The requirements of the table's function of the same name.
     pub(crate) unsafe fn reduce_scatter(
         &self,
         from: *const u8,
@@ -373,10 +382,10 @@ impl Handle {
         call.reducible()?;
         let row = call.bytes(count, self.size())?;
         let part = |rank: u32| row * rank as usize..row * (rank as usize + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: `from` has a row per rank, so every part is readable.
         let reduced = unsafe { self.reduce_rows(from, part, |_| true, call)? };
         if row > 0 {
-            // SAFETY: as in `reduce`.
+            // SAFETY: `to` has `row` writable bytes; `reduced` has as many and is separate memory.
             unsafe { core::ptr::copy_nonoverlapping(reduced.as_ptr(), to, row) };
         }
         Ok(())

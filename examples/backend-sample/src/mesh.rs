@@ -1,4 +1,4 @@
-//! Connections: one to every other rank, made through the store.
+//! Connections to every other rank, established through the store.
 
 use core::net::{Ipv4Addr, SocketAddr};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,10 +12,10 @@ use fusewire_backend_abi as abi;
 use crate::failure::{Failure, Result};
 use crate::store::Store;
 
-/// Longest time for a stranger to say who it is.
+/// Time-out for the first bytes of an incoming connection.
 const HELLO: Duration = Duration::from_secs(2);
 
-/// One stream to every other rank; none to itself.
+/// One stream to every other rank, `None` for this rank.
 #[derive(Debug)]
 pub(crate) struct Mesh {
     pub(crate) rank: u32,
@@ -24,8 +24,8 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Connects to the other ranks until `deadline`. Rank r connects to those below it and is
-    /// called by those above.
+    /// Connects to the other ranks until `deadline`. Rank r connects to the ranks below it and
+    /// accepts connections from the ranks above it.
     pub(crate) fn connect(
         rank: u32,
         size: u32,
@@ -64,11 +64,12 @@ impl Mesh {
         self.peers.len() as u32
     }
 
-    /// Ends all waits, here and (by the end of the streams) on the peers. From any thread.
+    /// Ends all waits on this rank and, by closing the streams, on the peers. May be called from
+    /// any thread.
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Ordering::Release);
         for stream in self.peers.iter().flatten() {
-            // It may be closed already, by the peer.
+            // The peer may have closed it already.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
@@ -78,7 +79,7 @@ impl Mesh {
     }
 }
 
-/// A number that a stranger does not guess by accident.
+/// Returns a number that an unrelated process does not send by accident.
 fn token(rank: u32) -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -100,7 +101,7 @@ fn left(deadline: Instant, what: &str) -> Result<Duration> {
     Ok(left)
 }
 
-/// Connects to `peer` and says who this is.
+/// Connects to `peer` and sends token and rank.
 fn call(rank: u32, peer: u32, store: &Store<'_>, deadline: Instant) -> Result<TcpStream> {
     let what = format!("connect to rank {peer}");
     let address = store.get(&format!("address/{peer}"), left(deadline, &what)?)?;
@@ -125,7 +126,7 @@ fn call(rank: u32, peer: u32, store: &Store<'_>, deadline: Instant) -> Result<Tc
     Ok(stream)
 }
 
-/// Takes the calls of all ranks above; strangers are hung up on.
+/// Accepts connections from all higher ranks; closes all others.
 fn accept(
     listener: &TcpListener,
     token: u64,
@@ -149,7 +150,7 @@ fn accept(
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 left(
                     deadline,
-                    &format!("be called by rank {missing}; it has not come"),
+                    &format!("accept rank {missing}, which has not connected"),
                 )?;
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -160,14 +161,14 @@ fn accept(
     Ok(())
 }
 
-/// Who calls, if it knows the token.
+/// Returns the rank of an incoming connection that sends the token.
 fn hello(mut stream: TcpStream, token: u64, deadline: Instant) -> Option<(usize, TcpStream)> {
     let bound = left(deadline, "listen").ok()?.min(HELLO);
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(bound)).ok()?;
     let mut hello = [0u8; 12];
     stream.read_exact(&mut hello).ok()?;
-    let (said, peer) = hello.split_at(8);
+    let (received, peer) = hello.split_at(8);
     let peer = u32::from_le_bytes(peer.try_into().ok()?);
-    (said == token.to_le_bytes()).then_some((peer as usize, stream))
+    (received == token.to_le_bytes()).then_some((peer as usize, stream))
 }

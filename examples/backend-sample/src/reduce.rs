@@ -1,8 +1,8 @@
-//! The arithmetic: elements of all ranks become one, in the order of the ranks.
+//! Reductions of elements, in rank order.
 
 use fusewire_backend_abi as abi;
 
-/// Bytes of an element of type `dtype`; `None` for a number that is no type.
+/// Returns the bytes of an element of type `dtype`; `None` for an unknown type.
 pub(crate) fn size_of_dtype(dtype: u32) -> Option<usize> {
     Some(match dtype {
         abi::DTYPE_F64 | abi::DTYPE_I64 | abi::DTYPE_U64 => 8,
@@ -13,7 +13,8 @@ pub(crate) fn size_of_dtype(dtype: u32) -> Option<usize> {
     })
 }
 
-/// Whether elements of `dtype` can be reduced by `reduction` here: no small floats, no scaled sums.
+/// Returns true if `reduction` is implemented for `dtype`: not for floats below 32 bits, and not
+/// for scaled sums.
 pub(crate) fn has(dtype: u32, reduction: u32) -> bool {
     let float = matches!(dtype, abi::DTYPE_F32 | abi::DTYPE_F64);
     let integer = (abi::DTYPE_I8..=abi::DTYPE_U64).contains(&dtype);
@@ -24,8 +25,8 @@ pub(crate) fn has(dtype: u32, reduction: u32) -> bool {
     }
 }
 
-/// Reduces `rows`, one of each rank in rank order and all of one length, into the first. Nothing happens where
-/// [`has`] says no.
+/// Reduces `rows`, one per rank in rank order and all of one length, into the first one. Does
+/// nothing if [`has`] is false.
 pub(crate) fn reduce(dtype: u32, reduction: u32, rows: &mut [Vec<u8>]) {
     match dtype {
         abi::DTYPE_F64 => fold::<f64, 8>(rows, reduction),

@@ -1,4 +1,4 @@
-//! The host's store, from its C functions.
+//! Access to the host's store through its C functions.
 
 use core::time::Duration;
 
@@ -6,15 +6,15 @@ use fusewire_backend_abi::{CODE_OK, CODE_STORE, FusewireError, FusewireStore};
 
 use crate::failure::{Failure, Result};
 
-/// The functions, while `create` runs.
+/// The host's store, borrowed while `create` runs.
 #[derive(Debug)]
 pub(crate) struct Store<'a>(&'a FusewireStore);
 
 impl<'a> Store<'a> {
     /// # Safety
-    /// `table` is null or a host's, which keeps the rules for `'a`.
+    /// `table` is null or points to the host's store, whose functions can be called during `'a`.
     pub(crate) unsafe fn new(table: *const FusewireStore) -> Result<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: null, or valid for `'a` by this function's requirement.
         let table: Option<&'a FusewireStore> = unsafe { table.as_ref() };
         table
             .map(Self)
@@ -33,11 +33,11 @@ impl<'a> Store<'a> {
         if code == CODE_OK {
             return Ok(());
         }
-        let said = text.split(|byte| *byte == 0).next().unwrap_or_default();
-        let said = String::from_utf8_lossy(said);
+        let message = text.split(|byte| *byte == 0).next().unwrap_or_default();
+        let message = String::from_utf8_lossy(message);
         Err(Failure::new(
             code,
-            format!("store {what} of \"{key}\": {said}"),
+            format!("store {what} of \"{key}\": {message}"),
         ))
     }
 
@@ -47,7 +47,8 @@ impl<'a> Store<'a> {
             .set
             .ok_or_else(|| Failure::new(CODE_STORE, "the store has no set"))?;
         self.call("set", key, |error| {
-            // SAFETY: key, value and error are live; the host keeps the rules.
+            // SAFETY: the function belongs to this context; key and value are live slices with
+            // their lengths, and `error` is live.
             unsafe {
                 set(
                     self.0.context,
@@ -70,7 +71,8 @@ impl<'a> Store<'a> {
         let (at, capacity, mut length) = (value.as_mut_ptr(), value.len(), 0);
         let (timeout, length_at) = (timeout.as_nanos() as u64, &raw mut length);
         self.call("get", key, |error| {
-            // SAFETY: key, value, length and error are live; the host keeps the rules.
+            // SAFETY: the function belongs to this context; the key is a live slice with its
+            // length, `value` has `capacity` writable bytes, `length` and `error` are live.
             unsafe {
                 get(
                     self.0.context,
