@@ -1,6 +1,12 @@
 //! Local ranks: child processes with torchrun's environment, stopped together.
+//!
+//! The launcher serves the ranks' store, with a secret that only they have. When a rank fails, the others
+//! may run on for a while to report what they see; then everything below the launcher is ended. A
+//! launcher that is killed takes its direct children along (`PR_SET_PDEATHSIG`), but not what a shell
+//! between it and a rank has started.
 
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use core::time::Duration;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -8,7 +14,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Instant;
 
-use fusewire::store::TcpStoreServer;
+use fusewire::store::{StoreSecret, TcpStoreServer};
 
 use crate::{Usage, processes};
 
@@ -22,14 +28,22 @@ pub(crate) struct Job<'a> {
     pub(crate) ranks: u32,
     /// Whether lines of output start with the rank.
     pub(crate) prefix: bool,
-    /// How long the other ranks may go on after one was killed, to report what they see.
+    /// How long the other ranks may run on after one was killed, to report what they see.
     pub(crate) grace: Duration,
+    /// Whether the store takes clients without a secret.
+    pub(crate) open_store: bool,
 }
+
+/// Variable of the secret that clients and server of the store share.
+const SECRET: &str = "FUSEWIRE_STORE_SECRET";
 
 /// How long processes that were asked to end may take.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest grace after a rank that ended by itself.
 const AFTER_EXIT: Duration = Duration::from_secs(5);
+/// A rank that was killed is the cause of other ranks' exits that were seen up to so much earlier: they
+/// may notice its death before the launcher does.
+const SAME_FAILURE: Duration = Duration::from_millis(500);
 
 /// Variables of an outer launcher that a rank would read before this one's.
 const OTHER_LAUNCHERS: [&str; 9] = [
@@ -47,30 +61,62 @@ const OTHER_LAUNCHERS: [&str; 9] = [
 /// The signal that asked this process to stop, or 0.
 static STOP: AtomicI32 = AtomicI32::new(0);
 
+/// The reader of the ranks' output has closed it, as `head` does.
+static OUTPUT_CLOSED: AtomicBool = AtomicBool::new(false);
+
 extern "C" fn on_signal(signal: libc::c_int) {
     STOP.store(signal, Ordering::Relaxed);
 }
 
+/// Handles `signal`, unless this process was started to ignore it, as by `nohup`.
 fn catch(signal: libc::c_int) {
-    // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
+    // SAFETY: the handler only stores to an atomic, which is async-signal-safe; SIG_IGN, which may
+    // have been the action before, needs no handler.
     unsafe {
-        libc::signal(signal, on_signal as *const () as libc::sighandler_t);
+        let before = libc::signal(signal, on_signal as *const () as libc::sighandler_t);
+        if before == libc::SIG_IGN {
+            libc::signal(signal, libc::SIG_IGN);
+        }
     }
 }
 
-/// Runs a job to its end; the exit status to give: the first failure's, 128 + signal for a killed
+/// Writes a line to stderr. A closed stderr is no failure.
+pub(crate) fn say(message: fmt::Arguments<'_>) {
+    let _ = std::io::stderr().write_all(format!("fusewire: {message}\n").as_bytes());
+}
+
+/// Returns the secret of the ranks' store: the user's, or a random one; an empty one is none.
+fn secret(job: &Job<'_>) -> anyhow::Result<String> {
+    if job.open_store {
+        return Ok(String::new());
+    }
+    if let Some(secret) = std::env::var_os(SECRET) {
+        let secret = secret.into_string();
+        return secret.map_err(|_| Usage(format!("{SECRET} is not Unicode")).into());
+    }
+    let mut random = [0; 32];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Runs a job to its end. Returns the exit status: the first failure's, 128 + signal for a killed
 /// rank or for this process's own interruption.
 pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
-    let server = TcpStoreServer::bind("127.0.0.1:0")?;
+    let secret = secret(job)?;
+    let server =
+        TcpStoreServer::bind_with("127.0.0.1:0", StoreSecret::new(secret.as_bytes()).ok())?;
     catch(libc::SIGINT);
     catch(libc::SIGTERM);
     catch(libc::SIGHUP);
     catch(libc::SIGQUIT);
+    // A closed output is an error of the write, and no reason to end; ranks get the default action.
+    // SAFETY: ignoring a signal needs no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     processes::adopt_orphans();
     let mut ranks = Vec::new();
     let mut readers = Vec::new();
     for rank in 0..job.ranks {
-        match start(job, rank, server.port()) {
+        match start(job, rank, server.port(), &secret) {
             Ok((child, mut threads)) => {
                 ranks.push(Some(child));
                 readers.append(&mut threads);
@@ -81,20 +127,36 @@ pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
             }
         }
     }
-    let status = supervise(job, &mut ranks);
-    // Ranks that are still there, and whatever ranks have left behind.
-    processes::end_descendants(KILL_TIMEOUT);
+    let end = supervise(job, &mut ranks);
+    if matches!(end, End::OutputClosed) {
+        processes::stop_descendants();
+        processes::end_descendants(Duration::ZERO);
+    } else {
+        // Ranks that still run, and whatever ranks have left.
+        processes::end_descendants(KILL_TIMEOUT);
+    }
     for reader in readers {
         // A reader ends with its pipe; one that panicked has nothing to report.
         let _ = reader.join();
     }
-    Ok(status)
+    Ok(match end {
+        End::Success => 0,
+        End::Signal(signal) => 128 + signal as u8,
+        End::OutputClosed => 128 + libc::SIGPIPE as u8,
+        End::Failure(failure) => {
+            if failure.others > 0 {
+                say(format_args!("the first failure: {failure}"));
+            }
+            code(failure.status)
+        }
+    })
 }
 
 fn start(
     job: &Job<'_>,
     rank: u32,
     port: u16,
+    secret: &str,
 ) -> anyhow::Result<(Child, Vec<thread::JoinHandle<()>>)> {
     let mut command = Command::new(job.program);
     command
@@ -116,7 +178,8 @@ fn start(
             "TORCHELASTIC_RUN_ID",
             format!("fusewire-{}", std::process::id()),
         )
-        .env("TORCHELASTIC_USE_AGENT_STORE", "True");
+        .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+        .env(SECRET, secret);
     OTHER_LAUNCHERS.iter().for_each(|name| {
         command.env_remove(name);
     });
@@ -125,11 +188,9 @@ fn start(
         .iter()
         .filter(|(name, _)| std::env::var_os(name).is_none());
     command.envs(unset.copied());
+    command.stdout(Stdio::piped());
     if job.prefix {
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
     }
     let parent = std::process::id();
     // SAFETY: prctl and getppid are async-signal-safe; nothing else is called, and nothing allocates.
@@ -151,8 +212,13 @@ fn start(
     })?;
     let mut threads = Vec::new();
     if let Some(out) = child.stdout.take() {
+        let prefix = job.prefix;
         threads.push(thread::spawn(move || {
-            copy_lines(rank, out, std::io::stdout())
+            if prefix {
+                copy_lines(rank, out, std::io::stdout());
+            } else if copy(out, std::io::stdout()).is_err() {
+                OUTPUT_CLOSED.store(true, Ordering::Relaxed);
+            }
         }));
     }
     if let Some(err) = child.stderr.take() {
@@ -161,6 +227,16 @@ fn start(
         }));
     }
     Ok((child, threads))
+}
+
+/// Copies what arrives at once. Fails if it cannot be written.
+fn copy(mut from: impl Read, mut to: impl Write) -> std::io::Result<()> {
+    let mut bytes = [0; 16 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        to.write_all(&bytes[..count])?;
+        to.flush()?;
+    }
+    Ok(())
 }
 
 fn copy_lines(rank: u32, from: impl Read, mut to: impl Write) {
@@ -177,13 +253,46 @@ fn copy_lines(rank: u32, from: impl Read, mut to: impl Write) {
     }
 }
 
-/// Waits for all ranks, after the first failure no longer than the grace; the status to give.
-fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> u8 {
-    let mut failed: Option<(u8, Instant)> = None;
+/// How a job has ended.
+enum End {
+    Success,
+    /// This process was asked to end.
+    Signal(i32),
+    OutputClosed,
+    Failure(Failure),
+}
+
+/// The rank that failed first.
+struct Failure {
+    rank: usize,
+    status: ExitStatus,
+    seen: Instant,
+    /// When the other ranks are ended.
+    until: Instant,
+    /// Ranks that have failed besides.
+    others: u32,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, status, .. } = self;
+        match status.signal() {
+            Some(signal) => write!(f, "rank {rank} was killed by signal {signal}"),
+            None => write!(f, "rank {rank} ended with status {}", code(*status)),
+        }
+    }
+}
+
+/// Waits for all ranks, after the first failure no longer than the grace.
+fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> End {
+    let mut first: Option<Failure> = None;
     loop {
         let signal = STOP.load(Ordering::Relaxed);
         if signal != 0 {
-            return 128 + signal as u8;
+            return End::Signal(signal);
+        }
+        if OUTPUT_CLOSED.load(Ordering::Relaxed) {
+            return End::OutputClosed;
         }
         let mut alive = false;
         for (rank, slot) in ranks.iter_mut().enumerate() {
@@ -195,34 +304,49 @@ fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> u8 {
                 }
                 Ok(Some(status)) => status,
                 Err(error) => {
-                    eprintln!("fusewire: rank {rank} cannot be waited for: {error}");
+                    say(format_args!("rank {rank} cannot be waited for: {error}"));
                     ExitStatus::from_raw(1 << 8)
                 }
             };
             *slot = None;
-            if failed.is_some() || status.success() {
+            if status.success() {
                 continue;
             }
-            let grace = match status.signal() {
-                Some(signal) => {
-                    eprintln!("fusewire: rank {rank} was killed by signal {signal}");
-                    job.grace
-                }
-                None => {
-                    if job.prefix {
-                        eprintln!("fusewire: rank {rank} ended with status {}", code(status));
-                    }
-                    // The rank has reported its failure to the others, which need not time out.
-                    job.grace.min(AFTER_EXIT)
-                }
+            let was_killed = status.signal().is_some();
+            let grace = if was_killed {
+                job.grace
+            } else {
+                // It may still report to the others, which need not run into their time-outs.
+                job.grace.min(AFTER_EXIT)
             };
-            failed = Some((code(status), Instant::now() + grace));
+            let seen = Instant::now();
+            let failure = Failure {
+                rank,
+                status,
+                seen,
+                until: seen + grace,
+                others: 0,
+            };
+            let others = first.as_ref().map_or(0, |first| first.others + 1);
+            let is_cause = first.as_ref().is_none_or(|first| {
+                was_killed && first.status.signal().is_none() && first.seen.elapsed() < SAME_FAILURE
+            });
+            if is_cause {
+                if job.prefix || was_killed {
+                    say(format_args!("{failure}"));
+                }
+                first = Some(failure);
+            }
+            if let Some(first) = &mut first {
+                first.others = others;
+            }
         }
-        match failed {
-            _ if !alive => return failed.map_or(0, |(code, _)| code),
-            Some((code, until)) if Instant::now() > until => return code,
-            _ => thread::sleep(Duration::from_millis(2)),
+        match first {
+            Some(first) if !alive || Instant::now() > first.until => return End::Failure(first),
+            None if !alive => return End::Success,
+            still => first = still,
         }
+        thread::sleep(Duration::from_millis(2));
     }
 }
 

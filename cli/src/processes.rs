@@ -5,6 +5,8 @@ use std::fs;
 use std::thread;
 use std::time::Instant;
 
+use crate::launcher;
+
 /// Makes this process the parent of whatever its descendants leave behind, so that it can be ended too.
 pub(crate) fn adopt_orphans() {
     // SAFETY: this option takes one integer and changes nothing but who becomes a parent.
@@ -23,7 +25,7 @@ pub(crate) fn end_descendants(timeout: Duration) {
         }
         let late = started.elapsed() > timeout;
         if started.elapsed() > timeout + Duration::from_secs(5) {
-            eprintln!("fusewire: processes {alive:?} cannot be ended");
+            launcher::say(format_args!("processes {alive:?} cannot be ended"));
             return;
         }
         for pid in alive {
@@ -38,6 +40,13 @@ pub(crate) fn end_descendants(timeout: Duration) {
             unsafe { libc::waitpid(pid, core::ptr::null_mut(), libc::WNOHANG) };
         }
         thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Stops every process below this one, so that none sees another one end.
+pub(crate) fn stop_descendants() {
+    for pid in descendants() {
+        send(pid, libc::SIGSTOP);
     }
 }
 

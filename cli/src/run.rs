@@ -16,6 +16,9 @@ pub(crate) struct Arguments {
     /// Seconds that the other ranks may go on after one has failed, to report what they see.
     #[arg(long, default_value_t = 2.0)]
     grace: f64,
+    /// Let the store take clients without a secret, such as PyTorch's TCPStore.
+    #[arg(long)]
+    open_store: bool,
     /// The program and its arguments, behind `--`.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
@@ -38,6 +41,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         ranks: arguments.ranks,
         prefix: true,
         grace,
+        open_store: arguments.open_store,
     };
     Ok(ExitCode::from(launcher::run(&job)?))
 }

@@ -296,6 +296,169 @@ fn run_prefixes_lines_and_gives_the_failing_rank_s_status() {
     assert!(stderr(&output).contains("cannot start /nonexistent/program"));
 }
 
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn run_gives_the_store_a_secret_that_only_its_ranks_have() {
+    let script = "echo secret=$FUSEWIRE_STORE_SECRET";
+    let secrets = |command: &mut Command| {
+        let output = command.output().expect("the command starts");
+        let text = stdout(&output);
+        let mut secrets: Vec<String> = text
+            .lines()
+            .map(|line| line.split("secret=").nth(1).expect("a secret").to_owned())
+            .collect();
+        assert_eq!(secrets.len(), 2, "{text}");
+        secrets.dedup();
+        assert_eq!(secrets.len(), 1, "ranks have different secrets: {text}");
+        secrets.remove(0)
+    };
+    let run = ["run", "-n", "2", "--", "sh", "-c", script];
+    let first = secrets(fusewire(&run).env_remove("FUSEWIRE_STORE_SECRET"));
+    assert_eq!(first.len(), 64, "{first}");
+    let second = secrets(fusewire(&run).env_remove("FUSEWIRE_STORE_SECRET"));
+    assert_ne!(first, second);
+    assert_eq!(
+        secrets(fusewire(&run).env("FUSEWIRE_STORE_SECRET", "mine")),
+        "mine"
+    );
+    let open = ["run", "-n", "2", "--open-store", "--", "sh", "-c", script];
+    assert_eq!(
+        secrets(fusewire(&open).env("FUSEWIRE_STORE_SECRET", "mine")),
+        ""
+    );
+
+    // A stranger on this host gets nothing from the store.
+    let mut child = fusewire(&[
+        "run",
+        "-n",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        "echo $MASTER_PORT; sleep 60",
+    ])
+    .env_remove("FUSEWIRE_STORE_SECRET")
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .expect("the command starts");
+    let mut line = String::new();
+    let out = child.stdout.as_mut().expect("a pipe");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a line");
+    let port = line
+        .trim()
+        .rsplit(' ')
+        .next()
+        .and_then(|port| port.parse().ok());
+    let timeout = Duration::from_secs(20);
+    let options = fusewire::store::StoreOptions::default();
+    let port = port.expect("a port");
+    let error = fusewire::store::TcpStore::connect_with(options, "127.0.0.1", port, timeout)
+        .expect_err("a stranger");
+    kill(child.id(), libc::SIGTERM);
+    let said = stderr(&child.wait_with_output().expect("it ends"));
+    assert!(error.to_string().contains("wants a secret"), "{error}");
+    assert!(
+        said.contains("did not show that it has the secret"),
+        "{said}"
+    );
+}
+
+/// Ranks that notice the death of another one end, too, and may be seen first.
+#[test]
+fn a_killed_rank_is_the_first_failure() {
+    let script = "[ $RANK != 2 ] || kill -9 $$; exit 3";
+    let output = output(&["run", "-n", "3", "--", "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(137));
+    let text = stderr(&output);
+    let last = text.lines().last().unwrap_or_default();
+    assert_eq!(
+        last,
+        "fusewire: the first failure: rank 2 was killed by signal 9"
+    );
+}
+
+#[test]
+fn a_signal_that_nohup_ignores_does_not_end_the_ranks() {
+    use std::os::unix::process::CommandExt;
+    let mut command = fusewire(&[
+        "run",
+        "-n",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        "echo up; sleep 1; echo end",
+    ]);
+    // SAFETY: signal is async-signal-safe, and nothing else is called between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGHUP, libc::SIG_IGN);
+            Ok(())
+        });
+    }
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let mut reader = std::io::BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut text = String::new();
+    std::io::BufRead::read_line(&mut reader, &mut text).expect("a line");
+    kill(child.id(), libc::SIGHUP);
+    std::io::Read::read_to_string(&mut reader, &mut text).expect("text");
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    assert_eq!(text, "[0] up\n[0] end\n");
+}
+
+#[test]
+fn a_closed_output_ends_perf_quietly_and_does_not_end_the_ranks_of_run() {
+    let first_line = |child: &mut Child| {
+        let mut reader = std::io::BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut reader, &mut line).expect("a line");
+    };
+    let perf = [
+        "perf",
+        "all_reduce",
+        "--ranks",
+        "3",
+        "--max-bytes",
+        "16M",
+        "--backend",
+        "fusewire",
+    ];
+    let mut child = fusewire(&perf)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    first_line(&mut child);
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(stderr(&output), "");
+    assert!(
+        matches!(output.status.code(), Some(141 | 0)),
+        "{:?}",
+        output.status
+    );
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let end = directory.path().join("end");
+    let script = format!(
+        "echo one; sleep 0.5; echo two; echo three; echo end > {}",
+        end.display()
+    );
+    let mut child = fusewire(&["run", "-n", "1", "--", "sh", "-c", &script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    first_line(&mut child);
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    assert!(end.exists());
+}
+
 #[test]
 fn info_names_what_is_missing_and_how_to_install_it() {
     let output = output(&["info", "--json"]);

@@ -193,6 +193,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         arguments: &arguments,
         ranks: settings.ranks,
         prefix: false,
+        open_store: false,
         grace: settings.options.timeout + Duration::from_secs(2),
     };
     Ok(ExitCode::from(launcher::run(&job)?))
