@@ -11,17 +11,17 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Device {
-    /// The CPU: the embedded default.
+    /// The CPU, which is the default.
     #[default]
     Cpu,
-    /// An NVIDIA GPU, by its number among those that the process sees (`CUDA_VISIBLE_DEVICES`).
+    /// An NVIDIA GPU, by its number among the GPUs visible to the process (`CUDA_VISIBLE_DEVICES`).
     Cuda(u32),
-    /// An AMD GPU, by its number among those that the process sees (`HIP_VISIBLE_DEVICES`).
+    /// An AMD GPU, by its number among the GPUs visible to the process (`HIP_VISIBLE_DEVICES`).
     Hip(u32),
 }
 
 impl Device {
-    /// Kind of the device, as in `--device`: `cpu`, `cuda`, `hip`.
+    /// Returns the kind of the device, as in `--device`: `cpu`, `cuda`, `hip`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -30,7 +30,7 @@ impl Device {
         }
     }
 
-    /// Whether it is a GPU: its memory is not the host's.
+    /// Returns true for a GPU, whose memory is not host memory.
     pub const fn is_gpu(self) -> bool {
         !matches!(self, Self::Cpu)
     }
@@ -63,8 +63,8 @@ impl FromStr for Device {
     }
 }
 
-/// The best native entries for this machine, or those that `FUSEWIRE_ISA` names (`baseline`,
-/// `avx2`, `avx512`) if the machine has them.
+/// Returns the best instruction set of this machine that has native entries, or the one that
+/// `FUSEWIRE_ISA` names (`baseline`, `avx2`, `avx512`) if the machine supports it.
 pub fn isa() -> Isa {
     let best = detect();
     match std::env::var("FUSEWIRE_ISA").as_deref() {

@@ -1,4 +1,4 @@
-//! The one error type of the crate: a variant is the operation that failed.
+//! The crate's error type. Each variant names the operation that failed.
 
 use core::fmt;
 use std::io;
@@ -9,7 +9,7 @@ use thiserror::Error as ThisError;
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
-/// Returns what a store's operation was about, as a part of a message.
+/// Returns the subject of a store operation, as part of a message.
 fn subject(operation: &str, key: &str) -> String {
     match operation {
         _ if key.is_empty() => String::new(),
@@ -19,27 +19,27 @@ fn subject(operation: &str, key: &str) -> String {
     }
 }
 
-/// A failure. A variant names the operation that failed; its message says what to do next
-/// where that is known.
+/// Error of this crate. Each variant names the operation that failed; the message says what to do
+/// next where that is known.
 ///
-/// Cheap to clone, because one failure is reported by several calls: by the work handle that it
-/// belongs to, and by the next synchronisation of its stream.
+/// Cheap to clone, because several calls report one failure: the work handle it belongs to, and the
+/// next synchronisation of its stream.
 ///
-/// `{:?}` prints the message, because that is what a program prints whose `main` returns a
-/// [`Result`]. `{:#?}` prints the variant with its fields.
+/// `{:?}` prints the message, because a program whose `main` returns a [`Result`] prints errors
+/// with `{:?}`. `{:#?}` prints the variant with its fields.
 #[derive(Clone, ThisError)]
 #[non_exhaustive]
 pub enum Error {
-    /// A call of a [`Store`](crate::store::Store) failed.
+    /// A [`Store`](crate::store::Store) call failed.
     #[error("store {operation}{} failed: {detail}", subject(operation, key))]
     Store {
-        /// The store's operation, such as `set`.
+        /// Name of the store operation, such as `set`.
         operation: &'static str,
-        /// The key, or the address or path for `connect` and `open`, or nothing.
+        /// The key; for `connect` and `open` the address or path; may be empty.
         key: String,
-        /// What happened.
+        /// Description of the failure.
         detail: String,
-        /// The failure of the operating system behind it.
+        /// The underlying operating system error.
         #[source]
         source: Option<Arc<io::Error>>,
     },
@@ -52,161 +52,161 @@ pub enum Error {
     StoreTimeout {
         /// The first key that was missing.
         key: String,
-        /// How long the call waited.
+        /// Duration of the wait in seconds.
         seconds: f64,
     },
 
-    /// Rank, size or store could not be found out from the environment.
+    /// The environment does not give a valid rank, size or store.
     #[error("bootstrap failed: {detail}")]
     Bootstrap {
-        /// What is missing or wrong, and what to set.
+        /// The missing or wrong setting, and what to set.
         detail: String,
     },
 
-    /// Memory that ranks share could not be created or mapped.
+    /// Memory that ranks share could not be allocated or mapped.
     #[error("{operation} for {bytes} bytes of shared memory failed: {source}")]
     MemoryMap {
-        /// The system call that failed.
+        /// Name of the failed system call.
         operation: &'static str,
         /// Size of the segment in bytes.
         bytes: u64,
-        /// The failure of the operating system.
+        /// The operating system error.
         #[source]
         source: Arc<io::Error>,
     },
 
-    /// The memory that a peer offered cannot be mapped.
+    /// Memory that a peer offered cannot be mapped.
     #[error("memory of rank {rank} cannot be mapped: {detail}")]
     PeerSegment {
         /// The peer that offered the memory.
         rank: u32,
-        /// What does not fit.
+        /// Reason why it cannot be mapped.
         detail: String,
     },
 
-    /// A descriptor could not be made available to the other processes of this host.
+    /// A descriptor could not be shared with the other processes of this host.
     #[error("sharing a descriptor with the other ranks of this host: {operation} failed: {source}")]
     ShareDescriptor {
-        /// What failed.
+        /// Name of the failed step.
         operation: &'static str,
-        /// The failure of the operating system.
+        /// The operating system error.
         #[source]
         source: Arc<io::Error>,
     },
 
-    /// An argument is outside of what the operation takes.
+    /// An argument is outside the range that the operation accepts.
     #[error("{operation}: {detail}")]
     InvalidArgument {
         /// The operation that was called.
         operation: &'static str,
-        /// Which argument, and what it has to be.
+        /// The argument, and the values it accepts.
         detail: String,
     },
 
-    /// A call does not fit the state of a stream's capture.
+    /// A call is not allowed in the current capture state of a stream.
     #[error("graph capture: {detail}")]
     CaptureState {
-        /// The call and the state that it found.
+        /// The call and the state of the capture.
         detail: String,
     },
 
-    /// Work of a stream could not run, or did not come to its end.
+    /// Work on a stream could not start, or did not complete.
     #[error("launch failed: {detail}")]
     Launch {
-        /// What happened.
+        /// Description of the failure.
         detail: String,
     },
 
-    /// A GPU's driver library refused a call.
+    /// A call of a GPU driver library failed.
     #[error("{library}: {call}: {detail}")]
     Driver {
-        /// The library: CUDA or HIP.
+        /// Name of the library: CUDA or HIP.
         library: &'static str,
-        /// Its function.
+        /// Name of the library function.
         call: &'static str,
-        /// What it said, and what to do.
+        /// The library's message, and what to do next.
         detail: String,
     },
 
-    /// A GPU image is not there, is damaged, or does not fit the program.
+    /// A GPU image is missing, damaged or does not match the program.
     #[error("GPU image {image}: {detail}")]
     Image {
         /// The image: name and target, or path.
         image: String,
-        /// What is wrong with it, and what to do.
+        /// The defect, and what to do next.
         detail: String,
     },
 
-    /// A device that was asked for is not there.
+    /// A requested device does not exist.
     #[error("device {device}: {detail}")]
     NoDevice {
         /// The device, as in `--device`.
         device: String,
-        /// What is missing.
+        /// The missing part.
         detail: String,
     },
 
-    /// An operation did not end in time.
+    /// An operation did not complete in time.
     #[error("{}", .0)]
     Timeout(Box<crate::comm::Failure>),
 
-    /// Ranks called different operations, sizes or types.
+    /// Ranks called different operations, or with different counts or types.
     #[error("{}", .0)]
     Mismatch(Box<crate::comm::Failure>),
 
-    /// A kernel stopped for another reason: overlapping launches, memory outside of a window, an
+    /// A kernel stopped for another reason: overlapping launches, an access outside a window, or an
     /// abort.
     #[error("{}", .0)]
     Failed(Box<crate::comm::Failure>),
 
-    /// Ranks cannot form a communicator.
+    /// Ranks could not create a communicator.
     #[error("communicator \"{name}\": {detail}")]
     Communicator {
         /// Name of the communicator.
         name: String,
-        /// What does not fit, and what to do.
+        /// The conflict, and what to do next.
         detail: String,
     },
 
-    /// Another library failed in a communicator's call.
+    /// A library that serves as the communicator's backend failed.
     #[error("backend {backend}: {operation}: {detail}")]
     Backend {
         /// Name of the backend.
         backend: String,
-        /// The library's operation.
+        /// Name of the library operation.
         operation: &'static str,
-        /// What it said, and what to do where that is known.
+        /// The library's message, and what to do next where that is known.
         detail: String,
     },
 
-    /// An object that a peer sent is not what was asked for.
+    /// An object that a peer sent has the wrong type, size or encoding.
     #[error("{operation}: object of rank {rank}: {detail}")]
     Object {
         /// The operation that was called.
         operation: &'static str,
-        /// The rank that sent it.
+        /// The rank that sent the object.
         rank: u32,
-        /// What does not fit.
+        /// The difference from what was expected.
         detail: String,
     },
 
-    /// A call of a [`Transport`](crate::transport::Transport) failed.
+    /// A [`Transport`](crate::transport::Transport) call failed.
     #[error("transport {operation} with {peer}: {kind}: {detail}")]
     Transport {
         /// The call, such as `write`.
         operation: &'static str,
-        /// The other side: its url without the secret, or what stands for it.
+        /// The peer: its URL without the secret, or another description.
         peer: String,
-        /// What kind of failure it is, to decide on.
+        /// Kind of the failure, to decide how to continue.
         kind: crate::transport::TransportFailure,
-        /// What happened, and what to do next.
+        /// Description of the failure, and what to do next.
         detail: String,
     },
 
-    /// Work of a stream was not complete when a bounded wait for it ended.
+    /// Work on a stream was not complete when a bounded wait for it ended.
     #[error("work of the stream is not complete after {seconds} s")]
     StreamTimeout {
-        /// How long the call waited.
+        /// Duration of the wait in seconds.
         seconds: f64,
     },
 }
@@ -253,7 +253,7 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// A store failure without an operating system error.
+    /// Creates a store error without an operating system error.
     pub(crate) fn store(operation: &'static str, key: &str, detail: impl Into<String>) -> Self {
         Self::Store {
             operation,
@@ -263,7 +263,7 @@ impl Error {
         }
     }
 
-    /// A store failure caused by the operating system.
+    /// Creates a store error caused by the operating system.
     pub(crate) fn store_io(operation: &'static str, key: &str, error: io::Error) -> Self {
         Self::Store {
             operation,
@@ -273,21 +273,21 @@ impl Error {
         }
     }
 
-    /// A bootstrap failure.
+    /// Creates a bootstrap error.
     pub(crate) fn bootstrap(detail: impl Into<String>) -> Self {
         Self::Bootstrap {
             detail: detail.into(),
         }
     }
 
-    /// A call that does not fit the state of a capture.
+    /// Creates an error for a call that is not allowed in the current capture state.
     pub(crate) fn capture(detail: impl Into<String>) -> Self {
         Self::CaptureState {
             detail: detail.into(),
         }
     }
 
-    /// A launch that could not run.
+    /// Creates an error for work that could not be launched.
     pub(crate) fn launch(detail: impl Into<String>) -> Self {
         Self::Launch {
             detail: detail.into(),
@@ -316,7 +316,7 @@ mod tests {
         ] {
             assert!(structure.contains(part), "{structure}");
         }
-        // The end of a program whose `main` returns the error.
+        // A program prints the error with `{:?}` when its `main` returns it.
         let main: super::Result<()> = Err(Error::bootstrap("RANK is not set"));
         assert_eq!(
             format!("Error: {:?}", main.expect_err("an error")),

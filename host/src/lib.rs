@@ -1,9 +1,9 @@
-//! Fusewire's host library: devices, communicators, planning.
+//! Host library of Fusewire: devices, communicators, planning.
 //!
 //! ```
 //! use fusewire::{DType, Options, ReduceOp, run_threads};
 //!
-//! // Four ranks, as threads of this process; as processes they call Communicator::from_env.
+//! // Four ranks as threads of this process. Ranks in processes call Communicator::from_env.
 //! let results = run_threads(4, &Options::default(), |comm| {
 //!     let x = comm.alloc(DType::F32, 3)?; // memory in a window: reduced without a copy
 //!     x.copy_from(&[comm.rank() as f32; 3])?;
@@ -17,9 +17,9 @@
 //! ```
 //!
 //! # Errors
-//! Bad arguments are refused before anything moves. Every wait is bounded: when a rank dies, stops,
-//! or calls something else, every other rank gets an error that names operation, sequence number
-//! and rank ([`Failure`]), and the communicator returns it from then on.
+//! Invalid arguments are refused before any data moves. Every wait is bounded: when a rank dies,
+//! stops, or calls another operation, every other rank gets an error that names operation, sequence
+//! number and rank ([`Failure`]). All later calls of the communicator return that error.
 //!
 //! # Thread safety
 //! A [`Communicator`] may be used from several threads, but all ranks must issue its operations in

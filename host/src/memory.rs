@@ -1,7 +1,8 @@
 //! Memory that ranks share, on any device.
 //!
-//! On the CPU the host reads and writes it where it lies. On a GPU words are copied, beside
-//! whatever runs; eight aligned bytes arrive in one piece, but there is no compare-exchange.
+//! The host accesses CPU memory directly. It reads and writes GPU memory by copies, which run
+//! concurrently with the GPU's work. A copy of eight aligned bytes is not torn, but there is no
+//! atomic compare-exchange.
 
 use core::fmt;
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use crate::gpu::driver::RawMemory;
 use crate::gpu::{self, Gpu};
 use crate::{Error, Result};
 
-/// A piece of memory that its rank and its peers reach. Clones are the same piece.
+/// Memory that its rank and the rank's peers can access. Clones refer to the same memory.
 #[derive(Clone)]
 pub(crate) enum Memory {
     Host(Arc<Segment>),
     Device(Arc<gpu::Memory>),
 }
 
-/// What a peer needs to reach a piece of memory.
+/// Description with which a peer opens memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryDescriptor {
     Host(SegmentDescriptor),
@@ -44,7 +45,7 @@ impl From<Arc<Segment>> for Memory {
 }
 
 impl Memory {
-    /// `bytes` zeroed bytes on `device`; `name` is what the CPU's memory map shows.
+    /// Allocates `bytes` zeroed bytes on `device`. The CPU's memory map shows `name`.
     pub(crate) fn create(device: Device, bytes: u64, name: &str) -> Result<Self> {
         Ok(match device {
             Device::Cpu => Self::Host(Segment::create(bytes, name)?),
@@ -52,7 +53,7 @@ impl Memory {
         })
     }
 
-    /// Reaches the memory that `rank` described, from `device`.
+    /// Opens the memory that `rank` described, for access from `device`.
     pub(crate) fn open(device: Device, descriptor: &MemoryDescriptor, rank: u32) -> Result<Self> {
         match (device, descriptor) {
             (Device::Cpu, MemoryDescriptor::Host(descriptor)) => {
@@ -66,21 +67,21 @@ impl Memory {
                 rank,
                 detail: format!(
                     "it is on another kind of device than {device}; all ranks of a communicator \
-                        use one kind"
+                     must use the same kind"
                 ),
             }),
         }
     }
 
-    /// What a peer needs to [`Memory::open`] this.
+    /// Returns the descriptor with which a peer calls [`Memory::open`].
     pub(crate) fn descriptor(&self) -> Result<MemoryDescriptor> {
         Ok(match self {
             Self::Host(segment) if segment.is_foreign() => {
                 return Err(Error::InvalidArgument {
                     operation: "share memory",
-                    detail: "other processes cannot map memory of the CPU that Fusewire did not \
-                        allocate: allocate it by \
-                             Communicator::alloc or Tensor::new, or let it go through staging"
+                    detail: "other processes cannot map CPU memory that Fusewire did not allocate: \
+                             allocate it with Communicator::alloc or Tensor::new, or pass it \
+                             unregistered, which copies it through staging"
                         .to_owned(),
                 });
             }
@@ -89,7 +90,7 @@ impl Memory {
         })
     }
 
-    /// The allocation, where it is one of this process' own on a GPU, as a whole.
+    /// Returns the whole allocation, if this process allocated it on a GPU.
     pub(crate) fn whole(&self) -> Option<RawMemory> {
         match self {
             Self::Host(_) => None,
@@ -97,7 +98,7 @@ impl Memory {
         }
     }
 
-    /// The GPU that it is on.
+    /// Returns the GPU of the memory.
     pub(crate) fn gpu(&self) -> Option<&Arc<Gpu>> {
         match self {
             Self::Host(_) => None,
@@ -105,7 +106,7 @@ impl Memory {
         }
     }
 
-    /// First byte, as this rank's device addresses it.
+    /// Returns the first byte's address on this rank's device.
     pub(crate) fn ptr(&self) -> *mut u8 {
         match self {
             Self::Host(segment) => segment.ptr(),
@@ -113,7 +114,7 @@ impl Memory {
         }
     }
 
-    /// Bytes, as asked for.
+    /// Returns the size in bytes, as requested.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::Host(segment) => segment.bytes(),
@@ -124,12 +125,13 @@ impl Memory {
     /// Copies bytes to byte `offset`.
     ///
     /// # Safety
-    /// Nobody else uses them in a way that races with this.
+    /// No other access to these bytes races with this call.
     pub(crate) unsafe fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
         match self {
             Self::Host(segment) => {
-                // SAFETY: within the segment; the rest is the caller's promise.
+                // SAFETY: `check` compared the range with the segment; the caller excludes racing
+                // accesses.
                 unsafe {
                     let to = segment.ptr().add(offset as usize);
                     core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
@@ -140,15 +142,16 @@ impl Memory {
         }
     }
 
-    /// Copies bytes from byte `offset` on.
+    /// Copies bytes from byte `offset`.
     ///
     /// # Safety
-    /// Nobody writes them in a way that races with this.
+    /// No write to these bytes races with this call.
     pub(crate) unsafe fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
         match self {
             Self::Host(segment) => {
-                // SAFETY: within the segment; the rest is the caller's promise.
+                // SAFETY: `check` compared the range with the segment; the caller excludes racing
+                // writes.
                 unsafe {
                     let from = segment.ptr().add(offset as usize);
                     core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
@@ -159,15 +162,16 @@ impl Memory {
         }
     }
 
-    /// The word at byte `offset`, which is only accessed atomically. Where a GPU's driver has
-    /// failed, 0.
+    /// Reads the word at byte `offset`, which is only accessed atomically. Returns 0 if the GPU's
+    /// driver has failed.
     pub(crate) fn load(&self, offset: u64) -> u64 {
         match self {
             Self::Host(_) => {
                 let Some(at) = self.word(offset) else {
                     return 0;
                 };
-                // SAFETY: an aligned word of mapped memory.
+                // SAFETY: `word` returns an address inside the mapped segment; offsets are
+                // multiples of 8.
                 unsafe { mem::load_u64(at, Order::Acquire, Scope::System) }
             }
             Self::Device(memory) => {
@@ -180,12 +184,13 @@ impl Memory {
         }
     }
 
-    /// Writes the word at byte `offset`.
+    /// Writes the word at byte `offset`, which is only accessed atomically.
     pub(crate) fn store(&self, offset: u64, value: u64) -> Result<()> {
         match self {
             Self::Host(_) => {
                 if let Some(at) = self.word(offset) {
-                    // SAFETY: an aligned word of mapped memory.
+                    // SAFETY: `word` returns an address inside the mapped segment; offsets are
+                    // multiples of 8.
                     unsafe { mem::store_u64(at, value, Order::Release, Scope::System) };
                 }
                 Ok(())
@@ -194,15 +199,16 @@ impl Memory {
         }
     }
 
-    /// Writes `new` where `old` is; what was there. On a GPU whoever writes in between is
-    /// overwritten.
+    /// Replaces the word at byte `offset` by `new` if it is `old`. Returns the previous word. On a
+    /// GPU this is not atomic: a concurrent write between the read and the write is lost.
     pub(crate) fn compare_exchange(&self, offset: u64, old: u64, new: u64) -> u64 {
         match self {
             Self::Host(_) => {
                 let Some(at) = self.word(offset) else {
                     return old;
                 };
-                // SAFETY: an aligned word of mapped memory.
+                // SAFETY: `word` returns an address inside the mapped segment; offsets are
+                // multiples of 8.
                 unsafe { mem::compare_exchange_u64(at, old, new, Order::AcqRel, Scope::System) }
             }
             Self::Device(_) => {
@@ -217,7 +223,8 @@ impl Memory {
         }
     }
 
-    /// The word at byte `offset`, where the host can reach it and it lies inside.
+    /// Returns the address of the word at byte `offset`, if it is host memory and within the
+    /// bounds.
     pub(crate) fn word(&self, offset: u64) -> Option<*mut u64> {
         let Self::Host(segment) = self else {
             return None;
@@ -233,7 +240,7 @@ impl Memory {
         }
         Err(Error::InvalidArgument {
             operation: "copy",
-            detail: format!("{bytes} bytes at {offset} of memory of {}", self.bytes()),
+            detail: format!("{bytes} bytes at offset {offset} of memory of {} bytes", self.bytes()),
         })
     }
 }
@@ -257,7 +264,7 @@ impl MemoryDescriptor {
             })
     }
 
-    /// Bytes of the memory.
+    /// Returns the size of the memory in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::Host(descriptor) => descriptor.bytes,
@@ -265,7 +272,7 @@ impl MemoryDescriptor {
         }
     }
 
-    /// The process that made it: its id and start time.
+    /// Returns the id and start time of the process that allocated the memory.
     pub(crate) fn process(&self) -> (u32, u64) {
         match self {
             Self::Host(descriptor) => (descriptor.pid, descriptor.start_time),
@@ -273,7 +280,7 @@ impl MemoryDescriptor {
         }
     }
 
-    /// The GPU that it is on.
+    /// Returns the UUID of the GPU.
     pub(crate) fn uuid(&self) -> Option<[u8; 16]> {
         match self {
             Self::Host(_) => None,
@@ -281,7 +288,7 @@ impl MemoryDescriptor {
         }
     }
 
-    /// Whether its GPU can be part of a multicast object.
+    /// Returns true if the GPU can be part of a multicast object.
     pub(crate) fn has_multicast(&self) -> bool {
         match self {
             Self::Host(_) => false,
@@ -289,7 +296,7 @@ impl MemoryDescriptor {
         }
     }
 
-    /// Whether processes of other hosts can open it, in one NVLink domain.
+    /// Returns true if processes of other hosts of the NVLink domain can open the memory.
     pub(crate) fn is_for_other_hosts(&self) -> bool {
         match self {
             Self::Host(_) => false,

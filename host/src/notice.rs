@@ -1,4 +1,4 @@
-//! Warnings for the user of a program that has not set up `tracing`.
+//! Warnings for programs that have not set up `tracing`.
 
 use core::fmt;
 use std::io::Write;
@@ -7,7 +7,8 @@ use std::io::Write;
 pub(crate) fn warn(message: impl fmt::Display) {
     tracing::warn!("{message}");
     if !tracing::dispatcher::has_been_set() {
-        // One write, so that the lines of several ranks do not mix. A closed stderr is no failure.
+        // A single write, so that lines of several ranks do not interleave. A closed stderr is
+        // ignored.
         let line = format!("fusewire: {message}\n");
         let _ = std::io::stderr().write_all(line.as_bytes());
     }

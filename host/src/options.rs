@@ -12,11 +12,11 @@ use fusewire_device::element::ReductionCode;
 use crate::store::Store;
 use crate::{Error, Result};
 
-/// How elements of all ranks become one.
+/// Operation that combines the elements of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ReduceOp {
-    /// Sum, in rank order; small floats in f32, rounded once.
+    /// Sum in rank order. f16 and bf16 are added in f32 and rounded once.
     Sum,
     /// Product, in rank order.
     Product,
@@ -26,18 +26,18 @@ pub enum ReduceOp {
     Max,
     /// Sum divided by the number of ranks; integers truncate.
     Average,
-    /// Sum of each rank's elements times that rank's factor.
+    /// Sum of each rank's elements multiplied by that rank's factor.
     PreMulSum(f64),
-    /// Bitwise and; integers only.
+    /// Bitwise and. Integers only.
     BitAnd,
-    /// Bitwise or; integers only.
+    /// Bitwise or. Integers only.
     BitOr,
-    /// Bitwise exclusive or; integers only.
+    /// Bitwise exclusive or. Integers only.
     BitXor,
 }
 
 impl ReduceOp {
-    /// The code that kernels know.
+    /// Returns the code that kernels use.
     pub const fn code(self) -> ReductionCode {
         match self {
             Self::Sum => ReductionCode::Sum,
@@ -52,7 +52,7 @@ impl ReduceOp {
         }
     }
 
-    /// The scalar word for elements of `dtype`: f64 bits for floats, the integer otherwise.
+    /// Returns the scalar word for elements of `dtype`: f64 bits for floats, the integer otherwise.
     pub(crate) fn scalar(self, dtype: DType) -> u64 {
         match self {
             Self::PreMulSum(factor) if dtype.is_integer() => factor as i64 as u64,
@@ -91,35 +91,35 @@ impl FromStr for ReduceOp {
     }
 }
 
-/// How an operation is carried out.
+/// Algorithm of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Algorithm {
-    /// The plan chooses by operation, size and type.
+    /// Chosen by the plan from operation, size and type.
     #[default]
     Auto = 0,
-    /// One hop by packets; small all_reduce only.
+    /// One hop through packets. Small all_reduce only.
     Packet = 1,
-    /// One hop by signals: every rank reads every rank's input.
+    /// One hop with signals: every rank reads the input of every rank.
     Signal = 2,
-    /// Two hops: shards are reduced, then gathered.
+    /// Two hops: each rank reduces one shard, then gathers the others.
     TwoShot = 3,
-    /// Data is pulled from the peers (movements).
+    /// Each rank reads the data from its peers. Operations without a reduction.
     Pull = 4,
-    /// A credited channel (send and receive).
+    /// A channel with flow control (send and receive).
     Channel = 5,
-    /// Another library's, which the communicator's backend is.
+    /// Carried out by the library that is the communicator's backend.
     HandOff = 6,
-    /// By multicast (NVLink SHARP): the switch adds and copies. Of all_reduce, reduce_scatter and
-    /// all_gather; needs [`Determinism::Any`]. Memory of which a rank has some at another offset,
-    /// or in no window, goes the ordinary way in the same launch. The CPU emulates it, one rank
-    /// after the other.
+    /// Multicast (NVLink SHARP): the switch adds and copies. Applies to all_reduce, reduce_scatter
+    /// and all_gather, and needs [`Determinism::Any`]. Memory at different offsets on different
+    /// ranks, or in no window, takes another algorithm in the same launch. The CPU emulates
+    /// multicast, one rank after another.
     Nvls = 7,
 }
 
 impl Algorithm {
-    /// Name, as in `--algorithm`.
+    /// Returns the name, as in `--algorithm`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -160,84 +160,84 @@ impl FromStr for Algorithm {
     }
 }
 
-/// What a reduction promises about its bits.
+/// Guarantee about the bits of a reduction's result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Determinism {
-    /// The same bits on every rank, in every run, by every algorithm: ranks are reduced in rank
-    /// order. A route that cannot promise it is refused.
+    /// The same bits on every rank, in every run, with every algorithm: ranks are reduced in rank
+    /// order. Algorithms that cannot guarantee this are refused.
     #[default]
     Bitwise,
-    /// Any order of the ranks; the fastest route.
+    /// Any order of the ranks. Permits the fastest algorithm.
     Any,
 }
 
 impl Determinism {
-    /// Why `algorithm` cannot be had, if it cannot: NVLS adds in the switch, in an order that is
-    /// the switch's own and may change from call to call; it hands sums of f16 and bf16 back
-    /// rounded, so that an average is rounded twice; and what it makes of NaN in a minimum or
-    /// maximum is not promised.
+    /// Returns the reason why `algorithm` is refused, or `None` if it is allowed. NVLS adds in the
+    /// switch. The order of that sum may change from call to call; sums of f16 and bf16 are
+    /// returned rounded, so an average is rounded twice; and NaN is not guaranteed to propagate in
+    /// a minimum or maximum.
     pub(crate) const fn refuses(self, algorithm: Algorithm) -> Option<&'static str> {
         match (self, algorithm) {
             (Self::Bitwise, Algorithm::Nvls) => Some(
-                "algorithm nvls lets the NVLink switch add, in an order of its own, so bits may \
-                    differ between runs \
-                 and from other algorithms: make the communicator with determinism \"any\", or choose another algorithm",
+                "algorithm nvls adds in the NVLink switch, in an order that may change from call \
+                 to call, so bits may differ between runs and from other algorithms: create the \
+                 communicator with determinism \"any\", or choose another algorithm",
             ),
             _ => None,
         }
     }
 }
 
-/// The way in which the blocks of ranks that share a GPU become resident at the same time.
+/// Method of making the blocks of ranks that share a GPU resident at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GridMode {
-    /// Each rank launches its own grids, as on a GPU of its own. Creating the communicator checks
-    /// that the blocks of all ranks fit on the GPU together. The GPU may still run the grids in
-    /// sequence.
+    /// Each rank launches its own grids, as it does on a separate GPU. Creating the communicator
+    /// checks that the blocks of all ranks fit on the GPU together. The GPU may still run the grids
+    /// in sequence.
     #[default]
     Separate,
-    /// The blocks of all ranks run in a multi-rank grid, which is resident as a whole: for tests
-    /// and sanitizers. The ranks must be threads of one process and share one GPU, and there must
-    /// be an image of the kernels' grid forms (`fusewire-build build --multi-rank-grid`).
+    /// The blocks of all ranks run in one multi-rank grid, whose blocks are all resident. For tests
+    /// and sanitizers. The ranks must be threads of one process and share one GPU, and an image of
+    /// the kernels' grid forms must exist (`fusewire-build build --multi-rank-grid`).
     ///
-    /// A collective is launched when all ranks have called it. Until then every caller blocks, also
-    /// in an `_async` form, and all ranks must call the collectives of all their communicators in
-    /// one order. Operations that not all ranks launch (send, recv, batches, windows, user kernels)
-    /// run as with [`GridMode::Separate`]. Collectives cannot be captured.
+    /// A collective is launched when all ranks have called it. Until then every caller blocks,
+    /// including callers of `_async` forms, and all ranks must call the collectives of all their
+    /// communicators in the same order. Operations that not all ranks launch (send, recv, batches,
+    /// windows, user kernels) run as with [`GridMode::Separate`]. Collectives cannot be captured.
     MultiRankGrid,
 }
 
-/// Options of one call: see [`crate::Communicator::with_options`].
+/// Options of one call. See [`crate::Communicator::with_options`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallOptions {
-    /// Bound of the call's waits; the communicator's where it is `None` or zero.
+    /// Timeout of the call's waits. `None` or zero takes the communicator's timeout.
     pub timeout: Option<Duration>,
-    /// Hints by name; the known ones are [`CallOptions::HINTS`]. An unknown one is reported as a
+    /// Hints by name; [`CallOptions::HINTS`] lists the known ones. An unknown hint is logged as a
     /// warning.
     pub hints: BTreeMap<String, String>,
 }
 
 impl CallOptions {
-    /// The hints that a call knows: `algorithm` (`auto`, `packet`, `signal`, `two_shot` or `nvls`;
-    /// the same on all ranks).
+    /// Names of the known hints: `algorithm` (`auto`, `packet`, `signal`, `two_shot` or `nvls`;
+    /// must be equal on all ranks).
     pub const HINTS: &[&str] = &["algorithm"];
 
-    /// No time-out of its own, no hints.
+    /// Creates options without a timeout or hints.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With a time-out.
+    /// Sets the timeout.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// With a hint.
+    /// Adds a hint.
     #[must_use]
     pub fn hint(mut self, name: &str, value: &str) -> Self {
         self.hints.insert(name.to_owned(), value.to_owned());
@@ -245,70 +245,70 @@ impl CallOptions {
     }
 }
 
-/// Options of a communicator. Those marked *agreed* must be equal on all ranks; bootstrap compares
-/// them.
+/// Options of a communicator. Those marked *agreed* must be equal on all ranks; creating the
+/// communicator compares them.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Bound of every wait, and of bootstrap. Default 600 s, or `FUSEWIRE_TIMEOUT_SECONDS`, or
-    /// `TORCHCOMM_TIMEOUT_SECONDS`.
+    /// Timeout of every wait, and of bootstrap. Default: `FUSEWIRE_TIMEOUT_SECONDS`, then
+    /// `TORCHCOMM_TIMEOUT_SECONDS`, then 600 s.
     pub timeout: Duration,
-    /// All_reduce (with [`Algorithm::Nvls`] reduce_scatter and all_gather, too) by this algorithm
-    /// where it can; default [`Algorithm::Auto`]. Agreed.
+    /// Algorithm of all_reduce, where it supports the call. [`Algorithm::Nvls`] also applies to
+    /// reduce_scatter and all_gather. Default [`Algorithm::Auto`]. Agreed.
     pub algorithm: Algorithm,
-    /// Bytes of staging, for input and output each: what goes through it in one round. Agreed.
+    /// Bytes of staging for input and for output each, which bounds the bytes of one round. Agreed.
     pub staging_bytes: u64,
-    /// Bytes of a packet slot. Agreed.
+    /// Size of a packet slot in bytes. Agreed.
     pub packet_slot_bytes: u64,
-    /// Bytes of a slot of a channel between two ranks. Agreed.
+    /// Size of a channel slot in bytes. A channel connects two ranks. Agreed.
     pub channel_slot_bytes: u64,
-    /// Slots of a channel between two ranks. Agreed.
+    /// Number of slots of a channel. Agreed.
     pub channel_depth: u64,
-    /// Blocks of a launch, 64 at most; 0 for the device's default: 1 on a CPU, where more run on
-    /// threads of their own (tests), 16 on a GPU, whose other multiprocessors are left to
-    /// computation. Agreed.
+    /// Blocks of a launch, at most 64. 0 takes the device's default: 1 on a CPU, where further
+    /// blocks run on their own threads (tests); 16 on a GPU, which leaves the other multiprocessors
+    /// to computation. Agreed.
     pub blocks: u32,
     /// Lanes of a block on the CPU: 1 in production; 32 or 64 run every lane as a thread (tests).
     /// Agreed.
     pub lanes: u32,
-    /// Threads of a block on a GPU: a multiple of 64, 512 at most; 0 for 512. Agreed.
+    /// Threads of a block on a GPU: a multiple of 64, at most 512; 0 for 512. Agreed.
     pub threads: u32,
-    /// Polls of a wait before it gives the core away; default by the number of cores and ranks.
+    /// Polls of a wait before it yields the core. The default depends on the number of cores and
+    /// ranks.
     pub spins: Option<u32>,
-    /// Epochs start here (tests of wrapping); default 0. Agreed.
+    /// First epoch number (for tests of wrap-around). Default 0. Agreed.
     pub first_epoch: u64,
-    /// What reductions promise about their bits. Agreed.
+    /// Guarantee about the bits of reductions. Agreed.
     pub determinism: Determinism,
-    /// The mode of launches by ranks that share a GPU; default [`GridMode::Separate`]. All ranks
-    /// must agree.
+    /// Grid mode of launches by ranks that share a GPU. Default [`GridMode::Separate`]. Agreed.
     pub grid_mode: GridMode,
-    /// Whether a watchdog ends the process (after writing the failure and the flight record) when
-    /// the communicator has failed. Default: `TORCHCOMM_ABORT_ON_ERROR` where it is set. Where it
-    /// is not, [`crate::new_comm`] takes torchcomms' default, which is yes; the constructors that
-    /// give errors to Rust callers take no.
+    /// If true, a watchdog ends the process when the communicator has failed, after it has written
+    /// the failure and the flight record. Default: `TORCHCOMM_ABORT_ON_ERROR` if it is set.
+    /// Otherwise true for [`crate::new_comm`], as in torchcomms, and false for the constructors
+    /// that return errors to Rust callers.
     pub abort_process_on_timeout_or_error: Option<bool>,
-    /// Whether the communicator is made by [`crate::Communicator::reconfigure`] after a failure;
-    /// the watchdog then never ends the process.
+    /// If true, [`crate::Communicator::reconfigure`] creates the communicator again after a
+    /// failure, and the watchdog never ends the process.
     pub enable_reconfigure: bool,
-    /// Store for the rendezvous; the environment's store if it is `None`. For [`crate::new_comm`].
+    /// Store for the rendezvous. `None` takes the environment's store. For [`crate::new_comm`].
     pub store: Option<Arc<dyn Store>>,
-    /// Rank and size; the environment's where it is `None`. For [`crate::new_comm`].
+    /// Rank and size. `None` takes the environment's values. For [`crate::new_comm`].
     pub rank_size: Option<(u32, u32)>,
-    /// Operations that the flight recorder keeps; 0 turns it off. Default
+    /// Number of operations that the flight recorder keeps; 0 disables it. Default
     /// `TORCHCOMM_FR_BUFFER_SIZE`, or 2000.
     pub flight_recorder_entries: usize,
-    /// Most bytes of an object that the object collectives send or receive; default 64 MiB. Agreed.
+    /// Maximum size in bytes of an object in the object collectives. Default 64 MiB. Agreed.
     pub max_object_bytes: u64,
-    /// Hints by name, as torchcomms' programs give them: [`Options::HINTS`] are known; an unknown
-    /// one is reported as a warning.
+    /// Hints by name, as torchcomms programs pass them. [`Options::HINTS`] lists the known ones; an
+    /// unknown hint is logged as a warning.
     pub hints: BTreeMap<String, String>,
 }
 
 impl Options {
-    /// The hints that a communicator knows: `algorithm`, `staging_bytes`, `packet_slot_bytes`,
+    /// Names of the known hints: `algorithm`, `staging_bytes`, `packet_slot_bytes`,
     /// `channel_slot_bytes`, `channel_depth`, `determinism` (`bitwise` or `any`), `library_path`
     /// (the file that backend `nccl`, `ncclx`, `rccl` or `rcclx` opens), and
-    /// `is_high_priority_stream`, `max_event_pool_size`, which the CPU device has no use for.
+    /// `is_high_priority_stream` and `max_event_pool_size`, which the CPU device ignores.
     pub const HINTS: &[&str] = &[
         "algorithm",
         "staging_bytes",
@@ -321,7 +321,7 @@ impl Options {
         "max_event_pool_size",
     ];
 
-    /// These options with the known hints applied; unknown ones are warned of.
+    /// Returns the options with the known hints applied. Warns of unknown ones.
     pub(crate) fn with_hints_applied(mut self) -> Result<Self> {
         for (name, value) in &self.hints {
             let wrong = |what: &str| Error::InvalidArgument {
@@ -358,7 +358,7 @@ pub(crate) fn warn_unknown_hint(name: &str, known: &[&str]) {
     );
 }
 
-/// Whether an environment variable says yes or no.
+/// Parses a boolean environment variable.
 pub(crate) fn flag(name: &str) -> Option<bool> {
     let value = std::env::var(name).ok()?;
     match value.to_ascii_lowercase().as_str() {

@@ -1,8 +1,9 @@
-//! Plans: which algorithm an operation takes.
+//! Plans: the choice of an algorithm for an operation.
 //!
-//! A plan is a pure function of what must be equal on all ranks (operation, count, type, reduction,
-//! number of ranks, agreed options), so all ranks choose alike without a word. Whether memory lies
-//! in a window, its offset and its alignment are local facts, which kernels exchange themselves.
+//! A plan is a pure function of values that are equal on all ranks (operation, count, type,
+//! reduction, number of ranks, agreed options), so all ranks choose the same plan without
+//! communication. The position of memory in a window, its offset and its alignment are local facts,
+//! which kernels exchange.
 
 use core::fmt;
 
@@ -15,37 +16,37 @@ use fusewire_device::session::Operation;
 use crate::backend::Route;
 use crate::options::{Algorithm, Determinism, Options};
 
-/// What an operation will do.
+/// Plan of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The operation.
     pub operation: Operation,
-    /// How it is carried out; never [`Algorithm::Auto`].
+    /// Algorithm of the operation; never [`Algorithm::Auto`].
     pub algorithm: Algorithm,
     /// Blocks of the launch.
     pub blocks: u32,
-    /// Elements of each row that go through staging in one round, where a rank's memory is in no
+    /// Elements of each row that one round copies through staging, if a rank's memory is in no
     /// window.
     pub chunk: u64,
-    /// Whether every rank gets the same bits for every algorithm, batch and lane count.
+    /// True if every rank gets the same bits with every algorithm, batch and lane count.
     pub bitwise: bool,
-    /// The reduction, where there is one.
+    /// The reduction, if the operation has one.
     pub reduction: Option<ReductionCode>,
-    /// The way through the backend, where that has several.
+    /// Route through the backend, if the backend has several.
     pub route: Option<Route>,
 }
 
 impl Plan {
-    /// Why the algorithm was taken.
+    /// Returns the reason for the choice of the algorithm.
     pub const fn reason(&self) -> &'static str {
         match self.algorithm {
             Algorithm::Packet => "small: one hop, data and flag arrive together",
             Algorithm::Signal => "one hop: every rank reads every input",
-            Algorithm::TwoShot => "large: each rank reduces a part, which the others take",
-            Algorithm::Pull => "moves bytes: each rank takes what it needs",
-            Algorithm::Channel => "two ranks: chunks through a credited ring",
+            Algorithm::TwoShot => "large: each rank reduces one part, then gathers the others",
+            Algorithm::Pull => "no reduction: each rank reads what it needs from its peers",
+            Algorithm::Channel => "two ranks: slots of a ring with flow control",
             Algorithm::HandOff => "the communicator was made with this backend",
-            Algorithm::Nvls => "by multicast: the switch adds and copies",
+            Algorithm::Nvls => "multicast: the switch adds and copies",
             Algorithm::Auto => "not planned yet",
         }
     }
@@ -57,8 +58,8 @@ impl fmt::Display for Plan {
             let promise = if self.bitwise {
                 "same bits on every rank"
             } else {
-                "the library reduces in an order of its own: bits may differ between runs and from \
-                    other routes"
+                "the library chooses the order of the reduction: bits may differ between runs and \
+                 from other routes"
             };
             let name = self.operation.name();
             return match self.route {
@@ -86,31 +87,32 @@ impl fmt::Display for Plan {
     }
 }
 
-/// All_reduce by packets up to this many bytes, where they fit the slots. Measured with two ranks
-/// on two cores: beyond, carrying all data to the peers' slots costs more than the second signal of
-/// the other algorithms, which read and write user memory in place; staged memory loses a little.
+/// Maximum size in bytes of all_reduce by packets, where the slots are large enough. Measured with
+/// two ranks on two cores: above it, writing all data to the peers' slots costs more than the
+/// second signal of the other algorithms, which read and write user memory in place. For
+/// staged memory a slightly higher limit would be faster.
 const PACKET_BYTES: u64 = 1 << 10;
 
-/// The same where ranks share cores, measured with four on two: there a second signal is a second
-/// switch between ranks, microseconds.
+/// [`PACKET_BYTES`] for ranks that share cores, measured with four ranks on two cores: a second
+/// signal then costs a second switch between ranks, which takes microseconds.
 const OVERSUBSCRIBED_PACKET_BYTES: u64 = 4 << 10;
 
-/// One-shot all_reduce by signal up to this many bytes, for types and reductions without packets;
-/// two-shot beyond, which needs no staging to work in place.
+/// Maximum size in bytes of one-shot all_reduce with signals, for types and reductions without
+/// packets. Above it two-shot is used, which needs no staging to work in place.
 const ONE_SHOT_BYTES: u64 = 4 << 10;
 
-/// All_reduce by packets on GPUs up to this many bytes. Not measured: MSCCL++ and NCCL leave
-/// packets at 16 to 64 KiB on Hopper.
+/// Maximum size in bytes of all_reduce by packets on GPUs. Not measured: MSCCL++ and NCCL stop
+/// using packets at 16 to 64 KiB on Hopper.
 const GPU_PACKET_BYTES: u64 = 32 << 10;
 
-/// One-shot all_reduce on 8 GPUs up to this many bytes; twice as many on 4, four times on 2. Not
+/// Maximum size in bytes of one-shot all_reduce on 8 GPUs; twice that on 4, four times on 2. Not
 /// measured: vLLM's thresholds.
 const GPU_ONE_SHOT_BYTES: u64 = 256 << 10;
 
-/// Bytes of staging that one round uses, rows and all: what stays in a core's cache.
+/// Maximum bytes of staging in one round, over all rows, so that they stay in a core's cache.
 const ROUND_BYTES: u64 = 512 << 10;
 
-/// Whether the frequent instances (packets among them) exist for this type and reduction.
+/// Returns true if the frequent instances (including packets) exist for this type and reduction.
 pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
         && matches!(
@@ -119,19 +121,19 @@ pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool
         )
 }
 
-/// What all ranks know of the machine.
+/// Properties of the machine that all ranks know.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
-    /// There are more ranks than cores.
+    /// True if there are more ranks than cores.
     pub(crate) oversubscribed: bool,
-    /// Multicast reaches every window.
+    /// True if multicast reaches every window.
     pub(crate) multicast: bool,
-    /// Kernels run on GPUs.
+    /// True if kernels run on GPUs.
     pub(crate) gpu: bool,
 }
 
 impl Machine {
-    /// All_reduce by packets up to this many bytes.
+    /// Returns the maximum size in bytes of all_reduce by packets.
     const fn packet_bytes(self) -> u64 {
         match self {
             Self { gpu: true, .. } => GPU_PACKET_BYTES,
@@ -143,7 +145,7 @@ impl Machine {
         }
     }
 
-    /// All_reduce in one shot up to this many bytes.
+    /// Returns the maximum size in bytes of one-shot all_reduce.
     const fn one_shot_bytes(self, ranks: u32) -> u64 {
         match self.gpu {
             true if ranks <= 2 => 4 * GPU_ONE_SHOT_BYTES,
@@ -154,8 +156,8 @@ impl Machine {
     }
 }
 
-/// Plans an operation over rows of `count` elements of `size` bytes, `rows` of them staged.
-#[expect(clippy::too_many_arguments, reason = "what a plan depends on")]
+/// Plans an operation over rows of `count` elements of `size` bytes, `rows` of which are staged.
+#[expect(clippy::too_many_arguments, reason = "inputs of a plan")]
 pub(crate) fn plan(
     options: &Options,
     wanted: Algorithm,
@@ -192,12 +194,12 @@ pub(crate) fn plan(
     }
 }
 
-/// Whether an operation goes by multicast. Never under [`Determinism::Bitwise`] (see
-/// [`Determinism::refuses`]). Where the caller leaves the choice, only all_reduce by sum or
-/// average, and only where it would else take two shots: reduce_scatter and all_gather move as many
-/// bytes out of or into each rank as without multicast, and minimum and maximum would lose what
-/// they promise of NaN.
-#[expect(clippy::too_many_arguments, reason = "what a plan depends on")]
+/// Returns true if the operation uses multicast. It never does under [`Determinism::Bitwise`] (see
+/// [`Determinism::refuses`]). With [`Algorithm::Auto`] only all_reduce by sum or average does, and
+/// only where it would otherwise take two shots: reduce_scatter and all_gather move as many bytes
+/// into or out of each rank as without multicast, and minimum and maximum would lose their
+/// guarantee about NaN.
+#[expect(clippy::too_many_arguments, reason = "inputs of a plan")]
 fn by_multicast(
     options: &Options,
     wanted: Algorithm,
@@ -234,7 +236,7 @@ fn by_multicast(
         && otherwise() == Algorithm::TwoShot
 }
 
-/// The plan of an operation that a backend carries out.
+/// Returns the plan of an operation that a backend carries out.
 pub(crate) const fn hand_off(
     operation: Operation,
     reduction: Option<ReductionCode>,
@@ -252,7 +254,7 @@ pub(crate) const fn hand_off(
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "what a plan depends on")]
+#[expect(clippy::too_many_arguments, reason = "inputs of a plan")]
 fn algorithm(
     options: &Options,
     wanted: Algorithm,
@@ -287,9 +289,9 @@ fn algorithm(
     }
 }
 
-/// How a fused norm of `rows` rows of `row` bytes reduces: by packets where each block's rows fit
-/// the slots, else one shot of few rows, else two, which takes each rank's part of the arithmetic
-/// from the others.
+/// Chooses the algorithm of a fused norm of `rows` rows of `row` bytes: packets where each block's
+/// rows fit the slots, one shot for few rows, two shots otherwise. Two shots divide the arithmetic
+/// among the ranks.
 pub(crate) fn norm(
     options: &Options,
     wanted: Algorithm,
@@ -365,7 +367,7 @@ mod tests {
             auto(Determinism::Any, true, all, LARGE, average),
             Algorithm::Nvls
         );
-        // No promise may be broken, no window be out of reach.
+        // Bitwise results, or a window out of reach, exclude multicast.
         assert_eq!(
             auto(Determinism::Bitwise, true, all, LARGE, sum),
             Algorithm::TwoShot
@@ -374,7 +376,7 @@ mod tests {
             auto(Determinism::Any, false, all, LARGE, sum),
             Algorithm::TwoShot
         );
-        // Small messages, NaN in a maximum, and what gains nothing.
+        // Small messages, NaN in a maximum, and operations without a gain.
         assert_eq!(
             auto(Determinism::Any, true, all, 64, sum),
             Algorithm::Packet

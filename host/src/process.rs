@@ -1,50 +1,51 @@
-//! Other processes of this host: which one a process id means, and whether it has ended.
+//! Identity and liveness of other processes on this host.
 
 use std::fs;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// `PF_EXITING` among the kernel's flags of a process (proc(5), include/linux/sched.h).
+/// `PF_EXITING` of the kernel's process flags (proc(5), include/linux/sched.h).
 const EXITING: u64 = 4;
 
-/// Start time of a process, in clock ticks since boot: field 22 of `/proc/<pid>/stat`. It
-/// distinguishes a process from a later one with the same id.
+/// Returns the start time of a process, in clock ticks since boot: field 22 of `/proc/<pid>/stat`.
+/// It distinguishes a process from a later one with the same id.
 pub(crate) fn start_time(pid: u32) -> io::Result<u64> {
     Ok(status(pid)?.start_time)
 }
 
-/// Returns the id of the process's parent, or 0 if that is in no namespace of this process.
+/// Returns the id of the process's parent, or 0 if the parent is in another PID namespace.
 pub(crate) fn parent(pid: u32) -> io::Result<u32> {
     Ok(status(pid)?.parent)
 }
 
-/// Whether the process that had this id and start time has ended, by its entry in `/proc`.
+/// Returns true if the process with this id and start time has ended, according to `/proc`.
 pub(crate) fn has_ended(pid: u32, start_time: u64) -> bool {
     match status(pid) {
         Ok(found) => matches!(found.state, b'Z' | b'X') || found.start_time != start_time,
-        // Anything else says nothing of the process: no descriptor left, for one.
+        // Other errors, such as a lack of descriptors, say nothing about the process.
         Err(error) => says_gone(&error),
     }
 }
 
-/// Whether that process has ended or has begun to end. Its descriptors are closed only when that is
-/// so, and before it has ended.
+/// Returns true if the process with this id and start time has ended or has begun to end. The
+/// kernel sets `PF_EXITING` before it closes the process's descriptors, and closes them before the
+/// process has ended.
 pub(crate) fn is_ending(pid: u32, start_time: u64) -> bool {
     has_ended(pid, start_time) || status(pid).is_ok_and(|found| found.flags & EXITING != 0)
 }
 
-/// Whether an error of [`start_time`] means that there is no such process.
+/// Returns true if an error of [`start_time`] means that there is no such process.
 pub(crate) fn says_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// A descriptor that becomes readable when the process ends; `None` where there is no such process
-/// or the system has no such descriptors.
+/// Returns a descriptor that becomes readable when the process ends, or `None` if there is no such
+/// process or the system does not support `pidfd_open`.
 pub(crate) fn descriptor(pid: u32) -> Option<OwnedFd> {
     // SAFETY: the call takes two integers.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let descriptor = i32::try_from(descriptor).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: the system call returned a new descriptor, which nothing else owns.
     Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -56,8 +57,8 @@ struct Status {
     start_time: u64,
 }
 
-/// Fields 3, 4, 9 and 22, counted after the command's name, which may itself hold blanks and
-/// parentheses.
+/// Parses fields 3, 4, 9 and 22. They are counted after the command name, which may contain blanks
+/// and parentheses.
 fn status(pid: u32) -> io::Result<Status> {
     let stat = fs::read(format!("/proc/{pid}/stat"))?;
     let name_end = stat.iter().rposition(|byte| *byte == b')');
@@ -65,7 +66,7 @@ fn status(pid: u32) -> io::Result<Status> {
         .and_then(|end| stat.get(end + 1..))
         .unwrap_or_default();
     let rest = String::from_utf8_lossy(rest);
-    // Field 3 is the first behind the name.
+    // Field 3 is the first one after the name.
     let fields: Vec<_> = rest.split_ascii_whitespace().collect();
     let number = |field: usize| {
         fields
@@ -108,7 +109,7 @@ mod tests {
         assert!(!has_ended(pid, start));
         child.kill().unwrap();
         let begin = std::time::Instant::now();
-        // Nobody has waited for it: it remains as a zombie.
+        // The test has not waited for the child, which remains a zombie.
         while !has_ended(pid, start) {
             assert!(begin.elapsed().as_secs() < 10);
             std::thread::yield_now();

@@ -1,8 +1,8 @@
-//! Sequential reference results, bit for bit: what tests and `fusewire perf` compare with.
+//! Sequential reference results, bit for bit, for tests and `fusewire perf`.
 //!
-//! Written from the rules of the documentation with nothing of the kernels' code, so that it can
-//! disagree with them. Inputs depend on rank, index and call, and their magnitudes cancel between
-//! adjacent ranks, so a missing, repeated, stale or re-ordered contribution changes bits.
+//! The implementation follows the documentation and shares no code with the kernels, so it can
+//! disagree with them. Inputs depend on rank, index and call. The values of adjacent ranks nearly
+//! cancel, so a missing, repeated, stale or re-ordered contribution changes bits.
 
 use core::fmt;
 
@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 use crate::{DType, ReduceOp};
 
-/// The elements of bytes in memory order.
+/// Decodes elements from bytes in memory order.
 macro_rules! elements {
     ($bytes:expr, $t:ty) => {
         $bytes
@@ -19,7 +19,7 @@ macro_rules! elements {
     };
 }
 
-/// The bytes of elements in memory order.
+/// Encodes elements as bytes in memory order.
 macro_rules! bytes {
     ($values:expr) => {{
         let values = $values;
@@ -39,10 +39,11 @@ fn hash(rank: u32, call: u64, index: usize) -> u64 {
     z ^ z >> 29
 }
 
-/// `count` elements of `dtype` that `rank` holds at call number `call`.
+/// Returns the `count` elements of `dtype` that `rank` holds in call number `call`.
 pub fn fill(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let float = |i: usize| {
-        // Adjacent ranks nearly cancel: the even rank's number, negated, and a little more.
+        // The odd rank of a pair holds the even rank's number, negated, plus a small one, so the pair
+        // nearly cancels.
         let pair = hash(rank / 2, call, i);
         let own = hash(rank + 64, call, i);
         let exponent = (pair >> 50 & 7) as i32 - 3;
@@ -73,11 +74,11 @@ pub fn fill(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reduces one element after the other in the order of the ranks; `factors` are the ranks' for a
-/// scaled sum. This is what all_reduce and reduce give.
+/// Reduces element by element in rank order, as all_reduce and reduce do. `factors` are the ranks'
+/// factors of a scaled sum.
 ///
 /// # Panics
-/// When the type has no such reduction, or inputs differ in length.
+/// If the type does not support the reduction, or inputs differ in length.
 pub fn reduce(dtype: DType, op: ReduceOp, factors: &[f64], inputs: &[Vec<u8>]) -> Vec<u8> {
     macro_rules! integers {
         ($t:ty) => {{
@@ -127,7 +128,7 @@ pub fn reduce(dtype: DType, op: ReduceOp, factors: &[f64], inputs: &[Vec<u8>]) -
                     fold(inputs.len(), lift, |a, b| a + b)
                 }
                 ReduceOp::Product => fold(inputs.len(), lift, |a, b| a * b),
-                // NaN wins, then the order of real numbers with -0 < +0.
+                // NaN wins; otherwise the order of real numbers with -0 < +0.
                 ReduceOp::Min => fold(inputs.len(), lift, |a, b| match () {
                     () if a.is_nan() => a,
                     () if b.is_nan() || b.total_cmp(&a).is_lt() => b,
@@ -161,7 +162,7 @@ pub fn reduce(dtype: DType, op: ReduceOp, factors: &[f64], inputs: &[Vec<u8>]) -
     }
 }
 
-/// Combines what the ranks hold, element by element in the order of the ranks.
+/// Combines the ranks' inputs element by element in rank order.
 fn fold<T: Copy>(
     ranks: usize,
     values: impl Fn(usize) -> Vec<T>,
@@ -183,10 +184,10 @@ fn fold<T: Copy>(
     total
 }
 
-/// What `rank` gets from a reduce_scatter: its row of the reduction.
+/// Returns the result of reduce_scatter on `rank`: its row of the reduction.
 ///
 /// # Panics
-/// As [`reduce`].
+/// In the cases of [`reduce`].
 pub fn reduce_scatter(
     dtype: DType,
     op: ReduceOp,
@@ -201,19 +202,19 @@ pub fn reduce_scatter(
     reduce(dtype, op, factors, &rows)
 }
 
-/// What an all_gather, an all_gather_v and, on the root, a gather give: the inputs one after the
-/// other.
+/// Returns the result of all_gather, all_gather_v and, on the root, gather: the concatenated
+/// inputs.
 pub fn gather(inputs: &[Vec<u8>]) -> Vec<u8> {
     inputs.concat()
 }
 
-/// What `rank` of `ranks` gets from a scatter of the root's `input`: its row.
+/// Returns the result of scatter on `rank` of `ranks`: its row of the root's `input`.
 pub fn scatter(input: &[u8], ranks: usize, rank: usize) -> Vec<u8> {
     let row = input.len() / ranks;
     input[rank * row..(rank + 1) * row].to_vec()
 }
 
-/// What `rank` gets from an all_to_all: its row of every input, in rank order.
+/// Returns the result of all_to_all on `rank`: its row of every input, in rank order.
 pub fn all_to_all(inputs: &[Vec<u8>], rank: usize) -> Vec<u8> {
     inputs
         .iter()
@@ -221,7 +222,7 @@ pub fn all_to_all(inputs: &[Vec<u8>], rank: usize) -> Vec<u8> {
         .collect()
 }
 
-/// What `rank` gets from an all_to_all_v in which rank f sends `split(f, t)` elements to rank t.
+/// Returns the result of all_to_all_v in which rank f sends `split(f, t)` elements to rank t.
 pub fn all_to_all_v(
     dtype: DType,
     inputs: &[Vec<u8>],
@@ -235,10 +236,10 @@ pub fn all_to_all_v(
     inputs.iter().enumerate().flat_map(part).collect()
 }
 
-/// The fused norm of rows as long as `weight`: the normalised rows, and `sum` (which [`reduce`]
-/// gives) with the residual. Sum and residual are added in f32 and rounded; partial j sums the
+/// Returns the fused norm of rows of the length of `weight`: the normalised rows, and `sum` (from
+/// [`reduce`]) plus the residual. Sum and residual are added in f32 and rounded. Partial j adds the
 /// squares of the elements with index = j mod 128 in order; the partials are added as a binary
-/// tree; `value * scale * weight` from left to right.
+/// tree. `value * scale * weight` is evaluated from left to right.
 ///
 /// # Panics
 /// For types other than f32, f16 and bf16.
@@ -282,16 +283,16 @@ pub fn rms_norm(
     (narrow(dtype, &out), kept)
 }
 
-/// Where two results differ.
+/// Difference between two results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Index of the first element that differs.
     pub index: usize,
-    /// What it must be: value and bits.
+    /// Expected element: value and bits.
     pub expected: String,
-    /// What it is.
+    /// Element of the result.
     pub got: String,
-    /// How many elements differ.
+    /// Number of elements that differ.
     pub wrong: usize,
 }
 
@@ -310,10 +311,10 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Compares bit for bit.
+/// Compares two results bit for bit and returns the first difference.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn first_difference(expected: &[u8], got: &[u8], dtype: DType) -> Option<Difference> {
     assert_eq!(expected.len(), got.len(), "results of different lengths");
     if expected == got {
@@ -334,7 +335,7 @@ pub fn first_difference(expected: &[u8], got: &[u8], dtype: DType) -> Option<Dif
     })
 }
 
-/// An element as people read it, with the bits where the value does not say them.
+/// Formats an element for a message, with its bits where the value alone is ambiguous.
 fn show(dtype: DType, element: &[u8]) -> String {
     macro_rules! first {
         ($t:ty) => {
@@ -362,7 +363,7 @@ fn show(dtype: DType, element: &[u8]) -> String {
     format!("{value} (0x{bits})")
 }
 
-/// The values of elements of f32, f16 or bf16.
+/// Converts elements of f32, f16 or bf16 to f32.
 ///
 /// # Panics
 /// For other types.
@@ -375,7 +376,7 @@ pub fn widen(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Values as elements of f32, f16 or bf16, rounded to nearest even; a NaN of a small float is the
+/// Converts f32 values to f32, f16 or bf16, rounded to nearest even. A NaN of a small float is the
 /// canonical one.
 ///
 /// # Panics

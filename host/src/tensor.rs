@@ -13,10 +13,10 @@ use crate::gpu::{self, Gpu};
 use crate::memory::Memory;
 use crate::{Error, Result};
 
-/// Memory behind tensors; freed when the last tensor, work handle and graph that hold it are gone.
+/// Memory of tensors. Freed when the last tensor, work handle and graph that use it are dropped.
 pub(crate) struct Allocation {
     memory: Memory,
-    /// What else must live as long: the window's registration.
+    /// Object that must live as long as the memory: the window's registration.
     _registration: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -40,10 +40,10 @@ impl Allocation {
     }
 }
 
-/// A contiguous run of elements in device memory. Clones and slices share the memory.
+/// Contiguous elements in device memory. Clones and slices share the memory.
 ///
-/// Memory from [`crate::Communicator::alloc`] lies in a window, so collectives work on it without
-/// a copy; memory from [`Tensor::new`] does not, and goes through staging.
+/// Memory from [`crate::Communicator::alloc`] lies in a window, so collectives use it without a
+/// copy. Memory from [`Tensor::new`] does not, and is copied through staging.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     allocation: Arc<Allocation>,
@@ -53,18 +53,20 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// `count` zeroed elements of ordinary CPU memory, in no window.
+    /// Allocates `count` zeroed elements of ordinary CPU memory, outside any window.
     ///
     /// # Errors
-    /// [`Error::MemoryMap`] when the system refuses, [`Error::InvalidArgument`] when the size overflows.
+    /// [`Error::MemoryMap`] if the system refuses, [`Error::InvalidArgument`] if the size
+    /// overflows.
     pub fn new(dtype: DType, count: usize) -> Result<Self> {
         Self::on_device(Device::Cpu, dtype, count)
     }
 
-    /// `count` zeroed elements of `device`'s memory, in no window.
+    /// Allocates `count` zeroed elements of `device`'s memory, outside any window.
     ///
     /// # Errors
-    /// As [`Tensor::new`]; [`Error::NoDevice`] when the device is not there; what its driver says.
+    /// The errors of [`Tensor::new`], [`Error::NoDevice`] if the device does not exist, and
+    /// [`Error::Driver`].
     pub fn on_device(device: Device, dtype: DType, count: usize) -> Result<Self> {
         let bytes = bytes_of("tensor", dtype, count)?;
         let memory = Memory::create(device, bytes, "fusewire-tensor")?;
@@ -75,18 +77,18 @@ impl Tensor {
         ))
     }
 
-    /// `count` elements of memory that somebody else allocated (PyTorch, candle, C, C++), beginning
-    /// at `at`. `keep` is dropped when nothing of this crate uses the memory any more, and may free
-    /// it. A GPU's can be registered; peers cannot map the CPU's, which goes through staging unless
-    /// it lies in a window.
+    /// Creates a tensor over `count` elements at address `at`, which other code allocated (PyTorch,
+    /// candle, C, C++). `keep` is dropped when nothing in this crate uses the memory any more, and
+    /// may free it. GPU memory can be registered. Peers cannot map CPU memory, so it is copied
+    /// through staging unless it lies in a window.
     ///
     /// # Safety
-    /// `at` is memory of that device for as many elements, and stays so until `keep` is dropped.
-    /// Who reads and writes it beside operations orders that with them.
+    /// `at` is valid memory of `device` for `count` elements until `keep` is dropped. Other code
+    /// that reads or writes it synchronises with the operations that use it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for sizes that overflow, or an address that is null on the CPU or not aligned to the
-    /// type; [`Error::NoDevice`].
+    /// [`Error::InvalidArgument`] if the size overflows, or if the address is null on the CPU or
+    /// not aligned to the type; [`Error::NoDevice`].
     pub unsafe fn adopt(
         device: Device,
         at: *mut u8,
@@ -118,7 +120,7 @@ impl Tensor {
         ))
     }
 
-    /// The device whose memory it is.
+    /// Returns the device of the memory.
     pub fn device(&self) -> Device {
         self.allocation
             .memory
@@ -135,7 +137,7 @@ impl Tensor {
         }
     }
 
-    /// `count` elements at byte `offset` of an allocation, which holds them.
+    /// Creates a tensor of `count` elements at byte `offset` of an allocation that holds them.
     pub(crate) fn at(allocation: Arc<Allocation>, offset: u64, dtype: DType, count: usize) -> Self {
         Self {
             allocation,
@@ -145,7 +147,7 @@ impl Tensor {
         }
     }
 
-    /// The tensor of which `list` are the parts one behind the other, if they are.
+    /// Returns one tensor over all tensors of `list`, if they are contiguous and in order.
     pub(crate) fn joined(list: &[Self]) -> Option<Self> {
         let first = list.first()?;
         let mut end = first.offset;
@@ -161,7 +163,7 @@ impl Tensor {
         })
     }
 
-    /// The shared memory behind the tensor, and where in it the tensor begins.
+    /// Returns the shared memory of the tensor, and the tensor's byte offset in it.
     pub(crate) fn memory(&self) -> (Memory, u64) {
         (self.allocation.memory.clone(), self.offset)
     }
@@ -170,22 +172,22 @@ impl Tensor {
         Arc::clone(&self.allocation) as _
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are no elements.
+    /// Returns true if the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Address of the first element.
+    /// Returns the address of the first element.
     pub fn as_ptr(&self) -> *mut u8 {
         self.allocation
             .memory
@@ -193,10 +195,10 @@ impl Tensor {
             .wrapping_add(self.offset as usize)
     }
 
-    /// Elements `start..start + count`, sharing the memory.
+    /// Returns elements `start..start + count`, which share the memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the range leaves the tensor.
+    /// [`Error::InvalidArgument`] if the range exceeds the tensor.
     pub fn slice(&self, start: usize, count: usize) -> Result<Self> {
         if start.checked_add(count).is_none_or(|end| end > self.count) {
             return Err(Error::InvalidArgument {
@@ -222,28 +224,30 @@ impl Tensor {
     /// No operation that uses the tensor may be running.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when type or length differ.
+    /// [`Error::InvalidArgument`] if type or length differ.
     pub fn copy_from<T: Element>(&self, values: &[T]) -> Result<()> {
         self.check::<T>("copy_from", values.len())?;
-        // SAFETY: plain data.
+        // SAFETY: `T: Element` is plain data without padding, and the slice covers exactly
+        // `values`.
         let bytes = unsafe {
             core::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values))
         };
-        // SAFETY: type and length were checked; the caller keeps operations away.
+        // SAFETY: `check` compared type and length with the tensor; the method's documentation
+        // requires that no operation uses the tensor.
         unsafe { self.allocation.memory.write(self.offset, bytes) }
     }
 
-    /// The elements, copied.
+    /// Returns a copy of the elements.
     ///
     /// No operation that writes the tensor may be running.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the type differs.
+    /// [`Error::InvalidArgument`] if the type differs.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.check::<T>("to_vec", self.count)?;
         let mut values = Vec::<T>::with_capacity(self.count);
-        // SAFETY: room for as many elements as are then read into it; any bytes are a value of
-        // plain data.
+        // SAFETY: the vector's capacity is `count` elements. `write_bytes` initialises them all
+        // before the slice is created, and any bit pattern is a valid `T: Element`.
         unsafe {
             values.as_mut_ptr().write_bytes(0, self.count);
             let bytes = core::slice::from_raw_parts_mut(
@@ -256,33 +260,35 @@ impl Tensor {
         Ok(values)
     }
 
-    /// Copies bytes into the tensor, as many as its elements have.
+    /// Copies bytes into the tensor. Their number must be the tensor's size in bytes.
     ///
     /// No operation that uses the tensor may be running.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when their number differs; what a GPU's driver says.
+    /// [`Error::InvalidArgument`] if the sizes differ; [`Error::Driver`].
     pub fn copy_from_bytes(&self, bytes: &[u8]) -> Result<()> {
         let needed = self.count * self.dtype.size();
         if bytes.len() != needed {
             return Err(Error::InvalidArgument {
                 operation: "copy_from_bytes",
-                detail: format!("{} bytes for a tensor of {needed}", bytes.len()),
+                detail: format!("{} bytes for a tensor of {needed} bytes", bytes.len()),
             });
         }
-        // SAFETY: the tensor holds them; the caller keeps operations away.
+        // SAFETY: the size was compared with the tensor's; the method's documentation requires that
+        // no operation uses the tensor.
         unsafe { self.allocation.memory.write(self.offset, bytes) }
     }
 
-    /// The elements' bytes, copied.
+    /// Returns a copy of the elements' bytes.
     ///
     /// No operation that writes the tensor may be running.
     ///
     /// # Errors
-    /// What a GPU's driver says.
+    /// [`Error::Driver`].
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.count * self.dtype.size()];
-        // SAFETY: the tensor holds them; the caller keeps operations away.
+        // SAFETY: `bytes` has the tensor's size; the method's documentation requires that no
+        // operation writes the tensor.
         unsafe { self.allocation.memory.read(self.offset, &mut bytes)? };
         Ok(bytes)
     }
@@ -303,7 +309,7 @@ impl Tensor {
     }
 }
 
-/// Bytes of `count` elements, or the error that says they are too many.
+/// Returns the size of `count` elements in bytes, or an error if it overflows.
 pub(crate) fn bytes_of(operation: &'static str, dtype: DType, count: usize) -> Result<u64> {
     count
         .checked_mul(dtype.size())
@@ -318,33 +324,33 @@ pub(crate) fn bytes_of(operation: &'static str, dtype: DType, count: usize) -> R
         })
 }
 
-/// What an operation reads.
+/// Memory that an operation reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     pub(crate) ptr: *const u8,
     pub(crate) count: usize,
     pub(crate) dtype: DType,
     pub(crate) tensor: Option<&'a Tensor>,
-    /// A slice: memory of the host's, whichever the device.
+    /// True for a slice, which is host memory on every device.
     pub(crate) is_slice: bool,
 }
 
-/// What an operation writes, or reads and writes.
+/// Memory that an operation writes, or reads and writes.
 #[derive(Debug)]
 pub struct Output<'a> {
     pub(crate) ptr: *mut u8,
     pub(crate) count: usize,
     pub(crate) dtype: DType,
     pub(crate) tensor: Option<&'a Tensor>,
-    /// A slice: memory of the host's, whichever the device.
+    /// True for a slice, which is host memory on every device.
     pub(crate) is_slice: bool,
 }
 
 impl Input<'_> {
-    /// `count` elements of type `dtype` at `ptr`.
+    /// Creates an input of `count` elements of type `dtype` at `ptr`.
     ///
     /// # Safety
-    /// The memory must be readable while operations use it.
+    /// The memory is readable while operations use it.
     pub const unsafe fn from_raw(ptr: *const u8, count: usize, dtype: DType) -> Self {
         Self {
             ptr,
@@ -357,11 +363,10 @@ impl Input<'_> {
 }
 
 impl<'a> Output<'a> {
-    /// `count` elements of type `dtype` at `ptr`.
+    /// Creates an output of `count` elements of type `dtype` at `ptr`.
     ///
     /// # Safety
-    /// The memory must be readable and writable, and nobody else may touch it, while operations use
-    /// it.
+    /// The memory is readable and writable, and no other code accesses it, while operations use it.
     pub const unsafe fn from_raw(ptr: *mut u8, count: usize, dtype: DType) -> Self {
         Self {
             ptr,
@@ -466,10 +471,10 @@ mod tests {
         assert_eq!(Arc::strong_count(&keep), 2);
         drop(x);
         assert_eq!(Arc::strong_count(&keep), 1);
-        // Neither freed nor unmapped.
+        // The vector is neither freed nor unmapped.
         assert_eq!(owned, [1.0, 4.0, 5.0]);
         for wrong in [core::ptr::null_mut(), at.wrapping_add(1)] {
-            // SAFETY: refused.
+            // SAFETY: `adopt` refuses null and unaligned addresses before it uses them.
             assert!(unsafe { Tensor::adopt(Device::Cpu, wrong, DType::F32, 1, None) }.is_err());
         }
     }
