@@ -1,4 +1,5 @@
-//! Matrix products on the CPU: functions of a stream, by the crate `matrixmultiply`.
+//! Matrix products on the CPU with the crate `matrixmultiply`, enqueued as host functions of a
+//! stream.
 
 use std::sync::Arc;
 
@@ -6,7 +7,7 @@ use fusewire::{Result, Stream, Tensor};
 
 use crate::Gemm;
 
-/// The CPU.
+/// Matrix products on the CPU.
 pub(crate) struct Cpu;
 
 impl Gemm for Cpu {
@@ -20,8 +21,9 @@ impl Gemm for Cpu {
         let (a, b, c) = (a.clone(), b.clone(), c.clone());
         let product = move || {
             let (row, column) = (|elements: usize| elements as isize, 1);
-            // SAFETY: the matrices have these sizes, as asserted; the closure keeps them alive; by the words and the stream's order
-            // nobody else writes `a` or `b`, or touches `c`, meanwhile.
+            // SAFETY: the tensors have at least these sizes, as asserted above, and the closure
+            // owns references to them. The ready flags and the order of the stream exclude
+            // concurrent writes to `a` and `b` and all accesses to `c`.
             unsafe {
                 matrixmultiply::sgemm(
                     m,

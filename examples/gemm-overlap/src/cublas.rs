@@ -1,4 +1,4 @@
-//! Matrix products on an NVIDIA GPU: cuBLAS, opened at run time, on whatever stream.
+//! Matrix products on an NVIDIA GPU with cuBLAS, which is opened at run time, on any stream.
 
 use core::ptr;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use fusewire::{Error, Result, Stream, Tensor};
 
 use crate::Gemm;
 
-/// Whether the library is there. (cudarc ends the thread where it is not.)
+/// Returns true if the library can be opened. (Without it, cudarc panics.)
 pub(crate) fn is_there() -> bool {
-    // SAFETY: opens the library, whose initialisers are made for that.
+    // SAFETY: opening cuBLAS runs only its own initialisers, which may run on any thread.
     unsafe { sys::is_culib_present() }
 }
 
-/// A handle of the library on one GPU, for one thread.
+/// A cuBLAS handle of one thread on one GPU.
 pub(crate) struct Cublas {
     handle: sys::cublasHandle_t,
-    /// The GPU's primary context, which the library uses too.
+    /// The GPU's primary context, which Fusewire also uses.
     _context: Arc<CudaContext>,
 }
 
@@ -47,7 +47,7 @@ fn int(number: usize) -> Result<i32> {
 }
 
 impl Cublas {
-    /// A handle for this thread.
+    /// Creates a handle for this thread.
     pub(crate) fn new(ordinal: u32) -> Result<Self> {
         let context = CudaContext::new(ordinal as usize)
             .map_err(|error| failed("the primary context", error.to_string()))?;
@@ -55,7 +55,8 @@ impl Cublas {
             .bind_to_thread()
             .map_err(|error| failed("the primary context", error.to_string()))?;
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is writable, and a context is current.
+        // SAFETY: `handle` is a local variable, valid for writes, and the primary context is
+        // current.
         check("cublasCreate", unsafe {
             sys::cublasCreate_v2(&raw mut handle)
         })?;
@@ -74,16 +75,18 @@ impl Gemm for Cublas {
         [m, k, n]: [usize; 3],
     ) -> Result<()> {
         assert!(a.len() >= m * k && b.len() >= k * n && c.len() >= m * n);
-        // SAFETY: a live stream of the context that the handle was made in.
+        // SAFETY: `stream` is live and belongs to the GPU's primary context, in which the handle
+        // was created.
         check("cublasSetStream", unsafe {
             sys::cublasSetStream_v2(self.handle, stream.as_raw().cast())
         })?;
         let (one, zero) = (1.0_f32, 0.0_f32);
         let (m, k, n) = (int(m)?, int(k)?, int(n)?);
         let plain = sys::cublasOperation_t::CUBLAS_OP_N;
-        // The library's matrices are column-major: row-major c is b transposed times a transposed.
-        // SAFETY: the matrices have these sizes, as asserted, in memory of this GPU; the caller keeps them alive until the
-        // stream's work is done; scalars are read before the call returns.
+        // cuBLAS is column-major: row-major c is b transposed times a transposed.
+        // SAFETY: the tensors have at least these sizes, as asserted above, and are on this GPU.
+        // `Layer` owns them and waits for the stream. The scalars are read before the call returns
+        // (host pointer mode).
         check("cublasSgemm", unsafe {
             sys::cublasSgemm_v2(
                 self.handle,
@@ -107,7 +110,7 @@ impl Gemm for Cublas {
 
 impl Drop for Cublas {
     fn drop(&mut self) {
-        // SAFETY: this value's own handle, for the last time.
+        // SAFETY: `new` created the handle, and nothing uses it after drop.
         let _ = unsafe { sys::cublasDestroy_v2(self.handle) };
     }
 }

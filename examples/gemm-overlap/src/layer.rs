@@ -1,4 +1,4 @@
-//! The pair of layers, in both ways.
+//! The pair of layers, in sequence and overlapped.
 
 use core::fmt;
 use std::time::Instant;
@@ -9,16 +9,16 @@ use fusewire::{
 
 use crate::Gemm;
 
-/// Sizes.
+/// Sizes of the layers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Tokens of each rank.
+    /// Tokens per rank.
     pub(crate) tokens: usize,
-    /// Elements of a token.
+    /// Elements per token.
     pub(crate) hidden: usize,
-    /// Columns of each rank's part of the layer between.
+    /// Columns of the inner layer per rank.
     pub(crate) inner: usize,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub(crate) chunk: usize,
 }
 
@@ -32,61 +32,63 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What came out.
+/// Results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
-    /// Greatest difference between an overlapped call and a plain one, relative to the greatest value.
+    /// Greatest difference between an overlapped and a sequential call, relative to the greatest
+    /// value.
     pub(crate) eager: f32,
-    /// The same of replays.
+    /// Greatest such difference of replays.
     pub(crate) replayed: f32,
-    /// Median milliseconds.
-    pub(crate) plain_ms: f64,
+    /// Median time of the sequential calls, in ms.
+    pub(crate) sequential_ms: f64,
     pub(crate) overlapped_ms: f64,
     pub(crate) replay_ms: f64,
 }
 
 impl Outcome {
-    /// The worse of both, each number by itself.
+    /// Returns the greater value of each field.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             eager: self.eager.max(other.eager),
             replayed: self.replayed.max(other.replayed),
-            plain_ms: self.plain_ms.max(other.plain_ms),
+            sequential_ms: self.sequential_ms.max(other.sequential_ms),
             overlapped_ms: self.overlapped_ms.max(other.overlapped_ms),
             replay_ms: self.replay_ms.max(other.replay_ms),
         }
     }
 
-    /// Whether both ways gave the same, but for how a library may cut a product into sums.
+    /// Returns true if the results are equal within the differences of summation order in a matrix
+    /// product.
     pub(crate) fn is_right(&self) -> bool {
         self.eager < 1e-4 && self.replayed < 1e-4
     }
 }
 
-/// A rank's part.
+/// The layers on one rank.
 pub(crate) struct Layer<'a> {
-    /// On a stream of its own.
+    /// Communicator of the overlapped operations, with its own stream.
     comm: Communicator,
-    /// Where matrix products run.
+    /// Stream of the matrix products.
     stream: Stream,
     gemm: &'a dyn Gemm,
     shape: Shape,
-    /// This rank's tokens, and all of them.
+    /// This rank's tokens; `gathered` has all tokens.
     x: Tensor,
     gathered: Tensor,
-    /// Weights: columns of the first layer, rows of the second.
+    /// Weights: columns of the first layer; `v` has rows of the second.
     w: Tensor,
     v: Tensor,
-    /// Between the layers; this rank's part of the sum.
+    /// Output of the first layer; `z` is this rank's partial sum of the second.
     y: Tensor,
     z: Tensor,
-    /// This rank's tokens again.
+    /// This rank's tokens of the result.
     out: Tensor,
     chunks: ReadyFlags,
     tiles: ReadyFlags,
 }
 
-/// Numbers between -0.5 and 0.5, other ones for each seed.
+/// Returns numbers between -0.5 and 0.5 that depend on `seed`.
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = move || {
@@ -108,7 +110,7 @@ impl<'a> Layer<'a> {
         let all = shape.tokens * comm.size() as usize;
         let seed = u64::from(comm.rank()) + 100;
         let Shape { hidden, inner, .. } = shape;
-        // What peers read lies in windows; the rest is this rank's own.
+        // Peers read tensors in windows; the others are local.
         let (window, own) = (
             |count| comm.alloc(DType::F32, count),
             |count| comm.tensor(DType::F32, count),
@@ -134,7 +136,8 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// First and number of tokens of chunk `index`, as words count: those of a rank, then those of the next one.
+    /// Returns first token and number of tokens of chunk `index`. Chunks are numbered rank by rank,
+    /// as ready flags are.
     fn piece(&self, index: usize) -> (usize, usize) {
         let Shape { tokens, chunk, .. } = self.shape;
         let per_rank = tokens.div_ceil(chunk);
@@ -142,7 +145,7 @@ impl<'a> Layer<'a> {
         (index / per_rank * tokens + start, chunk.min(tokens - start))
     }
 
-    /// `y = x * w` for some tokens.
+    /// Enqueues `y = x * w` for some tokens.
     fn up(&self, first: usize, count: usize) -> Result<()> {
         let Shape { hidden, inner, .. } = self.shape;
         let x = self.gathered.slice(first * hidden, count * hidden)?;
@@ -151,7 +154,7 @@ impl<'a> Layer<'a> {
             .enqueue(&self.stream, [&x, &self.w, &y], [count, hidden, inner])
     }
 
-    /// `z = y * v` for some tokens.
+    /// Enqueues `z = y * v` for some tokens.
     fn down(&self, first: usize, count: usize) -> Result<()> {
         let Shape { hidden, inner, .. } = self.shape;
         let y = self.y.slice(first * inner, count * inner)?;
@@ -160,8 +163,8 @@ impl<'a> Layer<'a> {
             .enqueue(&self.stream, [&y, &self.v, &z], [count, inner, hidden])
     }
 
-    /// One after the other, on one stream.
-    fn plain(&self) -> Result<Work> {
+    /// Enqueues collectives and products in sequence, on one stream.
+    fn sequential(&self) -> Result<Work> {
         let comm = self.comm.on(&self.stream);
         let all = self.shape.tokens * comm.size() as usize;
         comm.all_gather_single_async(&self.gathered, &self.x)?;
@@ -170,7 +173,7 @@ impl<'a> Layer<'a> {
         comm.reduce_scatter_single_async(&self.out, &self.z, ReduceOp::Sum)
     }
 
-    /// Overlapped: products on one stream, collectives on the other.
+    /// Enqueues the products on one stream and the collectives on the other.
     fn overlapped(&self) -> Result<Work> {
         let (comm, stream) = (&self.comm, &self.stream);
         let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
@@ -183,7 +186,8 @@ impl<'a> Layer<'a> {
         let (per_rank, span) = (tokens.div_ceil(chunk), chunk * hidden);
         let (x, gathered, words) = (&self.x, &self.gathered, &self.chunks);
         let gather = comm.all_gather_with_flags_async(stream, gathered, x, words, span)?;
-        // As chunks come: own ones first, then those of the next ranks round the ring.
+        // In the order in which chunks arrive: this rank's, then those of the next ranks of the
+        // ring.
         for row in (0..ranks).map(|step| (me + step) % ranks) {
             for index in row * per_rank..(row + 1) * per_rank {
                 self.chunks.stream_wait(stream, index)?;
@@ -194,7 +198,7 @@ impl<'a> Layer<'a> {
         gather.wait(stream)?;
         let (out, z, tiles, sum) = (&self.out, &self.z, &self.tiles, ReduceOp::Sum);
         let scatter = comm.reduce_scatter_on_arrival_async(stream, out, z, tiles, span, 1, sum)?;
-        // As tiles are taken: tile t of all rows, then the next.
+        // In the order in which the operation takes tiles: tile t of all rows, then tile t + 1.
         for t in 0..per_rank {
             for index in (0..ranks).map(|row| row * per_rank + t) {
                 let (first, count) = self.piece(index);
@@ -206,7 +210,7 @@ impl<'a> Layer<'a> {
         Ok(scatter)
     }
 
-    /// One call, and how long it took, in milliseconds.
+    /// Runs a call and returns its time in milliseconds.
     fn timed(&self, call: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.comm.barrier()?;
         let start = Instant::now();
@@ -223,7 +227,8 @@ impl<'a> Layer<'a> {
         graph.instantiate()
     }
 
-    /// Difference of `found` from `expected`, relative to the greatest value; infinite where one is no number.
+    /// Returns the greatest difference of `found` from `expected`, relative to the greatest value;
+    /// infinite if one is NaN.
     fn difference(found: &[f32], expected: &[f32]) -> f32 {
         let greatest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
         let pairs = found.iter().zip(expected);
@@ -239,12 +244,13 @@ impl<'a> Layer<'a> {
         self.x.copy_from(&numbers(seed, self.x.len()))
     }
 
-    /// Both ways, compared and timed. All ranks together.
+    /// Compares and times both ways. All ranks call this.
     pub(crate) fn benchmark(&self, rounds: u32) -> Result<Outcome> {
-        // Kernels of all libraries are loaded now: nothing may be loaded while an operation waits on the device.
+        // Loads the kernels of all libraries: loading may wait for the device, and must not happen
+        // while an operation waits there.
         self.comm.warm_up()?;
         self.fill(0)?;
-        self.plain()?.wait_blocking()?;
+        self.sequential()?.wait_blocking()?;
         for index in 0..self.tiles.len() {
             let (first, count) = self.piece(index);
             self.up(first, count)?;
@@ -257,9 +263,9 @@ impl<'a> Layer<'a> {
         self.stream.synchronize()?;
         work.wait_blocking()?;
         let eager = Self::difference(&self.out.to_vec::<f32>()?, &expected);
-        let (mut plain, mut overlapped, mut replays) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut sequential, mut overlapped, mut replays) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {
-            plain.push(self.timed(|| self.plain().map(drop))?);
+            sequential.push(self.timed(|| self.sequential().map(drop))?);
             overlapped.push(self.timed(|| self.overlapped().map(drop))?);
         }
         let graph = self.graph()?;
@@ -268,14 +274,14 @@ impl<'a> Layer<'a> {
             self.fill(round)?;
             replays.push(self.timed(|| graph.run(&self.stream))?);
             let found = self.out.to_vec::<f32>()?;
-            self.plain()?.wait_blocking()?;
+            self.sequential()?.wait_blocking()?;
             let difference = Self::difference(&found, &self.out.to_vec::<f32>()?);
             replayed = replayed.max(difference);
         }
         Ok(Outcome {
             eager,
             replayed,
-            plain_ms: median(plain),
+            sequential_ms: median(sequential),
             overlapped_ms: median(overlapped),
             replay_ms: median(replays),
         })

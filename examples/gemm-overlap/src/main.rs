@@ -1,17 +1,21 @@
-//! A pair of linear layers, cut over ranks as Megatron's sequence parallelism cuts them, once with collectives and matrix
-//! products one after the other, once overlapped:
+//! A pair of linear layers, distributed over ranks as in Megatron's sequence parallelism, with
+//! collectives and matrix products first in sequence, then overlapped:
 //!
-//! - column-parallel: all_gather of the tokens' rows, then `y = x * w`; overlapped, each chunk of rows is multiplied as soon as
-//!   its word says that it is there;
-//! - row-parallel: `z = y * v`, then reduce_scatter of the rows; overlapped, each tile of rows is sent as soon as its product is done.
+//! - column-parallel: all_gather of the tokens' rows, then `y = x * w`. Overlapped, each chunk of
+//!   rows is
+//!   multiplied as soon as its ready flag is raised.
+//! - row-parallel: `z = y * v`, then reduce_scatter of the rows. Overlapped, each tile of rows is
+//!   sent
+//!   as soon as its product is done.
 //!
 //! ```text
-//! cargo run --release -p gemm-overlap                      # on the CPU, by the crate matrixmultiply
-//! cargo run --release -p gemm-overlap -- --device cuda     # on a GPU, by cuBLAS
+//! cargo run --release -p gemm-overlap                      # on the CPU, with matrixmultiply
+//! cargo run --release -p gemm-overlap -- --device cuda     # on a GPU, with cuBLAS
 //! ```
 //!
-//! Prints the greatest difference between the two ways' results, of an eager call and of replays of a graph whose input changes, and the
-//! median time of both ways. Ends with status 2 where device or cuBLAS is not there, with 1 where the results differ.
+//! Prints the greatest difference between the results of both ways, for an eager call and for
+//! replays of a graph with changing input, and the median times. Exits with status 2 without the
+//! device or cuBLAS, and with 1 if the results differ.
 
 mod cpu;
 mod cublas;
@@ -24,12 +28,13 @@ use fusewire::{Device, Error, Options, Stream, run_threads_on};
 
 use crate::layer::{Layer, Outcome, Shape};
 
-/// What runs the matrix products.
+/// A library of matrix products.
 pub(crate) trait Gemm {
-    /// Enqueues `c = a * b` on `stream`: row-major f32, `a` of m by k, `b` of k by n, `c` of m by n elements.
+    /// Enqueues `c = a * b` on `stream`: row-major f32, with `a` of m by k, `b` of k by n and `c`
+    /// of m by n elements.
     ///
     /// # Errors
-    /// What library or stream say.
+    /// The failure of the library or the stream.
     fn enqueue(
         &self,
         stream: &Stream,
@@ -39,32 +44,32 @@ pub(crate) trait Gemm {
 }
 
 #[derive(Debug, Parser)]
-#[command(about = "Matrix products beside all_gather and reduce_scatter")]
+#[command(about = "Matrix products that overlap with all_gather and reduce_scatter")]
 struct Arguments {
     /// cpu, cuda or cuda:N
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Ranks, threads of this process
+    /// Number of ranks, which are threads of this process
     #[arg(long, default_value_t = 2)]
     ranks: u32,
-    /// Tokens of each rank
+    /// Tokens per rank
     #[arg(long, default_value_t = 256)]
     tokens: usize,
-    /// Elements of a token
+    /// Elements per token
     #[arg(long, default_value_t = 512)]
     hidden: usize,
-    /// Columns of each rank's part of the layer between
+    /// Columns of the inner layer per rank
     #[arg(long, default_value_t = 512)]
     inner: usize,
-    /// Tokens of a chunk; need not divide
+    /// Tokens per chunk; need not divide the tokens per rank
     #[arg(long, default_value_t = 64)]
     chunk: usize,
-    /// Calls that are timed, and replays
+    /// Timed calls, and replays
     #[arg(long, default_value_t = 20)]
     rounds: u32,
 }
 
-/// One line, and the status for what is not there.
+/// Prints a line and returns the status for a missing device or library.
 fn absent(what: &str) -> ExitCode {
     eprintln!("gemm-overlap: {what}");
     ExitCode::from(2)
@@ -84,14 +89,13 @@ fn main() -> ExitCode {
         Device::Cuda(_) if cublas::is_there() => {}
         Device::Cuda(_) => {
             return absent(
-                "libcublas.so not found; install CUDA's cuBLAS (pip: nvidia-cublas-cu12) and name \
-                    its folder in \
-                 LD_LIBRARY_PATH",
+                "libcublas.so not found; install CUDA's cuBLAS (pip: nvidia-cublas-cu12) and add \
+                 its folder to LD_LIBRARY_PATH",
             );
         }
         _ => {
             return absent(&format!(
-                "no matrix product for {device} here; --device cpu or cuda"
+                "no matrix product for {device}; use --device cpu or cuda"
             ));
         }
     }
@@ -126,19 +130,18 @@ fn main() -> ExitCode {
     };
     println!(
         "{device}, {} ranks, {shape}: greatest difference {:.1e} eager, {:.1e} in {rounds} \
-            replays; \
-         {:.3} ms one after the other, {:.3} ms overlapped, {:.3} ms replayed",
+         replays; {:.3} ms in sequence, {:.3} ms overlapped, {:.3} ms replayed",
         arguments.ranks,
         outcome.eager,
         outcome.replayed,
-        outcome.plain_ms,
+        outcome.sequential_ms,
         outcome.overlapped_ms,
         outcome.replay_ms
     );
     if outcome.is_right() {
         ExitCode::SUCCESS
     } else {
-        eprintln!("gemm-overlap: the two ways differ");
+        eprintln!("gemm-overlap: the results differ");
         ExitCode::FAILURE
     }
 }
