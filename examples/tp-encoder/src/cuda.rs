@@ -1,10 +1,9 @@
-//! Candle's memory and stream on a GPU, handed to Fusewire as they are.
+//! Passes candle's memory and stream on a GPU to Fusewire without copies.
 //!
-//! All work is enqueued on candle's own stream: what is enqueued there before has written the
-//! inputs when a kernel of Fusewire's begins, and what comes behind it finds its output. Candle
-//! frees memory in that stream's order as well, so nothing need be kept for the launch beyond the
-//! call. Peers never touch this memory: it lies in no window, so what they read is the copy in
-//! staging that the kernel itself makes.
+//! All work is enqueued on candle's stream: earlier work on it has written the inputs when
+//! Fusewire's kernel begins, and later work reads its output. Candle also frees memory in the order
+//! of that stream, so the launch need not keep memory alive after the call. Peers do not access
+//! this memory: it is in no window, so they read the copy in staging that the kernel makes.
 
 use core::ffi::c_void;
 
@@ -15,7 +14,7 @@ use fusewire::{Communicator, DType, Device, Norm, ReduceOp, Stream, Tensor};
 use crate::LayerNorm;
 use crate::join::{contiguous, no_floats};
 
-/// First element and the one behind the last.
+/// Index of the first element, and index after the last one.
 type Range = (usize, usize);
 
 pub(crate) fn on_stream_of(
@@ -23,8 +22,9 @@ pub(crate) fn on_stream_of(
     device: &CudaDevice,
 ) -> anyhow::Result<Communicator> {
     let raw = device.cuda_stream().cu_stream().cast::<c_void>();
-    // SAFETY: a stream of the GPU's primary context, which is the one that candle uses. The device has it, and so have its
-    // clones in every tensor of the encoder that this communicator serves, which is there until the communicator has ended.
+    // SAFETY: the stream belongs to the GPU's primary context, which candle uses. `device` and its
+    // clones in the encoder's tensors keep the stream alive, and the encoder outlives this
+    // communicator.
     let stream = unsafe { Stream::adopt(comm.device(), raw)? };
     Ok(comm.on(&stream))
 }
@@ -44,7 +44,8 @@ pub(crate) fn all_reduce(
     Ok(())
 }
 
-/// `partial` and `residual` with where in their memory they lie; what comes out has `partial`'s elements.
+/// Sums `partial` over the ranks, adds `residual` and normalises; the ranges are positions in their
+/// storage.
 pub(crate) fn all_reduce_norm(
     comm: &Communicator,
     (partial, partial_range): (&CudaStorage, Range),
@@ -59,7 +60,8 @@ pub(crate) fn all_reduce_norm(
         return Err(no_floats("all_reduce_norm"));
     };
     let count = partial_range.1 - partial_range.0;
-    // SAFETY: the kernel writes every element before anything reads one.
+    // SAFETY: the kernel enqueued below writes every element before later work on the stream reads
+    // it.
     let mut out = unsafe { device.alloc::<f32>(count)? };
     {
         let gpu = comm.device();
@@ -78,8 +80,8 @@ pub(crate) fn all_reduce_norm(
     Ok(CudaStorage::wrap_cuda_slice(out, device))
 }
 
-/// Candle's elements as a tensor of Fusewire's, and a guard that records for candle, when dropped,
-/// that `stream` reads them until there.
+/// Returns candle's elements as a tensor of Fusewire, and a guard that on drop tells candle that
+/// the work enqueued on `stream` so far reads them.
 fn input<'a>(
     gpu: Device,
     storage: &'a CudaStorage,
@@ -92,7 +94,8 @@ fn input<'a>(
 }
 
 fn adopt(gpu: Device, at: u64, count: usize) -> Result<Tensor> {
-    // SAFETY: as many elements of candle's on that GPU, which stay until what is enqueued on candle's stream now has run.
+    // SAFETY: `at` is the address of `count` f32 of candle on this GPU. Candle frees them in the
+    // order of its stream, so after the work that is enqueued there now.
     unsafe { Tensor::adopt(gpu, at as *mut u8, DType::F32, count, None) }
         .map_err(candle_core::Error::wrap)
 }

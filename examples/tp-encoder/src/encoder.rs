@@ -1,4 +1,4 @@
-//! The encoder: BERT, the mean over a sentence's tokens, unit length.
+//! The encoder: BERT, the mean over a sentence's tokens, normalised to length 1.
 
 use anyhow::{Result, ensure};
 use candle_core::{D, Device, Tensor};
@@ -6,7 +6,7 @@ use candle_nn::ops::softmax_last_dim;
 
 use crate::{Config, Join, LayerNorm, Shard, Weights};
 
-/// Sentences as tokens, all padded to the longest one.
+/// Tokens of sentences, padded to the longest one.
 #[derive(Clone, Debug)]
 pub struct Batch {
     ids: Vec<u32>,
@@ -15,7 +15,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Pads `sentences`, each its tokens' numbers, with number 0, which nothing reads.
+    /// Pads `sentences`, given as token numbers, with 0. Padding is not read.
     pub fn new(sentences: &[Vec<u32>]) -> Self {
         let lengths: Vec<usize> = sentences.iter().map(Vec::len).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -30,22 +30,22 @@ impl Batch {
         }
     }
 
-    /// Sentences.
+    /// Returns the number of sentences.
     pub fn len(&self) -> usize {
         self.lengths.len()
     }
 
-    /// Whether there are no sentences.
+    /// Returns true if there are no sentences.
     pub fn is_empty(&self) -> bool {
         self.lengths.is_empty()
     }
 
-    /// Tokens of the longest sentence, to which all are padded.
+    /// Returns the number of tokens of the longest sentence, to which all are padded.
     pub fn longest(&self) -> usize {
         self.longest
     }
 
-    /// For each token `one` where it is a sentence's, `other` where it is padding: `[sentences, longest]`.
+    /// Returns a tensor `[sentences, longest]` with `one` for tokens and `other` for padding.
     fn marks(&self, one: f32, other: f32, device: &Device) -> candle_core::Result<Tensor> {
         let marks = self.lengths.iter().flat_map(|&length| {
             (0..self.longest).map(move |at| if at < length { one } else { other })
@@ -54,16 +54,16 @@ impl Batch {
     }
 }
 
-/// A linear layer, or a rank's part of one.
+/// A linear layer, or one rank's part of it.
 #[derive(Debug)]
 struct Linear {
-    /// `[out, in]`.
+    /// Shape `[out, in]`.
     weight: Tensor,
     bias: Option<Tensor>,
 }
 
 impl Linear {
-    /// `rows` of `[rows, in]` to `[rows, out]`.
+    /// Maps `[rows, in]` to `[rows, out]`.
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let product = x.matmul(&self.weight.t()?)?;
         match &self.bias {
@@ -73,7 +73,7 @@ impl Linear {
     }
 }
 
-/// Reads a model's tensors, and cuts and moves them.
+/// Reads a model's tensors, slices them for a rank and moves them to a device.
 struct Loader<'a> {
     weights: &'a Weights,
     shard: Shard,
@@ -93,7 +93,8 @@ impl Loader<'_> {
         })
     }
 
-    /// Column-parallel: some of the outputs of each of `names`, one behind the other, with their bias.
+    /// Returns a column-parallel layer: this rank's outputs of each of `names`, concatenated, with
+    /// their bias.
     fn columns(&self, names: &[String], out: usize, input: usize) -> Result<Linear> {
         let cut = |part: &str, shape: &[usize]| -> Result<Tensor> {
             let parts = names
@@ -111,9 +112,9 @@ impl Loader<'_> {
         })
     }
 
-    /// Row-parallel: some of the inputs, so that the ranks' outputs add up to the layer's. The bias must be in that sum
-    /// once, so rank 0 alone has it: where it was added on every rank, the sum would have it as often as there are ranks,
-    /// and to add it to the residual would be a pass over the residual on every rank.
+    /// Returns a row-parallel layer: this rank's inputs, so that the ranks' outputs sum to the
+    /// layer's output. Only rank 0 has the bias, because the sum must contain it once. Adding it to
+    /// the residual instead would take another pass over the residual on every rank.
     fn rows(&self, name: &str, out: usize, input: usize) -> Result<Linear> {
         let weight = self
             .weights
@@ -126,10 +127,10 @@ impl Loader<'_> {
     }
 }
 
-/// A rank's part of one layer.
+/// One rank's part of a transformer layer.
 #[derive(Debug)]
 struct Layer {
-    /// Queries, keys and values of this rank's heads.
+    /// Projections to queries, keys and values of this rank's heads.
     attention: Linear,
     attention_output: Linear,
     attention_norm: LayerNorm,
@@ -155,7 +156,8 @@ impl Layer {
         })
     }
 
-    /// `x` is `[sentences * longest, hidden]`, equal on all ranks, and so is the result; `mask` is added to the scores.
+    /// Computes the layer. `x` and the result have shape `[sentences * longest, hidden]` and are
+    /// equal on all ranks; `mask` is added to the attention scores.
     fn forward(
         &self,
         x: &Tensor,
@@ -170,7 +172,8 @@ impl Layer {
         join.join(partial, &x, &self.norm)
     }
 
-    /// `[tokens, 3 * width]` to `[tokens, width]`, where width is that of this rank's heads.
+    /// Computes attention from `[tokens, 3 * width]` to `[tokens, width]`, with the width of this
+    /// rank's heads.
     fn attend(&self, all: &Tensor, batch: &Batch, mask: &Tensor) -> candle_core::Result<Tensor> {
         let width = all.dim(1)? / 3;
         let heads = |index: usize| {
@@ -190,11 +193,11 @@ impl Layer {
     }
 }
 
-/// The encoder, or a rank's part of it. Embeddings are on every rank.
+/// The encoder, or one rank's part of it. Every rank has all embeddings.
 #[derive(Debug)]
 pub struct Encoder {
     words: Tensor,
-    /// Of each position, with that of the first token type, which all tokens of a sentence have.
+    /// Embeddings of the positions, plus that of the first token type, which all tokens have.
     positions: Tensor,
     norm: LayerNorm,
     layers: Vec<Layer>,
@@ -202,10 +205,11 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Cuts `weights` for one rank, onto `device`.
+    /// Slices `weights` for one rank and moves them to `device`.
     ///
     /// # Errors
-    /// Where a weight is absent or of another shape, or the model cannot be cut so; candle's.
+    /// A weight is missing or has another shape; the model cannot be divided by the ranks; errors
+    /// of candle.
     pub fn new(config: &Config, weights: &Weights, shard: Shard, device: &Device) -> Result<Self> {
         shard.check(config)?;
         let loader = Loader {
@@ -233,10 +237,11 @@ impl Encoder {
         })
     }
 
-    /// `[sentences, hidden]`, each row of length 1, on every rank.
+    /// Returns the embeddings `[sentences, hidden]` on every rank, each row of length 1.
     ///
     /// # Errors
-    /// Where there are no tokens or more than the model has positions; candle's, and through `join` Fusewire's.
+    /// There are no tokens, or more than the model has positions; errors of candle and, through
+    /// `join`, of Fusewire.
     pub fn embed(&self, batch: &Batch, join: &dyn Join) -> Result<Tensor> {
         let (sentences, longest) = (batch.len(), batch.longest);
         let positions = self.positions.dim(0)?;
@@ -259,7 +264,8 @@ impl Encoder {
         for layer in &self.layers {
             x = layer.forward(&x, batch, &mask, join)?;
         }
-        // The sum over a sentence's tokens; its length does away with their number.
+        // The sum over a sentence's tokens is enough: the normalisation to length 1 removes their
+        // number.
         let marks = batch.marks(1.0, 0.0, &self.device)?.unsqueeze(1)?;
         let sums = marks
             .matmul(&x.reshape((sentences, longest, hidden))?)?

@@ -1,4 +1,4 @@
-//! What follows a product that is cut by rows: the sum over ranks, the residual, LayerNorm.
+//! The steps after a row-parallel product: the sum over ranks, the residual, LayerNorm.
 
 use core::cell::Cell;
 use core::fmt;
@@ -11,7 +11,7 @@ use candle_core::{
 use candle_nn::ops::layer_norm;
 use fusewire::{Communicator, Norm, ReduceOp};
 
-/// Weight and bias of a LayerNorm over rows of as many elements.
+/// Weight and bias of a LayerNorm, with one element per column.
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     pub(crate) weight: Tensor,
@@ -25,16 +25,17 @@ impl LayerNorm {
     }
 }
 
-/// Sums `partial` over the ranks, adds `residual` (equal on all ranks), and normalises each row. All of `[rows, hidden]`.
+/// Sums `partial` over the ranks, adds `residual` (equal on all ranks), and normalises each row.
+/// All tensors have shape `[rows, hidden]`.
 pub trait Join: fmt::Debug {
-    /// See [`Join`].
+    /// Computes the join; see [`Join`].
     ///
     /// # Errors
-    /// Candle's; the communicator's, wrapped.
+    /// Errors of candle; errors of the communicator, wrapped.
     fn join(&self, partial: Tensor, residual: &Tensor, norm: &LayerNorm) -> Result<Tensor>;
 }
 
-/// One process that has the whole model: nothing to sum, no Fusewire.
+/// Join of a single process with the whole model: no sum, no Fusewire.
 #[derive(Clone, Copy, Debug)]
 pub struct SingleProcess;
 
@@ -44,7 +45,7 @@ impl Join for SingleProcess {
     }
 }
 
-/// Fusewire's all_reduce, in candle's memory; then candle's addition and LayerNorm.
+/// Join by Fusewire's all_reduce in candle's memory, then candle's addition and LayerNorm.
 #[derive(Debug)]
 pub struct UnfusedJoin<'a> {
     comm: &'a Communicator,
@@ -52,7 +53,7 @@ pub struct UnfusedJoin<'a> {
 }
 
 impl<'a> UnfusedJoin<'a> {
-    /// Over the ranks of `comm`.
+    /// Creates a join over the ranks of `comm`.
     pub fn new(comm: &'a Communicator) -> Self {
         Self {
             comm,
@@ -60,7 +61,8 @@ impl<'a> UnfusedJoin<'a> {
         }
     }
 
-    /// Time spent in joins since the last call, with waiting for other ranks. On a GPU only that of enqueueing.
+    /// Returns the time spent in joins since the last call, including waits for other ranks. On a
+    /// GPU it is only the time of enqueueing.
     pub fn take_time(&self) -> Duration {
         self.clock.take()
     }
@@ -75,7 +77,7 @@ impl Join for UnfusedJoin<'_> {
     }
 }
 
-/// Fusewire's fused kernel: all of it in one launch.
+/// Join by Fusewire's fused kernel, in one launch.
 #[derive(Debug)]
 pub struct FusedJoin<'a> {
     comm: &'a Communicator,
@@ -83,7 +85,7 @@ pub struct FusedJoin<'a> {
 }
 
 impl<'a> FusedJoin<'a> {
-    /// Over the ranks of `comm`.
+    /// Creates a join over the ranks of `comm`.
     pub fn new(comm: &'a Communicator) -> Self {
         Self {
             comm,
@@ -91,7 +93,8 @@ impl<'a> FusedJoin<'a> {
         }
     }
 
-    /// Time spent in joins since the last call, with waiting for other ranks. On a GPU only that of enqueueing.
+    /// Returns the time spent in joins since the last call, including waits for other ranks. On a
+    /// GPU it is only the time of enqueueing.
     pub fn take_time(&self) -> Duration {
         self.clock.take()
     }
@@ -107,7 +110,7 @@ impl Join for FusedJoin<'_> {
     }
 }
 
-/// Adds up time.
+/// Accumulates time.
 #[derive(Debug, Default)]
 struct Clock(Cell<Duration>);
 
@@ -162,7 +165,8 @@ impl CustomOp2 for AllReduceNorm<'_> {
         "all_reduce_norm"
     }
 
-    /// The kernel reads the product and the residual where candle has them, and writes what becomes candle's.
+    /// Runs the kernel, which reads product and residual in candle's memory and writes a new buffer
+    /// of candle.
     fn cpu_fwd(
         &self,
         partial: &CpuStorage,
@@ -215,7 +219,7 @@ fn floats<'a>(name: &str, storage: &'a CpuStorage, layout: &Layout) -> Result<&'
     }
 }
 
-/// First element and the one behind the last.
+/// Returns the index of the first element and the index after the last one.
 pub(crate) fn contiguous(name: &str, layout: &Layout) -> Result<(usize, usize)> {
     layout
         .contiguous_offsets()

@@ -1,4 +1,4 @@
-//! The processes that this program starts: one that has the whole model, and one for each rank.
+//! Starts child processes: one with the whole model, and one per rank.
 
 use core::time::Duration;
 use std::ffi::OsString;
@@ -10,10 +10,11 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use fusewire::store::TcpStoreServer;
 
-/// How long the others may go on after one has failed: they name the rank that is gone.
+/// Time for the remaining ranks to report after one has failed: their messages name the failed
+/// rank.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Variables of an outer launcher that a rank would read before this one's.
+/// Variables of an outer launcher that take precedence over those of this launcher.
 const OTHER_LAUNCHERS: [&str; 9] = [
     "TORCHCOMM_RANK",
     "TORCHCOMM_SIZE",
@@ -26,25 +27,26 @@ const OTHER_LAUNCHERS: [&str; 9] = [
     "PALS_SIZE",
 ];
 
-/// Cores for each of `parts` that compute at once: 1 at least.
+/// Returns the number of cores for each of `parts` concurrent processes, at least 1.
 pub fn cores(parts: u32) -> u32 {
     let all = thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     (all / parts.max(1)).max(1)
 }
 
-/// This program with `arguments` and `threads` threads for candle, to its end.
+/// Runs this program with `arguments` and `threads` threads for candle, and waits for it.
 ///
 /// # Errors
-/// Where it cannot be started, or fails; it has then said why.
+/// The process cannot be started, or fails; in the latter case it has printed the reason.
 pub fn alone(arguments: &[OsString], threads: u32) -> Result<()> {
     let child = start(arguments, threads, &[])?;
     supervise(vec![("the single process".to_owned(), child)])
 }
 
-/// As [`alone`], once for each of `ranks`, whose rendezvous is in a store that this process serves.
+/// Runs this program once per rank, like [`alone`]. Their rendezvous is in a store that this
+/// process serves.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`alone`].
 pub fn ranks(arguments: &[OsString], threads: u32, ranks: u32) -> Result<()> {
     let server = TcpStoreServer::bind("127.0.0.1:0").context("the store for the ranks")?;
     let mut children = Vec::new();
@@ -56,7 +58,7 @@ pub fn ranks(arguments: &[OsString], threads: u32, ranks: u32) -> Result<()> {
             ("LOCAL_WORLD_SIZE", ranks.to_string()),
             ("MASTER_ADDR", "127.0.0.1".to_owned()),
             ("MASTER_PORT", server.port().to_string()),
-            // The store is there already.
+            // This process already serves the store.
             ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
         ];
         match start(arguments, threads, &environment) {
@@ -75,23 +77,24 @@ fn start(arguments: &[OsString], threads: u32, environment: &[(&str, String)]) -
     let mut command = Command::new(program);
     command
         .args(arguments)
-        // Read when candle and rayon start.
+        // Candle and rayon read it at their start.
         .env("RAYON_NUM_THREADS", threads.to_string())
         .env_remove("CANDLE_NUM_THREADS");
     OTHER_LAUNCHERS.iter().for_each(|name| {
         command.env_remove(name);
     });
     command.envs(environment.iter().map(|(name, value)| (name, value)));
-    // What CUDA reads once, when a process starts to use it.
+    // CUDA reads these once, at its first use in a process.
     let unset = fusewire::cuda::ENVIRONMENT
         .iter()
         .filter(|(name, _)| std::env::var_os(name).is_none());
     command.envs(unset.copied());
     let parent = std::process::id();
-    // SAFETY: prctl and getppid are async-signal-safe; nothing else is called, and nothing allocates.
+    // SAFETY: between fork and exec the closure calls only prctl and getppid, which are
+    // async-signal-safe, and does not allocate.
     unsafe {
         command.pre_exec(move || {
-            // It dies with this process, also when that is killed.
+            // Kills the child when this process ends, even if it is killed.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             if libc::getppid() as u32 != parent {
                 return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
@@ -102,7 +105,7 @@ fn start(arguments: &[OsString], threads: u32, environment: &[(&str, String)]) -
     command.spawn().context("a process of this program")
 }
 
-/// Waits for all; after the first failure no longer than the grace.
+/// Waits for all children; after the first failure for at most [`GRACE`].
 fn supervise(mut children: Vec<(String, Child)>) -> Result<()> {
     let mut failed: Option<(String, Instant)> = None;
     while !children.is_empty() {
@@ -139,7 +142,7 @@ fn supervise(mut children: Vec<(String, Child)>) -> Result<()> {
 }
 
 fn end(child: &mut Child) {
-    // Either it ends, or it has ended.
+    // Fails only if the child has ended already.
     let _ = child.kill();
     let _ = child.wait();
 }

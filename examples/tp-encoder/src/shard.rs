@@ -1,27 +1,28 @@
-//! Which part of the weights a rank has.
+//! The part of the weights that a rank has.
 
 use anyhow::{Result, ensure};
 use candle_core::Tensor;
 
 use crate::Config;
 
-/// One rank of several among which heads and feed-forward columns are cut.
+/// A rank and the number of ranks over which heads and feed-forward columns are distributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Index of the rank, less than `size`.
+    /// Index of the rank, below `size`.
     pub rank: usize,
-    /// Ranks, at least 1.
+    /// Number of ranks, at least 1.
     pub size: usize,
 }
 
 impl Shard {
-    /// All of it.
+    /// The whole model on one rank.
     pub const WHOLE: Self = Self { rank: 0, size: 1 };
 
-    /// Whether `config` can be cut so.
+    /// Checks that `config` can be divided by the ranks.
     ///
     /// # Errors
-    /// Where heads or feed-forward columns do not divide by the ranks; the text names the sizes that are possible.
+    /// The number of heads or feed-forward columns is not divisible by the ranks; the message lists
+    /// the possible sizes.
     pub fn check(self, config: &Config) -> Result<()> {
         let divides = |size: &usize| {
             config.num_attention_heads.is_multiple_of(*size)
@@ -42,11 +43,11 @@ impl Shard {
         Ok(())
     }
 
-    /// This rank's part of dimension `dim`, in memory of its own. Of a linear layer's `[out, in]` weight, dimension 0
-    /// gives some of its outputs (column-parallel), dimension 1 takes some of its inputs (row-parallel).
+    /// Copies this rank's part of dimension `dim`. For a linear layer's `[out, in]` weight,
+    /// dimension 0 selects outputs (column-parallel) and dimension 1 selects inputs (row-parallel).
     pub(crate) fn of(self, tensor: &Tensor, dim: usize) -> candle_core::Result<Tensor> {
         let part = tensor.dim(dim)? / self.size;
-        // A copy, also where the part is contiguous as it is: the whole is dropped then.
+        // Copies even a contiguous part, so that the whole tensor can be dropped.
         tensor
             .narrow(dim, self.rank * part, part)?
             .force_contiguous()

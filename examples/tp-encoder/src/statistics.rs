@@ -1,6 +1,6 @@
-//! Medians and how sure they are.
+//! Medians and their confidence intervals.
 
-/// Middle, and what lies around it.
+/// A middle value with a range around it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -8,7 +8,7 @@ pub(crate) struct Spread {
     pub(crate) high: f64,
 }
 
-/// Median and quartiles; NaN of nothing.
+/// Returns median and quartiles; NaN without samples.
 pub(crate) fn quartiles(samples: &[f64]) -> Spread {
     let sorted = sorted(samples);
     Spread {
@@ -18,12 +18,13 @@ pub(crate) fn quartiles(samples: &[f64]) -> Spread {
     }
 }
 
-/// Median and its interval of 95%, by ranks: whatever the distribution. Of fewer than 6 samples there is none, and the
-/// interval is all of them.
+/// Returns the median and its distribution-free 95 % confidence interval from order statistics. For
+/// fewer than 6 samples no such interval exists; the range of all samples is returned instead.
 pub(crate) fn interval(samples: &[f64]) -> Spread {
     let sorted = sorted(samples);
     let count = sorted.len();
-    // The median lies outside of samples k..count - k with twice the probability of at most k - 1 heads in `count` throws.
+    // The probability that the median is outside of samples k..count - k is twice that of at most k
+    // - 1 heads in `count` tosses.
     let mut k = 0;
     let mut each = 0.5_f64.powi(count as i32);
     let mut below = each;
@@ -49,7 +50,7 @@ fn sorted(samples: &[f64]) -> Vec<f64> {
     sorted
 }
 
-/// Between samples, linearly.
+/// Returns a quantile, with linear interpolation between samples.
 fn quantile(sorted: &[f64], part: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else {
         return f64::NAN;
@@ -74,7 +75,8 @@ mod tests {
     #[test]
     fn the_interval_is_that_of_the_sign_test() {
         let samples = |count: u32| (1..=count).map(f64::from).collect::<Vec<f64>>();
-        // From tables of the sign test: of 20 samples the 6th and the 15th, of 10 the 2nd and the 9th, of 6 all.
+        // From tables of the sign test: the 6th and 15th of 20 samples, the 2nd and 9th of 10, the
+        // first and last of 6.
         for (count, low, high) in [
             (20, 6.0, 15.0),
             (10, 2.0, 9.0),

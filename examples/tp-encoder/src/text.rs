@@ -1,4 +1,4 @@
-//! From lines of text to batches of tokens.
+//! Conversion of lines of text to batches of tokens.
 
 use std::path::Path;
 
@@ -7,16 +7,16 @@ use tokenizers::{Tokenizer, TruncationParams};
 
 use crate::Batch;
 
-/// The sentences that are embedded where no file is given.
+/// Sentences that are embedded by default.
 pub const SENTENCES: &str = include_str!("../sentences.txt");
 
-/// Tokens after which a sentence is cut, as the model's own tokenizer does.
+/// Maximum number of tokens of a sentence, as in the model's tokenizer; longer ones are truncated.
 pub const LONGEST: usize = 128;
 
-/// The sentences of a file, or [`SENTENCES`]: one a line, empty lines left out.
+/// Reads the sentences of `file`, or of [`SENTENCES`]: one per line, without empty lines.
 ///
 /// # Errors
-/// Where the file cannot be read, or has none.
+/// The file cannot be read or contains no sentence.
 pub fn sentences(file: Option<&Path>) -> Result<Vec<String>> {
     let text = match file {
         Some(file) => std::fs::read_to_string(file)
@@ -36,14 +36,14 @@ pub fn sentences(file: Option<&Path>) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// `sentences` in batches of at most `size`, in their order.
+/// Converts `sentences` to batches of at most `size`, in order.
 ///
 /// # Errors
-/// Where `tokenizer` is no `tokenizer.json`, or refuses a sentence.
+/// `tokenizer` is not a valid `tokenizer.json`, or cannot encode a sentence.
 pub fn batches(tokenizer: &[u8], sentences: &[String], size: usize) -> Result<Vec<Batch>> {
     let failed = |error: tokenizers::Error| anyhow!("tokenizer.json: {error}");
     let mut tokenizer = Tokenizer::from_bytes(tokenizer).map_err(failed)?;
-    // A batch is padded to its own longest sentence, not to the file's fixed length.
+    // `Batch` pads to its longest sentence, instead of the fixed length in the file.
     tokenizer.with_padding(None);
     let truncation = TruncationParams {
         max_length: LONGEST,

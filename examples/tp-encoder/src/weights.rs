@@ -1,4 +1,4 @@
-//! The model's sizes and weights.
+//! Sizes and weights of the model.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 
-/// What of a BERT's `config.json` the encoder needs, by the names that it has there.
+/// Fields of a BERT's `config.json` that the encoder needs.
 #[derive(Clone, Debug, Deserialize)]
 #[expect(missing_docs, reason = "the names say it; they are the file's")]
 pub struct Config {
@@ -22,7 +22,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// A small one for tests: 4 heads of 8, two layers.
+    /// Returns a small configuration for tests: 4 heads of 8, two layers.
     pub fn tiny() -> Self {
         Self {
             hidden_size: 32,
@@ -40,7 +40,7 @@ impl Config {
     /// Reads `config.json`.
     ///
     /// # Errors
-    /// Where it is no such file, or of a model that the encoder does not compute.
+    /// The file is invalid, or of a model that the encoder does not implement.
     pub fn parse(json: &[u8]) -> Result<Self> {
         let config: Self = serde_json::from_slice(json).context("config.json")?;
         ensure!(
@@ -69,20 +69,20 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Reads a safetensors file's content.
+    /// Reads the content of a safetensors file.
     ///
     /// # Errors
-    /// Where it is no such file.
+    /// The content is invalid.
     pub fn parse(safetensors: &[u8]) -> Result<Self> {
         let tensors = candle_core::safetensors::load_buffer(safetensors, &Device::Cpu)
             .context("model.safetensors")?;
         Ok(Self { tensors })
     }
 
-    /// Weights of a model of that size, uniform from a generator that `seed` starts: for tests.
+    /// Returns uniform random weights of a model of this size, generated from `seed`, for tests.
     ///
     /// # Errors
-    /// Candle's.
+    /// Errors of candle.
     pub fn random(config: &Config, seed: u64) -> Result<Self> {
         let (hidden, wide) = (config.hidden_size, config.intermediate_size);
         let mut shapes = vec![
@@ -123,7 +123,7 @@ impl Weights {
         }
         let mut state = seed;
         let mut next = || {
-            // Knuth's 64-bit linear congruential generator; its upper bits.
+            // Upper bits of Knuth's 64-bit linear congruential generator.
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
@@ -132,7 +132,7 @@ impl Weights {
         let mut tensors = HashMap::new();
         for (name, shape) in shapes {
             let count = shape.iter().product();
-            // A norm's weight is around 1.
+            // Weights of norms are around 1.
             let centre = if name.ends_with("LayerNorm.weight") {
                 1.0
             } else {
@@ -144,10 +144,11 @@ impl Weights {
         Ok(Self { tensors })
     }
 
-    /// These weights with the tensor `name` replaced by what `change` makes of it: for tests that must fail.
+    /// Returns these weights with the tensor `name` replaced by the result of `change`, for tests
+    /// of the comparison.
     ///
     /// # Errors
-    /// Where there is no such tensor; those of `change`.
+    /// There is no such tensor; errors of `change`.
     pub fn with(
         mut self,
         name: &str,
@@ -159,7 +160,7 @@ impl Weights {
         Ok(self)
     }
 
-    /// The tensor of that name, which has that shape.
+    /// Returns the tensor `name`; fails if it has another shape.
     pub(crate) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = self.tensors.get(name).with_context(|| absent(name))?;
         ensure!(

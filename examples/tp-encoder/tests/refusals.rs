@@ -1,4 +1,4 @@
-//! What is refused, with one line and status 2: nothing of the model is needed to find out.
+//! Refused arguments give one line and status 2. These tests need no model.
 
 use std::process::Command;
 
@@ -31,7 +31,7 @@ fn devices_and_files_that_are_not_there() {
     assert!(text.contains("/nowhere/at/all"), "{text}");
 }
 
-/// Neither a model nor a Python that could download one.
+/// Runs with neither a model nor a Python that could download it.
 #[test]
 fn no_model_and_no_python() {
     let empty = tempfile::tempdir().unwrap();

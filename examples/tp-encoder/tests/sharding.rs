@@ -1,4 +1,5 @@
-//! A small model with random weights, cut over ranks that are threads, against the whole of it.
+//! Compares a small model with random weights, distributed over ranks that are threads, with the
+//! whole model.
 
 use candle_core::Device;
 use fusewire::{Algorithm, Options, run_threads};
@@ -25,7 +26,7 @@ fn whole(config: &Config, weights: &Weights) -> Embeddings {
         .unwrap()
 }
 
-/// What each rank has, fused and not; rank r's weights are `weights(r)`.
+/// Returns the embeddings of each rank, fused and unfused. Rank r has the weights `weights(r)`.
 fn cut(
     config: &Config,
     ranks: u32,
@@ -47,7 +48,7 @@ fn cut(
     results.into_iter().map(Result::unwrap).collect()
 }
 
-/// The greatest difference from `expected` of any rank, either way.
+/// Returns the greatest difference from `expected` of any rank and either way.
 fn apart(expected: &Embeddings, ranks: &[(Embeddings, Embeddings)]) -> f32 {
     let differences = ranks
         .iter()
@@ -115,7 +116,7 @@ fn every_algorithm_gives_the_same_bits() {
     assert!(difference(&fused[0], &whole(&config, &weights)).unwrap() <= TOLERANCE);
 }
 
-/// What the comparison must not let through.
+/// Wrong weights and swapped shards must fail the comparison.
 #[test]
 fn mistakes_are_found() {
     let config = Config::tiny();
@@ -127,25 +128,25 @@ fn mistakes_are_found() {
             .with(name, |tensor| tensor.affine(factor, 0.0))
             .unwrap()
     };
-    // One weight matrix of one rank is a little off.
+    // One weight matrix of one rank is scaled.
     let spoiled = cut(&config, 2, &Options::default(), |rank| match rank {
         1 => with("encoder.layer.1.output.dense.weight", 1.001),
         _ => weights.clone(),
     });
     let most = apart(&expected, &spoiled);
     assert!(most > TOLERANCE, "a spoiled shard: {most:e}");
-    // As if each of two ranks had added the bias of a row-parallel product.
+    // As if both ranks had added the bias of a row-parallel product.
     for name in ["attention.output.dense", "output.dense"] {
         let name = format!("encoder.layer.0.{name}.bias");
         let twice = cut(&config, 2, &Options::default(), |_| with(&name, 2.0));
         let most = apart(&expected, &twice);
         assert!(most > TOLERANCE, "{name} twice: {most:e}");
-        // As if none had.
+        // As if no rank had added it.
         let never = cut(&config, 2, &Options::default(), |_| with(&name, 0.0));
         let most = apart(&expected, &never);
         assert!(most > TOLERANCE, "no {name}: {most:e}");
     }
-    // A rank that computes another's heads.
+    // A rank computes the heads of another rank.
     let swapped = cut(&config, 2, &Options::default(), |rank| {
         let name = "encoder.layer.0.attention.self.value.weight";
         let half = config.hidden_size / 2;

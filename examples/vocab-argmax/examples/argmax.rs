@@ -1,4 +1,5 @@
-//! Greedy sampling over a vocabulary that is split over four ranks, here threads of one process.
+//! Greedy sampling over a vocabulary that is split over four ranks, which are threads of one
+//! process.
 
 use fusewire::{DType, Operation, Options, run_threads};
 use vocab_argmax::{VOCAB_ARGMAX, VocabArgmaxParams};
@@ -9,7 +10,7 @@ const COLUMNS: usize = 8_000;
 fn main() -> Result<(), fusewire::Error> {
     let ranks = run_threads(4, &Options::default(), |comm| {
         let rank = comm.rank() as usize;
-        // Row i has its peak in column 9,000 * (i + 1), on whichever rank that is.
+        // Row i has its peak in column 9,000 * (i + 1) of the whole vocabulary.
         let logits: Vec<f32> = (0..ROWS * COLUMNS)
             .map(|at| {
                 let (row, column) = (at / COLUMNS, rank * COLUMNS + at % COLUMNS);
@@ -32,7 +33,9 @@ fn main() -> Result<(), fusewire::Error> {
             keys: keys.as_ptr().cast(),
             winners: winners.as_ptr().cast(),
         };
-        // SAFETY: the buffers have the kernel's sizes and live until the launch has ended; one block.
+        // SAFETY: `logits` has ROWS * COLUMNS elements, `keys` and `winners` have ROWS. The launch
+        // keeps the tensors alive, and the slice lives until the blocking call returns. The
+        // communicator has one block.
         unsafe { comm.launch(&VOCAB_ARGMAX, params, [Some(&keys), Some(&winners), None])? };
         winners.to_vec::<u64>()
     });

@@ -1,9 +1,9 @@
-//! A kernel crate as a user of Fusewire would have it: vocabulary-parallel argmax in one kernel.
+//! Example of a user's kernel crate: vocabulary-parallel argmax in one kernel.
 //!
-//! In tensor-parallel decoding each rank holds the logits of a part of the vocabulary. Greedy sampling needs
-//! the index of the greatest logit over all parts. Done with library calls that is a local argmax, two
-//! all_gathers and another argmax; here it is one launch: local argmax, exchange by packets, global
-//! argmax.
+//! In tensor-parallel decoding each rank has the logits of a part of the vocabulary. Greedy
+//! sampling needs the index of the greatest logit over all parts. With library calls this is a
+//! local argmax, two all_gathers and another argmax. Here it is one launch: local argmax, exchange
+//! by packets, global argmax.
 //!
 //! ```text
 //! cargo run --release -p vocab-argmax --example argmax                             # on the CPU
@@ -21,20 +21,22 @@ use fusewire_device::packet::Slots;
 use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine, kernel, mem};
 
-/// The kernels of this crate.
+/// Kernels of this crate.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[VOCAB_ARGMAX_INSTANCES];
 
-/// The column of the greatest logit of every row, over the parts of all ranks; of equal ones the first.
+/// Finds the column of the greatest logit of every row over the parts of all ranks; the first of
+/// equal ones.
 ///
-/// Rank r holds columns `[r * columns, (r + 1) * columns)` of each of `rows` rows. `keys` is scratch
-/// memory for `rows` words, `winners` gets `rows` column indices, the same on every rank. NaN loses
-/// against everything.
+/// Rank r holds columns `[r * columns, (r + 1) * columns)` of each of `rows` rows. `keys` is
+/// scratch memory for `rows` words, `winners` receives `rows` column indices, equal on every rank.
+/// NaN is less than any number.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; `logits` readable for `rows * columns` elements, `keys` and `winners`
-/// writable for `rows`; `rows * 8` at most [`fusewire_device::packet::capacity`] of a slot; fewer than
-/// 2^32 columns in all. One block.
+/// `constants` as for [`Session::begin`]. `logits` must be readable for `rows * columns` elements,
+/// `keys` and `winners` writable for `rows`. `rows * 8` must be at most
+/// [`fusewire_device::packet::capacity`] of a slot, and all ranks together must have fewer than
+/// 2^32 columns. The launch must have one block.
 #[kernel]
 pub unsafe fn vocab_argmax(
     block: Block<impl Machine>,
@@ -47,7 +49,7 @@ pub unsafe fn vocab_argmax(
     keys: *mut u64,
     winners: *mut u64,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: this kernel has the requirements of `Session::begin` on `constants`.
     let Some(mut session) = (unsafe { Session::begin(block, constants, call, rows, timeout_ns) })
     else {
         return;
@@ -58,25 +60,27 @@ pub unsafe fn vocab_argmax(
     for row in block.elements_of_block(rows) {
         let mut best = 0;
         for column in 0..columns {
-            // SAFETY: within the caller's logits.
+            // SAFETY: `row < rows` and `column < columns`, so the element is readable.
             let logit = unsafe { mem::read(logits.add(row * columns + column)) };
             let key = rank_key(logit, (first_column + column) as u32);
             best = if key > best { key } else { best };
         }
-        // SAFETY: within the caller's scratch; a row belongs to one lane.
+        // SAFETY: `row < rows`, so the word is writable, and `elements_of_block` gives a row to one
+        // lane only.
         unsafe { mem::write(keys.add(row), best) };
     }
     block.sync();
 
     let slots = Slots::open(&mut session, rows * 8);
-    // SAFETY: the keys of all rows, which fit a slot.
+    // SAFETY: `keys` has `rows` initialised words, ordered by `block.sync`, and `rows * 8` bytes
+    // fit a slot.
     unsafe { slots.send_to_all(&mut session, keys.cast()) };
     let mut failed = false;
     for source in block.elements_of_block(ranks as usize) {
         failed |= source as u32 != me && slots.receive_header(&session, source as u32).is_none();
     }
     for row in block.elements_of_block(rows) {
-        // SAFETY: this lane's own key.
+        // SAFETY: `row < rows`; this lane wrote the key above.
         let mut best = unsafe { mem::read(keys.add(row)) };
         for source in (0..ranks).filter(|source| *source != me) {
             match slots.receive_word(&session, source, row) {
@@ -87,7 +91,7 @@ pub unsafe fn vocab_argmax(
                 break;
             }
         }
-        // SAFETY: within the caller's output; a row belongs to one lane.
+        // SAFETY: `row < rows`, so the word is writable, and a row belongs to one lane.
         unsafe { mem::write(winners.add(row), u64::from(!(best as u32))) };
     }
     if !block.any(failed) {
@@ -96,7 +100,7 @@ pub unsafe fn vocab_argmax(
     }
 }
 
-/// Orders by logit, then by the lower column: a greater key wins. Finite keys are above 0.
+/// Returns a key that orders by logit, then by lower column. Keys of numbers are greater than 0.
 #[inline(always)]
 fn rank_key(logit: f32, column: u32) -> u64 {
     let bits = logit.to_bits();

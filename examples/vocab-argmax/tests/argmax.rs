@@ -1,4 +1,4 @@
-//! The kernel against a sequential argmax, with one lane and with many.
+//! Compares the kernel with a sequential argmax, with one lane and with many.
 
 use fusewire::{DType, Operation, Options, Tensor, run_threads};
 use vocab_argmax::{VOCAB_ARGMAX, VocabArgmaxParams};
@@ -43,7 +43,8 @@ fn equals_a_sequential_argmax() {
                     keys: keys.as_ptr().cast(),
                     winners: winners.as_ptr().cast(),
                 };
-                // SAFETY: the buffers have the kernel's sizes; one block.
+                // SAFETY: the buffers have the kernel's sizes and live until the blocking call
+                // returns; the communicator has one block.
                 unsafe { comm.launch(&VOCAB_ARGMAX, params, [Some(&keys), Some(&winners), None])? };
                 let expected: Vec<u64> = (0..rows)
                     .map(|row| {
@@ -52,7 +53,8 @@ fn equals_a_sequential_argmax() {
                             let x = logit(seed, row, c);
                             if x.is_nan() { f32::NEG_INFINITY } else { x }
                         };
-                        // A row without a number above minus infinity has no defined winner here.
+                        // A row without a number above minus infinity has no defined winner in this
+                        // test.
                         (0..all)
                             .reduce(|a, b| if rank(b) > rank(a) { b } else { a })
                             .unwrap_or(0) as u64

@@ -1,6 +1,6 @@
-//! The crate's images, as `fusewire-build build` leaves them, are found and fit the program.
+//! Tests that the images that `fusewire-build build` writes are found and match the program.
 //!
-//! Skipped where they were not built; `FUSEWIRE_REQUIRE=images` makes that a failure.
+//! Skipped if they were not built; fails then with `FUSEWIRE_REQUIRE=images`.
 
 use fusewire::gpu::images::Images;
 
