@@ -55,9 +55,9 @@ fn a_rank_that_publishes_and_dies_is_bounded() {
     assert!(start.elapsed() < BOUND, "took {:?}", start.elapsed());
 }
 
-struct Broken(&'static str);
+struct BrokenStore(&'static str);
 
-impl Rendezvous for Broken {
+impl Rendezvous for BrokenStore {
     fn set(&self, _: &str, _: &[u8]) -> Result<(), String> {
         match self.0 {
             "set" => Err("the disk is on fire".to_owned()),
@@ -82,7 +82,7 @@ impl Rendezvous for Broken {
 fn errors_of_the_rendezvous_come_back() {
     let device = TcpOptions::loopback();
     for name in ["set", "get"] {
-        let error = Context::new(0, 2, TEST_TIMEOUT, &device, Box::new(Broken(name)));
+        let error = Context::new(0, 2, TEST_TIMEOUT, &device, Box::new(BrokenStore(name)));
         let Err(Error::Rendezvous {
             operation: "connect",
             text,
@@ -92,7 +92,7 @@ fn errors_of_the_rendezvous_come_back() {
         };
         assert!(text.contains("the disk is on fire"), "{text}");
     }
-    let error = Context::new(0, 2, TEST_TIMEOUT, &device, Box::new(Broken("panic")));
+    let error = Context::new(0, 2, TEST_TIMEOUT, &device, Box::new(BrokenStore("panic")));
     let Err(Error::Rendezvous { text, .. }) = error else {
         panic!("{error:?}");
     };
@@ -107,7 +107,7 @@ fn devices_that_do_not_exist_are_errors() {
         TcpOptions::Hostname(String::new()),
         TcpOptions::Address([192, 0, 2, 1].into()),
     ] {
-        let error = Context::new(0, 1, TEST_TIMEOUT, &device, Box::new(Broken("nothing")));
+        let error = Context::new(0, 1, TEST_TIMEOUT, &device, Box::new(BrokenStore("nothing")));
         assert!(
             matches!(error, Err(Error::Invalid { .. })),
             "{device:?} gave {error:?}"
@@ -294,7 +294,7 @@ fn wrong_arguments_are_refused_and_close_nothing() {
         2,
         TEST_TIMEOUT,
         &TcpOptions::loopback(),
-        Box::new(Broken("")),
+        Box::new(BrokenStore("")),
     );
     assert!(matches!(no_rank, Err(Error::Invalid { .. })), "{no_rank:?}");
     let no_time = Context::new(
@@ -302,7 +302,7 @@ fn wrong_arguments_are_refused_and_close_nothing() {
         1,
         Duration::ZERO,
         &TcpOptions::loopback(),
-        Box::new(Broken("")),
+        Box::new(BrokenStore("")),
     );
     assert!(matches!(no_time, Err(Error::Invalid { .. })), "{no_time:?}");
     with_threads(2, TEST_TIMEOUT, |context| {
@@ -344,7 +344,7 @@ fn wrong_arguments_are_refused_and_close_nothing() {
 fn a_host_name_of_this_machine_is_enough() {
     let device = TcpOptions::Hostname("localhost".to_owned());
     let context =
-        Context::new(0, 1, TEST_TIMEOUT, &device, Box::new(Broken("nothing"))).expect("localhost");
+        Context::new(0, 1, TEST_TIMEOUT, &device, Box::new(BrokenStore("nothing"))).expect("localhost");
     context.barrier(Call::new()).expect("a barrier of one");
 }
 
