@@ -5,7 +5,8 @@
 //! [`CommState`]; [`WorkspaceLayout`] says where the arrays behind it lie.
 //!
 //! ```text
-//! workspace: CommState | CommConst | block state[block] | progress[block] | inbox[block][rank] | packet slots
+//! workspace: CommState | CommConst | block state[block] | progress[block]
+//!            | inbox[block][rank] | packet slots
 //!      [block][parity][rank] | channels | staging in | staging out
 //! ```
 //!

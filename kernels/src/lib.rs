@@ -22,6 +22,8 @@
 //! | [`overlap`] | all_gather with a ready flag per chunk and reduce_scatter with an arrival counter per tile, for overlap with compute |
 //! | [`one_sided`] | put with signal round a ring |
 #![no_std]
+// Models leave out the native entries, which use the rest of the imports.
+#![cfg_attr(any(loom, shuttle), allow(unused_imports))]
 #![cfg_attr(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
     feature(abi_gpu_kernel),

@@ -59,7 +59,11 @@ impl<M: Machine> Body<M> for PullPlan {
 }
 
 macro_rules! movement_kernel {
-    ($(#[$doc:meta])* $name:ident, |$rank:ident, $ranks:ident, $root:ident| $rows:expr, $pulls:expr) => {
+    (
+        $(#[$doc:meta])* $name:ident,
+        |$rank:ident, $ranks:ident, $root:ident| $rows:expr,
+        $pulls:expr
+    ) => {
         $(#[$doc])*
         ///
         /// # Safety
@@ -139,7 +143,13 @@ movement_kernel!(
     /// gather: `count` units of every rank, to row r of the root's output.
     gather,
     |rank, ranks, root| 1,
-    PullPlan { first: rank, ranks: if rank == root { ranks } else { 0 }, row: 0, by_rank: true, policy: Policy::Cached }
+    PullPlan {
+        first: rank,
+        ranks: if rank == root { ranks } else { 0 },
+        row: 0,
+        by_rank: true,
+        policy: Policy::Cached,
+    }
 );
 
 movement_kernel!(

@@ -91,7 +91,11 @@ pub fn opaque(value: u32) -> u32 {
         let out;
         // SAFETY: no instruction at all.
         unsafe {
-            core::arch::asm!("/* {0:e} */", inout(reg) value => out, options(nomem, nostack, preserves_flags, pure));
+            core::arch::asm!(
+                "/* {0:e} */",
+                inout(reg) value => out,
+                options(nomem, nostack, preserves_flags, pure),
+            );
         }
         out
     }

@@ -26,9 +26,15 @@ macro_rules! scoped {
             _ => scoped!($order, $scope, $relaxed, $both, $arguments),
         }
     };
-    (@ [$system:ident $agent:ident $workgroup:ident], 0, ($($argument:expr),*)) => { $system($($argument),*) };
-    (@ [$system:ident $agent:ident $workgroup:ident], 1, ($($argument:expr),*)) => { $agent($($argument),*) };
-    (@ [$system:ident $agent:ident $workgroup:ident], 2, ($($argument:expr),*)) => { $workgroup($($argument),*) };
+    (@ [$system:ident $agent:ident $workgroup:ident], 0, ($($argument:expr),*)) => {
+        $system($($argument),*)
+    };
+    (@ [$system:ident $agent:ident $workgroup:ident], 1, ($($argument:expr),*)) => {
+        $agent($($argument),*)
+    };
+    (@ [$system:ident $agent:ident $workgroup:ident], 2, ($($argument:expr),*)) => {
+        $workgroup($($argument),*)
+    };
 }
 
 macro_rules! words {
@@ -37,7 +43,8 @@ macro_rules! words {
         $load:ident $load_relaxed:tt $load_acquire:tt,
         $store:ident $store_relaxed:tt $store_release:tt,
         $add:ident $add_relaxed:tt $add_acquire:tt $add_release:tt $add_both:tt,
-        $exchange:ident $exchange_relaxed:tt $exchange_acquire:tt $exchange_release:tt $exchange_both:tt,
+        $exchange:ident $exchange_relaxed:tt $exchange_acquire:tt $exchange_release:tt
+        $exchange_both:tt,
         $cas:ident $cas_relaxed:tt $cas_acquire:tt $cas_release:tt $cas_both:tt
     ) => {
         words!(@load $int, $load_relaxed $load_acquire);
@@ -76,7 +83,10 @@ macro_rules! words {
         #[inline(always)]
         pub unsafe fn $add(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
             // SAFETY: the caller's promise.
-            unsafe { scoped!(order, scope, $add_relaxed, $add_acquire, $add_release, $add_both, (at, value)) }
+            unsafe {
+                scoped!(order, scope, $add_relaxed, $add_acquire, $add_release, $add_both, (at,
+                    value))
+            }
         }
 
         /// Replaces the value and returns the one before.
@@ -87,7 +97,10 @@ macro_rules! words {
         #[inline(always)]
         pub unsafe fn $exchange(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
             // SAFETY: the caller's promise.
-            unsafe { scoped!(order, scope, $exchange_relaxed, $exchange_acquire, $exchange_release, $exchange_both, (at, value)) }
+            unsafe {
+                scoped!(order, scope, $exchange_relaxed, $exchange_acquire, $exchange_release,
+                    $exchange_both, (at, value))
+            }
         }
 
         /// Replaces `expected` by `new` and returns the value before, which is `expected` on
@@ -105,7 +118,10 @@ macro_rules! words {
             scope: Scope,
         ) -> $int {
             // SAFETY: the caller's promise.
-            unsafe { scoped!(order, scope, $cas_relaxed, $cas_acquire, $cas_release, $cas_both, (at, expected, new)) }
+            unsafe {
+                scoped!(order, scope, $cas_relaxed, $cas_acquire, $cas_release, $cas_both, (at,
+                    expected, new))
+            }
         }
     };
     // Defined in the shim with these signatures.
@@ -129,20 +145,27 @@ words!(
     u32,
     load_u32
         [fusewire_load_32_relaxed fusewire_load_32_relaxed_agent fusewire_load_32_relaxed_workgroup]
-        [fusewire_load_32_acquire fusewire_load_32_acquire_agent fusewire_load_32_acquire_workgroup],
+        [fusewire_load_32_acquire fusewire_load_32_acquire_agent
+         fusewire_load_32_acquire_workgroup],
     store_u32
-        [fusewire_store_32_relaxed fusewire_store_32_relaxed_agent fusewire_store_32_relaxed_workgroup]
-        [fusewire_store_32_release fusewire_store_32_release_agent fusewire_store_32_release_workgroup],
+        [fusewire_store_32_relaxed fusewire_store_32_relaxed_agent
+         fusewire_store_32_relaxed_workgroup]
+        [fusewire_store_32_release fusewire_store_32_release_agent
+         fusewire_store_32_release_workgroup],
     fetch_add_u32
         [fusewire_add_32_relaxed fusewire_add_32_relaxed_agent fusewire_add_32_relaxed_workgroup]
         [fusewire_add_32_acquire fusewire_add_32_acquire_agent fusewire_add_32_acquire_workgroup]
         [fusewire_add_32_release fusewire_add_32_release_agent fusewire_add_32_release_workgroup]
         [fusewire_add_32_acq_rel fusewire_add_32_acq_rel_agent fusewire_add_32_acq_rel_workgroup],
     exchange_u32
-        [fusewire_exchange_32_relaxed fusewire_exchange_32_relaxed_agent fusewire_exchange_32_relaxed_workgroup]
-        [fusewire_exchange_32_acquire fusewire_exchange_32_acquire_agent fusewire_exchange_32_acquire_workgroup]
-        [fusewire_exchange_32_release fusewire_exchange_32_release_agent fusewire_exchange_32_release_workgroup]
-        [fusewire_exchange_32_acq_rel fusewire_exchange_32_acq_rel_agent fusewire_exchange_32_acq_rel_workgroup],
+        [fusewire_exchange_32_relaxed fusewire_exchange_32_relaxed_agent
+         fusewire_exchange_32_relaxed_workgroup]
+        [fusewire_exchange_32_acquire fusewire_exchange_32_acquire_agent
+         fusewire_exchange_32_acquire_workgroup]
+        [fusewire_exchange_32_release fusewire_exchange_32_release_agent
+         fusewire_exchange_32_release_workgroup]
+        [fusewire_exchange_32_acq_rel fusewire_exchange_32_acq_rel_agent
+         fusewire_exchange_32_acq_rel_workgroup],
     compare_exchange_u32
         [fusewire_cas_32_relaxed fusewire_cas_32_relaxed_agent fusewire_cas_32_relaxed_workgroup]
         [fusewire_cas_32_acquire fusewire_cas_32_acquire_agent fusewire_cas_32_acquire_workgroup]
@@ -153,20 +176,27 @@ words!(
     u64,
     load_u64
         [fusewire_load_64_relaxed fusewire_load_64_relaxed_agent fusewire_load_64_relaxed_workgroup]
-        [fusewire_load_64_acquire fusewire_load_64_acquire_agent fusewire_load_64_acquire_workgroup],
+        [fusewire_load_64_acquire fusewire_load_64_acquire_agent
+         fusewire_load_64_acquire_workgroup],
     store_u64
-        [fusewire_store_64_relaxed fusewire_store_64_relaxed_agent fusewire_store_64_relaxed_workgroup]
-        [fusewire_store_64_release fusewire_store_64_release_agent fusewire_store_64_release_workgroup],
+        [fusewire_store_64_relaxed fusewire_store_64_relaxed_agent
+         fusewire_store_64_relaxed_workgroup]
+        [fusewire_store_64_release fusewire_store_64_release_agent
+         fusewire_store_64_release_workgroup],
     fetch_add_u64
         [fusewire_add_64_relaxed fusewire_add_64_relaxed_agent fusewire_add_64_relaxed_workgroup]
         [fusewire_add_64_acquire fusewire_add_64_acquire_agent fusewire_add_64_acquire_workgroup]
         [fusewire_add_64_release fusewire_add_64_release_agent fusewire_add_64_release_workgroup]
         [fusewire_add_64_acq_rel fusewire_add_64_acq_rel_agent fusewire_add_64_acq_rel_workgroup],
     exchange_u64
-        [fusewire_exchange_64_relaxed fusewire_exchange_64_relaxed_agent fusewire_exchange_64_relaxed_workgroup]
-        [fusewire_exchange_64_acquire fusewire_exchange_64_acquire_agent fusewire_exchange_64_acquire_workgroup]
-        [fusewire_exchange_64_release fusewire_exchange_64_release_agent fusewire_exchange_64_release_workgroup]
-        [fusewire_exchange_64_acq_rel fusewire_exchange_64_acq_rel_agent fusewire_exchange_64_acq_rel_workgroup],
+        [fusewire_exchange_64_relaxed fusewire_exchange_64_relaxed_agent
+         fusewire_exchange_64_relaxed_workgroup]
+        [fusewire_exchange_64_acquire fusewire_exchange_64_acquire_agent
+         fusewire_exchange_64_acquire_workgroup]
+        [fusewire_exchange_64_release fusewire_exchange_64_release_agent
+         fusewire_exchange_64_release_workgroup]
+        [fusewire_exchange_64_acq_rel fusewire_exchange_64_acq_rel_agent
+         fusewire_exchange_64_acq_rel_workgroup],
     compare_exchange_u64
         [fusewire_cas_64_relaxed fusewire_cas_64_relaxed_agent fusewire_cas_64_relaxed_workgroup]
         [fusewire_cas_64_acquire fusewire_cas_64_acquire_agent fusewire_cas_64_acquire_workgroup]

@@ -88,16 +88,20 @@ macro_rules! words {
             // SAFETY: the caller's promise; every path writes `before`.
             unsafe {
                 if order == Order::Relaxed {
-                    scoped!(scope, "atom.relaxed", concat!(".global.add.u", $bits, " {before}, [global], {value};"),
+                    scoped!(scope, "atom.relaxed",
+                        concat!(".global.add.u", $bits, " {before}, [global], {value};"),
                         at = in(reg64) at, value = in($class) value, before = out($class) before,);
                 } else if order == Order::Acquire {
-                    scoped!(scope, "atom.acquire", concat!(".global.add.u", $bits, " {before}, [global], {value};"),
+                    scoped!(scope, "atom.acquire",
+                        concat!(".global.add.u", $bits, " {before}, [global], {value};"),
                         at = in(reg64) at, value = in($class) value, before = out($class) before,);
                 } else if order == Order::Release {
-                    scoped!(scope, "atom.release", concat!(".global.add.u", $bits, " {before}, [global], {value};"),
+                    scoped!(scope, "atom.release",
+                        concat!(".global.add.u", $bits, " {before}, [global], {value};"),
                         at = in(reg64) at, value = in($class) value, before = out($class) before,);
                 } else {
-                    scoped!(scope, "atom.acq_rel", concat!(".global.add.u", $bits, " {before}, [global], {value};"),
+                    scoped!(scope, "atom.acq_rel",
+                        concat!(".global.add.u", $bits, " {before}, [global], {value};"),
                         at = in(reg64) at, value = in($class) value, before = out($class) before,);
                 }
             }
@@ -115,16 +119,20 @@ macro_rules! words {
             // SAFETY: the caller's promise; every path writes `before`.
             unsafe {
                 if order == Order::Relaxed {
-                    scoped!(scope, "atom.relaxed", concat!(".global.exch.b", $bits, " {before}, [global], {value};"),
+                    scoped!(scope, "atom.relaxed",
+                        concat!(".global.exch.b", $bits, " {before}, [global], {value};"),
                         at = in(reg64) at, value = in($class) value, before = out($class) before,);
                 } else if order == Order::Acquire {
-                    scoped!(scope, "atom.acquire", concat!(".global.exch.b", $bits, " {before}, [global], {value};"),
+                    scoped!(scope, "atom.acquire",
+                        concat!(".global.exch.b", $bits, " {before}, [global], {value};"),
                         at = in(reg64) at, value = in($class) value, before = out($class) before,);
                 } else if order == Order::Release {
-                    scoped!(scope, "atom.release", concat!(".global.exch.b", $bits, " {before}, [global], {value};"),
+                    scoped!(scope, "atom.release",
+                        concat!(".global.exch.b", $bits, " {before}, [global], {value};"),
                         at = in(reg64) at, value = in($class) value, before = out($class) before,);
                 } else {
-                    scoped!(scope, "atom.acq_rel", concat!(".global.exch.b", $bits, " {before}, [global], {value};"),
+                    scoped!(scope, "atom.acq_rel",
+                        concat!(".global.exch.b", $bits, " {before}, [global], {value};"),
                         at = in(reg64) at, value = in($class) value, before = out($class) before,);
                 }
             }
@@ -149,19 +157,23 @@ macro_rules! words {
             // SAFETY: the caller's promise; every path writes `before`.
             unsafe {
                 if order == Order::Relaxed {
-                    scoped!(scope, "atom.relaxed", concat!(".global.cas.b", $bits, " {before}, [global], {expected}, {new};"),
+                    scoped!(scope, "atom.relaxed",
+                        concat!(".global.cas.b", $bits, " {before}, [global], {expected}, {new};"),
                         at = in(reg64) at, expected = in($class) expected, new = in($class) new,
                         before = out($class) before,);
                 } else if order == Order::Acquire {
-                    scoped!(scope, "atom.acquire", concat!(".global.cas.b", $bits, " {before}, [global], {expected}, {new};"),
+                    scoped!(scope, "atom.acquire",
+                        concat!(".global.cas.b", $bits, " {before}, [global], {expected}, {new};"),
                         at = in(reg64) at, expected = in($class) expected, new = in($class) new,
                         before = out($class) before,);
                 } else if order == Order::Release {
-                    scoped!(scope, "atom.release", concat!(".global.cas.b", $bits, " {before}, [global], {expected}, {new};"),
+                    scoped!(scope, "atom.release",
+                        concat!(".global.cas.b", $bits, " {before}, [global], {expected}, {new};"),
                         at = in(reg64) at, expected = in($class) expected, new = in($class) new,
                         before = out($class) before,);
                 } else {
-                    scoped!(scope, "atom.acq_rel", concat!(".global.cas.b", $bits, " {before}, [global], {expected}, {new};"),
+                    scoped!(scope, "atom.acq_rel",
+                        concat!(".global.cas.b", $bits, " {before}, [global], {expected}, {new};"),
                         at = in(reg64) at, expected = in($class) expected, new = in($class) new,
                         before = out($class) before,);
                 }

@@ -123,8 +123,8 @@ impl Batch {
     /// Runs the batch and waits for its end; it is empty afterwards.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] when sends and receives of this rank to itself do not match; the
-    /// communicator's first failure.
+    /// [`crate::Error::InvalidArgument`] when sends and receives of this rank to itself do not
+    /// match; the communicator's first failure.
     pub fn issue(&mut self) -> Result<()> {
         let ops = core::mem::take(&mut self.ops);
         if ops.is_empty() {

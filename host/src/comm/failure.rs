@@ -416,7 +416,8 @@ impl fmt::Display for Failure {
                 write!(
                     f,
                     "timed out after {:.3} s waiting for rank {}, {} (expected {:#x}, saw {:#x}); \
-                     {late}; look at rank {rank} (killed, stopped, or late?), or raise the time-out",
+                     {late}; look at rank {rank} (killed, stopped, or late?), or raise the \
+                     time-out",
                     self.seconds, self.awaited, self.wait_kind, self.expected, self.observed
                 )
             }

@@ -110,7 +110,8 @@ macro_rules! list_forms {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
+        /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first
+        /// failure.
         pub fn $name(&self, $($arg: $ty),*) -> Result<()> {
             self.$steps($($arg,)* &mut |comm, before, prepared, after| {
                 comm.step_now(before)?;

@@ -245,8 +245,8 @@ impl Communicator {
     /// returned value. Unknown hints are warned of.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when a known hint has an unknown value, or one that the communicator's
-    /// [`crate::Determinism`] excludes.
+    /// [`Error::InvalidArgument`] when a known hint has an unknown value, or one that the
+    /// communicator's [`crate::Determinism`] excludes.
     pub fn with_options(&self, options: &CallOptions) -> Result<Self> {
         let mut comm = self.clone();
         if let Some(timeout) = options.timeout.filter(|timeout| !timeout.is_zero()) {
@@ -287,8 +287,8 @@ impl Communicator {
     /// all its tensors are gone.
     ///
     /// # Errors
-    /// [`Error::Communicator`] when ranks ask for different sizes or there are too many windows, and
-    /// as [`Tensor::new`].
+    /// [`Error::Communicator`] when ranks ask for different sizes or there are too many windows,
+    /// and as [`Tensor::new`].
     pub fn alloc(&self, dtype: DType, count: usize) -> Result<Tensor> {
         let bytes = bytes_of("alloc", dtype, count)?;
         if self.inner.backend.is_some() {

@@ -20,8 +20,8 @@ impl Communicator {
     /// Every rank's object, in rank order, on every rank.
     ///
     /// # Errors
-    /// [`Error::Object`] on all ranks when an object is too large or cannot be encoded, and where it cannot be read as
-    /// a `T`; the communicator's failure.
+    /// [`Error::Object`] on all ranks when an object is too large or cannot be encoded, and where
+    /// it cannot be read as a `T`; the communicator's failure.
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>> {
         let name = "all_gather_object";
         let mine = self.encode(name, object);
@@ -94,8 +94,8 @@ impl Communicator {
     /// Object r of the root's `objects` on rank r. Elsewhere `objects` is empty.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the root has not one object for each rank (the others get an [`Error::Object`]);
-    /// and as [`Communicator::all_gather_object`].
+    /// [`Error::InvalidArgument`] when the root has not one object for each rank (the others get an
+    /// [`Error::Object`]); and as [`Communicator::all_gather_object`].
     pub fn scatter_object_list<T: Serialize + DeserializeOwned>(
         &self,
         objects: &[T],
@@ -155,7 +155,8 @@ impl Communicator {
     /// The objects that `peer` sends by [`Communicator::send_object_list`].
     ///
     /// # Errors
-    /// [`Error::Object`] when they are too large, or cannot be read as `T`; and as [`Communicator::recv`].
+    /// [`Error::Object`] when they are too large, or cannot be read as `T`; and as
+    /// [`Communicator::recv`].
     pub fn recv_object_list<T: DeserializeOwned>(&self, peer: u32) -> Result<Vec<T>> {
         let name = "recv_object_list";
         let mut size = [0u64];

@@ -18,7 +18,8 @@ impl Communicator {
     /// the output is used by this handle's executions only in between.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] when the output has no equal rows; the communicator's failure.
+    /// [`crate::Error::InvalidArgument`] when the output has no equal rows; the communicator's
+    /// failure.
     pub fn all_gather_p_init(&self, output: &Tensor) -> Result<AllGatherP> {
         if !output.len().is_multiple_of(self.size() as usize) {
             return Err(invalid(

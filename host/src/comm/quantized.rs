@@ -22,8 +22,8 @@ impl Communicator {
     /// same in every run.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] for other types than f32, other reductions than sum and average, or lengths that
-    /// do not fit; the communicator's first failure.
+    /// [`crate::Error::InvalidArgument`] for other types than f32, other reductions than sum and
+    /// average, or lengths that do not fit; the communicator's first failure.
     pub fn reduce_scatter_quantized(
         &self,
         output: &Tensor,

@@ -189,8 +189,8 @@ impl ReadyFlags {
     /// that fails lets it pass, and its [`Work`](super::Work) says so.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a word that does not exist, or a stream of another device; what the driver says. On the
-    /// CPU the work's own result is that of [`ReadyFlags::wait`].
+    /// [`Error::InvalidArgument`] for a word that does not exist, or a stream of another device;
+    /// what the driver says. On the CPU the work's own result is that of [`ReadyFlags::wait`].
     pub fn stream_wait(&self, stream: &Stream, index: usize) -> Result<Ticket> {
         let this = self.clone();
         self.on_stream(
@@ -227,7 +227,10 @@ impl ReadyFlags {
         stream: &Stream,
         index: usize,
         on_cpu: crate::cpu::HostFn,
-        on_gpu: impl Fn(&dyn gpu::driver::Driver, RawStream, u64) -> Result<()> + Send + Sync + 'static,
+        on_gpu: impl Fn(&dyn gpu::driver::Driver, RawStream, u64) -> Result<()>
+        + Send
+        + Sync
+        + 'static,
     ) -> Result<Ticket> {
         self.check(index)?;
         if stream.device() != self.device() {

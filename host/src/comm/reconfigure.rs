@@ -244,8 +244,8 @@ impl Communicator {
     /// rank there find out by their time-out, or by an abort before.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when this rank is not among the members, one is named twice, or the number was used
-    /// before; [`Error::Communicator`] that names a member that does not come.
+    /// [`Error::InvalidArgument`] when this rank is not among the members, one is named twice, or
+    /// the number was used before; [`Error::Communicator`] that names a member that does not come.
     pub fn reconfigure(&self, options: &ReconfigureOptions) -> Result<Self> {
         let inner = &self.inner;
         let handle = self.init_handle()?;

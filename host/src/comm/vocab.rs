@@ -318,8 +318,9 @@ impl Communicator {
     /// Zero rows are legal, and ranks without columns.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure, among them a mismatch where
-    /// ranks differ in rows, vocabulary, k, type or whether the log-sum-exp is wanted.
+    /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure,
+    /// among them a mismatch where ranks differ in rows, vocabulary, k, type or whether the
+    /// log-sum-exp is wanted.
     pub fn vocab_parallel(&self, vocab: &VocabParallel<'_>) -> Result<()> {
         self.run(&self.prepare_vocab(vocab, true)?)
     }
@@ -437,7 +438,8 @@ impl Communicator {
                 format!(
                     "a rank sends {row} bytes of a row; a packet slot of {} bytes holds {slot}, a \
                         block's part of staging \
-                     {staged}; raise Options::packet_slot_bytes or Options::staging_bytes, or use fewer blocks",
+                     {staged}; raise Options::packet_slot_bytes or Options::staging_bytes, or use \
+                     fewer blocks",
                     options.packet_slot_bytes
                 ),
             )),

@@ -15,8 +15,8 @@ impl Communicator {
     /// `torchrun`, `mpirun`), over the store at `MASTER_ADDR:MASTER_PORT`.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`](crate::Error::Bootstrap) when the environment names no rank or store, and as
-    /// [`Communicator::new`].
+    /// [`Error::Bootstrap`](crate::Error::Bootstrap) when the environment names no rank or store,
+    /// and as [`Communicator::new`].
     pub fn from_env(device: Device, options: Options) -> Result<Self> {
         let RankSize { rank, size, .. } = RankSize::from_env()?;
         let store = store_of_environment(rank, size, options.timeout)?;

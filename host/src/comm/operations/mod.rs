@@ -41,7 +41,8 @@ macro_rules! forms {
         $(#[$doc])*
         ///
         /// # Errors
-        /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
+        /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first
+        /// failure.
         pub fn $name<'a>(
             &self,
             $($output: impl Into<Output<'a>>,)?

@@ -23,7 +23,10 @@ use fusewire_kernels::nvls::{ALL_GATHER_NVLS, AllGatherNvlsParams};
 macro_rules! movement {
     (
         $comm:expr, $operation:expr, $kernel:expr, $params:ident, $output:expr, $input:expr,
-        { count: $count:expr, rows: $rows:expr, root: $root:expr, staged: $staged:expr, written: $written:expr },
+        {
+            count: $count:expr, rows: $rows:expr, root: $root:expr, staged: $staged:expr,
+            written: $written:expr
+        },
         $backend:ident($from:ident, $to:ident, $elements:ident, $args:ident) => $handed:expr
     ) => {{
         let (comm, output, input) = ($comm, $output, $input);
@@ -226,7 +229,8 @@ impl Communicator {
         let staged = core::ptr::eq(input.ptr, output.ptr);
         let rows = u64::from(self.size());
         movement!(self, Operation::AllToAll, ALL_TO_ALL, AllToAllParams, output, input, {
-            count: input.count / ranks, rows: rows, root: NO_ROOT, staged: staged, written: output.count
+            count: input.count / ranks, rows: rows, root: NO_ROOT, staged: staged,
+            written: output.count
         }, backend(from, to, count, args) => all_to_all(backend, from, to, count, args))
     }
 }

@@ -55,10 +55,10 @@ impl Communicator {
     /// words.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] before anything moves: lengths and types as there, too few words, words or streams of another
-    /// device, the consumer stream being the communicator's, a chunk of no elements, a backend. The
-    /// communicator's first failure; one while running is the [`Work`]'s, and lets whoever waits
-    /// for a word go on.
+    /// [`Error::InvalidArgument`] before anything moves: lengths and types as there, too few words,
+    /// words or streams of another device, the consumer stream being the communicator's, a chunk of
+    /// no elements, a backend. The communicator's first failure; one while running is the
+    /// [`Work`]'s, and lets whoever waits for a word go on.
     pub fn all_gather_with_flags_async(
         &self,
         consumer: &Stream,

@@ -49,12 +49,14 @@ impl RankClaim {
             let there = String::from_utf8_lossy(&there).into_owned();
             let process = there.split('/').next().unwrap_or_default();
             let detail = format!(
-                "rank {rank} was started twice: process {process} ({there}) has joined as this rank, and \
+                "rank {rank} was started twice: process {process} ({there}) has joined as this \
+                    rank, and \
                  process {} ({own}) wants to; either RANK is set wrong, or the store belongs to \
                  another job (MASTER_PORT)",
                 std::process::id()
             );
-            // The ranks that wait learn of it, if the rendezvous does not complete without this one.
+            // The ranks that wait learn of it, if the rendezvous does not complete without this
+            // one.
             let _ = store.set(&duplicate_key(&prefix), detail.as_bytes());
             return Err(Error::Communicator {
                 name: name.to_owned(),

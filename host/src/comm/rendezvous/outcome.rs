@@ -85,7 +85,8 @@ impl Rendezvous<'_> {
                 source: Some(source),
                 ..
             } if is_hang_up(source) => self.refuse(format!(
-                "the store's server ended while rank {} waited for the other ranks ({error}); unless a \
+                "the store's server ended while rank {} waited for the other ranks ({error}); \
+                    unless a \
                  launcher serves the store, rank 0 does: see why that ended",
                 self.rank
             )),

@@ -64,7 +64,8 @@ impl Rendezvous<'_> {
         let has_own = |(first, count): &(u32, u32)| (*first..first + count).contains(&self.rank);
         if !local_ranks.runs.iter().any(has_own) {
             return Err(self.refuse(format!(
-                "rank {} was started as one of {} ranks, but rank 0 counts fewer: the size (WORLD_SIZE) \
+                "rank {} was started as one of {} ranks, but rank 0 counts fewer: the size \
+                    (WORLD_SIZE) \
                  must be equal on all ranks",
                 self.rank, self.size
             )));
@@ -95,7 +96,8 @@ impl Rendezvous<'_> {
             return Err(self.refuse(format!(
                 "the memory of rank {} can be shared on its own host only, and the ranks are on \
                     several hosts of one \
-                 NVLink domain, which takes memory with fabric handles: allocate it by Communicator::alloc",
+                 NVLink domain, which takes memory with fabric handles: allocate it by \
+                 Communicator::alloc",
                 info.rank
             )));
         }
@@ -137,14 +139,16 @@ impl Rendezvous<'_> {
         let published = Published::parse(info).ok_or_else(|| self.unreadable(rank))?;
         if published.size != self.size {
             return Err(self.refuse(format!(
-                "rank {rank} was started as one of {} ranks, rank 0 as one of {}: the size (WORLD_SIZE) \
+                "rank {rank} was started as one of {} ranks, rank 0 as one of {}: the size \
+                    (WORLD_SIZE) \
                  must be equal on all ranks",
                 published.size, self.size
             )));
         }
         if published.what != what {
             return Err(self.refuse(format!(
-                "rank {rank} has other options (or calls) than rank 0: all agreed options must be equal \
+                "rank {rank} has other options (or calls) than rank 0: all agreed options must be \
+                    equal \
                  on all ranks"
             )));
         }

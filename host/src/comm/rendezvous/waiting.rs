@@ -1,5 +1,5 @@
-//! Waiting for ranks that have not joined: who they are, whether they can still join, and what the user
-//! is shown meanwhile.
+//! Waiting for ranks that have not joined: who they are, whether they can still join, and what the
+//! user is shown meanwhile.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -20,8 +20,8 @@ const FIRST_SCAN: Duration = Duration::from_secs(1);
 /// From then on the user is shown which ranks are missing.
 const FIRST_REPORT: Duration = Duration::from_secs(8);
 
-/// How long a rank that was started twice waits for the job to complete without it. Another job that
-/// has come to this store by mistake must not end this one.
+/// How long a rank that was started twice waits for the job to complete without it. Another job
+/// that has come to this store by mistake must not end this one.
 const DUPLICATE_GRACE: Duration = Duration::from_secs(2);
 
 /// Ranks that are named in one message.
@@ -106,8 +106,8 @@ impl Rendezvous<'_> {
         Ok(())
     }
 
-    /// Looks, on another rank than 0, whether rank 0 can still publish the outcome; only the first rank
-    /// that has joined reports.
+    /// Looks, on another rank than 0, whether rank 0 can still publish the outcome; only the first
+    /// rank that has joined reports.
     pub(super) fn look_at_first(&self, class: &str, waiting: &mut Waiting) -> Result<()> {
         self.look_for_duplicate(class, waiting)?;
         if !waiting.scans() || !waiting.reports() {
@@ -143,7 +143,8 @@ impl Rendezvous<'_> {
             return;
         }
         notice::warn(format_args!(
-            "communicator \"{}\": rank {} has waited {:.0} s for {}, which {} not joined; it waits up \
+            "communicator \"{}\": rank {} has waited {:.0} s for {}, which {} not joined; it waits \
+                up \
              to {:.0} s",
             self.name,
             self.rank,
@@ -154,8 +155,8 @@ impl Rendezvous<'_> {
         ));
     }
 
-    /// Waits, on rank 0, until the others have read why the rendezvous has failed: the store may end with
-    /// this process. The others say so.
+    /// Waits, on rank 0, until the others have read why the rendezvous has failed: the store may
+    /// end with this process. The others say so.
     pub(super) fn linger(&self, class: &str) {
         const LIMIT: Duration = Duration::from_secs(1);
         let started = Instant::now();

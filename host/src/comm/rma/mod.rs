@@ -130,7 +130,8 @@ impl Window {
     /// with the peer's, by signals or barriers.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank out of range, or a window that was freed.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank out of range, or a
+    /// window that was freed.
     pub fn map_remote(&self, peer: u32) -> Result<Tensor> {
         self.peer("map_remote", peer)?;
         let id = self.shared.device.window as usize;

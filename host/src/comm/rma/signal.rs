@@ -96,7 +96,8 @@ impl Window {
     /// Sets signal `signal` of this rank to 0 for all senders; none of them may be signalling.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a signal out of range, or a window that was freed.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a signal out of range, or a
+    /// window that was freed.
     pub fn reset_signal(&self, signal: u32) -> Result<()> {
         self.check_signal("reset_signal", signal)?;
         for sender in 0..self.comm.size() {

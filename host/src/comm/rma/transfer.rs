@@ -14,8 +14,8 @@ impl Window {
     /// Writes `source` to `peer`'s part, from element `at` on. Putting to oneself works.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a wrong type, rank or range, before anything moves;
-    /// the communicator's failure.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a wrong type, rank or range,
+    /// before anything moves; the communicator's failure.
     pub fn put(&self, source: &Tensor, peer: u32, at: usize) -> Result<()> {
         self.comm.run(&self.prepare_put(source, peer, at, None)?)
     }
