@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::Rendezvous;
 use super::claim::number_key;
-use super::waiting::Waiting;
+use super::waiting::WaitProgress;
 use crate::store::is_hang_up;
 use crate::{Error, Result};
 
@@ -47,7 +47,7 @@ impl Rendezvous<'_> {
                 .get(&key, timeout)
                 .and_then(|bytes| Outcome::from_bytes(&bytes).ok_or_else(|| self.unreadable(0)))
         };
-        let mut waiting = Waiting::new(self.timeout);
+        let mut waiting = WaitProgress::new(self.timeout);
         loop {
             match read(waiting.slice(self.rank)) {
                 Err(Error::StoreTimeout { .. }) if waiting.is_over() => break,

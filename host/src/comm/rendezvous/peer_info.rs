@@ -1,7 +1,7 @@
 //! Peer info: what each rank publishes of itself, and which ranks read it.
 
 use super::outcome::Outcome;
-use super::waiting::Waiting;
+use super::waiting::WaitProgress;
 use super::{Rendezvous, class};
 use crate::comm::topology::{LocalRanks, Locality, Topology};
 use crate::memory::MemoryDescriptor;
@@ -74,11 +74,11 @@ impl Rendezvous<'_> {
         let get = |keys: &[&str]| self.store.multi_get(keys, self.timeout);
         for (first, count) in local_ranks.runs {
             self.read_peer_infos(class, first, count, get, |rank, info| {
-                let Published {
+                let PublishedInfo {
                     memory,
                     locality: theirs,
                     ..
-                } = Published::parse(info).ok_or_else(|| self.unreadable(rank))?;
+                } = PublishedInfo::parse(info).ok_or_else(|| self.unreadable(rank))?;
                 let is_here = theirs.host == locality.host;
                 infos.push(PeerInfo {
                     rank,
@@ -107,7 +107,7 @@ impl Rendezvous<'_> {
     /// Reads the peer info of all ranks, on rank 0, and compares it with its own.
     fn collect(&self, class: &str, what: &str, own: &MemoryDescriptor) -> Result<Topology> {
         let mut topology = Topology::default();
-        let mut waiting = Waiting::new(self.timeout);
+        let mut waiting = WaitProgress::new(self.timeout);
         let get = |keys: &[&str]| loop {
             match self.store.multi_get(keys, waiting.slice(self.rank)) {
                 Err(Error::StoreTimeout { .. }) if waiting.is_over() => {
@@ -135,8 +135,8 @@ impl Rendezvous<'_> {
         info: &'a [u8],
         what: &str,
         own: &MemoryDescriptor,
-    ) -> Result<Published<'a>> {
-        let published = Published::parse(info).ok_or_else(|| self.unreadable(rank))?;
+    ) -> Result<PublishedInfo<'a>> {
+        let published = PublishedInfo::parse(info).ok_or_else(|| self.unreadable(rank))?;
         if published.size != self.size {
             return Err(self.refuse(format!(
                 "rank {rank} was started as one of {} ranks, rank 0 as one of {}: the size \
@@ -204,7 +204,7 @@ impl Rendezvous<'_> {
 }
 
 /// What a rank has published, as bytes of its peer info.
-struct Published<'a> {
+struct PublishedInfo<'a> {
     /// Number of ranks that it was started as one of.
     size: u32,
     memory: MemoryDescriptor,
@@ -213,7 +213,7 @@ struct Published<'a> {
     locality: Locality,
 }
 
-impl<'a> Published<'a> {
+impl<'a> PublishedInfo<'a> {
     fn parse(info: &'a [u8]) -> Option<Self> {
         let (size, rest) = info.split_first_chunk()?;
         let (length, rest) = rest.split_first_chunk()?;

@@ -28,13 +28,13 @@ const DUPLICATE_GRACE: Duration = Duration::from_secs(2);
 const MAX_NAMED: usize = 8;
 
 /// How far a rank's wait for the others is.
-pub(super) struct Waiting {
+pub(super) struct WaitProgress {
     started: Instant,
     timeout: Duration,
     next_scan: Duration,
 }
 
-impl Waiting {
+impl WaitProgress {
     pub(super) fn new(timeout: Duration) -> Self {
         Self {
             started: Instant::now(),
@@ -80,7 +80,7 @@ impl Rendezvous<'_> {
     pub(super) fn look_at_all(
         &self,
         class: &str,
-        waiting: &mut Waiting,
+        waiting: &mut WaitProgress,
         mut verify: impl FnMut(u32, &[u8]) -> Result<()>,
     ) -> Result<()> {
         let outcome = self.outcome_key(class);
@@ -108,7 +108,7 @@ impl Rendezvous<'_> {
 
     /// Looks, on another rank than 0, whether rank 0 can still publish the outcome; only the first
     /// rank that has joined reports.
-    pub(super) fn look_at_first(&self, class: &str, waiting: &mut Waiting) -> Result<()> {
+    pub(super) fn look_at_first(&self, class: &str, waiting: &mut WaitProgress) -> Result<()> {
         self.look_for_duplicate(class, waiting)?;
         if !waiting.scans() || !waiting.reports() {
             return Ok(());
@@ -125,7 +125,7 @@ impl Rendezvous<'_> {
     }
 
     /// Fails if a rank was started twice, and the rendezvous is still incomplete.
-    fn look_for_duplicate(&self, class: &str, waiting: &Waiting) -> Result<()> {
+    fn look_for_duplicate(&self, class: &str, waiting: &WaitProgress) -> Result<()> {
         let key = duplicate_key(self.prefix);
         if waiting.started.elapsed() < DUPLICATE_GRACE || !self.store.check(&[&key])? {
             return Ok(());
@@ -138,7 +138,7 @@ impl Rendezvous<'_> {
         )))
     }
 
-    fn report(&self, missing: &[u32], waiting: &Waiting) {
+    fn report(&self, missing: &[u32], waiting: &WaitProgress) {
         if missing.is_empty() || !waiting.reports() {
             return;
         }
