@@ -154,12 +154,12 @@ pub(super) struct Session {
     incoming: Vec<u8>,
     /// Answers that the peer has not taken yet.
     pub(super) outgoing: Vec<u8>,
-    awaited: Option<Awaited>,
+    awaited: Option<PendingWait>,
 }
 
 /// What a client waits for.
 #[derive(Debug)]
-struct Awaited {
+struct PendingWait {
     keys: Vec<Vec<u8>>,
     /// Index of the key in whose list of waiting clients the client is.
     listed: usize,
@@ -324,7 +324,7 @@ impl Session {
             }),
             Request::Wait(keys) => {
                 self.forget_wait(hub);
-                self.awaited = Some(Awaited {
+                self.awaited = Some(PendingWait {
                     keys: keys.into_iter().map(<[u8]>::to_vec).collect(),
                     listed: 0,
                     barrier: false,
@@ -405,7 +405,7 @@ impl Session {
                         .entry(key.to_vec())
                         .or_default()
                         .push(self.token);
-                    self.awaited = Some(Awaited {
+                    self.awaited = Some(PendingWait {
                         keys: vec![key.to_vec()],
                         listed: 0,
                         barrier: true,
@@ -442,7 +442,7 @@ impl Session {
     /// Returns the bytes that wait for this client's next request, for its reading of answers, and
     /// that its wait keeps.
     pub(super) fn held(&self) -> usize {
-        let keys = |awaited: &Awaited| {
+        let keys = |awaited: &PendingWait| {
             let bytes = |key: &Vec<u8>| key.len() + ENTRY_BYTES;
             awaited.keys.iter().map(bytes).sum::<usize>()
         };
