@@ -1,4 +1,4 @@
-//! What goes wrong between ranks, and what the library says: prints each message as a user sees it.
+//! Provokes failures between ranks and prints the resulting messages.
 //!
 //! ```console
 //! $ cargo run --release -p fusewire --example failures
@@ -19,7 +19,7 @@ fn options() -> Options {
     options
 }
 
-/// Runs `body` on `ranks` ranks and prints what each of them gets.
+/// Runs `body` on `ranks` ranks and prints the result of each.
 fn show(title: &str, ranks: u32, body: impl Fn(&Communicator) -> Result<()> + Sync) {
     println!("\n## {title}");
     let results = run_threads(ranks, &options(), |comm| {
@@ -34,7 +34,7 @@ fn show(title: &str, ranks: u32, body: impl Fn(&Communicator) -> Result<()> + Sy
     }
 }
 
-/// Stays away from the collectives until the others have found out.
+/// Calls no collective until the other ranks have failed.
 fn absent(comm: &Communicator) -> Result<()> {
     while comm.failure().is_none() {
         std::thread::sleep(Duration::from_millis(1));
@@ -43,21 +43,21 @@ fn absent(comm: &Communicator) -> Result<()> {
 }
 
 fn main() {
-    show("another size", 2, |comm| {
+    show("a different count", 2, |comm| {
         let mut x = vec![1f32; 1000 + comm.rank() as usize];
         comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)
     });
-    show("another type of the same size", 2, |comm| {
+    show("a different type of the same size", 2, |comm| {
         match comm.rank() {
             0 => comm.all_reduce([1f32; 16].as_mut_slice(), ReduceOp::Sum),
             _ => comm.all_reduce([1i32; 16].as_mut_slice(), ReduceOp::Sum),
         }
     });
-    show("another order", 2, |comm| match comm.rank() {
+    show("a different order", 2, |comm| match comm.rank() {
         0 => comm.barrier(),
         _ => comm.broadcast([0u8; 4].as_mut_slice(), 0),
     });
-    show("a rank that never comes", 3, |comm| match comm.rank() {
+    show("a rank that does not call", 3, |comm| match comm.rank() {
         2 => absent(comm),
         _ => comm.all_reduce([1f32; 16].as_mut_slice(), ReduceOp::Sum),
     });
@@ -74,7 +74,7 @@ fn main() {
     }
 }
 
-/// Two ranks become three; graphs and clones of the old communicator say so.
+/// Grows a communicator from two to three ranks. Clones of the old communicator then fail.
 fn late_joiner() -> Result<()> {
     println!("\n## a late joiner");
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());

@@ -5,9 +5,9 @@
 //! cargo run --release -p fusewire --example transport
 //! ```
 //!
-//! - `write`: one acknowledged write after the other, until each has ended.
+//! - `write`: acknowledged writes in sequence.
 //! - `ping-pong`: half the time from a notified write to the peer's notified answer.
-//! - plain TCP: the same with `write_all` and `read_exact`, with a one-byte acknowledgement.
+//! - plain TCP: the same with `write_all` and `read_exact`, and a one-byte acknowledgement.
 //!
 //! Times are medians of single operations.
 
@@ -45,7 +45,7 @@ fn transport(kind: &str) -> Transport {
 
 fn memory(kind: &str, bytes: usize) -> fusewire::Result<Memory> {
     match kind {
-        // In no segment, so it goes through the provider's Unix socket.
+        // Memory in no segment is served over the provider's Unix socket.
         "shm, foreign memory" => Memory::register(vec![0; bytes]),
         _ => Memory::allocate(bytes),
     }
@@ -139,7 +139,7 @@ fn child(kind: &str) -> Result {
     };
     side.connect(&line()?.parse()?, LONG)?;
     let key: RemoteKey = line()?.parse()?;
-    // Until the parent closes the connection.
+    // Answers until the parent closes the connection.
     while side.wait_for_write(LONG).is_ok() {
         let pending = side.write(small.view(..)?, key.whole(), Notify::Yes, LONG)?;
         if pending.wait().is_err() {
@@ -160,7 +160,7 @@ fn plain() -> Result<[Duration; 3]> {
     let (mut stream, _) = listener.accept()?;
     stream.set_nodelay(true)?;
     let mut round = |bytes: usize, source: &[u8]| -> Result {
-        // The length in front, as any protocol has it.
+        // Length prefix, as any protocol has it.
         stream.write_all(&(bytes as u64).to_le_bytes())?;
         stream.write_all(source)?;
         Ok(stream.read_exact(&mut [0; 1])?)
@@ -170,7 +170,7 @@ fn plain() -> Result<[Duration; 3]> {
     let bulk = median(LARGE_ROUNDS, || round(LARGE, &source))?;
     drop(stream);
     process.wait()?;
-    // The eight bytes and their answer are the ping-pong.
+    // Half of an 8-byte round trip is the ping-pong time.
     Ok([alone, alone / 2, bulk])
 }
 

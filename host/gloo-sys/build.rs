@@ -1,4 +1,4 @@
-//! Compiles the C++ half of the bridge and links libgloo, under the feature `gloo` only.
+//! Compiles the C++ half of the bridge and links libgloo. Does nothing without the feature `gloo`.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -11,7 +11,7 @@ mod gloo {
     use std::env;
     use std::path::{Path, PathBuf};
 
-    /// A header that every installation of Gloo has, below its include folder.
+    /// A header that every installation of Gloo has in its include folder.
     const PROBE: &str = "gloo/rendezvous/context.h";
 
     pub(crate) fn build() {
@@ -33,7 +33,7 @@ mod gloo {
             .file("cpp/bridge.cc")
             .file("cpp/guard.cc")
             .std("c++17");
-        // The compiler searches /usr/include by itself, and naming it breaks `#include_next`.
+        // The compiler searches /usr/include anyway, and naming it breaks `#include_next`.
         if root != Path::new("/usr") {
             compile.include(root.join("include"));
             for folder in ["lib", "lib64"] {
@@ -47,7 +47,8 @@ mod gloo {
         println!("cargo::rustc-link-lib=gloo");
     }
 
-    /// The prefix Gloo is installed under; where there is none, a build error that says what to do.
+    /// Returns the installation prefix of Gloo, or prints a build error with instructions if there
+    /// is none.
     fn find_root() -> Option<PathBuf> {
         let named = env::var_os("GLOO_ROOT").map(PathBuf::from);
         let candidates = match &named {
@@ -64,8 +65,8 @@ mod gloo {
                 .collect();
             println!(
                 "cargo::error=feature `gloo` is on, but {PROBE} is not in {}. Install Gloo \
-                    (Debian: \
-                 apt install libgloo-dev), or set GLOO_ROOT to the prefix that has include/ and \
+                 (Debian: apt install libgloo-dev), or set GLOO_ROOT to the prefix that has \
+                 include/ and \
                  lib/, or build without the feature",
                 tried.join(", ")
             );

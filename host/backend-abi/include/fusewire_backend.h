@@ -1,12 +1,14 @@
 /*
- * The C table by which Fusewire loads a communication backend at run time. The rules (threads, lifetime,
- * null pointers, growth) are in the documentation of the crate fusewire-backend-abi; in short:
+ * The C table through which Fusewire loads a communication backend at run time. The documentation
+ * of the crate fusewire-backend-abi has the rules (threads, lifetime, null pointers, growth).
+ * In short:
  *
  * - A library exports `const FusewireBackendTable *fusewire_backend_v1(void);`. It is never closed.
- * - Calls of one handle come one at a time, but for supports, is_bitwise and abort, which come at any time.
- * - Every call ends: after its time-out, and soon after abort. No exception leaves a function.
- * - Functions give 0 or a FUSEWIRE_CODE_, and leave it and a message in `error` (which may be null).
- * - Structs grow at their end; look at struct_bytes before reading what version 1.0 did not have.
+ * - Calls of one handle do not overlap, except supports, is_bitwise and abort, which may be called
+ *   at any time.
+ * - Every call returns: after its timeout, and soon after abort. No exception leaves a function.
+ * - Functions return 0 or a FUSEWIRE_CODE_, and store it with a message in `error` (may be null).
+ * - Structs grow at their end. Check struct_bytes before reading fields added after version 1.0.
  */
 #ifndef FUSEWIRE_BACKEND_H
 #define FUSEWIRE_BACKEND_H
@@ -80,20 +82,21 @@ extern "C" {
 typedef struct FusewireError {
   uint32_t struct_bytes;
   int32_t code;
-  char *message; /* the caller's memory; null only where the capacity is 0 */
+  char *message; /* the caller's memory; null only if the capacity is 0 */
   size_t message_capacity;
 } FusewireError;
 
-/* Lives until the handle, and every handle split from it, was destroyed. Callable from any thread. */
+/* Lives until the handle and all handles split from it are destroyed. Callable from any thread. */
 typedef struct FusewireStore {
   uint32_t struct_bytes;
   uint32_t reserved;
   void *context;
-  int32_t (*set)(void *context, const char *key, size_t key_bytes, const uint8_t *value, size_t value_bytes,
-                 FusewireError *error);
-  int32_t (*get)(void *context, const char *key, size_t key_bytes, uint64_t timeout_ns, uint8_t *value,
-                 size_t capacity, size_t *value_bytes, FusewireError *error);
-  int32_t (*wait)(void *context, const char *key, size_t key_bytes, uint64_t timeout_ns, FusewireError *error);
+  int32_t (*set)(void *context, const char *key, size_t key_bytes, const uint8_t *value,
+                 size_t value_bytes, FusewireError *error);
+  int32_t (*get)(void *context, const char *key, size_t key_bytes, uint64_t timeout_ns,
+                 uint8_t *value, size_t capacity, size_t *value_bytes, FusewireError *error);
+  int32_t (*wait)(void *context, const char *key, size_t key_bytes, uint64_t timeout_ns,
+                  FusewireError *error);
   int32_t (*add)(void *context, const char *key, size_t key_bytes, int64_t amount, int64_t *sum,
                  FusewireError *error);
 } FusewireStore;
@@ -137,25 +140,26 @@ typedef struct FusewireBackendTable {
   int32_t (*is_bitwise)(void *handle);
   int32_t (*group_start)(void *handle, FusewireError *error);
   int32_t (*group_end)(void *handle, FusewireError *error);
-  int32_t (*all_reduce)(void *handle, const void *from, void *to, uint64_t count, const FusewireCall *call,
-                        FusewireError *error);
+  int32_t (*all_reduce)(void *handle, const void *from, void *to, uint64_t count,
+                        const FusewireCall *call, FusewireError *error);
   int32_t (*reduce)(void *handle, const void *from, void *to, uint64_t count, uint32_t root,
                     const FusewireCall *call, FusewireError *error);
-  int32_t (*broadcast)(void *handle, void *buffer, uint64_t count, uint32_t root, const FusewireCall *call,
-                       FusewireError *error);
-  int32_t (*all_gather)(void *handle, const void *from, void *to, uint64_t count, const FusewireCall *call,
-                        FusewireError *error);
-  int32_t (*reduce_scatter)(void *handle, const void *from, void *to, uint64_t count, const FusewireCall *call,
-                            FusewireError *error);
-  int32_t (*send)(void *handle, const void *from, uint64_t count, uint32_t peer, const FusewireCall *call,
-                  FusewireError *error);
+  int32_t (*broadcast)(void *handle, void *buffer, uint64_t count, uint32_t root,
+                       const FusewireCall *call, FusewireError *error);
+  int32_t (*all_gather)(void *handle, const void *from, void *to, uint64_t count,
+                        const FusewireCall *call, FusewireError *error);
+  int32_t (*reduce_scatter)(void *handle, const void *from, void *to, uint64_t count,
+                            const FusewireCall *call, FusewireError *error);
+  int32_t (*send)(void *handle, const void *from, uint64_t count, uint32_t peer,
+                  const FusewireCall *call, FusewireError *error);
   int32_t (*recv)(void *handle, void *to, uint64_t count, uint32_t peer, const FusewireCall *call,
                   FusewireError *error);
-  /* From here on null is allowed, but for abort. */
-  int32_t (*all_to_all)(void *handle, const void *from, void *to, uint64_t count, const FusewireCall *call,
-                        FusewireError *error);
+  /* The functions below may be null, except abort. */
+  int32_t (*all_to_all)(void *handle, const void *from, void *to, uint64_t count,
+                        const FusewireCall *call, FusewireError *error);
   int32_t (*all_to_all_v)(void *handle, const void *from, const uint64_t *from_counts, void *to,
-                          const uint64_t *to_counts, const FusewireCall *call, FusewireError *error);
+                          const uint64_t *to_counts, const FusewireCall *call,
+                          FusewireError *error);
   int32_t (*all_gather_v)(void *handle, const void *from, void *to, const uint64_t *counts,
                           const FusewireCall *call, FusewireError *error);
   int32_t (*scatter)(void *handle, const void *from, void *to, uint64_t count, uint32_t root,
@@ -167,12 +171,13 @@ typedef struct FusewireBackendTable {
   int32_t (*register_memory)(void *handle, void *at, uint64_t bytes, uint64_t *registration,
                              FusewireError *error);
   int32_t (*deregister_memory)(void *handle, uint64_t registration, FusewireError *error);
-  int32_t (*split)(void *handle, const uint32_t *ranks, uint32_t count, void **part, FusewireError *error);
+  int32_t (*split)(void *handle, const uint32_t *ranks, uint32_t count, void **part,
+                   FusewireError *error);
   void (*abort)(void *handle);
   int32_t (*async_error)(void *handle, FusewireError *error);
 } FusewireBackendTable;
 
-/* The one symbol that a library exports. */
+/* The only symbol that a library must export. */
 const FusewireBackendTable *fusewire_backend_v1(void);
 
 #ifdef __cplusplus

@@ -1,41 +1,40 @@
-//! The numbers of the table: they never change their meaning.
+//! Numeric constants of the table. Their meaning never changes.
 
 /// First word of a table: `FUSEWIRE` in memory order.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FUSEWIRE");
-/// Another number is another table altogether.
+/// Major version. Tables of different major versions are incompatible.
 pub const ABI_MAJOR: u32 = 1;
-/// Counts the times that fields were appended.
+/// Minor version. Incremented when fields are appended.
 pub const ABI_MINOR: u32 = 0;
-/// Bytes of the table of version 1.0: the least that a host takes.
+/// Size of the table of version 1.0 in bytes: the minimum that a host accepts.
 pub const TABLE_BYTES_1_0: u32 = 232;
 /// Name of the function that a library exports.
 pub const ENTRY_SYMBOL: &str = "fusewire_backend_v1";
-/// Longest key of a store.
+/// Maximum length of a store key in bytes.
 pub const MAX_KEY_BYTES: usize = 4096;
-/// Longest value of a store.
+/// Maximum length of a store value in bytes.
 pub const MAX_VALUE_BYTES: usize = 16 << 20;
 
-/// No failure.
+/// Success.
 pub const CODE_OK: i32 = 0;
-/// A failure of another kind.
+/// Any other failure.
 pub const CODE_OTHER: i32 = 1;
-/// A call did not end in time.
+/// A call did not end within its timeout.
 pub const CODE_TIMEOUT: i32 = 2;
-/// A rank has gone, or its connection has.
+/// A rank or its connection failed.
 pub const CODE_PEER: i32 = 3;
 /// The handle was aborted.
 pub const CODE_ABORTED: i32 = 4;
-/// The backend does not have the operation for these elements or this reduction.
+/// The backend does not support the operation for this element type or reduction.
 pub const CODE_UNSUPPORTED: i32 = 5;
-/// An argument is wrong.
+/// An argument is invalid.
 pub const CODE_INVALID: i32 = 6;
 /// The store failed.
 pub const CODE_STORE: i32 = 7;
-/// A panic or an exception that was caught: a mistake in the backend (or, in the store, in the
-/// host).
+/// A panic or an exception was caught: a bug in the backend or, for store functions, in the host.
 pub const CODE_INTERNAL: i32 = 8;
 
-/// Memory of the host.
+/// Host memory.
 pub const DEVICE_CPU: u32 = 0;
 /// Memory of a CUDA device.
 pub const DEVICE_CUDA: u32 = 1;
@@ -54,20 +53,20 @@ pub const DTYPE_BF16: u32 = 4;
 pub const DTYPE_E4M3: u32 = 5;
 /// fp8 E5M2.
 pub const DTYPE_E5M2: u32 = 6;
-/// Signed 8 bit.
+/// Signed 8-bit integer.
 pub const DTYPE_I8: u32 = 7;
-/// Unsigned 8 bit.
+/// Unsigned 8-bit integer.
 pub const DTYPE_U8: u32 = 8;
-/// Signed 32 bit.
+/// Signed 32-bit integer.
 pub const DTYPE_I32: u32 = 9;
-/// Unsigned 32 bit.
+/// Unsigned 32-bit integer.
 pub const DTYPE_U32: u32 = 10;
-/// Signed 64 bit.
+/// Signed 64-bit integer.
 pub const DTYPE_I64: u32 = 11;
-/// Unsigned 64 bit.
+/// Unsigned 64-bit integer.
 pub const DTYPE_U64: u32 = 12;
 
-/// Nothing is reduced.
+/// No reduction.
 pub const REDUCE_NONE: u32 = 0;
 /// Sum; integers wrap.
 pub const REDUCE_SUM: u32 = 1;
@@ -75,11 +74,11 @@ pub const REDUCE_SUM: u32 = 1;
 pub const REDUCE_PRODUCT: u32 = 2;
 /// Minimum; NaN propagates, -0 is less than +0.
 pub const REDUCE_MIN: u32 = 3;
-/// Maximum; as the minimum.
+/// Maximum; NaN propagates, -0 is less than +0.
 pub const REDUCE_MAX: u32 = 4;
 /// Sum divided by the number of ranks; integers truncate.
 pub const REDUCE_AVERAGE: u32 = 5;
-/// Sum of each rank's elements times that rank's factor.
+/// Sum of each rank's elements multiplied by that rank's factor.
 pub const REDUCE_PREMUL_SUM: u32 = 6;
 /// Bitwise and; integers only.
 pub const REDUCE_BIT_AND: u32 = 7;

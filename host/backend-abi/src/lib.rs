@@ -1,4 +1,4 @@
-//! The C table by which Fusewire loads a communication backend at run time.
+//! The C table through which Fusewire loads a communication backend at run time.
 //!
 //! A backend is a shared library that exports one function, [`ENTRY_SYMBOL`]:
 //!
@@ -6,47 +6,50 @@
 //! const FusewireBackendTable *fusewire_backend_v1(void);
 //! ```
 //!
-//! This crate is that table as plain data; `include/fusewire_backend.h` is the same for C and C++,
-//! and a test compares the two. `examples/backend-sample` is a complete backend.
+//! This crate declares that table as plain data. `include/fusewire_backend.h` declares it for C and
+//! C++, and a test compares the two. `examples/backend-sample` is a complete backend.
 //!
 //! # Rules
 //!
-//! **Lifetime.** The table, its name and what `version` returns live as long as the process: the
-//! host never closes a library. What a call is given (setup, call, counts, error) lives until the
-//! call returns, but for [`FusewireStore`]: it lives until the handle, and every handle split from
-//! it, was destroyed. Buffers live until the call returns (with a stream: until the stream has
-//! passed it).
+//! **Lifetime.** The table, its name and the string that `version` returns live as long as the
+//! process: the host never closes a library. Arguments of a call (setup, call, counts, error) live
+//! until the call returns, except [`FusewireStore`], which lives until the handle and every handle
+//! split from it are destroyed. Buffers live until the call returns; with a stream, until the
+//! operation has completed on the stream.
 //!
-//! **Threads.** The calls of one handle come one at a time, from whatever thread; calls of
-//! different handles come at once. Three are made at any time, also while another call of the
-//! handle runs: `supports`, `is_bitwise` and `abort`. `destroy` is the last call of a handle; no
-//! other one is under way. The store's functions may be called from any thread, several at once.
+//! **Threads.** Calls of one handle do not overlap, but may come from any thread. Calls of
+//! different handles may run concurrently. `supports`, `is_bitwise` and `abort` may be called at
+//! any time, also while another call of the handle runs. `destroy` is the last call of a handle; no
+//! other call of the handle is running then. The store's functions may be called from any thread,
+//! several at once.
 //!
-//! **All ranks together.** `create` and the collectives are called by all ranks in one order.
-//! `split` is called by the ranks of its list.
+//! **Collective calls.** All ranks call `create` and the collectives, in the same order. The ranks
+//! in the list of `split` call `split`.
 //!
-//! **Blocking.** On the CPU (`stream` is 0) a call returns when its result is there. Every call
-//! ends: at the latest [`FusewireCall::timeout_ns`] after its start with [`CODE_TIMEOUT`], soon
-//! after `abort` with [`CODE_ABORTED`]. After the first failure the host calls `abort`, and nothing
-//! but `destroy` after that.
+//! **Blocking.** On the CPU (`stream` is 0) a call returns when its result is complete. Every call
+//! returns: at the latest [`FusewireCall::timeout_ns`] after its start, with [`CODE_TIMEOUT`], and
+//! soon after `abort`, with [`CODE_ABORTED`]. After the first failure the host calls `abort`, and
+//! after that only `destroy`.
 //!
-//! **Groups.** Between `group_start` and `group_end` come only `send` and `recv`; they run at the
-//! end, all at once, so that no order of them can deadlock. Only there a rank may send to itself.
-//! Groups may be nested.
+//! **Groups.** Only `send` and `recv` are called between `group_start` and `group_end`. They all
+//! run when the group ends, so no order of them can deadlock. A rank may send to itself only in a
+//! group. Groups may be nested.
 //!
-//! **Null.** In the table, `all_to_all` to `gather`, `barrier`, `register_memory`,
-//! `deregister_memory`, `split` and `async_error` may be null: the host composes the operations of
-//! `send`, `recv` and `all_reduce`, and does without the others. All else must be there. `error`
-//! may be null; of an error, `message` is null only where its capacity is 0. Buffers of 0 elements,
-//! and buffers that only the root uses, may be null or dangling.
+//! **Null.** In the table, `all_to_all`, `all_to_all_v`, `all_gather_v`, `scatter`, `gather`,
+//! `barrier`, `register_memory`, `deregister_memory`, `split` and `async_error` may be null. The
+//! host composes the missing operations from `send`, `recv` and `all_reduce`, and skips the other
+//! functions. All other functions must be present. `error` may be null; an error's `message` is
+//! null only if its capacity is 0. Buffers of 0 elements, and buffers that only the root uses, may
+//! be null or dangling.
 //!
-//! **Failure.** A function returns 0 or one of the codes, which it also leaves in the error with a
-//! message. Neither a panic nor an exception may leave a function, on either side.
+//! **Failure.** A function returns 0 or one of the codes. It also stores the code and a message in
+//! the error. Neither a panic nor an exception may leave a function, on either side.
 //!
-//! **Growth.** A new field is appended to the end of a struct, and the minor version counts up;
-//! whoever reads a struct looks at `struct_bytes` before it reads a field that the first version
-//! did not have. The table of an older backend is completed by nulls, the tail of a newer one is
-//! not read. Anything else is another major version, with an entry of another name.
+//! **Growth.** New fields are appended to the end of a struct, and the minor version is
+//! incremented. A reader checks `struct_bytes` before it reads a field that the first version did
+//! not have. The host fills the missing tail of an older backend's table with nulls, and ignores
+//! the extra tail of a newer one. Any other change requires a new major version, whose entry
+//! function has another name.
 #![no_std]
 
 mod codes;
@@ -55,22 +58,22 @@ use core::ffi::{c_char, c_void};
 
 pub use self::codes::*;
 
-/// What a function says of its failure. The caller owns it and the message's memory.
+/// Description of a failure. The caller owns the struct and the message's memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireError {
-    /// Bytes of this struct, as the caller knows it.
+    /// Size of this struct in bytes, as the caller knows it.
     pub struct_bytes: u32,
-    /// One of the codes.
+    /// One of the `CODE_` numbers.
     pub code: i32,
-    /// UTF-8 that ends with a zero byte; cut off where it does not fit.
+    /// UTF-8 text that ends with a zero byte; truncated if it does not fit.
     pub message: *mut c_char,
-    /// Bytes at `message`.
+    /// Capacity of `message` in bytes.
     pub message_capacity: usize,
 }
 
 impl FusewireError {
-    /// An error without a failure, whose message goes to `buffer`.
+    /// Creates an error without a failure, whose message is written to `buffer`.
     pub const fn new(buffer: &mut [u8]) -> Self {
         if let [first, ..] = buffer {
             *first = 0;
@@ -83,12 +86,12 @@ impl FusewireError {
         }
     }
 
-    /// Leaves a code and a message, cut off between two characters where it is too long.
+    /// Stores a code and a message. A message that is too long is truncated between two characters.
     ///
     /// # Safety
-    /// `error` is null, or points to an error whose message is writable for its capacity.
+    /// `error` is null, or points to a valid error whose message is writable for its capacity.
     pub unsafe fn set(error: *mut Self, code: i32, message: &str) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes null or a pointer to a valid error.
         let Some(error) = (unsafe { error.as_mut() }) else {
             return;
         };
@@ -101,19 +104,20 @@ impl FusewireError {
             end -= 1;
         }
         let target: *mut u8 = error.message.cast();
-        // SAFETY: `end` is less than the capacity, which the caller promises to be writable.
+        // SAFETY: `end` is less than the capacity, and the caller's message is writable for its
+        // capacity.
         unsafe { core::ptr::copy_nonoverlapping(message.as_ptr(), target, end) };
-        // SAFETY: as above.
+        // SAFETY: `end` is less than the capacity.
         unsafe { target.add(end).write(0) };
     }
 }
 
-/// Store for the rendezvous of the ranks of one communicator. Keys are UTF-8 without a zero byte in
-/// between, at most [`MAX_KEY_BYTES`] long; they are the communicator's own.
+/// Store for the rendezvous of the ranks of one communicator. Keys are UTF-8 without zero bytes, at
+/// most [`MAX_KEY_BYTES`] long. Other communicators do not see them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireStore {
-    /// Bytes of this struct, as the host knows it.
+    /// Size of this struct in bytes, as the host knows it.
     pub struct_bytes: u32,
     /// 0.
     pub reserved: u32,
@@ -130,8 +134,9 @@ pub struct FusewireStore {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Waits for the key and copies its value to `value`; `value_bytes` gets its length. A value
-    /// that does not fit gives [`CODE_INVALID`] and its length, and nothing is copied.
+    /// Waits for the key, copies its value to `value` and stores the value's length in
+    /// `value_bytes`. Returns [`CODE_INVALID`] and stores the length, without a copy, if the value
+    /// does not fit.
     pub get: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -144,7 +149,7 @@ pub struct FusewireStore {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Waits for the key.
+    /// Waits until the key exists.
     pub wait: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -154,8 +159,8 @@ pub struct FusewireStore {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Adds to the counter under the key, which begins at 0; `sum` (which may be null) gets the
-    /// result.
+    /// Adds to the counter under the key, which starts at 0. Stores the result in `sum`, which may
+    /// be null.
     pub add: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -168,11 +173,11 @@ pub struct FusewireStore {
     >,
 }
 
-/// What a handle is made from.
+/// Arguments of `create`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireBackendSetup {
-    /// Bytes of this struct, as the host knows it.
+    /// Size of this struct in bytes, as the host knows it.
     pub struct_bytes: u32,
     /// Minor version of the host.
     pub abi_minor: u32,
@@ -180,45 +185,45 @@ pub struct FusewireBackendSetup {
     pub rank: u32,
     /// Number of ranks.
     pub size: u32,
-    /// Kind of the device whose memory calls name: one of the `DEVICE_` numbers.
+    /// Kind of the device that holds the buffers: one of the `DEVICE_` numbers.
     pub device: u32,
     /// Number of the device among those of its kind.
     pub device_index: u32,
-    /// Bound of `create`, and of calls that have none of their own.
+    /// Timeout of `create`, and of calls without their own timeout.
     pub timeout_ns: u64,
     /// Name of the communicator.
     pub name: *const c_char,
     /// Number of hints.
     pub hint_count: usize,
-    /// Names of the hints; null where there are none.
+    /// Names of the hints; null if there are none.
     pub hint_keys: *const *const c_char,
-    /// Values of the hints, as many.
+    /// Values of the hints, `hint_count` of them.
     pub hint_values: *const *const c_char,
     /// Store for the rendezvous of the ranks.
     pub store: *const FusewireStore,
 }
 
-/// What all operations take.
+/// Arguments that all operations take.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireCall {
-    /// Bytes of this struct, as the host knows it.
+    /// Size of this struct in bytes, as the host knows it.
     pub struct_bytes: u32,
     /// Type of the elements: one of the `DTYPE_` numbers.
     pub dtype: u32,
-    /// One of the `REDUCE_` numbers; [`REDUCE_NONE`] where nothing is reduced.
+    /// One of the `REDUCE_` numbers; [`REDUCE_NONE`] for operations without a reduction.
     pub reduction: u32,
     /// 0.
     pub reserved: u32,
     /// This rank's factor of [`REDUCE_PREMUL_SUM`]; 0 otherwise.
     pub factor: f64,
-    /// Bound of the call.
+    /// Timeout of the call.
     pub timeout_ns: u64,
-    /// The device's stream as its driver names it; 0 on the CPU.
+    /// The device's stream, as a driver handle; 0 on the CPU.
     pub stream: u64,
 }
 
-/// A function with elements in and out.
+/// Type of a function with an input and an output buffer.
 pub type MoveFn = unsafe extern "C" fn(
     handle: *mut c_void,
     from: *const c_void,
@@ -228,7 +233,7 @@ pub type MoveFn = unsafe extern "C" fn(
     error: *mut FusewireError,
 ) -> i32;
 
-/// A function with elements in and out, and a root.
+/// Type of a function with an input and an output buffer, and a root.
 pub type RootedFn = unsafe extern "C" fn(
     handle: *mut c_void,
     from: *const c_void,
@@ -239,10 +244,10 @@ pub type RootedFn = unsafe extern "C" fn(
     error: *mut FusewireError,
 ) -> i32;
 
-/// A function that needs nothing.
+/// Type of a function without arguments.
 pub type PlainFn = unsafe extern "C" fn(handle: *mut c_void, error: *mut FusewireError) -> i32;
 
-/// What a backend is: see the crate's documentation for the rules. Counts are elements.
+/// Table of a backend's functions. The crate's documentation has the rules. Counts are in elements.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireBackendTable {
@@ -250,17 +255,17 @@ pub struct FusewireBackendTable {
     pub magic: u64,
     /// [`ABI_MAJOR`].
     pub abi_major: u32,
-    /// [`ABI_MINOR`] that the backend was built with.
+    /// [`ABI_MINOR`] with which the backend was built.
     pub abi_minor: u32,
-    /// Bytes of this struct, as the backend knows it.
+    /// Size of this struct in bytes, as the backend knows it.
     pub struct_bytes: u32,
     /// 0.
     pub reserved: u32,
     /// Name of the backend, for messages.
     pub name: *const c_char,
-    /// Version of the backend, for people.
+    /// Returns the version of the backend as text.
     pub version: Option<unsafe extern "C" fn() -> *const c_char>,
-    /// Makes this rank's handle; null where that failed. All ranks together.
+    /// Creates this rank's handle; null if that failed. Called by all ranks.
     pub create: Option<
         unsafe extern "C" fn(
             setup: *const FusewireBackendSetup,
@@ -269,8 +274,8 @@ pub struct FusewireBackendTable {
     >,
     /// Frees a handle.
     pub destroy: Option<unsafe extern "C" fn(handle: *mut c_void)>,
-    /// 1 where the backend itself has the operation (one of the `OPERATION_` numbers) for elements
-    /// and reduction. Asked only of operations whose function is not null.
+    /// Returns 1 if the backend itself supports the operation (one of the `OPERATION_` numbers) for
+    /// the element type and reduction. Called only for operations whose function is not null.
     pub supports: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -279,18 +284,18 @@ pub struct FusewireBackendTable {
             reduction: u32,
         ) -> i32,
     >,
-    /// 1 where reductions give the same bits on all ranks in every run, reduced in rank order with
+    /// Returns 1 if reductions give the same bits on all ranks in every run, in rank order with
     /// Fusewire's arithmetic.
     pub is_bitwise: Option<unsafe extern "C" fn(handle: *mut c_void) -> i32>,
     /// Starts a group.
     pub group_start: Option<PlainFn>,
-    /// Runs a group.
+    /// Ends a group and runs its operations.
     pub group_end: Option<PlainFn>,
-    /// Reduces `count` elements; every rank gets the result. `from` and `to` may be equal.
+    /// Reduces `count` elements and gives the result to every rank. `from` and `to` may be equal.
     pub all_reduce: Option<MoveFn>,
     /// Reduces `count` elements to the root. `from` and `to` may be equal.
     pub reduce: Option<RootedFn>,
-    /// Copies the root's elements to all.
+    /// Copies the root's elements to all ranks.
     pub broadcast: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -301,10 +306,11 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Collects `count` elements of rank r as row r of `to`. `from` may be the own row of `to`.
+    /// Gathers the `count` elements of rank r as row r of `to`. `from` may be this rank's row of
+    /// `to`.
     pub all_gather: Option<MoveFn>,
-    /// Reduces row r, of `count` elements, of every `from` to rank r. `to` may be the own row of
-    /// `from`.
+    /// Reduces row r, of `count` elements, of every `from` to rank r. `to` may be this rank's row
+    /// of `from`.
     pub reduce_scatter: Option<MoveFn>,
     /// Sends `count` elements to `peer`.
     pub send: Option<
@@ -328,10 +334,10 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Sends row r, of `count` elements, of `from` to rank r's row (this rank) of `to`. May be
-    /// null.
+    /// Sends row r of `from`, of `count` elements, to rank r, which stores it as the sender's row
+    /// of `to`. May be null.
     pub all_to_all: Option<MoveFn>,
-    /// As `all_to_all` with a count for each rank, `size` each way. May be null.
+    /// `all_to_all` with `size` counts for each direction, one per rank. May be null.
     pub all_to_all_v: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -343,7 +349,7 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// As `all_gather` with a count for each rank. May be null.
+    /// `all_gather` with one count per rank. May be null.
     pub all_gather_v: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -354,9 +360,9 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Sends row r, of `count` elements, of the root's `from` to rank r's `to`. May be null.
+    /// Sends row r of the root's `from`, of `count` elements, to rank r's `to`. May be null.
     pub scatter: Option<RootedFn>,
-    /// Collects every rank's `count` elements as row r of the root's `to`. May be null.
+    /// Gathers every rank's `count` elements as row r of the root's `to`. May be null.
     pub gather: Option<RootedFn>,
     /// Returns when all ranks have called it. May be null.
     pub barrier: Option<
@@ -366,8 +372,8 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Registers memory that will be used often; `registration` gets what `deregister_memory`
-    /// takes. May be null.
+    /// Registers memory that will be used often, and stores a registration for `deregister_memory`.
+    /// May be null.
     pub register_memory: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -385,8 +391,8 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Makes a handle of the ranks `ranks`, in that order; `part` gets it, or null where the
-    /// backend cannot (and says 0): the host then makes one by `create`. May be null.
+    /// Creates a handle of the ranks `ranks`, in that order, and stores it in `part`. Stores null
+    /// and returns 0 if the backend cannot split; the host then calls `create`. May be null.
     pub split: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -396,15 +402,15 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Ends whatever waits in the handle, on this rank and, as far as it can, on its peers. At any
-    /// time, more than once.
+    /// Ends all waits in the handle, on this rank and, if possible, on its peers. May be called at
+    /// any time and more than once.
     pub abort: Option<unsafe extern "C" fn(handle: *mut c_void)>,
-    /// A failure that the backend found by itself since the last call. May be null.
+    /// Returns a failure that the backend has detected since the last call. May be null.
     pub async_error: Option<PlainFn>,
 }
 
-// SAFETY: plain data that nobody writes; its pointers are to data and functions that live as long
-// as the process (the crate's rules).
+// SAFETY: plain data that is never written; its pointers refer to data and functions that live as
+// long as the process (the crate's rules).
 unsafe impl Sync for FusewireBackendTable {}
 
 /// Type of the function that a library exports as [`ENTRY_SYMBOL`].

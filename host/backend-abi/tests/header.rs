@@ -1,4 +1,4 @@
-//! The C header says what the Rust types say: sizes, offsets, types of the functions, numbers.
+//! The C header matches the Rust types: sizes, offsets, function types, numbers.
 
 use core::fmt::Write as _;
 use core::mem::offset_of;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use fusewire_backend_abi as abi;
 
-/// Expected lines of the C program's output, and the C lines that print them.
+/// Expected lines of the C program's output, and the C statements that print them.
 #[derive(Default)]
 struct Lines {
     expected: Vec<String>,
@@ -34,7 +34,7 @@ macro_rules! fields {
             let c = concat!("offsetof(", stringify!($name), ", ", stringify!($field), ")");
             $lines.push(what, c, offset_of!(abi::$name, $field) as u64);
         )*
-        // A field that is not listed here does not compile.
+        // A field that the test does not list fails to compile here.
         #[allow(dead_code)]
         fn all(value: &abi::$name) {
             let abi::$name { $($field: _),* } = value;
@@ -59,8 +59,8 @@ fn lines() -> Lines {
     fields!(lines, FusewireBackendSetup: struct_bytes abi_minor rank size device device_index
         timeout_ns name hint_count hint_keys hint_values store);
     fields!(lines, FusewireCall: struct_bytes dtype reduction reserved factor timeout_ns stream);
-    fields!(lines, FusewireBackendTable: magic abi_major abi_minor struct_bytes reserved name version
-        create destroy supports is_bitwise group_start group_end all_reduce reduce broadcast
+    fields!(lines, FusewireBackendTable: magic abi_major abi_minor struct_bytes reserved name
+        version create destroy supports is_bitwise group_start group_end all_reduce reduce broadcast
         all_gather reduce_scatter send recv all_to_all all_to_all_v all_gather_v scatter gather
         barrier register_memory deregister_memory split abort async_error);
     numbers!(lines: MAGIC ABI_MAJOR ABI_MINOR TABLE_BYTES_1_0 MAX_KEY_BYTES MAX_VALUE_BYTES
@@ -146,10 +146,10 @@ fn messages_are_cut_between_characters() {
     unsafe { abi::FusewireError::set(&mut error, abi::CODE_PEER, "abcdé") };
     assert_eq!(error.code, abi::CODE_PEER);
     assert_eq!(&buffer, b"abcd\0\x07");
-    // SAFETY: null is allowed.
+    // SAFETY: `set` accepts null.
     unsafe { abi::FusewireError::set(core::ptr::null_mut(), abi::CODE_PEER, "nobody") };
     let mut none = abi::FusewireError::new(&mut []);
-    // SAFETY: no memory for a message, and a capacity that says so.
+    // SAFETY: the error has no memory for a message, and its capacity is 0.
     unsafe { abi::FusewireError::set(&mut none, abi::CODE_OTHER, "lost") };
     assert_eq!(none.code, abi::CODE_OTHER);
 }

@@ -10,10 +10,10 @@ use crate::sys::{
 };
 use crate::{Error, Library, Result, result};
 
-/// A raw stream of the device; null is the default stream.
+/// Raw stream of the device; null is the default stream.
 pub type Stream = ncclStream_t;
 
-/// A reduction.
+/// Reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RedOp(pub ncclRedOp_t);
 
@@ -32,33 +32,34 @@ impl RedOp {
 
 /// One rank's handle of a communicator.
 ///
-/// Dropping it destroys the communicator, or aborts it when it has an asynchronous error or the
-/// thread panics (a destroy would then wait for peers that do not come). [`Comm::abort`] may come
-/// from any thread, also while another one is inside an operation.
+/// Dropping it destroys the communicator. It aborts it instead if the communicator has an
+/// asynchronous error or the thread panics, because a destroy would then wait for peers that have
+/// failed. [`Comm::abort`] may be called from any thread, also while another thread is inside an
+/// operation.
 #[derive(Debug)]
 pub struct Comm {
     pub(crate) library: Library,
     pub(crate) raw: ncclComm_t,
     count: usize,
     rank: usize,
-    /// Whether the handle is still live; held while it is queried or freed.
+    /// True while the handle is live. Locked while the handle is queried or freed.
     live: Mutex<bool>,
 }
 
-// SAFETY: the handle is not bound to a thread.
+// SAFETY: NCCL's handles are not bound to a thread.
 unsafe impl Send for Comm {}
-// SAFETY: safe methods hold `live` or read plain fields; the unsafe ones state their rule on
-// threads.
+// SAFETY: safe methods lock `live` or read fields that never change; unsafe methods document the
+// threads that may call them.
 unsafe impl Sync for Comm {}
 
 impl Comm {
-    /// Takes a raw communicator over.
+    /// Takes ownership of a raw communicator.
     ///
     /// # Errors
-    /// [`Error::Call`]; the communicator is then aborted.
+    /// [`Error::Call`]; the communicator is aborted in that case.
     ///
     /// # Safety
-    /// `raw` is a live, initialised communicator of `library` that nobody else frees.
+    /// `raw` is a live, initialised communicator of `library` that no other code frees.
     pub unsafe fn from_raw(library: Library, raw: ncclComm_t) -> Result<Self> {
         let mut comm = Self {
             library,
@@ -69,11 +70,11 @@ impl Comm {
         };
         let table = library.as_raw();
         let (mut count, mut rank) = (0, 0);
-        // SAFETY: `raw` is live and `count` writable.
+        // SAFETY: the caller passes a live `raw`; `count` is writable.
         comm.check("ncclCommCount", unsafe {
             (table.comm_count)(raw, &raw mut count)
         })?;
-        // SAFETY: `raw` is live and `rank` writable.
+        // SAFETY: the caller passes a live `raw`; `rank` is writable.
         comm.check("ncclCommUserRank", unsafe {
             (table.comm_user_rank)(raw, &raw mut rank)
         })?;
@@ -81,30 +82,30 @@ impl Comm {
         Ok(comm)
     }
 
-    /// The raw communicator; dangling after [`Comm::abort`].
+    /// Returns the raw communicator, which dangles after [`Comm::abort`].
     pub const fn as_raw(&self) -> ncclComm_t {
         self.raw
     }
 
-    /// Its library.
+    /// Returns the communicator's library.
     pub const fn library(&self) -> Library {
         self.library
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub const fn count(&self) -> usize {
         self.count
     }
 
-    /// This rank.
+    /// Returns this rank's number.
     pub const fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The asynchronous error, `ncclSuccess` when there is none.
+    /// Returns the asynchronous error, or `ncclSuccess` if there is none.
     ///
     /// # Errors
-    /// [`Error::Call`], [`Error::Argument`] after an abort.
+    /// [`Error::Call`]; [`Error::Argument`] after an abort.
     pub fn async_error(&self) -> Result<c_int> {
         let _live = self.alive("ncclCommGetAsyncError")?;
         let mut error = ncclSuccess;
@@ -115,22 +116,23 @@ impl Comm {
         Ok(error)
     }
 
-    /// Aborts: operations under way end, and the handle is freed. A second abort does nothing.
+    /// Aborts the communicator: running operations end, and the handle is freed. A second abort
+    /// does nothing.
     ///
     /// # Errors
-    /// [`Error::Call`]; the handle is gone even then.
+    /// [`Error::Call`]; the handle is freed even then.
     pub fn abort(&self) -> Result<()> {
         let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         if !core::mem::replace(&mut *live, false) {
             return Ok(());
         }
-        // SAFETY: the handle was live, and is marked freed.
+        // SAFETY: `live` was true and is now false, so the handle is live and is freed only once.
         let code = unsafe { (self.library.as_raw().comm_abort)(self.raw) };
         result::check(self.library.as_raw(), "ncclCommAbort", code)
     }
 
-    /// Splits: ranks of one colour form a communicator, ordered by `key`. `None` as colour joins
-    /// none. Every rank calls it. Not inside a group.
+    /// Splits the communicator: ranks with the same colour form a new one, ordered by `key`. A rank
+    /// with colour `None` joins none. Every rank must call it, outside groups.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Call`], [`Error::Argument`].
@@ -144,19 +146,19 @@ impl Comm {
         let colour = colour.map_or(Ok(NCCL_SPLIT_NOCOLOR), |colour| int(NAME, colour))?;
         drop(self.alive(NAME)?);
         let mut raw = core::ptr::null_mut();
-        // SAFETY: the handle is live; an abort meanwhile frees this call; a null configuration
-        // inherits.
+        // SAFETY: the handle is live; a concurrent abort ends this call; a null configuration
+        // inherits the parent's.
         self.check(NAME, unsafe {
             split(self.raw, colour, key, &raw mut raw, core::ptr::null_mut())
         })?;
         if raw.is_null() {
             return Ok(None);
         }
-        // SAFETY: a new communicator of the same library, owned by nobody else.
+        // SAFETY: `raw` is a new communicator of the same library, which nothing else owns.
         unsafe { Self::from_raw(self.library, raw) }.map(Some)
     }
 
-    /// Creates a sum whose inputs are first multiplied by the host scalar at `scalar`.
+    /// Creates a sum whose inputs are multiplied by the host scalar at `scalar`.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Call`], [`Error::Argument`].
@@ -176,7 +178,7 @@ impl Comm {
             .ok_or_else(|| self.lacks(NAME))?;
         let _live = self.alive(NAME)?;
         let mut op = 0;
-        // SAFETY: the caller promises `scalar`; it is read before the call returns.
+        // SAFETY: the caller passes a readable `scalar`, which is read before the call returns.
         self.check(NAME, unsafe {
             create(
                 &raw mut op,
@@ -224,32 +226,40 @@ impl Comm {
         }
     }
 
-    /// The last error is asked of no communicator: an abort may have freed this one meanwhile.
+    /// Turns a result code into an error. The last error is queried without a communicator, because
+    /// an abort may have freed this one concurrently.
     pub(crate) fn check(&self, operation: &'static str, code: c_int) -> Result<()> {
         result::check(self.library.as_raw(), operation, code)
     }
 }
 
 macro_rules! operations {
-    ($($(#[$doc:meta])* $name:ident = $symbol:literal ($($arg:ident: $ty:ty $(=> $convert:expr)?),*);)*) => {
+    (
+        $(
+            $(#[$doc:meta])*
+            $name:ident = $symbol:literal
+                ($($arg:ident: $ty:ty $(=> $convert:expr)?),*);
+        )*
+    ) => {
         impl Comm {
             $(
                 $(#[$doc])*
                 ///
                 /// # Errors
-                /// [`Error::Call`]; [`Error::Argument`] after an abort or for a rank beyond `int`.
+                /// [`Error::Call`]; [`Error::Argument`] after an abort or for a rank that exceeds
+                /// `int`.
                 ///
                 /// # Safety
-                /// Buffers have the size `nccl.h` states, in memory the library reaches, and stay
-                /// valid until the stream (or the group) has done the operation. `stream` is null
-                /// or live. One thread at a time calls operations of one communicator; only an
-                /// abort may come meanwhile.
+                /// Buffers have the size that `nccl.h` states, in memory that the library can
+                /// access, and stay valid until the stream (or the group) has completed the
+                /// operation. `stream` is null or live. Operations of one communicator are called
+                /// from one thread at a time; only an abort may run concurrently.
                 #[allow(clippy::too_many_arguments)] // as in nccl.h
                 pub unsafe fn $name(&self, $($arg: $ty,)* stream: Stream) -> Result<()> {
                     drop(self.alive($symbol)?);
                     $($(let $arg = $convert($symbol, $arg)?;)?)*
-                    // SAFETY: the caller promises buffers and stream; the handle was live just now,
-                    // and the library lets an abort overtake its operations.
+                    // SAFETY: the caller passes valid buffers and a valid stream. The handle was
+                    // live a moment ago, and the library allows an abort during its operations.
                     self.check($symbol, unsafe {
                         (self.library.as_raw().$name)($($arg,)* self.raw, stream)
                     })
@@ -264,20 +274,38 @@ fn op(_: &'static str, op: RedOp) -> Result<ncclRedOp_t> {
 }
 
 operations! {
-    /// All-reduce of `count` elements.
-    all_reduce = "ncclAllReduce" (send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, red: RedOp => op);
-    /// Reduce of `count` elements to `root`; `recv` may be null elsewhere.
-    reduce = "ncclReduce" (send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, red: RedOp => op, root: usize => int);
-    /// Broadcast of `count` elements from `root`.
-    broadcast = "ncclBroadcast" (send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, root: usize => int);
-    /// All-gather of `count` elements a rank.
-    all_gather = "ncclAllGather" (send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t);
-    /// Reduce-scatter to `count` elements a rank.
-    reduce_scatter = "ncclReduceScatter" (send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t, red: RedOp => op);
-    /// Send of `count` elements to `peer`.
-    send = "ncclSend" (buffer: *const c_void, count: usize, dtype: ncclDataType_t, peer: usize => int);
-    /// Receive of `count` elements from `peer`.
-    recv = "ncclRecv" (buffer: *mut c_void, count: usize, dtype: ncclDataType_t, peer: usize => int);
+    /// All-reduces `count` elements.
+    all_reduce = "ncclAllReduce" (
+        send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t,
+        red: RedOp => op
+    );
+    /// Reduces `count` elements to `root`; `recv` may be null on other ranks.
+    reduce = "ncclReduce" (
+        send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t,
+        red: RedOp => op, root: usize => int
+    );
+    /// Broadcasts `count` elements from `root`.
+    broadcast = "ncclBroadcast" (
+        send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t,
+        root: usize => int
+    );
+    /// All-gathers `count` elements per rank.
+    all_gather = "ncclAllGather" (
+        send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t
+    );
+    /// Reduce-scatters to `count` elements per rank.
+    reduce_scatter = "ncclReduceScatter" (
+        send: *const c_void, recv: *mut c_void, count: usize, dtype: ncclDataType_t,
+        red: RedOp => op
+    );
+    /// Sends `count` elements to `peer`.
+    send = "ncclSend" (
+        buffer: *const c_void, count: usize, dtype: ncclDataType_t, peer: usize => int
+    );
+    /// Receives `count` elements from `peer`.
+    recv = "ncclRecv" (
+        buffer: *mut c_void, count: usize, dtype: ncclDataType_t, peer: usize => int
+    );
 }
 
 impl Drop for Comm {
@@ -293,7 +321,8 @@ impl Drop for Comm {
         } else {
             table.comm_abort
         };
-        // SAFETY: the handle was live, is marked freed, and no other reference exists.
+        // SAFETY: `live` was true and is now false, and `&mut self` excludes other uses of the
+        // handle.
         let _ = unsafe { free(self.raw) };
     }
 }

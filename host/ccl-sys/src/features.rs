@@ -1,10 +1,10 @@
-//! What a library can do beyond the required functions.
+//! Optional functions of a library.
 
 use core::fmt;
 
 use crate::sys::Table;
 
-/// The optional functions that a library has.
+/// Names of the optional functions, and the presence of each in a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Features(Vec<(&'static str, bool)>);
 
@@ -13,7 +13,7 @@ impl Features {
         Self(table.optional())
     }
 
-    /// Whether the library has the function `symbol`, by its name in `nccl.h`.
+    /// Returns true if the library has the function `symbol`, by its name in `nccl.h`.
     pub fn has(&self, symbol: &str) -> bool {
         self.0.contains(&(symbol, true))
     }

@@ -1,4 +1,4 @@
-//! NCCL, NCCLX, RCCL and RCCLX behind one table of symbols, opened at run time.
+//! NCCL, NCCLX, RCCL and RCCLX through one table of symbols, opened at run time.
 //!
 //! Three layers: [`sys`] holds the raw types and the table, [`result`] turns codes into errors, and
 //! [`Library`] and [`Comm`] are the safe types. Nothing is linked: a program built with this crate

@@ -1,10 +1,10 @@
 //! An opened library.
 //!
 //! Libraries are opened with `RTLD_LOCAL | RTLD_NOW`: each has its own table, and NCCL and RCCL,
-//! whose symbols have the same names, do not see each other. `RTLD_DEEPBIND` is not used: it would
-//! also hide interposed allocators and sanitisers from the library. It would matter only where the
-//! program itself links one of the libraries. `dlmopen` is not used: a second link map gets a
-//! second CUDA runtime and driver, which share no context with ours.
+//! whose symbols have the same names, do not interfere. `RTLD_DEEPBIND` is not used, because it
+//! would also hide interposed allocators and sanitizers from the library; it would only matter if
+//! the program itself links one of the libraries. `dlmopen` is not used, because a second link map
+//! loads a second CUDA runtime and driver, which share no context with the program's.
 
 use core::ffi::c_int;
 use std::path::Path;
@@ -24,29 +24,30 @@ pub(crate) struct Inner {
     host_memory: bool,
 }
 
-/// An opened library. Copies share one table. A library is never unloaded: it leaves threads,
-/// driver callbacks and thread-local destructors behind that run its code later.
+/// An opened library. Copies share one table. A library is never unloaded, because its threads,
+/// driver callbacks and thread-local destructors run its code later.
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
     pub(crate) inner: &'static Inner,
     kind: Kind,
 }
 
-/// Opened libraries by the loader's handle, which is the same for one file under any name, and by
-/// whether AMD's own names count.
+/// Opened libraries. The key is the loader's handle, which is the same for one file under any name,
+/// and true if AMD's function names are used.
 static OPENED: Mutex<Vec<(usize, bool, &'static Inner)>> = Mutex::new(Vec::new());
 
 impl Library {
-    /// Opens a library: `path`, else the variable `FUSEWIRE_<KIND>_PATH`, else
-    /// `TORCHCOMMS_BACKEND_LIB_PATH_<KIND>`, else the usual sonames.
+    /// Opens a library: `path`, or else the variable `FUSEWIRE_<KIND>_PATH`, or else
+    /// `TORCHCOMMS_BACKEND_LIB_PATH_<KIND>`, or else the usual sonames.
     ///
     /// # Errors
-    /// [`Error::Open`] with each path tried and the loader's text, [`Error::Symbol`] when a required
-    /// symbol is absent, [`Error::Call`] when the version cannot be read.
+    /// [`Error::Open`] with each tried path and the loader's text, [`Error::Symbol`] if a required
+    /// symbol is absent, [`Error::Call`] if the version cannot be read.
     pub fn open(kind: Kind, path: Option<&Path>) -> Result<Self> {
         let mut tried = Vec::new();
         for candidate in kind.candidates(path) {
-            // SAFETY: initialisers of a library run; the caller named a communication library.
+            // SAFETY: the initialisers of a communication library, which the caller named, have no
+            // preconditions.
             match unsafe { Object::open(Some(&candidate), RTLD_LOCAL | RTLD_NOW) } {
                 Ok(object) => {
                     let inner = adopt(object, candidate.display().to_string(), kind.is_rccl())?;
@@ -62,48 +63,48 @@ impl Library {
         })
     }
 
-    /// Which library was asked for.
+    /// Returns the kind of the library that the caller requested.
     pub const fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The name or path it was first opened by.
+    /// Returns the name or path with which the library was first opened.
     pub fn path(&self) -> &str {
         &self.inner.path
     }
 
-    /// The version it reported when it was opened.
+    /// Returns the version that the library reported when it was opened.
     pub const fn version(&self) -> Version {
         self.inner.version
     }
 
-    /// Its optional functions.
+    /// Returns the optional functions of the library.
     pub const fn features(&self) -> &'static Features {
         &self.inner.features
     }
 
-    /// The library's text for a result code.
+    /// Returns the library's text for a result code.
     pub fn error_text(&self, code: c_int) -> String {
         result::code_text(&self.inner.table, code)
     }
 
-    /// Whether it works on host memory: only a fake for tests says so, by
+    /// Returns true if the library works on host memory. Only the test fake does; it exports
     /// `fusewireCclFakeHostMemory`.
     pub const fn uses_host_memory(&self) -> bool {
         self.inner.host_memory
     }
 
-    /// The raw functions.
+    /// Returns the raw functions.
     pub const fn as_raw(&self) -> &'static Table {
         &self.inner.table
     }
 
-    /// A configuration with nothing set, in a layout this library reads.
+    /// Returns a configuration with nothing set, in a layout that this library can read.
     pub const fn config(&self) -> ncclConfig_t {
         ncclConfig_t::new(self.inner.version)
     }
 
-    /// A new id for the ranks of one communicator.
+    /// Creates an id for the ranks of one communicator.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -118,10 +119,11 @@ impl Library {
     }
 
     /// Joins a communicator of `count` ranks as `rank`, on the thread's current device. Blocks
-    /// until every rank joins. Not inside a group: the handle would be written only at its end.
+    /// until every rank has joined. Must not be called inside a group, because the handle would be
+    /// written only at the end of the group.
     ///
     /// # Errors
-    /// [`Error::Call`], among them a machine without a device.
+    /// [`Error::Call`], also on a machine without a device.
     pub fn init_rank(&self, count: usize, id: ncclUniqueId, rank: usize) -> Result<Comm> {
         let (count, rank) = (
             int("ncclCommInitRank", count)?,
@@ -131,16 +133,16 @@ impl Library {
         // SAFETY: `raw` is writable and outlives the call, which blocks.
         let code = unsafe { (self.inner.table.comm_init_rank)(&raw mut raw, count, id, rank) };
         self.check("ncclCommInitRank", code)?;
-        // SAFETY: `raw` is a new communicator of this library, owned by nobody else.
+        // SAFETY: `raw` is a new communicator of this library, which nothing else owns.
         unsafe { Comm::from_raw(*self, raw) }
     }
 
-    /// Opens a group of calls; [`Group::end`] starts them together.
+    /// Opens a group of calls, which [`Group::end`] starts together.
     ///
     /// # Errors
     /// [`Error::Call`].
     pub fn group(&self) -> Result<Group> {
-        // SAFETY: takes nothing.
+        // SAFETY: the function has no arguments and no preconditions.
         let code = unsafe { (self.inner.table.group_start)() };
         self.check("ncclGroupStart", code)?;
         Ok(Group {
@@ -161,15 +163,15 @@ impl Library {
 pub struct Group {
     library: Library,
     open: bool,
-    /// Groups belong to a thread.
+    /// Not `Send`: a group belongs to a thread.
     thread: core::marker::PhantomData<*const ()>,
 }
 
 impl Group {
-    /// Ends the group: its calls start.
+    /// Ends the group and starts its calls.
     ///
     /// # Errors
-    /// [`Error::Call`] with the first failure of its calls.
+    /// [`Error::Call`] with the first failure of the group's calls.
     pub fn end(mut self) -> Result<()> {
         self.open = false;
         // SAFETY: this thread opened the group.
@@ -187,15 +189,15 @@ impl Drop for Group {
     }
 }
 
-/// A count, rank or root as a C `int`.
+/// Converts a count, rank or root to a C `int`.
 pub(crate) fn int(operation: &'static str, value: usize) -> Result<c_int> {
     c_int::try_from(value).map_err(|_| Error::Argument {
         operation,
-        reason: "does not fit a C int",
+        reason: "exceeds the range of a C int",
     })
 }
 
-/// Reads the table of a library just opened, or finds that of an earlier opening.
+/// Loads the table of a newly opened library, or returns the table of an earlier opening.
 fn adopt(object: Object, path: String, rccl: bool) -> Result<&'static Inner> {
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let handle = object.into_raw();
@@ -203,7 +205,7 @@ fn adopt(object: Object, path: String, rccl: bool) -> Result<&'static Inner> {
     if let Some((_, _, inner)) = opened.iter().find(earlier) {
         return Ok(inner);
     }
-    // SAFETY: `handle` came from `into_raw` just now.
+    // SAFETY: `handle` is the result of `into_raw`.
     let object = core::mem::ManuallyDrop::new(unsafe { Object::from_raw(handle) });
     let lacks = |symbol| Error::Symbol {
         path: path.clone(),
@@ -211,17 +213,18 @@ fn adopt(object: Object, path: String, rccl: bool) -> Result<&'static Inner> {
     };
     const VERSION: &str = "ncclGetVersion";
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
-    // SAFETY: the signature of nccl.h.
+    // SAFETY: `GetVersion` is the signature in nccl.h.
     let get_version: GetVersion =
         unsafe { find(&object, VERSION) }.ok_or_else(|| lacks(VERSION))?;
     let mut code = 0;
     // SAFETY: `code` is writable.
     let answer = unsafe { get_version(&raw mut code) };
     let version = Version::new(code);
-    // SAFETY: the symbols are those of nccl.h, and the object is never unloaded (ManuallyDrop).
+    // SAFETY: the symbols have the signatures of nccl.h, and the object is never unloaded
+    // (`ManuallyDrop`).
     let table = unsafe { Table::load(&object, version, rccl) }.map_err(lacks)?;
     result::check(&table, VERSION, answer)?;
-    // SAFETY: the fake's own function, which takes nothing.
+    // SAFETY: the fake's function has no arguments and returns an int.
     let host_memory = unsafe {
         find::<unsafe extern "C" fn() -> c_int>(&object, "fusewireCclFakeHostMemory")
             .is_some_and(|says| says() == 1)

@@ -1,4 +1,4 @@
-//! Where a library is looked for.
+//! Search paths of the libraries.
 
 use core::fmt;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
-    /// The name in environment variables.
+    /// Returns the name in environment variables.
     const fn name(self) -> &'static str {
         match self {
             Self::Nccl => "NCCL",
@@ -33,7 +33,7 @@ impl Kind {
         }
     }
 
-    /// Whether AMD's own names of functions count.
+    /// Returns true if AMD's function names are used.
     pub(crate) const fn is_rccl(self) -> bool {
         matches!(self, Self::Rccl | Self::Rcclx)
     }
@@ -54,8 +54,8 @@ impl Kind {
         }
     }
 
-    /// Returns the paths to try, in order. A path that the caller gave is the only one: falling
-    /// back to another library than the one asked for would be a surprise.
+    /// Returns the paths to try, in order. A path that the caller gave is the only one, because
+    /// another library than the requested one would be unexpected.
     pub(crate) fn candidates(self, path: Option<&Path>) -> Vec<PathBuf> {
         let name = self.name();
         path.map(Path::to_path_buf)

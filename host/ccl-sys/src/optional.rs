@@ -1,4 +1,4 @@
-//! What a communicator can do where its library has the function.
+//! Optional functions of a communicator, which not every library has.
 
 use core::ffi::c_void;
 
@@ -6,13 +6,13 @@ use crate::sys::ncclDataType_t;
 use crate::{Comm, Library, Result, Stream, result};
 
 impl Comm {
-    /// All-to-all of `count` elements between any two ranks.
+    /// Exchanges `count` elements between every two ranks.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`], [`crate::Error::Call`], [`crate::Error::Argument`].
     ///
     /// # Safety
-    /// As [`Comm::all_gather`]; both buffers hold `count` elements a rank.
+    /// The conditions of [`Comm::all_gather`]; both buffers hold `count` elements per rank.
     pub unsafe fn all_to_all(
         &self,
         send: *const c_void,
@@ -25,27 +25,28 @@ impl Comm {
         let table = self.library.as_raw();
         let all_to_all = table.all_to_all.ok_or_else(|| self.lacks(NAME))?;
         drop(self.alive(NAME)?);
-        // SAFETY: the caller promises buffers and stream; the library lets an abort overtake its
-        // operations.
+        // SAFETY: the caller passes valid buffers and a valid stream; the library allows an abort
+        // during its operations.
         self.check(NAME, unsafe {
             all_to_all(send, recv, count, dtype, self.raw, stream)
         })
     }
 
-    /// Registers memory that its operations will use often; returns a handle.
+    /// Registers memory that operations will use often. Returns a handle.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`], [`crate::Error::Call`], [`crate::Error::Argument`].
     ///
     /// # Safety
-    /// `buffer` holds `bytes` bytes in memory the library reaches, until [`Comm::deregister`].
+    /// `buffer` holds `bytes` bytes in memory that the library can access, until
+    /// [`Comm::deregister`].
     pub unsafe fn register(&self, buffer: *mut c_void, bytes: usize) -> Result<*mut c_void> {
         const NAME: &str = "ncclCommRegister";
         let table = self.library.as_raw();
         let register = table.comm_register.ok_or_else(|| self.lacks(NAME))?;
         let _live = self.alive(NAME)?;
         let mut handle = core::ptr::null_mut();
-        // SAFETY: the handle is live while `_live` is held; the caller promises the memory.
+        // SAFETY: the handle is live while `_live` is locked; the caller passes valid memory.
         self.check(NAME, unsafe {
             register(self.raw, buffer, bytes, &raw mut handle)
         })?;
@@ -64,12 +65,13 @@ impl Comm {
         let table = self.library.as_raw();
         let deregister = table.comm_deregister.ok_or_else(|| self.lacks(NAME))?;
         let _live = self.alive(NAME)?;
-        // SAFETY: the communicator is live while `_live` is held; the caller promises the handle.
+        // SAFETY: the communicator is live while `_live` is locked; the caller passes a registered
+        // handle.
         self.check(NAME, unsafe { deregister(self.raw, handle) })
     }
 }
 
-/// Memory of the current device that the library allocated; freed when it is dropped.
+/// Memory on the current device that the library allocated. Freed on drop.
 #[derive(Debug)]
 pub struct Memory {
     library: Library,
@@ -78,7 +80,7 @@ pub struct Memory {
 
 // SAFETY: device memory is not bound to a thread.
 unsafe impl Send for Memory {}
-// SAFETY: nothing is read or written through this type.
+// SAFETY: no method reads or writes the memory.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -101,7 +103,7 @@ impl Memory {
         Ok(Self { library, at })
     }
 
-    /// Its address on the device.
+    /// Returns the address on the device.
     pub const fn as_ptr(&self) -> *mut c_void {
         self.at
     }
@@ -110,7 +112,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(free) = self.library.as_raw().mem_free {
-            // SAFETY: allocated by the same library, and freed once.
+            // SAFETY: `at` was allocated by the same library, and is freed only here.
             let _ = unsafe { free(self.at) };
         }
     }

@@ -1,22 +1,22 @@
-//! Codes of the library as errors.
+//! Result codes of the library as errors.
 
 use core::ffi::CStr;
 
 use crate::sys::{Table, ncclResult_t, ncclSuccess};
 
-/// The result of this crate's functions.
+/// Result of this crate's functions.
 pub type Result<T> = core::result::Result<T, Error>;
 
-/// What a library answered to one call.
+/// Failure of one library call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The C function.
+    /// Name of the C function.
     pub operation: &'static str,
-    /// Its result code.
+    /// Result code.
     pub code: ncclResult_t,
     /// `ncclGetErrorString` of the code.
     pub name: String,
-    /// `ncclGetLastError`, where the library has it and it said something.
+    /// `ncclGetLastError`, if the library has the function and its text is not empty.
     pub last: Option<String>,
 }
 
@@ -36,25 +36,25 @@ pub enum Error {
     /// No library could be opened.
     #[error("open {kind}: {}; install {install}", tried.join("; "))]
     Open {
-        /// The library that was asked for.
+        /// The requested library.
         kind: crate::Kind,
-        /// Each name or path with the loader's text.
+        /// Each tried name or path with the loader's text.
         tried: Vec<String>,
-        /// What to install or set.
+        /// Package to install, or variable to set.
         install: &'static str,
     },
     /// The library that was opened lacks a required symbol.
     #[error("open {path}: it has no {symbol}")]
     Symbol {
-        /// The name or path.
+        /// The name or path of the library.
         path: String,
-        /// The first symbol that is absent.
+        /// The first absent symbol.
         symbol: &'static str,
     },
     /// The library lacks an optional function.
     #[error("{symbol}: this library ({version}) does not have it")]
     Unsupported {
-        /// The function.
+        /// Name of the function.
         symbol: &'static str,
         /// The version of the library.
         version: crate::Version,
@@ -62,17 +62,17 @@ pub enum Error {
     /// A rank, count or root does not fit a C `int`, or the communicator was aborted.
     #[error("{operation}: {reason}")]
     Argument {
-        /// The C function that was not called.
+        /// Name of the C function that was not called.
         operation: &'static str,
-        /// Why.
+        /// Reason for the refusal.
         reason: &'static str,
     },
-    /// The library refused or failed.
+    /// A library call failed.
     #[error("{0}")]
     Call(Failure),
 }
 
-/// Turns a code into a result, with the library's own texts.
+/// Turns a result code into a result, with the library's own messages.
 ///
 /// # Errors
 /// [`Error::Call`] for every code but `ncclSuccess`.
@@ -82,8 +82,8 @@ pub fn check(table: &Table, operation: &'static str, code: ncclResult_t) -> Resu
     }
     let name = code_text(table, code);
     let last = table.get_last_error.and_then(|get| {
-        // SAFETY: null is taken: the last error of any communicator. An abort may have freed the
-        // one at hand.
+        // SAFETY: null returns the last error of any communicator. The current one is not passed,
+        // because an abort may have freed it.
         text(unsafe { get(core::ptr::null_mut()) })
     });
     Err(Error::Call(Failure {
@@ -94,18 +94,18 @@ pub fn check(table: &Table, operation: &'static str, code: ncclResult_t) -> Resu
     }))
 }
 
-/// The library's text for `code`.
+/// Returns the library's text for `code`.
 pub(crate) fn code_text(table: &Table, code: ncclResult_t) -> String {
-    // SAFETY: takes any integer and returns a static string.
+    // SAFETY: `ncclGetErrorString` accepts any integer and returns a static string.
     text(unsafe { (table.get_error_string)(code) }).unwrap_or_default()
 }
 
-/// A C string of the library, `None` when null or empty.
+/// Converts a C string of the library; `None` if it is null or empty.
 fn text(string: *const core::ffi::c_char) -> Option<String> {
     if string.is_null() {
         return None;
     }
-    // SAFETY: not null, and the library ends its strings with a zero.
+    // SAFETY: not null, and the library terminates its strings with a zero byte.
     let text = unsafe { CStr::from_ptr(string) }
         .to_string_lossy()
         .trim()

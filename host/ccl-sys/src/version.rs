@@ -1,24 +1,24 @@
-//! The version number of a library.
+//! Version number of a library.
 
 use core::fmt;
 
-/// A version as `ncclGetVersion` codes it: `major * 1000 + minor * 100 + patch` up to 2.8, and
+/// Version in the encoding of `ncclGetVersion`: `major * 1000 + minor * 100 + patch` up to 2.8, and
 /// `major * 10000 + minor * 100 + patch` from 2.9 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(i32);
 
 impl Version {
-    /// The version of a code.
+    /// Creates a version from its code.
     pub const fn new(code: i32) -> Self {
         Self(code)
     }
 
-    /// The code.
+    /// Returns the code.
     pub const fn code(self) -> i32 {
         self.0
     }
 
-    /// Major, minor and patch.
+    /// Returns major, minor and patch.
     pub const fn parts(self) -> (i32, i32, i32) {
         let major = if self.0 < 10_000 { 1_000 } else { 10_000 };
         (self.0 / major, self.0 % major / 100, self.0 % 100)

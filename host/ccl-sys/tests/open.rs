@@ -1,4 +1,4 @@
-//! Opening libraries: one that is missing, one that is no such library, and the real NCCL.
+//! Opening libraries: a missing one, an unrelated one, and the real NCCL.
 
 use std::path::Path;
 
@@ -38,7 +38,8 @@ fn other_library_lacks_the_symbols() {
     );
 }
 
-/// A machine without a GPU answers with an error; one with a GPU makes a communicator of one rank.
+/// Expects an error on a machine without a GPU, and creates a communicator of one rank on one with
+/// a GPU.
 #[test]
 fn real_nccl() {
     let library = match Library::open(Kind::Nccl, None) {
@@ -75,7 +76,7 @@ fn real_nccl() {
     }
 }
 
-/// Skips with a printed reason; `FUSEWIRE_REQUIRE` naming `what` makes it a failure.
+/// Prints the reason for a skipped test; fails instead if `FUSEWIRE_REQUIRE` contains `what`.
 fn skip(what: &str, reason: &str) {
     let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
     assert!(

@@ -29,7 +29,7 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-// Gloo's store over the caller's rendezvous, with one deadline for the whole rendezvous.
+// Gloo's store interface on the caller's rendezvous, with one deadline for the whole rendezvous.
 class RustStore : public gloo::rendezvous::Store {
  public:
   RustStore(const StoreBox& store, Milliseconds timeout)
@@ -42,7 +42,7 @@ class RustStore : public gloo::rendezvous::Store {
     });
   }
 
-  // Gloo gets some keys without waiting for them first.
+  // Gloo gets some keys without a prior wait.
   std::vector<char> get(const std::string& key) override {
     wait({key});
     std::vector<char> value;
@@ -57,9 +57,10 @@ class RustStore : public gloo::rendezvous::Store {
     wait(keys, Milliseconds::zero());
   }
 
-  // Gloo's own time-out is a fifth of the caller's, see `connect`; ours is what is left.
+  // Ignores Gloo's timeout, which is a fifth of the caller's (see `connect`), and uses the
+  // remaining time.
   void wait(const std::vector<std::string>& keys, const Milliseconds&) override {
-    // Rounded up, so that a wait which used it all ends after the deadline.
+    // Rounded up, so that a wait that uses the whole time ends after the deadline.
     const auto left = std::chrono::ceil<Milliseconds>(deadline_ - Clock::now());
     const auto names = join(keys);
     guarded(names, [&] { store_.wait(keys, uint64_t(std::max<int64_t>(left.count(), 0))); });
@@ -89,7 +90,7 @@ class RustStore : public gloo::rendezvous::Store {
     }
   }
 
-  // Gloo's keys are a rank, or "rank_" and a rank.
+  // Gloo's keys are a rank number, optionally with the prefix "rank_".
   static int peer(const std::string& key) {
     const auto digits = key.rfind("rank_", 0) == 0 ? key.substr(5) : key;
     const auto isDigit = [](char c) { return c >= '0' && c <= '9'; };
@@ -119,7 +120,7 @@ gloo::AllreduceOptions::Func reduction(uint8_t dtype, uint8_t op) {
 template <typename T, typename Options>
 void bind(Options& options, const uint8_t* input, uint8_t* output, size_t count) {
   if (input != output) {
-    // Never written: Gloo's buffers are of one kind for both directions.
+    // The input is never written. Gloo uses one buffer type for both directions.
     options.setInput(reinterpret_cast<T*>(const_cast<uint8_t*>(input)), count);
   }
   options.setOutput(reinterpret_cast<T*>(output), count);
@@ -193,7 +194,7 @@ void Bridge::run(const Call& call, Operation&& operation) const {
   } catch (const Failure&) {
     throw;
   } catch (const std::exception& error) {
-    // A connection closed under an operation shows in many ways.
+    // A connection that is closed during an operation appears as one of many errors.
     if (registry_->aborted()) {
       throw Failure(
           Failure::kAborted, -1, std::string("the context was aborted: ") + error.what());
@@ -337,8 +338,8 @@ void Bridge::batch(rust::Slice<const Message> messages, uint8_t prefix, const Ca
       auto* ptr = reinterpret_cast<void*>(message.address);
       buffers.push_back(context_->createUnboundBuffer(ptr, message.bytes));
     }
-    // Posting never blocks, so all of it is in flight before the first wait. Receives go first, so
-    // that a peer's data has a buffer.
+    // Posting never blocks, so all messages are in flight before the first wait. Receives are
+    // posted first, so that a buffer exists for the peer's data.
     for (const bool send : {false, true}) {
       for (size_t i = 0; i < messages.size(); i++) {
         const auto& message = messages[i];
@@ -384,7 +385,7 @@ std::unique_ptr<Bridge> connect(
   }
   auto device = gloo::transport::tcp::CreateDevice(attr);
   auto context = std::make_shared<MeshContext>(rank, size);
-  // Gloo waits five times the time-out for a connection to come up.
+  // Gloo waits five times the timeout for a connection to be established.
   context->setTimeout(Milliseconds(std::max<uint64_t>(timeout_ms / 5, 1)));
   RustStore bridge(store, Milliseconds(timeout_ms));
   context->connectFullMesh(bridge, device);

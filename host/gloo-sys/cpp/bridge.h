@@ -1,5 +1,5 @@
-// The face that Rust sees: one class with a method for each operation. Everything thrown below it is
-// turned into a Rust error here; nothing passes as an exception.
+// Interface to Rust: one class with a method for each operation. It converts every exception thrown
+// below it to a Rust error; no exception leaves it.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct Call;
 struct Message;
 struct StoreBox;
 
-// The kind and the peer of what was thrown, and its text, in one line that Rust takes apart.
+// Formats kind, peer and message of an exception as one line, which Rust parses.
 std::string describe(const std::exception& error) noexcept;
 
 class MeshContext : public gloo::rendezvous::Context {
@@ -96,8 +96,8 @@ std::unique_ptr<Bridge> connect(
 namespace rust {
 namespace behavior {
 
-// Chosen by cxx in place of its own: keeps the kind of the failure, and stops what is no
-// std::exception too.
+// Replaces cxx's default: keeps the kind of the failure, and also catches objects that are no
+// std::exception.
 template <typename Try, typename Fail>
 static void trycatch(Try&& func, Fail&& fail) noexcept {
   try {

@@ -9,18 +9,18 @@ namespace fusewire_gloo {
 
 namespace {
 
-// How often a wait looks after its peer.
+// Interval at which a wait checks its peer's connection.
 constexpr auto kTick = std::chrono::milliseconds(50);
 
-// A slot that no operation has, and no length changes.
+// A slot that no operation uses. `slotFor` does not apply to it.
 constexpr uint64_t kCanarySlot = 0x7Full << 40;
 
 thread_local Clock::time_point deadline = Clock::time_point::max();
 thread_local Clock::time_point begin = Clock::time_point::min();
 
-// Gloo leaves the upper 16 bits of a slot unused. The length goes there: a peer that posts another
-// length then never matches, and the operation times out. Without it the transport's own thread
-// finds the difference, throws, and takes the process down.
+// Gloo leaves the upper 16 bits of a slot unused, so the length is stored there: a peer that posts
+// another length never matches, and the operation times out. Without it, the transport's thread
+// detects the difference and throws, which ends the process.
 uint64_t slotFor(uint64_t slot, size_t nbytes) {
   const uint64_t mixed = (uint64_t(nbytes) * 0x9E3779B97F4A7C15ull) >> 48;
   return slot ^ (mixed << 48);
@@ -33,13 +33,13 @@ std::string withPeer(const std::string& text, const char* what, int peer) {
   return text + " (" + what + " rank " + std::to_string(peer) + ")";
 }
 
-// Whether a message is done, by a wait of no time. If it is not, Gloo closes all connections, which
-// is what happens to a context with a broken one anyway.
+// Returns true if a message is complete, by a wait with timeout zero. If it is not complete, Gloo
+// closes all connections, which are to be closed anyway because one is broken.
 template <typename Once>
 bool finished(const Once& once) {
   try {
     while (!once(std::chrono::milliseconds::zero())) {
-      // An interruption that came before; the next wait answers.
+      // An earlier interruption; the next wait returns the result.
     }
     return true;
   } catch (const gloo::IoException&) {
@@ -86,7 +86,8 @@ void Registry::tick() {
 void Registry::add(GuardedBuffer* buffer) {
   std::lock_guard<std::mutex> lock(mutex_);
   buffers_.insert(buffer);
-  // Between ticks nobody need wake up: a steady run of operations costs no signal.
+  // The thread is notified only if it is idle, so operations in close sequence cost no
+  // notification.
   if (idle_) {
     idle_ = false;
     changed_.notify_all();
@@ -134,7 +135,7 @@ void Watch::check(int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (size_t rank = 0; rank < canaries_.size(); rank++) {
     if (canaries_[rank] && (peer < 0 || size_t(peer) == rank)) {
-      // A wait that was aborted before it began returns at once, but first throws what is signalled.
+      // A wait that was aborted before it began returns at once, but first throws a reported error.
       canaries_[rank]->abortWaitRecv();
       canaries_[rank]->waitRecv(nullptr, kTick);
     }
@@ -155,7 +156,7 @@ std::chrono::milliseconds Deadline::clamp(std::chrono::milliseconds timeout) {
     return timeout;
   }
   const auto zero = std::chrono::milliseconds::zero();
-  // Rounded up: nothing ends before its time.
+  // Rounded up, so that no wait ends before its deadline.
   const auto left =
       std::max(zero, std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
   return timeout == gloo::transport::kUnsetTimeout ? left : std::min(left, timeout);
@@ -200,7 +201,7 @@ GuardedBuffer::post(Direction direction, int peer, size_t offset, size_t nbytes)
     auto& queue = direction == Direction::kSend ? sends_ : recvs_;
     queue.push_back(Posted{std::move(buffer), peer});
   }
-  // After the push: an abort from here on finds the message, an earlier one is seen here.
+  // After the push: a later abort finds the message, and an earlier one is detected here.
   registry_->throwIfAborted();
   return raw;
 }
@@ -261,12 +262,12 @@ bool GuardedBuffer::wait(Direction direction, int* rank, std::chrono::millisecon
       if (once(std::max(left, std::chrono::milliseconds::zero()))) {
         break;
       }
-      // Interrupted: by an abort, or by the registry's thread.
+      // Interrupted by an abort, or by the registry's thread.
       registry_->throwIfAborted();
       try {
         watch_->check(peer);
       } catch (const gloo::IoException& broken) {
-        // What came before the end of the connection counts.
+        // Data that arrived before the end of the connection is valid.
         if (!finished(once)) {
           throw Failure(Failure::kIo, peer, withPeer(broken.what(), what, peer));
         }
@@ -278,7 +279,7 @@ bool GuardedBuffer::wait(Direction direction, int* rank, std::chrono::millisecon
     if (!isTimeout(text)) {
       throw Failure(Failure::kIo, peer, text);
     }
-    // Gloo's text has the last wait only.
+    // Gloo's message has the duration of the last wait only.
     const auto total = std::to_string(Deadline::elapsed().count());
     throw Failure(Failure::kTimeout, peer, text + ", after " + total + " ms in all");
   }

@@ -1,5 +1,5 @@
-// What stands between Gloo's algorithms and its TCP transport: a deadline for the whole operation,
-// an abort from another thread, and the peer's rank in every failure.
+// Layer between Gloo's algorithms and its TCP transport. Adds a deadline for the whole operation,
+// an abort from another thread, and the peer's rank to every failure.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ namespace fusewire_gloo {
 
 using Clock = std::chrono::steady_clock;
 
-// The only exception that this side throws: its kind becomes the variant of the Rust error.
+// The only exception type thrown on the C++ side. Its kind becomes the variant of the Rust error.
 struct Failure : std::runtime_error {
   enum Kind : char {
     kTimeout = 'T',
@@ -36,16 +36,17 @@ struct Failure : std::runtime_error {
       : std::runtime_error(text), kind(kind), peer(peer) {}
 
   const Kind kind;
-  const int peer; // -1: not known
+  const int peer; // -1 if unknown
 };
 
-// Whether Gloo's text speaks of a time-out: this version throws IoException for both.
+// Returns true if Gloo's message describes a timeout. This version of Gloo throws IoException for
+// both.
 bool isTimeout(const std::string& text);
 
 class GuardedBuffer;
 
-// The buffers of a context that are alive, so that an abort finds the waits in progress. While there
-// are any, a thread interrupts their waits now and then, to let them look after their peers.
+// The live buffers of a context, so that an abort finds the waits in progress. While there are any,
+// a thread periodically interrupts their waits, so that they check their peers' connections.
 class Registry {
  public:
   Registry();
@@ -68,14 +69,14 @@ class Registry {
   std::thread ticker_;
 };
 
-// Detects the end of the connection to each peer. Gloo signals the end of a connection to
-// receives that have not begun, but not to a message half way through: without this, such a wait
-// lasts until its time-out. So for each peer a receive is posted that is never matched.
+// Detects the end of the connection to each peer. Gloo reports the end of a connection to receives
+// that have not begun, but not to a partially received message, whose wait would then last until
+// its timeout. Therefore a receive is posted for each peer that is never matched.
 class Watch {
  public:
   explicit Watch(gloo::transport::Context& transport);
 
-  // Throws what ended the connection to `peer`, if anything did.
+  // Throws the error that ended the connection to `peer`, if there was one.
   void check(int peer);
 
  private:
@@ -83,7 +84,7 @@ class Watch {
   std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>> canaries_;
 };
 
-// The deadline of the operation that runs on this thread. Gloo itself bounds each wait, not the sum.
+// Deadline of the operation that runs on this thread. Gloo bounds each wait, but not their sum.
 class Deadline {
  public:
   explicit Deadline(std::chrono::milliseconds timeout);
@@ -91,19 +92,19 @@ class Deadline {
   Deadline(const Deadline&) = delete;
   Deadline& operator=(const Deadline&) = delete;
 
-  // What is left of `timeout` on this thread; never negative.
+  // Returns the part of `timeout` that remains on this thread; never negative.
   static std::chrono::milliseconds clamp(std::chrono::milliseconds timeout);
 
-  // How long the operation on this thread has run.
+  // Returns the duration of the current operation on this thread.
   static std::chrono::milliseconds elapsed();
 
  private:
   const Clock::time_point previous_;
 };
 
-// One transport buffer for each message, waited for in the order of posting. Gloo's algorithms count
-// completions, and rely on their order for one peer only, which the transport keeps; so a wait here
-// knows exactly whose message it waits for.
+// One transport buffer for each message, waited for in the order of posting. Gloo's algorithms
+// count completions and rely on their order only within one peer, which the transport preserves.
+// Each wait therefore knows the peer of its message.
 class GuardedBuffer : public gloo::transport::UnboundBuffer {
  public:
   GuardedBuffer(
@@ -137,13 +138,13 @@ class GuardedBuffer : public gloo::transport::UnboundBuffer {
   const std::shared_ptr<gloo::transport::Context> transport_;
   const std::shared_ptr<Registry> registry_;
   const std::shared_ptr<Watch> watch_;
-  // Held for the two queues; only the thread of the operation changes them, an abort reads them.
+  // Protects the two queues. Only the operation's thread changes them; an abort reads them.
   std::mutex mutex_;
   std::deque<Posted> sends_;
   std::deque<Posted> recvs_;
 };
 
-// The transport's context, with guarded buffers in place of its own.
+// The transport's context, with guarded buffers instead of its own.
 class GuardedContext : public gloo::transport::Context {
  public:
   GuardedContext(

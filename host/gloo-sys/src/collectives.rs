@@ -1,11 +1,12 @@
-//! The collectives, over raw host pointers. Data movers count bytes, reductions count elements.
+//! Collectives over raw host pointers. Operations without a reduction count bytes, reductions count
+//! elements.
 
 use crate::context::{Call, Context};
 use crate::error::Error;
 use crate::p2p::{GATHERV, Transfer};
 use crate::reduction::{DataType, ReduceOp};
 
-/// Where the parts of a buffer with unequal counts begin, and where it ends.
+/// Returns the offsets of the parts of a buffer with unequal counts, and its end.
 fn offsets(operation: &'static str, counts: &[usize]) -> Result<Vec<usize>, Error> {
     let mut ends = vec![0];
     let mut end = 0_usize;
@@ -25,7 +26,7 @@ impl Context {
         code.ok_or_else(|| {
             Error::invalid(
                 operation,
-                format!("root {root} in a group of {}", self.size()),
+                format!("root {root} is not a rank of a group of {}", self.size()),
             )
         })
     }
@@ -38,7 +39,7 @@ impl Context {
         offsets(operation, counts)
     }
 
-    /// Bytes of one part, if `size` of them fit the address space.
+    /// Returns the size in bytes of all parts, if it does not exceed the address space.
     fn check_total(&self, operation: &'static str, bytes: usize) -> Result<usize, Error> {
         bytes
             .checked_mul(self.size())
@@ -68,22 +69,25 @@ impl Context {
             .iter()
             .any(|(pointer, bytes)| *bytes > 0 && pointer.is_null())
         {
-            return Err(Error::invalid(operation, "a null pointer"));
+            return Err(Error::invalid(
+                operation,
+                "a buffer that is not empty is null",
+            ));
         }
         Ok(())
     }
 
-    /// Reduces `count` elements over all ranks; every rank gets the result. A ring: the time is
-    /// that of moving the data twice, and the result has the same bits on all ranks, but the order
-    /// of the sum depends on the element's index, and small floats are rounded at each step. In
-    /// place where `input == output`. With 0 elements nothing is sent.
+    /// Reduces `count` elements over all ranks; every rank gets the result. Uses a ring, so the
+    /// time is that of moving the data twice. The result has the same bits on all ranks, but the
+    /// order of the sum depends on the element's index, and small floats are rounded at each step.
+    /// In place if `input == output`. With 0 elements nothing is sent.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for bit operations on floats; else what the connections do.
+    /// [`Error::Invalid`] for bit operations on floats, or a connection error.
     ///
     /// # Safety
-    /// `input` is valid for reads and `output` for writes of `count` elements, until the call
-    /// returns; nobody else writes them meanwhile; they are equal or apart.
+    /// `input` is valid for reads and `output` for writes of `count` elements until the call
+    /// returns. No other code writes them during the call. They are equal or disjoint.
     pub unsafe fn allreduce(
         &self,
         input: *const u8,
@@ -101,22 +105,23 @@ impl Context {
         }
         self.run(NAME, call, |bridge, call| {
             let element = dtype.size();
-            // SAFETY: the caller's promise, for `count` elements of `element` bytes.
+            // SAFETY: the caller's buffers hold `count` elements of `element` bytes, which is the
+            // size of `dtype`.
             unsafe { bridge.allreduce(input, output, count, element, dtype as u8, op as u8, call) }
         })
     }
 
-    /// Reduces `count` elements over all ranks; `root` gets the result in `output`, which the
-    /// others do not use. In place where `input == output`. With 0 elements nothing is sent.
+    /// Reduces `count` elements over all ranks. `root` gets the result in `output`; other ranks do
+    /// not use `output`. In place if `input == output`. With 0 elements nothing is sent.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for bit operations on floats or a root out of range; else what the
-    /// connections do.
+    /// [`Error::Invalid`] for bit operations on floats or a root out of range, or a connection
+    /// error.
     ///
     /// # Safety
-    /// `input` is valid for reads, and on the root `output` for writes, of `count` elements, until
-    /// the call returns; nobody else writes them meanwhile; they are equal or apart.
-    #[allow(clippy::too_many_arguments)] // MPI's
+    /// `input` is valid for reads, and on the root `output` for writes, of `count` elements until
+    /// the call returns. No other code writes them during the call. They are equal or disjoint.
+    #[allow(clippy::too_many_arguments)] // MPI_Reduce has as many
     pub unsafe fn reduce(
         &self,
         input: *const u8,
@@ -131,7 +136,7 @@ impl Context {
         let code = self.check_root(NAME, root)?;
         let bytes = self.check_reduction(NAME, count, dtype, op)?;
         let mut scratch = Vec::new();
-        // Gloo's ring writes the output of every rank.
+        // Gloo's ring writes `output` on every rank.
         let output = if self.rank() == root {
             output
         } else {
@@ -145,21 +150,22 @@ impl Context {
         self.run(NAME, call, |bridge, call| {
             let element = dtype.size();
             let (dtype, op) = (dtype as u8, op as u8);
-            // SAFETY: the caller's promise, for `count` elements of `element` bytes; the scratch
-            // has that size and outlives the call.
+            // SAFETY: the caller's buffers hold `count` elements of `element` bytes. The scratch
+            // buffer has that size and outlives the call.
             unsafe { bridge.reduce(input, output, count, element, dtype, op, code, call) }
         })
     }
 
-    /// Puts `bytes` of each rank behind each other, in rank order, into the `output` of all, which
-    /// has `bytes` times the group's size. In place where `input` is this rank's part of `output`.
+    /// Concatenates `bytes` bytes of each rank, in rank order, in the `output` of all ranks, whose
+    /// size is `bytes` times the group's size. In place if `input` is this rank's part of `output`.
     ///
     /// # Errors
-    /// What the connections do.
+    /// A connection error.
     ///
     /// # Safety
-    /// `input` is valid for reads of `bytes`, `output` for writes of its size, until the call
-    /// returns; nobody else writes them meanwhile; they are apart, or `input` is this rank's part.
+    /// `input` is valid for reads of `bytes` bytes, and `output` for writes of its size, until the
+    /// call returns. No other code writes them during the call. They are disjoint, or `input` is
+    /// this rank's part.
     pub unsafe fn allgather(
         &self,
         input: *const u8,
@@ -174,25 +180,25 @@ impl Context {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both are valid for `bytes` at these addresses by the caller's promise; `copy`
-        // allows that they are the same.
+        // SAFETY: `input` and this rank's part of `output` are valid for `bytes` bytes. `copy`
+        // allows them to overlap.
         unsafe { core::ptr::copy(input, output.add(self.rank() * bytes), bytes) };
         self.run(NAME, call, |bridge, call| {
-            // SAFETY: the caller's promise for `output`.
+            // SAFETY: the caller's `output` has `bytes` bytes for each rank.
             unsafe { bridge.allgather(output, bytes, call) }
         })
     }
 
-    /// [`allgather`](Self::allgather) with a size for each rank: `counts[r]` bytes come from rank
-    /// `r`. The counts are the same on all ranks; each may be 0.
+    /// [`allgather`](Self::allgather) with one size per rank: rank `r` contributes `counts[r]`
+    /// bytes. The counts must be equal on all ranks; each may be 0.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there is a count for each rank; else what the connections do.
+    /// [`Error::Invalid`] unless there is one count per rank, or a connection error.
     ///
     /// # Safety
-    /// `input` is valid for reads of `counts[rank]` bytes, `output` for writes of the sum, until
-    /// the call returns; nobody else writes them meanwhile; they are apart, or `input` is this
-    /// rank's part.
+    /// `input` is valid for reads of `counts[rank]` bytes, and `output` for writes of the sum,
+    /// until the call returns. No other code writes them during the call. They are disjoint, or
+    /// `input` is this rank's part.
     pub unsafe fn allgatherv(
         &self,
         input: *const u8,
@@ -210,28 +216,28 @@ impl Context {
             return Ok(());
         }
         if bytes > 0 {
-            // SAFETY: both are valid for `bytes` at these addresses by the caller's promise; `copy`
-            // allows that they are the same.
+            // SAFETY: `input` and this rank's part of `output` are valid for `bytes` bytes. `copy`
+            // allows them to overlap.
             unsafe { core::ptr::copy(input, output.add(offsets[self.rank()]), bytes) };
         }
         if self.size() == 1 {
             return Ok(());
         }
         self.run(NAME, call, |bridge, call| {
-            // SAFETY: the caller's promise for `output`, whose parts `counts` gives.
+            // SAFETY: the caller's `output` has the parts that `counts` gives.
             unsafe { bridge.allgatherv(output, counts, call) }
         })
     }
 
-    /// Sends part `r` of `input` to rank `r`, and receives the part of rank `r` as part `r` of
-    /// `output`; a part has `bytes`.
+    /// Sends part `r` of `input` to rank `r`, and receives part `r` of `output` from rank `r`. Each
+    /// part has `bytes` bytes.
     ///
     /// # Errors
-    /// What the connections do.
+    /// A connection error.
     ///
     /// # Safety
-    /// `input` is valid for reads and `output` for writes of `bytes` times the group's size, until
-    /// the call returns; nobody else writes them meanwhile; they are apart.
+    /// `input` is valid for reads, and `output` for writes, of `bytes` times the group's size until
+    /// the call returns. No other code writes them during the call. They are disjoint.
     pub unsafe fn alltoall(
         &self,
         input: *const u8,
@@ -246,22 +252,23 @@ impl Context {
             return self.check_open(NAME);
         }
         self.run(NAME, call, |bridge, call| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's buffers have `bytes` bytes for each rank.
             unsafe { bridge.alltoall(input, output, bytes, call) }
         })
     }
 
-    /// [`alltoall`](Self::alltoall) with a size for each pair: `sent[r]` bytes go to rank `r`,
-    /// `received[r]` come from it; parts follow each other. What one rank sends to another, the
-    /// other must expect; each count may be 0.
+    /// [`alltoall`](Self::alltoall) with one size per pair: `sent[r]` bytes go to rank `r`, and
+    /// `received[r]` bytes come from it. Parts are contiguous. Both ranks of a pair must pass the
+    /// same size; each count may be 0.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there is a count for each rank, or where this rank's own two
-    /// counts differ; [`Error::Timeout`] where ranks disagree; else what the connections do.
+    /// [`Error::Invalid`] unless there is one count per rank, or if this rank's own two counts
+    /// differ; [`Error::Timeout`] if ranks disagree; or a connection error.
     ///
     /// # Safety
-    /// `input` is valid for reads of the sum of `sent`, `output` for writes of the sum of
-    /// `received`, until the call returns; nobody else writes them meanwhile; they are apart.
+    /// `input` is valid for reads of the sum of `sent`, and `output` for writes of the sum of
+    /// `received`, until the call returns. No other code writes them during the call. They are
+    /// disjoint.
     pub unsafe fn alltoallv(
         &self,
         input: *const u8,
@@ -274,26 +281,29 @@ impl Context {
         let inputs = self.check_counts(NAME, sent)?;
         let outputs = self.check_counts(NAME, received)?;
         if sent[self.rank()] != received[self.rank()] {
-            return Err(Error::invalid(NAME, "a rank's own part has two sizes"));
+            return Err(Error::invalid(
+                NAME,
+                "this rank's own send and receive counts differ",
+            ));
         }
         let (total_in, total_out) = (inputs[self.size()], outputs[self.size()]);
         Self::check_pointers(NAME, &[(input, total_in), (output, total_out)])?;
         let signed = |counts: &[usize]| counts.iter().map(|count| *count as i64).collect();
         let (sent, received): (Vec<i64>, Vec<i64>) = (signed(sent), signed(received));
         self.run(NAME, call, |bridge, call| {
-            // SAFETY: the caller's promise, for parts that `sent` and `received` give.
+            // SAFETY: the caller's buffers have the parts that `sent` and `received` give.
             unsafe { bridge.alltoallv(input, &sent, output, &received, call) }
         })
     }
 
-    /// Copies `bytes` of `buffer` from `root` to all.
+    /// Copies `bytes` bytes of `buffer` from `root` to all ranks.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a root out of range; else what the connections do.
+    /// [`Error::Invalid`] for a root out of range, or a connection error.
     ///
     /// # Safety
-    /// `buffer` is valid for reads on the root and for writes elsewhere, until the call returns;
-    /// nobody else uses it meanwhile.
+    /// `buffer` is valid for reads on the root and for writes on other ranks until the call
+    /// returns. No other code uses it during the call.
     pub unsafe fn broadcast(
         &self,
         buffer: *mut u8,
@@ -308,20 +318,21 @@ impl Context {
             return self.check_open(NAME);
         }
         self.run(NAME, call, |bridge, call| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's buffer has `bytes` bytes.
             unsafe { bridge.broadcast(buffer, bytes, code, call) }
         })
     }
 
-    /// Sends part `r` of the root's `input` to rank `r`; a part has `bytes`. The others' `input` is
-    /// not used.
+    /// Sends part `r` of the root's `input` to rank `r`. Each part has `bytes` bytes. Other ranks
+    /// do not use `input`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a root out of range; else what the connections do.
+    /// [`Error::Invalid`] for a root out of range, or a connection error.
     ///
     /// # Safety
-    /// `output` is valid for writes of `bytes`, and on the root `input` for reads of `bytes` times
-    /// the group's size, until the call returns; nobody else writes them meanwhile; they are apart.
+    /// `output` is valid for writes of `bytes` bytes, and on the root `input` for reads of `bytes`
+    /// times the group's size, until the call returns. No other code writes them during the call.
+    /// They are disjoint.
     pub unsafe fn scatter(
         &self,
         input: *const u8,
@@ -339,20 +350,22 @@ impl Context {
             return self.check_open(NAME);
         }
         self.run(NAME, call, |bridge, call| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's `output` has `bytes` bytes, and the root's `input` as many for
+            // each rank.
             unsafe { bridge.scatter(input, output, bytes, code, call) }
         })
     }
 
-    /// Puts `bytes` of each rank behind each other, in rank order, into the root's `output`. The
-    /// others' `output` is not used.
+    /// Concatenates `bytes` bytes of each rank, in rank order, in the root's `output`. Other ranks
+    /// do not use `output`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a root out of range; else what the connections do.
+    /// [`Error::Invalid`] for a root out of range, or a connection error.
     ///
     /// # Safety
-    /// `input` is valid for reads of `bytes`, and on the root `output` for writes of `bytes` times
-    /// the group's size, until the call returns; nobody else writes them meanwhile; they are apart.
+    /// `input` is valid for reads of `bytes` bytes, and on the root `output` for writes of `bytes`
+    /// times the group's size, until the call returns. No other code writes them during the call.
+    /// They are disjoint.
     pub unsafe fn gather(
         &self,
         input: *const u8,
@@ -370,24 +383,25 @@ impl Context {
             return self.check_open(NAME);
         }
         self.run(NAME, call, |bridge, call| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's `input` has `bytes` bytes, and the root's `output` as many for
+            // each rank.
             unsafe { bridge.gather(input, output, bytes, code, call) }
         })
     }
 
-    /// [`gather`](Self::gather) with a size for each rank: `counts[r]` bytes come from rank `r`.
-    /// The root needs all counts, the others only their own to be right; each may be 0, and a rank
-    /// with 0 sends nothing. (Debian's package has Gloo's own without its header; this is a batch
-    /// of messages.)
+    /// [`gather`](Self::gather) with one size per rank: rank `r` contributes `counts[r]` bytes. The
+    /// root uses all counts, other ranks only their own. Each may be 0, and a rank with 0 sends
+    /// nothing. Implemented as a batch of messages, because Debian's package lacks the header of
+    /// Gloo's own.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a root out of range, or unless there is a count for each rank;
-    /// [`Error::Timeout`] where ranks disagree; else what the connections do.
+    /// [`Error::Invalid`] for a root out of range, or unless there is one count per rank;
+    /// [`Error::Timeout`] if ranks disagree; or a connection error.
     ///
     /// # Safety
     /// `input` is valid for reads of `counts[rank]` bytes, and on the root `output` for writes of
-    /// the sum, until the call returns; nobody else writes them meanwhile; they are apart, or
-    /// `input` is the root's own part.
+    /// the sum, until the call returns. No other code writes them during the call. They are
+    /// disjoint, or `input` is the root's own part.
     pub unsafe fn gatherv(
         &self,
         input: *const u8,
@@ -409,20 +423,21 @@ impl Context {
                 peer: root,
                 tag,
             }];
-            // SAFETY: the caller's promise for `input`.
+            // SAFETY: the caller's `input` has this rank's count of bytes.
             return unsafe { self.transfer(NAME, &transfers, GATHERV, call) };
         }
         Self::check_pointers(NAME, &[(input, bytes), (output, offsets[self.size()])])?;
         self.check_open(NAME)?;
         if bytes > 0 {
-            // SAFETY: both are valid for `bytes` at these addresses by the caller's promise; `copy`
-            // allows that they are the same.
+            // SAFETY: `input` and the root's part of `output` are valid for `bytes` bytes. `copy`
+            // allows them to overlap.
             unsafe { core::ptr::copy(input, output.add(offsets[root]), bytes) };
         }
         let transfers: Vec<_> = (0..self.size())
             .filter(|peer| *peer != root && counts[*peer] > 0)
             .map(|peer| {
-                // SAFETY: the offset is within the sum, for which the caller vouches.
+                // SAFETY: the offset is at most the sum of the counts, which is the size of
+                // `output`.
                 let data = unsafe { output.add(offsets[peer]) };
                 Transfer::Recv {
                     data,
@@ -432,14 +447,14 @@ impl Context {
                 }
             })
             .collect();
-        // SAFETY: the parts of `output` are apart, and valid by the caller's promise.
+        // SAFETY: `offsets` separates the parts of `output`, which the caller's buffer contains.
         unsafe { self.transfer(NAME, &transfers, GATHERV, call) }
     }
 
-    /// Returns when all ranks have called it.
+    /// Returns after all ranks have called it.
     ///
     /// # Errors
-    /// What the connections do.
+    /// A connection error.
     pub fn barrier(&self, call: Call) -> Result<(), Error> {
         self.run("barrier", call, |bridge, call| bridge.barrier(call))
     }

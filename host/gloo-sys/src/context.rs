@@ -1,4 +1,4 @@
-//! The context: one rank's connections to all others, how it is made and how it ends.
+//! The context: one rank's connections to all others.
 
 use core::fmt;
 use core::time::Duration;
@@ -16,25 +16,25 @@ use crate::rendezvous::Rendezvous;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TcpOptions {
-    /// The address that this host name resolves to. It must be an address of this machine.
+    /// The address that this host name resolves to, which must be an address of this machine.
     Hostname(String),
     /// The first address of this interface, such as `eth0`.
     Interface(String),
-    /// This address of this machine, such as `127.0.0.1`.
+    /// An address of this machine, such as `127.0.0.1`.
     Address(core::net::IpAddr),
 }
 
 impl TcpOptions {
-    /// The loopback address: all ranks on this machine.
+    /// Returns the loopback address, for groups within this machine.
     #[must_use]
     pub const fn loopback() -> Self {
         Self::Address(core::net::IpAddr::V4(core::net::Ipv4Addr::LOCALHOST))
     }
 }
 
-/// What one call can set for itself.
+/// Options of one call.
 ///
-/// `Call::default()` has tag 0 and the context's time-out.
+/// `Call::default()` has tag 0 and the context's timeout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Call {
     tag: u32,
@@ -42,7 +42,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Tag 0 and the context's time-out.
+    /// Creates options with tag 0 and the context's timeout.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -51,16 +51,16 @@ impl Call {
         }
     }
 
-    /// The tag: equal on all ranks of the operation, and different from that of every other
-    /// operation of the same name in flight on the context. The messages of a
-    /// [`batch`](Context::batch) have tags of their own, and do not use it.
+    /// Sets the tag. It must be equal on all ranks of the operation, and differ from the tag of
+    /// every other operation of the same name in flight on the context. The messages of a
+    /// [`batch`](Context::batch) carry their own tags, so a batch ignores it.
     #[must_use]
     pub const fn tag(mut self, tag: u32) -> Self {
         self.tag = tag;
         self
     }
 
-    /// The time for the whole call, in place of the context's.
+    /// Sets the timeout of the whole call, instead of the context's.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -74,37 +74,37 @@ impl Call {
 
 /// One rank of a group, connected to every other rank.
 ///
-/// # Who may call together
+/// # Concurrent calls
 ///
-/// `&self` methods may run on several threads at once, as long as operations of the same name in
-/// flight have different [tags](Call::tag): Gloo distinguishes their messages by name and tag only.
-/// (`gather` and `gatherv` have different names in this sense, and so do `send`, `recv` and `batch`
-/// together.) All ranks must call the same operations with the same tags; the order matters only
-/// between operations of one name and tag. [`abort`](Self::abort) may be called at any time from
-/// any thread. Several contexts in one process do not know of each other.
+/// `&self` methods may run on several threads at once if operations of the same name in flight have
+/// different [tags](Call::tag): Gloo distinguishes their messages only by name and tag. In this
+/// sense `send`, `recv` and `batch` share one name, and `gather` and `gatherv` have different ones.
+/// All ranks must call the same operations with the same tags; the order matters only between
+/// operations with the same name and tag. [`abort`](Self::abort) may be called at any time from any
+/// thread. Contexts of one process are independent.
 ///
 /// # After an error
 ///
-/// A failed operation leaves unknown bytes in its output and unfinished messages between the ranks,
-/// so the first error closes all connections of the context: the other ranks fail soon, not at
-/// their own time-outs, and every later call returns [`Error::Closed`]. The exception is
-/// [`Error::Invalid`] for an argument that this crate refuses before anything is sent.
+/// A failed operation leaves its output undefined and unfinished messages between the ranks. The
+/// first error therefore closes all connections of the context: the other ranks fail soon, before
+/// their own timeouts, and every later call returns [`Error::Closed`]. Only [`Error::Invalid`] for
+/// an argument that this crate refuses before it sends anything leaves the context open.
 pub struct Context {
     bridge: UniquePtr<Bridge>,
     rank: usize,
     size: usize,
     timeout: Duration,
-    /// The failure that closed the context.
+    /// Message of the failure that closed the context.
     first: Mutex<Option<String>>,
 }
 
-// SAFETY: the C++ object has no tie to the thread that made it: Gloo's context, transport and
-// buffers use their own locks, and the deadline in thread-local storage lives within one call.
+// SAFETY: the C++ object is not tied to the thread that created it: Gloo's context, transport and
+// buffers use their own locks, and the deadline in thread-local storage lives only during one call.
 unsafe impl Send for Context {}
 
-// SAFETY: the methods of the C++ object are const; what they share is Gloo's transport, which locks
-// for each pair and buffer, and the registry of buffers, which has a mutex. Operations that use
-// the same name and tag mix up their messages, but each stays within its own buffers.
+// SAFETY: the methods of the C++ object are const. They share Gloo's transport, which locks each
+// pair and buffer, and the registry of buffers, which has a mutex. Concurrent operations with the
+// same name and tag may exchange their messages, but each stays within its own buffers.
 unsafe impl Sync for Context {}
 
 impl fmt::Debug for Context {
@@ -120,18 +120,18 @@ impl fmt::Debug for Context {
 
 impl Context {
     /// Connects rank `rank` of `size` to all others: publishes this rank's addresses in `store`,
-    /// waits for those of the others, and opens a TCP connection to each. Blocks until all
-    /// connections stand; returns within about twice `timeout` in any case (once for the
-    /// addresses, once for a connection that does not come up), if the `store` keeps to its
-    /// time-outs. `timeout` is also that of later operations which do not set one.
+    /// waits for the addresses of the others, and opens a TCP connection to each. Blocks until all
+    /// connections are open. Returns within about twice `timeout` (once for the addresses, once for
+    /// a connection that is not established), provided that the `store` respects its timeouts.
+    /// `timeout` is also the default of later operations.
     ///
-    /// The context owns two threads: one moves the bytes, and one looks, 20 times a second while an
-    /// operation runs, whether the peers it waits for are still connected.
+    /// The context owns two threads. One moves the bytes; the other checks 20 times a second, while
+    /// an operation runs, that the peers it waits for are still connected.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a rank out of range, a time-out below a millisecond, or a device that
-    /// Gloo cannot open; [`Error::Rendezvous`] where the store fails; [`Error::Timeout`] where a
-    /// rank does not come; [`Error::Io`] where a connection fails.
+    /// [`Error::Invalid`] for a rank out of range, a timeout below a millisecond, or a device that
+    /// Gloo cannot open; [`Error::Rendezvous`] if the store fails; [`Error::Timeout`] if a rank
+    /// does not join; [`Error::Io`] if a connection fails.
     pub fn new(
         rank: usize,
         size: usize,
@@ -175,44 +175,44 @@ impl Context {
         })
     }
 
-    /// This rank.
+    /// Returns this rank's number.
     #[must_use]
     pub const fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub const fn size(&self) -> usize {
         self.size
     }
 
-    /// The time-out of operations that do not set one.
+    /// Returns the default timeout of operations.
     #[must_use]
     pub const fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Whether the context has failed or was aborted, so that every call is refused.
+    /// Returns true if the context has failed or was aborted, and therefore refuses every call.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.first().is_some()
     }
 
-    /// Makes blocked operations of this process on this context return [`Error::Aborted`] soon,
-    /// and refuses later ones. Closes all connections, so that the other ranks fail soon too. Call
-    /// it from any thread; a second call does nothing. A context that is being made by
-    /// [`new`](Self::new) cannot be aborted: its time-out bounds it.
+    /// Makes blocked operations of this process on this context return [`Error::Aborted`] soon, and
+    /// refuses later ones. Closes all connections, so that the other ranks fail soon too. May be
+    /// called from any thread; a second call does nothing. A context under construction in
+    /// [`new`](Self::new) cannot be aborted; its timeout bounds the construction.
     pub fn abort(&self) {
         self.fail("aborted by this process".to_owned());
     }
 
-    /// Ends the context in good order, as dropping it does: what was sent still arrives.
-    /// Call it when no other rank waits for this one, for instance after a
-    /// [`barrier`](Self::barrier): an operation of another rank that needs this rank fails.
+    /// Closes the context in order, as dropping it does: data that was sent still arrives. Call it
+    /// when no other rank waits for this one, for instance after a [`barrier`](Self::barrier): an
+    /// operation of another rank that needs this rank fails.
     pub fn close(self) {}
 
-    /// Runs one operation unless the context is closed; its failure closes the context.
+    /// Runs one operation unless the context is closed. A failure closes the context.
     pub(crate) fn run(
         &self,
         operation: &'static str,
@@ -254,13 +254,13 @@ impl Context {
             }
             *first = Some(reason);
         }
-        // Closing what is broken can find it broken; the reason above is what counts.
+        // Closing a broken connection may fail; `reason` is the failure to report.
         let _ = self.bridge.abort();
     }
 }
 
-/// The first address of `name` that a socket can be bound to. Gloo follows a null pointer where
-/// there is none.
+/// Returns the first address of `name` that a socket can be bound to. Gloo dereferences a null
+/// pointer if there is none.
 fn own_address(name: &str) -> io::Result<core::net::IpAddr> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in (name, 0).to_socket_addrs()? {
@@ -272,13 +272,13 @@ fn own_address(name: &str) -> io::Result<core::net::IpAddr> {
     Err(last)
 }
 
-/// Milliseconds for the C++ side; at most a year, so that no clock overflows.
+/// Converts a timeout to milliseconds for the C++ side; at most a year, so that no clock overflows.
 fn milliseconds(operation: &'static str, timeout: Duration) -> Result<u64, Error> {
     const YEAR: u64 = 365 * 24 * 3600 * 1000;
     match u64::try_from(timeout.as_millis()).unwrap_or(YEAR).min(YEAR) {
         0 => Err(Error::invalid(
             operation,
-            format!("a time-out of {timeout:?}"),
+            format!("a timeout of {timeout:?}"),
         )),
         timeout_ms => Ok(timeout_ms),
     }

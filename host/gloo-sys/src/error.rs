@@ -1,63 +1,63 @@
-//! What can go wrong, by what the caller can do about it.
+//! Errors, classified by how the caller can react.
 
 use thiserror::Error;
 
-/// A failed operation: its name, the peer where it is known, and Gloo's own text.
+/// Error of an operation: its name, the peer if known, and Gloo's message.
 ///
-/// After every variant but [`Invalid`](Self::Invalid) raised before anything was sent, the context
-/// is unusable: later calls return [`Closed`](Self::Closed).
+/// The context is unusable after every error except an [`Invalid`](Self::Invalid) raised before
+/// anything was sent: later calls return [`Closed`](Self::Closed).
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// The time of the operation is over.
+    /// The operation did not complete within its timeout.
     #[error("{operation}: timed out{}: {text}", blame(*peer))]
     Timeout {
-        /// The operation that failed.
+        /// Name of the failed operation.
         operation: &'static str,
-        /// The rank whose message did not come, where it is known.
+        /// The rank whose message is missing, if known.
         peer: Option<usize>,
-        /// What Gloo said.
+        /// Gloo's message.
         text: String,
     },
-    /// A connection broke: the peer died, closed its context, or failed itself.
+    /// A connection broke: the peer died, closed its context, or failed.
     #[error("{operation}: connection failed{}: {text}", blame(*peer))]
     Io {
-        /// The operation that failed.
+        /// Name of the failed operation.
         operation: &'static str,
-        /// The rank at the other end, where it is known.
+        /// The peer of the connection, if known.
         peer: Option<usize>,
-        /// What Gloo said.
+        /// Gloo's message.
         text: String,
     },
-    /// An argument that no call can have, or a check inside Gloo.
+    /// An argument is invalid, or a check inside Gloo failed.
     #[error("{operation}: {text}")]
     Invalid {
-        /// The operation that was refused.
+        /// Name of the refused operation.
         operation: &'static str,
-        /// What is wrong.
+        /// Description of the invalid argument.
         text: String,
     },
     /// The rendezvous returned an error.
     #[error("{operation}: rendezvous failed: {text}")]
     Rendezvous {
-        /// The operation that failed.
+        /// Name of the failed operation.
         operation: &'static str,
-        /// What the rendezvous said, with the key.
+        /// The rendezvous' message, with the key.
         text: String,
     },
-    /// [`Context::abort`](crate::Context::abort) was called, or another thread's operation on this
-    /// context failed, while this one ran.
+    /// During this call, [`Context::abort`](crate::Context::abort) was called, or another thread's
+    /// operation on this context failed.
     #[error("{operation}: {text}")]
     Aborted {
-        /// The operation that was cut short.
+        /// Name of the interrupted operation.
         operation: &'static str,
-        /// What was seen.
+        /// Description of the interruption.
         text: String,
     },
-    /// The context failed or was aborted before this call; nothing was done.
+    /// The context failed or was aborted before this call, which did nothing.
     #[error("{operation}: the context is closed since: {first}")]
     Closed {
-        /// The operation that was refused.
+        /// Name of the refused operation.
         operation: &'static str,
         /// The failure that closed the context.
         first: String,
@@ -70,7 +70,7 @@ fn blame(peer: Option<usize>) -> String {
 }
 
 impl Error {
-    /// The operation that failed.
+    /// Returns the name of the failed operation.
     #[must_use]
     pub const fn operation(&self) -> &'static str {
         match self {
@@ -90,7 +90,7 @@ impl Error {
         }
     }
 
-    /// From the line that the C++ side made of an exception: kind, peer, `|`, text.
+    /// Parses the line that the C++ side creates from an exception: kind, peer, `|`, text.
     pub(crate) fn from_bridge(operation: &'static str, error: &cxx::Exception) -> Self {
         Self::parse(operation, error.what())
     }

@@ -1,4 +1,4 @@
-//! The border between Rust and C++, written once for both by `cxx`.
+//! The interface between Rust and C++, which `cxx` generates for both.
 
 use core::panic::AssertUnwindSafe;
 use core::time::Duration;
@@ -11,7 +11,7 @@ use crate::rendezvous::Rendezvous;
 
 #[cxx::bridge(namespace = "fusewire_gloo")]
 mod bridge {
-    /// What every operation takes.
+    /// Arguments that every operation takes.
     struct Call {
         tag: u32,
         timeout_ms: u64,
@@ -138,8 +138,8 @@ mod bridge {
 
 pub(crate) use bridge::{Bridge, Call, Message, connect};
 
-/// The caller's rendezvous as C++ holds it. A panic in it becomes an error: it must not unwind
-/// into C++.
+/// The caller's rendezvous, held by C++. A panic in it is converted to an error, because it must
+/// not unwind into C++.
 pub(crate) struct StoreBox(pub(crate) Box<dyn Rendezvous>);
 
 impl StoreBox {
@@ -161,7 +161,7 @@ impl StoreBox {
 }
 
 fn caught<T>(name: &str, call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    // The value is not used after a panic: the connection attempt ends with it.
+    // The value is not used after a panic, which ends the connection attempt.
     catch_unwind(AssertUnwindSafe(call))
         .unwrap_or_else(|_| Err(format!("the rendezvous panicked in {name}")))
 }

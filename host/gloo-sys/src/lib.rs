@@ -1,16 +1,16 @@
 //! A bridge to [Gloo](https://github.com/pytorch/gloo), the collectives that PyTorch uses on CPUs:
 //! all ranks of a group, connected over TCP, and every collective over host memory.
 //!
-//! Everything here stands behind the feature `gloo`, which is off by default. With it, the crate
-//! needs a C++17 compiler and an installed Gloo: Debian's `libgloo-dev` (0.0~git20220518, the
-//! version that it is tested with) or another prefix named by the environment variable `GLOO_ROOT`.
-//! Without it, the crate is empty, and builds everywhere.
+//! Everything in this crate requires the feature `gloo`, which is off by default. With it, the
+//! crate needs a C++17 compiler and an installed Gloo: Debian's `libgloo-dev` (the tests use
+//! version 0.0~git20220518) or another prefix named by the environment variable `GLOO_ROOT`.
+//! Without it, the crate is empty and builds everywhere.
 //!
-//! # From nothing to a sum
+//! # Example
 //!
-//! Each rank needs its number, the size of the group, and an address where the ranks find each
-//! other: a `Rendezvous`, which stores a few hundred bytes for each rank. Here it is a map shared
-//! by threads; between processes it would be a file or a TCP store.
+//! Each rank needs its number, the size of the group, and a `Rendezvous` through which the ranks
+//! exchange addresses, which stores a few hundred bytes for each rank. In this example it is a map
+//! shared by threads; between processes it would be a file or a TCP store.
 #![cfg_attr(feature = "gloo", doc = "```")]
 #![cfg_attr(not(feature = "gloo"), doc = "```ignore")]
 //! use std::collections::HashMap;
@@ -30,7 +30,7 @@
 //!     }
 //!
 //!     fn get(&self, key: &str) -> Result<Vec<u8>, String> {
-//!         self.0.0.lock().unwrap().get(key).cloned().ok_or_else(|| "not there".to_owned())
+//!         self.0.0.lock().unwrap().get(key).cloned().ok_or_else(|| "no such key".to_owned())
 //!     }
 //!
 //!     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), String> {
@@ -38,7 +38,7 @@
 //!         let missing =
 //!             |map: &mut HashMap<_, _>| !keys.iter().all(|key| map.contains_key(*key));
 //!         let (_map, waited) = self.0.1.wait_timeout_while(map, timeout, missing).unwrap();
-//!         if waited.timed_out() { Err(format!("not all of {keys:?} came")) } else { Ok(()) }
+//!         if waited.timed_out() { Err(format!("some of {keys:?} are missing")) } else { Ok(()) }
 //!     }
 //! }
 //!
@@ -52,7 +52,7 @@
 //!                 Context::new(rank, 2, timeout, &TcpOptions::loopback(), store).unwrap();
 //!             let mut sum = [rank as f32 + 1.0; 4];
 //!             let data = sum.as_mut_ptr().cast::<u8>();
-//!             // SAFETY: `data` is four elements of this thread, which lives through the call.
+//! // SAFETY: `data` points to four elements of this thread's stack, valid during the call.
 //!             unsafe {
 //!                 context.allreduce(data, data, 4, DataType::F32, ReduceOp::Sum, Call::new())
 //!             }
@@ -65,19 +65,19 @@
 //! });
 //! ```
 //!
-//! # What to know
+//! # Guarantees and limits
 //!
-//! - Every operation ends by its time-out, which covers the whole operation. The error names the
-//!   operation and, where it is known, the rank that is late.
-//! - The first error of a rank closes its connections, so that the others fail soon; then the
-//!   context is done. `Context::abort` does the same from another thread.
-//! - Sizes must agree between ranks. Where they do not, the operation times out: the length of each
-//!   message is part of what matches it. (Plain Gloo takes the process down.) The length enters as
-//!   16 bits of a hash, so one wrong length in 65,536 still does.
+//! - Every operation ends within its timeout, which covers the whole operation. The error names the
+//!   operation and, if known, the late rank.
+//! - The first error of a rank closes its connections, so that the others fail soon. The context is
+//!   unusable then. `Context::abort` does the same from another thread.
+//! - Sizes must agree between ranks. If they do not, the operation times out, because the length of
+//!   each message is part of its matching key. (Plain Gloo ends the process.) The length enters as
+//!   a 16-bit hash, so one wrong length in 65,536 still ends the process.
 //! - Reductions have the same bits on all ranks, but no fixed order of summation.
-//! - There is no reduce-scatter and no average: compose them.
-//! - Gloo sets no signal handlers. A process in which `SIGPIPE` is not ignored can be killed by a
-//!   peer's death; Rust's and Python's runtimes ignore it.
+//! - There is no reduce-scatter and no average: compose them from other operations.
+//! - Gloo sets no signal handlers. A peer's death can kill a process that does not ignore
+//!   `SIGPIPE`; the runtimes of Rust and Python ignore it.
 
 #[cfg(feature = "gloo")]
 mod collectives;
@@ -86,7 +86,7 @@ mod context;
 #[cfg(feature = "gloo")]
 mod error;
 #[cfg(feature = "gloo")]
-#[allow(unreachable_pub, clippy::undocumented_unsafe_blocks)] // in what cxx generates
+#[allow(unreachable_pub, clippy::undocumented_unsafe_blocks)] // in the code that cxx generates
 mod ffi;
 #[cfg(feature = "gloo")]
 mod p2p;

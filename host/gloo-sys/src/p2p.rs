@@ -1,41 +1,41 @@
-//! Messages between two ranks, one or many at once.
+//! Messages between two ranks, singly or in batches.
 
 use crate::context::{Call, Context};
 use crate::error::Error;
 use crate::ffi::Message;
 
-/// Tag prefix of our messages, apart from Gloo's: its own operations have prefixes below 0x10.
+/// Tag prefix of this crate's messages. Gloo's own operations have prefixes below 0x10.
 const BATCH: u8 = 0x40;
 /// Tag prefix of `gatherv`.
 pub(crate) const GATHERV: u8 = 0x41;
 
 /// One message of a [`batch`](Context::batch).
 ///
-/// A send and a receive match by rank, tag and length. Messages that are alike in these arrive in
-/// the order of sending. Two lengths never match, and end in [`Error::Timeout`]. A message of 0
-/// bytes is done at once, without the peer.
+/// A send and a receive match by rank, tag and length. Messages that are equal in these arrive in
+/// the order of sending. Different lengths never match, and end in [`Error::Timeout`]. A message of
+/// 0 bytes completes at once, without the peer.
 #[derive(Clone, Copy, Debug)]
 pub enum Transfer {
-    /// Bytes that go to a peer.
+    /// Bytes sent to a peer.
     Send {
-        /// The first byte.
+        /// Address of the first byte.
         data: *const u8,
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
         /// The rank that receives them.
         peer: usize,
-        /// Distinguishes this message from others.
+        /// Tag that distinguishes this message from others.
         tag: u32,
     },
-    /// Bytes that come from a peer.
+    /// Bytes received from a peer.
     Recv {
-        /// Where the first byte goes.
+        /// Address for the first byte.
         data: *mut u8,
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
         /// The rank that sends them.
         peer: usize,
-        /// Distinguishes this message from others.
+        /// Tag that distinguishes this message from others.
         tag: u32,
     },
 }
@@ -55,16 +55,17 @@ impl Transfer {
 }
 
 impl Context {
-    /// Sends `bytes` at `data` to `peer`. Returns when the data has left, which can be when the
-    /// peer has posted the receive: two ranks that send to each other before they receive wait for
-    /// each other until the time-out; use a [`batch`](Self::batch) for that.
+    /// Sends `bytes` bytes at `data` to `peer`. Returns when the data has been sent, which may
+    /// require that the peer has posted the receive: two ranks that both send before they receive
+    /// block until the timeout. Use a [`batch`](Self::batch) instead.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a peer out of range or this rank itself; else what the connection
-    /// does.
+    /// [`Error::Invalid`] for a peer that is out of range or this rank itself, or a connection
+    /// error.
     ///
     /// # Safety
-    /// `data` is valid for reads of `bytes` until the call returns, and nobody writes it meanwhile.
+    /// `data` is valid for reads of `bytes` bytes until the call returns, and no other code writes
+    /// it during the call.
     pub unsafe fn send(
         &self,
         data: *const u8,
@@ -78,18 +79,19 @@ impl Context {
             peer,
             tag: call.tag_value(),
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's `data` is valid for reads of `bytes` bytes.
         unsafe { self.transfer("send", &[transfer], BATCH, call) }
     }
 
-    /// Receives `bytes` from `peer` at `data`; the peer sends exactly as many.
+    /// Receives `bytes` bytes from `peer` at `data`. The peer must send exactly as many.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a peer out of range or this rank itself; else what the connection
-    /// does.
+    /// [`Error::Invalid`] for a peer that is out of range or this rank itself, or a connection
+    /// error.
     ///
     /// # Safety
-    /// `data` is valid for writes of `bytes` until the call returns, and nobody uses it meanwhile.
+    /// `data` is valid for writes of `bytes` bytes until the call returns, and no other code uses
+    /// it during the call.
     pub unsafe fn recv(
         &self,
         data: *mut u8,
@@ -103,31 +105,32 @@ impl Context {
             peer,
             tag: call.tag_value(),
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's `data` is valid for writes of `bytes` bytes.
         unsafe { self.transfer("recv", &[transfer], BATCH, call) }
     }
 
-    /// Posts all `transfers` at once, and returns when all are done: no order among them, on this
-    /// rank or another, can deadlock. Messages of a rank to itself are copied; within the batch
-    /// they must match. The batch uses the messages' tags, not that of `call`.
+    /// Posts all `transfers` at once, and returns when all are complete. No order of them, on this
+    /// rank or another, can deadlock. Messages of a rank to itself are copied; their sends and
+    /// receives must match within the batch. The batch uses the tags of the messages, not that of
+    /// `call`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a peer out of range, or messages to itself that do not match; else
-    /// what the connections do.
+    /// [`Error::Invalid`] for a peer out of range, or for unmatched messages of this rank to
+    /// itself; or a connection error.
     ///
     /// # Safety
-    /// Each `data` is valid for its `bytes`, for reads where it is sent and for writes where it is
-    /// received, until the call returns; nobody else writes them meanwhile; what is received is
-    /// apart from everything else.
+    /// Each `data` is valid for its `bytes`, for reads in a send and for writes in a receive, until
+    /// the call returns. No other code writes them during the call. Receive buffers are disjoint
+    /// from all other buffers.
     pub unsafe fn batch(&self, transfers: &[Transfer], call: Call) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: this method has the same preconditions.
         unsafe { self.transfer("batch", transfers, BATCH, call) }
     }
 
-    /// A batch under another name, with another tag.
+    /// Runs a batch with another name and tag prefix.
     ///
     /// # Safety
-    /// As for [`batch`](Self::batch).
+    /// The preconditions of [`batch`](Self::batch).
     pub(crate) unsafe fn transfer(
         &self,
         operation: &'static str,
@@ -145,7 +148,7 @@ impl Context {
             let (peer, bytes) = (transfer.peer(), transfer.bytes());
             let code = i32::try_from(peer).ok().filter(|_| peer < self.size());
             let Some(code) = code else {
-                let text = format!("peer {peer} in a group of {}", self.size());
+                let text = format!("peer {peer} is not a rank of a group of {}", self.size());
                 return Err(Error::invalid(operation, text));
             };
             if isize::try_from(bytes).is_err() {
@@ -155,7 +158,10 @@ impl Context {
                 ));
             }
             if bytes > 0 && address == 0 {
-                return Err(Error::invalid(operation, "a null pointer"));
+                return Err(Error::invalid(
+                    operation,
+                    "a message that is not empty is null",
+                ));
             }
             if peer == self.rank() {
                 own.push(transfer);
@@ -172,21 +178,21 @@ impl Context {
         let copies = match_own(operation, &own)?;
         self.check_open(operation)?;
         for (from, to, bytes) in copies {
-            // SAFETY: valid and apart by the caller's promise.
+            // SAFETY: `match_own` paired buffers of equal size, which the caller keeps valid and
+            // disjoint.
             unsafe { core::ptr::copy_nonoverlapping(from, to, bytes) };
         }
         if messages.is_empty() {
             return Ok(());
         }
         self.run(operation, call, |bridge, call| {
-            // SAFETY: the caller's promise, for the same addresses and sizes.
+            // SAFETY: `messages` has the addresses and sizes of the caller's transfers.
             unsafe { bridge.batch(&messages, prefix, call) }
         })
     }
 }
 
-/// Pairs what a rank sends to itself with what it receives from itself, in order, by tag and
-/// length.
+/// Pairs sends of this rank to itself with receives from itself, in order, by tag and length.
 fn match_own(
     operation: &'static str,
     own: &[&Transfer],
@@ -212,7 +218,8 @@ fn match_own(
             .iter()
             .position(|receive| (receive.1, receive.2) == (bytes, tag));
         let Some(found) = found else {
-            let text = format!("{bytes} bytes to this rank itself, tag {tag}, without a receive");
+            let text =
+                format!("no receive matches a send of {bytes} bytes, tag {tag}, to this rank");
             return Err(Error::invalid(operation, text));
         };
         copies.push((data, receives.remove(found).0, bytes));
@@ -220,7 +227,8 @@ fn match_own(
     match receives.first() {
         None => Ok(copies),
         Some((_, bytes, tag)) => {
-            let text = format!("{bytes} bytes from this rank itself, tag {tag}, without a send");
+            let text =
+                format!("no send matches a receive of {bytes} bytes, tag {tag}, from this rank");
             Err(Error::invalid(operation, text))
         }
     }

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-/// The type of the elements of a reduction.
+/// Element type of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -13,7 +13,8 @@ pub enum DataType {
     F64,
     /// IEEE 754 half precision; computed in `f32`, rounded to nearest even at each step.
     F16,
-    /// The upper half of an `f32`; computed in `f32`, rounded to nearest even at each step.
+    /// bfloat16, the upper half of an `f32`; computed in `f32`, rounded to nearest even at each
+    /// step.
     Bf16,
     /// Signed 8 bits.
     I8,
@@ -28,7 +29,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// Every type.
+    /// All types.
     pub const ALL: [Self; 9] = [
         Self::F32,
         Self::F64,
@@ -41,7 +42,7 @@ impl DataType {
         Self::U64,
     ];
 
-    /// Bytes of one element.
+    /// Returns the size of one element in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -52,25 +53,25 @@ impl DataType {
         }
     }
 
-    /// Whether the elements are floating point.
+    /// Returns true if the elements are floating point.
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::Bf16)
     }
 }
 
-/// What a reduction computes. Integers wrap.
+/// Reduction operation. Integers wrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum ReduceOp {
-    /// The sum.
+    /// Sum.
     Sum,
-    /// The product.
+    /// Product.
     Product,
-    /// The smallest; a NaN wins, and -0 is below +0.
+    /// Minimum; NaN propagates, and -0 is less than +0.
     Min,
-    /// The largest; a NaN wins, and +0 is above -0.
+    /// Maximum; NaN propagates, and +0 is greater than -0.
     Max,
     /// Bitwise and; integers only.
     BitAnd,
@@ -81,7 +82,7 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// Every reduction.
+    /// All reductions.
     pub const ALL: [Self; 7] = [
         Self::Sum,
         Self::Product,
@@ -92,14 +93,14 @@ impl ReduceOp {
         Self::BitXor,
     ];
 
-    /// Whether elements of `dtype` can be reduced this way.
+    /// Returns true if elements of `dtype` support this reduction.
     #[must_use]
     pub const fn supports(self, dtype: DataType) -> bool {
         !dtype.is_float() || !matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor)
     }
 }
 
-/// One element of type `T` from two.
+/// Combines two elements of type `T`.
 trait Reduce: Copy {
     fn pick(op: ReduceOp) -> Option<fn(Self, Self) -> Self>;
 }
@@ -171,7 +172,7 @@ macro_rules! small_floats {
 small_floats!(f16, bf16);
 
 /// # Safety
-/// As for [`reduce_into`], with elements of type `T`.
+/// The preconditions of [`reduce_into`], with elements of type `T`.
 unsafe fn each<T: Reduce>(op: ReduceOp, out: *mut u8, a: *const u8, b: *const u8, count: usize) {
     let Some(combine) = T::pick(op) else {
         debug_assert!(false, "{op:?} was not refused");
@@ -179,8 +180,8 @@ unsafe fn each<T: Reduce>(op: ReduceOp, out: *mut u8, a: *const u8, b: *const u8
     };
     let (out, a, b) = (out.cast::<T>(), a.cast::<T>(), b.cast::<T>());
     for index in 0..count {
-        // SAFETY: `index` is below `count`, for which the caller vouches; Gloo's scratch has no
-        // alignment of ours, hence the unaligned accesses; both reads come before the write, so
+        // SAFETY: `index < count`, and the caller's buffers hold `count` elements. Gloo's scratch
+        // buffers may be unaligned, so all accesses are unaligned. Both reads precede the write, so
         // `out` may be `a` or `b`.
         unsafe {
             let value = combine(a.add(index).read_unaligned(), b.add(index).read_unaligned());
@@ -189,12 +190,12 @@ unsafe fn each<T: Reduce>(op: ReduceOp, out: *mut u8, a: *const u8, b: *const u8
     }
 }
 
-/// `out[i] = op(a[i], b[i])`, called by Gloo on the thread of the operation. Never panics: it runs
-/// below C++ frames. The codes are those of `DataType` and `ReduceOp`.
+/// Computes `out[i] = op(a[i], b[i])`. Gloo calls it on the thread of the operation. It must not
+/// panic, because C++ frames are on the stack. The codes are those of `DataType` and `ReduceOp`.
 ///
 /// # Safety
-/// The three pointers are valid for `count` elements of the type, `out` for writes; `out` is either
-/// equal to an input or apart from it.
+/// The three pointers are valid for `count` elements of the type, `out` for writes. `out` is equal
+/// to an input or disjoint from it.
 pub(crate) unsafe fn reduce_into(
     dtype: u8,
     op: u8,
@@ -211,7 +212,8 @@ pub(crate) unsafe fn reduce_into(
         debug_assert!(false, "the codes come from this crate");
         return;
     };
-    // SAFETY: the caller's promise, and each arm has the type that `dtype` names.
+    // SAFETY: each arm has the type of `dtype`, for which the caller's buffers hold `count`
+    // elements.
     unsafe {
         match dtype {
             DataType::F32 => each::<f32>(op, out, a, b, count),
@@ -235,7 +237,8 @@ mod tests {
         assert_eq!(size_of::<T>(), dtype.size());
         let mut out = a;
         let (a, b) = (&raw const a, &raw const b);
-        // SAFETY: one element each, of the type that was just checked, on the stack.
+        // SAFETY: each pointer refers to one element on the stack, whose type was compared with
+        // `dtype`.
         unsafe {
             let out = (&raw mut out).cast();
             reduce_into(dtype as u8, op as u8, out, a.cast(), b.cast(), 1);
@@ -278,7 +281,7 @@ mod tests {
 
     #[test]
     fn small_floats_round_to_nearest_even() {
-        // 1 + 2^-8 lies half way between two bf16 values next to 1: even is 1 itself.
+        // 1 + 2^-8 is half way between two adjacent bf16 values; the even one is 1.
         let half_step = bf16::from_f32(1.0 / 256.0);
         assert_eq!(
             apply(DataType::Bf16, ReduceOp::Sum, bf16::ONE, half_step),

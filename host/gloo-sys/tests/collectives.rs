@@ -24,7 +24,7 @@ fn movers_of_unequal_parts() {
     for size in 1..=4 {
         with_threads(size, TEST_TIMEOUT, |context| {
             suite::unequal(&context, |from, to| (from * 5 + to * 3) % 7 * 11);
-            // Some ranks have nothing at all, then only one has, then none.
+            // Some ranks have no data, then only one rank has data, then none.
             suite::unequal(
                 &context,
                 |from, to| if from % 2 == 0 { 1000 + to } else { 0 },
@@ -38,7 +38,7 @@ fn movers_of_unequal_parts() {
     }
 }
 
-/// Small whole numbers, so that every order of every operation gives the same value.
+/// Returns small whole numbers, for which every order of every operation gives the same value.
 fn number(rank: usize, index: usize) -> u8 {
     match (rank * 5 + index * 3) % 4 {
         0 => 1,
@@ -92,7 +92,7 @@ fn reductions(context: &Context, dtype: DataType, op: ReduceOp, count: usize) {
     let input = encode_all(dtype, count, |index| number(rank, index));
     let expected = encode_all(dtype, count, |index| reference(op, size, index));
     let mut output = vec![POISON; input.len()];
-    // SAFETY: both have `count` elements.
+    // SAFETY: both buffers have `count` elements.
     unsafe {
         let (input, output) = (input.as_ptr(), output.as_mut_ptr());
         context.allreduce(input, output, count, dtype, op, Call::new())
@@ -102,14 +102,14 @@ fn reductions(context: &Context, dtype: DataType, op: ReduceOp, count: usize) {
 
     let mut buffer = input.clone();
     let data = buffer.as_mut_ptr();
-    // SAFETY: as above, in place.
+    // SAFETY: the buffer has `count` elements; input and output are equal.
     unsafe { context.allreduce(data, data, count, dtype, op, Call::new().tag(1)) }
         .expect("allreduce in place");
     assert_eq!(buffer, expected, "{what}, in place");
 
     let root = count % size;
     output.fill(POISON);
-    // SAFETY: as above.
+    // SAFETY: both buffers have `count` elements.
     unsafe {
         let (input, output) = (input.as_ptr(), output.as_mut_ptr());
         context.reduce(input, output, count, dtype, op, root, Call::new())
@@ -142,7 +142,7 @@ fn reductions_of_every_type() {
 
 #[test]
 fn large_reduction_has_the_same_bits_everywhere() {
-    // Several segments of Gloo's ring, with a rest.
+    // Several segments of Gloo's ring, the last one partial.
     const COUNT: usize = 1_500_007;
     for size in [2, 3] {
         let value = |rank: usize, index: usize| {
@@ -154,7 +154,7 @@ fn large_reduction_has_the_same_bits_everywhere() {
                 .map(|index| value(context.rank(), index))
                 .collect();
             let pointer = data.as_mut_ptr().cast::<u8>();
-            // SAFETY: in place, `COUNT` elements.
+            // SAFETY: input and output are the same `COUNT` elements.
             unsafe {
                 let (dtype, op) = (DataType::F32, ReduceOp::Sum);
                 context.allreduce(pointer, pointer, COUNT, dtype, op, Call::new())
@@ -195,7 +195,7 @@ fn many_messages_at_once() {
         let mut received: Vec<Vec<u8>> = (0..size * EACH)
             .map(|slot| vec![POISON; bytes(slot % EACH)])
             .collect();
-        // All sends first, and to the last rank first: the order of posting must not matter.
+        // Sends before receives, in descending order of rank: the order of posting must not matter.
         let mut transfers: Vec<_> = (0..size * EACH)
             .rev()
             .map(|slot| Transfer::Send {
@@ -216,7 +216,7 @@ fn many_messages_at_once() {
                     tag: (slot % EACH) as u32,
                 }),
         );
-        // SAFETY: every buffer has its length and lives through the call.
+        // SAFETY: every buffer has its message's length and outlives the call.
         unsafe { context.batch(&transfers, Call::new()) }.expect("batch");
         for (slot, buffer) in received.iter().enumerate() {
             let from = slot / EACH * EACH + slot % EACH;
@@ -241,12 +241,12 @@ fn send_and_receive_with_tags_out_of_order() {
                 peer,
                 tag,
             });
-            // SAFETY: both live through the call.
+            // SAFETY: both buffers outlive the call.
             unsafe { context.batch(&transfers, Call::new()) }.expect("batch");
         } else {
             for (expected, tag) in [(&second, 2), (&first, 1)] {
                 let mut data = vec![POISON; 500];
-                // SAFETY: 500 bytes that live through the call.
+                // SAFETY: the buffer has 500 bytes and outlives the call.
                 unsafe { context.recv(data.as_mut_ptr(), 500, peer, Call::new().tag(tag)) }
                     .expect("recv");
                 assert_eq!(data, *expected, "tag {tag}");
@@ -266,7 +266,7 @@ fn operations_with_tags_of_their_own_run_together() {
                         let value = context.rank() as i64 + i64::from(tag) * 100 + round;
                         let mut data = vec![value; 1000];
                         let pointer = data.as_mut_ptr().cast::<u8>();
-                        // SAFETY: in place, 1000 elements.
+                        // SAFETY: input and output are the same 1000 elements.
                         unsafe {
                             let (dtype, op) = (DataType::I64, ReduceOp::Sum);
                             let call = Call::new().tag(tag);

@@ -1,4 +1,4 @@
-//! Every failure is an error within a bound, never a hang and never the end of the process.
+//! Every failure is an error within a bound: no operation hangs or ends the process.
 
 mod common;
 
@@ -12,9 +12,9 @@ use fusewire_gloo_sys::{
     Call, Context, DataType, Error, ReduceOp, Rendezvous, TcpOptions, Transfer,
 };
 
-/// The time-out of an operation that is meant to fail.
+/// Timeout of operations that are expected to fail.
 const SHORT: Duration = Duration::from_millis(400);
-/// Well above every bound, well below a hang.
+/// Far above every expected duration, far below a hang.
 const BOUND: Duration = Duration::from_secs(20);
 
 #[test]
@@ -37,7 +37,7 @@ fn a_rank_that_does_not_come_is_named() {
 #[test]
 fn a_rank_that_publishes_and_dies_is_bounded() {
     let folder = tempfile::tempdir().expect("a folder");
-    // Rank 1 of 3 publishes its address, and gives up for want of rank 2.
+    // Rank 1 of 3 publishes its address, and gives up because rank 2 is missing.
     connect(1, 3, SHORT, folder.path()).expect_err("nobody there");
     let copy = |from: &str, to: &str| {
         if let Ok(value) = std::fs::read(folder.path().join(from)) {
@@ -107,7 +107,13 @@ fn devices_that_do_not_exist_are_errors() {
         TcpOptions::Hostname(String::new()),
         TcpOptions::Address([192, 0, 2, 1].into()),
     ] {
-        let error = Context::new(0, 1, TEST_TIMEOUT, &device, Box::new(BrokenStore("nothing")));
+        let error = Context::new(
+            0,
+            1,
+            TEST_TIMEOUT,
+            &device,
+            Box::new(BrokenStore("nothing")),
+        );
         assert!(
             matches!(error, Err(Error::Invalid { .. })),
             "{device:?} gave {error:?}"
@@ -119,7 +125,7 @@ fn devices_that_do_not_exist_are_errors() {
 fn a_late_rank_times_out_and_closes_the_context() {
     with_threads(2, TEST_TIMEOUT, |context| {
         if context.rank() == 1 {
-            // Never calls the barrier; learns of the failure in the operation after.
+            // This rank does not call the barrier, and gets the failure in its next operation.
             std::thread::sleep(SHORT * 3);
             let start = Instant::now();
             let error = context.barrier(Call::new()).expect_err("rank 0 has failed");
@@ -157,7 +163,7 @@ fn a_late_rank_times_out_and_closes_the_context() {
         };
         assert_eq!(first, error.to_string());
         let mut byte = POISON;
-        // SAFETY: one byte.
+        // SAFETY: the buffer has one byte; the call sends 0.
         let refused = unsafe { context.broadcast(&raw mut byte, 0, 0, Call::new()) };
         assert!(matches!(refused, Err(Error::Closed { .. })), "{refused:?}");
     });
@@ -165,14 +171,14 @@ fn a_late_rank_times_out_and_closes_the_context() {
 
 #[test]
 fn the_deadline_covers_the_whole_operation() {
-    // Rank 1 sends message after message, each well within the time-out of the receiver.
+    // Rank 1 sends messages in sequence, each well within the receiver's timeout.
     const MESSAGES: u32 = 8;
     with_threads(2, TEST_TIMEOUT, |context| {
         let mut bytes = [POISON; MESSAGES as usize];
         if context.rank() == 1 {
             for tag in 0..MESSAGES {
                 std::thread::sleep(SHORT / 2);
-                // SAFETY: one byte.
+                // SAFETY: the buffer has one byte.
                 let sent = unsafe { context.send(bytes.as_ptr(), 1, 0, Call::new().tag(tag)) };
                 if sent.is_err() {
                     return;
@@ -191,7 +197,7 @@ fn the_deadline_covers_the_whole_operation() {
             })
             .collect();
         let start = Instant::now();
-        // SAFETY: each message has its byte.
+        // SAFETY: each message has its own byte.
         let error = unsafe { context.batch(&transfers, Call::new().timeout(SHORT)) }
             .expect_err("the messages take four times as long");
         assert!(
@@ -207,7 +213,7 @@ fn sizes_that_differ_time_out() {
     with_threads(2, TEST_TIMEOUT, |context| {
         let mut data = [POISON; 64];
         let bytes = if context.rank() == 0 { 64 } else { 32 };
-        // SAFETY: at most 64 bytes.
+        // SAFETY: the buffer has at least `bytes` bytes.
         let result =
             unsafe { context.broadcast(data.as_mut_ptr(), bytes, 0, Call::new().timeout(SHORT)) };
         let error = result.expect_err("64 bytes for 32");
@@ -239,7 +245,7 @@ fn abort_from_another_thread_ends_a_blocked_operation() {
     let receiver = std::sync::Mutex::new(receiver);
     with_threads(2, TEST_TIMEOUT, |context| {
         if context.rank() == 1 {
-            // Stays connected, and does not call, until rank 0 is through.
+            // This rank stays connected without a call until rank 0 has finished.
             receiver
                 .lock()
                 .expect("a lock")
@@ -257,7 +263,7 @@ fn abort_from_another_thread_ends_a_blocked_operation() {
                         let mut data = vec![1.0_f32; 1000];
                         let pointer = data.as_mut_ptr().cast::<u8>();
                         let call = Call::new().tag(tag);
-                        // SAFETY: in place, 1000 elements.
+                        // SAFETY: input and output are the same 1000 elements.
                         unsafe {
                             let (dtype, op) = (DataType::F32, ReduceOp::Sum);
                             context.allreduce(pointer, pointer, 1000, dtype, op, call)
@@ -316,7 +322,7 @@ fn wrong_arguments_are_refused_and_close_nothing() {
             peer: context.rank(),
             tag: 0,
         };
-        // SAFETY: everything here is refused before memory is touched.
+        // SAFETY: every call is refused before it accesses memory.
         unsafe {
             let (float, sum) = (DataType::F32, ReduceOp::Sum);
             invalid(context.allreduce(pointer, pointer, 1, float, ReduceOp::BitXor, call));
@@ -343,15 +349,21 @@ fn wrong_arguments_are_refused_and_close_nothing() {
 #[test]
 fn a_host_name_of_this_machine_is_enough() {
     let device = TcpOptions::Hostname("localhost".to_owned());
-    let context =
-        Context::new(0, 1, TEST_TIMEOUT, &device, Box::new(BrokenStore("nothing"))).expect("localhost");
+    let context = Context::new(
+        0,
+        1,
+        TEST_TIMEOUT,
+        &device,
+        Box::new(BrokenStore("nothing")),
+    )
+    .expect("localhost");
     context.barrier(Call::new()).expect("a barrier of one");
 }
 
 #[test]
 fn a_peer_that_fails_half_way_through_a_message_fails_the_other_soon() {
-    // Rank 0 gives up and drops its buffers while rank 1 sends, so that rank 1 has data in flight,
-    // which plain Gloo forgets about. Late data finds no buffer.
+    // Rank 0 gives up and drops its buffers while rank 1 sends, so rank 1 has data in flight, for
+    // which plain Gloo keeps no record. Late data finds no buffer.
     for delay in [0, 15, 19, 20, 21, 25] {
         with_threads(2, TEST_TIMEOUT, |context| {
             let mut data = vec![POISON; 16 << 20];
@@ -365,7 +377,8 @@ fn a_peer_that_fails_half_way_through_a_message_fails_the_other_soon() {
             } else {
                 std::thread::sleep(Duration::from_millis(delay));
                 let start = Instant::now();
-                // SAFETY: as above. It may succeed: that is the race.
+                // SAFETY: the buffer has that length. The call may succeed, because it races with
+                // the peer's failure.
                 let result = unsafe { context.send(data.as_ptr(), data.len(), 0, Call::new()) };
                 assert!(
                     matches!(result, Ok(()) | Err(Error::Io { .. })),

@@ -1,4 +1,4 @@
-//! The same with every rank a process, one of which may be killed.
+//! The same operations with every rank a process, one of which may be killed.
 
 mod common;
 #[path = "common/suite.rs"]
@@ -18,7 +18,7 @@ const SIZE: &str = "FUSEWIRE_GLOO_TEST_SIZE";
 const FOLDER: &str = "FUSEWIRE_GLOO_TEST_FOLDER";
 const PART: &str = "FUSEWIRE_GLOO_TEST_PART";
 
-/// This binary once more, running only `rank_process`.
+/// Starts this test binary as a child process that runs only `rank_process`.
 fn spawn(part: &str, rank: usize, size: usize, folder: &Path) -> Child {
     Command::new(env::current_exe().expect("this binary"))
         .args([
@@ -37,7 +37,7 @@ fn spawn(part: &str, rank: usize, size: usize, folder: &Path) -> Child {
         .expect("a process")
 }
 
-/// Waits for `child`, but not for ever, and says whether it succeeded.
+/// Waits for `child`, at most for `bound`, and returns true if it succeeded.
 fn finish(mut child: Child, bound: Duration) -> bool {
     let start = Instant::now();
     loop {
@@ -54,7 +54,7 @@ fn finish(mut child: Child, bound: Duration) -> bool {
 }
 
 #[test]
-#[ignore = "one rank, started by the tests beside it"]
+#[ignore = "one rank, started by the other tests of this file"]
 fn rank_process() {
     let variable = |name| env::var(name).expect("set by the test that started this process");
     let number = |name| variable(name).parse::<usize>().expect("a number");
@@ -73,7 +73,7 @@ fn rank_process() {
             suite::ring(&context, 8 << 20);
             let mut data = vec![rank as f64 + 1.0; 10_000];
             let pointer = data.as_mut_ptr().cast::<u8>();
-            // SAFETY: in place, 10,000 elements.
+            // SAFETY: input and output are the same 10,000 elements.
             unsafe {
                 let (dtype, op) = (DataType::F64, ReduceOp::Sum);
                 context.allreduce(pointer, pointer, data.len(), dtype, op, Call::new())
@@ -101,8 +101,8 @@ fn rank_process() {
     }
 }
 
-/// Rank 0 receives from rank 1, and is stopped before the data comes, so that the message is as
-/// long as the sockets' buffers under way when `victim` is killed.
+/// Rank 0 receives from rank 1 and is stopped before the data arrives, so the part of the message
+/// that fills the sockets' buffers is in flight when `victim` is killed.
 fn half_way(context: &Context, folder: &Path, victim: usize) {
     context.barrier(Call::new()).expect("barrier");
     let mut data = vec![0_u8; 64 << 20];
@@ -114,7 +114,7 @@ fn half_way(context: &Context, folder: &Path, victim: usize) {
     } else {
         until(|| folder.join("stopped").exists());
         std::fs::write(folder.join("sending"), "").expect("a file");
-        // SAFETY: as above.
+        // SAFETY: the buffer has that length.
         unsafe { context.send(pointer, bytes, 0, Call::new()) }
     };
     let error = result.expect_err("the other rank is killed");
@@ -134,7 +134,7 @@ fn until(condition: impl Fn() -> bool) {
 
 fn signal(child: &Child, signal: i32) {
     let id = i32::try_from(child.id()).expect("a process id");
-    // SAFETY: a plain system call, to a child that has not been waited for.
+    // SAFETY: `kill` takes two integers; the child has not been waited for, so its id is valid.
     assert_eq!(unsafe { libc::kill(id, signal) }, 0);
 }
 
@@ -165,7 +165,7 @@ fn a_killed_process_fails_the_others_soon() {
             .collect();
         let ready = |rank: usize| folder.path().join(format!("ready{rank}")).exists();
         until(|| (0..size).all(ready));
-        // The others stand in the second barrier by now, or come to it soon: both must fail.
+        // The other ranks are in the second barrier or enter it soon: all must fail.
         std::thread::sleep(Duration::from_millis(200));
         let mut victim = ranks.pop().expect("the last rank");
         victim.kill().expect("an end");
@@ -196,7 +196,7 @@ fn a_process_killed_half_way_through_a_message_fails_the_other_soon() {
             .map(|rank| spawn(&part, rank, 2, folder.path()))
             .collect();
         until(|| folder.path().join("receiving").exists());
-        // The receive itself cannot be seen from here; half a second is plenty.
+        // This process cannot observe the receive; half a second is ample.
         std::thread::sleep(Duration::from_millis(500));
         signal(&ranks[0], libc::SIGSTOP);
         std::fs::write(folder.path().join("stopped"), "").expect("a file");

@@ -1,13 +1,14 @@
-//! The configuration of a communicator. The C struct only grows at its end and carries its own
-//! size, so one Rust struct serves every version: `size` says how much of it the library may read.
+//! Configuration of a communicator. The C struct only grows at its end and stores its own size, so
+//! one Rust struct serves every version: `size` is the number of bytes that the library may read.
+
 use core::ffi::{c_char, c_int, c_uint};
 use core::mem::offset_of;
 
 use crate::version::Version;
 
-/// The value of a member that was not set.
+/// Value of a member that is not set.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
-/// The mark of an initialised configuration.
+/// Magic number of an initialised configuration.
 pub const NCCL_API_MAGIC: c_uint = 0xcafe_beef;
 
 macro_rules! config {
@@ -26,14 +27,15 @@ macro_rules! config {
         }
 
         const _: () = {
-            assert!(offset_of!(ncclConfig_t, magic) == 8 && offset_of!(ncclConfig_t, version) == 12);
+            assert!(offset_of!(ncclConfig_t, magic) == 8);
+            assert!(offset_of!(ncclConfig_t, version) == 12);
             $(assert!(offset_of!(ncclConfig_t, $field) == $offset);)*
             assert!(size_of::<ncclConfig_t>() == 120);
         };
 
         impl ncclConfig_t {
-            /// A configuration with nothing set, in the largest layout that `library` knows: that
-            /// of 2.31, of 2.27 or of 2.18.
+            /// Creates a configuration with nothing set, in the largest layout that `library`
+            /// knows: that of 2.31, 2.27 or 2.18.
             pub const fn new(library: Version) -> Self {
                 let (size, version) = Self::layout(library);
                 Self { size, magic: NCCL_API_MAGIC, version, $($field: $init,)* }

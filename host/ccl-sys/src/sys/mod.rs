@@ -1,5 +1,6 @@
 //! Raw types of the NCCL C interface (from `nccl.h` of 2.32) and the table of its functions.
-#![allow(non_camel_case_types, non_upper_case_globals, non_snake_case)] // the names are those of nccl.h
+// The names are those of nccl.h.
+#![allow(non_camel_case_types, non_upper_case_globals, non_snake_case)]
 
 mod config;
 mod table;
@@ -10,13 +11,13 @@ pub use config::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
 pub use table::Table;
 pub(crate) use table::find;
 
-/// A result code. An integer, not an enum: a newer library may return a code unknown here.
+/// Result code. An integer instead of an enum, because a newer library may return an unknown code.
 pub type ncclResult_t = c_int;
 /// Success.
 pub const ncclSuccess: ncclResult_t = 0;
 /// A call of the CUDA or HIP runtime failed.
 pub const ncclUnhandledCudaError: ncclResult_t = 1;
-/// A call of the system failed.
+/// A system call failed.
 pub const ncclSystemError: ncclResult_t = 2;
 /// An internal check of the library failed.
 pub const ncclInternalError: ncclResult_t = 3;
@@ -24,9 +25,9 @@ pub const ncclInternalError: ncclResult_t = 3;
 pub const ncclInvalidArgument: ncclResult_t = 4;
 /// The call is not allowed in this state.
 pub const ncclInvalidUsage: ncclResult_t = 5;
-/// Another rank failed, or the network did.
+/// Another rank or the network failed.
 pub const ncclRemoteError: ncclResult_t = 6;
-/// A communicator that does not block is still at work.
+/// An operation of a non-blocking communicator has not completed.
 pub const ncclInProgress: ncclResult_t = 7;
 
 /// Opaque communicator.
@@ -39,7 +40,7 @@ pub type ncclStream_t = *mut c_void;
 /// Bytes of a unique id.
 pub const NCCL_UNIQUE_ID_BYTES: usize = 128;
 
-/// The id that the ranks of one communicator share.
+/// Id that the ranks of one communicator share.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclUniqueId {
@@ -47,7 +48,7 @@ pub struct ncclUniqueId {
     pub internal: [c_char; NCCL_UNIQUE_ID_BYTES],
 }
 
-/// An element type.
+/// Element type.
 pub type ncclDataType_t = c_int;
 /// Signed, 8 bits.
 pub const ncclInt8: ncclDataType_t = 0;
@@ -74,7 +75,7 @@ pub const ncclFloat8e4m3: ncclDataType_t = 10;
 /// 8-bit float, 5 bits of exponent.
 pub const ncclFloat8e5m2: ncclDataType_t = 11;
 
-/// A reduction: one of the constants, or a handle of `ncclRedOpCreatePreMulSum`.
+/// Reduction: one of the constants, or a handle of `ncclRedOpCreatePreMulSum`.
 pub type ncclRedOp_t = c_int;
 /// Sum.
 pub const ncclSum: ncclRedOp_t = 0;
@@ -87,17 +88,17 @@ pub const ncclMin: ncclRedOp_t = 3;
 /// Sum divided by the number of ranks.
 pub const ncclAvg: ncclRedOp_t = 4;
 
-/// Where the scalar of a pre-multiplied sum lives.
+/// Location of the scalar of a pre-multiplied sum.
 pub type ncclScalarResidence_t = c_int;
 /// In device memory, read when the operation runs.
 pub const ncclScalarDevice: ncclScalarResidence_t = 0;
 /// In host memory, read before the call returns.
 pub const ncclScalarHostImmediate: ncclScalarResidence_t = 1;
 
-/// The colour of a rank that joins no part of a split.
+/// Colour of a rank that joins no part of a split.
 pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
 
-/// What `ncclWaitSignal` waits for from one peer.
+/// Signals of one peer that `ncclWaitSignal` waits for.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ncclWaitSignalDesc_t {

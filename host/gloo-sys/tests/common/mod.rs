@@ -1,5 +1,5 @@
-//! What the tests share: a rendezvous in a folder, groups of threads, and buffers as bytes.
-#![allow(dead_code)] // each test binary uses its part
+//! Shared test support: a rendezvous in a folder, groups of threads, and buffers as bytes.
+#![allow(dead_code)] // each test binary uses a part of it
 
 use core::time::Duration;
 use std::fs;
@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use fusewire_gloo_sys::{Context, Error, Rendezvous, TcpOptions};
 
-/// Long enough for a slow machine; no test that passes waits for it.
+/// Timeout that even a slow machine does not reach in a passing test.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A rendezvous between threads or processes: one file a key.
+/// Rendezvous between threads or processes, with one file per key.
 #[derive(Clone)]
 pub(crate) struct Folder(pub(crate) PathBuf);
 
@@ -54,7 +54,7 @@ pub(crate) fn connect(
     Context::new(rank, size, timeout, &TcpOptions::loopback(), store)
 }
 
-/// Runs `body` on `size` connected ranks, each a thread, and returns what each returned.
+/// Runs `body` on `size` connected ranks, each a thread, and returns their results.
 pub(crate) fn with_threads<T: Send>(
     size: usize,
     timeout: Duration,
@@ -77,12 +77,12 @@ pub(crate) fn with_threads<T: Send>(
     })
 }
 
-/// Bytes that depend on who sends to whom, and where they stand.
+/// Returns bytes that depend on sender, receiver and position.
 pub(crate) fn pattern(from: usize, to: usize, bytes: usize) -> Vec<u8> {
     (0..bytes)
         .map(|index| (index * 7 + from * 31 + to * 101 + 13) as u8)
         .collect()
 }
 
-/// What fills an output before a call.
+/// Content of an output buffer before a call.
 pub(crate) const POISON: u8 = 0xA5;

@@ -1,10 +1,10 @@
-//! Every operation once, on one rank of a connected group, checked against plain loops.
+//! Runs every operation once, on one rank of a connected group, and compares with plain loops.
 
 use fusewire_gloo_sys::{Call, Context, Transfer};
 
 use crate::common::{POISON, pattern};
 
-/// All that moves bytes, with `bytes` a part.
+/// Runs the operations without a reduction, with parts of `bytes` bytes.
 pub(crate) fn movers(context: &Context, bytes: usize) {
     broadcast(context, bytes);
     gather_and_scatter(context, bytes);
@@ -21,7 +21,7 @@ fn broadcast(context: &Context, bytes: usize) {
         } else {
             vec![POISON; bytes]
         };
-        // SAFETY: the buffer has `bytes` and lives through the call.
+        // SAFETY: the buffer has `bytes` bytes and outlives the call.
         unsafe { context.broadcast(buffer.as_mut_ptr(), bytes, root, Call::new()) }
             .expect("broadcast");
         assert_eq!(buffer, expected, "broadcast from {root}");
@@ -37,12 +37,12 @@ fn gather_and_scatter(context: &Context, bytes: usize) {
             .flat_map(|from| pattern(from, root, bytes))
             .collect();
         let mut output = vec![POISON; if rank == root { size * bytes } else { 0 }];
-        // SAFETY: the input has `bytes`, the root's output `size` times as many.
+        // SAFETY: the input has `bytes` bytes, the root's output `size` times as many.
         unsafe { context.gather(input.as_ptr(), output.as_mut_ptr(), bytes, root, call) }
             .expect("gather");
         assert!(rank != root || output == all, "gather to {root}");
         let mut part = vec![POISON; bytes];
-        // SAFETY: the root's input has `size` parts of `bytes`, the output one.
+        // SAFETY: the root's input has `size` parts of `bytes` bytes, the output one.
         unsafe { context.scatter(output.as_ptr(), part.as_mut_ptr(), bytes, root, call) }
             .expect("scatter");
         assert_eq!(part, input, "scatter from {root}");
@@ -54,15 +54,15 @@ fn allgather(context: &Context, bytes: usize) {
     let expected: Vec<u8> = (0..size).flat_map(|from| pattern(from, 3, bytes)).collect();
     let input = pattern(rank, 3, bytes);
     let mut output = vec![POISON; size * bytes];
-    // SAFETY: the input has `bytes`, the output `size` times as many.
+    // SAFETY: the input has `bytes` bytes, the output `size` times as many.
     unsafe { context.allgather(input.as_ptr(), output.as_mut_ptr(), bytes, Call::new()) }
         .expect("allgather");
     assert_eq!(output, expected, "allgather");
-    // In place.
+    // The same in place.
     output.fill(POISON);
     output[rank * bytes..][..bytes].copy_from_slice(&input);
     let base = output.as_mut_ptr();
-    // SAFETY: as above, and the input is this rank's part of the output.
+    // SAFETY: the output has `size` parts, and the input is this rank's part.
     unsafe { context.allgather(base.add(rank * bytes), base, bytes, Call::new()) }
         .expect("allgather in place");
     assert_eq!(output, expected, "allgather in place");
@@ -75,13 +75,13 @@ fn alltoall(context: &Context, bytes: usize) {
         .flat_map(|from| pattern(from, rank, bytes))
         .collect();
     let mut output = vec![POISON; size * bytes];
-    // SAFETY: both have `size` parts of `bytes`.
+    // SAFETY: both buffers have `size` parts of `bytes` bytes.
     unsafe { context.alltoall(input.as_ptr(), output.as_mut_ptr(), bytes, Call::new()) }
         .expect("alltoall");
     assert_eq!(output, expected, "alltoall");
 }
 
-/// The operations with a count for each rank; `count(from, to)` gives it.
+/// Runs the operations with one count per rank, which `count(from, to)` returns.
 pub(crate) fn unequal(context: &Context, count: impl Fn(usize, usize) -> usize) {
     let (rank, size) = (context.rank(), context.size());
     let sent: Vec<_> = (0..size).map(|to| count(rank, to)).collect();
@@ -93,7 +93,7 @@ pub(crate) fn unequal(context: &Context, count: impl Fn(usize, usize) -> usize) 
         .flat_map(|from| pattern(from, rank, received[from]))
         .collect();
     let mut output = vec![POISON; expected.len()];
-    // SAFETY: the buffers have the sums of the counts.
+    // SAFETY: the sizes of the buffers are the sums of the counts.
     unsafe {
         let (input, output) = (input.as_ptr(), output.as_mut_ptr());
         context.alltoallv(input, &sent, output, &received, Call::new())
@@ -107,14 +107,14 @@ pub(crate) fn unequal(context: &Context, count: impl Fn(usize, usize) -> usize) 
         .flat_map(|from| pattern(from, 9, counts[from]))
         .collect();
     let mut output = vec![POISON; expected.len()];
-    // SAFETY: the input has this rank's count, the output the sum.
+    // SAFETY: the input has this rank's count, the output the sum of all counts.
     unsafe { context.allgatherv(input.as_ptr(), output.as_mut_ptr(), &counts, Call::new()) }
         .expect("allgatherv");
     assert_eq!(output, expected, "allgatherv");
 
     for root in 0..size {
         output.fill(POISON);
-        // SAFETY: as above.
+        // SAFETY: the input has this rank's count, the output the sum of all counts.
         unsafe {
             let (input, output) = (input.as_ptr(), output.as_mut_ptr());
             context.gatherv(input, output, &counts, root, Call::new())
@@ -131,7 +131,8 @@ pub(crate) fn unequal(context: &Context, count: impl Fn(usize, usize) -> usize) 
     }
 }
 
-/// A ring in which every rank, itself included where it is alone, sends and receives at once.
+/// Sends to the next rank and receives from the previous one at the same time. A single rank sends
+/// to itself.
 pub(crate) fn ring(context: &Context, bytes: usize) {
     let (rank, size) = (context.rank(), context.size());
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
@@ -151,7 +152,7 @@ pub(crate) fn ring(context: &Context, bytes: usize) {
             tag: 5,
         },
     ];
-    // SAFETY: both buffers have `bytes` and live through the call.
+    // SAFETY: both buffers have `bytes` bytes and outlive the call.
     unsafe { context.batch(&transfers, Call::new()) }.expect("batch");
     assert_eq!(received, pattern(previous, rank, bytes), "ring");
 }
