@@ -1,9 +1,9 @@
 //! Local ranks: child processes with torchrun's environment, stopped together.
 //!
-//! The launcher serves the ranks' store, with a secret that only they have. When a rank fails, the others
-//! may run on for a while to report what they see; then everything below the launcher is ended. A
-//! launcher that is killed takes its direct children along (`PR_SET_PDEATHSIG`), but not what a shell
-//! between it and a rank has started.
+//! The launcher serves the ranks' store, with a secret that only they have. When a rank fails, the
+//! others may run on for a while to report what they see; then everything below the launcher is
+//! ended. A launcher that is killed takes its direct children along (`PR_SET_PDEATHSIG`), but not
+//! what a shell between it and a rank has started.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -18,7 +18,7 @@ use fusewire::store::{StoreSecret, TcpStoreServer};
 
 use crate::{Usage, processes};
 
-/// What to start.
+/// A job: a program and how its ranks run.
 pub(crate) struct Job<'a> {
     /// The program.
     pub(crate) program: &'a std::ffi::OsStr,
@@ -26,23 +26,23 @@ pub(crate) struct Job<'a> {
     pub(crate) arguments: &'a [std::ffi::OsString],
     /// Ranks.
     pub(crate) ranks: u32,
-    /// Whether lines of output start with the rank.
+    /// Puts the rank in front of each line of output.
     pub(crate) prefix: bool,
-    /// How long the other ranks may run on after one was killed, to report what they see.
+    /// Longest time that the other ranks run on after one was killed, to report what they see.
     pub(crate) grace: Duration,
-    /// Whether the store takes clients without a secret.
+    /// Lets the store take clients without a secret.
     pub(crate) open_store: bool,
 }
 
 /// Variable of the secret that clients and server of the store share.
 const SECRET: &str = "FUSEWIRE_STORE_SECRET";
 
-/// How long processes that were asked to end may take.
+/// Time between SIGTERM and SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest grace after a rank that ended by itself.
 const AFTER_EXIT: Duration = Duration::from_secs(5);
-/// A rank that was killed is the cause of other ranks' exits that were seen up to so much earlier: they
-/// may notice its death before the launcher does.
+/// A rank that was killed is the cause of other ranks' exits that were seen up to so much earlier:
+/// they may notice its death before the launcher does.
 const SAME_FAILURE: Duration = Duration::from_millis(500);
 
 /// Variables of an outer launcher that a rank would read before this one's.
@@ -183,7 +183,7 @@ fn start(
     OTHER_LAUNCHERS.iter().for_each(|name| {
         command.env_remove(name);
     });
-    // What CUDA reads once, when a process starts to use it.
+    // CUDA reads these variables once, when a process starts to use it.
     let unset = fusewire::cuda::ENVIRONMENT
         .iter()
         .filter(|(name, _)| std::env::var_os(name).is_none());
@@ -193,7 +193,8 @@ fn start(
         command.stdin(Stdio::null()).stderr(Stdio::piped());
     }
     let parent = std::process::id();
-    // SAFETY: prctl and getppid are async-signal-safe; nothing else is called, and nothing allocates.
+    // SAFETY: the closure runs between fork and exec; it calls prctl and getppid only, which are
+    // async-signal-safe, and does not allocate.
     unsafe {
         command.pre_exec(move || {
             // A rank dies with its launcher, also when that is killed.
@@ -253,7 +254,7 @@ fn copy_lines(rank: u32, from: impl Read, mut to: impl Write) {
     }
 }
 
-/// How a job has ended.
+/// The end of a job.
 enum End {
     Success,
     /// This process was asked to end.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::launcher;
 
-/// Makes this process the parent of whatever its descendants leave behind, so that it can be ended too.
+/// Makes this process the parent of the orphans among its descendants, so that it can end them.
 pub(crate) fn adopt_orphans() {
     // SAFETY: this option takes one integer and changes nothing but who becomes a parent.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
@@ -35,8 +35,8 @@ pub(crate) fn end_descendants(timeout: Duration) {
                 send(pid, libc::SIGTERM);
                 asked.push(pid);
             }
-            // SAFETY: a null status is allowed; for a process that is no child this is an error without
-            // effect.
+            // SAFETY: a null status is allowed; for a process that is no child the call fails
+            // without effect.
             unsafe { libc::waitpid(pid, core::ptr::null_mut(), libc::WNOHANG) };
         }
         thread::sleep(Duration::from_millis(2));
@@ -51,8 +51,8 @@ pub(crate) fn stop_descendants() {
 }
 
 fn send(pid: i32, signal: libc::c_int) {
-    // SAFETY: a plain system call. `pid` was below this process a moment ago; it stays that process's until
-    // its parent, which is this one or below it too, has waited for it.
+    // SAFETY: the call touches no memory. `pid` was a descendant a moment ago; the id is not used
+    // again before its parent, which is this process or another descendant, has waited for it.
     unsafe { libc::kill(pid, signal) };
 }
 

@@ -8,11 +8,11 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `MASTER_ADDR`, `MASTER_PORT` | where rank 0, or a launcher's agent, serves the store |
-//! | `FUSEWIRE_STORE_SECRET` | clients and server of the store must have the same; clients of PyTorch are refused |
-//! | `FUSEWIRE_STORE_BIND` | address that rank 0 listens at; else that of `MASTER_ADDR`, or all with a secret |
+//! | `FUSEWIRE_STORE_SECRET` | secret of clients and server; refuses clients of PyTorch |
+//! | `FUSEWIRE_STORE_BIND` | rank 0's address; else `MASTER_ADDR`'s, or all with a secret |
 //! | `FUSEWIRE_STORE_PROTOCOL` | `current` or `legacy` (PyTorch before 2.1), else found out |
 //! | `FUSEWIRE_HOST_ID` | name of this host, else the kernel's boot id |
-//! | `FUSEWIRE_NVLINK_DOMAIN` | name of the NVLink domain of this host's GPUs, or empty for none; else NVML is asked |
+//! | `FUSEWIRE_NVLINK_DOMAIN` | NVLink domain of this host's GPUs, or empty; else NVML's answer |
 
 mod local;
 #[cfg(test)]
@@ -302,7 +302,8 @@ impl BootstrapStore {
         Arc::clone(&self.store)
     }
 
-    /// Whether this rank hosts the server. Its other users must be done before it is dropped.
+    /// Returns true if this rank hosts the server. The other ranks must have finished with the
+    /// store before this value is dropped.
     pub fn is_host(&self) -> bool {
         self.server.is_some()
     }
@@ -325,9 +326,8 @@ impl BootstrapStore {
 /// or `/tmp`. The last rank that opens the file removes its name. All ranks make equally many
 /// calls.
 ///
-/// # Errors
-/// [`Error::Bootstrap`] when a variable is missing or wrong, the port cannot be bound or the directory
-/// cannot be made, [`Error::Store`] when no server answers in time.
+/// # Errors [`Error::Bootstrap`] when a variable is missing or wrong, the port cannot be bound or
+/// the directory cannot be made, [`Error::Store`] when no server answers in time.
 pub fn store_from_env(rank: u32, size: u32, timeout: Duration) -> Result<BootstrapStore> {
     store_from_variables(&variable, rank, size, timeout)
 }
@@ -399,7 +399,7 @@ fn store_from_variables(
     Ok(BootstrapStore { store, server })
 }
 
-/// Whether the launcher says that all ranks are on this host.
+/// Returns true if the launcher says that all ranks are on this host.
 fn is_on_one_host(variable: &dyn Fn(&str) -> Option<String>, rank: u32, size: u32) -> bool {
     let found = RankSize::find(variable).ok().flatten();
     found
@@ -437,15 +437,16 @@ fn host_server(
     })
 }
 
-/// What the user should know of a server without a secret that listens at `addresses`; `one_host`
-/// says that all ranks are known to be on this host.
+/// Returns a warning for the user of a server without a secret that listens at `addresses`.
+/// `one_host` says that all ranks are known to be on this host.
 fn exposure(host: &str, addresses: &[SocketAddr], one_host: bool) -> Option<String> {
     let reachable = addresses.iter().find(|address| !address.ip().is_loopback());
     if let Some(address) = reachable {
         return Some(format!(
             "the store listens at {address} without a secret: every process that reaches this \
                 address \
-             can read and change what the ranks exchange; set FUSEWIRE_STORE_SECRET, equal on all ranks"
+             can read and change what the ranks exchange; set FUSEWIRE_STORE_SECRET, equal on all \
+             ranks"
         ));
     }
     // A literal loopback address, or "localhost", says that no other host is meant.

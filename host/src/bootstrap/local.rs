@@ -11,7 +11,7 @@ use crate::process;
 use crate::store::{FileStore, Store};
 use crate::{Error, Result};
 
-/// How often a directory is made again that other ranks remove.
+/// Number of times that a directory is made again after other ranks have removed it.
 const TRIES: u32 = 1000;
 
 /// Counts the ranks that have opened a store.

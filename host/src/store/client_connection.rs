@@ -1,4 +1,4 @@
-//! What a client says on one connection, and what it understands.
+//! The client's side of one connection: greeting, secret, waits, and the reading of answers.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::io::{self, ErrorKind, Read, Write};
@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use super::secret::{self, Role, StoreSecret};
 use super::wire::{self, Dialect, Query, Writer};
 
-/// How a server is greeted.
+/// The first request of a connection, which identifies the server's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Greeting {
     /// Validation and a ping: PyTorch 2.4 and later.
@@ -118,7 +118,7 @@ pub(super) fn unexpected(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("the server sent {what}"))
 }
 
-/// Whether the peer has closed the connection.
+/// Returns true if the error means that the peer has closed the connection.
 pub(crate) fn is_hang_up(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -44,7 +44,7 @@ pub struct FileStore {
 struct Log {
     file: File,
     table: Table,
-    /// Where the records end that `table` has taken in.
+    /// Offset of the end of the records that are in `table`.
     end: u64,
 }
 
@@ -79,7 +79,7 @@ impl FileStore {
         Ok(store)
     }
 
-    /// Where the file is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -179,7 +179,7 @@ impl Log {
             }
             return Ok(());
         }
-        // What is in the file is there already, so this claims no more memory than it has bytes.
+        // `length` is the size of the file, so this allocates no more than the file holds.
         let mut bytes = vec![0; (length - self.end) as usize];
         self.file.read_exact_at(&mut bytes, self.end)?;
         let mut at = 0;
@@ -213,7 +213,7 @@ impl Log {
         bytes.extend(checksum(kind, key, value).to_le_bytes());
         bytes.extend(key);
         bytes.extend(value);
-        // Behind `end` there can only be the unfinished record of a process that was killed.
+        // After `end` there can only be the unfinished record of a process that was killed.
         self.file.set_len(self.end)?;
         self.file.write_all_at(&bytes, self.end)?;
         self.catch_up()
@@ -243,7 +243,7 @@ fn checksum(kind: u8, key: &[u8], value: &[u8]) -> u64 {
 impl<'a> FileLock<'a> {
     fn new(file: &'a File) -> io::Result<Self> {
         loop {
-            // SAFETY: the descriptor is that of a live file.
+            // SAFETY: `file` keeps the descriptor open during the call, which touches no memory.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
                 return Ok(Self(file));
             }

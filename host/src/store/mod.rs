@@ -42,8 +42,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Stores `value` under `key`, in place of what was there. Once this returns, every other call
     /// of every rank sees the value.
     ///
-    /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached or the value is too large.
+    /// # Errors [`Error::Store`](crate::Error::Store) when the store cannot be reached or the value
+    /// is too large.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Waits until `key` exists, then returns its value.
@@ -75,7 +75,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;
 
-    /// Whether all of `keys` exist.
+    /// Returns true if all of `keys` exist.
     ///
     /// # Errors
     /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
@@ -89,9 +89,9 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// Adds `value` to the end of the value at `key`; an absent key is empty.
     ///
-    /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the store has no append (a server of PyTorch before
-    /// 2.1 has none), when the value becomes too large, or when the store cannot be reached.
+    /// # Errors [`Error::Store`](crate::Error::Store) when the store has no append (a server of
+    /// PyTorch before 2.1 has none), when the value becomes too large, or when the store cannot be
+    /// reached.
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
         let _ = value;
         Err(crate::Error::store(
@@ -120,8 +120,8 @@ pub trait Store: Send + Sync + fmt::Debug {
             .try_for_each(|(key, value)| self.set(key, value))
     }
 
-    /// How many keys there are, also those outside of a prefix. A server of PyTorch counts one key
-    /// of its own for each `TCPStore` that was given a world size.
+    /// Returns the number of keys, also of those outside of a prefix. A server of PyTorch counts
+    /// one key of its own for each `TCPStore` that was given a world size.
     ///
     /// # Errors
     /// [`Error::Store`](crate::Error::Store) when the store cannot count, or cannot be reached.

@@ -84,7 +84,7 @@ impl StoreSecret {
             .into()
     }
 
-    /// Whether `proof` is that of `role`; takes the same time wherever it differs.
+    /// Returns true if `proof` is that of `role`, in constant time.
     pub(super) fn verify(&self, role: Role, client: &Token, server: &Token, proof: &Token) -> bool {
         self.mac(role, client, server).verify_slice(proof).is_ok()
     }

@@ -16,7 +16,7 @@ const MAX_DECIMAL: usize = 20;
 /// Number of a client in a server.
 pub(super) type Token = u64;
 
-/// What all clients of a server share.
+/// The state that all clients of a server share.
 #[derive(Debug, Default)]
 pub(super) struct ServerState {
     pub(super) table: Table,
@@ -42,7 +42,7 @@ impl ServerState {
         }
     }
 
-    /// Whether no client is in a list of those who wait.
+    /// Returns true if no client is in a list of waiting clients.
     #[cfg(test)]
     pub(super) fn nobody_waits(&self) -> bool {
         self.waiting.is_empty()
@@ -133,7 +133,7 @@ pub(super) fn full(limit: usize) -> String {
     )
 }
 
-/// How far a client has come.
+/// The stages of a client's authentication.
 #[derive(Debug)]
 enum Stage {
     /// Nothing has arrived yet.
@@ -157,7 +157,7 @@ pub(super) struct Session {
     awaited: Option<PendingWait>,
 }
 
-/// What a client waits for.
+/// The wait of a client.
 #[derive(Debug)]
 struct PendingWait {
     keys: Vec<Vec<u8>>,
@@ -180,7 +180,7 @@ impl Session {
         }
     }
 
-    /// Whether enough answers are pending that nothing more should be read.
+    /// Returns true if so many answers are pending that nothing more should be read.
     pub(super) fn is_full(&self) -> bool {
         self.outgoing.len() >= MAX_PENDING_ANSWER
     }
@@ -449,7 +449,7 @@ impl Session {
         self.incoming.len() + self.outgoing.len() + self.awaited.as_ref().map_or(0, keys)
     }
 
-    /// Whether the client has not sent one whole request yet.
+    /// Returns true if the client has not sent one whole request yet.
     pub(super) fn is_silent(&self) -> bool {
         self.dialect.is_none()
     }

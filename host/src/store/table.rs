@@ -1,4 +1,4 @@
-//! The table behind a store: keys, values, and the operations on them, without waiting or I/O.
+//! The table of a store: keys, values, and the operations on them, without waiting or I/O.
 
 use std::collections::HashMap;
 
@@ -75,7 +75,7 @@ impl Table {
         Ok(sum)
     }
 
-    /// What [`Table::add`] would make.
+    /// Returns the sum that [`Table::add`] would store.
     pub(super) fn sum(&self, key: &[u8], amount: i64) -> Result<i64, String> {
         let present = match self.get(key) {
             None => 0,
@@ -105,7 +105,7 @@ impl Table {
         }
     }
 
-    /// Whether [`Table::compare_set`] would store; else its answer.
+    /// Succeeds if [`Table::compare_set`] would store; else returns its answer.
     pub(super) fn compare(&self, key: &[u8], expected: &[u8]) -> Result<(), Vec<u8>> {
         match self.get(key) {
             None if expected.is_empty() => Ok(()),

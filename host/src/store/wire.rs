@@ -9,7 +9,7 @@
 //! numbers before that of `DELETE_KEY` are one less. [`dialect`] distinguishes them: read as a
 //! length of an old `SET`, the magic number is beyond every limit.
 
-/// What the first request of a connection carries.
+/// The argument of the first request of a connection.
 pub(super) const VALIDATION_MAGIC: u32 = 0x3C85_F7CE;
 
 /// Longest value that is accepted from a peer, in bytes.
@@ -58,7 +58,7 @@ pub(super) enum Query {
     Barrier = 18,
 }
 
-/// How requests are numbered.
+/// The numbering of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// PyTorch before 2.1: no validation, no ping.
@@ -257,7 +257,7 @@ impl Writer {
         }
     }
 
-    /// Begins a request, behind those that are there.
+    /// Begins a request after those that the writer holds.
     pub(super) fn then(mut self, query: Query) -> Self {
         self.bytes.push(query.number(self.dialect));
         self

@@ -50,9 +50,8 @@ impl RankClaim {
             let process = there.split('/').next().unwrap_or_default();
             let detail = format!(
                 "rank {rank} was started twice: process {process} ({there}) has joined as this \
-                    rank, and \
-                 process {} ({own}) wants to; either RANK is set wrong, or the store belongs to \
-                 another job (MASTER_PORT)",
+                 rank, and process {} ({own}) wants to; either RANK is set wrong, or the store \
+                 belongs to another job (MASTER_PORT)",
                 std::process::id()
             );
             // The ranks that wait learn of it, if the rendezvous does not complete without this

@@ -86,8 +86,7 @@ impl Rendezvous<'_> {
                 ..
             } if is_hang_up(source) => self.refuse(format!(
                 "the store's server ended while rank {} waited for the other ranks ({error}); \
-                    unless a \
-                 launcher serves the store, rank 0 does: see why that ended",
+                 unless a launcher serves the store, rank 0 does: see why that ended",
                 self.rank
             )),
             _ => error,

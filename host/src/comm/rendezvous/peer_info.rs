@@ -65,8 +65,7 @@ impl Rendezvous<'_> {
         if !local_ranks.runs.iter().any(has_own) {
             return Err(self.refuse(format!(
                 "rank {} was started as one of {} ranks, but rank 0 counts fewer: the size \
-                    (WORLD_SIZE) \
-                 must be equal on all ranks",
+                 (WORLD_SIZE) must be equal on all ranks",
                 self.rank, self.size
             )));
         }
@@ -140,16 +139,14 @@ impl Rendezvous<'_> {
         if published.size != self.size {
             return Err(self.refuse(format!(
                 "rank {rank} was started as one of {} ranks, rank 0 as one of {}: the size \
-                    (WORLD_SIZE) \
-                 must be equal on all ranks",
+                 (WORLD_SIZE) must be equal on all ranks",
                 published.size, self.size
             )));
         }
         if published.what != what {
             return Err(self.refuse(format!(
                 "rank {rank} has other options (or calls) than rank 0: all agreed options must be \
-                    equal \
-                 on all ranks"
+                 equal on all ranks"
             )));
         }
         if published.memory.bytes() != own.bytes() {

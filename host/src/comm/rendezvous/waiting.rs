@@ -1,5 +1,5 @@
-//! Waiting for ranks that have not joined: who they are, whether they can still join, and what the
-//! user is shown meanwhile.
+//! Waiting for ranks that have not joined: rank 0 checks whether the rendezvous can still succeed,
+//! and one rank reports which ranks are missing.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -14,20 +14,20 @@ const SLICE: Duration = Duration::from_millis(500);
 /// As [`SLICE`], on the other ranks: there may be thousands.
 const LONG_SLICE: Duration = Duration::from_secs(8);
 
-/// Ranks that have not joined by then are compared with what has been published so far.
+/// Time of the first look at every rank; the times between looks double.
 const FIRST_SCAN: Duration = Duration::from_secs(1);
 
 /// From then on the user is shown which ranks are missing.
 const FIRST_REPORT: Duration = Duration::from_secs(8);
 
-/// How long a rank that was started twice waits for the job to complete without it. Another job
-/// that has come to this store by mistake must not end this one.
+/// Time in which the job may complete although a rank was started twice: a rank of another job that
+/// uses this store by mistake must not end this job.
 const DUPLICATE_GRACE: Duration = Duration::from_secs(2);
 
 /// Ranks that are named in one message.
 const MAX_NAMED: usize = 8;
 
-/// How far a rank's wait for the others is.
+/// A rank's wait for the others.
 pub(super) struct WaitProgress {
     started: Instant,
     timeout: Duration,
@@ -57,7 +57,7 @@ impl WaitProgress {
         self.started.elapsed() >= self.timeout
     }
 
-    /// Whether it is time to look at every rank; the times in between double.
+    /// Returns true if it is time to look at every rank.
     fn scans(&mut self) -> bool {
         let elapsed = self.started.elapsed();
         if elapsed < self.next_scan {
@@ -75,8 +75,8 @@ impl WaitProgress {
 }
 
 impl Rendezvous<'_> {
-    /// Looks, on rank 0, whether the rendezvous can still succeed while ranks are missing. `verify`
-    /// checks the peer info of a rank that has joined. Fails if it cannot succeed.
+    /// Checks, on rank 0, whether the rendezvous can still succeed while ranks are missing.
+    /// `verify` checks the peer info of a rank that has joined. Fails if it cannot succeed.
     pub(super) fn look_at_all(
         &self,
         class: &str,
@@ -106,7 +106,7 @@ impl Rendezvous<'_> {
         Ok(())
     }
 
-    /// Looks, on another rank than 0, whether rank 0 can still publish the outcome; only the first
+    /// Checks, on another rank than 0, whether rank 0 can still publish the outcome. Only the first
     /// rank that has joined reports.
     pub(super) fn look_at_first(&self, class: &str, waiting: &mut WaitProgress) -> Result<()> {
         self.look_for_duplicate(class, waiting)?;
@@ -144,8 +144,7 @@ impl Rendezvous<'_> {
         }
         notice::warn(format_args!(
             "communicator \"{}\": rank {} has waited {:.0} s for {}, which {} not joined; it waits \
-                up \
-             to {:.0} s",
+             up to {:.0} s",
             self.name,
             self.rank,
             waiting.started.elapsed().as_secs_f64(),

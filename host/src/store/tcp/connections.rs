@@ -48,8 +48,8 @@ impl TcpStore {
             }
             if start.elapsed() >= report {
                 notice::warn(format_args!(
-                    "no store server answers at {} for {:.0} s ({error}); trying up to {:.0} s (is rank 0 \
-                     running?)",
+                    "no store server answers at {} for {:.0} s ({error}); trying up to {:.0} s (is \
+                     rank 0 running?)",
                     self.address(),
                     start.elapsed().as_secs_f64(),
                     timeout.as_secs_f64()

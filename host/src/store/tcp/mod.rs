@@ -24,7 +24,8 @@ const WORKERS: &[u8] = b"init/";
 /// Each call uses a connection of its own while it runs, so that a thread which waits for a key
 /// does not hold up the thread that sets it; idle connections are kept and used again.
 ///
-/// A server of PyTorch before 2.1 has no [`Store::append`](crate::store::Store::append), and does
+/// A server of PyTorch before 2.1 has no [`Store::append`](crate::store::Store::append). It, and a
+/// server of any version with `use_libuv=False`, does
 /// not wake clients that wait for a key that
 /// [`Store::compare_set`](crate::store::Store::compare_set) has made.
 #[derive(Debug)]
@@ -33,7 +34,7 @@ pub struct TcpStore {
     port: u16,
     timeout: Duration,
     options: StoreOptions,
-    /// How the server was greeted the first time, with success.
+    /// The first greeting that succeeded.
     greeting: OnceLock<Greeting>,
     idle: Mutex<Vec<TcpStream>>,
 }
@@ -42,10 +43,9 @@ impl TcpStore {
     /// Connects to the server with [`StoreOptions::from_env`], trying again until `timeout` has
     /// passed. The same time bounds the answer to each later request that does not wait for a key.
     ///
-    /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when no server answered in time or server and client have not the same
-    /// secret, [`Error::Bootstrap`](crate::Error::Bootstrap) when a variable has a value that means
-    /// nothing.
+    /// # Errors [`Error::Store`](crate::Error::Store) when no server answered in time or server and
+    /// client have not the same secret, [`Error::Bootstrap`](crate::Error::Bootstrap) when a
+    /// variable has a value that means nothing.
     pub fn connect(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
         Self::connect_with(StoreOptions::from_env()?, host, port, timeout)
     }

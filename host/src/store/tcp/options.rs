@@ -34,7 +34,7 @@ impl FromStr for StoreProtocol {
     }
 }
 
-/// How a client connects to its server.
+/// Options of a client's connections.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct StoreOptions {
