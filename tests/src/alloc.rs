@@ -1,4 +1,4 @@
-//! An allocator that counts, per thread.
+//! An allocator that counts the calls of each thread.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::Cell;
@@ -8,44 +8,46 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator; counts what each thread asks of it. A test binary names it as its
-/// `#[global_allocator]`.
+/// The system allocator, with a count of each thread's calls. For use as `#[global_allocator]` of
+/// a test binary.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountingAllocator;
 
-/// Allocations, reallocations and frees of this thread so far.
+/// Returns the number of allocations, reallocations and frees of this thread so far.
 pub fn calls() -> u64 {
     CALLS.with(Cell::get)
 }
 
 fn count() {
-    // A thread that is ending has no counter any more, and nobody asks.
+    // Calls during the destruction of thread locals find no counter; they need not be counted.
     let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
 }
 
-// SAFETY: everything is passed on to the system's allocator.
+// SAFETY: every method passes its arguments to `System`, which is a correct allocator, and returns
+// its result.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: `layout` has a nonzero size, which this method's contract requires, too.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: `layout` has a nonzero size, which this method's contract requires, too.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: `System` allocated `at` with `layout`, because all methods call it;
+        // this method's contract requires a valid `size`.
         unsafe { System.realloc(at, layout, size) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: `System` allocated `at` with `layout`, because all methods call it.
         unsafe { System.dealloc(at, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! Which backends there are, and what they can do.
+//! The backends of this build and the operations that they support.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,19 +9,19 @@ use fusewire::{Communicator, Operation, backend};
 use crate::cases::Case;
 use crate::skip::skip;
 
-/// Backends that the lists run over: the library's own, Gloo, and the example of one outside of
-/// this tree.
+/// Backends that the conformance lists run on: the library's kernels, Gloo, and the sample of an
+/// external backend.
 pub const NAMES: [&str; 3] = ["fusewire", "gloo", "sample"];
 
-/// Whether reductions of the backend are in rank order.
+/// Returns true if the backend reduces in rank order.
 pub fn is_bitwise(name: &str) -> bool {
     name != "gloo"
 }
 
-/// Whether the backend is in this build; prints why not.
+/// Returns true if the backend is in this build. Prints the reason if it is not.
 ///
 /// # Panics
-/// When it is required: see [`crate::skip`].
+/// Panics if the backend is absent and `FUSEWIRE_REQUIRE` names it; see [`crate::skip`].
 pub fn is_here(name: &str) -> bool {
     register(name);
     if backend::backend_names().iter().any(|known| known == name) {
@@ -31,7 +31,7 @@ pub fn is_here(name: &str) -> bool {
     false
 }
 
-/// Whether the communicator's backend has the operation of `case`.
+/// Returns true if the communicator's backend supports the operation of `case`.
 pub fn supports(comm: &Communicator, case: &Case) -> bool {
     let Some(backend) = comm.backend_impl() else {
         return true;
@@ -44,10 +44,10 @@ pub fn supports(comm: &Communicator, case: &Case) -> bool {
         )
 }
 
-/// Makes the example of a backend, `sample`, one of this process when it is asked for by `name`.
+/// Registers the sample backend in this process if `name` is `sample`; does nothing otherwise.
 ///
 /// # Panics
-/// When it cannot be built or loaded.
+/// Panics if the sample backend cannot be built or loaded.
 pub fn register(name: &str) {
     if name != "sample" {
         return;
@@ -58,11 +58,11 @@ pub fn register(name: &str) {
     });
 }
 
-/// The shared library of the sample backend. Cargo builds it beside this binary; if it did not,
-/// this function builds it.
+/// Returns the path of the sample backend's shared library. Cargo usually builds it together with
+/// this binary; if it is missing, this function builds it.
 ///
 /// # Panics
-/// When it cannot be built.
+/// Panics if the build fails.
 pub fn sample() -> PathBuf {
     let name = format!(
         "{}fusewire_backend_sample{}",

@@ -1,4 +1,4 @@
-//! One operation, called: what [`crate::rank`] and [`crate::grid`] have in common.
+//! Calls of one operation, shared by [`crate::rank`] and [`crate::grid`].
 
 use crate::device::tensor;
 use fusewire::{Communicator, DType, Input, Norm, Operation, Output, Result, Tensor, Work};
@@ -6,26 +6,26 @@ use fusewire::{Communicator, DType, Input, Norm, Operation, Output, Result, Tens
 use crate::cases::Case;
 use crate::oracle;
 
-/// The tensors of a call; those that an operation has no use for are empty.
+/// The tensors of a call; those that the operation does not use are empty.
 #[derive(Clone, Debug)]
 pub struct Buffers {
-    /// What the operation writes.
+    /// The output.
     pub output: Tensor,
-    /// What it reads.
+    /// The input.
     pub input: Tensor,
-    /// The fused operation's residual, weight, and written residual.
+    /// The residual that the fused operation reads.
     pub residual: Tensor,
-    /// As said.
+    /// The fused operation's weight.
     pub weight: Tensor,
-    /// As said.
+    /// The residual that the fused operation writes.
     pub residual_out: Tensor,
 }
 
-/// Calls the blocking form of `case` on `buffers`: with the tensors, or `by_address` as slices are
-/// passed.
+/// Calls the blocking form of `case` on `buffers`. If `by_address` is true, passes plain addresses
+/// as for slices; else the tensors.
 ///
 /// # Errors
-/// Those of the operation.
+/// Returns the operation's error.
 pub fn blocking(
     comm: &Communicator,
     case: &Case,
@@ -83,7 +83,7 @@ pub fn blocking(
 /// Enqueues the asynchronous form of `case`.
 ///
 /// # Errors
-/// Those of the operation.
+/// Returns the operation's error.
 pub fn enqueue(comm: &Communicator, case: &Case, buffers: &Buffers) -> Result<Vec<Work>> {
     let (ranks, rank) = (comm.size(), comm.rank());
     let root = case.root % ranks;
@@ -147,7 +147,7 @@ pub fn enqueue(comm: &Communicator, case: &Case, buffers: &Buffers) -> Result<Ve
 
 fn output_of(tensor: &Tensor, by_address: bool) -> Output<'_> {
     if by_address {
-        // SAFETY: live memory of this rank's; nobody else uses it now.
+        // SAFETY: the tensor keeps its memory alive, and the blocking call is its only user.
         unsafe { Output::from_raw(tensor.as_ptr(), tensor.len(), tensor.dtype()) }
     } else {
         tensor.into()
@@ -156,7 +156,8 @@ fn output_of(tensor: &Tensor, by_address: bool) -> Output<'_> {
 
 fn input_of(tensor: &Tensor, by_address: bool) -> Input<'_> {
     if by_address {
-        // SAFETY: as above.
+        // SAFETY: the tensor keeps its memory alive, and nothing writes it during the blocking call
+        // but the call itself, in place.
         unsafe { Input::from_raw(tensor.as_ptr(), tensor.len(), tensor.dtype()) }
     } else {
         tensor.into()

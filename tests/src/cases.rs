@@ -1,10 +1,10 @@
-//! The conformance list: cases as data, named lists of them.
+//! The conformance lists: cases as data, and named lists of cases.
 
 use fusewire::{DType, Operation, ReduceOp};
 
 use crate::skip::full;
 
-/// Where the buffers of a case lie.
+/// Kind of memory of a case's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// In windows on every rank.
@@ -15,31 +15,31 @@ pub enum Memory {
     Mixed,
 }
 
-/// What the pairs of ranks exchange in an [`Operation::AllToAllV`].
+/// Lengths that pairs of ranks exchange in an [`Operation::AllToAllV`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Splits {
-    /// Other lengths for most pairs, many of them none.
+    /// Different lengths for most pairs, many of them zero.
     Mixed,
     /// The same length for all pairs.
     Uniform,
-    /// A length for each pair, none of them zero.
+    /// A different length for each pair, none of them zero.
     Variable,
     /// Every second pair exchanges nothing.
     Zeros,
-    /// Nobody exchanges anything.
+    /// All lengths are zero.
     AllZero,
     /// Higher ranks get more than they send; rank 0 gets nothing.
     Asymmetric,
 }
 
-/// One case: what all ranks call, and what is local to each.
+/// One case: the arguments that all ranks share, and the local choices of each rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
     /// The operation; [`Operation::Send`] is a ring of sends and receives.
     pub operation: Operation,
     /// Element type.
     pub dtype: DType,
-    /// Reduction, where the operation reduces. Ranks have different factors where it has one.
+    /// Reduction, if the operation reduces. The factor of a scaled sum differs by rank.
     pub reduction: Option<ReduceOp>,
     /// Elements of a row; rows of an [`Operation::AllReduceNorm`].
     pub count: usize,
@@ -47,20 +47,20 @@ pub struct Case {
     pub hidden: usize,
     /// Root, modulo the number of ranks.
     pub root: u32,
-    /// Whether output and input share memory in the operation's way.
+    /// True if output and input share memory as the operation's in-place form requires.
     pub in_place: bool,
-    /// Where the buffers lie.
+    /// Kind of memory of the buffers.
     pub memory: Memory,
-    /// Elements by which buffers are moved off their alignment; another distance on each rank.
+    /// Elements by which buffers are displaced from their alignment; the distance differs by rank.
     pub offset: usize,
-    /// Whether contents are such that every order of reduction gives the same bits.
+    /// True if every order of reduction of the contents gives the same bits.
     pub exact: bool,
     /// Lengths of an [`Operation::AllToAllV`].
     pub splits: Splits,
 }
 
 impl Case {
-    /// A registered, aligned, out-of-place case of 1,000 elements.
+    /// Creates a registered, aligned, out-of-place case of 1,000 elements.
     pub const fn new(operation: Operation, dtype: DType, reduction: Option<ReduceOp>) -> Self {
         Self {
             operation,
@@ -97,7 +97,7 @@ impl Case {
         Self { offset, ..self }
     }
 
-    /// Whether the operation has a way to work in place.
+    /// Returns true if the operation has an in-place form.
     pub const fn has_in_place(operation: Operation) -> bool {
         !matches!(
             operation,
@@ -106,7 +106,7 @@ impl Case {
     }
 }
 
-/// The operations of the list; each moves or reduces one type of element.
+/// Operations of the lists; each moves or reduces elements of one type.
 pub const OPERATIONS: [Operation; 13] = [
     Operation::AllReduce,
     Operation::ReduceScatter,
@@ -123,7 +123,7 @@ pub const OPERATIONS: [Operation; 13] = [
     Operation::AllReduceNorm,
 ];
 
-/// The operations that reduce element by element.
+/// Operations that reduce element by element.
 pub const REDUCING: [Operation; 3] = [
     Operation::AllReduce,
     Operation::ReduceScatter,
@@ -143,10 +143,10 @@ pub const REDUCTIONS: [ReduceOp; 9] = [
     ReduceOp::BitXor,
 ];
 
-/// Where the buffers can lie.
+/// All kinds of memory.
 pub const MEMORIES: [Memory; 3] = [Memory::Registered, Memory::Ordinary, Memory::Mixed];
 
-/// Sizes: none, one, less and more than a line, multiples of nothing, many rounds of staging.
+/// Counts: 0, 1, less and more than a packet line, odd numbers, many rounds of staging.
 pub const COUNTS: [usize; 10] = [0, 1, 7, 63, 129, 1000, 1793, 4097, 9001, 70_001];
 
 fn base(operation: Operation) -> Case {
@@ -162,7 +162,7 @@ fn base(operation: Operation) -> Case {
     case
 }
 
-/// Every operation at every size, everywhere: sizes, memory, in place, offsets.
+/// Returns every operation with every count and kind of memory, in place and not, with offsets.
 pub fn sizes(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for operation in OPERATIONS {
@@ -176,7 +176,7 @@ pub fn sizes(ranks: u32) -> Vec<Case> {
                     if in_place && !Case::has_in_place(operation) {
                         continue;
                     }
-                    // The largest size once an operation and memory, unless all is asked for.
+                    // The short form has the largest count once per operation and kind of memory.
                     if !full() && count > 9001 && in_place == j.is_multiple_of(2) {
                         continue;
                     }
@@ -195,7 +195,7 @@ pub fn sizes(ranks: u32) -> Vec<Case> {
     cases
 }
 
-/// Every operation, a few sizes: for settings of which there are many.
+/// Returns every operation with a few counts, for tests of many settings.
 pub fn core(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for operation in OPERATIONS {
@@ -226,7 +226,8 @@ pub fn core(ranks: u32) -> Vec<Case> {
     cases
 }
 
-/// Every type with every reduction that it has, and every type moved by every operation.
+/// Returns every type with every reduction that it supports, and every type with every operation
+/// that moves data.
 pub fn types(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for (t, dtype) in DType::ALL.into_iter().enumerate() {
@@ -250,7 +251,7 @@ pub fn types(ranks: u32) -> Vec<Case> {
                 let case = case.memory(memory).root(r as u32 % ranks).offset(r % 4);
                 cases.push(case.count(333));
                 if operation == Operation::AllReduce || full() {
-                    // Beyond the one-shot limit of every type, and in place.
+                    // In place, and larger than the one-shot limit of every type.
                     cases.push(case.count(9001).in_place(true));
                 }
             }
@@ -259,9 +260,9 @@ pub fn types(ranks: u32) -> Vec<Case> {
     cases
 }
 
-/// What goes by multicast: its types, reductions and sizes, everywhere; elements that cannot be
-/// taken by 16 bytes, and memory that one rank has elsewhere, are among them. Contents are exact
-/// where f16 and bf16 are rounded twice.
+/// Returns the cases of multicast: its types and reductions with many counts and kinds of memory.
+/// They include elements that do not fill 16 bytes, and memory that is registered on one rank only.
+/// Contents are exact where multicast rounds f16 and bf16 twice.
 pub fn nvls(_ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     let operations = [
@@ -290,7 +291,7 @@ pub fn nvls(_ranks: u32) -> Vec<Case> {
                         cases.push(Case {
                             count,
                             in_place,
-                            // Mostly where multicast reaches.
+                            // Mostly registered memory, because multicast reaches no other.
                             memory: MEMORIES[[0, 0, 0, 0, 0, 0, 1, 2][next % 8]],
                             offset: [0, 0, 0, 0, 1, 0, 0, 0, 8][next % 9],
                             exact: op == ReduceOp::Average && dtype != DType::F32,
@@ -304,7 +305,8 @@ pub fn nvls(_ranks: u32) -> Vec<Case> {
     cases
 }
 
-/// The fused operation: types, shapes, memory, with and without the residual written, in place.
+/// Returns cases of the fused operation: types, shapes, kinds of memory, with and without a
+/// written residual, in place and not.
 pub fn norms(_ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for (t, dtype) in [DType::F32, DType::F16, DType::Bf16]
@@ -323,7 +325,7 @@ pub fn norms(_ranks: u32) -> Vec<Case> {
         ];
         for (i, (rows, hidden)) in shapes.into_iter().enumerate() {
             for root in [0, 1] {
-                // `root` says whether the residual is written.
+                // `root` selects whether the residual is written.
                 cases.push(Case {
                     hidden,
                     ..Case::new(Operation::AllReduceNorm, dtype, None)
@@ -339,10 +341,10 @@ pub fn norms(_ranks: u32) -> Vec<Case> {
     cases
 }
 
-/// The cases of the list `name` for `ranks` ranks.
+/// Returns the cases of the list `name` for `ranks` ranks.
 ///
 /// # Panics
-/// When there is no such list.
+/// Panics if there is no such list.
 pub fn list(name: &str, ranks: u32) -> Vec<Case> {
     match name {
         "sizes" => sizes(ranks),

@@ -1,7 +1,7 @@
-//! The device that the tests run on: the CPU, or what `FUSEWIRE_TEST_DEVICE` names (`cuda`,
-//! `cuda:1`, `hip`). With `cuda:each` or `hip:each` the ranks have one each. With
-//! `FUSEWIRE_TEST_MULTI_RANK_GRID=1` ranks that are threads share a grid on it; what one grid
-//! cannot have is left out.
+//! The device that the tests run on: the CPU, or the one that `FUSEWIRE_TEST_DEVICE` names (`cuda`,
+//! `cuda:1`, `hip`). `cuda:each` and `hip:each` give every rank a device of its own. With
+//! `FUSEWIRE_TEST_MULTI_RANK_GRID=1`, ranks that are threads launch multi-rank grids, and tests
+//! that these do not support are skipped.
 
 use std::sync::OnceLock;
 
@@ -9,10 +9,10 @@ use fusewire::{
     Communicator, DType, Device, GridMode, Options, Result, Stream, Tensor, run_threads_on,
 };
 
-/// The device of the tests.
+/// Returns the device of the tests.
 ///
 /// # Panics
-/// When the variable names none.
+/// Panics if `FUSEWIRE_TEST_DEVICE` is not the name of a device.
 pub fn device() -> Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     *DEVICE.get_or_init(|| match std::env::var("FUSEWIRE_TEST_DEVICE") {
@@ -24,7 +24,7 @@ pub fn device() -> Device {
     })
 }
 
-/// How the blocks of ranks that are threads come to be on the device at once.
+/// Returns the grid mode of ranks that are threads.
 pub fn grid_mode() -> GridMode {
     match std::env::var("FUSEWIRE_TEST_MULTI_RANK_GRID") {
         Ok(value) if value == "1" => GridMode::MultiRankGrid,
@@ -32,10 +32,10 @@ pub fn grid_mode() -> GridMode {
     }
 }
 
-/// What the device's name ends with where ranks have one each.
+/// Suffix of the device name that gives every rank a device of its own.
 const EACH: &str = ":each";
 
-/// The device of a rank: that of the tests, or one of its own.
+/// Returns the device of a rank: that of the tests, or the rank's own.
 pub fn device_of(rank: u32) -> Device {
     let each = std::env::var("FUSEWIRE_TEST_DEVICE").is_ok_and(|name| name.ends_with(EACH));
     match device() {
@@ -45,8 +45,8 @@ pub fn device_of(rank: u32) -> Device {
     }
 }
 
-/// Runs ranks as threads like [`fusewire::run_threads`], on the device of the tests, in a
-/// multi-rank grid if [`grid_mode`] says so.
+/// Runs ranks as threads like [`fusewire::run_threads`], on the device and in the [`grid_mode`] of
+/// the tests.
 pub fn run_threads<R: Send>(
     size: u32,
     options: &Options,
@@ -59,18 +59,18 @@ pub fn run_threads<R: Send>(
     run_threads_on(device(), "fusewire", size, &options, body)
 }
 
-/// As [`Tensor::new`], on the device of the tests.
+/// Creates a tensor on the device of the tests.
 ///
 /// # Errors
-/// As there.
+/// Returns the errors of [`Tensor::on_device`].
 pub fn tensor(dtype: DType, count: usize) -> Result<Tensor> {
     Tensor::on_device(device(), dtype, count)
 }
 
-/// As [`Stream::new`], on the device of the tests.
+/// Creates a stream on the device of the tests.
 ///
 /// # Panics
-/// When the device is not there.
+/// Panics if the device is absent.
 pub fn stream() -> Stream {
     Stream::on_device(device()).expect("the device of the tests")
 }

@@ -1,5 +1,5 @@
-//! Control of the executing fake of the CUDA driver, and driver calls as another library of the
-//! process would make them.
+//! Control of the executing fake of the CUDA driver, and driver calls like those of another
+//! library in the process.
 
 use core::ffi::{CStr, c_char, c_void};
 

@@ -1,22 +1,22 @@
-//! Tests that go through public faces only: one conformance list that every device and every way to
-//! start ranks runs unchanged, and what the tests in `tests/` share.
+//! Tests of the public interface: conformance lists that run unchanged on every device and with
+//! every way to start ranks, and helpers of the tests in `tests/`.
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`cases`] | the conformance list: cases as data |
-//! | [`call`] | one operation, called |
-//! | [`backends`] | which backends are there |
+//! | [`cases`] | the conformance lists: cases as data |
+//! | [`call`] | calls of one operation |
+//! | [`backends`] | the backends of this build |
 //! | [`device`](mod@device) | the device that the tests run on |
-//! | [`fake`] | the fake of the CUDA driver, as tests control it |
-//! | [`grid`] | every operation in every way to call it, over any communicator |
-//! | [`mix`] | one of everything, for graphs: issued, filled anew and checked |
-//! | [`oracle`] | what every rank puts in, and what must come out |
-//! | [`norm`], [`vocab`](mod@vocab) | what fused norms and sampling must give |
-//! | [`rank`] | one rank's part of a case, checked byte for byte |
+//! | [`fake`] | control of the fake of the CUDA driver |
+//! | [`grid`] | every operation in every mode, on any communicator |
+//! | [`mix`] | a mix of all operations for graphs, with contents that change each round |
+//! | [`oracle`] | inputs of every rank and expected outputs |
+//! | [`norm`], [`vocab`](mod@vocab) | expected results of fused norms and of sampling |
+//! | [`rank`] | one rank's run of cases, checked byte for byte |
 //! | [`runner`] | ways to start ranks: threads and processes |
-//! | [`process`] | the test binary as its own ranks |
-//! | [`alloc`], [`syscall`] | counters and filters that show that a call does nothing else |
-//! | [`skip`] | what is not there is skipped with a reason, or refused |
+//! | [`process`] | ranks as processes of the test binary |
+//! | [`alloc`], [`syscall`] | allocation counts, system call filters |
+//! | [`skip`] | skipped tests with a reason, and requirements |
 //! | [`rng`] | seeded random numbers, the same on all ranks |
 
 pub mod alloc;

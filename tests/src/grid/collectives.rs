@@ -6,7 +6,7 @@ use super::{Breadth, Grid, Mode, REGISTERED};
 use crate::cases::{Case, REDUCING, Splits};
 use crate::rank;
 
-/// A count that is large.
+/// A large count.
 pub(super) const MILLION: usize = 1 << 20;
 const TYPES: [DType; 3] = [DType::F32, DType::I32, DType::I8];
 const SCALED: [DType; 4] = [DType::F16, DType::F32, DType::F64, DType::Bf16];
@@ -25,7 +25,8 @@ const OPERATIONS: [Operation; 11] = [
     Operation::Barrier,
 ];
 
-/// Averages are exact over a power of two of ranks only.
+/// Returns the reductions for `grid`. Averages are exact only if the number of ranks is a power of
+/// two.
 fn reductions(grid: &Grid) -> Vec<ReduceOp> {
     let mut all = vec![ReduceOp::Sum, ReduceOp::Max];
     if !grid.exact || grid.comm.size().is_power_of_two() {
@@ -34,7 +35,7 @@ fn reductions(grid: &Grid) -> Vec<ReduceOp> {
     all
 }
 
-/// The part that is the same for all operations: counts and types in the modes that they are worth.
+/// Runs every collective with counts, types and modes, and the operations' special cases.
 pub(super) fn run(grid: &mut Grid) -> Result<()> {
     for dtype in [DType::U8, DType::Bf16, DType::F16, DType::F64]
         .into_iter()
@@ -110,7 +111,7 @@ fn every_mode(grid: &mut Grid, operation: Operation) -> Result<()> {
     Ok(())
 }
 
-/// A million elements: in all ways in a full run, else where there are few ranks, of one type.
+/// Runs a million elements: in all modes in a full run, else with few ranks and one type.
 fn large(grid: &mut Grid, operation: Operation) -> Result<()> {
     let group = "a million elements";
     if operation == Operation::Barrier || grid.is_short() {
@@ -149,7 +150,7 @@ fn large(grid: &mut Grid, operation: Operation) -> Result<()> {
     Ok(())
 }
 
-/// Scaled sums; each rank has another factor.
+/// Runs scaled sums; the factor differs by rank.
 fn scaled(grid: &mut Grid) -> Result<()> {
     for operation in REDUCING {
         for dtype in SCALED {
@@ -166,7 +167,7 @@ fn scaled(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// The fused norm, which no other library has.
+/// Runs the fused norm, which external backends do not have.
 fn norm(grid: &mut Grid) -> Result<()> {
     let group = "fused norm";
     let mut cases = Vec::new();
@@ -198,7 +199,7 @@ fn norm(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Exchanges with a length for each pair of ranks.
+/// Runs exchanges with a length for each pair of ranks.
 pub(super) fn all_to_all_v(grid: &mut Grid) -> Result<()> {
     let all = [
         Splits::Uniform,

@@ -1,4 +1,5 @@
-//! Several communicators at once: over one store, over a store each, over the environment's.
+//! Several communicators at once: with one store, with a store each, with the store of the
+//! environment.
 
 use std::sync::Arc;
 
@@ -51,7 +52,7 @@ fn several(grid: &mut Grid, count: usize, stores: Stores) -> Result<()> {
         let is_warned = warned
             .iter()
             .any(|line| line.contains("unknown hint \"made_up\""));
-        grid.check(GROUP, is_warned, "an unknown hint is not warned of");
+        grid.check(GROUP, is_warned, "no warning of an unknown hint");
         comms.push(comm?);
     }
     at_once(grid, &comms)?;
@@ -59,10 +60,10 @@ fn several(grid: &mut Grid, count: usize, stores: Stores) -> Result<()> {
         groups::work_in(grid, comm.clone())?;
         comm.finalize()?;
     }
-    base.barrier() // The servers are needed until all have left.
+    base.barrier() // All communicators use the servers until their end.
 }
 
-/// A new store, which rank 0 serves.
+/// Creates a store that rank 0 serves.
 fn new_store(base: &Communicator, servers: &mut Vec<TcpStoreServer>) -> Result<Arc<dyn Store>> {
     let mut port = Vec::new();
     if base.rank() == 0 {
@@ -75,7 +76,7 @@ fn new_store(base: &Communicator, servers: &mut Vec<TcpStoreServer>) -> Result<A
     Ok(Arc::new(store))
 }
 
-/// Operations of all communicators, issued in turns, nobody waiting until all are.
+/// Enqueues operations on all communicators in turn, then waits for all of them.
 fn at_once(grid: &mut Grid, comms: &[Communicator]) -> Result<()> {
     const COUNT: usize = 1024;
     let size = grid.comm.size() as i32;
@@ -100,7 +101,7 @@ fn at_once(grid: &mut Grid, comms: &[Communicator]) -> Result<()> {
         grid.check(
             GROUP,
             tensor.to_vec::<i32>()? == must,
-            "a sum over one of several is wrong",
+            "a sum on one of several communicators is wrong",
         );
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Parts of a communicator.
+//! Communicators that `split` makes.
 
 use fusewire::{Communicator, DType, Operation, ReduceOp, Result};
 
@@ -21,7 +21,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     };
     part_each(grid, "non-contiguous", &[of(0), of(1)])?;
     part_each(grid, "reversed", &[all.iter().rev().copied().collect()])?;
-    // Overlapping groups are made by one call each; who is in none gives an empty list.
+    // Overlapping groups need one call each; ranks outside a group pass an empty list.
     part_each(
         grid,
         "overlapping, first",
@@ -36,7 +36,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     refused(grid)
 }
 
-/// Splits by `lists`, which have no rank in common, and works in the part.
+/// Splits by `lists`, which have no rank in common, and runs operations in the part.
 fn part_each(grid: &mut Grid, name: &str, lists: &[Vec<u32>]) -> Result<Option<Communicator>> {
     grid.doing = format!("split, {name}");
     let rank = grid.comm.rank();
@@ -47,7 +47,7 @@ fn part_each(grid: &mut Grid, name: &str, lists: &[Vec<u32>]) -> Result<Option<C
         .unwrap_or(&none);
     let part = grid.comm.split(list, name)?;
     let Some(part) = part else {
-        grid.check(GROUP, list.is_empty(), "there is no part");
+        grid.check(GROUP, list.is_empty(), "no communicator of the part");
         return Ok(None);
     };
     let index = list.iter().position(|listed| *listed == rank);
@@ -60,7 +60,7 @@ fn part_each(grid: &mut Grid, name: &str, lists: &[Vec<u32>]) -> Result<Option<C
     Ok(Some(part))
 }
 
-/// A few operations over `comm`.
+/// Runs a few operations on `comm`.
 pub(super) fn work_in(grid: &mut Grid, comm: Communicator) -> Result<()> {
     let mut inner = grid.over(comm);
     let done = few(&mut inner);
@@ -92,7 +92,7 @@ fn few(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Parts of parts, used while all of them live.
+/// Uses parts of parts while all of them exist.
 fn nested(grid: &mut Grid, halves: &[Vec<u32>]) -> Result<()> {
     let Some(half) = part_each(grid, "outer", halves)? else {
         return Ok(());
@@ -110,7 +110,7 @@ fn nested(grid: &mut Grid, halves: &[Vec<u32>]) -> Result<()> {
     work_in(grid, half)
 }
 
-/// Lists that are refused, on all ranks alike; the communicator works on.
+/// Checks that every rank refuses wrong lists and that the communicator remains usable.
 fn refused(grid: &mut Grid) -> Result<()> {
     grid.doing = "split, refused".to_owned();
     let (rank, size) = (grid.comm.rank(), grid.comm.size());
@@ -120,12 +120,12 @@ fn refused(grid: &mut Grid) -> Result<()> {
         (vec![(rank + 1) % size], "a list without its own rank"),
     ] {
         if list == [rank] {
-            continue; // One rank: it is its own next rank.
+            continue; // A single rank is its own next rank.
         }
         let answer = grid.comm.split(&list, "refused");
-        grid.check(GROUP, answer.is_err(), &format!("{name} is taken"));
+        grid.check(GROUP, answer.is_err(), &format!("{name} was accepted"));
     }
-    let nothing = grid.comm.split(&[], "nobody")?;
+    let nothing = grid.comm.split(&[], "none")?;
     grid.check(
         GROUP,
         nothing.is_none(),

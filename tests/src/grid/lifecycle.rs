@@ -1,4 +1,4 @@
-//! The end of communicators. The last subject: it ends the grid's own.
+//! The end of communicators. Runs last, because it finalizes the grid's communicator.
 
 use crate::device::tensor;
 use fusewire::{DType, Error, ReduceOp, Result};
@@ -10,11 +10,11 @@ const GROUP: &str = "lifecycle";
 pub(super) fn run(grid: &mut Grid) -> Result<()> {
     dropped(grid)?;
     let rest = finalized(grid)?;
-    grid.check(GROUP, rest, "a finalized communicator does not say so");
+    grid.check(GROUP, rest, "finalize() aborted the communicator");
     Ok(())
 }
 
-/// A communicator that is dropped without its end is warned of, and nothing else happens.
+/// Checks that dropping a communicator that was not finalized gives a warning and no other effect.
 fn dropped(grid: &mut Grid) -> Result<()> {
     grid.doing = "dropped without finalize".to_owned();
     let dup = grid.comm.dup()?;
@@ -25,13 +25,17 @@ fn dropped(grid: &mut Grid) -> Result<()> {
         x == [grid.comm.size() as i32 - 1],
         "the other communicator's sum is wrong",
     );
-    // Everybody has what it needs before anybody leaves.
+    // No rank drops its communicator while another rank still uses the memory.
     grid.comm.barrier()?;
     let ((), warned) = warnings::of(|| drop(dup));
     let is_warned = warned
         .iter()
         .any(|line| line.contains("without finalize()"));
-    grid.check(GROUP, is_warned, &format!("not warned of: {warned:?}"));
+    grid.check(
+        GROUP,
+        is_warned,
+        &format!("no warning about finalize(): {warned:?}"),
+    );
     grid.comm.barrier()?;
     let dup = grid.comm.dup()?;
     dup.barrier()?;
@@ -40,12 +44,13 @@ fn dropped(grid: &mut Grid) -> Result<()> {
     grid.check(
         GROUP,
         warned.is_empty(),
-        &format!("warned of a proper end: {warned:?}"),
+        &format!("a warning after finalize(): {warned:?}"),
     );
     Ok(())
 }
 
-/// Work that is still running is waited for; later calls are errors; a second end does nothing.
+/// Checks that `finalize` waits for running work, that later calls fail, and that a second
+/// `finalize` does nothing.
 fn finalized(grid: &mut Grid) -> Result<bool> {
     grid.doing = "finalize".to_owned();
     let comm = grid.comm.clone();
@@ -78,7 +83,7 @@ fn finalized(grid: &mut Grid) -> Result<bool> {
         grid.check(
             GROUP,
             is_refused(answer),
-            &format!("call {at} after finalize gives {answer:?}"),
+            &format!("call {at} after finalize returned {answer:?}"),
         );
     }
     Ok(!comm.is_aborted())

@@ -8,7 +8,7 @@ use super::modes::read;
 
 const GROUP: &str = "list forms";
 
-/// How an operation is called.
+/// Form of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum CallMode {
     Sync,
@@ -18,7 +18,7 @@ enum CallMode {
 
 const CALL_MODES: [CallMode; 3] = [CallMode::Sync, CallMode::Async, CallMode::Graph];
 
-/// What rank `from` has for rank `to`: small, so that every sum is exact.
+/// Returns the values that rank `from` has for rank `to`. They are small, so every sum is exact.
 fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
     let value = |i: usize| i as i32 % 50 + from as i32 * 100 + to as i32 * 10_000;
     (0..count).map(value).collect()
@@ -37,7 +37,7 @@ fn empty(lengths: &[usize]) -> Result<Vec<Tensor>> {
         .collect()
 }
 
-/// Calls the blocking form, or the other one and waits, or replays it.
+/// Calls the blocking form, or enqueues and waits, or captures and replays four times.
 fn call(
     comm: &Communicator,
     mode: CallMode,
@@ -71,7 +71,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Every form once; `variable`: with another length for each rank.
+/// Runs every list form once; if `variable`, lengths differ by rank.
 fn lists(grid: &mut Grid, mode: CallMode, count: usize, variable: bool) -> Result<()> {
     grid.doing = format!("list forms of {count}, variable {variable}, {mode:?}");
     let comm = grid.comm.clone();
@@ -192,7 +192,7 @@ fn lists(grid: &mut Grid, mode: CallMode, count: usize, variable: bool) -> Resul
     Ok(())
 }
 
-/// A persistent all_gather, whose output is given once.
+/// Runs a persistent all_gather, whose output is fixed at initialization.
 fn persistent(grid: &mut Grid, mode: CallMode) -> Result<()> {
     grid.doing = format!("persistent all_gather, {mode:?}");
     let comm = grid.comm.clone();
@@ -215,13 +215,13 @@ fn persistent(grid: &mut Grid, mode: CallMode) -> Result<()> {
             .flat_map(|rank| grid.contents(dtype, rank, call_number, count));
         let right = read(&output) == rows.collect::<Vec<_>>();
         grid.check("persistent all_gather", right, "rows are wrong");
-        comm.barrier()?; // Nobody frees what others still read.
+        comm.barrier()?; // All ranks have read before any rank frees.
         all_gather.free();
     }
     Ok(())
 }
 
-/// Numbers that bf16 has exactly are not changed by rounding.
+/// Checks sums of numbers that bf16 represents exactly, which rounding does not change.
 fn quantised(grid: &mut Grid, mode: CallMode) -> Result<()> {
     grid.doing = format!("quantised reduce_scatter, {mode:?}");
     let comm = grid.comm.clone();

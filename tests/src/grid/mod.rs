@@ -1,7 +1,7 @@
-//! Every operation in every way to call it, over any communicator: torchcomms' conformance grid.
+//! Every operation in every mode, on any communicator: torchcomms' conformance grid.
 //!
-//! A subject is a file; [`run`] goes through all of them on one rank. What a backend does not have
-//! is counted and shown ([`Tally`]), never left out in silence.
+//! Each file has one subject; [`run`] runs all of them on one rank. Cases that a backend does not
+//! support are counted in the [`Tally`].
 
 mod collectives;
 mod comms;
@@ -25,30 +25,30 @@ use fusewire::{Communicator, DType, Result, Tensor};
 pub use self::modes::Mode;
 pub use self::tally::{GroupCounts, Table, Tally};
 
-/// How much of the grid is run.
+/// Extent of a run of the grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Breadth {
-    /// Each subject, few sizes and types.
+    /// Every subject with few counts and types.
     Short,
-    /// All of it, the largest counts for some combinations only.
+    /// Everything, but the largest counts in some combinations only.
     Regular,
-    /// All of it.
+    /// Everything.
     Full,
 }
 
-/// What a negative control does to a run that is right by itself.
+/// An injected fault, for negative controls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     #[default]
     None,
-    /// A bit of every result on rank 1 is flipped.
+    /// Flips a bit of every result on rank 1.
     FlipBit,
-    /// Ranks 0 and 1 put in what the other one should.
+    /// Exchanges the inputs of ranks 0 and 1.
     SwapRanks,
 }
 
-/// Wrong results that are described; further ones only fail.
+/// Wrong results that are described; further ones are only counted.
 const DESCRIBED: usize = 5;
 /// Elements of registered memory of each type.
 const REGISTERED: usize = 40_000;
@@ -59,12 +59,12 @@ pub struct Grid {
     comm: Communicator,
     breadth: Breadth,
     fault: Fault,
-    /// Whether reductions need contents that are exact in every order.
+    /// True if reductions need contents that are exact in every order.
     exact: bool,
     calls: u64,
     tally: Tally,
     wrong: Vec<String>,
-    /// What is being done, for errors.
+    /// Description of the current case, for errors.
     doing: String,
     registered: HashMap<DType, Tensor>,
     used: HashMap<DType, usize>,
@@ -73,7 +73,7 @@ pub struct Grid {
 /// A subject.
 type Subject = fn(&mut Grid) -> Result<()>;
 
-/// All subjects, in the order in which they run; the last one ends communicators.
+/// All subjects in their order; the last one finalizes the communicator.
 const SUBJECTS: [(&str, Subject); 11] = [
     ("collectives", collectives::run),
     ("all_to_all_v", collectives::all_to_all_v),
@@ -88,10 +88,10 @@ const SUBJECTS: [(&str, Subject); 11] = [
     ("lifecycle", lifecycle::run),
 ];
 
-/// Runs the grid on this rank of `comm`; all ranks together.
+/// Runs the grid on this rank of `comm`. All ranks must call it.
 ///
 /// # Errors
-/// What was wrong on this rank.
+/// Returns a description of the wrong results of this rank.
 pub fn run(comm: Communicator, breadth: Breadth) -> core::result::Result<Tally, String> {
     let mut grid = Grid::new(comm, breadth);
     for (name, subject) in SUBJECTS {
@@ -102,10 +102,10 @@ pub fn run(comm: Communicator, breadth: Breadth) -> core::result::Result<Tally, 
     grid.finish()
 }
 
-/// As [`run`], of the collectives only, with an injected fault; returns what the checks find.
+/// Runs the collectives only, with an injected fault.
 ///
 /// # Errors
-/// What was wrong on this rank.
+/// Returns a description of the wrong results of this rank.
 pub fn run_with_fault(comm: Communicator, fault: Fault) -> core::result::Result<Tally, String> {
     let mut grid = Grid {
         fault,
@@ -135,7 +135,7 @@ impl Grid {
         }
     }
 
-    /// The same checks over another communicator; what they find comes back by [`Grid::take`].
+    /// Returns a grid with the same settings on another communicator, for [`Grid::take`].
     fn over(&self, comm: Communicator) -> Self {
         Self {
             fault: self.fault,
@@ -171,7 +171,7 @@ impl Grid {
         )))
     }
 
-    /// Records a case of `group`, and `what` is wrong unless `right`.
+    /// Records a case of `group`, and the error `what` unless `right`.
     fn check(&mut self, group: &str, right: bool, what: &str) {
         self.tally.ran(group);
         self.require(right, what);
@@ -188,18 +188,18 @@ impl Grid {
         self.breadth == Breadth::Short
     }
 
-    /// The rank after this one, and the one before.
+    /// Returns the next and the previous rank in the ring.
     fn adjacent_ranks(&self) -> (u32, u32) {
         let (rank, size) = (self.comm.rank(), self.comm.size());
         ((rank + 1) % size, (rank + size - 1) % size)
     }
 
-    /// `count` elements of `dtype` that are to be compared byte for byte after having been moved.
+    /// Returns the bytes of `count` elements of `dtype`, for comparisons after a transfer.
     fn contents(&self, dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
         crate::oracle::fill(dtype, rank, call, count)
     }
 
-    /// A new tensor that holds `bytes`.
+    /// Creates a tensor that holds `bytes`.
     fn tensor(&self, dtype: DType, bytes: &[u8]) -> Result<Tensor> {
         let tensor = tensor(dtype, bytes.len() / dtype.size())?;
         modes::write(&tensor, bytes);

@@ -1,5 +1,4 @@
-//! The ways to call an operation: at once, enqueued, captured; with and without holding on to what
-//! it gives.
+//! Modes of a call: blocking, enqueued or captured; with works and inputs kept or dropped.
 
 use core::slice;
 
@@ -13,31 +12,31 @@ use crate::call::{self, Buffers};
 use crate::cases::Case;
 use crate::oracle::{self, Shape};
 
-/// A way to call an operation.
+/// Mode of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Blocking.
     Sync,
-    /// Enqueued; nobody looks at the work before the next operation.
+    /// Enqueued; the work is not waited for before the next operation.
     SyncNoWork,
     /// Enqueued, then waited for.
     Async,
-    /// Enqueued; the work is dropped at once.
+    /// Enqueued; the work is dropped immediately.
     AsyncDropped,
-    /// Enqueued; the input is dropped at once.
+    /// Enqueued; the input is dropped immediately.
     InputDropped,
     /// Captured, replayed four times.
     Graph,
     /// Captured; the input is dropped before the first of four replays.
     GraphInputDropped,
-    /// Three graphs, replayed in turns.
+    /// Three graphs, replayed in turn.
     Graphs,
-    /// Replays of a graph between calls outside of it.
+    /// Replays of a graph between eager calls.
     Mixed,
 }
 
 impl Mode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 9] = [
         Self::Sync,
         Self::SyncNoWork,
@@ -55,10 +54,10 @@ impl Mode {
     }
 }
 
-/// Elements around a buffer that nobody may write.
+/// Elements before and after a buffer that must not be written.
 const GUARD: usize = 48;
 
-/// A case's memory: input and output, each with guard zones.
+/// Memory of a case: input and output, each with guard zones.
 #[derive(Debug)]
 pub(super) struct CaseMemory {
     output: Tensor,
@@ -71,7 +70,7 @@ impl CaseMemory {
         self.buffers.as_ref().expect("not dropped")
     }
 
-    /// Drops the input; what is allocated next may be where it was, and is written to.
+    /// Drops the input, then allocates and writes a tensor that may reuse its memory.
     fn drop_input(&mut self) -> Result<Tensor> {
         let input = self.input.take().expect("not dropped before");
         let (dtype, count) = (input.dtype(), input.len());
@@ -83,21 +82,21 @@ impl CaseMemory {
     }
 }
 
-/// Writes `bytes`, which fill the tensor.
+/// Fills the tensor with `bytes`.
 pub(super) fn write(tensor: &Tensor, bytes: &[u8]) {
     assert_eq!(tensor.len() * tensor.dtype().size(), bytes.len());
-    // SAFETY: the tensor holds as many bytes; no operation is running on it.
+    // SAFETY: the tensor has exactly `bytes` bytes, and no operation uses it now.
     unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.as_ptr(), bytes.len()) };
 }
 
-/// The bytes of a tensor.
+/// Returns the bytes of a tensor.
 pub(super) fn read(tensor: &Tensor) -> Vec<u8> {
     let bytes = tensor.len() * tensor.dtype().size();
-    // SAFETY: the tensor holds as many bytes; no operation is running on it.
+    // SAFETY: the tensor has exactly `bytes` bytes, and no operation uses it now.
     unsafe { slice::from_raw_parts(tensor.as_ptr(), bytes) }.to_vec()
 }
 
-/// What memory of `count` elements between guard zones holds: `data` in the midst, or poison.
+/// Returns the contents of `count` elements and their guard zones: `data` or poison, and poison.
 fn image(size: usize, count: usize, data: Option<&[u8]>, call: u64) -> Vec<u8> {
     let bytes = (count + 2 * GUARD) * size;
     let poison = |i: usize| 0xa5 ^ (i * 29) as u8 ^ (call * 7) as u8;
@@ -109,7 +108,7 @@ fn image(size: usize, count: usize, data: Option<&[u8]>, call: u64) -> Vec<u8> {
 }
 
 impl Grid {
-    /// Runs `case` in the way `mode`, as one of `group`.
+    /// Runs `case` in `mode` and counts it in `group`.
     pub(super) fn run(&mut self, group: &str, case: &Case, mode: Mode) -> Result<()> {
         let case = &Case {
             exact: self.exact,
@@ -120,7 +119,7 @@ impl Grid {
             return Ok(());
         }
         if case.operation == Operation::Send && self.comm.size() == 1 {
-            return Ok(()); // Nobody to send to.
+            return Ok(()); // No peer.
         }
         self.tally.ran(group);
         self.doing = format!("{mode:?} of {case:?}");
@@ -230,7 +229,8 @@ impl Grid {
         Ok(())
     }
 
-    /// Memory of `count` elements and guard zones; in a window if there is one with space left.
+    /// Returns memory of `count` elements and guard zones. It is in a window if `registered` and a
+    /// window has space left.
     fn memory(&mut self, case: &Case, count: usize, registered: bool) -> Result<Tensor> {
         let (dtype, total) = (case.dtype, count + 2 * GUARD);
         let start = self.used.get(&dtype).copied().unwrap_or(0);
@@ -263,12 +263,12 @@ impl Grid {
         })
     }
 
-    /// Whether the operation reads what is in its output.
+    /// Returns true if the operation reads its output.
     fn is_in_place(case: &Case) -> bool {
         case.operation == Operation::Broadcast || case.in_place
     }
 
-    /// Fills the memory for the next call; its number.
+    /// Fills the memory for the next call. Returns the call's number.
     fn put(&mut self, case: &Case, memory: &CaseMemory) -> u64 {
         self.calls += 1;
         let call = self.calls;
@@ -294,7 +294,7 @@ impl Grid {
         call
     }
 
-    /// Fills the output as for call number `call` once more.
+    /// Fills the output again as before call number `call`.
     fn put_output(&self, case: &Case, memory: &CaseMemory, call: u64) {
         let (ranks, rank) = (self.comm.size(), self.comm.rank());
         let count = memory.output.len() - 2 * GUARD;
@@ -303,7 +303,7 @@ impl Grid {
         write(&memory.output, &image(case.dtype.size(), count, data, call));
     }
 
-    /// Compares the memory with what call number `call` must have left.
+    /// Compares the memory with the expected contents after call number `call`.
     fn verify(&mut self, case: &Case, memory: &CaseMemory, call: u64) {
         let (ranks, rank) = (self.comm.size(), self.comm.rank());
         let size = case.dtype.size();

@@ -7,7 +7,7 @@ use super::Grid;
 
 const GROUP: &str = "objects";
 
-/// Something with parts, of another size on each rank.
+/// An object with several fields, whose size differs by rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct TestObject {
     rank: u32,

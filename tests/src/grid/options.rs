@@ -1,4 +1,4 @@
-//! Options of calls: hints and time-outs on every operation.
+//! Call options: hints and time-outs on every operation.
 
 use core::time::Duration;
 
@@ -36,7 +36,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
         grid.comm = comm?;
         for operation in OPERATIONS {
             if operation == Operation::AllReduceNorm {
-                continue; // It has no asynchronous form that is safe, and no tensors of the grid's shape.
+                continue; // Has no safe asynchronous form, and its tensors have another shape.
             }
             let reduction = REDUCING.contains(&operation).then_some(ReduceOp::Sum);
             let case = Case {
@@ -55,7 +55,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     grid.check(
         GROUP,
         plain.with_options(&wrong).is_err(),
-        "a wrong value of a hint is taken",
+        "a wrong value of a hint was accepted",
     );
     grid.comm.set_timeout(long);
     let case = Case {

@@ -9,7 +9,7 @@ use crate::grid::collectives::MILLION;
 
 const GROUP: &str = "batch ring";
 
-/// How a batch is issued.
+/// Form in which a batch is issued.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum IssueMode {
     Sync,
@@ -41,7 +41,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     both_ways(grid)
 }
 
-/// Everyone sends to the next rank and receives from the one before.
+/// Sends to the next rank and receives from the previous one.
 fn ring(grid: &mut Grid, dtype: DType, count: usize, mode: IssueMode) -> Result<()> {
     grid.doing = format!("batch ring of {count} {}, {mode:?}", dtype.name());
     grid.calls += 1;
@@ -76,18 +76,18 @@ fn ring(grid: &mut Grid, dtype: DType, count: usize, mode: IssueMode) -> Result<
     grid.check(
         GROUP,
         right && listed == 2 && batch.ops().is_empty(),
-        "what came is not what was sent",
+        "the received bytes are wrong",
     );
     Ok(())
 }
 
-/// Everyone exchanges with both adjacent ranks, in one batch, the receives first.
+/// Exchanges with both adjacent ranks in one batch, the receives first.
 fn both_ways(grid: &mut Grid) -> Result<()> {
     grid.doing = "batch with both adjacent ranks".to_owned();
     grid.calls += 1;
     let ((next, before), call) = (grid.adjacent_ranks(), grid.calls);
     let (dtype, count) = (DType::I32, 1024);
-    // Two of each, and where there are two ranks both are with the same peer: in order.
+    // With two ranks, both pairs are with the same peer and must match in order.
     let a = grid.tensor(dtype, &grid.contents(dtype, grid.comm.rank(), call, count))?;
     let b = grid.tensor(
         dtype,

@@ -1,23 +1,23 @@
-//! How many cases ran, and how many a backend does not have.
+//! Counts of cases that ran and of cases that a backend does not support.
 
 use core::fmt;
 use std::collections::BTreeMap;
 
-/// Cases of a group.
+/// Numbers of cases of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupCounts {
     /// Cases that ran.
     pub run: u64,
-    /// Cases that the backend does not have.
+    /// Cases that the backend does not support.
     pub unsupported: u64,
 }
 
-/// Cases by group.
+/// Numbers of cases by group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally(BTreeMap<String, GroupCounts>);
 
 impl Tally {
-    /// Records a case of `group`.
+    /// Records a case of `group` that ran.
     pub(super) fn ran(&mut self, group: &str) {
         self.add(
             group,
@@ -28,7 +28,7 @@ impl Tally {
         );
     }
 
-    /// Records a case of `group` that the backend does not have.
+    /// Records a case of `group` that the backend does not support.
     pub(super) fn unsupported(&mut self, group: &str) {
         self.add(
             group,
@@ -45,7 +45,7 @@ impl Tally {
         counted.unsupported += more.unsupported;
     }
 
-    /// Cases of all groups.
+    /// Returns the sums over all groups.
     pub fn total(&self) -> GroupCounts {
         self.0
             .values()
@@ -55,7 +55,7 @@ impl Tally {
             })
     }
 
-    /// As a line of text.
+    /// Encodes the tally as a line of text.
     pub fn encode(&self) -> String {
         let groups = self.0.iter();
         let words =
@@ -63,7 +63,7 @@ impl Tally {
         words.collect::<Vec<_>>().join("|")
     }
 
-    /// What [`Tally::encode`] wrote.
+    /// Decodes a line that [`Tally::encode`] wrote.
     pub fn decode(text: &str) -> Option<Self> {
         let groups = text.split('|').map(|word| {
             let mut parts = word.split('=');
@@ -76,15 +76,14 @@ impl Tally {
     }
 }
 
-/// The tallies of several runs, as a table: a line for each group and backend, a column for each
-/// way to run it.
+/// A table of the tallies of several runs: a line per group and backend, a column per kind of run.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     runs: Vec<(String, String, Tally)>,
 }
 
 impl Table {
-    /// Adds the tally of a run of `backend` in the way `column`.
+    /// Adds the tally of a run of `backend` to the column `column`.
     pub fn add(&mut self, backend: &str, column: &str, tally: Tally) {
         self.runs
             .push((backend.to_owned(), column.to_owned(), tally));

@@ -1,4 +1,5 @@
-//! Barriers hold the host; time-outs are those of the call, and none is false.
+//! Barriers block the host until all ranks have entered, and calls time out only after their own
+//! time-out.
 
 use core::time::Duration;
 use std::thread::sleep;
@@ -18,7 +19,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Who has left a barrier knows that all have come.
+/// Checks that no rank leaves a barrier before all ranks have entered it.
 fn barrier(grid: &mut Grid) -> Result<()> {
     grid.doing = "a barrier holds the host".to_owned();
     let (comm, rank) = (grid.comm.clone(), grid.comm.rank());
@@ -26,7 +27,7 @@ fn barrier(grid: &mut Grid) -> Result<()> {
     for round in 0..4u32 {
         grid.calls += 1;
         let key = format!("grid/{}/{}", comm.name(), grid.calls);
-        // Another rank is late each time.
+        // A different rank is late in each round.
         if rank == round % comm.size() {
             sleep(Duration::from_millis(5));
         }
@@ -37,14 +38,17 @@ fn barrier(grid: &mut Grid) -> Result<()> {
             comm.barrier_async()?.wait_blocking()?;
         }
         let came = comm.store().add(&key, 0)?;
-        grid.check(GROUP, came == size, &format!("{came} of {size} have come"));
+        grid.check(
+            GROUP,
+            came == size,
+            &format!("a rank left when {came} of {size} had entered"),
+        );
         comm.barrier()?;
     }
     Ok(())
 }
 
-/// A rank that is later than others poll, but not too late, does no harm: eager, enqueued,
-/// replayed.
+/// Checks that a late rank within the time-out causes no error: eager, enqueued, replayed.
 fn late(grid: &mut Grid) -> Result<()> {
     grid.doing = "a late rank within the time-out".to_owned();
     let comm = grid.comm.with_timeout(Duration::from_secs(30));
@@ -77,7 +81,7 @@ fn late(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// The short time-out of a call is not that of the next one.
+/// Checks that the short time-out of a call does not apply to the next call.
 fn short(grid: &mut Grid) -> Result<()> {
     grid.doing = "a short time-out does not outlive its call".to_owned();
     let comm = grid.comm.clone();

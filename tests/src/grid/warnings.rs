@@ -1,4 +1,4 @@
-//! What the library warns of, on the thread that asks.
+//! Capture of the library's warnings on the calling thread.
 
 use core::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,11 +7,11 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Keeps the messages of warnings.
+/// A subscriber that collects the messages of warnings.
 #[derive(Clone, Debug, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
-/// The message of an event.
+/// A visitor that takes the message of an event.
 #[derive(Default)]
 struct Message(String);
 
@@ -48,7 +48,7 @@ impl Subscriber for Warnings {
     fn exit(&self, _span: &Id) {}
 }
 
-/// Runs `body`; what it gives, and what was warned of on this thread meanwhile.
+/// Runs `body`. Returns its result and the warnings of this thread meanwhile.
 pub fn of<R>(body: impl FnOnce() -> R) -> (R, Vec<String>) {
     let warnings = Warnings::default();
     let result = tracing::subscriber::with_default(warnings.clone(), body);

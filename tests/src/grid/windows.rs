@@ -1,4 +1,4 @@
-//! Windows: puts round a ring, with signals.
+//! Windows: puts in a ring, with signals.
 
 use fusewire::{Compare, DType, Result, SignalUpdate, Window, WindowOptions};
 
@@ -37,7 +37,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Everyone puts to the next rank and signals; who has been signalled finds what was put.
+/// Puts to the next rank and signals; checks the data of the previous rank after its signal.
 fn put(
     grid: &mut Grid,
     window: &Window,
@@ -55,7 +55,7 @@ fn put(
     let (next, before) = grid.adjacent_ranks();
     write(window.tensor(), &vec![0x5a; count * dtype.size()]);
     let source = grid.tensor(dtype, &grid.contents(dtype, grid.comm.rank(), call, count))?;
-    grid.comm.barrier()?; // Nobody puts before the poison is there.
+    grid.comm.barrier()?; // The poison is written before any rank puts.
     if async_put {
         drop(window.put_async(&source, next, 0)?);
     } else {
@@ -71,6 +71,6 @@ fn put(
         window.wait_signal(0, Some(before), Compare::GreaterEqual, round)?;
     }
     let right = read(window.tensor()) == grid.contents(dtype, before, call, count);
-    grid.check(GROUP, right, "what was put is not there");
+    grid.check(GROUP, right, "the data of the put is wrong");
     grid.comm.barrier()
 }
