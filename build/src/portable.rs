@@ -170,11 +170,11 @@ impl ImageSet {
         Ok(total)
     }
 
-    /// Where the images in `folder` are not these.
+    /// Returns how the images in `folder` for `targets` differ from these, which are for `targets`.
     ///
     /// # Errors
-    /// Where there is no manifest, or it cannot be read.
-    pub fn compare(&self, folder: &Path) -> Result<Vec<Difference>> {
+    /// [`Error::File`] or [`Error::Parse`] if the manifest cannot be read.
+    pub fn compare(&self, folder: &Path, targets: &[Target]) -> Result<Vec<Difference>> {
         let old = read(folder)?;
         let now = &self.manifest;
         let mut out = Vec::new();
@@ -230,7 +230,8 @@ impl ImageSet {
                 Ok(_) => {}
             }
         }
-        for image in &old.images {
+        let compared = |image: &&PackedImage| targets.iter().any(|of| of.name() == image.target);
+        for image in old.images.iter().filter(compared) {
             if !now.images.iter().any(|other| other.file == image.file) {
                 add(
                     &image.file,
@@ -238,7 +239,7 @@ impl ImageSet {
                 );
             }
         }
-        if files::read(&folder.join(LIST)).ok().as_deref() != Some(&now.list()) {
+        if files::read(&folder.join(LIST)).ok().as_deref() != Some(&old.list()) {
             add(LIST, "it does not list the images".to_owned());
         }
         Ok(out)
@@ -392,7 +393,7 @@ mod tests {
     }
 
     fn reasons(now: &ImageSet, folder: &Path) -> String {
-        let all = now.compare(folder).unwrap();
+        let all = now.compare(folder, &TARGETS).unwrap();
         let lines = all
             .iter()
             .map(|one| format!("{}: {}", one.file, one.reason));
@@ -435,7 +436,7 @@ mod tests {
         // The same bytes of newer sources: the manifest is stale all the same.
         let mut now = made(".target sm_80\nret;\n");
         now.manifest.sources = "bb".to_owned();
-        assert_eq!(now.compare(folder.path()).unwrap().len(), 1);
+        assert_eq!(now.compare(folder.path(), &TARGETS).unwrap().len(), 1);
         // Another tool chain that gives the same bytes is as good.
         now.manifest.sources = "aa".to_owned();
         now.manifest.toolchain = "rustc 2".to_owned();
@@ -443,6 +444,20 @@ mod tests {
         now.manifest.images[0].entries[0].parameters[1] = (12, 4);
         let text = reasons(&now, folder.path());
         assert!(text.contains("the manifest's entry differs"), "{text}");
+    }
+
+    #[test]
+    fn images_of_other_targets_are_not_compared() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut now = made(".target sm_80\nret;\n");
+        now.write(folder.path()).unwrap();
+        now.manifest.images.clear();
+        now.contents.clear();
+        let other = now.compare(folder.path(), &[Target::Sm90]).unwrap();
+        assert_eq!(other, []);
+        let own = now.compare(folder.path(), &[Target::Sm80]).unwrap();
+        assert_eq!(own.len(), 1);
+        assert_eq!(own[0].reason, "the sources have no such image any more");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use fusewire_build::portable::{COMMAND, ImageSet, TARGETS};
-use fusewire_build::{Image, Options, Project, Toolchain, compile, host};
+use fusewire_build::{Image, Options, Project, Target, Toolchain, compile, host};
 
 use super::{each_target, shown};
 
@@ -15,6 +15,9 @@ pub(crate) struct Arguments {
     /// Writes nothing; fails where the images are not what the sources give.
     #[arg(long)]
     check: bool,
+    /// Compares the images of these targets alone, separated by commas.
+    #[arg(long, requires = "check")]
+    target: Option<String>,
     /// Folder of the images; by default `host/images` of this workspace.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -33,7 +36,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         families: host::probe(&project)?.families(),
         ..Options::default()
     };
-    let images = each_target(&TARGETS, |target| {
+    let targets = match &arguments.target {
+        Some(list) => Target::list(list)?,
+        None => TARGETS.to_vec(),
+    };
+    if let Some(other) = targets.iter().find(|target| !TARGETS.contains(target)) {
+        anyhow::bail!("there are no committed images for {other}");
+    }
+    let images = each_target(&targets, |target| {
         Image::read(&compile(&toolchain, &project, target, &options)?, None)
     });
     let images = images
@@ -42,7 +52,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let made = ImageSet::gather(&toolchain, &project, &images)?;
     println!("made by {}", made.manifest.toolchain);
     if arguments.check {
-        let differences = made.compare(&folder)?;
+        let differences = made.compare(&folder, &targets)?;
         for difference in &differences {
             println!("FAIL {}: {}", difference.file, difference.reason);
         }
