@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::command::{Command, build, bundle, check, doctor, images};
+use crate::command::{Command, build, bundle, check, doctor, images, new};
 
 /// Compiles Fusewire kernels for GPUs, and checks what came out.
 #[derive(Debug, Parser)]
@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         Command::Check(arguments) => check::run(&arguments),
         Command::Doctor => doctor::run(),
         Command::Images(arguments) => images::run(&arguments),
+        Command::New(arguments) => new::run(&arguments),
     };
     match outcome {
         Ok(code) => code,

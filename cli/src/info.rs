@@ -1,5 +1,8 @@
-//! `fusewire info`: what this machine has, and what each missing piece would give.
+//! `fusewire info`: lists the devices, libraries, tool chains and transports of this machine, and
+//! for each missing one its use and how to install it.
 
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use fusewire::Device;
@@ -7,10 +10,10 @@ use fusewire::gpu::Gpu;
 use fusewire::gpu::driver::Properties;
 use serde::Serialize;
 
-/// How to print.
+/// Arguments of `fusewire info`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Prints a JSON array, one object an item.
+    /// Print a JSON array with an object for each item.
     #[arg(long)]
     json: bool,
 }
@@ -22,7 +25,7 @@ struct Item {
     found: bool,
     detail: String,
     gives: &'static str,
-    install: &'static str,
+    install: String,
 }
 
 /// Prints the list.
@@ -62,27 +65,11 @@ fn items() -> Vec<Item> {
             format!("{:?}", fusewire::isa()).to_lowercase()
         ),
         gives: "every kernel",
-        install: "",
+        install: String::new(),
     }];
     gpus(&mut items, "cuda", fusewire::cuda::devices(), Device::Cuda);
     gpus(&mut items, "hip", fusewire::hip::devices(), Device::Hip);
-    for (name, library, gives, install) in LIBRARIES {
-        let opened = [library, *name].iter().find_map(|library| {
-            // SAFETY: these libraries' initialisers are meant to be run by dlopen.
-            let library = unsafe { libloading::Library::new(library) }.ok()?;
-            let path = mapped(name);
-            drop(library);
-            Some(path.unwrap_or_default())
-        });
-        items.push(Item {
-            kind: "libraries",
-            name,
-            found: opened.is_some(),
-            detail: opened.unwrap_or_else(|| format!("{library} not found")),
-            gives,
-            install,
-        });
-    }
+    items.extend(LIBRARIES.iter().map(Library::item));
     let tools: [(&str, Option<String>, &str, &str); 4] = [
         (
             "rustup nightly",
@@ -100,7 +87,7 @@ fn items() -> Vec<Item> {
                 "/usr/bin/cargo",
             ]
             .iter()
-            .all(|path| std::path::Path::new(path).exists())
+            .all(|path| Path::new(path).exists())
             .then(|| output("/usr/bin/rustc", &["--version"]).unwrap_or_default()),
             "images for GPUs from your own kernels",
             "apt install rustc-web cargo-web rust-web-src llvm-22 lld-22",
@@ -127,7 +114,7 @@ fn items() -> Vec<Item> {
                 .and_then(|text| text.lines().next().map(str::to_owned))
                 .unwrap_or_default(),
             gives,
-            install,
+            install: install.to_owned(),
         });
     }
     items.push(Item {
@@ -136,7 +123,7 @@ fn items() -> Vec<Item> {
         found: true,
         detail: "memfd, between processes and threads of one host".to_owned(),
         gives: "",
-        install: "",
+        install: String::new(),
     });
     items.push(Item {
         kind: "transports",
@@ -144,12 +131,13 @@ fn items() -> Vec<Item> {
         found: false,
         detail: "not implemented yet".to_owned(),
         gives: "ranks on several hosts",
-        install: "nothing to install yet",
+        install: "nothing to install yet".to_owned(),
     });
     items
 }
 
-/// The GPUs that a library sees, with the time that loading the kernels takes; or what is missing.
+/// Adds the GPUs that a library sees, with the time in which the kernels were loaded, or the reason
+/// why there are none.
 fn gpus(
     items: &mut Vec<Item>,
     name: &'static str,
@@ -163,7 +151,7 @@ fn gpus(
             found,
             detail,
             gives: "every kernel on that GPU",
-            install: "see the library below",
+            install: "see the library below".to_owned(),
         });
     };
     let all = match found {
@@ -185,7 +173,7 @@ fn gpus(
         );
         match Gpu::open(device(gpu.ordinal)).and_then(|gpu| gpu.load().map(|()| gpu)) {
             Ok(gpu) => {
-                // What the opened device says: only that has tried fabric handles.
+                // Only an opened device has tried fabric handles, which name the domain.
                 add(
                     true,
                     match &gpu.properties().domain {
@@ -210,58 +198,159 @@ fn gpus(
     }
 }
 
-const LIBRARIES: &[(&str, &str, &str, &str)] = &[
-    (
-        "libcuda.so",
-        "libcuda.so.1",
-        "the CUDA device",
-        "install NVIDIA's driver",
-    ),
-    (
-        "libnvidia-ml.so",
-        "libnvidia-ml.so.1",
-        "NVLink domains of several hosts",
-        "install NVIDIA's driver",
-    ),
-    (
-        "libnccl.so",
-        "libnccl.so.2",
-        "hand-off to NCCL",
-        "pip install nvidia-nccl-cu13",
-    ),
-    (
-        "libamdhip64.so",
-        "libamdhip64.so.7",
-        "the HIP device",
-        "install ROCm",
-    ),
-    (
-        "librccl.so",
-        "librccl.so.1",
-        "hand-off to RCCL",
-        "install ROCm",
-    ),
-    (
-        "libibverbs.so",
-        "libibverbs.so.1",
-        "RDMA (not implemented yet)",
-        "apt install libibverbs1",
-    ),
-    (
-        "libmlx5.so",
-        "libmlx5.so.1",
-        "IBGDA (not implemented yet)",
-        "apt install ibverbs-providers",
-    ),
-    (
-        "libgloo.so",
-        "libgloo.so.0",
-        "hand-off to Gloo (a build with --features gloo)",
-        "apt install libgloo-dev",
-    ),
+/// A shared library that Fusewire opens at run time.
+struct Library {
+    name: &'static str,
+    soname: &'static str,
+    gives: &'static str,
+    install: &'static str,
+    /// Environment variables that name its path; the first that is set counts.
+    variables: &'static [&'static str],
+    /// Paths below `site-packages` at which PyPI's packages put it.
+    wheels: &'static [&'static str],
+}
+
+const LIBRARIES: &[Library] = &[
+    Library {
+        name: "libcuda.so",
+        soname: "libcuda.so.1",
+        gives: "the CUDA device",
+        install: "install NVIDIA's driver",
+        variables: &[],
+        wheels: &[],
+    },
+    Library {
+        name: "libnvidia-ml.so",
+        soname: "libnvidia-ml.so.1",
+        gives: "NVLink domains of several hosts",
+        install: "install NVIDIA's driver",
+        variables: &[],
+        wheels: &[],
+    },
+    Library {
+        name: "libnccl.so",
+        soname: "libnccl.so.2",
+        gives: "hand-off to NCCL",
+        install: "pip install nvidia-nccl-cu13, then set FUSEWIRE_NCCL_PATH to its libnccl.so.2",
+        variables: &["FUSEWIRE_NCCL_PATH", "TORCHCOMMS_BACKEND_LIB_PATH_NCCL"],
+        wheels: &["nvidia/nccl/lib/libnccl.so.2"],
+    },
+    Library {
+        name: "libamdhip64.so",
+        soname: "libamdhip64.so.7",
+        gives: "the HIP device",
+        install: "install ROCm",
+        variables: &[],
+        wheels: &[],
+    },
+    Library {
+        name: "librccl.so",
+        soname: "librccl.so.1",
+        gives: "hand-off to RCCL",
+        install: "install ROCm, or set FUSEWIRE_RCCL_PATH to a librccl.so.1",
+        variables: &["FUSEWIRE_RCCL_PATH", "TORCHCOMMS_BACKEND_LIB_PATH_RCCL"],
+        wheels: &["torch/lib/librccl.so"],
+    },
+    Library {
+        name: "libibverbs.so",
+        soname: "libibverbs.so.1",
+        gives: "RDMA (not implemented yet)",
+        install: "apt install libibverbs1",
+        variables: &[],
+        wheels: &[],
+    },
+    Library {
+        name: "libmlx5.so",
+        soname: "libmlx5.so.1",
+        gives: "IBGDA (not implemented yet)",
+        install: "apt install ibverbs-providers",
+        variables: &[],
+        wheels: &[],
+    },
+    Library {
+        name: "libgloo.so",
+        soname: "libgloo.so.0",
+        gives: "hand-off to Gloo (a build with --features gloo)",
+        install: "apt install libgloo-dev",
+        variables: &[],
+        wheels: &[],
+    },
 ];
 
-/// Where the open library `name` comes from.
+impl Library {
+    fn item(&self) -> Item {
+        let mut item = Item {
+            kind: "libraries",
+            name: self.name,
+            found: false,
+            detail: format!("{} not found", self.soname),
+            gives: self.gives,
+            install: self.install.to_owned(),
+        };
+        let named = self.variables.iter().find_map(|variable| {
+            let path = std::env::var_os(variable).filter(|path| !path.is_empty())?;
+            Some((*variable, PathBuf::from(path)))
+        });
+        if let Some((variable, path)) = named {
+            // The backend tries this path alone, too.
+            match open(&path) {
+                Ok(()) => {
+                    item.found = true;
+                    item.detail = format!("{} ({variable})", path.display());
+                }
+                Err(error) => {
+                    item.detail = format!("{variable} is {}: {error}", path.display());
+                    item.install = format!("set {variable} to a {} that opens", self.soname);
+                }
+            }
+            return item;
+        }
+        // Both names are tried: without a version it is a development package's link.
+        let opened = [self.soname, self.name].into_iter().find_map(|name| {
+            // SAFETY: these libraries' initialisers are made to be run by dlopen; no function of
+            // theirs is called.
+            let library = unsafe { libloading::Library::new(name) }.ok()?;
+            let path = mapped(self.name);
+            drop(library);
+            Some(path.unwrap_or_default())
+        });
+        if let Some(path) = opened {
+            item.found = true;
+            item.detail = path;
+        } else if let (Some(path), Some(variable)) = (self.in_wheel(), self.variables.first()) {
+            let path = path.display();
+            item.detail = format!("{path} is not where the dynamic linker looks");
+            item.install = format!("export {variable}={path}");
+        }
+        item
+    }
+
+    /// Returns the path of this library in the Python environment that is active.
+    fn in_wheel(&self) -> Option<PathBuf> {
+        const FOLDERS: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
+        if self.wheels.is_empty() {
+            return None;
+        }
+        // The environment's own interpreter: `python3` in the path may be another.
+        let python = std::env::var_os("VIRTUAL_ENV")
+            .map(|folder| Path::new(&folder).join("bin/python3"))
+            .filter(|python| python.exists())
+            .unwrap_or_else(|| PathBuf::from("python3"));
+        let packages = PathBuf::from(output(python, &["-c", FOLDERS])?.trim());
+        self.wheels
+            .iter()
+            .map(|wheel| packages.join(wheel))
+            .find(|path| path.exists())
+    }
+}
+
+/// Opens a library and closes it again.
+fn open(path: &Path) -> Result<(), libloading::Error> {
+    // SAFETY: the user has named this path as that of a library whose initialisers dlopen may run.
+    unsafe { libloading::Library::new(path) }.map(drop)
+}
+
+/// Returns the path of the open library `name`.
 fn mapped(name: &str) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let path = maps
@@ -281,7 +370,7 @@ fn ptxas() -> Option<String> {
     const WHEEL: &str = "import glob, nvidia; \
         print(next(p for f in nvidia.__path__ for p in glob.glob(f + '/*/bin/ptxas')))";
     if let Ok(path) = std::env::var("FUSEWIRE_PTXAS")
-        && std::path::Path::new(&path).exists()
+        && Path::new(&path).exists()
     {
         return Some(path);
     }
@@ -300,7 +389,7 @@ fn cpu_model() -> String {
         .unwrap_or_else(|| "unknown model".to_owned())
 }
 
-fn output(program: &str, arguments: &[&str]) -> Option<String> {
+fn output(program: impl AsRef<OsStr>, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
     output
         .status

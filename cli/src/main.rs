@@ -1,5 +1,5 @@
-//! The command `fusewire`: `perf` runs and verifies every operation, `run` starts local ranks, `info` says
-//! what a machine has.
+//! The command `fusewire`: `perf` runs and verifies every operation, `run` starts local ranks,
+//! `info` lists the devices and libraries of a machine.
 
 mod info;
 mod launcher;
@@ -10,7 +10,7 @@ mod run;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// GPU-resident collectives written in Rust: measure them, start ranks, look at the machine.
 #[derive(Debug, Parser)]
@@ -22,22 +22,23 @@ struct Command {
 
 #[derive(Debug, Subcommand)]
 enum Subject {
-    /// Runs operations over a range of sizes, verifies every element, prints a table.
+    /// Run operations over a range of sizes, verify every element, print a table.
     Perf(Box<perf::Arguments>),
-    /// Starts N local ranks of a program, with torchrun's environment.
+    /// Start N local ranks of a program, with torchrun's environment.
     Run(run::Arguments),
-    /// Says which devices, libraries, tool chains and transports there are.
+    /// List devices, libraries, tool chains and transports.
     Info(info::Arguments),
 }
 
 fn main() -> ExitCode {
     // A reader that has seen enough, as in `fusewire info | head -1`, ends this process quietly.
-    // SAFETY: at the start, before any thread; the default action is always valid.
+    // SAFETY: `SIG_DFL` is a valid action of every signal; there is no other thread yet that could
+    // change it at the same time.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let command = match Command::try_parse() {
         Ok(command) => command,
         Err(error) if error.use_stderr() => {
-            eprintln!("{} (see fusewire --help)", one_line(&error));
+            eprintln!("{} (see {} --help)", one_line(&error), command_name());
             return ExitCode::from(2);
         }
         Err(help) => {
@@ -48,7 +49,8 @@ fn main() -> ExitCode {
     if let Subject::Perf(arguments) = &command.subject
         && arguments.threads
     {
-        // SAFETY: no other thread has been started yet.
+        // SAFETY: `prepare_environment` writes the environment, which no other thread may read at
+        // the same time: `main` has not started one.
         unsafe { fusewire::cuda::prepare_environment() };
     }
     let result = match command.subject {
@@ -62,7 +64,18 @@ fn main() -> ExitCode {
     })
 }
 
-/// What is wrong with the arguments, without the usage below it.
+/// Returns `fusewire` with the subcommand that the arguments name, if they do.
+fn command_name() -> String {
+    let subcommands = Command::command();
+    let named = std::env::args().nth(1).filter(|name| {
+        subcommands
+            .get_subcommands()
+            .any(|subcommand| subcommand.get_name() == name)
+    });
+    named.map_or_else(|| "fusewire".to_owned(), |name| format!("fusewire {name}"))
+}
+
+/// Returns the first paragraph of an error of the arguments, without the usage below it.
 fn one_line(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return "error: a command is needed: perf, run or info".to_owned();

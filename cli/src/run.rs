@@ -7,24 +7,24 @@ use std::process::ExitCode;
 use crate::Usage;
 use crate::launcher::{self, Job};
 
-/// What to run.
+/// Arguments of `fusewire run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Ranks to start.
     #[arg(short = 'n', long = "ranks", default_value_t = 2)]
     ranks: u32,
-    /// Seconds that the other ranks may go on after one has failed, to report what they see.
+    /// Seconds for the other ranks to report what they see after one has failed.
     #[arg(long, default_value_t = 2.0)]
     grace: f64,
     /// Let the store take clients without a secret, such as PyTorch's TCPStore.
     #[arg(long)]
     open_store: bool,
-    /// The program and its arguments, behind `--`.
+    /// The program and its arguments, after `--`.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
 }
 
-/// Runs the program; the status is the first failing rank's.
+/// Runs the program. Returns the status of the first rank that failed.
 pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.ranks == 0 || arguments.ranks > 1024 {
         return Err(Usage(format!(

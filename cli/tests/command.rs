@@ -1,6 +1,7 @@
-//! The command as its users see it: exit statuses, messages, files, signals.
+//! Tests of the command from the outside: exit statuses, messages, files, signals.
 
 use core::time::Duration;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -89,7 +90,7 @@ fn all_gone(ids: &[u32]) {
 
 #[test]
 fn bad_arguments_are_one_line_and_status_2() {
-    let cases: [(&[&str], &str); 11] = [
+    let cases: &[(&[&str], &str)] = &[
         (
             &["perf", "all_reduced"],
             "operation \"all_reduced\" is none of",
@@ -136,8 +137,39 @@ fn bad_arguments_are_one_line_and_status_2() {
             "device cuda",
         ),
         (&["frobnicate"], "unrecognized subcommand"),
+        (&["--frob"], "(see fusewire --help)"),
+        (&["perf", "barrier", "--frob"], "(see fusewire perf --help)"),
+        (
+            &["run", "-n", "two", "--", "true"],
+            "(see fusewire run --help)",
+        ),
+        (&["perf", "allreduce"], "did you mean all_reduce?"),
+        (&["perf", "all-reduce"], "did you mean all_reduce?"),
+        (&["perf", "barrier", "-d", "float32"], "did you mean f32?"),
+        (&["perf", "barrier", "-o", "mean"], "did you mean average?"),
+        (
+            &["perf", "barrier", "--check", "--no-check"],
+            "'--check' cannot be used with '--no-check'",
+        ),
+        (
+            &["perf", "all_reduce", "--bytes", "1M", "-e", "2M"],
+            "cannot be used with",
+        ),
+        (&["perf", "all_reduce", "-c", "2"], "-c takes 0 or 1"),
+        (
+            &["perf", "all_reduce", "--plot", "chart.png"],
+            "name a file that ends in .svg",
+        ),
+        (
+            &["perf", "all_reduce", "--plot", "chart"],
+            "name a file that ends in .svg",
+        ),
+        (
+            &["perf", "barrier", "--plot", "chart.svg"],
+            "barrier has no sizes to plot",
+        ),
     ];
-    for (arguments, message) in cases {
+    for &(arguments, message) in cases {
         let output = output(arguments);
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
@@ -498,7 +530,7 @@ fn a_launcher_that_said_half_is_not_ignored() {
 }
 
 #[test]
-fn run_sets_what_pytorch_reads_beside_an_agent_s_store() {
+fn run_sets_what_pytorch_reads_with_an_agent_s_store() {
     let output = output(&["run", "-n", "2", "--", "env"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     for name in [
@@ -557,4 +589,159 @@ fn ranks_start_with_as_many_hardware_queues_as_there_are() {
             assert!(lines.contains(&line(rank).as_str()), "{outside:?}: {said}");
         }
     }
+}
+
+/// Returns the rows on the standard output of a successful `perf --json -`.
+fn rows(output: &Output) -> Vec<serde_json::Map<String, serde_json::Value>> {
+    assert!(output.status.success(), "{}", stderr(output));
+    serde_json::from_slice(&output.stdout).expect("an array of objects")
+}
+
+#[test]
+fn flags_of_nccl_tests_and_json_on_standard_output() {
+    let arguments = "perf all_reduce, broadcast -b 1KiB -e 2kb -f 2 -n 2 -w 1 -c 1 --ranks 2 \
+                     --json -";
+    let output_of = |arguments: &str| output(&arguments.split(' ').collect::<Vec<_>>());
+    let output = output_of(arguments);
+    let measured: Vec<String> = rows(&output)
+        .iter()
+        .map(|row| {
+            assert_eq!(row["iterations"], 2);
+            format!(
+                "{} {}",
+                row["operation"].as_str().expect("a name"),
+                row["bytes"]
+            )
+        })
+        .collect();
+    assert_eq!(
+        measured,
+        [
+            "all_reduce 1024",
+            "all_reduce 2048",
+            "broadcast 1024",
+            "broadcast 2048"
+        ]
+    );
+    assert!(stderr(&output).contains("busbw"), "{}", stderr(&output));
+    assert!(!Path::new("-").exists());
+
+    let output = output_of("perf all_reduce --bytes 1.5K -c 0 -n 1 --ranks 2 --json -");
+    let rows = rows(&output);
+    assert_eq!((rows.len(), &rows[0]["bytes"]), (1, &1536.into()));
+    let table = stderr(&output);
+    let line = table.lines().find(|line| line.starts_with("all_reduce"));
+    assert!(line.is_some_and(|line| line.ends_with(" -")), "{table}");
+}
+
+#[test]
+fn a_chart_of_one_size_has_ticks() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plot = folder.path().join("chart.svg");
+    let path = plot.to_str().expect("a name");
+    let arguments = [
+        "perf",
+        "all_reduce",
+        "--bytes",
+        "1K",
+        "-n",
+        "1",
+        "--ranks",
+        "2",
+        "--plot",
+        path,
+    ];
+    let output = output(&arguments);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let svg = std::fs::read_to_string(&plot).expect("a chart");
+    let labels: Vec<&str> = svg.lines().map(str::trim).collect();
+    for label in ["512", "1K", "2K"] {
+        assert_eq!(
+            labels.iter().filter(|line| **line == label).count(),
+            2,
+            "{label}: {svg}"
+        );
+    }
+}
+
+#[test]
+fn a_table_that_is_read_no_more_ends_the_measurement_quietly() {
+    let mut child = fusewire(&["perf", "all_reduce", "--ranks", "2", "-n", "5"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    lines.read_line(&mut line).expect("a line");
+    assert!(line.starts_with("# 2 ranks"), "{line}");
+    drop(lines);
+    let started = Instant::now();
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{:?}", output.status);
+    assert_eq!(stderr(&output), "");
+    // All sizes to 64 MiB take longer.
+    assert!(started.elapsed() < Duration::from_secs(20));
+}
+
+/// Returns the item `name` of `fusewire info`.
+fn info_item(name: &str, environment: &[(&str, &Path)]) -> serde_json::Value {
+    let mut command = fusewire(&["info", "--json"]);
+    for variable in ["FUSEWIRE_NCCL_PATH", "TORCHCOMMS_BACKEND_LIB_PATH_NCCL"] {
+        command.env_remove(variable);
+    }
+    let output = command
+        .envs(environment.iter().copied())
+        .output()
+        .expect("the command starts");
+    let items: Vec<serde_json::Value> =
+        serde_json::from_slice(&output.stdout).expect("an array of objects");
+    items
+        .into_iter()
+        .find(|item| item["name"] == name)
+        .expect("the item")
+}
+
+#[test]
+fn info_takes_the_path_of_nccl_from_the_environment() {
+    let text = |item: &serde_json::Value, key: &str| item[key].as_str().unwrap_or("").to_owned();
+    // Any library opens; this one is in every process.
+    let libc = Path::new("libc.so.6");
+    let item = info_item("libnccl.so", &[("FUSEWIRE_NCCL_PATH", libc)]);
+    assert_eq!(item["found"], true, "{item}");
+    assert_eq!(text(&item, "detail"), "libc.so.6 (FUSEWIRE_NCCL_PATH)");
+    let item = info_item(
+        "libnccl.so",
+        &[("FUSEWIRE_NCCL_PATH", Path::new("/nowhere"))],
+    );
+    assert_eq!(item["found"], false, "{item}");
+    assert!(
+        text(&item, "detail").starts_with("FUSEWIRE_NCCL_PATH is /nowhere: "),
+        "{item}"
+    );
+}
+
+#[test]
+fn info_says_what_to_set_for_nccl_in_a_virtual_environment() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let packages = folder.path().join("lib/python3/site-packages");
+    let library = packages.join("nvidia/nccl/lib/libnccl.so.2");
+    std::fs::create_dir_all(library.parent().expect("a folder")).expect("folders");
+    std::fs::write(&library, "").expect("a file");
+    let python = folder.path().join("bin/python3");
+    std::fs::create_dir_all(folder.path().join("bin")).expect("a folder");
+    std::fs::write(&python, format!("#!/bin/sh\necho {}\n", packages.display())).expect("a file");
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&python, executable).expect("permissions");
+    let item = info_item("libnccl.so", &[("VIRTUAL_ENV", folder.path())]);
+    if item["found"] == true {
+        // A machine whose dynamic linker finds a library of its own.
+        return;
+    }
+    let install = item["install"].as_str().expect("a text");
+    assert_eq!(
+        install,
+        format!("export FUSEWIRE_NCCL_PATH={}", library.display()),
+        "{item}"
+    );
 }

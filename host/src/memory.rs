@@ -79,10 +79,11 @@ impl Memory {
             Self::Host(segment) if segment.is_foreign() => {
                 return Err(Error::InvalidArgument {
                     operation: "share memory",
-                    detail: "other processes cannot map CPU memory that Fusewire did not allocate: \
+                    detail:
+                        "other processes cannot map CPU memory that Fusewire did not allocate: \
                              allocate it with Communicator::alloc or Tensor::new, or pass it \
                              unregistered, which copies it through staging"
-                        .to_owned(),
+                            .to_owned(),
                 });
             }
             Self::Host(segment) => MemoryDescriptor::Host(segment.descriptor()),
@@ -240,7 +241,10 @@ impl Memory {
         }
         Err(Error::InvalidArgument {
             operation: "copy",
-            detail: format!("{bytes} bytes at offset {offset} of memory of {} bytes", self.bytes()),
+            detail: format!(
+                "{bytes} bytes at offset {offset} of memory of {} bytes",
+                self.bytes()
+            ),
         })
     }
 }

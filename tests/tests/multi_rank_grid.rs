@@ -518,34 +518,39 @@ fn ranks_in_processes_are_refused() {
 
 #[test]
 fn unsupported_communicators_are_refused() {
-    on_fake("unsupported_communicators_are_refused", Image::There, &[], || {
-        let options = multi_rank_grid(TEST_TIMEOUT);
-        let on_cpu = run_threads_on(Device::Cpu, "fusewire", 2, &options, |_| Ok(()));
-        for result in on_cpu {
-            let error = result.expect_err("the CPU").to_string();
-            assert!(error.contains("the device is the CPU"), "{error}");
-        }
-        // Not all ranks choose the mode.
-        let store: std::sync::Arc<dyn fusewire::store::Store> =
-            std::sync::Arc::new(fusewire::store::MemoryStore::new());
-        let make = |rank: u32| {
-            let mut options = match rank {
-                0 => multi_rank_grid(SOON),
-                _ => self::options(GridMode::Separate, SOON),
-            };
-            options.store = Some(std::sync::Arc::clone(&store));
-            options.rank_size = Some((rank, 2));
-            options.abort_process_on_timeout_or_error = Some(false);
-            new_comm("fusewire", device(), "mixed", options).map(drop)
-        };
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| make(1));
-            for made in [make(0), other.join().expect("no panic")] {
-                let error = made.expect_err("ranks differ").to_string();
-                assert!(error.contains("other options"), "{error}");
+    on_fake(
+        "unsupported_communicators_are_refused",
+        Image::There,
+        &[],
+        || {
+            let options = multi_rank_grid(TEST_TIMEOUT);
+            let on_cpu = run_threads_on(Device::Cpu, "fusewire", 2, &options, |_| Ok(()));
+            for result in on_cpu {
+                let error = result.expect_err("the CPU").to_string();
+                assert!(error.contains("the device is the CPU"), "{error}");
             }
-        });
-    });
+            // Not all ranks choose the mode.
+            let store: std::sync::Arc<dyn fusewire::store::Store> =
+                std::sync::Arc::new(fusewire::store::MemoryStore::new());
+            let make = |rank: u32| {
+                let mut options = match rank {
+                    0 => multi_rank_grid(SOON),
+                    _ => self::options(GridMode::Separate, SOON),
+                };
+                options.store = Some(std::sync::Arc::clone(&store));
+                options.rank_size = Some((rank, 2));
+                options.abort_process_on_timeout_or_error = Some(false);
+                new_comm("fusewire", device(), "mixed", options).map(drop)
+            };
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| make(1));
+                for made in [make(0), other.join().expect("no panic")] {
+                    let error = made.expect_err("ranks differ").to_string();
+                    assert!(error.contains("other options"), "{error}");
+                }
+            });
+        },
+    );
 }
 
 #[test]

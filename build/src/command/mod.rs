@@ -5,6 +5,7 @@ pub(crate) mod bundle;
 pub(crate) mod check;
 pub(crate) mod doctor;
 pub(crate) mod images;
+pub(crate) mod new;
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::BTreeSet;
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     Doctor,
     /// Makes the portable images that the host library carries, or checks that they are what the sources give.
     Images(images::Arguments),
+    /// Makes a kernel crate that can be built, tested and checked.
+    New(new::Arguments),
 }
 
 /// Which crate.

@@ -7,12 +7,12 @@ use super::Settings;
 use super::case::Case;
 use super::operation::{Kind, counts, hidden, split};
 
-/// Elements before and behind every buffer that must stay as they are.
+/// Elements before and after every buffer, which no operation may change.
 const GUARD: usize = 64;
-/// What they, and outputs before a call, hold.
+/// Byte that fills the guards, and outputs before a call.
 const POISON: u8 = 0xa5;
 
-/// The two largest buffers, which all sizes share.
+/// The two largest buffers, of which all sizes use parts.
 #[derive(Debug)]
 pub(crate) struct Arena {
     input: Tensor,
@@ -37,7 +37,7 @@ impl Arena {
         })
     }
 
-    /// The number of the next verified call: its inputs depend on it.
+    /// Returns the number of the next verified call, on which its inputs depend.
     pub(crate) fn next_call(&mut self) -> u64 {
         self.calls += 1;
         self.calls
@@ -53,11 +53,11 @@ pub(crate) struct Buffers {
     pub(crate) weight: Tensor,
     /// Counts or splits, in device memory, for the operations that have them.
     pub(crate) counts: Tensor,
-    /// The same on the host.
+    /// The counts or splits on the host.
     pub(crate) host_counts: Vec<u64>,
-    /// Whether input and output share memory.
+    /// True if input and output share memory.
     pub(crate) in_place: bool,
-    /// What lies before and behind the output, or what holds it.
+    /// The elements before and after the output, or before and after the buffer that holds it.
     guards: [Tensor; 2],
 }
 
@@ -115,7 +115,8 @@ impl Buffers {
         })
     }
 
-    /// Poisons the output and the guards, and writes the inputs of `case`. Nobody may be using them.
+    /// Poisons the output and the guards, and writes the inputs of `case`. No operation in flight may
+    /// use them.
     pub(crate) fn prepare(&self, case: &Case) -> Result<()> {
         self.guards.iter().try_for_each(poison)?;
         poison(&self.output)?;
@@ -129,8 +130,8 @@ impl Buffers {
         Ok(())
     }
 
-    /// Where the output is not what it must be: to the bit, or within rounding, where the backend reduces in an
-    /// order of its own.
+    /// Returns the first difference of the output from the reference: in any bit if `exact`, or else
+    /// beyond rounding, because some backends reduce in another order of ranks.
     pub(crate) fn difference(&self, case: &Case, exact: bool) -> Result<Option<Difference>> {
         let Some(expected) = case.expected() else {
             return Ok(None);
@@ -154,8 +155,8 @@ impl Buffers {
         Ok(first_difference(&expected, &got, dtype))
     }
 
-    /// Bytes that have changed and must not have: guards, the input where it is not in place, the output
-    /// where it is not this rank's.
+    /// Counts the bytes that changed and must not have: guards, the input unless in place, and the
+    /// output on ranks that get none.
     pub(crate) fn touched(&self, case: &Case) -> Result<u64> {
         let changed = |tensor: &Tensor| -> Result<usize> {
             let bytes = tensor.to_bytes()?;
@@ -180,7 +181,7 @@ impl Buffers {
         Ok(touched as u64)
     }
 
-    /// Changes the last element of the output: a mistake that the comparison must find.
+    /// Changes the last element of the output, which the comparison must find.
     pub(crate) fn flip(&self) -> Result<()> {
         let mut bytes = self.output.to_bytes()?;
         if let Some(last) = bytes.last_mut() {

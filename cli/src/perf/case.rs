@@ -1,12 +1,12 @@
-//! What every rank puts in, and what must come out.
+//! The inputs of every rank, and the expected output.
 
 use fusewire::reference::{fill, reduce, rms_norm};
 use fusewire::{DType, ReduceOp};
 
 use super::operation::{EPSILON, Kind, ROOT, counts, hidden, split};
 
-/// Inputs repeat after this many elements: a prime, so that data which ends up a power of two away is
-/// still found out.
+/// Period of the inputs in elements: a prime, so that data at an offset that is wrong by a power of
+/// two is still wrong data.
 const PERIOD: usize = 65_521;
 
 /// Inputs of all ranks for one call.
@@ -23,7 +23,7 @@ pub(crate) struct Case {
     reduced: Vec<u8>,
 }
 
-/// This rank's factor of a scaled sum.
+/// Returns the reduction with this rank's factor, if it is a scaled sum.
 pub(crate) fn factor(op: ReduceOp, rank: u32) -> ReduceOp {
     match op {
         ReduceOp::PreMulSum(_) => ReduceOp::PreMulSum(f64::from(rank + 1) * 0.5),
@@ -32,7 +32,8 @@ pub(crate) fn factor(op: ReduceOp, rank: u32) -> ReduceOp {
 }
 
 impl Case {
-    /// By how much a sum may differ that was rounded after each step, in any order: inputs are below 32.
+    /// Returns the bound of the difference of a sum that was rounded after each step, in any order:
+    /// inputs are below 32.
     pub(crate) fn rounding(&self) -> f32 {
         let epsilon = match self.dtype {
             DType::F16 => 1.0 / 1024.0,
@@ -42,7 +43,7 @@ impl Case {
         (self.ranks * 32) as f32 * epsilon
     }
 
-    /// Call number `call` of an operation over rows of `count` elements.
+    /// Creates call number `call` of an operation over rows of `count` elements.
     pub(crate) fn new(
         (kind, op): (Kind, ReduceOp),
         dtype: DType,
@@ -82,19 +83,19 @@ impl Case {
         }
     }
 
-    /// Whether this rank's input is read.
+    /// Returns true if the operation reads this rank's input.
     pub(crate) fn gives(&self) -> bool {
         self.kind != Kind::Broadcast || self.rank == ROOT
     }
 
-    /// This rank's input.
+    /// Returns this rank's input.
     pub(crate) fn input(&self, elements: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(elements * self.dtype.size());
         self.repeat(&self.patterns[self.rank as usize], 0, elements, &mut bytes);
         bytes
     }
 
-    /// The residual of the fused norm: the same on all ranks.
+    /// Returns the residual of the fused norm: the same on all ranks.
     pub(crate) fn residual(&self, elements: usize) -> Vec<u8> {
         let pattern = fill(self.dtype, 99, 7, elements.min(PERIOD));
         let mut bytes = Vec::new();
@@ -102,7 +103,7 @@ impl Case {
         bytes
     }
 
-    /// The weight of the fused norm.
+    /// Returns the weight of the fused norm.
     pub(crate) fn weight(&self, elements: usize) -> Vec<u8> {
         fill(self.dtype, 98, 3, elements)
     }
@@ -120,7 +121,7 @@ impl Case {
         }
     }
 
-    /// What this rank must get; `None` where the output is not this rank's.
+    /// Returns the output that this rank must get, or `None` if it gets none.
     pub(crate) fn expected(&self) -> Option<Vec<u8>> {
         let (rank, count) = (self.rank as usize, self.count);
         let mut out = Vec::new();
@@ -164,7 +165,7 @@ impl Case {
         Some(out)
     }
 
-    /// The fused norm of the reduction.
+    /// Returns the fused norm of the reduction.
     fn normalised(&self) -> Vec<u8> {
         let mut sum = Vec::new();
         self.repeat(&self.reduced, 0, self.count, &mut sum);

@@ -1,9 +1,10 @@
-//! `fusewire perf`: runs operations over a range of sizes, verifies every element, prints a table, in the
-//! manner of nccl-tests.
+//! `fusewire perf`: runs operations over a range of sizes, verifies every element and prints a
+//! table, as nccl-tests do.
 
 mod buffers;
 mod case;
 mod operation;
+mod parse;
 mod plot;
 mod rank;
 mod report;
@@ -11,6 +12,7 @@ mod report;
 use core::time::Duration;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -19,84 +21,98 @@ use fusewire::{
     Algorithm, DType, Determinism, Device, MAX_SIZE, Options, ReduceOp, new_comm, run_threads_on,
 };
 
-use self::operation::{Kind, Refusal};
+use self::operation::Kind;
 use self::report::Row;
 use crate::Usage;
 use crate::launcher::{self, Job};
 
-/// What to measure. Sizes are bytes, with K, M and G for powers of 1024.
+/// Default of the largest size.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Arguments of `fusewire perf`. A size is a number of bytes, with K, M, G or T for powers of 1024:
+/// 64, 1.5K, 2MiB.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Operations, separated by commas, or `all`.
-    operations: String,
-    /// Ranks to start (default: the number of cores, 2 at least and 8 at most).
+    #[arg(required = true)]
+    operations: Vec<String>,
+    /// Ranks to start (default: the number of cores, at least 2 and at most 8).
     #[arg(long)]
     ranks: Option<u32>,
-    /// Device that runs the kernels: cpu, cuda (cuda:1, ..), hip. With --threads all ranks share that one GPU; as processes,
-    /// and without a number, each takes the GPU of its rank, in turn.
+    /// Device that runs the kernels: cpu, cuda (cuda:1, ..), hip. With --threads all ranks share
+    /// that GPU; as processes, and without a number, each takes the GPU of its rank, in turn.
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Backend that carries the operations out: fusewire (its own kernels), gloo, nccl, ncclx, rccl, rcclx, or one that
-    /// FUSEWIRE_BACKEND_PATH_<NAME> names.
+    /// Backend that carries the operations out: fusewire (its own kernels), gloo, nccl, ncclx,
+    /// rccl, rcclx, or one that FUSEWIRE_BACKEND_PATH_<NAME> names.
     #[arg(long, default_value = "fusewire")]
     backend: String,
-    /// Ranks are threads of one process instead of processes.
+    /// Run the ranks as threads of one process.
     #[arg(long)]
     pub(crate) threads: bool,
     /// Smallest size.
-    #[arg(long, default_value = "8")]
+    #[arg(short = 'b', long, default_value = "8")]
     min_bytes: String,
-    /// Largest size.
-    #[arg(long, default_value = "64M")]
-    max_bytes: String,
-    /// Each size is this many times the one before.
-    #[arg(long, default_value_t = 2)]
+    /// Largest size (default: 64M, or the smallest size if that is larger).
+    #[arg(short = 'e', long)]
+    max_bytes: Option<String>,
+    /// The only size.
+    #[arg(long, conflicts_with_all = ["min_bytes", "max_bytes"])]
+    bytes: Option<String>,
+    /// Factor between a size and the next.
+    #[arg(short = 'f', long, default_value_t = 2)]
     factor: u64,
     /// Element type: f64, f32, f16, bf16, e4m3, e5m2, i8, u8, i32, u32, i64, u64.
-    #[arg(long, default_value = "f32")]
+    #[arg(short = 'd', long, default_value = "f32")]
     dtype: String,
     /// Reduction: sum, product, min, max, average, premul_sum, band, bor, bxor.
-    #[arg(long, default_value = "sum")]
+    #[arg(short = 'o', long, default_value = "sum")]
     op: String,
-    /// Algorithm of all_reduce: auto, packet, signal, two_shot, nvls (by multicast, whose bits may differ).
+    /// Algorithm of all_reduce: auto, packet, signal, two_shot, nvls (by multicast, whose bits may
+    /// differ).
     #[arg(long, default_value = "auto")]
     algorithm: String,
-    /// Timed calls per size (default: by size).
-    #[arg(long)]
+    /// Timed calls for each size (default: by size).
+    #[arg(short = 'n', long)]
     iterations: Option<u32>,
-    /// Calls before those (default: by size).
-    #[arg(long)]
+    /// Calls before the timed ones (default: by size).
+    #[arg(short = 'w', long)]
     warmup: Option<u32>,
-    /// Input and output are the same memory.
+    /// Use the same memory for input and output.
     #[arg(long)]
     in_place: bool,
-    /// Replays a captured graph instead of calling.
+    /// Replay a captured graph instead of calling.
     #[arg(long)]
     graph: bool,
-    /// Buffers outside of windows, so that data goes through staging.
+    /// Use buffers outside of windows, so that data goes through staging.
     #[arg(long)]
     unregistered: bool,
-    /// Compares every element with the reference (the default).
-    #[arg(long, overrides_with = "no_check")]
-    check: bool,
-    /// Does not compare.
+    /// Compare every element with the reference (the default).
     #[arg(long)]
+    check: bool,
+    /// Do not compare.
+    #[arg(long, conflicts_with = "check")]
     no_check: bool,
+    /// 1 for --check, 0 for --no-check, as in nccl-tests.
+    #[arg(short = 'c', value_name = "0|1", conflicts_with_all = ["check", "no_check"])]
+    compare: Option<u32>,
     /// Time-out of every wait, in seconds.
     #[arg(long, default_value_t = 60.0)]
     timeout: f64,
-    /// Writes the rows as a JSON array.
+    /// Write the rows as a JSON array; `-` is standard output, and the table goes to standard
+    /// error.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Writes a chart of latency and bandwidth as SVG.
+    /// Write a chart of latency and bandwidth to a file whose name ends in .svg.
     #[arg(long)]
     plot: Option<PathBuf>,
-    /// Flips one element of this rank's result before it is compared: shows that the comparison works.
+    /// Flips one element of this rank's result before it is compared: shows that the comparison
+    /// works.
     #[arg(long, hide = true)]
     corrupt: Option<u32>,
 }
 
-/// The arguments, understood.
+/// The arguments after they were checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) operations: Vec<Kind>,
@@ -123,7 +139,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The nominal sizes of an operation.
+    /// Returns the nominal sizes of an operation.
     pub(crate) fn sizes(&self, kind: Kind) -> Vec<u64> {
         if kind.sizeless() {
             return vec![0];
@@ -135,7 +151,7 @@ impl Settings {
             .collect()
     }
 
-    /// Elements of the longest buffer of any rank.
+    /// Returns the elements of the longest buffer of any rank.
     pub(crate) fn longest(&self) -> usize {
         let shapes = self.operations.iter().flat_map(|kind| {
             let count = kind.count(self.max_bytes, self.dtype, self.ranks);
@@ -147,8 +163,8 @@ impl Settings {
             .unwrap_or(0)
     }
 
-    /// Refuses what this host's memory cannot hold: every rank has input and output, and for the check a
-    /// copy of each.
+    /// Fails if the memory of this host cannot hold the buffers: every rank has input and output,
+    /// and for the check a copy of each.
     fn check_memory(&self) -> anyhow::Result<()> {
         let bytes = self.longest() as u64 * self.dtype.size() as u64;
         let needed = bytes.saturating_mul(4 * u64::from(self.ranks));
@@ -165,8 +181,12 @@ impl Settings {
     }
 }
 
-/// Measures; the status is 1 if an element was wrong.
+/// Measures. Returns status 1 if an element was wrong.
 pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    // A reader that has seen enough, as in `fusewire perf all | head`, must not kill rank 0 between
+    // two calls: the report notices it, and all ranks end together.
+    // SAFETY: no other thread of this process changes the action of a signal.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let rank_size = RankSize::from_env_if_set()?;
     let settings = understand(arguments, rank_size)?;
     if let Some(rank_size) = rank_size {
@@ -199,7 +219,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(launcher::run(&job)?))
 }
 
-/// Ranks as threads of this process.
+/// Runs the ranks as threads of this process.
 fn threads(settings: &Settings) -> anyhow::Result<ExitCode> {
     let (backend, ranks) = (&settings.backend, settings.ranks);
     let results = run_threads_on(settings.device, backend, ranks, &settings.options, |comm| {
@@ -211,7 +231,7 @@ fn threads(settings: &Settings) -> anyhow::Result<ExitCode> {
         match result {
             Ok(rows) => first = first.or(Some(rows)),
             Err(error) => {
-                eprintln!("error: rank {rank}: {error}");
+                complain(format_args!("error: rank {rank}: {error}"));
                 failed = true;
             }
         }
@@ -233,7 +253,7 @@ fn status(rows: &[Row]) -> ExitCode {
     }
 }
 
-/// What the system could give without swapping, where it says so.
+/// Returns the bytes that the system can give without swapping, if it says so.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
@@ -244,6 +264,11 @@ fn available_memory() -> Option<u64> {
 
 fn usage(text: String) -> anyhow::Error {
     Usage(text).into()
+}
+
+/// Writes a line to standard error. Unlike `eprintln!` it does not panic where that is closed.
+fn complain(line: core::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Result<Settings> {
@@ -264,22 +289,20 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
             "{ranks} ranks; 1 to {MAX_SIZE} are possible"
         )));
     }
-    let dtype = DType::ALL
-        .into_iter()
-        .find(|dtype| dtype.name() == arguments.dtype)
-        .ok_or_else(|| {
-            let names = DType::ALL.map(DType::name).join(", ");
-            usage(format!("type \"{}\" is none of {names}", arguments.dtype))
-        })?;
-    let op: ReduceOp = arguments
-        .op
-        .parse()
-        .map_err(|error: fusewire::Error| usage(error.to_string()))?;
+    let dtype = parse::dtype(&arguments.dtype)?;
+    let op = parse::reduction(&arguments.op)?;
     let algorithm: Algorithm = arguments
         .algorithm
         .parse()
         .map_err(|error: fusewire::Error| usage(error.to_string()))?;
-    let (min_bytes, max_bytes) = (bytes(&arguments.min_bytes)?, bytes(&arguments.max_bytes)?);
+    let (min_bytes, max_bytes) = match (&arguments.bytes, &arguments.max_bytes) {
+        (Some(bytes), _) => (parse::bytes(bytes)?, parse::bytes(bytes)?),
+        (None, Some(max)) => (parse::bytes(&arguments.min_bytes)?, parse::bytes(max)?),
+        (None, None) => {
+            let min = parse::bytes(&arguments.min_bytes)?;
+            (min, min.max(MAX_BYTES))
+        }
+    };
     if min_bytes > max_bytes {
         return Err(usage(format!(
             "--min-bytes {min_bytes} is above --max-bytes {max_bytes}"
@@ -319,20 +342,31 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
             backends.join(", ")
         )));
     }
+    if arguments.compare.is_some_and(|compare| compare > 1) {
+        return Err(usage("-c takes 0 or 1".to_owned()));
+    }
+    let list = arguments.operations.join(",");
+    let (mut operations, mut notes) = parse::operations(&list, dtype, op, ranks)?;
+    if arguments.backend != "fusewire" && list == "all" {
+        let fused = Kind::AllReduceRmsNorm;
+        operations.retain(|kind| *kind != fused);
+        notes.push(format!(
+            "{} is left out: backend {} has no fused operations",
+            fused.name(),
+            arguments.backend
+        ));
+    }
+    if let Some(path) = &arguments.plot {
+        plot::check(path, &operations)?;
+    }
     for (option, path) in [("--json", &arguments.json), ("--plot", &arguments.plot)] {
-        // Not found out after minutes of measuring.
-        let Some(path) = path else { continue };
+        // Not noticed only after minutes of measuring.
+        let Some(path) = path.as_ref().filter(|path| !report::is_stdout(path)) else {
+            continue;
+        };
         if let Err(error) = OpenOptions::new().append(true).create(true).open(path) {
             return Err(usage(format!("{option} {}: {error}", path.display())));
         }
-    }
-    let (mut operations, mut notes) = operations(&arguments.operations, dtype, op, ranks)?;
-    if arguments.backend != "fusewire" && arguments.operations == "all" {
-        operations.retain(|kind| *kind != Kind::AllReduceRmsNorm);
-        notes.push(format!(
-            "all_reduce_rms_norm is left out: backend {} has no fused operations",
-            arguments.backend
-        ));
     }
     Ok(Settings {
         operations,
@@ -347,7 +381,7 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
         in_place: arguments.in_place,
         graph: arguments.graph,
         registered: !arguments.unregistered,
-        check: !arguments.no_check,
+        check: !arguments.no_check && arguments.compare != Some(0),
         json: arguments.json.clone(),
         plot: arguments.plot.clone(),
         corrupt: arguments.corrupt,
@@ -358,7 +392,7 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
     })
 }
 
-/// The device of this rank, which must be there.
+/// Returns the device of this rank, which must exist.
 fn device(name: &str, rank_size: Option<RankSize>) -> anyhow::Result<Device> {
     let device: Device = name
         .parse()
@@ -371,7 +405,9 @@ fn device(name: &str, rank_size: Option<RankSize>) -> anyhow::Result<Device> {
     let found = found.map_err(|error| usage(error.to_string()))?;
     let count = found.len() as u32;
     if count == 0 {
-        return Err(usage(format!("device {name}: there is no such GPU here")));
+        return Err(usage(format!(
+            "device {name}: this machine has no such GPU"
+        )));
     }
     let local = rank_size.map_or(0, |rank_size| rank_size.rank);
     Ok(match device {
@@ -379,65 +415,10 @@ fn device(name: &str, rank_size: Option<RankSize>) -> anyhow::Result<Device> {
         Device::Hip(_) if !name.contains(':') => Device::Hip(local % count),
         Device::Cuda(ordinal) | Device::Hip(ordinal) if ordinal >= count => {
             return Err(usage(format!(
-                "device {name}: there are {count} GPUs here, 0 to {}",
+                "device {name}: this machine has {count} GPUs, 0 to {}",
                 count - 1
             )));
         }
         other => other,
     })
-}
-
-/// The operations of a list; `all` leaves out what a type does not have, with a note.
-fn operations(
-    list: &str,
-    dtype: DType,
-    op: ReduceOp,
-    ranks: u32,
-) -> anyhow::Result<(Vec<Kind>, Vec<String>)> {
-    let all = list == "all";
-    let named: Vec<Kind> = if all {
-        Kind::ALL.to_vec()
-    } else {
-        let find = |name: &str| {
-            Kind::ALL
-                .into_iter()
-                .find(|kind| kind.name() == name)
-                .ok_or_else(|| {
-                    let names = Kind::ALL.map(Kind::name).join(", ");
-                    usage(format!("operation \"{name}\" is none of {names}, all"))
-                })
-        };
-        list.split(',').map(find).collect::<anyhow::Result<_>>()?
-    };
-    let (mut kept, mut notes) = (Vec::new(), Vec::new());
-    for kind in named {
-        match kind.refuses(dtype, op, ranks) {
-            None => kept.push(kind),
-            Some(Refusal::Kind(reason)) if all => {
-                notes.push(format!("{} is left out: {reason}", kind.name()));
-            }
-            Some(Refusal::Kind(reason) | Refusal::Op(reason)) => {
-                return Err(usage(format!("{}: {reason}", kind.name())));
-            }
-        }
-    }
-    Ok((kept, notes))
-}
-
-/// A size: a number with K, M or G for powers of 1024.
-fn bytes(text: &str) -> anyhow::Result<u64> {
-    let (number, unit) = match text.char_indices().next_back() {
-        Some((at, 'k' | 'K')) => (&text[..at], 1u64 << 10),
-        Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
-        Some((at, 'g' | 'G')) => (&text[..at], 1 << 30),
-        _ => (text, 1),
-    };
-    let number: u64 = number.parse().map_err(|_| {
-        usage(format!(
-            "size \"{text}\"; a number with K, M or G is needed"
-        ))
-    })?;
-    number
-        .checked_mul(unit)
-        .ok_or_else(|| usage(format!("size \"{text}\" overflows")))
 }

@@ -22,7 +22,7 @@ pub(crate) enum Kind {
     AllReduceRmsNorm,
 }
 
-/// Why an operation cannot run.
+/// The reason for which an operation cannot run.
 #[derive(Clone, Debug)]
 pub(crate) enum Refusal {
     /// The operation does not go with the type or the ranks: `all` leaves it out.
@@ -37,7 +37,7 @@ pub(crate) const HIDDEN: usize = 1024;
 pub(crate) const EPSILON: f32 = 1e-5;
 
 impl Kind {
-    /// All of them, in the order of `all`.
+    /// All operations, in the order of `all`.
     pub(crate) const ALL: [Self; 13] = [
         Self::AllReduce,
         Self::ReduceScatter,
@@ -54,7 +54,7 @@ impl Kind {
         Self::AllReduceRmsNorm,
     ];
 
-    /// Name on the command line and in tables.
+    /// Returns the name on the command line and in tables.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::SendRecv => "send_recv",
@@ -62,7 +62,7 @@ impl Kind {
         }
     }
 
-    /// The library's operation.
+    /// Returns the library's operation.
     pub(crate) const fn operation(self) -> Operation {
         match self {
             Self::AllReduce => Operation::AllReduce,
@@ -81,12 +81,12 @@ impl Kind {
         }
     }
 
-    /// Whether it has a reduction.
+    /// Returns true if the operation has a reduction.
     pub(crate) const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
     }
 
-    /// Why it cannot run so, if it cannot.
+    /// Returns the reason for which the operation cannot run, if there is one.
     pub(crate) fn refuses(self, dtype: DType, op: ReduceOp, ranks: u32) -> Option<Refusal> {
         let code = op.code();
         let fused = matches!(dtype, DType::F32 | DType::F16 | DType::Bf16);
@@ -107,18 +107,18 @@ impl Kind {
         }
     }
 
-    /// Whether the size does not matter.
+    /// Returns true if the operation has no size.
     pub(crate) const fn sizeless(self) -> bool {
         matches!(self, Self::Barrier)
     }
 
-    /// Whether it has a form that works in place.
+    /// Returns true if the operation has a form that works in place.
     pub(crate) const fn has_in_place(self) -> bool {
         !matches!(self, Self::AllToAllV | Self::SendRecv | Self::Barrier)
     }
 
-    /// Elements of a row for a nominal size, which is the larger one of input and output in total, as
-    /// nccl-tests count.
+    /// Returns the elements of a row for a nominal size, which is the size of the input or the
+    /// output in total, whichever is larger, as in nccl-tests.
     pub(crate) fn count(self, bytes: u64, dtype: DType, ranks: u32) -> usize {
         let elements = (bytes / dtype.size() as u64) as usize;
         match self {
@@ -129,7 +129,7 @@ impl Kind {
         }
     }
 
-    /// Total bytes that a row of `count` elements stands for.
+    /// Returns the total bytes that a row of `count` elements stands for.
     pub(crate) fn bytes(self, count: usize, dtype: DType, ranks: u32) -> u64 {
         let rows = match self {
             Self::AllReduce
@@ -139,7 +139,7 @@ impl Kind {
             | Self::Barrier
             | Self::AllReduceRmsNorm => 1,
             Self::AllGatherV | Self::AllToAllV => {
-                // Parts differ: what the rank that gets most gets.
+                // Parts differ by rank: the bytes of the rank that gets most.
                 let most = (0..ranks)
                     .map(|rank| self.shape(count, ranks, rank).1)
                     .max();
@@ -150,7 +150,7 @@ impl Kind {
         rows * (count * dtype.size()) as u64
     }
 
-    /// Bus bandwidth per algorithm bandwidth: what the busiest link carries.
+    /// Returns the bus bandwidth per algorithm bandwidth: the load of the busiest link.
     pub(crate) fn bus_factor(self, ranks: u32) -> f64 {
         let n = f64::from(ranks);
         match self {
@@ -161,7 +161,7 @@ impl Kind {
         }
     }
 
-    /// Elements that `rank` gives and gets, for rows of `count`.
+    /// Returns the elements that `rank` gives and gets, for rows of `count`.
     pub(crate) fn shape(self, count: usize, ranks: u32, rank: u32) -> (usize, usize) {
         let n = ranks as usize;
         match self {
@@ -188,7 +188,8 @@ impl Kind {
         }
     }
 
-    /// Where, in place, the input lies in the output (true) or the output in the input, and how far in.
+    /// Returns, for a call in place, true if the input lies in the output and false if the output
+    /// lies in the input, and the offset in elements.
     pub(crate) fn in_place_at(self, count: usize, ranks: u32, rank: u32) -> (bool, usize) {
         match self {
             Self::AllGather => (true, rank as usize * count),
@@ -207,19 +208,19 @@ impl Kind {
 /// Root of the rooted operations.
 pub(crate) const ROOT: u32 = 0;
 
-/// Length of a row of the fused norm with this many elements in all.
+/// Returns the length of a row of the fused norm with this many elements in all.
 pub(crate) fn hidden(elements: usize) -> usize {
     (elements / 8 * 8).clamp(8, HIDDEN)
 }
 
-/// Counts of all_gather_v: they differ by rank and add up to about `count` each.
+/// Returns the counts of all_gather_v: they differ by rank and are `count` at most.
 pub(crate) fn counts(count: usize, ranks: u32) -> Vec<u64> {
     (0..ranks as usize)
         .map(|rank| (count * (rank % 3 + 1) / 3) as u64)
         .collect()
 }
 
-/// Elements that `from` sends to `to` in all_to_all_v: some pairs send nothing.
+/// Returns the elements that `from` sends to `to` in all_to_all_v: some pairs send nothing.
 pub(crate) fn split(count: usize, from: u32, to: u32) -> u64 {
     (count * ((from + 2 * to) as usize % 3) / 2) as u64
 }

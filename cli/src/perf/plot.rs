@@ -1,11 +1,40 @@
-//! The chart: latency and bus bandwidth over the size, a series an operation.
+//! The chart: latency and bus bandwidth over the size, with a series for each operation.
 
 use std::path::Path;
 
 use anyhow::anyhow;
 use plotters::prelude::*;
 
+use super::operation::Kind;
 use super::report::Row;
+use super::usage;
+
+/// Fails if the chart cannot be written to `path`, or would be empty.
+pub(crate) fn check(path: &Path, operations: &[Kind]) -> anyhow::Result<()> {
+    let shown = path.display();
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg") => {}
+        Some("png") => {
+            return Err(usage(format!(
+                "--plot {shown}: charts are SVG; name a file that ends in .svg (a browser or \
+                 rsvg-convert makes a PNG of it)"
+            )));
+        }
+        _ => {
+            return Err(usage(format!(
+                "--plot {shown}: charts are SVG; name a file that ends in .svg"
+            )));
+        }
+    }
+    if operations.iter().all(|kind| kind.sizeless()) {
+        let names: Vec<&str> = operations.iter().map(|kind| kind.name()).collect();
+        return Err(usage(format!(
+            "--plot {shown}: {} has no sizes to plot; --json has its times",
+            names.join(", ")
+        )));
+    }
+    Ok(())
+}
 
 /// Writes the chart of `rows` to an SVG file.
 pub(crate) fn write(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
@@ -13,14 +42,13 @@ pub(crate) fn write(path: &Path, rows: &[Row]) -> anyhow::Result<()> {
 }
 
 fn draw(path: &Path, rows: &[Row]) -> Result<(), Box<dyn core::error::Error>> {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.bytes > 0).collect();
+    if rows.is_empty() {
+        return Err("no row has a size to plot".into());
+    }
     let root = SVGBackend::new(path, (1100, 480)).into_drawing_area();
     root.fill(&WHITE)?;
     let halves = root.split_evenly((1, 2));
-    let rows: Vec<&Row> = rows.iter().filter(|row| row.bytes > 0).collect();
-    if rows.is_empty() {
-        root.present()?;
-        return Ok(());
-    }
     let caption = format!(
         "{} ranks, {}, {}",
         rows[0].ranks, rows[0].device, rows[0].dtype
@@ -53,23 +81,30 @@ fn panel(
     let least = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MAX, f64::min);
     let most = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MIN, f64::max);
     let x = |row: &Row| row.bytes as f64;
-    let y = |row: &Row| value(row).max(1e-6);
+    // Rows are rounded to thousandths; a logarithmic axis has no zero.
+    let y = |row: &Row| value(row).max(1e-3);
     let (left, right) = (
         least(&mut rows.iter().map(|r| x(r))),
         most(&mut rows.iter().map(|r| x(r))),
     );
-    let (low, high) = (
-        least(&mut rows.iter().map(|r| y(r))),
-        most(&mut rows.iter().map(|r| y(r))),
-    );
+    // Ticks are at powers of the base, of which every range must have two at least.
+    let (base, left, right) = if right / left < 64.0 {
+        (2.0, left / 2.0, right * 2.0)
+    } else {
+        (8.0, left, right * 1.5)
+    };
+    let decade = |value: f64, round: fn(f64) -> f64| 10f64.powf(round(value.log10()));
+    let low = decade(least(&mut rows.iter().map(|r| y(r))), f64::floor);
+    let high = decade(most(&mut rows.iter().map(|r| y(r))), f64::ceil).max(low * 10.0);
     let mut chart = ChartBuilder::on(area)
         .caption(caption, ("sans-serif", 18))
         .margin(12)
         .x_label_area_size(44)
         .y_label_area_size(64)
         .build_cartesian_2d(
-            (left..(right * 1.5)).log_scale().base(8.0),
-            ((low / 1.5)..(high * 2.0)).log_scale(),
+            (left..right).log_scale().base(base),
+            // A hair more, so that rounding does not lose the ticks at the ends.
+            ((low * 0.999)..(high * 1.001)).log_scale(),
         )?;
     chart
         .configure_mesh()
@@ -128,6 +163,7 @@ fn number(value: f64) -> String {
     if value >= 1.0 {
         format!("{value:.0}")
     } else {
-        format!("{value}")
+        // Powers of ten are not exact in binary.
+        format!("{value:.6}").trim_end_matches('0').to_owned()
     }
 }

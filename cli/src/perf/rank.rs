@@ -1,4 +1,4 @@
-//! One rank's part: sizes, verified calls, timed calls.
+//! The part of one rank: verified calls and timed calls of each size.
 
 use core::time::Duration;
 use std::io::IsTerminal;
@@ -8,20 +8,20 @@ use fusewire::GraphExec;
 use fusewire::{Communicator, ReduceOp, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::Settings;
 use super::buffers::{Arena, Buffers};
 use super::case::{Case, factor};
 use super::operation::{Kind, call};
 use super::report::{Report, Row};
+use super::{Settings, complain};
 
-/// Time that the timed calls of one row may take, unless `--iterations` says how many there are.
+/// Time for the timed calls of one row, unless `--iterations` gives their number.
 const BUDGET: Duration = Duration::from_millis(200);
-/// Most timed calls of a row.
+/// Maximum of timed calls in a row of the table.
 const MOST: u64 = 5000;
-/// Fewest.
+/// Minimum of timed calls in a row of the table.
 const FEWEST: u64 = 5;
 
-/// Runs all operations and sizes; the rows, with the wrong elements of all ranks.
+/// Runs all operations with all sizes. Returns the rows, with the wrong elements of all ranks.
 pub(crate) fn run(comm: &Communicator, settings: &Settings) -> Result<Vec<Row>> {
     let mut report = Report::new(comm, settings);
     let mut arena = Arena::new(comm, settings)?;
@@ -31,13 +31,19 @@ pub(crate) fn run(comm: &Communicator, settings: &Settings) -> Result<Vec<Row>> 
         .map(|kind| settings.sizes(*kind).len())
         .sum();
     let progress = progress(comm.rank() == 0, total as u64);
-    for &kind in &settings.operations {
+    'measured: for &kind in &settings.operations {
         for bytes in settings.sizes(kind) {
             progress.set_message(format!("{} {bytes} B", kind.name()));
             let count = kind.count(bytes, settings.dtype, comm.size());
             let row = measure(comm, settings, &mut arena, kind, count)?;
             progress.suspend(|| report.row(row));
             progress.inc(1);
+            // Ranks must make the same calls, so they stop together.
+            let mut unread = [u64::from(report.is_unread())];
+            comm.all_reduce(unread.as_mut_slice(), ReduceOp::Max)?;
+            if unread[0] != 0 {
+                break 'measured;
+            }
         }
     }
     progress.finish_and_clear();
@@ -106,7 +112,7 @@ fn capture(comm: &Communicator, kind: Kind, op: ReduceOp, buffers: &Buffers) -> 
     graph.instantiate()
 }
 
-/// Microseconds of each timed call. Every call starts behind a barrier.
+/// Returns the microseconds of each timed call. Every call starts after a barrier.
 fn timed(
     comm: &Communicator,
     settings: &Settings,
@@ -122,14 +128,14 @@ fn timed(
     let iterations = match settings.iterations {
         Some(iterations) => u64::from(iterations),
         None => {
-            // All ranks agree on what the slowest has seen.
+            // All ranks take the time of the slowest.
             let each = started.elapsed().as_nanos() as u64 / warmup;
             let mut slowest = [each.max(1)];
             comm.all_reduce(slowest.as_mut_slice(), ReduceOp::Max)?;
             (BUDGET.as_nanos() as u64 / slowest[0]).clamp(FEWEST, MOST)
         }
     };
-    // Some more for the caches and the clock, where they cost little.
+    // More warm-up for the caches and the clock, as far as it costs little.
     if settings.warmup.is_none() {
         for _ in 0..(iterations / 10).min(50) {
             comm.barrier()?;
@@ -143,13 +149,14 @@ fn timed(
         once()?;
         times.push(started.elapsed().as_secs_f64() * 1e6);
     }
-    // A call takes as long as its slowest rank; one that comes late finds the others' data there.
+    // A call takes as long as its slowest rank: a rank that starts late finds its peers' data
+    // already there.
     comm.all_reduce(times.as_mut_slice(), ReduceOp::Max)?;
     Ok(times)
 }
 
-/// One call with new inputs and poisoned outputs; every element, the guards around the output and, where it
-/// is not in place, the input are compared. The number of wrong elements.
+/// Runs one call with new inputs and poisoned outputs. Compares every element, the guards around
+/// the output and, unless in place, the input. Returns the number of wrong elements.
 fn verified(
     comm: &Communicator,
     settings: &Settings,
@@ -184,20 +191,20 @@ fn verified(
         .backend_impl()
         .is_none_or(|backend| backend.is_bitwise());
     if let Some(difference) = buffers.difference(&case, exact || !kind.reduces())? {
-        eprintln!(
+        complain(format_args!(
             "rank {rank}: {} of {bytes} bytes, {}: {difference}",
             kind.name(),
             settings.dtype.name()
-        );
+        ));
         wrong += difference.wrong as u64;
     }
     let touched = buffers.touched(&case)?;
     if touched > 0 {
-        eprintln!(
+        complain(format_args!(
             "rank {rank}: {} of {bytes} bytes, {}: {touched} bytes changed that are no output",
             kind.name(),
             settings.dtype.name()
-        );
+        ));
         wrong += touched;
     }
     Ok(wrong)

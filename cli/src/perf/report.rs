@@ -1,7 +1,9 @@
-//! What is shown and written: the table, JSON, the chart.
+//! The table on the terminal, the rows as JSON, and the chart.
 
 use core::fmt::Arguments;
-use std::io::Write;
+use std::cell::Cell;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
 
 use anyhow::Context;
 use fusewire::{Algorithm, Communicator};
@@ -79,16 +81,18 @@ impl Row {
     }
 }
 
-/// To a thousandth: nanoseconds, and megabytes a second.
+/// Rounds to a thousandth: nanoseconds, and megabytes per second.
 fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-/// Collects rows; rank 0 prints them as they come.
+/// Collects rows; rank 0 prints each when it is complete.
 pub(crate) struct Report<'a> {
     shown: bool,
     settings: &'a Settings,
     rows: Vec<Row>,
+    /// The reader of the table has closed its end.
+    closed: Cell<bool>,
 }
 
 impl<'a> Report<'a> {
@@ -97,6 +101,7 @@ impl<'a> Report<'a> {
             shown: comm.rank() == 0,
             settings,
             rows: Vec::new(),
+            closed: Cell::new(false),
         };
         for note in &settings.notes {
             report.line(format_args!("# {note}"));
@@ -159,23 +164,49 @@ impl<'a> Report<'a> {
     }
 
     fn line(&self, line: Arguments<'_>) {
-        if self.shown {
-            // The reader may have closed its end; the measurement continues.
-            let _ = writeln!(std::io::stdout(), "{line}");
+        if !self.shown {
+            return;
+        }
+        let written = match &self.settings.json {
+            Some(path) if is_stdout(path) => writeln!(std::io::stderr(), "{line}"),
+            _ => writeln!(std::io::stdout(), "{line}"),
+        };
+        if written.is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
+            self.closed.set(true);
         }
     }
 
-    /// All rows.
+    /// Returns true if the table has no reader any more and no file was asked for.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.closed.get() && self.settings.json.is_none() && self.settings.plot.is_none()
+    }
+
+    /// Returns all rows.
     pub(crate) fn into_rows(self) -> Vec<Row> {
         self.rows
     }
+}
+
+/// Returns true if `path` stands for standard output.
+pub(crate) fn is_stdout(path: &Path) -> bool {
+    path.as_os_str() == "-"
 }
 
 /// Writes the files that were asked for.
 pub(crate) fn write(settings: &Settings, rows: &[Row]) -> anyhow::Result<()> {
     if let Some(path) = &settings.json {
         let text = serde_json::to_string_pretty(rows)? + "\n";
-        std::fs::write(path, text).with_context(|| format!("--json {}", path.display()))?;
+        if is_stdout(path) {
+            let written = std::io::stdout().write_all(text.as_bytes());
+            // A reader that has seen enough has what it wants.
+            if let Err(error) = written
+                && error.kind() != ErrorKind::BrokenPipe
+            {
+                return Err(error).context("--json -");
+            }
+        } else {
+            std::fs::write(path, text).with_context(|| format!("--json {}", path.display()))?;
+        }
     }
     if let Some(path) = &settings.plot {
         plot::write(path, rows)?;

@@ -27,25 +27,25 @@
 //! The order in which a switch adds is its own, and a sum of f16 or bf16 is handed back rounded to
 //! that type. How `min` and `max` treat NaN is not promised either. See the host's `Determinism`.
 
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+mod emulated;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+mod nvptx;
 #[cfg(any(
     target_arch = "amdgpu",
     all(target_arch = "nvptx64", not(target_feature = "sm_90"))
 ))]
 mod unsupported;
-#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
-mod emulated;
-#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
-mod nvptx;
 
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+pub use self::emulated::{Multicast, fence};
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+pub use self::nvptx::{Multicast, fence};
 #[cfg(any(
     target_arch = "amdgpu",
     all(target_arch = "nvptx64", not(target_feature = "sm_90"))
 ))]
 pub use self::unsupported::{Multicast, fence};
-#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
-pub use self::emulated::{Multicast, fence};
-#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
-pub use self::nvptx::{Multicast, fence};
 
 use crate::element::{DType, ReductionCode};
 

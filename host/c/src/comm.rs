@@ -47,7 +47,7 @@ impl FusewireComm {
     /// # Safety
     /// `comm` is null or a handle that lives as long as the result is used.
     pub(crate) unsafe fn of<'a>(operation: &str, comm: *const Self) -> Outcome<&'a Self> {
-        // SAFETY: by the caller.
+        // SAFETY: `comm` is null or a live handle, which came from `Box::into_raw`.
         unsafe { comm.as_ref() }.ok_or_else(|| argument(operation, "the communicator is NULL"))
     }
 }
@@ -55,7 +55,7 @@ impl FusewireComm {
 /// # Safety
 /// `device` is null or a C string that lives as long as the call.
 unsafe fn device_of(operation: &str, device: *const c_char) -> Outcome<Device> {
-    // SAFETY: by the caller.
+    // SAFETY: the contract makes `device` null or a C string that lives as long as the call.
     Ok(unsafe { text(operation, "device", device, Some("cpu"))? }.parse()?)
 }
 
@@ -71,11 +71,11 @@ pub unsafe extern "C" fn fusewire_comm_from_env(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_from_env";
     guard(|| {
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `comm` null, which `give` refuses, or writable.
         unsafe { give(NAME, "comm", comm, core::ptr::null_mut())? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `device` null or a C string that lives as long as the call.
         let device = unsafe { device_of(NAME, device)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `options` null or readable for its `struct_size` bytes.
         let parsed = unsafe { ParsedOptions::read(NAME, options)? };
         if parsed.store_is_served {
             return Err(argument(
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn fusewire_comm_from_env(
             ));
         }
         let made = new_comm(&parsed.backend, device, "world", parsed.options)?;
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `comm` null, which `give` refuses, or writable.
         unsafe { give(NAME, "comm", comm, FusewireComm::boxed(made, None)) }
     })
 }
@@ -106,15 +106,15 @@ pub unsafe extern "C" fn fusewire_comm_create(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_create";
     guard(|| {
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `comm` null, which `give` refuses, or writable.
         unsafe { give(NAME, "comm", comm, core::ptr::null_mut())? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `device` null or a C string that lives as long as the call.
         let device = unsafe { device_of(NAME, device)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `store` null or a C string that lives as long as the call.
         let address = unsafe { text(NAME, "store", store, None)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `name` null or a C string that lives as long as the call.
         let name = unsafe { text(NAME, "name", name, Some("world"))? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `options` null or readable for its `struct_size` bytes.
         let mut parsed = unsafe { ParsedOptions::read(NAME, options)? };
         if size == 0 || rank >= size {
             return Err(argument(
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn fusewire_comm_create(
         parsed.options.store = Some(client);
         parsed.options.rank_size = Some((rank, size));
         let made = new_comm(&parsed.backend, device, name, parsed.options)?;
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `comm` null, which `give` refuses, or writable.
         unsafe { give(NAME, "comm", comm, FusewireComm::boxed(made, server)) }
     })
 }
@@ -186,9 +186,9 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_on_stream";
     guard(|| {
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `on_stream` null, which `give` refuses, or writable.
         unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let home = &handle.shared.home;
         let on = if stream.is_null() {
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
             comm: on,
             shared: Arc::clone(&handle.shared),
         });
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `on_stream` null, which `give` refuses, or writable.
         unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
     })
 }
@@ -222,16 +222,16 @@ pub unsafe extern "C" fn fusewire_comm_on_new_stream(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_on_new_stream";
     guard(|| {
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `on_stream` null, which `give` refuses, or writable.
         unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let home = &handle.shared.home;
         let made = Box::new(FusewireComm {
             comm: home.on(&Stream::on_device(home.device())?),
             shared: Arc::clone(&handle.shared),
         });
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `on_stream` null, which `give` refuses, or writable.
         unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
     })
 }
@@ -251,11 +251,11 @@ pub unsafe extern "C" fn fusewire_comm_split(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_split";
     guard(|| {
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `part` null, which `give` refuses, or writable.
         unsafe { give(NAME, "part", part, core::ptr::null_mut())? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `name` null or a C string that lives as long as the call.
         let name = unsafe { text(NAME, "name", name, Some("part"))? };
         if ranks.is_null() && count > 0 {
             return Err(argument(NAME, "ranks is NULL"));
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn fusewire_comm_split(
             return Ok(());
         };
         let made = FusewireComm::boxed(made, handle.shared.server.clone());
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `part` null, which `give` refuses, or writable.
         unsafe { give(NAME, "part", part, made) }
     })
 }
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn fusewire_comm_destroy(comm: *mut FusewireComm) -> c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_abort(comm: *const FusewireComm) -> c_int {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         unsafe { FusewireComm::of("fusewire_comm_abort", comm)? }
             .comm
             .abort();
@@ -316,7 +316,7 @@ pub unsafe extern "C" fn fusewire_comm_abort(comm: *const FusewireComm) -> c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_synchronize(comm: *const FusewireComm) -> c_int {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of("fusewire_comm_synchronize", comm)? };
         Ok(handle.comm.synchronize()?)
     })
@@ -329,7 +329,7 @@ pub unsafe extern "C" fn fusewire_comm_synchronize(comm: *const FusewireComm) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_warm_up(comm: *const FusewireComm) -> c_int {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of("fusewire_comm_warm_up", comm)? };
         Ok(handle.comm.warm_up()?)
     })
@@ -342,7 +342,7 @@ pub unsafe extern "C" fn fusewire_comm_warm_up(comm: *const FusewireComm) -> c_i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_failure(comm: *const FusewireComm) -> c_int {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of("fusewire_comm_failure", comm)? };
         handle
             .comm
@@ -359,9 +359,9 @@ pub unsafe extern "C" fn fusewire_comm_failure(comm: *const FusewireComm) -> c_i
 pub unsafe extern "C" fn fusewire_comm_rank(comm: *const FusewireComm, rank: *mut u32) -> c_int {
     const NAME: &str = "fusewire_comm_rank";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `rank` null, which `give` refuses, or writable.
         unsafe { give(NAME, "rank", rank, handle.comm.rank()) }
     })
 }
@@ -374,9 +374,9 @@ pub unsafe extern "C" fn fusewire_comm_rank(comm: *const FusewireComm, rank: *mu
 pub unsafe extern "C" fn fusewire_comm_size(comm: *const FusewireComm, size: *mut u32) -> c_int {
     const NAME: &str = "fusewire_comm_size";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `size` null, which `give` refuses, or writable.
         unsafe { give(NAME, "size", size, handle.comm.size()) }
     })
 }
@@ -392,9 +392,9 @@ pub unsafe extern "C" fn fusewire_comm_workspace_bytes(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_workspace_bytes";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `bytes` null, which `give` refuses, or writable.
         unsafe { give(NAME, "bytes", bytes, handle.comm.workspace_bytes()) }
     })
 }
@@ -412,9 +412,9 @@ pub unsafe extern "C" fn fusewire_workspace_bytes(
 ) -> c_int {
     const NAME: &str = "fusewire_workspace_bytes";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `device` null or a C string that lives as long as the call.
         let device = unsafe { device_of(NAME, device)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `options` null or readable for its `struct_size` bytes.
         let parsed = unsafe { ParsedOptions::read(NAME, options)? };
         if parsed.backend != "fusewire" {
             return Err(argument(
@@ -426,7 +426,7 @@ pub unsafe extern "C" fn fusewire_workspace_bytes(
             ));
         }
         let needed = parsed.options.workspace_bytes(device, size)?;
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `bytes` null, which `give` refuses, or writable.
         unsafe { give(NAME, "bytes", bytes, needed) }
     })
 }

@@ -151,9 +151,9 @@ pub unsafe extern "C" fn fusewire_alloc(
 ) -> c_int {
     const NAME: &str = "fusewire_alloc";
     guard(|| {
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `memory` null, which `give` refuses, or writable.
         unsafe { give(NAME, "memory", memory, ptr::null_mut())? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let count = usize::try_from(bytes)
             .ok()
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn fusewire_alloc(
             owned: true,
         };
         handle.shared.regions().insert(at as usize, region);
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `memory` null, which `give` refuses, or writable.
         unsafe { give(NAME, "memory", memory, at.cast()) }
     })
 }
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn fusewire_register(
 ) -> c_int {
     const NAME: &str = "fusewire_register";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         if bytes == 0 {
             return Err(argument(NAME, "0 bytes cannot be registered"));
@@ -260,7 +260,7 @@ unsafe fn release(
     owned: bool,
 ) -> c_int {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(operation, comm)? };
         if memory.is_null() {
             return Err(argument(operation, "memory is NULL"));
@@ -283,7 +283,7 @@ unsafe fn release(
 /// `comm` is null or a live handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_free(comm: *const FusewireComm, memory: *mut c_void) -> c_int {
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe { release("fusewire_free", comm, memory, true) }
 }
 
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn fusewire_deregister(
     comm: *const FusewireComm,
     memory: *mut c_void,
 ) -> c_int {
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe { release("fusewire_deregister", comm, memory, false) }
 }
 
@@ -330,7 +330,7 @@ pub unsafe extern "C" fn fusewire_upload(
 ) -> c_int {
     const NAME: &str = "fusewire_upload";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let (tensor, host) = copied(NAME, handle, to, from, bytes)?;
         // SAFETY: readable, by the caller.
@@ -352,7 +352,7 @@ pub unsafe extern "C" fn fusewire_download(
 ) -> c_int {
     const NAME: &str = "fusewire_download";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let (tensor, host) = copied(NAME, handle, from, to, bytes)?;
         let values = tensor.to_bytes()?;

@@ -169,11 +169,11 @@ unsafe fn fused(
     work: Option<*mut *mut FusewireWork>,
 ) -> c_int {
     let body = |call: &Call<'_>| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the struct null or readable for its `struct_size` bytes.
         let norm = unsafe { read(name, norm)? };
         run(call, kind, &norm, work.is_some())
     };
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe { operate(name, comm, work, body) }
 }
 
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn fusewire_all_reduce_norm(
     norm: *const FusewireNorm,
 ) -> c_int {
     let name = "fusewire_all_reduce_norm";
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe { fused(name, Kind::AllReduce, comm, norm, None) }
 }
 
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn fusewire_all_reduce_norm_async(
     work: *mut *mut FusewireWork,
 ) -> c_int {
     let name = "fusewire_all_reduce_norm_async";
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe { fused(name, Kind::AllReduce, comm, norm, Some(work)) }
 }
 
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_norm(
     norm: *const FusewireNorm,
 ) -> c_int {
     let name = "fusewire_reduce_scatter_norm";
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe { fused(name, Kind::ReduceScatter, comm, norm, None) }
 }
 
@@ -232,6 +232,6 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_norm_async(
     work: *mut *mut FusewireWork,
 ) -> c_int {
     let name = "fusewire_reduce_scatter_norm_async";
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe { fused(name, Kind::ReduceScatter, comm, norm, Some(work)) }
 }

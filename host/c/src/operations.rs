@@ -55,7 +55,7 @@ pub(crate) unsafe fn operate(
             // SAFETY: writable, by the caller.
             unsafe { to.write(core::ptr::null_mut()) };
         }
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(name, comm)? };
         let call = Call {
             name,
@@ -63,7 +63,7 @@ pub(crate) unsafe fn operate(
             enqueued: work.is_some(),
         };
         if let Some(enqueued) = run(&call)? {
-            // SAFETY: null or writable, by the caller.
+            // SAFETY: the contract makes `work` null or writable.
             unsafe { hand_out(enqueued, to) };
         }
         Ok(())
@@ -105,7 +105,7 @@ macro_rules! operation {
         /// As the header says: `comm` is a live handle, buffers are memory of its device until the call returns.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(comm: *const FusewireComm, $($arg: $ty),*) -> c_int {
-            // SAFETY: by the caller.
+            // SAFETY: this function's contract is that of the callee.
             unsafe { operate(stringify!($name), comm, None, |$call| Ok($body)) }
         }
 
@@ -119,7 +119,7 @@ macro_rules! operation {
             $($arg: $ty,)*
             work: *mut *mut FusewireWork,
         ) -> c_int {
-            // SAFETY: by the caller.
+            // SAFETY: this function's contract is that of the callee.
             unsafe { operate(stringify!($name_async), comm, Some(work), |$call| Ok($body)) }
         }
     };

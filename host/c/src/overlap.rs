@@ -20,7 +20,7 @@ unsafe fn flags_of<'a>(
     operation: &str,
     flags: *const FusewireReadyFlags,
 ) -> Outcome<&'a ReadyFlags> {
-    // SAFETY: by the caller.
+    // SAFETY: `flags` is null or a live handle, which came from `Box::into_raw`.
     let flags = unsafe { flags.as_ref() };
     flags
         .map(|flags| &flags.0)
@@ -36,7 +36,7 @@ unsafe fn stream_of<'a>(
     role: &str,
     comm: *const FusewireComm,
 ) -> Outcome<&'a Stream> {
-    // SAFETY: by the caller.
+    // SAFETY: `comm` is null or a live handle, which came from `Box::into_raw`.
     let handle = unsafe { comm.as_ref() };
     handle
         .map(|handle| handle.comm.stream())
@@ -59,16 +59,16 @@ pub unsafe extern "C" fn fusewire_ready_flags_create(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_create";
     guard(|| {
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `flags` null, which `give` refuses, or writable.
         unsafe { give(NAME, "flags", flags, core::ptr::null_mut())? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let count = usize::try_from(count)
             .ok()
             .filter(|count| *count <= u32::MAX as usize)
             .ok_or_else(|| argument(NAME, format!("{count} words; 2^32 - 1 are possible")))?;
         let made = Box::new(FusewireReadyFlags(handle.comm.ready_flags(count)?));
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `flags` null, which `give` refuses, or writable.
         unsafe { give(NAME, "flags", flags, Box::into_raw(made)) }
     })
 }
@@ -99,9 +99,9 @@ pub unsafe extern "C" fn fusewire_ready_flags_words(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_words";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
         let held = unsafe { flags_of(NAME, flags)? };
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `words` null, which `give` refuses, or writable.
         unsafe { give(NAME, "words", words, held.as_ptr()) }
     })
 }
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_wait(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_wait";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
         let held = unsafe { flags_of(NAME, flags)? };
         Ok(held.wait(index_of(NAME, index)?)?)
     })
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_add(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_add";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
         let held = unsafe { flags_of(NAME, flags)? };
         Ok(held.add(index_of(NAME, index)?, count)?)
     })
@@ -153,9 +153,9 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_wait(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_stream_wait";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
         let held = unsafe { flags_of(NAME, flags)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the handle null or one that stays alive during the call.
         let stream = unsafe { stream_of(NAME, "consumer", consumer)? };
         held.stream_wait(stream, index_of(NAME, index)?)?;
         Ok(())
@@ -175,9 +175,9 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_write(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_stream_write";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
         let held = unsafe { flags_of(NAME, flags)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the handle null or one that stays alive during the call.
         let stream = unsafe { stream_of(NAME, "producer", producer)? };
         held.stream_write(stream, index_of(NAME, index)?, value)?;
         Ok(())
@@ -203,16 +203,16 @@ unsafe fn overlapped(
     run: impl FnOnce(&Call<'_>, &Arguments<'_>) -> Outcome<Work>,
 ) -> c_int {
     let body = |call: &Call<'_>| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the struct null or readable for its `struct_size` bytes.
         let overlap = unsafe { read(name, overlap)? };
         if overlap.flags != 0 {
             let flags = overlap.flags;
             return Err(argument(name, format!("flags {flags:#x} are unknown")));
         }
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
         let flags = unsafe { flags_of(name, overlap.ready_flags)? };
         let arguments = Arguments {
-            // SAFETY: by the caller.
+            // SAFETY: the contract makes the handle null or one that stays alive during the call.
             compute: unsafe { stream_of(name, role, compute)? },
             flags,
             // What is too large is refused as such.
@@ -221,7 +221,7 @@ unsafe fn overlapped(
         };
         run(call, &arguments).map(Some)
     };
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe { operate(name, comm, Some(work), body) }
 }
 
@@ -268,7 +268,7 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
             given.chunk,
         )?)
     };
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe {
         overlapped(
             "fusewire_all_gather_with_flags",
@@ -320,7 +320,7 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
             op,
         )?)
     };
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe {
         overlapped(
             "fusewire_reduce_scatter_on_arrival",

@@ -372,7 +372,7 @@ impl ParsedOptions {
         if from.is_null() {
             return Ok(parsed);
         }
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the struct null or readable for its `struct_size` bytes.
         let given = unsafe { read(operation, from)? };
         let options = &mut parsed.options;
         if given.timeout_seconds != 0.0 {
@@ -396,7 +396,7 @@ impl ParsedOptions {
             options.abort_process_on_timeout_or_error = Some(true);
         }
         parsed.store_is_served = given.store_is_served != 0;
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `backend` null or a C string that lives as long as the call.
         let backend = unsafe { text(operation, "backend", given.backend, Some("fusewire"))? };
         parsed.backend = backend.to_owned();
         Ok(parsed)

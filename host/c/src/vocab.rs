@@ -91,11 +91,11 @@ unsafe fn sample(
     work: Option<*mut *mut FusewireWork>,
 ) -> c_int {
     let body = |call: &Call<'_>| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes the struct null or readable for its `struct_size` bytes.
         let vocab = unsafe { read(name, vocab)? };
         run(call, &vocab, work.is_some())
     };
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe { operate(name, comm, work, body) }
 }
 
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn fusewire_vocab_parallel(
     comm: *const FusewireComm,
     vocab: *const FusewireVocab,
 ) -> c_int {
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe { sample("fusewire_vocab_parallel", comm, vocab, None) }
 }
 
@@ -123,6 +123,6 @@ pub unsafe extern "C" fn fusewire_vocab_parallel_async(
     vocab: *const FusewireVocab,
     work: *mut *mut FusewireWork,
 ) -> c_int {
-    // SAFETY: by the caller.
+    // SAFETY: this function's contract is that of the callee.
     unsafe { sample("fusewire_vocab_parallel_async", comm, vocab, Some(work)) }
 }

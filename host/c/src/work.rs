@@ -39,7 +39,7 @@ pub unsafe extern "C" fn fusewire_work_wait(
 ) -> c_int {
     const NAME: &str = "fusewire_work_wait";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `work` null or a live handle, which came from `Box::into_raw`.
         let work = unsafe { work.as_ref() }.ok_or_else(|| argument(NAME, "the work is NULL"))?;
         if timeout_seconds == 0.0 {
             return Ok(work.0.wait_blocking()?);
@@ -59,9 +59,9 @@ pub unsafe extern "C" fn fusewire_work_join(
 ) -> c_int {
     const NAME: &str = "fusewire_work_join";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `work` null or a live handle, which came from `Box::into_raw`.
         let work = unsafe { work.as_ref() }.ok_or_else(|| argument(NAME, "the work is NULL"))?;
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         Ok(work.0.wait(handle.comm.stream())?)
     })
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn fusewire_work_destroy(work: *mut FusewireWork) -> c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_capture_begin(comm: *const FusewireComm) -> c_int {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of("fusewire_capture_begin", comm)? };
         Ok(handle.comm.stream().begin_capture()?)
     })
@@ -106,13 +106,13 @@ pub unsafe extern "C" fn fusewire_capture_end(
 ) -> c_int {
     const NAME: &str = "fusewire_capture_end";
     guard(|| {
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `graph` null, which `give` refuses, or writable.
         unsafe { give(NAME, "graph", graph, core::ptr::null_mut())? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let captured = handle.comm.stream().end_capture()?.instantiate()?;
         let made = Box::into_raw(Box::new(FusewireGraph(captured)));
-        // SAFETY: writable, by the caller.
+        // SAFETY: the contract makes `graph` null, which `give` refuses, or writable.
         unsafe { give(NAME, "graph", graph, made) }
     })
 }
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn fusewire_capture_end(
 /// # Safety
 /// `graph` is null or a handle that lives as long as the result is used.
 unsafe fn graph_of<'a>(operation: &str, graph: *const FusewireGraph) -> Outcome<&'a GraphExec> {
-    // SAFETY: by the caller.
+    // SAFETY: `graph` is null or a live handle, which came from `Box::into_raw`.
     let graph = unsafe { graph.as_ref() };
     graph
         .map(|graph| &graph.0)
@@ -138,9 +138,9 @@ pub unsafe extern "C" fn fusewire_graph_run(
 ) -> c_int {
     const NAME: &str = "fusewire_graph_run";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `graph` null or a handle that stays alive during the call.
         let graph = unsafe { graph_of(NAME, graph)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         Ok(graph.run(handle.comm.stream())?)
     })
@@ -157,9 +157,9 @@ pub unsafe extern "C" fn fusewire_graph_launch(
 ) -> c_int {
     const NAME: &str = "fusewire_graph_launch";
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `graph` null or a handle that stays alive during the call.
         let graph = unsafe { graph_of(NAME, graph)? };
-        // SAFETY: by the caller.
+        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         graph.launch(handle.comm.stream())?;
         Ok(())

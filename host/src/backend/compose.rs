@@ -1,4 +1,4 @@
-//! Operations composed of a backend's primitives, where its library lacks them.
+//! Operations composed from a backend's primitives, for libraries that lack them.
 
 use fusewire_device::DType;
 
@@ -6,7 +6,7 @@ use super::{Backend, CallArgs};
 use crate::Result;
 use crate::options::ReduceOp;
 
-/// Runs `body` in a group; the group is ended also where `body` fails.
+/// Runs `body` in a group, and ends the group even if `body` fails.
 fn grouped<B: Backend + ?Sized>(backend: &B, body: impl FnOnce() -> Result<()>) -> Result<()> {
     backend.group_start()?;
     let ran = body();
@@ -15,7 +15,7 @@ fn grouped<B: Backend + ?Sized>(backend: &B, body: impl FnOnce() -> Result<()>) 
 }
 
 /// # Safety
-/// As [`Backend::all_to_all`].
+/// The preconditions of [`Backend::all_to_all`].
 pub(super) unsafe fn all_to_all<B: Backend + ?Sized>(
     backend: &B,
     from: *const u8,
@@ -24,12 +24,12 @@ pub(super) unsafe fn all_to_all<B: Backend + ?Sized>(
     args: &CallArgs,
 ) -> Result<()> {
     let counts = vec![count as u64; backend.size() as usize];
-    // SAFETY: the caller's promise.
+    // SAFETY: both buffers hold `count` elements per rank, which `counts` repeats.
     unsafe { all_to_all_v(backend, from, &counts, to, &counts, args) }
 }
 
 /// # Safety
-/// As [`Backend::all_to_all_v`].
+/// The preconditions of [`Backend::all_to_all_v`].
 pub(super) unsafe fn all_to_all_v<B: Backend + ?Sized>(
     backend: &B,
     from: *const u8,
@@ -44,11 +44,11 @@ pub(super) unsafe fn all_to_all_v<B: Backend + ?Sized>(
             let (sent, received, peer) = (*sent as usize, *received as usize, peer as u32);
             let (source, target) = (from.wrapping_add(from_at), to.wrapping_add(to_at));
             if sent > 0 {
-                // SAFETY: the caller's promise.
+                // SAFETY: `source` is a row of `from`, which holds all rows.
                 unsafe { backend.send(source, sent, peer, args)? };
             }
             if received > 0 {
-                // SAFETY: as above.
+                // SAFETY: `target` is a row of `to`, which holds all rows.
                 unsafe { backend.recv(target, received, peer, args)? };
             }
             from_at += args.bytes(sent);
@@ -59,7 +59,7 @@ pub(super) unsafe fn all_to_all_v<B: Backend + ?Sized>(
 }
 
 /// # Safety
-/// As [`Backend::all_gather_v`].
+/// The preconditions of [`Backend::all_gather_v`].
 pub(super) unsafe fn all_gather_v<B: Backend + ?Sized>(
     backend: &B,
     from: *const u8,
@@ -74,7 +74,7 @@ pub(super) unsafe fn all_gather_v<B: Backend + ?Sized>(
     grouped(backend, || {
         for peer in 0..backend.size() {
             if own > 0 && !(in_place && peer == backend.rank()) {
-                // SAFETY: the caller's promise.
+                // SAFETY: `from` holds `own` elements.
                 unsafe { backend.send(from, own, peer, args)? };
             }
         }
@@ -82,7 +82,7 @@ pub(super) unsafe fn all_gather_v<B: Backend + ?Sized>(
         for (peer, count) in counts.iter().enumerate() {
             let count = *count as usize;
             if count > 0 && !(in_place && peer as u32 == backend.rank()) {
-                // SAFETY: as above.
+                // SAFETY: `to` holds the rows of all ranks; this one begins at `at`.
                 unsafe { backend.recv(to.wrapping_add(at), count, peer as u32, args)? };
             }
             at += args.bytes(count);
@@ -92,7 +92,7 @@ pub(super) unsafe fn all_gather_v<B: Backend + ?Sized>(
 }
 
 /// # Safety
-/// As [`Backend::scatter`].
+/// The preconditions of [`Backend::scatter`].
 pub(super) unsafe fn scatter<B: Backend + ?Sized>(
     backend: &B,
     from: *const u8,
@@ -110,7 +110,7 @@ pub(super) unsafe fn scatter<B: Backend + ?Sized>(
         if backend.rank() == root {
             for peer in 0..backend.size() {
                 if !(in_place && peer == root) {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: on the root, `from` holds a row for each rank.
                     unsafe { backend.send(row(peer), count, peer, args)? };
                 }
             }
@@ -118,13 +118,13 @@ pub(super) unsafe fn scatter<B: Backend + ?Sized>(
         if in_place {
             return Ok(());
         }
-        // SAFETY: as above.
+        // SAFETY: `to` holds `count` elements.
         unsafe { backend.recv(to, count, root, args) }
     })
 }
 
 /// # Safety
-/// As [`Backend::gather`].
+/// The preconditions of [`Backend::gather`].
 pub(super) unsafe fn gather<B: Backend + ?Sized>(
     backend: &B,
     from: *const u8,
@@ -140,13 +140,13 @@ pub(super) unsafe fn gather<B: Backend + ?Sized>(
     let in_place = backend.rank() == root && core::ptr::eq(row(root), from);
     grouped(backend, || {
         if !in_place {
-            // SAFETY: the caller's promise.
+            // SAFETY: `from` holds `count` elements.
             unsafe { backend.send(from, count, root, args)? };
         }
         if backend.rank() == root {
             for peer in 0..backend.size() {
                 if !(in_place && peer == root) {
-                    // SAFETY: as above.
+                    // SAFETY: on the root, `to` holds a row for each rank.
                     unsafe { backend.recv(row(peer), count, peer, args)? };
                 }
             }
@@ -155,7 +155,7 @@ pub(super) unsafe fn gather<B: Backend + ?Sized>(
     })
 }
 
-/// A reduction of one element, which needs everybody.
+/// All-reduces one element, which requires a call by every rank.
 pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Result<()> {
     let mut word = [0u8; 4];
     let args = &CallArgs {
@@ -163,7 +163,7 @@ pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Resu
         ..*args
     };
     let at = word.as_mut_ptr();
-    // SAFETY: one element of four bytes; in place. Memory of the host: a backend of another device
-    // has a barrier of its own.
+    // SAFETY: one element of four bytes, in place, in host memory. Backends of other devices have
+    // their own barrier.
     unsafe { backend.all_reduce(at, at, 1, ReduceOp::Sum, args) }
 }

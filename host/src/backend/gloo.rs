@@ -1,7 +1,7 @@
 //! Gloo: collectives between hosts over TCP, on CPU memory.
 //!
-//! Gloo has no average, no scaled sum and no reduce_scatter: they are composed here. Its reductions
-//! go round a ring, so their order depends on an element's index: all ranks get the same bits, but
+//! Gloo has no average, no scaled sum and no reduce_scatter; this module composes them. Gloo
+//! reduces in a ring, so the order depends on an element's index: all ranks get the same bits, but
 //! not those of rank order.
 
 use core::time::Duration;
@@ -20,11 +20,11 @@ use crate::store::Store;
 
 const NAME: &str = "gloo";
 
-/// A communicator of Gloo's.
+/// Communicator of Gloo.
 #[derive(Debug)]
 pub(crate) struct Gloo {
     context: sys::Context,
-    /// Messages of the group that is open.
+    /// Messages of the open group.
     group: Mutex<Option<Vec<Message>>>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Message {
     pub(super) timeout: Duration,
 }
 
-/// The communicator's store, as Gloo's rendezvous uses it.
+/// The communicator's store, as Gloo's rendezvous.
 struct Rendezvous {
     store: Arc<dyn Store>,
     timeout: Duration,
@@ -69,7 +69,7 @@ pub(super) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
             "gloo",
             "create",
             format!(
-                "it works on the host's memory, not on {}: use nccl or rccl there, or device cpu",
+                "it works on host memory, not on {}: use nccl or rccl there, or device cpu",
                 setup.device
             ),
         ));
@@ -83,8 +83,8 @@ pub(super) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
     )?))
 }
 
-/// Gloo's type for a reduction of `dtype`. Sums, products and bit operations of u32 are those of
-/// i32.
+/// Returns Gloo's type for a reduction of `dtype`. Sums, products and bit operations of u32 equal
+/// those of i32.
 pub(super) const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::DataType> {
     Some(match dtype {
         DType::U32 if !matches!(code, ReductionCode::Min | ReductionCode::Max) => {
@@ -103,7 +103,7 @@ pub(super) const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::
     })
 }
 
-/// Gloo's reduction; averages and scaled sums are sums with local steps around.
+/// Returns Gloo's reduction. Averages and scaled sums are sums with a local step before or after.
 const fn reduction(code: ReductionCode) -> sys::ReduceOp {
     match code {
         ReductionCode::Product => sys::ReduceOp::Product,
@@ -116,15 +116,16 @@ const fn reduction(code: ReductionCode) -> sys::ReduceOp {
     }
 }
 
-/// Multiplies `count` elements at `from` by `factor` into `to`, or divides them by `ranks`.
+/// Multiplies `count` elements at `from` by a factor, or divides them by the number of ranks, and
+/// stores them at `to`.
 ///
 /// # Safety
-/// Both hold `count` elements of `dtype`; they may be the same.
+/// Both hold `count` elements of `dtype`; they may be equal.
 pub(super) unsafe fn scale(from: *const u8, to: *mut u8, count: usize, dtype: DType, by: Scale) {
     macro_rules! each {
         ($t:ty) => {
             for at in 0..count {
-                // SAFETY: the caller's promise.
+                // SAFETY: `at < count`, and both buffers hold `count` elements of this type.
                 unsafe {
                     let value = from.cast::<$t>().add(at).read();
                     let scaled = match by {
@@ -163,7 +164,7 @@ pub(super) enum Scale {
 }
 
 impl Gloo {
-    /// Connects rank `rank` of `size` to the others, whose rendezvous is in `store`.
+    /// Connects rank `rank` of `size` to the others, with a rendezvous in `store`.
     pub(super) fn connect(
         rank: u32,
         size: u32,
@@ -174,8 +175,10 @@ impl Gloo {
         let (device, store) = (device(reach), Box::new(Rendezvous { store, timeout }));
         let context = sys::Context::new(rank as usize, size as usize, timeout, &device, store)
             .map_err(|error| {
-                let at = format!("{error} (listening at {device:?}; TORCHCOMM_GLOO_HOSTNAME or \
-                    _INTERFACE choose)");
+                let at = format!(
+                    "{error} (listening at {device:?}; TORCHCOMM_GLOO_HOSTNAME or \
+                    _INTERFACE choose)"
+                );
                 backend_error(NAME, "init", at)
             })?;
         Ok(Self {
@@ -192,7 +195,7 @@ impl Gloo {
         sys::Call::new().timeout(args.timeout)
     }
 
-    /// Memory of the reduction's input: the caller's, or a scaled copy.
+    /// Returns a scaled copy of the input, if the reduction needs one.
     ///
     /// # Safety
     /// `from` holds `count` elements.
@@ -207,18 +210,19 @@ impl Gloo {
         }
         let mut copy = vec![0u64; args.bytes(count).div_ceil(8)];
         let at = copy.as_mut_ptr().cast::<u8>();
-        // SAFETY: the copy holds as many bytes, aligned for every element.
+        // SAFETY: `from` holds `count` elements, and the copy as many bytes, aligned for every
+        // type.
         unsafe { scale(from, at, count, args.dtype, Scale::Times(op)) };
         Some(bytemuck::cast_slice(&copy).to_vec())
     }
 
-    /// The last step of an average.
+    /// Divides the result of an average by the number of ranks.
     ///
     /// # Safety
     /// `to` holds `count` elements.
     unsafe fn divided(&self, to: *mut u8, count: usize, op: ReduceOp, args: &CallArgs) {
         if op == ReduceOp::Average {
-            // SAFETY: the caller's promise.
+            // SAFETY: `to` holds `count` elements; input and output may be equal.
             unsafe { scale(to, to, count, args.dtype, Scale::Over(self.size())) };
         }
     }
@@ -248,7 +252,7 @@ impl Gloo {
         self.exchange(&[message], operation)
     }
 
-    /// Sends and receives all of `messages` at once.
+    /// Sends and receives all `messages` at once.
     pub(super) fn exchange(&self, messages: &[Message], operation: &'static str) -> Result<()> {
         let Some(timeout) = messages.iter().map(|message| message.timeout).max() else {
             return Ok(());
@@ -274,8 +278,8 @@ impl Gloo {
                 }
             })
             .collect();
-        // SAFETY: the callers of `send` and `recv` have promised their memory until the group's
-        // end.
+        // SAFETY: the callers of `send` and `recv` pass buffers that are valid until the end of the
+        // group.
         unsafe {
             self.context
                 .batch(&transfers, sys::Call::new().timeout(timeout))
@@ -342,7 +346,8 @@ impl Backend for Gloo {
         args: &CallArgs,
     ) -> Result<()> {
         let (dtype, reduction) = Self::types("all_reduce", op, args)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: `Backend::all_reduce` requires the buffers that `Context::allreduce` does; the
+        // scaled copy has the same size.
         unsafe {
             let scaled = Self::scaled(from, count, op, args);
             let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
@@ -364,8 +369,8 @@ impl Backend for Gloo {
         args: &CallArgs,
     ) -> Result<()> {
         let (dtype, reduction) = Self::types("reduce", op, args)?;
-        // Gloo writes intermediate sums to the output of every rank; the others' must stay what it
-        // is.
+        // Gloo writes intermediate sums to the output of every rank. Off the root the caller's
+        // output must not change.
         let mut scratch = vec![0u64; args.bytes(count).div_ceil(8)];
         let is_root = root == self.rank();
         let target = if is_root {
@@ -373,7 +378,8 @@ impl Backend for Gloo {
         } else {
             scratch.as_mut_ptr().cast()
         };
-        // SAFETY: the caller's promise; the scratch is as large.
+        // SAFETY: `Backend::reduce` requires the buffers that `Context::reduce` does; the scratch
+        // buffer has the output's size.
         unsafe {
             let scaled = Self::scaled(from, count, op, args);
             let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
@@ -395,7 +401,7 @@ impl Backend for Gloo {
         root: u32,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `Backend::broadcast` requires the buffer that `Context::broadcast` does.
         unsafe {
             self.context
                 .broadcast(buffer, args.bytes(count), root as usize, Self::call(args))
@@ -410,7 +416,7 @@ impl Backend for Gloo {
         count: usize,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `Backend::all_gather` requires the buffers that `Context::allgather` does.
         unsafe {
             self.context
                 .allgather(from, to, args.bytes(count), Self::call(args))
@@ -430,10 +436,10 @@ impl Backend for Gloo {
         let Some(total) = count.checked_mul(ranks) else {
             return Err(backend_error(NAME, "reduce_scatter", "too many elements"));
         };
-        // Gloo's collectives have none: all rows are reduced, and this rank's is kept.
+        // Gloo has no reduce_scatter: all rows are reduced, and this rank's row is copied.
         let mut all = vec![0u64; args.bytes(total).div_ceil(8)];
         let at = all.as_mut_ptr().cast::<u8>();
-        // SAFETY: the copy holds all rows, and this rank's row has as many bytes as the output.
+        // SAFETY: `all` holds all rows, and this rank's row has the output's size.
         unsafe {
             self.all_reduce(from, at, total, op, args)?;
             let row = at.add(args.bytes(count) * self.rank() as usize);
@@ -471,7 +477,7 @@ impl Backend for Gloo {
         count: usize,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `Backend::all_to_all` requires the buffers that `Context::alltoall` does.
         unsafe {
             self.context
                 .alltoall(from, to, args.bytes(count), Self::call(args))

@@ -1,4 +1,4 @@
-//! By which of its addresses other hosts reach this one.
+//! Choice of the address at which other hosts reach this one.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::net::{ToSocketAddrs, UdpSocket};
@@ -8,9 +8,9 @@ use fusewire_gloo_sys as sys;
 
 use super::Reach;
 
-/// Where to listen: `TORCHCOMM_GLOO_HOSTNAME` or `_INTERFACE`, `GLOO_SOCKET_IFNAME`; else the
-/// loopback where all ranks are on one host, and otherwise the address by which this host reaches
-/// `MASTER_ADDR`, or that of its name.
+/// Returns the address to listen on: `TORCHCOMM_GLOO_HOSTNAME`, `TORCHCOMM_GLOO_INTERFACE` or
+/// `GLOO_SOCKET_IFNAME`, if set. Otherwise the loopback if all ranks are on one host, or else the
+/// address from which this host reaches `MASTER_ADDR`, or the address of its host name.
 pub(super) fn device(reach: Reach) -> sys::TcpOptions {
     let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
     if let Some(name) = variable("TORCHCOMM_GLOO_HOSTNAME") {
@@ -37,10 +37,10 @@ fn first_line(path: &str) -> Option<String> {
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// This host's address on the way to `to`, by the system's routes: nothing is sent. None where that
-/// is the loopback, by which other hosts come nowhere.
+/// Returns this host's source address for packets to `to`, according to the routing table. Sends
+/// nothing. `None` if it is the loopback, which other hosts cannot reach.
 fn address_towards(to: &str) -> Option<IpAddr> {
-    /// Any port does: it is never spoken to.
+    /// Any port works, because nothing is sent.
     const DISCARD: u16 = 9;
     (to, DISCARD).to_socket_addrs().ok()?.find_map(|to| {
         let any: IpAddr = match to {

@@ -1,14 +1,14 @@
-//! Backends: libraries that carry out what lies outside of Fusewire's own kernels.
+//! Backends: libraries that carry out operations outside Fusewire's own kernels.
 //!
-//! The trait has NCCL's shape: a few primitives that every library has, groups of point-to-point
-//! calls that run at once, and operations that are composed of those where a library lacks them. A
-//! backend gets calls whose arguments have been checked, one at a time and in the communicator's
-//! order, on the thread that runs the stream.
+//! The trait has NCCL's structure: a few primitives that every library has, groups of
+//! point-to-point calls that run together, and operations composed from those where a library lacks
+//! them. A backend's calls have checked arguments. They are made one at a time, in the
+//! communicator's order, on the thread that runs the stream.
 //!
-//! Backends are chosen by name: [`register_backend`] adds one of your own, [`backend_names`] lists
-//! them. A shared library of anybody's is one too, without building Fusewire anew: it exports the C
-//! table of the crate `fusewire-backend-abi` and is named by `FUSEWIRE_BACKEND_PATH_<NAME>` (or
-//! torchcomms' `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`), or by [`register_external_backend`].
+//! Backends are chosen by name. [`register_backend`] adds one, [`backend_names`] lists them. A
+//! shared library can also be a backend, without a new build of Fusewire: it exports the C table of
+//! the crate `fusewire-backend-abi`, and `FUSEWIRE_BACKEND_PATH_<NAME>` (or torchcomms'
+//! `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`) or [`register_external_backend`] gives its path.
 
 mod ccl;
 mod compose;
@@ -38,20 +38,20 @@ pub(crate) use self::registry::{check_name, create};
 use crate::options::ReduceOp;
 use crate::{Error, Result};
 
-/// What all calls of a backend take.
+/// Arguments that all calls of a backend take.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct CallArgs {
     /// Type of the elements.
     pub dtype: DType,
-    /// Bound of the call.
+    /// Timeout of the call.
     pub timeout: Duration,
-    /// The device's stream as the driver names it; 0 on the CPU, where calls block.
+    /// The device's stream, as a driver handle; 0 on the CPU, where calls block.
     pub stream: u64,
 }
 
 impl CallArgs {
-    /// A call over elements of `dtype`, bounded by `timeout`, that blocks (the CPU's way).
+    /// Creates the arguments of a blocking CPU call on elements of `dtype`.
     pub const fn new(dtype: DType, timeout: Duration) -> Self {
         Self {
             dtype,
@@ -60,48 +60,48 @@ impl CallArgs {
         }
     }
 
-    /// Bytes of `count` elements.
+    /// Returns the size of `count` elements in bytes.
     pub const fn bytes(&self, count: usize) -> usize {
         count * self.dtype.size()
     }
 }
 
-/// The way that an operation takes through a backend which has several.
+/// Route of an operation through a backend that has several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Hosts that the ranks are on.
+    /// Number of hosts of the ranks.
     pub hosts: u32,
-    /// What happens, and why so.
+    /// Steps of the route, and the reason for its choice.
     pub way: &'static str,
 }
 
 impl Route {
-    /// The way `way` between `hosts` hosts.
+    /// Creates the route `way` between `hosts` hosts.
     pub const fn new(hosts: u32, way: &'static str) -> Self {
         Self { hosts, way }
     }
 }
 
-/// A communicator of another library.
+/// Communicator of another library.
 ///
-/// Pointers are to memory of the communicator's device, aligned to the element; `count`s are
-/// elements. In place (`from == to`, or the own row of a gathered buffer) is allowed wherever NCCL
-/// allows it.
+/// Pointers refer to memory of the communicator's device and are aligned to the element type. A
+/// `count` is a number of elements. In-place operation (`from == to`, or this rank's row of a
+/// gathered buffer) is allowed where NCCL allows it.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// Name, such as `nccl`.
+    /// Returns the name, such as `nccl`.
     fn name(&self) -> &str;
 
-    /// Version of the library, as it says itself.
+    /// Returns the version that the library reports.
     fn version(&self) -> String;
 
-    /// This rank.
+    /// Returns this rank's number.
     fn rank(&self) -> u32;
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     fn size(&self) -> u32;
 
-    /// Whether the library can do `operation` on elements of `dtype`, with `reduction` where it
-    /// reduces, itself or composed.
+    /// Returns true if the backend supports `operation` on elements of `dtype`, with `reduction` if
+    /// the operation reduces. Includes operations that are composed from others.
     fn supports(
         &self,
         operation: Operation,
@@ -109,14 +109,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
         reduction: Option<ReductionCode>,
     ) -> bool;
 
-    /// Whether reductions give the same bits on every rank and in every run, in rank order: what
-    /// [`crate::Determinism::Bitwise`] asks for.
+    /// Returns true if reductions give the same bits on every rank and in every run, in rank order,
+    /// as [`crate::Determinism::Bitwise`] requires.
     fn is_bitwise(&self) -> bool {
         false
     }
 
-    /// The way that `operation` over `count` elements of `dtype` (a row's, where there are rows)
-    /// takes, where the backend has several.
+    /// Returns the route of `operation` over `count` elements of `dtype` (per row, for operations
+    /// on rows), if the backend has several.
     fn route(
         &self,
         _operation: Operation,
@@ -127,24 +127,24 @@ pub trait Backend: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Starts a group: calls of [`Backend::send`] and [`Backend::recv`] run at its end, all at
-    /// once.
+    /// Starts a group. Calls of [`Backend::send`] and [`Backend::recv`] in it run together when it
+    /// ends.
     ///
     /// # Errors
     /// [`Error::Backend`].
     fn group_start(&self) -> Result<()>;
 
-    /// Ends the group and waits for (or enqueues) what is in it.
+    /// Ends the group and waits for its calls, or enqueues them.
     ///
     /// # Errors
     /// [`Error::Backend`] of the first call that failed.
     fn group_end(&self) -> Result<()>;
 
-    /// Reduces `count` elements; every rank gets the result.
+    /// Reduces `count` elements and gives the result to every rank.
     ///
     /// # Safety
-    /// `from` readable and `to` writable for `count` elements until the call (on a GPU: the stream)
-    /// is done.
+    /// `from` is readable and `to` writable for `count` elements until the call (on a GPU: the
+    /// stream) has completed the operation.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -160,7 +160,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Reduces `count` elements to `root`.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`]; `to` is used on the root only.
+    /// The preconditions of [`Backend::all_reduce`]; only the root uses `to`.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -174,10 +174,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         args: &CallArgs,
     ) -> Result<()>;
 
-    /// Copies `count` elements of the root's `buffer` to every rank's.
+    /// Copies `count` elements of the root's `buffer` to the `buffer` of every rank.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`].
+    /// `buffer` is readable on the root, and writable on other ranks, for `count` elements until
+    /// the call (on a GPU: the stream) has completed the operation.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -189,10 +190,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
         args: &CallArgs,
     ) -> Result<()>;
 
-    /// Collects `count` elements of every rank as row r of `to`.
+    /// Gathers `count` elements of every rank r as row r of `to`.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`]; `to` holds as many rows as ranks.
+    /// The preconditions of [`Backend::all_reduce`]; `to` holds one row per rank.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -204,10 +205,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
         args: &CallArgs,
     ) -> Result<()>;
 
-    /// Reduces row r (of `count` elements) of every rank's `from` to rank r.
+    /// Reduces row r of every rank's `from`, of `count` elements, to rank r.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`]; `from` holds as many rows as ranks.
+    /// The preconditions of [`Backend::all_reduce`]; `from` holds one row per rank.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -220,10 +221,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         args: &CallArgs,
     ) -> Result<()>;
 
-    /// Sends `count` elements to `peer`, which may be this rank within a group.
+    /// Sends `count` elements to `peer`, which may be this rank in a group.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`].
+    /// `from` is readable for `count` elements until the call (on a GPU: the stream) has completed
+    /// the operation; in a group, until the group has.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -232,17 +234,19 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Receives `count` elements from `peer`.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`].
+    /// `to` is writable for `count` elements until the call (on a GPU: the stream) has completed
+    /// the operation; in a group, until the group has.
     ///
     /// # Errors
     /// [`Error::Backend`].
     unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()>;
 
-    /// Sends row r of `from` to rank r, where it becomes row (this rank) of `to`; rows have `count`
-    /// elements.
+    /// Sends row r of `from` to rank r, which stores it as row s of `to`, where s is the sender.
+    /// Rows have `count` elements.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`]; both hold as many rows as ranks and do not overlap.
+    /// The preconditions of [`Backend::all_reduce`]; both buffers hold one row per rank and do not
+    /// overlap.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -253,14 +257,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
         count: usize,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: both methods have the same preconditions.
         unsafe { compose::all_to_all(self, from, to, count, args) }
     }
 
-    /// As [`Backend::all_to_all`] with a length for each rank; rows lie one after the other.
+    /// [`Backend::all_to_all`] with one length per rank. Rows are contiguous.
     ///
     /// # Safety
-    /// As there.
+    /// The preconditions of [`Backend::all_to_all`], with the given lengths.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -272,14 +276,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
         to_counts: &[u64],
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: both methods have the same preconditions.
         unsafe { compose::all_to_all_v(self, from, from_counts, to, to_counts, args) }
     }
 
-    /// As [`Backend::all_gather`] with a length for each rank.
+    /// [`Backend::all_gather`] with one length per rank. Rows are contiguous.
     ///
     /// # Safety
-    /// As there.
+    /// The preconditions of [`Backend::all_gather`], with the given lengths.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -290,14 +294,15 @@ pub trait Backend: Send + Sync + fmt::Debug {
         counts: &[u64],
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: both methods have the same preconditions.
         unsafe { compose::all_gather_v(self, from, to, counts, args) }
     }
 
     /// Sends row r of the root's `from` to rank r's `to`.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`]; `from` is used on the root only.
+    /// The preconditions of [`Backend::all_reduce`]; only the root uses `from`, which holds one row
+    /// per rank.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -309,14 +314,15 @@ pub trait Backend: Send + Sync + fmt::Debug {
         root: u32,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: both methods have the same preconditions.
         unsafe { compose::scatter(self, from, to, count, root, args) }
     }
 
-    /// Collects every rank's `from` as row r of the root's `to`.
+    /// Gathers the `from` of every rank r as row r of the root's `to`.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`]; `to` is used on the root only.
+    /// The preconditions of [`Backend::all_reduce`]; only the root uses `to`, which holds one row
+    /// per rank.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -328,11 +334,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         root: u32,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: both methods have the same preconditions.
         unsafe { compose::gather(self, from, to, count, root, args) }
     }
 
-    /// Returns (on a GPU: the stream continues) when all ranks have called it.
+    /// Returns (on a GPU: lets the stream continue) after all ranks have called it.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -340,11 +346,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         compose::barrier(self, args)
     }
 
-    /// Registers memory that will be used often; may do nothing. Returns a handle for
+    /// Registers memory that will be used often. May do nothing. Returns a handle for
     /// [`Backend::deregister`].
     ///
     /// # Safety
-    /// The memory must stay valid until it is deregistered.
+    /// The memory stays valid until it is deregistered.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -360,9 +366,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// A communicator of the ranks `ranks` (in that order); `None` where the library cannot, and a
-    /// new one is made through the store. All ranks of this communicator call it together, with
-    /// disjoint lists: those that join none with an empty one, and they get `None`.
+    /// Creates a communicator of the ranks `ranks`, in that order. Returns `None` if the library
+    /// cannot; a new one is then created through the store. All ranks of this communicator call it,
+    /// with disjoint lists. Ranks that join no part pass an empty list, and get `None`.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -370,10 +376,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// Frees whoever waits in this communicator, from any thread; it is of no use afterwards.
+    /// Ends all waits in this communicator. May be called from any thread. The communicator is
+    /// unusable afterwards.
     fn abort(&self);
 
-    /// A failure that the library found by itself since the last call.
+    /// Returns a failure that the library has detected since the last call.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -382,7 +389,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
 }
 
-/// The error of backend `backend` in `operation`.
+/// Creates the error of backend `backend` in `operation`.
 pub fn backend_error(backend: &str, operation: &'static str, detail: impl Into<String>) -> Error {
     Error::Backend {
         backend: backend.to_owned(),

@@ -10,38 +10,38 @@ use crate::options::Options;
 use crate::store::Store;
 use crate::{Error, Result};
 
-/// What a backend is made from. All ranks make theirs together.
+/// Arguments for the creation of a backend. All ranks create their parts together.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Setup {
-    /// This rank.
+    /// This rank's number.
     pub rank: u32,
     /// Number of ranks.
     pub size: u32,
-    /// Store for the rendezvous of the ranks; its keys belong to this communicator.
+    /// Store for the rendezvous of the ranks. Other communicators do not see its keys.
     pub store: Arc<dyn Store>,
     /// Name of the communicator.
     pub name: String,
-    /// The device whose memory calls will name.
+    /// The device whose memory calls will use.
     pub device: Device,
-    /// The communicator's options: time-out and hints.
+    /// The communicator's options, such as timeout and hints.
     pub options: Options,
-    /// How far apart the ranks are.
+    /// Distance of the ranks.
     pub reach: Reach,
 }
 
-/// How far apart the ranks of a communicator are.
+/// Distance of a communicator's ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reach {
     /// All ranks have the same [`crate::bootstrap::host_id`].
     #[default]
     Host,
-    /// On several hosts (or, for a part of a communicator that is, perhaps).
+    /// Ranks may be on several hosts.
     Network,
 }
 
-/// Makes a backend's part of a communicator; all ranks call it together.
+/// Creates a backend's part of a communicator. All ranks call it.
 pub type Factory = Arc<dyn Fn(&Setup) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 #[derive(Default)]
@@ -61,10 +61,10 @@ fn table() -> MutexGuard<'static, Table> {
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The backends of this build.
+/// Returns the backends of this build.
 fn built_in() -> Table {
     let mut table = Table::default();
-    // Their libraries are opened when a communicator is made.
+    // A library is opened when a communicator is created.
     for (name, kind) in ccl::NAMES {
         let factory: Factory = Arc::new(move |setup| ccl::create(name, kind, setup));
         table.0.insert(name.to_owned(), factory);
@@ -76,13 +76,13 @@ fn built_in() -> Table {
     table
 }
 
-/// Names that mean something, whether or not their library is here.
+/// Names of all known backends, even if they are not in this build.
 const KNOWN: [&str; 6] = ["fusewire", "nccl", "ncclx", "rccl", "rcclx", "gloo"];
 
-/// Adds a backend that [`crate::new_comm`] makes under `name`, in this process.
+/// Registers a backend that [`crate::new_comm`] creates under `name`, in this process.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when the name is empty or taken.
+/// [`Error::InvalidArgument`] if the name is empty or taken.
 pub fn register_backend(name: &str, factory: Factory) -> Result<()> {
     let refuse = |detail: String| Error::InvalidArgument {
         operation: "register_backend",
@@ -93,27 +93,29 @@ pub fn register_backend(name: &str, factory: Factory) -> Result<()> {
     }
     let mut table = table();
     if table.0.contains_key(name) {
-        return Err(refuse(format!("there is a backend \"{name}\" already")));
+        return Err(refuse(format!("a backend \"{name}\" exists already")));
     }
     table.0.insert(name.to_owned(), factory);
     Ok(())
 }
 
-/// The backends that [`crate::new_comm`] can make here: `fusewire`, those that this build has, and
-/// those that were registered. That one is listed does not say that its library is installed. Those
-/// that only the environment names ([`super::register_external_backend`]) are not listed.
+/// Returns the names of the backends that [`crate::new_comm`] can create here: `fusewire`, those of
+/// this build, and the registered ones. The library of a listed backend may not be installed.
+/// Backends whose library only the environment names ([`super::register_external_backend`]) are not
+/// listed.
 pub fn backend_names() -> Vec<String> {
     let mut names = vec!["fusewire".to_owned()];
     names.extend(table().0.keys().cloned());
     names
 }
 
-/// Whether [`crate::new_comm`] knows a backend of that name; its library may still be missing.
+/// Returns true if [`crate::new_comm`] knows a backend of that name. Its library may not be
+/// installed.
 pub fn is_backend(name: &str) -> bool {
     check_name(name).is_ok()
 }
 
-/// Refuses names that no backend has.
+/// Refuses unknown names of backends.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     if name == "fusewire" || table().0.contains_key(name) {
         return Ok(());
@@ -122,7 +124,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
         return Ok(());
     }
     let [own, torchcomms] = external::variables(name);
-    let library = format!("{own} or {torchcomms} can name a library that is one");
+    let library = format!("{own} or {torchcomms} can give the path of a library");
     let detail = if KNOWN.contains(&name) {
         format!(
             "backend \"{name}\" is not in this build; it has {} (build with --features {name}; \
@@ -141,7 +143,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     })
 }
 
-/// Makes the part of a communicator that backend `name` plays.
+/// Creates this rank's part of a communicator of backend `name`.
 pub(crate) fn create(name: &str, setup: &Setup) -> Result<Arc<dyn Backend>> {
     check_name(name)?;
     let factory = table().0.get(name).map(Arc::clone);

@@ -227,10 +227,7 @@ impl ReadyFlags {
         stream: &Stream,
         index: usize,
         on_cpu: crate::cpu::HostFn,
-        on_gpu: impl Fn(&dyn gpu::driver::Driver, RawStream, u64) -> Result<()>
-        + Send
-        + Sync
-        + 'static,
+        on_gpu: impl Fn(&dyn gpu::driver::Driver, RawStream, u64) -> Result<()> + Send + Sync + 'static,
     ) -> Result<Ticket> {
         self.check(index)?;
         if stream.device() != self.device() {

@@ -165,7 +165,7 @@ fn a_killed_process_is_an_error_of_the_others() {
     // Long before the time-out: the connection reports it.
     assert!(killed.elapsed() < TEST_TIMEOUT / 2);
     assert!(
-        error.contains("a peer has gone") && error.contains("rank 1"),
+        error.contains("a peer failed") && error.contains("rank 1"),
         "{error}"
     );
     ranks.processes[0]

@@ -102,7 +102,11 @@ fn a_missing_symbol() {
 
 #[test]
 fn no_table() {
-    refused("null", &["-DNO_TABLE"], &["gives no table"]);
+    refused(
+        "null",
+        &["-DNO_TABLE"],
+        &["returned null instead of a table"],
+    );
 }
 
 #[test]

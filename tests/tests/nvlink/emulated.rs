@@ -186,7 +186,9 @@ fn reduce_scatter_carries_whole_vectors_of_a_row() {
 fn multicast_is_refused_where_bits_are_promised() {
     let refused = |error: &Error| {
         let text = error.to_string();
-        text.contains("nvls") && text.contains("may change from call to call") && text.contains("\"any\"")
+        text.contains("nvls")
+            && text.contains("may change from call to call")
+            && text.contains("\"any\"")
     };
     let mut bitwise = options(Algorithm::Nvls);
     bitwise.determinism = Determinism::Bitwise;

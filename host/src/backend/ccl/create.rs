@@ -1,4 +1,4 @@
-//! Communicators of a library: new ones, whose rendezvous is in the store, and adopted ones.
+//! Communicators of a library: new ones, whose rendezvous uses the store, and adopted ones.
 
 use core::ffi::{c_char, c_void};
 use core::time::Duration;
@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::options::Options;
 use crate::{Error, Result};
 
-/// The backends' names and their libraries.
+/// Names of the backends, and their libraries.
 pub(in crate::backend) const NAMES: [(&str, Kind); 4] = [
     ("nccl", Kind::Nccl),
     ("ncclx", Kind::Ncclx),
@@ -25,7 +25,7 @@ pub(in crate::backend) const NAMES: [(&str, Kind); 4] = [
 
 const READY: &[u8] = b"+";
 
-/// Makes this rank's part of a communicator of backend `name`.
+/// Creates this rank's part of a communicator of backend `name`.
 pub(in crate::backend) fn create(
     name: &'static str,
     kind: Kind,
@@ -41,14 +41,14 @@ pub(in crate::backend) fn create(
     } else {
         learn(setup, init)?
     };
-    // Every rank has its library: nobody waits here for one that cannot come.
+    // All ranks have opened their libraries, so no rank waits here for one that cannot join.
     let comm = library
         .init_rank(setup.size as usize, id, setup.rank as usize)
         .map_err(|error| init(error.to_string()))?;
     Ok(Arc::new(Ccl::new(comm, setup.options.timeout)?))
 }
 
-/// Opens the library, and refuses memory that it cannot reach.
+/// Opens the library, and refuses memory that it cannot access.
 fn prepare(name: &str, kind: Kind, setup: &Setup) -> Result<Library> {
     let path = setup.options.hints.get("library_path").map(Path::new);
     let library = Library::open(kind, path)
@@ -63,8 +63,8 @@ fn prepare(name: &str, kind: Kind, setup: &Setup) -> Result<Library> {
     Ok(library)
 }
 
-/// Reports to rank 0 whether each rank is ready. The first rank that is not is the error of rank 0,
-/// and through [`announce`] of all ranks.
+/// Reports to rank 0 that this rank is ready. Rank 0 returns the error of the first rank that is
+/// not, and [`announce`] reports it to all ranks.
 fn agree<'a>(
     setup: &Setup,
     prepared: &'a Result<Library>,
@@ -86,7 +86,9 @@ fn agree<'a>(
             let word = store.get(&ready(rank), left)?;
             if word != READY {
                 let said = String::from_utf8_lossy(&word).into_owned();
-                return Err(init(format!("rank {rank} cannot: {said}")));
+                return Err(init(format!(
+                    "rank {rank} cannot create the communicator: {said}"
+                )));
             }
         }
         Ok(library)
@@ -101,7 +103,7 @@ fn ready(rank: u32) -> String {
     format!("ready/{rank}")
 }
 
-/// Where rank 0 puts the id, behind [`READY`], or why there is none.
+/// Key under which rank 0 stores [`READY`] and the id, or an error message.
 const ID: &str = "id";
 
 fn announce(setup: &Setup, id: &Result<ncclUniqueId>) -> Result<()> {
@@ -130,18 +132,19 @@ fn learn(setup: &Setup, init: impl Fn(String) -> Error) -> Result<ncclUniqueId> 
     })
 }
 
-/// Takes over a communicator that another part of the program has made with the C interface: `raw`
+/// Adopts a communicator that another part of the program has created with the C interface. `raw`
 /// is an `ncclComm_t` of the library that backend `name` (`nccl`, `ncclx`, `rccl` or `rcclx`) opens
-/// at `path`, or where it usually does. The result goes to [`crate::Communicator::adopt`] and
-/// destroys the communicator at its end. The library must be the very file that `raw` comes from.
+/// at `path`, or at its usual location. The result can be passed to [`crate::Communicator::adopt`],
+/// and destroys the communicator when it is dropped. The library must be the same file that `raw`
+/// comes from.
 ///
 /// # Safety
-/// `raw` is a live, initialised communicator of that library, that blocks, and that nobody else
-/// uses or frees from now on.
+/// `raw` is a live, initialised, blocking communicator of that library. No other code uses or frees
+/// it after this call.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for another name, or null; [`Error::Backend`] where the library cannot be
-/// opened or refuses the communicator, which is then aborted.
+/// [`Error::InvalidArgument`] for another name, or null; [`Error::Backend`] if the library cannot
+/// be opened or refuses the communicator, which is then aborted.
 pub unsafe fn adopt_nccl(
     name: &str,
     path: Option<&Path>,
@@ -160,7 +163,7 @@ pub unsafe fn adopt_nccl(
     }
     let failed = |error: fusewire_ccl_sys::Error| backend_error(name, "adopt", error.to_string());
     let library = Library::open(kind, path).map_err(failed)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: `raw` is not null, and the caller passes a live communicator of this library.
     let comm = unsafe { Comm::from_raw(library, raw) }.map_err(failed)?;
     let timeout: Duration = Options::default().timeout;
     Ok(Arc::new(Ccl::new(comm, timeout)?))

@@ -1,4 +1,4 @@
-//! The time-out of a library's calls, which have none.
+//! Timeouts for a library's calls, which have none.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -9,12 +9,12 @@ use std::time::Instant;
 
 use fusewire_ccl_sys::Comm;
 
-/// A thread that aborts a communicator when a call takes too long.
+/// Thread that aborts a communicator when a call exceeds its timeout.
 #[derive(Debug)]
 pub(super) struct Guard {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// Held during a call: the library takes one at a time.
+    /// Locked during a call: the library takes one call at a time.
     calls: Mutex<()>,
 }
 
@@ -28,9 +28,9 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct WatchState {
-    /// When the call that runs is aborted.
+    /// Deadline of the current call.
     until: Option<Instant>,
-    /// Until when the thread sleeps; without a bound where it is `None`.
+    /// Time at which the thread wakes up; `None` if it sleeps until it is notified.
     sleeps: Option<Instant>,
     expired: bool,
     end: bool,
@@ -95,15 +95,15 @@ impl Guard {
         })
     }
 
-    /// Runs `call`. Aborts the communicator if it takes longer than `timeout`, and then returns
-    /// true as the second part.
+    /// Runs `call`, and aborts the communicator if it exceeds `timeout`. The second part of the
+    /// result is true if it was aborted.
     pub(super) fn during<R>(&self, timeout: Duration, call: impl FnOnce() -> R) -> (R, bool) {
         let _one = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let mut watched = self.shared.watched();
         let until = Instant::now().checked_add(timeout);
         watched.until = until;
-        // A thread that still sleeps for an earlier call, which ends sooner, will see this one by
-        // itself.
+        // A thread that sleeps until the deadline of an earlier call, which ends sooner, sees this
+        // call's deadline when it wakes up. It need not be notified.
         let late = until.is_some_and(|until| watched.sleeps.is_none_or(|sleeps| until < sleeps));
         drop(watched);
         if late {

@@ -1,9 +1,9 @@
-//! NCCL, NCCLX, RCCL and RCCLX: whichever of them is installed, opened at run time.
+//! NCCL, NCCLX, RCCL and RCCLX, opened at run time.
 //!
-//! All four have NCCL's C interface, which this adapter calls one to one; what they lack
-//! (all_gather_v, scatter, gather, all_to_all of old versions) is composed of grouped sends and
-//! receives. Where a call (on a GPU: its enqueueing) takes longer than its time-out, a thread
-//! aborts the library's communicator, which frees the call.
+//! All four libraries have NCCL's C interface, which this adapter calls directly. Operations that a
+//! library lacks (all_gather_v, scatter, gather, and all_to_all in old versions) are composed from
+//! grouped sends and receives. If a call (on a GPU: its enqueueing) exceeds its timeout, a thread
+//! aborts the library's communicator, which ends the call.
 
 mod create;
 mod guard;
@@ -25,20 +25,20 @@ use super::{Backend, CallArgs, backend_error, compose};
 use crate::options::ReduceOp;
 use crate::{Error, Result};
 
-/// A communicator of one of the libraries.
+/// Communicator of one of the libraries.
 #[derive(Debug)]
 struct Ccl {
     comm: Arc<Comm>,
     guard: Guard,
-    /// Messages of the group that is open.
+    /// Messages of the open group.
     group: Mutex<Option<Vec<Message>>>,
-    /// What a barrier reduces, where it cannot be memory of the host.
+    /// Element that a barrier reduces, if it cannot be host memory.
     word: OnceLock<Memory>,
-    /// Bound of calls that have none of their own.
+    /// Timeout of calls without their own timeout.
     timeout: core::time::Duration,
 }
 
-/// A send or receive of a group.
+/// Send or receive of a group.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     is_send: bool,
@@ -75,8 +75,8 @@ impl Ccl {
         backend_error(self.name(), operation, detail)
     }
 
-    /// Runs a call of the library, bounded. After a failure of the library its communicator is
-    /// aborted: its peers shall not wait for this rank.
+    /// Runs a library call with a timeout. Aborts the library's communicator after a failure, so
+    /// that its peers do not wait for this rank.
     fn call<R>(
         &self,
         operation: &'static str,
@@ -103,7 +103,7 @@ impl Ccl {
         })
     }
 
-    /// As [`Ccl::call`], with the library's reduction for `op`.
+    /// Runs a library call with a timeout and the library's reduction for `op`.
     fn reduction(
         &self,
         operation: &'static str,
@@ -122,12 +122,12 @@ impl Ccl {
                 return call(comm, dtype, op);
             }
             let scalar = map::scalar(op, args.dtype);
-            // SAFETY: eight readable bytes, aligned to eight, which start with an element of the
-            // type.
+            // SAFETY: `scalar` is eight readable bytes, aligned to eight, that start with an
+            // element of `dtype`.
             let red = unsafe { comm.pre_mul_sum((&raw const scalar).cast(), dtype)? };
             let called = call(comm, dtype, red);
-            // The library keeps what its enqueued calls need. After an abort nothing is there to
-            // free.
+            // The library keeps the data that its enqueued calls need. After an abort there is
+            // nothing to free.
             let freed = comm.destroy_op(red);
             called.and(freed)
         })
@@ -139,13 +139,14 @@ impl Ccl {
             return Ok(());
         }
         self.call(operation, message.args.timeout, |comm| {
-            // SAFETY: the callers of `send` and `recv` have promised their memory.
+            // SAFETY: the callers of `send` and `recv` pass buffers that are valid until the
+            // operation completes.
             unsafe { Self::issue(comm, &message) }
         })
     }
 
     /// # Safety
-    /// The message's memory is there until the stream is done.
+    /// The message's buffer is valid until the stream has completed the operation.
     unsafe fn issue(comm: &Comm, message: &Message) -> fusewire_ccl_sys::Result<()> {
         let Message {
             at,
@@ -155,7 +156,7 @@ impl Ccl {
             ..
         } = *message;
         let (peer, stream) = (message.peer as usize, stream(&args));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes a message with a valid buffer; its stream is live.
         unsafe {
             if message.is_send {
                 comm.send(at as *const c_void, count, dtype, peer, stream)
@@ -171,7 +172,7 @@ impl Ccl {
     }
 }
 
-/// The name that a communicator's library has among backends.
+/// Returns the backend's name for a communicator's library.
 fn name_of(comm: &Comm) -> &'static str {
     match comm.library().kind() {
         Kind::Nccl => "nccl",
@@ -216,7 +217,7 @@ impl Backend for Ccl {
         Ok(())
     }
 
-    /// Groups of the library belong to a thread: it sees them whole, here.
+    /// A library's group belongs to a thread, so all its calls are made here.
     fn group_end(&self) -> Result<()> {
         let messages = self.group().take().unwrap_or_default();
         let Some(timeout) = messages.iter().map(|message| message.args.timeout).max() else {
@@ -225,8 +226,8 @@ impl Backend for Ccl {
         self.call("group_end", timeout, |comm| {
             let group = comm.library().group()?;
             for message in &messages {
-                // SAFETY: the callers of `send` and `recv` have promised their memory until the
-                // group's end.
+                // SAFETY: the callers of `send` and `recv` pass buffers that are valid until the
+                // end of the group.
                 unsafe { Self::issue(comm, message)? };
             }
             group.end()
@@ -241,7 +242,7 @@ impl Backend for Ccl {
         op: ReduceOp,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `Backend::all_reduce` requires the buffers that `Comm::all_reduce` does.
         self.reduction("all_reduce", op, args, |comm, dtype, red| unsafe {
             comm.all_reduce(from.cast(), to.cast(), count, dtype, red, stream(args))
         })
@@ -262,7 +263,8 @@ impl Backend for Ccl {
         } else {
             core::ptr::null_mut()
         };
-        // SAFETY: the caller's promise; elsewhere than on the root the library takes null.
+        // SAFETY: `Backend::reduce` requires the buffers that `Comm::reduce` does. Off the root the
+        // library accepts a null output.
         self.reduction("reduce", op, args, |comm, dtype, red| unsafe {
             comm.reduce(
                 from.cast(),
@@ -284,7 +286,7 @@ impl Backend for Ccl {
         args: &CallArgs,
     ) -> Result<()> {
         let (dtype, root) = (self.data_type("broadcast", args)?, root as usize);
-        // SAFETY: the caller's promise.
+        // SAFETY: `Backend::broadcast` requires the buffer that `Comm::broadcast` does.
         self.call("broadcast", args.timeout, |comm| unsafe {
             let from = buffer.cast_const().cast();
             comm.broadcast(from, buffer.cast(), count, dtype, root, stream(args))
@@ -299,7 +301,7 @@ impl Backend for Ccl {
         args: &CallArgs,
     ) -> Result<()> {
         let dtype = self.data_type("all_gather", args)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: `Backend::all_gather` requires the buffers that `Comm::all_gather` does.
         self.call("all_gather", args.timeout, |comm| unsafe {
             comm.all_gather(from.cast(), to.cast(), count, dtype, stream(args))
         })
@@ -313,7 +315,7 @@ impl Backend for Ccl {
         op: ReduceOp,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `Backend::reduce_scatter` requires the buffers that `Comm::reduce_scatter` does.
         self.reduction("reduce_scatter", op, args, |comm, dtype, red| unsafe {
             comm.reduce_scatter(from.cast(), to.cast(), count, dtype, red, stream(args))
         })
@@ -351,11 +353,11 @@ impl Backend for Ccl {
         args: &CallArgs,
     ) -> Result<()> {
         if !self.comm.library().features().has("ncclAlltoAll") {
-            // SAFETY: the caller's promise.
+            // SAFETY: both functions have the preconditions of `Backend::all_to_all`.
             return unsafe { compose::all_to_all(self, from, to, count, args) };
         }
         let dtype = self.data_type("all_to_all", args)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: `Backend::all_to_all` requires the buffers that `Comm::all_to_all` does.
         self.call("all_to_all", args.timeout, |comm| unsafe {
             comm.all_to_all(from.cast(), to.cast(), count, dtype, stream(args))
         })
@@ -369,13 +371,13 @@ impl Backend for Ccl {
         } else if let Some(memory) = self.word.get() {
             memory.as_ptr()
         } else {
-            // Its value means nothing.
+            // The memory's content is irrelevant.
             let memory = Memory::new(library, size_of::<f32>())
                 .map_err(|error| self.refused("barrier", error.to_string()))?;
             self.word.get_or_init(|| memory).as_ptr()
         };
-        // SAFETY: one element, in place, in memory of the library's kind; on the host the call
-        // blocks.
+        // SAFETY: one element, in place, in memory of the library's kind. On the host the call
+        // blocks, so the element outlives it.
         self.call("barrier", args.timeout, |comm| unsafe {
             comm.all_reduce(word, word, 1, ncclFloat32, RedOp::SUM, stream(args))
         })
@@ -385,7 +387,7 @@ impl Backend for Ccl {
         if !self.comm.library().features().has("ncclCommRegister") {
             return Ok(0);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `Backend::register` requires memory that is valid until it is deregistered.
         self.call("register", self.timeout, |comm| unsafe {
             comm.register(at.cast(), bytes)
         })
@@ -396,7 +398,7 @@ impl Backend for Ccl {
         if handle == 0 {
             return Ok(());
         }
-        // SAFETY: a handle of `register`, which the caller gives back once.
+        // SAFETY: `handle` is a result of `register`, which the caller deregisters once.
         self.call("deregister", self.timeout, |comm| unsafe {
             comm.deregister(handle as *mut c_void)
         })

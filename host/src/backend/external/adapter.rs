@@ -1,4 +1,4 @@
-//! A library's handle as a [`Backend`].
+//! Implementation of [`Backend`] for a library's handle.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,7 +13,7 @@ use crate::Result;
 use crate::backend::{Backend, CallArgs, backend_error, compose};
 use crate::options::ReduceOp;
 
-/// What a call of `args` is for the table.
+/// Returns the table's form of `args`.
 fn call_of(args: &CallArgs, op: Option<ReduceOp>) -> FusewireCall {
     FusewireCall {
         struct_bytes: size_of::<FusewireCall>() as u32,
@@ -29,14 +29,16 @@ fn call_of(args: &CallArgs, op: Option<ReduceOp>) -> FusewireCall {
     }
 }
 
-/// Calls a function of the table; where it is null, what follows `else` composes it.
+/// Calls a function of the table. If it is null, the expression after `else` composes the
+/// operation.
 macro_rules! forward {
     ($self:ident.$function:ident($($arg:expr),*), $args:expr, $op:expr) => {
         match $self.library.table.$function {
             Some(function) => {
                 let given = call_of($args, $op);
                 $self.call(stringify!($function), |handle, error| {
-                    // SAFETY: the caller's promise; handle, call and error are live.
+                    // SAFETY: the trait method requires valid buffers; handle, call and error are
+                    // live.
                     unsafe { function(handle, $($arg,)* &raw const given, error) }
                 })
             }
@@ -47,7 +49,7 @@ macro_rules! forward {
         if $self.library.table.$function.is_some() {
             forward!($self.$function($($arg),*), $args, None)
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: the composition has the preconditions of the trait method.
             unsafe { $composed }
         }
     };
@@ -60,9 +62,10 @@ impl Backend for External {
 
     fn version(&self) -> String {
         let table = &self.library.table;
-        // SAFETY: version takes nothing; its text lives as long as the process (the rules).
+        // SAFETY: `version` takes nothing; its text lives as long as the process (the table's
+        // rules).
         let version = table.version.map(|version| unsafe { text(version()) });
-        // SAFETY: as above.
+        // SAFETY: the name lives as long as the process (the table's rules).
         let name = unsafe { text(table.name) };
         format!("{name} {}", version.unwrap_or_default())
     }
@@ -119,7 +122,7 @@ impl Backend for External {
     }
 
     fn is_bitwise(&self) -> bool {
-        // SAFETY: the handle is live.
+        // SAFETY: the handle is live, and `is_bitwise` may be called at any time.
         let bitwise = |function: unsafe extern "C" fn(_) -> i32| unsafe { function(self.handle) };
         self.library.table.is_bitwise.map(bitwise) == Some(1)
     }
@@ -136,7 +139,8 @@ impl Backend for External {
     fn group_end(&self) -> Result<()> {
         let function = self.library.table.group_end;
         let function = function.ok_or_else(|| lacks(&self.name, "group_end"))?;
-        // SAFETY: handle and error are live; the buffers are those of the group's calls.
+        // SAFETY: handle and error are live. Callers of the group's operations keep their buffers
+        // valid until the group ends.
         self.call("group_end", |handle, error| unsafe {
             function(handle, error)
         })
@@ -231,7 +235,11 @@ impl Backend for External {
         count: usize,
         args: &CallArgs,
     ) -> Result<()> {
-        forward!(self.all_to_all(from.cast(), to.cast(), count as u64), args, else compose::all_to_all(self, from, to, count, args))
+        forward!(
+            self.all_to_all(from.cast(), to.cast(), count as u64),
+            args,
+            else compose::all_to_all(self, from, to, count, args)
+        )
     }
 
     unsafe fn all_to_all_v(
@@ -244,8 +252,11 @@ impl Backend for External {
     ) -> Result<()> {
         self.lengths("all_to_all_v", from_counts)?;
         self.lengths("all_to_all_v", to_counts)?;
-        forward!(self.all_to_all_v(from.cast(), from_counts.as_ptr(), to.cast(), to_counts.as_ptr()),
-            args, else compose::all_to_all_v(self, from, from_counts, to, to_counts, args))
+        forward!(
+            self.all_to_all_v(from.cast(), from_counts.as_ptr(), to.cast(), to_counts.as_ptr()),
+            args,
+            else compose::all_to_all_v(self, from, from_counts, to, to_counts, args)
+        )
     }
 
     unsafe fn all_gather_v(
@@ -256,7 +267,11 @@ impl Backend for External {
         args: &CallArgs,
     ) -> Result<()> {
         self.lengths("all_gather_v", counts)?;
-        forward!(self.all_gather_v(from.cast(), to.cast(), counts.as_ptr()), args, else compose::all_gather_v(self, from, to, counts, args))
+        forward!(
+            self.all_gather_v(from.cast(), to.cast(), counts.as_ptr()),
+            args,
+            else compose::all_gather_v(self, from, to, counts, args)
+        )
     }
 
     unsafe fn scatter(
@@ -267,7 +282,11 @@ impl Backend for External {
         root: u32,
         args: &CallArgs,
     ) -> Result<()> {
-        forward!(self.scatter(from.cast(), to.cast(), count as u64, root), args, else compose::scatter(self, from, to, count, root, args))
+        forward!(
+            self.scatter(from.cast(), to.cast(), count as u64, root),
+            args,
+            else compose::scatter(self, from, to, count, root, args)
+        )
     }
 
     unsafe fn gather(
@@ -278,7 +297,11 @@ impl Backend for External {
         root: u32,
         args: &CallArgs,
     ) -> Result<()> {
-        forward!(self.gather(from.cast(), to.cast(), count as u64, root), args, else compose::gather(self, from, to, count, root, args))
+        forward!(
+            self.gather(from.cast(), to.cast(), count as u64, root),
+            args,
+            else compose::gather(self, from, to, count, root, args)
+        )
     }
 
     fn barrier(&self, args: &CallArgs) -> Result<()> {
@@ -297,7 +320,8 @@ impl Backend for External {
         if let Some(function) = self.library.table.register_memory {
             let out = &raw mut registration;
             self.call("register", |handle, error| {
-                // SAFETY: the caller's promise; handle, result and error are live.
+                // SAFETY: the caller's memory is valid until it is deregistered; handle, result and
+                // error are live.
                 unsafe { function(handle, at.cast(), bytes as u64, out, error) }
             })?;
         }
@@ -309,7 +333,7 @@ impl Backend for External {
             return Ok(());
         };
         self.call("deregister", |handle, error| {
-            // SAFETY: handle and error are live; the library judges the number.
+            // SAFETY: handle and error are live; the library checks the number.
             unsafe { function(handle, registration, error) }
         })
     }
@@ -319,7 +343,7 @@ impl Backend for External {
             return Ok(None);
         };
         if ranks.is_empty() {
-            // The library is called by those that join.
+            // Only ranks that join a part call the library.
             return Ok(None);
         }
         let Some(rank) = ranks.iter().position(|rank| *rank == self.rank) else {
@@ -351,7 +375,7 @@ impl Backend for External {
 
     fn abort(&self) {
         if let Some(abort) = self.library.table.abort {
-            // SAFETY: the handle is live; abort may come at any time.
+            // SAFETY: the handle is live, and `abort` may be called at any time.
             unsafe { abort(self.handle) };
         }
     }
@@ -368,7 +392,7 @@ impl Backend for External {
 }
 
 impl External {
-    /// The library reads as many counts as there are ranks.
+    /// Checks the number of counts: the library reads one per rank.
     fn lengths(&self, operation: &'static str, counts: &[u64]) -> Result<()> {
         if counts.len() == self.size as usize {
             return Ok(());

@@ -1,4 +1,4 @@
-//! A library's handle: made, called, destroyed.
+//! A library's handle: creation, calls, destruction.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::fmt;
@@ -17,26 +17,27 @@ use crate::backend::{Setup, backend_error};
 use crate::device::Device;
 use crate::{Error, Result};
 
-/// Bytes of a message that a library can leave.
+/// Maximum length of a library's message in bytes.
 const MESSAGE_BYTES: usize = 2048;
 
-/// A handle of an external library.
+/// Handle of an external library.
 pub(super) struct External {
     pub(super) name: String,
     pub(super) library: &'static Library,
     pub(super) handle: *mut c_void,
     pub(super) rank: u32,
     pub(super) size: u32,
-    /// The calls of a handle come one at a time.
+    /// Locked during a call: calls of a handle must not overlap.
     pub(super) calls: Mutex<()>,
-    /// The store outlives the handle: fields are dropped after `drop` has destroyed it.
+    /// Store of the handle. Fields are dropped after `drop` has destroyed the handle, so the store
+    /// outlives it.
     pub(super) store: Arc<StoreContext>,
 }
 
-// SAFETY: a handle may be used from any thread, one call at a time, which `calls` sees to; the
-// others (`supports`, `is_bitwise`, `abort`) come at any time (the table's rules).
+// SAFETY: a handle may be used from any thread, in one call at a time, which `calls` ensures.
+// `supports`, `is_bitwise` and `abort` may be called at any time (the table's rules).
 unsafe impl Send for External {}
-// SAFETY: as above.
+// SAFETY: the same rules allow shared use.
 unsafe impl Sync for External {}
 
 impl fmt::Debug for External {
@@ -53,35 +54,35 @@ impl fmt::Debug for External {
 impl Drop for External {
     fn drop(&mut self) {
         if let Some(destroy) = self.library.table.destroy {
-            // SAFETY: the last call of this handle.
+            // SAFETY: the handle is live, and this is its last call.
             unsafe { destroy(self.handle) };
         }
     }
 }
 
-/// The error of code `code` with the message in `buffer`.
+/// Returns the error for code `code` and the message in `buffer`.
 fn failure(name: &str, operation: &'static str, code: i32, buffer: &[u8]) -> Error {
     let said = CStr::from_bytes_until_nul(buffer)
         .map_or(String::new(), |text| text.to_string_lossy().into_owned());
     let kind = match code {
         CODE_TIMEOUT => "timed out",
-        CODE_PEER => "a peer has gone",
+        CODE_PEER => "a peer failed",
         CODE_ABORTED => "aborted",
         CODE_UNSUPPORTED => "not supported",
         CODE_INVALID => "invalid argument",
         CODE_STORE => "the store failed",
-        CODE_INTERNAL => "a mistake in the backend",
+        CODE_INTERNAL => "a bug in the backend",
         _ => "failed",
     };
     let said = if said.is_empty() {
-        "the backend gives no message".to_owned()
+        "no message from the backend".to_owned()
     } else {
         said
     };
     backend_error(name, operation, format!("{kind} (code {code}): {said}"))
 }
 
-/// A C string, without what follows a zero byte in it.
+/// Converts to a C string. Refuses text with a zero byte.
 fn c_string(name: &str, what: &str, value: &str) -> Result<CString> {
     CString::new(value).map_err(|_| {
         let detail = format!("{what} \"{}\" has a zero byte", value.escape_debug());
@@ -90,7 +91,7 @@ fn c_string(name: &str, what: &str, value: &str) -> Result<CString> {
 }
 
 impl External {
-    /// Makes this rank's handle. All ranks together.
+    /// Creates this rank's handle. Called by all ranks.
     pub(super) fn create(name: &str, library: &'static Library, setup: &Setup) -> Result<Self> {
         let store = StoreContext::new(Arc::clone(&setup.store));
         let communicator = c_string(name, "the name", &setup.name)?;
@@ -132,7 +133,7 @@ impl External {
         let mut error = FusewireError::new(&mut buffer);
         let create = library.table.create;
         let create = create.ok_or_else(|| lacks(name, "create"))?;
-        // SAFETY: everything that the setup points to is live; the library's table was judged.
+        // SAFETY: all pointers of the setup are to live memory; the library's table was checked.
         let handle = unsafe { create(&raw const given, &raw mut error) };
         if handle.is_null() {
             return Err(failure(name, "create", error.code, &buffer));
@@ -148,7 +149,7 @@ impl External {
         })
     }
 
-    /// Runs `call` on the handle, alone, and gives its failure.
+    /// Runs `call` on the handle, exclusively, and converts its failure.
     pub(super) fn call(
         &self,
         operation: &'static str,

@@ -1,4 +1,4 @@
-//! Opening a library and judging its table, before anything in it is called.
+//! Opening a library and checking its table before any of its functions are called.
 
 use core::ffi::{CStr, c_char};
 use core::mem::offset_of;
@@ -15,15 +15,15 @@ use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
 use crate::Result;
 use crate::backend::backend_error;
 
-/// A library whose table was judged; it stays open until the process ends.
+/// A library whose table was checked. It stays open until the process ends.
 #[derive(Debug)]
 pub(super) struct Library {
     pub(super) path: PathBuf,
-    /// A copy as this build knows the table; what an older library does not have is null.
+    /// Copy of the table in this build's layout. Functions that an older library lacks are null.
     pub(super) table: Table,
 }
 
-/// The library at `path`, opened the first time.
+/// Returns the library at `path`, which the first call opens.
 pub(super) fn open(name: &str, path: &Path) -> Result<&'static Library> {
     static OPEN: Mutex<BTreeMap<PathBuf, &'static Library>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,7 +34,7 @@ pub(super) fn open(name: &str, path: &Path) -> Result<&'static Library> {
         let detail = format!("{}: {detail}", path.display());
         backend_error(name, "load", detail)
     })?;
-    // Never freed, as the library is never closed.
+    // Never freed, because the library is never closed.
     let library: &'static Library = Box::leak(Box::new(Library {
         path: path.to_owned(),
         table,
@@ -44,48 +44,49 @@ pub(super) fn open(name: &str, path: &Path) -> Result<&'static Library> {
 }
 
 fn load(path: &Path) -> Result<Table, String> {
-    // SAFETY: whoever names the library answers for what it does when it is opened.
+    // SAFETY: the user who names the library is responsible for its initialisers.
     let opened = unsafe { Opened::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|error| format!("cannot be opened: {error}"))?;
-    // Never closed, also where it is refused: its initialisers may have left something behind.
+    // Never closed, even if it is refused: its initialisers may have started threads or registered
+    // callbacks.
     let opened = core::mem::ManuallyDrop::new(opened);
-    // SAFETY: a library with a symbol of this name gives it this type: its version is part of the
-    // name.
+    // SAFETY: the symbol's name includes the table's version, so the symbol has this type.
     let entry = unsafe { opened.get::<EntryFn>(ENTRY_SYMBOL.as_bytes()) }.map_err(|error| {
         format!(
-            "has no symbol {ENTRY_SYMBOL}, so it is no backend for this Fusewire (which takes \
+            "has no symbol {ENTRY_SYMBOL}, so it is not a backend for this Fusewire (which takes \
              version {ABI_MAJOR} of the table): {error}"
         )
     })?;
-    // SAFETY: the entry takes nothing.
+    // SAFETY: the entry function has no arguments and no preconditions.
     let table = unsafe { entry() };
-    // SAFETY: the table lives as long as the process, and has the bytes that it says (the rules).
+    // SAFETY: the table lives as long as the process, and has the size that it states (the table's
+    // rules).
     unsafe { judge(table) }
 }
 
-/// Refuses a table that is none, or of another version, or that lacks something; else copies it.
+/// Checks the magic number, version, size and required functions of a table, and copies it.
 ///
 /// # Safety
-/// `table` is null, or readable for its first 24 bytes, and where these are those of a table of
-/// this major version, for as many as it says.
+/// `table` is null or readable for 24 bytes. If these begin a table of this major version, `table`
+/// is readable for `struct_bytes`.
 unsafe fn judge(table: *const Table) -> Result<Table, String> {
     if table.is_null() {
-        return Err(format!("{ENTRY_SYMBOL} gives no table (null)"));
+        return Err(format!("{ENTRY_SYMBOL} returned null instead of a table"));
     }
     if !table.is_aligned() {
         return Err(format!("the table at {table:p} is not aligned"));
     }
-    // SAFETY: within the first 24 bytes.
+    // SAFETY: the field is in the first 24 bytes.
     let magic = unsafe { (&raw const (*table).magic).read() };
     if magic != MAGIC {
         return Err(format!(
-            "the table's magic is {magic:#018x}, expected {MAGIC:#018x}: this is no table of a \
+            "the table's magic is {magic:#018x}, expected {MAGIC:#018x}: this is not a table of a \
              Fusewire backend"
         ));
     }
-    // SAFETY: as above.
+    // SAFETY: the field is in the first 24 bytes.
     let major = unsafe { (&raw const (*table).abi_major).read() };
-    // SAFETY: as above.
+    // SAFETY: the field is in the first 24 bytes.
     let minor = unsafe { (&raw const (*table).abi_minor).read() };
     if major != ABI_MAJOR {
         return Err(format!(
@@ -93,7 +94,7 @@ unsafe fn judge(table: *const Table) -> Result<Table, String> {
              {ABI_MAJOR}.{ABI_MINOR}): build the backend against its fusewire_backend.h"
         ));
     }
-    // SAFETY: as above.
+    // SAFETY: the field is in the first 24 bytes.
     let bytes = unsafe { (&raw const (*table).struct_bytes).read() };
     if bytes < TABLE_BYTES_1_0 {
         return Err(format!(
@@ -103,9 +104,11 @@ unsafe fn judge(table: *const Table) -> Result<Table, String> {
     }
     let mut copy = core::mem::MaybeUninit::<Table>::zeroed();
     let known = (bytes as usize).min(size_of::<Table>());
-    // SAFETY: readable for `bytes` (the caller's promise), writable for the size of the copy.
+    // SAFETY: the table is readable for `bytes` and the copy writable for its own size; `known` is
+    // at most either.
     unsafe { core::ptr::copy_nonoverlapping(table.cast::<u8>(), copy.as_mut_ptr().cast(), known) };
-    // SAFETY: integers, pointers and functions that may be null: all zeros are a value of each.
+    // SAFETY: the fields are integers, pointers and optional functions, for which zero is a valid
+    // value.
     let copy = unsafe { copy.assume_init() };
     let missing = missing(&copy);
     if !missing.is_empty() {
@@ -114,7 +117,7 @@ unsafe fn judge(table: *const Table) -> Result<Table, String> {
     Ok(copy)
 }
 
-/// The functions that every backend has and this one does not.
+/// Returns the required functions that the table lacks.
 fn missing(table: &Table) -> Vec<&'static str> {
     macro_rules! missing {
         ($($name:ident)*) => {
@@ -128,17 +131,17 @@ fn missing(table: &Table) -> Vec<&'static str> {
     .collect()
 }
 
-/// The text at `at`; nothing where it is null.
+/// Returns the text at `at`, or an empty string if it is null.
 ///
 /// # Safety
-/// `at` is null or ends with a zero byte.
+/// `at` is null or a valid string that ends with a zero byte.
 pub(super) unsafe fn text(at: *const c_char) -> String {
     if at.is_null() {
         return String::new();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `at` is not null, and the caller passes a string that ends with a zero byte.
     unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
 }
 
-// What is read before the size is known.
+// The first 24 bytes include all fields that are read before the size is known.
 const _: () = assert!(offset_of!(Table, struct_bytes) + size_of::<u32>() <= 24);

@@ -14,18 +14,18 @@ use fusewire_backend_abi::{
 use crate::Error;
 use crate::store::Store;
 
-/// What the functions' context points to, with the struct that names them: in a box, so that
-/// neither moves.
+/// Context of the functions, with the struct that lists them. Both are boxed, so that neither
+/// moves.
 #[derive(Debug)]
 pub(super) struct StoreContext {
     store: Arc<dyn Store>,
     table: FusewireStore,
 }
 
-// SAFETY: the table's one pointer is the value's own address; nothing is written after `new`, and a
-// store is `Send + Sync`.
+// SAFETY: the table's only pointer is the value's own address, nothing is written after `new`, and
+// a store is `Send + Sync`.
 unsafe impl Send for StoreContext {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: nothing is written after `new`, and the store is `Sync`.
 unsafe impl Sync for StoreContext {}
 
 impl StoreContext {
@@ -35,7 +35,7 @@ impl StoreContext {
             table: FusewireStore {
                 struct_bytes: size_of::<FusewireStore>() as u32,
                 reserved: 0,
-                // Where the value will lie for good.
+                // The value's final address.
                 context: this.as_ptr().cast_mut().cast(),
                 set: Some(set),
                 get: Some(get),
@@ -50,7 +50,7 @@ impl StoreContext {
     }
 }
 
-/// A failure of a store's function: code and message.
+/// Failure of a store function: code and message.
 type StoreFailure = (i32, String);
 
 fn invalid(detail: impl Into<String>) -> StoreFailure {
@@ -66,18 +66,18 @@ fn failed(error: &Error) -> StoreFailure {
     (code, error.to_string())
 }
 
-/// Runs a function's body on the store; neither a panic nor a wrong context leaves it.
+/// Runs a function's body on the store. Catches panics and refuses a null context.
 ///
 /// # Safety
-/// `context` is null or a [`StoreContext`]'s; `error` as for [`FusewireError::set`].
+/// `context` is null or points to a [`StoreContext`]; `error` is valid for [`FusewireError::set`].
 unsafe fn guarded(
     context: *mut c_void,
     error: *mut FusewireError,
     body: impl FnOnce(&dyn Store) -> Result<(), StoreFailure>,
 ) -> i32 {
-    // SAFETY: the caller's promise; a bound store lives as long as the handle.
+    // SAFETY: the caller passes null or a `StoreContext`, which lives as long as the handle.
     let Some(bound) = (unsafe { context.cast::<StoreContext>().as_ref() }) else {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes an `error` that is valid for `FusewireError::set`.
         unsafe { FusewireError::set(error, CODE_INVALID, "the store's context is null") };
         return CODE_INVALID;
     };
@@ -86,15 +86,15 @@ unsafe fn guarded(
         Ok(Err(failed)) => failed,
         Err(_) => (CODE_INTERNAL, "the store panicked".to_owned()),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes an `error` that is valid for `FusewireError::set`.
     unsafe { FusewireError::set(error, code, &message) };
     code
 }
 
-/// The bytes at `at`, if there can be so many.
+/// Returns the bytes at `at`, after a check of pointer and length.
 ///
 /// # Safety
-/// `at` is null or readable for `bytes`.
+/// `at` is null or readable for `bytes` bytes.
 unsafe fn bytes<'a>(
     what: &str,
     at: *const u8,
@@ -106,30 +106,30 @@ unsafe fn bytes<'a>(
     }
     if at.is_null() {
         return Err(invalid(format!(
-            "the {what} is null, and has {bytes} bytes"
+            "the {what} is null, but its length is {bytes}"
         )));
     }
     if bytes > most {
         return Err(invalid(format!(
-            "the {what} has {bytes} bytes; {most} are allowed"
+            "the {what} has {bytes} bytes; at most {most} are allowed"
         )));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `at` is not null, and the caller passes `bytes` readable bytes.
     Ok(unsafe { core::slice::from_raw_parts(at, bytes) })
 }
 
-/// A key.
+/// Returns a checked key.
 ///
 /// # Safety
-/// As [`bytes`].
+/// The preconditions of [`bytes`].
 unsafe fn key<'a>(at: *const c_char, length: usize) -> Result<&'a str, StoreFailure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: this function has the preconditions of `bytes`.
     let key = unsafe { bytes("key", at.cast(), length, MAX_KEY_BYTES) }?;
     match core::str::from_utf8(key) {
         Ok("") => Err(invalid("the key is empty")),
         Ok(key) if key.contains('\0') => Err(invalid("the key has a zero byte")),
         Ok(key) => Ok(key),
-        Err(error) => Err(invalid(format!("the key is no UTF-8: {error}"))),
+        Err(error) => Err(invalid(format!("the key is not UTF-8: {error}"))),
     }
 }
 
@@ -142,13 +142,13 @@ unsafe extern "C" fn set(
     error: *mut FusewireError,
 ) -> i32 {
     let body = |store: &dyn Store| {
-        // SAFETY: the backend keeps the table's rules.
+        // SAFETY: the backend passes `key_bytes` readable bytes (the table's rules).
         let key = unsafe { key(key_at, key_bytes) }?;
-        // SAFETY: as above.
+        // SAFETY: the backend passes `value_bytes` readable bytes (the table's rules).
         let value = unsafe { bytes("value", value, value_bytes, MAX_VALUE_BYTES) }?;
         store.set(key, value).map_err(|error| failed(&error))
     };
-    // SAFETY: the backend keeps the table's rules.
+    // SAFETY: the backend passes the store's context and a valid error (the table's rules).
     unsafe { guarded(context, error, body) }
 }
 
@@ -163,28 +163,29 @@ unsafe extern "C" fn get(
     error: *mut FusewireError,
 ) -> i32 {
     let body = |store: &dyn Store| {
-        // SAFETY: the backend keeps the table's rules.
+        // SAFETY: the backend passes `key_bytes` readable bytes (the table's rules).
         let key = unsafe { key(key_at, key_bytes) }?;
         if value_bytes.is_null() || (value.is_null() && capacity > 0) {
             return Err(invalid("there is no memory for the value or its length"));
         }
         let found = store.get(key, Duration::from_nanos(timeout_ns));
         let found = found.map_err(|error| failed(&error))?;
-        // SAFETY: not null, and writable (the rules).
+        // SAFETY: not null, and writable by the table's rules.
         unsafe { value_bytes.write(found.len()) };
         if found.len() > capacity {
             return Err(invalid(format!(
-                "the value of \"{key}\" has {} bytes; there is room for {capacity}",
+                "the value of \"{key}\" has {} bytes; the buffer has {capacity}",
                 found.len()
             )));
         }
         if !found.is_empty() {
-            // SAFETY: writable for `capacity` (the rules), which is no less.
+            // SAFETY: `value` is writable for `capacity` bytes (the table's rules), at least
+            // `found.len()`.
             unsafe { core::ptr::copy_nonoverlapping(found.as_ptr(), value, found.len()) };
         }
         Ok(())
     };
-    // SAFETY: as above.
+    // SAFETY: the backend passes the store's context and a valid error (the table's rules).
     unsafe { guarded(context, error, body) }
 }
 
@@ -196,12 +197,12 @@ unsafe extern "C" fn wait(
     error: *mut FusewireError,
 ) -> i32 {
     let body = |store: &dyn Store| {
-        // SAFETY: the backend keeps the table's rules.
+        // SAFETY: the backend passes `key_bytes` readable bytes (the table's rules).
         let key = unsafe { key(key_at, key_bytes) }?;
         let found = store.wait(&[key], Duration::from_nanos(timeout_ns));
         found.map_err(|error| failed(&error))
     };
-    // SAFETY: as above.
+    // SAFETY: the backend passes the store's context and a valid error (the table's rules).
     unsafe { guarded(context, error, body) }
 }
 
@@ -214,16 +215,16 @@ unsafe extern "C" fn add(
     error: *mut FusewireError,
 ) -> i32 {
     let body = |store: &dyn Store| {
-        // SAFETY: the backend keeps the table's rules.
+        // SAFETY: the backend passes `key_bytes` readable bytes (the table's rules).
         let key = unsafe { key(key_at, key_bytes) }?;
         let total = store.add(key, amount).map_err(|error| failed(&error))?;
         if !sum.is_null() {
-            // SAFETY: not null, and writable (the rules).
+            // SAFETY: not null, and writable by the table's rules.
             unsafe { sum.write(total) };
         }
         Ok(())
     };
-    // SAFETY: as above.
+    // SAFETY: the backend passes the store's context and a valid error (the table's rules).
     unsafe { guarded(context, error, body) }
 }
 
@@ -232,12 +233,12 @@ mod tests {
     use super::*;
     use crate::store::MemoryStore;
 
-    /// Calls `get` of `key` with a buffer of `capacity` bytes: code, length, value.
+    /// Calls `get` of `key` with a buffer of `capacity` bytes. Returns code, length and value.
     fn read(bound: &StoreContext, key: &[u8], capacity: usize) -> (i32, usize, Vec<u8>) {
         let (mut value, mut length) = (vec![0u8; capacity], 0);
         let timeout = Duration::from_millis(20).as_nanos() as u64;
         let get = bound.table.get.expect("it is there");
-        // SAFETY: the pointers are to live memory of the lengths given.
+        // SAFETY: all pointers are to live memory of the given lengths.
         let code = unsafe {
             get(
                 bound.table.context,
@@ -262,7 +263,7 @@ mod tests {
             let mut error = FusewireError::new(&mut text);
             let set = bound.table.set.expect("it is there");
             let context = bound.table.context;
-            // SAFETY: the key is live; the value is, or is refused before it is read.
+            // SAFETY: the key is live; the value is live, or refused before it is read.
             let code = unsafe {
                 set(
                     context,

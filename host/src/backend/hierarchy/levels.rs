@@ -1,5 +1,5 @@
-//! Operations by levels: the ranks of each host among themselves, then the hosts. Reductions
-//! associate by hosts, and between hosts as Gloo does: what [`crate::Determinism::Any`] allows.
+//! Hierarchical operations: first among the ranks of each host, then between the hosts. Reductions
+//! associate by hosts, and between hosts in Gloo's order, which [`crate::Determinism::Any`] allows.
 
 use fusewire_device::DType;
 
@@ -10,7 +10,7 @@ use crate::backend::gloo::{Message, Scale, scale};
 use crate::options::ReduceOp;
 use crate::tensor::{Input, Output};
 
-/// What the ranks of a host do for `op`: an average is divided at the end.
+/// Returns the reduction within a host. An average is a sum, which is divided at the end.
 const fn first(op: ReduceOp) -> ReduceOp {
     match op {
         ReduceOp::Average => ReduceOp::Sum,
@@ -18,7 +18,7 @@ const fn first(op: ReduceOp) -> ReduceOp {
     }
 }
 
-/// What the hosts do for `op`: the factors are in already.
+/// Returns the reduction between hosts. The factors of a scaled sum are already applied.
 const fn then(op: ReduceOp) -> ReduceOp {
     match op {
         ReduceOp::Average | ReduceOp::PreMulSum(_) => ReduceOp::Sum,
@@ -27,12 +27,12 @@ const fn then(op: ReduceOp) -> ReduceOp {
 }
 
 const fn input<'a>(at: *const u8, count: usize, dtype: DType) -> Input<'a> {
-    // SAFETY: the callers use it while the memory is theirs.
+    // SAFETY: the callers use the input only while its memory is valid.
     unsafe { Input::from_raw(at, count, dtype) }
 }
 
 const fn output<'a>(at: *mut u8, count: usize, dtype: DType) -> Output<'a> {
-    // SAFETY: as above.
+    // SAFETY: the callers use the output only while its memory is valid.
     unsafe { Output::from_raw(at, count, dtype) }
 }
 
@@ -42,22 +42,22 @@ impl Hierarchy {
         self.peers.as_ref().ok_or_else(none)
     }
 
-    /// The division of an average.
+    /// Divides the result of an average by the number of ranks.
     ///
     /// # Safety
     /// `to` is writable for `count` elements.
     unsafe fn finish(&self, to: *mut u8, count: usize, op: ReduceOp, clock: &Clock) {
         if op == ReduceOp::Average {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller passes `count` writable elements; input and output may be equal.
             unsafe { scale(to, to, count, clock.args.dtype, Scale::Over(self.size())) };
         }
     }
 
     /// Reduce_scatter on the host, all_reduce of each shard between peers, all_gather on the host.
-    /// Hosts have equally many ranks.
+    /// Requires equally many ranks on all hosts.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`].
+    /// The preconditions of [`Backend::all_reduce`].
     pub(super) unsafe fn all_reduce_shards(
         &self,
         from: *const u8,
@@ -71,8 +71,8 @@ impl Hierarchy {
         let each = count / here;
         let body = each * here;
         let shard = to.wrapping_add(clock.bytes(each * self.own().local as usize));
-        // What is left over, less than an element a rank, must not be overwritten before it is
-        // read: in place it is behind the shards.
+        // The remainder, less than one element per rank, lies after the shards. It must not be
+        // overwritten before it is read.
         self.local(clock)
             .reduce_scatter_single(
                 output(shard, each, dtype),
@@ -80,7 +80,7 @@ impl Hierarchy {
                 first(op),
             )
             .map_err(self.here_failed(name))?;
-        // SAFETY: the shard lies within the output, and so does the rest.
+        // SAFETY: the shard and the remainder lie within the output.
         unsafe {
             self.peers(name)?
                 .all_reduce(shard, shard, each, then(op), &clock.args())
@@ -94,7 +94,7 @@ impl Hierarchy {
             return Ok(());
         }
         let rest = clock.bytes(body);
-        // SAFETY: as above; Gloo divides averages itself.
+        // SAFETY: the remainder lies within both buffers. Gloo's backend divides averages itself.
         unsafe {
             let (from, to) = (from.add(rest), to.add(rest));
             self.all
@@ -103,10 +103,11 @@ impl Hierarchy {
         }
     }
 
-    /// Reduce to the first rank of the host, all_reduce between these, broadcast on the host.
+    /// Reduce to the first rank of each host, all_reduce between these ranks, broadcast on the
+    /// host.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`].
+    /// The preconditions of [`Backend::all_reduce`].
     pub(super) unsafe fn all_reduce_leaders(
         &self,
         from: *const u8,
@@ -126,7 +127,7 @@ impl Hierarchy {
             )
             .map_err(self.here_failed(name))?;
         if self.own().local == 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: `to` holds `count` elements by the preconditions.
             unsafe {
                 self.peers(name)?
                     .all_reduce(to, to, count, then(op), &clock.args())
@@ -139,7 +140,7 @@ impl Hierarchy {
             .map_err(self.here_failed(name))
     }
 
-    /// The local rank on every host through which a call with this root goes.
+    /// Returns the local rank on every host that carries a call with this root.
     fn leader(&self, root: u32) -> u32 {
         if self.is_even() {
             self.coordinates[root as usize].local
@@ -148,11 +149,11 @@ impl Hierarchy {
         }
     }
 
-    /// Reduce to one rank of the host, then to the root's host, then, where that is another rank,
-    /// to the root.
+    /// Reduce to one rank of each host, then to the root's host, then, if that is another rank, to
+    /// the root.
     ///
     /// # Safety
-    /// As [`Backend::reduce`].
+    /// The preconditions of [`Backend::reduce`].
     pub(super) unsafe fn reduce_leaders(
         &self,
         from: *const u8,
@@ -190,7 +191,7 @@ impl Hierarchy {
             )
             .map_err(self.here_failed(name))?;
         if is_leader {
-            // SAFETY: the sum has as many elements.
+            // SAFETY: the buffer of the sum holds `count` elements.
             unsafe {
                 self.peers(name)?
                     .reduce(sum, sum, count, then(op), target.host, &clock.args())
@@ -220,10 +221,10 @@ impl Hierarchy {
         self.exchange(&[message], name)
     }
 
-    /// From the root's host to one rank of each other, and on each host.
+    /// Broadcast from the root's host to one rank of each other host, then on each host.
     ///
     /// # Safety
-    /// As [`Backend::broadcast`].
+    /// The preconditions of [`Backend::broadcast`].
     pub(super) unsafe fn broadcast_leaders(
         &self,
         buffer: *mut u8,
@@ -244,12 +245,12 @@ impl Hierarchy {
                 .map_err(self.here_failed(name))
         };
         let is_source = own.host == source.host;
-        // The rank that carries it on must have it first.
+        // The rank that sends to the other hosts must receive the data first.
         if is_source && leader != source.local {
             within(source.local)?;
         }
         if own.local == leader {
-            // SAFETY: the caller's promise.
+            // SAFETY: `buffer` holds `count` elements by the preconditions.
             unsafe {
                 self.peers(name)?
                     .broadcast(buffer, count, source.host, &clock.args())
@@ -262,10 +263,10 @@ impl Hierarchy {
         within(leader)
     }
 
-    /// Between peers, then on each host. Hosts have equally many ranks.
+    /// All_gather between peers, then on each host. Requires equally many ranks on all hosts.
     ///
     /// # Safety
-    /// As [`Backend::all_gather`].
+    /// The preconditions of [`Backend::all_gather`].
     pub(super) unsafe fn all_gather_shards(
         &self,
         from: *const u8,
@@ -278,7 +279,7 @@ impl Hierarchy {
         let here = self.here() as usize;
         let mut column = scratch(bytes * hosts);
         let column_at = column.as_mut_ptr().cast::<u8>();
-        // SAFETY: the column holds a row for each host.
+        // SAFETY: the column holds one row for each host.
         unsafe {
             self.peers(name)?
                 .all_gather(from, column_at, count, &clock.args())
@@ -292,7 +293,7 @@ impl Hierarchy {
             .map_err(self.here_failed(name))?;
         for (rank, at) in self.coordinates.iter().enumerate() {
             let row = at.local as usize * hosts + at.host as usize;
-            // SAFETY: both hold a row for each rank.
+            // SAFETY: both buffers hold one row for each rank.
             unsafe {
                 core::ptr::copy_nonoverlapping(at.add(row * bytes), to.add(rank * bytes), bytes);
             }
@@ -300,11 +301,11 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// Each rank reduces, on its host, the rows of its peers, which then exchange them. Hosts have
-    /// equally many ranks.
+    /// Each rank reduces the rows of its peers on its host, then the peers exchange them. Requires
+    /// equally many ranks on all hosts.
     ///
     /// # Safety
-    /// As [`Backend::reduce_scatter`].
+    /// The preconditions of [`Backend::reduce_scatter`].
     pub(super) unsafe fn reduce_scatter_shards(
         &self,
         from: *const u8,
@@ -315,12 +316,12 @@ impl Hierarchy {
     ) -> Result<()> {
         let name = "reduce_scatter";
         let (bytes, dtype, hosts) = (clock.bytes(count), clock.args.dtype, self.hosts.len());
-        // The rows of peers side by side.
+        // The rows, sorted so that those of peers are adjacent.
         let mut sorted = scratch(bytes * self.coordinates.len());
         let at = sorted.as_mut_ptr().cast::<u8>();
         for (rank, at) in self.coordinates.iter().enumerate() {
             let row = at.local as usize * hosts + at.host as usize;
-            // SAFETY: both hold a row for each rank.
+            // SAFETY: both buffers hold one row for each rank.
             unsafe {
                 core::ptr::copy_nonoverlapping(from.add(rank * bytes), at.add(row * bytes), bytes);
             }
@@ -338,7 +339,7 @@ impl Hierarchy {
                 first(op),
             )
             .map_err(self.here_failed(name))?;
-        // SAFETY: both hold a row for each host.
+        // SAFETY: both buffers hold one row for each host.
         unsafe {
             self.peers(name)?
                 .all_to_all(partial_at, received_at, count, &clock.args())

@@ -1,12 +1,12 @@
-//! Ranks on several hosts: Fusewire's kernels on each, Gloo between them.
+//! Communicators over several hosts: Fusewire's kernels on each host, Gloo between them.
 //!
-//! The ranks of a host form a communicator of their own. Gloo connects all ranks; and, as *peers*,
-//! the ranks with the same local rank on their hosts where all hosts have equally many, else the
-//! first ranks of the hosts. Where bits are promised, reductions are [`ordered`]; else they go by
+//! The ranks of a host form a local communicator. Gloo connects all ranks. It also connects
+//! *peers*: the ranks with the same local rank, if all hosts have equally many ranks, or else the
+//! first ranks of the hosts. Reductions with guaranteed bits use [`ordered`], others use
 //! [`levels`].
 //!
-//! An error of one part is one of the whole: the communicator aborts the backend, which aborts
-//! every part.
+//! An error of one part fails the whole: the communicator aborts the backend, which aborts all
+//! parts.
 
 mod levels;
 mod ordered;
@@ -33,33 +33,33 @@ use crate::{Error, Result};
 
 const NAME: &str = "fusewire";
 
-/// How much longer than the call a rank waits for others of its host: one that waits for another
-/// host speaks first, and knows more.
+/// Additional time that a rank waits for other ranks of its host. A rank that waits for another
+/// host then times out first, and its error is more precise.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Where a rank is.
+/// Position of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Coordinates {
     host: u32,
-    /// Among the ranks of the host.
+    /// Index among the ranks of the host.
     local: u32,
 }
 
-/// A communicator over several hosts.
+/// Communicator over several hosts.
 pub(crate) struct Hierarchy {
     rank: u32,
-    /// The ranks of this host.
+    /// Communicator of this host's ranks.
     local: Communicator,
-    /// Each rank's coordinates.
+    /// Coordinates of each rank.
     coordinates: Vec<Coordinates>,
-    /// Each host's ranks.
+    /// Ranks of each host.
     hosts: Vec<Vec<u32>>,
     /// All ranks.
     all: Gloo,
-    /// One rank of each host, by the host's number; on ranks that have peers.
+    /// Gloo over one rank of each host, indexed by the host; only on ranks that have peers.
     peers: Option<Gloo>,
     determinism: Determinism,
-    /// Messages of the group that is open.
+    /// Messages of the open group.
     group: Mutex<Option<Vec<Message>>>,
 }
 
@@ -72,7 +72,7 @@ impl fmt::Debug for Hierarchy {
     }
 }
 
-/// The time of one call, over its steps.
+/// Time of one call, over its steps.
 #[derive(Clone, Copy)]
 struct Clock {
     args: CallArgs,
@@ -87,7 +87,7 @@ impl Clock {
         }
     }
 
-    /// The rest of the call.
+    /// Returns the call's arguments with the remaining time.
     fn args(&self) -> CallArgs {
         let left = self.until.saturating_duration_since(Instant::now());
         CallArgs {
@@ -101,14 +101,14 @@ impl Clock {
     }
 }
 
-/// Memory for `bytes` bytes, aligned for every element.
+/// Allocates memory for `bytes` bytes, aligned for every element type.
 fn scratch(bytes: usize) -> Vec<u64> {
     vec![0; bytes.div_ceil(8)]
 }
 
 impl Hierarchy {
-    /// Connects the hosts; `here` are the ranks of this one, which are the ranks of `local` in this
-    /// order. All ranks together.
+    /// Connects the hosts. `here` are the ranks of this host, in the order of their ranks in
+    /// `local`. Called by all ranks.
     pub(crate) fn new(setup: &Setup, local: Communicator, here: Vec<u32>) -> Result<Self> {
         let timeout = setup.options.timeout;
         let connect = |part: &str, rank: u32, size: u32| {
@@ -119,11 +119,11 @@ impl Hierarchy {
             Gloo::connect(rank, size, store, timeout, Reach::Network)
         };
         let all = connect("all", setup.rank, setup.size)?;
-        // A host is named by its first rank.
+        // The first rank of a host identifies the host.
         let first = here.first().copied().unwrap_or(setup.rank);
         let mut firsts = vec![0u32; setup.size as usize];
         let args = CallArgs::new(DType::U32, timeout);
-        // SAFETY: one element, and as many as ranks.
+        // SAFETY: the input holds one element, the output one per rank.
         unsafe {
             all.all_gather(
                 (&raw const first).cast(),
@@ -134,7 +134,7 @@ impl Hierarchy {
         };
         let (coordinates, hosts) = coordinates(&firsts).ok_or_else(|| Error::Communicator {
             name: setup.name.clone(),
-            detail: format!("the ranks do not agree on who is on which host: {firsts:?}"),
+            detail: format!("the ranks disagree about the hosts that they are on: {firsts:?}; check FUSEWIRE_HOST_ID"),
         })?;
         let own = coordinates[setup.rank as usize];
         let peers = (own.local == 0 || is_even(&hosts))
@@ -159,7 +159,7 @@ impl Hierarchy {
         self.coordinates[self.rank as usize]
     }
 
-    /// Ranks of this host.
+    /// Returns the number of ranks on this host.
     fn here(&self) -> u32 {
         self.local.size()
     }
@@ -172,31 +172,30 @@ impl Hierarchy {
         is_even(&self.hosts)
     }
 
-    /// The communicator of this host, for a step of a call.
+    /// Returns the communicator of this host, with the remaining time of a call.
     fn local(&self, clock: &Clock) -> Communicator {
         self.local.with_timeout(clock.args().timeout + GRACE)
     }
 
-    /// Names the ranks that a failure of this host's communicator is about.
+    /// Adds the ranks of this host to a failure of its communicator.
     fn here_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let why = match &error {
                 Error::Failed(failure) if failure.kind == FailureKind::Abort => {
-                    " (one of them has failed, perhaps in what it does with other hosts; its error \
-                        says why)"
+                    " (one of them has failed, perhaps in communication with other hosts; see its \
+                     error)"
                 }
                 _ => "",
             };
             let detail = format!(
-                "among the ranks of this host ({:?}, which the following numbers from 0): \
-                    {error}{why}",
+                "among the ranks of this host ({:?}; the error numbers them from 0): {error}{why}",
                 self.hosts[self.own().host as usize]
             );
             backend_error(NAME, operation, detail)
         }
     }
 
-    /// Names the ranks that a failure between hosts is about.
+    /// Adds this rank to a failure between hosts.
     fn between_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let detail = format!(
@@ -208,20 +207,19 @@ impl Hierarchy {
         }
     }
 
-    /// As [`Hierarchy::between_failed`], where Gloo knows the ranks by the numbers of their hosts.
+    /// Adds the peers to a failure between hosts in which Gloo numbers the ranks by host.
     fn peers_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let peers: Vec<u32> = self.hosts.iter().map(|ranks| self.peer_of(ranks)).collect();
             let detail = format!(
-                "rank {}, between hosts, whose ranks {peers:?} the following numbers from 0: \
-                    {error}",
+                "rank {}, between hosts (ranks {peers:?}; the error numbers them from 0): {error}",
                 self.rank
             );
             backend_error(NAME, operation, detail)
         }
     }
 
-    /// This rank's peer among the `ranks` of a host.
+    /// Returns this rank's peer among the `ranks` of a host.
     fn peer_of(&self, ranks: &[u32]) -> u32 {
         ranks[if self.is_even() {
             self.own().local as usize
@@ -248,7 +246,7 @@ impl Hierarchy {
     }
 }
 
-/// Coordinates of ranks of which the first on the same host is given, and the hosts.
+/// Returns coordinates and hosts, from the first rank on the same host as each rank.
 fn coordinates(firsts: &[u32]) -> Option<(Vec<Coordinates>, Vec<Vec<u32>>)> {
     let (mut coordinates, mut hosts) = (Vec::new(), Vec::<Vec<u32>>::new());
     for (rank, first) in (0u32..).zip(firsts) {
@@ -332,7 +330,7 @@ impl Backend for Hierarchy {
         args: &CallArgs,
     ) -> Result<()> {
         let clock = Clock::start(args);
-        // SAFETY: the caller's promise, whichever the way.
+        // SAFETY: every route has the preconditions of `Backend::all_reduce`.
         unsafe {
             match self.choose_route(Operation::AllReduce, args.dtype, Some(op.code()), count) {
                 HierarchyRoute::Gathered => self.reduce_gathered(from, to, count, op, None, &clock),
@@ -357,7 +355,7 @@ impl Backend for Hierarchy {
         args: &CallArgs,
     ) -> Result<()> {
         let clock = Clock::start(args);
-        // SAFETY: the caller's promise, whichever the way.
+        // SAFETY: every route has the preconditions of `Backend::reduce`.
         unsafe {
             match self.choose_route(Operation::Reduce, args.dtype, Some(op.code()), count) {
                 HierarchyRoute::Gathered => {
@@ -381,7 +379,7 @@ impl Backend for Hierarchy {
         args: &CallArgs,
     ) -> Result<()> {
         let clock = Clock::start(args);
-        // SAFETY: the caller's promise, whichever the way.
+        // SAFETY: every route has the preconditions of `Backend::broadcast`.
         unsafe {
             match self.choose_route(Operation::Broadcast, args.dtype, None, count) {
                 HierarchyRoute::Leaders => self.broadcast_leaders(buffer, count, root, &clock),
@@ -401,7 +399,7 @@ impl Backend for Hierarchy {
         args: &CallArgs,
     ) -> Result<()> {
         let clock = Clock::start(args);
-        // SAFETY: the caller's promise, whichever the way.
+        // SAFETY: every route has the preconditions of `Backend::all_gather`.
         unsafe {
             match self.choose_route(Operation::AllGather, args.dtype, None, count) {
                 HierarchyRoute::Shards => self.all_gather_shards(from, to, count, &clock),
@@ -422,7 +420,7 @@ impl Backend for Hierarchy {
         args: &CallArgs,
     ) -> Result<()> {
         let clock = Clock::start(args);
-        // SAFETY: the caller's promise, whichever the way.
+        // SAFETY: every route has the preconditions of `Backend::reduce_scatter`.
         unsafe {
             match self.choose_route(Operation::ReduceScatter, args.dtype, Some(op.code()), count) {
                 HierarchyRoute::Shards => self.reduce_scatter_shards(from, to, count, op, &clock),
@@ -476,7 +474,7 @@ impl Backend for Hierarchy {
 
 impl Drop for Hierarchy {
     fn drop(&mut self) {
-        // Nothing waits on its stream: every call was blocking. A failure was returned by the call.
+        // The stream is idle, because every call blocked. Calls have returned their failures.
         let _ = self.local.finalize();
     }
 }

@@ -1,4 +1,4 @@
-//! Reductions in rank order, with the library's rounding: the bits of the kernels of one host.
+//! Reductions in rank order with Fusewire's rounding: the same bits as the kernels of one host.
 
 use core::ops::Range;
 
@@ -9,14 +9,14 @@ use super::{Backend, Clock, Hierarchy, Message, scratch};
 use crate::Result;
 use crate::options::ReduceOp;
 
-/// Elements that are reduced at a time: their accumulators stay in the first cache.
+/// Elements reduced at a time, so that their accumulators stay in the L1 cache.
 const BLOCK: usize = 512;
 
 impl Hierarchy {
-    /// Every rank gets all inputs; `root` (or everybody) reduces them.
+    /// Gathers the inputs of all ranks. `root`, or every rank, reduces them.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`] and [`Backend::reduce`].
+    /// The preconditions of [`Backend::all_reduce`] and [`Backend::reduce`].
     pub(super) unsafe fn reduce_gathered(
         &self,
         from: *const u8,
@@ -35,7 +35,8 @@ impl Hierarchy {
         let scalars = self.scalars(op, name, clock)?;
         let mut rows = scratch(bytes * self.size() as usize);
         let all = rows.as_mut_ptr().cast::<u8>();
-        // SAFETY: the caller's promise; there is a row for each rank.
+        // SAFETY: `from` holds `count` elements by the preconditions, and the rows one input per
+        // rank.
         unsafe {
             self.all
                 .all_gather(from, all, count, &clock.args())
@@ -48,10 +49,10 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// Each rank reduces its shard of everybody's input, then everybody gets all shards.
+    /// Each rank reduces its shard of all inputs; then all ranks gather the shards.
     ///
     /// # Safety
-    /// As [`Backend::all_reduce`].
+    /// The preconditions of [`Backend::all_reduce`].
     pub(super) unsafe fn all_reduce_ordered(
         &self,
         from: *const u8,
@@ -63,8 +64,8 @@ impl Hierarchy {
         let shards = self.shards(count);
         let own = shards[self.rank as usize].clone();
         let target = to.wrapping_add(clock.bytes(own.start));
-        // SAFETY: the caller's promise: every shard lies within the buffers. In place, the own
-        // shard is written when all others have been sent.
+        // SAFETY: every shard lies within the buffers. In place, this rank's shard is written after
+        // all other shards have been sent.
         unsafe { self.reduce_own(from, target, &shards, op, "all_reduce", clock)? };
         let others = (0..self.size()).filter(|peer| *peer != self.rank);
         let messages = others.flat_map(|peer| {
@@ -79,10 +80,10 @@ impl Hierarchy {
         self.exchange(&messages, "all_reduce")
     }
 
-    /// Each rank reduces its shard, then the root gets all.
+    /// Each rank reduces its shard of all inputs; then the root gathers the shards.
     ///
     /// # Safety
-    /// As [`Backend::reduce`].
+    /// The preconditions of [`Backend::reduce`].
     pub(super) unsafe fn reduce_ordered(
         &self,
         from: *const u8,
@@ -96,7 +97,8 @@ impl Hierarchy {
         let own = shards[self.rank as usize].clone();
         if root == self.rank {
             let target = to.wrapping_add(clock.bytes(own.start));
-            // SAFETY: as for all_reduce.
+            // SAFETY: every shard lies within the buffers. In place, this rank's shard is written
+            // after all other shards have been sent.
             unsafe { self.reduce_own(from, target, &shards, op, "reduce", clock)? };
             let others = (0..self.size()).filter(|peer| *peer != self.rank);
             let messages = others.map(|peer| {
@@ -109,7 +111,7 @@ impl Hierarchy {
         }
         let mut reduced = scratch(clock.bytes(own.len()));
         let target = reduced.as_mut_ptr().cast::<u8>();
-        // SAFETY: the scratch holds the shard.
+        // SAFETY: the scratch buffer holds the shard.
         unsafe { self.reduce_own(from, target, &shards, op, "reduce", clock)? };
         if own.is_empty() {
             return Ok(());
@@ -120,7 +122,7 @@ impl Hierarchy {
     /// Each rank reduces its row.
     ///
     /// # Safety
-    /// As [`Backend::reduce_scatter`].
+    /// The preconditions of [`Backend::reduce_scatter`].
     pub(super) unsafe fn reduce_scatter_ordered(
         &self,
         from: *const u8,
@@ -132,15 +134,15 @@ impl Hierarchy {
         let rows: Vec<_> = (0..self.size() as usize)
             .map(|row| row * count..(row + 1) * count)
             .collect();
-        // SAFETY: the caller's promise.
+        // SAFETY: `from` holds all rows and `to` one row by the preconditions.
         unsafe { self.reduce_own(from, to, &rows, op, "reduce_scatter", clock) }
     }
 
-    /// Sends everybody its shard of `from`, and reduces this rank's shard of all inputs to `to`.
+    /// Sends each rank its shard of `from`, and reduces this rank's shard of all inputs to `to`.
     ///
     /// # Safety
-    /// `from` readable for all shards, `to` writable for this rank's; it may be this rank's shard
-    /// of `from`.
+    /// `from` is readable for all shards, `to` writable for this rank's shard. `to` may be this
+    /// rank's shard of `from`.
     unsafe fn reduce_own(
         &self,
         from: *const u8,
@@ -169,12 +171,12 @@ impl Hierarchy {
         self.exchange(&messages, name)?;
         let mut rows = rows_of(at, bytes, shards.len());
         rows[self.rank as usize] = from.wrapping_add(clock.bytes(own.start));
-        // SAFETY: every row holds the shard; the caller's promise for this rank's.
+        // SAFETY: every row holds the shard, and so does the caller's `to`.
         unsafe { fold(&rows, &scalars, to, own.len(), clock.args.dtype, op) };
         Ok(())
     }
 
-    /// Each rank's factor.
+    /// Returns each rank's factor.
     fn scalars(&self, op: ReduceOp, name: &'static str, clock: &Clock) -> Result<Vec<u64>> {
         let own = op.scalar(clock.args.dtype);
         let mut scalars = vec![own; self.size() as usize];
@@ -182,7 +184,7 @@ impl Hierarchy {
             let mut args = clock.args();
             args.dtype = DType::U64;
             let at = scalars.as_mut_ptr().cast();
-            // SAFETY: one word, and as many as ranks.
+            // SAFETY: the input holds one word, the output one per rank.
             unsafe {
                 self.all
                     .all_gather((&raw const own).cast(), at, 1, &args)
@@ -192,10 +194,10 @@ impl Hierarchy {
         Ok(scalars)
     }
 
-    /// What each rank reduces of `count` elements; the last ones may have less, or nothing.
+    /// Divides `count` elements among the ranks. The last shards may be shorter or empty.
     fn shards(&self, count: usize) -> Vec<Range<usize>> {
         let size = self.size() as usize;
-        // Lines of memory are not divided.
+        // A multiple of 64 elements, so that shards do not share cache lines.
         let each = count.div_ceil(size).next_multiple_of(64);
         (0..size)
             .map(|rank| (rank * each).min(count)..((rank + 1) * each).min(count))
@@ -223,8 +225,8 @@ fn rows_of(at: *mut u8, bytes: usize, count: usize) -> Vec<*const u8> {
 /// Reduces `rows` of `count` elements to `to`, in their order.
 ///
 /// # Safety
-/// Every row is readable and `to` writable for `count` elements, aligned; `to` may be one of the
-/// rows. There are as many scalars as rows.
+/// Every row is readable and `to` writable for `count` elements, all aligned. `to` may be one of
+/// the rows. There is one scalar per row.
 pub(super) unsafe fn fold(
     rows: &[*const u8],
     scalars: &[u64],
@@ -242,24 +244,24 @@ pub(super) unsafe fn fold(
     let code = op.code() as u8;
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has it; the caller's promise.
+        // SAFETY: the processor supports AVX2; this function has the other preconditions.
         unsafe { fold_avx2(fold, dtype, code) };
         return;
     }
     let _ = dispatch(dtype as u8, code, fold);
 }
 
-/// The same code with wider registers: the same bits, for nothing is contracted.
+/// The same code with wider registers. The bits are the same, because no operations are contracted.
 ///
 /// # Safety
-/// The processor has AVX2; and as [`fold`].
+/// The processor supports AVX2, and the preconditions of [`fold`] hold.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn fold_avx2(fold: Fold<'_>, dtype: DType, code: u8) {
     let _ = dispatch(dtype as u8, code, fold);
 }
 
-/// What [`fold`] was given, and its promises.
+/// Arguments of [`fold`], which meet its preconditions.
 struct Fold<'a> {
     rows: &'a [*const u8],
     scalars: &'a [u64],
@@ -279,7 +281,8 @@ impl WithReduction for Fold<'_> {
             for (row, (from, scalar)) in self.rows.iter().zip(self.scalars).enumerate() {
                 let from = from.cast::<T>().wrapping_add(start);
                 for (index, total) in totals.iter_mut().enumerate() {
-                    // SAFETY: promised to `fold`.
+                    // SAFETY: `index < count`, and `fold` requires rows of `count` readable
+                    // elements.
                     let value = O::lift(unsafe { from.add(index).read() }, *scalar);
                     *total = if row == 0 {
                         value
@@ -290,7 +293,8 @@ impl WithReduction for Fold<'_> {
             }
             let to = self.to.cast::<T>().wrapping_add(start);
             for (index, total) in totals.iter().enumerate() {
-                // SAFETY: as above; all rows of this block have been read.
+                // SAFETY: `index < count`, and `fold` requires `count` writable elements; all rows
+                // of this block have been read.
                 unsafe { to.add(index).write(O::finish(*total, ranks)) };
             }
         }

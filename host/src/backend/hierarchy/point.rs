@@ -1,4 +1,5 @@
-//! Messages: between ranks of one host by its communicator's channels, else by Gloo.
+//! Point-to-point messages: through the local communicator's channels within a host, through Gloo
+//! between hosts.
 
 use std::sync::PoisonError;
 use std::thread;
@@ -38,8 +39,8 @@ impl Hierarchy {
         self.exchange(&[message], operation)
     }
 
-    /// Sends and receives all of `messages` at once. Those between two ranks keep their order: they
-    /// all go the same way.
+    /// Sends and receives all `messages` at once. Messages between two ranks keep their order,
+    /// because they all take the same route.
     pub(super) fn exchange(&self, messages: &[Message], operation: &'static str) -> Result<()> {
         let own = self.own().host;
         let is_here = |message: &&Message| {
@@ -53,12 +54,13 @@ impl Hierarchy {
         if there.is_empty() {
             return self.exchange_here(&here, operation);
         }
-        // At once: one after the other, rings of messages through both would wait for themselves.
+        // Both halves run concurrently: in sequence, a ring of messages through both would
+        // deadlock.
         thread::scope(|scope| {
             let between = scope.spawn(|| {
                 let ran = self.exchange_there(&there, operation);
                 if ran.is_err() {
-                    // Nobody on this host shall wait for this rank's other half.
+                    // Other ranks of this host must not wait for this rank's other half.
                     self.local.abort();
                 }
                 ran
@@ -70,7 +72,7 @@ impl Hierarchy {
             let between = between
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // An end that the other half brought about is not the reason.
+            // An abort caused by the other half is not the cause of the failure.
             match (inside, between) {
                 (Err(inside), Err(between)) => {
                     let detail = format!("{inside}; {between}");
@@ -109,8 +111,8 @@ impl Hierarchy {
             return Ok(());
         }
         let local = self.local.with_timeout(timeout + GRACE);
-        // SAFETY: the callers of `send` and `recv` have promised their memory until the group's
-        // end.
+        // SAFETY: the callers of `send` and `recv` pass buffers that are valid until the end of the
+        // group.
         unsafe { local.exchange_raw(&raw) }.map_err(self.here_failed(operation))
     }
 }

@@ -1,9 +1,8 @@
-//! Which way an operation takes: a pure function of what is equal on all ranks.
+//! Choice of a route, as a pure function of values that are equal on all ranks.
 //!
-//! The byte counts are estimates for a network that is slower than a host's memory. Two namespaces
-//! of one machine with two cores, where the cable is memory too, show no difference: there, for
-//! four ranks and 64 MiB, Gloo over all ranks took 249 ms, levels 347 ms, rank order 478 ms (best
-//! of three).
+//! The thresholds are estimates for a network that is slower than host memory. Two namespaces of
+//! one machine with two cores, connected through memory, show no gain: with four ranks and 64 MiB,
+//! Gloo over all ranks took 249 ms, levels 347 ms, rank order 478 ms (best of three).
 
 use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
@@ -11,45 +10,45 @@ use fusewire_device::session::Operation;
 
 use crate::backend::gloo::data_type;
 
-/// All inputs go to every rank up to this many bytes of one, where reductions are ordered: one
-/// exchange instead of two, which cost a time over the network each, for as many times the bytes as
-/// there are ranks. An estimate.
+/// Maximum size in bytes for which an ordered reduction gathers all inputs on every rank. This
+/// takes one exchange over the network instead of two, but moves as many times the bytes as there
+/// are ranks. An estimate.
 pub(super) const GATHERED_BYTES: usize = 4 << 10;
 
-/// By shards from this many bytes on: below, the three steps of small shards cost more than one
-/// rank's carrying everything between the hosts. An estimate.
+/// Minimum size in bytes for shards. Below it, the three steps of small shards cost more than one
+/// rank that exchanges all data between the hosts. An estimate.
 pub(super) const SHARDS_BYTES: usize = 64 << 10;
 
-/// Rows of an all_gather go by shards from this many bytes on: below, one operation of Gloo's over
-/// all ranks is less than three steps. An estimate.
+/// Minimum size in bytes of a row for all_gather by shards. Below it, one Gloo operation over all
+/// ranks is faster than three steps. An estimate.
 pub(super) const ROW_BYTES: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HierarchyRoute {
-    /// Everybody gets all inputs and reduces them in rank order.
+    /// Every rank gathers all inputs and reduces them in rank order.
     Gathered,
-    /// Shards are exchanged, reduced in rank order, gathered.
+    /// Ranks exchange shards, reduce them in rank order, and gather them.
     Ordered,
-    /// Each rank of a host carries its shard to its peers.
+    /// Each rank of a host exchanges its shard with its peers.
     Shards,
-    /// One rank of a host carries everything.
+    /// One rank of a host exchanges all data.
     Leaders,
     /// Gloo over all ranks.
     Flat,
-    /// Messages: between ranks of a host by its channels, else by Gloo.
+    /// Messages: through local channels within a host, through Gloo between hosts.
     Messages,
 }
 
-/// What the choice depends on.
+/// Inputs of the choice.
 pub(super) struct RouteParams {
     pub(super) operation: Operation,
     pub(super) reduction: Option<(DType, ReductionCode)>,
-    /// Of a row, where there are rows.
+    /// Size in bytes; of one row for operations on rows.
     pub(super) bytes: usize,
     pub(super) bitwise: bool,
-    /// Whether all hosts have equally many ranks.
+    /// True if all hosts have equally many ranks.
     pub(super) even: bool,
-    /// Whether every host has one rank.
+    /// True if every host has one rank.
     pub(super) alone: bool,
 }
 
@@ -62,7 +61,7 @@ pub(super) fn choose(params: &RouteParams) -> HierarchyRoute {
         ..
     } = *params;
     if let Some((dtype, code)) = params.reduction {
-        // What Gloo cannot reduce is reduced here.
+        // Types and reductions that Gloo lacks are reduced here.
         if params.bitwise || data_type(dtype, code).is_none() {
             return match operation {
                 Operation::ReduceScatter => HierarchyRoute::Ordered,
@@ -77,7 +76,7 @@ pub(super) fn choose(params: &RouteParams) -> HierarchyRoute {
         }
         Operation::AllReduce if even && bytes >= SHARDS_BYTES => HierarchyRoute::Shards,
         Operation::AllReduce | Operation::Reduce | Operation::Broadcast => HierarchyRoute::Leaders,
-        // Gloo has none: its way would be to reduce all rows everywhere.
+        // Gloo has no reduce_scatter: it would reduce all rows on all ranks.
         Operation::ReduceScatter if even && !alone => HierarchyRoute::Shards,
         Operation::ReduceScatter => HierarchyRoute::Ordered,
         Operation::AllGather if even && !alone && bytes >= ROW_BYTES => HierarchyRoute::Shards,
@@ -87,38 +86,38 @@ pub(super) fn choose(params: &RouteParams) -> HierarchyRoute {
 }
 
 impl HierarchyRoute {
-    /// What happens, and why so.
+    /// Returns the steps of the route, and the reason for its choice.
     pub(super) const fn why(self, operation: Operation) -> &'static str {
         match self {
             Self::Gathered => {
                 "gloo gathers all inputs, every rank reduces them in rank order (one exchange, for \
-                    few bytes)"
+                 small messages)"
             }
             Self::Ordered => {
-                "ranks exchange shards (kernels on each host, gloo between), each reduces its own \
-                    in rank order"
+                "ranks exchange shards (kernels on each host, gloo between hosts), each reduces \
+                 its own in rank order"
             }
             Self::Shards => match operation {
                 Operation::AllGather => {
-                    "each rank gathers from its peers by gloo, then kernels on each host (equally \
-                        many ranks each)"
+                    "each rank gathers from its peers by gloo, then kernels on each host (all \
+                     hosts have equally many ranks)"
                 }
                 Operation::ReduceScatter => {
-                    "kernels reduce on each host, each rank exchanges with its peers by gloo \
-                        (equally many ranks each)"
+                    "kernels reduce on each host, each rank exchanges with its peers by gloo (all \
+                     hosts have equally many ranks)"
                 }
                 _ => {
                     "kernels reduce_scatter on each host, each rank all_reduces its shard with its \
-                        peers by gloo, \
-                     kernels all_gather on each host (many bytes, equally many ranks each)"
+                     peers by gloo, kernels all_gather on each host (large messages, and all hosts \
+                     have equally many ranks)"
                 }
             },
             Self::Leaders => {
-                "kernels on each host, gloo between one rank of each (few bytes, or hosts with \
-                    unequally many ranks)"
+                "kernels on each host, gloo between one rank of each (small messages, or hosts \
+                 with different numbers of ranks)"
             }
-            Self::Flat => "gloo over all ranks (nothing to gain on a host)",
-            Self::Messages => "messages: channels between ranks of a host, else gloo",
+            Self::Flat => "gloo over all ranks (kernels on a host gain nothing)",
+            Self::Messages => "messages: channels within a host, gloo between hosts",
         }
     }
 }
