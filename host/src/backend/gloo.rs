@@ -176,8 +176,8 @@ impl Gloo {
         let context = sys::Context::new(rank as usize, size as usize, timeout, &device, store)
             .map_err(|error| {
                 let at = format!(
-                    "{error} (listening at {device:?}; TORCHCOMM_GLOO_HOSTNAME or \
-                    _INTERFACE choose)"
+                    "{error} (listening at {device:?}; set TORCHCOMM_GLOO_HOSTNAME or \
+                     TORCHCOMM_GLOO_INTERFACE to choose another address)"
                 );
                 backend_error(NAME, "init", at)
             })?;

@@ -54,7 +54,7 @@ pub(crate) struct Hierarchy {
     coordinates: Vec<Coordinates>,
     /// Ranks of each host.
     hosts: Vec<Vec<u32>>,
-    /// All ranks.
+    /// Gloo over all ranks.
     all: Gloo,
     /// Gloo over one rank of each host, indexed by the host; only on ranks that have peers.
     peers: Option<Gloo>,
@@ -134,7 +134,10 @@ impl Hierarchy {
         };
         let (coordinates, hosts) = coordinates(&firsts).ok_or_else(|| Error::Communicator {
             name: setup.name.clone(),
-            detail: format!("the ranks disagree about the hosts that they are on: {firsts:?}; check FUSEWIRE_HOST_ID"),
+            detail: format!(
+                "the ranks disagree about the hosts that they are on: {firsts:?}; check \
+                 FUSEWIRE_HOST_ID"
+            ),
         })?;
         let own = coordinates[setup.rank as usize];
         let peers = (own.local == 0 || is_even(&hosts))

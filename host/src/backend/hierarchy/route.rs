@@ -11,8 +11,8 @@ use fusewire_device::session::Operation;
 use crate::backend::gloo::data_type;
 
 /// Maximum size in bytes for which an ordered reduction gathers all inputs on every rank. This
-/// takes one exchange over the network instead of two, but moves as many times the bytes as there
-/// are ranks. An estimate.
+/// takes one exchange over the network instead of two, but each rank receives the
+/// whole input of every other rank. An estimate.
 pub(super) const GATHERED_BYTES: usize = 4 << 10;
 
 /// Minimum size in bytes for shards. Below it, the three steps of small shards cost more than one
