@@ -1,5 +1,5 @@
-//! One of everything: operations of all kinds and kernels of users, issued in one order, with
-//! contents that change each round and are checked to the last element.
+//! A mix of all operations and of users' kernels, issued in a fixed order, with contents that
+//! change each round and are checked element by element.
 
 use fusewire::{
     CallOptions, Communicator, Compare, DType, Error, Norm, Operation, ReduceOp, Result,
@@ -20,28 +20,28 @@ const HIDDEN: usize = 8;
 const COLUMNS: usize = 5;
 /// Logits of a row that are sampled.
 const TOP: usize = 3;
-/// What outputs hold before each round.
+/// Value of outputs before each round.
 const POISON: i64 = -0x5bad_5bad_5bad_5bad;
 const EPSILON: f32 = 1e-5;
 
-/// Where a part of a tensor lies: first element and number.
+/// A part of a tensor: first element and number of elements.
 type TensorRange = (usize, usize);
 
-/// Gives out the parts of a tensor, one behind the other.
+/// Allocates parts of a tensor in sequence.
 #[derive(Default)]
 struct RangeAllocator(usize);
 
 impl RangeAllocator {
     fn next(&mut self, count: usize) -> TensorRange {
-        // Fused norms want 16 bytes on a GPU.
+        // Fused norms require an alignment of 16 bytes on a GPU.
         let at = self.0.next_multiple_of(8);
         self.0 = at + count;
         (at, count)
     }
 }
 
-/// One rank's buffers. Integers, floats and words lie in one tensor each, so that a round costs
-/// three copies each way.
+/// One rank's buffers. Integers, floats and words are in one tensor each, so a round needs three
+/// copies in each direction.
 #[derive(Debug)]
 pub struct Mix {
     comm: Communicator,
@@ -49,11 +49,11 @@ pub struct Mix {
     floats: Tensor,
     words: Tensor,
     window: Window,
-    /// Whether the kernel of another crate is there.
+    /// True if there is an image of the other crate's kernel.
     argmax: bool,
 }
 
-/// The parts of the tensor of integers, for `n` ranks.
+/// Parts of the tensor of integers, for `n` ranks.
 struct Integers {
     x: TensorRange,
     sent: TensorRange,
@@ -96,7 +96,7 @@ impl Integers {
     }
 }
 
-/// The parts of the tensor of floats.
+/// Parts of the tensor of floats.
 struct Floats {
     input: TensorRange,
     residual: TensorRange,
@@ -124,7 +124,7 @@ impl Floats {
     }
 }
 
-/// The parts of the tensor of words.
+/// Parts of the tensor of words.
 struct Words {
     splits: TensorRange,
     keys: TensorRange,
@@ -150,11 +150,11 @@ impl Words {
     }
 }
 
-/// What all ranks put in, in a round.
+/// Inputs of all ranks in a round.
 struct Round {
     x: Vec<Vec<i64>>,
     floats: Vec<Vec<f32>>,
-    /// Elements that rank a sends to rank b.
+    /// `splits[a][b]` is the number of elements that rank a sends to rank b.
     splits: Vec<Vec<usize>>,
 }
 
@@ -176,22 +176,23 @@ impl Round {
     }
 }
 
-/// A part of a tensor's contents.
+/// Returns a part of a tensor's contents.
 fn part<T>(values: &[T], (at, count): TensorRange) -> &[T] {
     &values[at..at + count]
 }
 
 impl Mix {
-    /// Buffers for every operation. All ranks together, two at least, one block.
+    /// Allocates the buffers. All ranks of `comm` must call it. There must be at least two ranks,
+    /// and launches must have one block.
     ///
     /// # Errors
-    /// As [`Communicator::alloc`].
+    /// Returns the errors of [`Communicator::alloc`].
     pub fn new(comm: &Communicator) -> Result<Self> {
         let n = comm.size() as usize;
         let argmax = comm.warm_up_kernel(&VOCAB_ARGMAX);
         let argmax = match argmax {
             Ok(()) => true,
-            // No image: the other user's kernel is the library's own.
+            // Without an image, only the library's ready kernel represents users' kernels.
             Err(Error::Image { .. }) => false,
             Err(error) => return Err(error),
         };
@@ -206,7 +207,7 @@ impl Mix {
         })
     }
 
-    /// Whether the kernel of another crate takes part, for which a GPU needs its image.
+    /// Returns true if the mix launches the other crate's kernel. On a GPU this needs its image.
     pub fn has_argmax(&self) -> bool {
         self.argmax
     }
@@ -223,11 +224,10 @@ impl Mix {
         self.words.slice(at, count)
     }
 
-    /// Enqueues one of everything on `comm`, which is the communicator of [`Mix::new`] on any
-    /// stream.
+    /// Enqueues every operation once on `comm`: the communicator of [`Mix::new`], on any stream.
     ///
     /// # Errors
-    /// As the operations.
+    /// Returns the first error of an operation.
     pub fn issue(&self, comm: &Communicator) -> Result<()> {
         let n = comm.size() as usize;
         let at = Integers::new(n);
@@ -266,8 +266,8 @@ impl Mix {
         batch.recv(&self.integers(at.ring)?, before)?;
         batch.issue_async()?;
 
-        // One-sided, with signals that are back at nought at the end, so that a replay does the
-        // same.
+        // One-sided operations. Their signals are zero again at the end, so that every replay does
+        // the same.
         let window = self.window.on(comm.stream());
         window.put_async(&x, next, 0)?;
         window.signal_async(next, 0, SignalUpdate::Set(1))?;
@@ -280,7 +280,7 @@ impl Mix {
         self.issue_kernels(comm)
     }
 
-    /// The fused norm, sampling, and kernels as users launch them.
+    /// Enqueues the fused norm, sampling, and users' kernels.
     fn issue_kernels(&self, comm: &Communicator) -> Result<()> {
         let n = comm.size() as usize;
         let (at, floats, words) = (Integers::new(n), Floats::new(), Words::new(n));
@@ -309,8 +309,8 @@ impl Mix {
             launches: launches.as_ptr().cast(),
         };
         let tensors = [Some(&x), Some(&pushed), Some(&launches)];
-        // SAFETY: the tensors hold what the kernel names; the target is the same window on all
-        // ranks; one block.
+        // SAFETY: the tensors have the lengths of `params`, the target is the same window on all
+        // ranks, and launches have one block.
         unsafe { comm.launch_async(&RING_PUT, params, tensors)? };
         if !self.argmax {
             return Ok(());
@@ -327,14 +327,14 @@ impl Mix {
             winners: winners.as_ptr().cast(),
         };
         let tensors = [Some(&logits), Some(&keys), Some(&winners)];
-        // SAFETY: the buffers have the kernel's sizes; one block.
+        // SAFETY: the tensors have the lengths of `params`, and launches have one block.
         unsafe { comm.launch_async(&VOCAB_ARGMAX, params, tensors).map(drop) }
     }
 
-    /// Writes the contents of `round`; what was issued before must have ended.
+    /// Writes the contents of `round`. Operations issued before must have ended.
     ///
     /// # Errors
-    /// As [`Tensor::copy_from`].
+    /// Returns the errors of [`Tensor::copy_from`].
     pub fn fill(&self, round: u64) -> Result<()> {
         let (n, me) = (self.comm.size() as usize, self.comm.rank() as usize);
         let all = Round::new(n, round);
@@ -352,13 +352,13 @@ impl Mix {
         self.words(Words::new(n).splits)?.copy_from(&words)
     }
 
-    /// Checks what [`Mix::issue`] has left of `round`.
+    /// Checks the results of [`Mix::issue`] in `round`.
     ///
     /// # Errors
-    /// As [`Tensor::to_vec`].
+    /// Returns the errors of [`Tensor::to_vec`].
     ///
     /// # Panics
-    /// When something is wrong.
+    /// Panics if a result is wrong.
     pub fn check(&self, round: u64) -> Result<()> {
         let (n, me) = (self.comm.size() as usize, self.comm.rank() as usize);
         let all = Round::new(n, round);
@@ -384,7 +384,7 @@ impl Mix {
         is("all_reduce by packets", at.packets, &sum);
         is("all_reduce in two hops", at.two_hops, &reduced(i64::max));
         is("all_gather", at.gathered, &whole);
-        // All ranks bring the same rows.
+        // All ranks have the same rows.
         let odd = i64::from(n % 2 == 1);
         let xor: Vec<i64> = all.x[me].iter().map(|x| x * odd).collect();
         is("reduce_scatter", at.scattered, &xor);
@@ -402,8 +402,8 @@ impl Mix {
             is("recv", at.pair, &all.x[1 - me]);
         }
         is("batch", at.ring, &all.x[before]);
-        is("get of what was put", at.got, &all.x[before]);
-        is("the user's put", at.pushed, &all.x[before]);
+        is("get after put", at.got, &all.x[before]);
+        is("put by a user's kernel", at.pushed, &all.x[before]);
         self.check_floats(&all, round)
     }
 
@@ -455,7 +455,7 @@ impl Mix {
                 .iter()
                 .map(|column| u32::try_from(*column).expect("a column"))
                 .collect();
-            // Values are not asked for.
+            // Without values of the logits.
             let sum = Some(sums[row].to_bits());
             let difference = vocab::difference(&want, &found, &want.values, sum);
             assert_eq!(difference, None, "row {row} of rank {me}, round {round}");

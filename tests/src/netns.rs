@@ -1,11 +1,11 @@
-//! Hosts of a test: network namespaces of this machine, joined by a virtual cable.
+//! Hosts for tests: network namespaces of this machine, joined by a virtual cable.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 
-/// Two namespaces, `a` and `b`, with an address each; gone when the value is dropped.
+/// Two namespaces, `a` and `b`, with an address each. Dropping the value removes them.
 #[derive(Debug)]
 pub struct Cable {
     names: [String; 2],
@@ -28,10 +28,10 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
 }
 
 impl Cable {
-    /// Makes both ends; `tag` distinguishes them from those of other tests.
+    /// Creates both ends; `tag` distinguishes them from those of other tests.
     ///
     /// # Errors
-    /// What is missing: the program `ip`, or the right to make namespaces.
+    /// Returns the missing requirement: the program `ip`, or the right to create namespaces.
     pub fn new(tag: &str) -> Result<Self, String> {
         let process = std::process::id();
         // Names of links have 15 characters at most.
@@ -55,7 +55,7 @@ impl Cable {
         Ok(cable)
     }
 
-    /// The namespace of an end, by name.
+    /// Returns the name of an end's namespace.
     pub fn name(&self, end: usize) -> &str {
         &self.names[end]
     }
@@ -63,7 +63,7 @@ impl Cable {
     /// Cuts the cable.
     ///
     /// # Errors
-    /// What `ip` says.
+    /// Returns the message of `ip`.
     pub fn cut(&self) -> Result<(), String> {
         ip(&["-n", &self.names[0], "link", "set", &self.links[0], "down"])
     }
@@ -72,19 +72,19 @@ impl Cable {
 impl Drop for Cable {
     fn drop(&mut self) {
         for name in &self.names {
-            // One that was never made is no failure.
+            // The namespace may be missing if `new` failed.
             let _ = ip(&["netns", "del", name]);
         }
     }
 }
 
-/// Moves this thread, and those that it starts from now on, into a namespace.
+/// Moves this thread, and the threads that it starts later, into a namespace.
 ///
 /// # Errors
-/// What the system says.
+/// Returns the system's error.
 pub fn enter(name: &str) -> io::Result<()> {
     let namespace = File::open(format!("/run/netns/{name}"))?;
-    // SAFETY: the descriptor is open; no memory is involved.
+    // SAFETY: `namespace` keeps the descriptor open, and setns accesses no memory of the process.
     if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } == 0 {
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! Fused norms: what they must give, from the documentation's rules with nothing of the library's
-//! code, twice: to the bit, and in f64.
+//! Expected results of fused norms, bit for bit and in f64. They follow the documentation and share
+//! no code with the library.
 
 use core::cmp::Ordering;
 use std::sync::LazyLock;
@@ -9,44 +9,44 @@ use half::{bf16, f16};
 
 use crate::oracle::{narrow, reduce, widen};
 
-/// How a norm's output is written.
+/// Format of a norm's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputFormat {
-    /// In the input's type.
+    /// The input's type.
     Unquantized,
-    /// fp8 by a given scale.
+    /// fp8 with a given scale.
     Static,
-    /// fp8 by a scale of each row.
+    /// fp8 with a scale per row.
     Rows,
-    /// fp8 by a scale of each 128 elements of a row.
+    /// fp8 with a scale per 128 elements of a row.
     Groups,
 }
 
 /// A kind of norm.
 #[derive(Clone, Copy, Debug)]
 pub struct NormForm {
-    /// Mean and variance instead of the root mean square.
+    /// Uses mean and variance instead of the root mean square.
     pub layer: bool,
-    /// With a bias.
+    /// Adds a bias.
     pub bias: bool,
-    /// Times `1 + weight`.
+    /// Multiplies by `1 + weight`.
     pub unit_offset: bool,
-    /// A residual is added.
+    /// Adds a residual.
     pub residual: bool,
-    /// The sum with the residual is written.
+    /// Writes the sum with the residual.
     pub keeps: bool,
-    /// Residual in f32.
+    /// Has a residual in f32.
     pub wide: bool,
-    /// The output.
+    /// Format of the output.
     pub output_format: OutputFormat,
-    /// Scales are powers of two, in a byte.
+    /// Has scales that are powers of two, in a byte each.
     pub ue8m0: bool,
-    /// Scales of a group side by side.
+    /// Stores scales column-major.
     pub column_major: bool,
 }
 
 impl NormForm {
-    /// RMSNorm of the sum.
+    /// RMSNorm of the sum over ranks.
     pub const PLAIN: Self = Self {
         layer: false,
         bias: false,
@@ -59,7 +59,7 @@ impl NormForm {
         column_major: false,
     };
 
-    /// Every kind that differs in what is computed or where it goes.
+    /// Returns every kind that differs in its computation or in the layout of its results.
     pub fn all() -> Vec<Self> {
         let residual = Self {
             residual: true,
@@ -133,12 +133,12 @@ impl NormForm {
         ]
     }
 
-    /// Type of the residual, where the input is of `dtype`.
+    /// Returns the type of the residual for an input of `dtype`.
     pub const fn residual_type(&self, dtype: DType) -> DType {
         if self.wide { DType::F32 } else { dtype }
     }
 
-    /// Type of the output.
+    /// Returns the type of the output for an input of `dtype`.
     pub fn output_type(&self, dtype: DType) -> DType {
         if self.output_format == OutputFormat::Unquantized {
             dtype
@@ -147,7 +147,7 @@ impl NormForm {
         }
     }
 
-    /// Scales of a row.
+    /// Returns the number of scales of a row.
     pub const fn groups(&self, hidden: usize) -> usize {
         match self.output_format {
             OutputFormat::Unquantized | OutputFormat::Static => 0,
@@ -157,35 +157,35 @@ impl NormForm {
     }
 }
 
-/// What a norm of some rows reads.
+/// Inputs of a norm.
 #[derive(Clone, Debug)]
 pub struct NormInputs<'a> {
     /// Each rank's rows, in the type's bytes.
     pub inputs: &'a [Vec<u8>],
-    /// In the residual's type.
+    /// The residual, in its type.
     pub residual: &'a [u8],
-    /// One row.
+    /// One row of weights.
     pub weight: &'a [u8],
-    /// One row.
+    /// One row of biases.
     pub bias: &'a [u8],
-    /// Of [`OutputFormat::Static`].
+    /// The scale of [`OutputFormat::Static`].
     pub scale: f32,
 }
 
-/// What it must give.
+/// Expected results of a norm.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NormOutputs {
-    /// In the output's type.
+    /// The output, in its type.
     pub output: Vec<u8>,
-    /// In the residual's type.
+    /// The sum with the residual, in the residual's type.
     pub kept: Vec<u8>,
-    /// Row-major, each as the number that values were divided by.
+    /// The divisors of the values, row-major.
     pub scales: Vec<f32>,
-    /// The norm before fp8, in f64, unrounded: of the rounded sums.
+    /// The norm of the rounded sums in f64, neither rounded nor quantized.
     pub exact: Vec<f64>,
 }
 
-/// `value` rounded to `dtype`.
+/// Rounds `value` to `dtype`.
 fn round(dtype: DType, value: f32) -> f32 {
     match dtype {
         DType::F16 => f16::from_f32(value).to_f32(),
@@ -194,7 +194,7 @@ fn round(dtype: DType, value: f32) -> f32 {
     }
 }
 
-/// 128 partial sums, and the tree.
+/// Adds values by 128 partial sums and a tree.
 fn total(values: impl Iterator<Item = f32>) -> f32 {
     let mut partial = [0f32; 128];
     for (i, value) in values.enumerate() {
@@ -208,15 +208,15 @@ fn total(values: impl Iterator<Item = f32>) -> f32 {
     partial[0]
 }
 
-/// E4M3 by search among all its values: the nearest, ties to the even code; beyond the largest,
-/// that.
+/// Converts to E4M3 by a search for the nearest value. Ties go to the even code; magnitudes above
+/// the largest value saturate.
 pub fn e4m3(value: f32) -> u8 {
     static VALUES: LazyLock<Vec<f64>> = LazyLock::new(|| (0u8..=0x7e).map(e4m3_value).collect());
     if value.is_nan() {
         return 0x7f;
     }
     let magnitude = f64::from(value.abs());
-    // The first code that is not less, and the one before it.
+    // The first code that is not less, and its predecessor.
     let above = VALUES.partition_point(|of| *of < magnitude).min(0x7e);
     let below = above.saturating_sub(1);
     let off = |code: usize| (magnitude - VALUES[code]).abs();
@@ -231,7 +231,7 @@ pub fn e4m3(value: f32) -> u8 {
     nearest as u8 | if value.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// What a code without sign stands for.
+/// Returns the value of a code without sign.
 fn e4m3_value(code: u8) -> f64 {
     let (exponent, mantissa) = (i32::from(code >> 3), f64::from(code & 7));
     if exponent == 0 {
@@ -241,7 +241,7 @@ fn e4m3_value(code: u8) -> f64 {
     }
 }
 
-/// The scale for magnitudes up to `greatest`.
+/// Returns the scale for magnitudes up to `greatest`.
 fn scale_of(form: &NormForm, greatest: f32) -> f32 {
     let scale = greatest.max(1e-10) / 448.0;
     if !form.ue8m0 {
@@ -254,7 +254,7 @@ fn scale_of(form: &NormForm, greatest: f32) -> f32 {
     power as f32
 }
 
-/// What `form` of rows of `hidden` elements of `dtype` must give.
+/// Returns the expected results of `form` for rows of `hidden` elements of `dtype`.
 pub fn expected(
     form: &NormForm,
     dtype: DType,
@@ -337,7 +337,7 @@ pub fn expected(
     out
 }
 
-/// The norm of a row in f64.
+/// Returns the norm of a row in f64.
 fn exact_row(form: &NormForm, row: &[f32], weight: &[f32], bias: &[f32], epsilon: f32) -> Vec<f64> {
     let wide: Vec<f64> = row.iter().map(|value| f64::from(*value)).collect();
     let count = wide.len() as f64;

@@ -1,8 +1,8 @@
-//! What every rank puts in, and what must come out: written from the rules of the library's
-//! documentation with nothing of its code, so that it can disagree with it.
+//! Inputs of every rank and expected outputs. They follow the library's documentation and share no
+//! code of its operations, so that a wrong operation differs from them.
 //!
 //! Inputs depend on rank, index and call, and their magnitudes cancel between adjacent ranks, so a
-//! missing, repeated, stale or re-ordered contribution changes bits.
+//! missing, repeated, stale or reordered contribution changes bits.
 
 pub use fusewire::reference::{fill, narrow, reduce, widen};
 use fusewire::{DType, Operation, ReduceOp};
@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 use crate::cases::{Case, Splits};
 
-/// Added to the mean of squares by the fused operation.
+/// The fused operation's term that is added to the mean of squares.
 pub const EPSILON: f32 = 1e-5;
 
 /// Elements that a rank reads and writes in a case.
@@ -20,13 +20,13 @@ pub struct Shape {
     pub input: usize,
     /// Elements of the output.
     pub output: usize,
-    /// Where the smaller buffer starts in the larger one when the operation works in place; `None`
-    /// where it cannot.
+    /// Start of the smaller buffer in the larger one if the operation works in place; `None` if it
+    /// has no in-place form.
     pub in_place: Option<usize>,
 }
 
 impl Shape {
-    /// The shape of `case` on `rank`.
+    /// Returns the shape of `case` on `rank`.
     pub fn new(case: &Case, ranks: u32, rank: u32) -> Self {
         let (count, n, r) = (case.count, ranks as usize, rank as usize);
         let is_root = case.root % ranks == rank;
@@ -68,7 +68,7 @@ impl Shape {
     }
 }
 
-/// Elements that each rank contributes to an all_gather_v; some contribute none.
+/// Returns the number of elements that each rank contributes to an all_gather_v; some are 0.
 pub fn counts(case: &Case, ranks: u32) -> Vec<u64> {
     let count = case.count as u64;
     (0..u64::from(ranks))
@@ -81,7 +81,7 @@ pub fn counts(case: &Case, ranks: u32) -> Vec<u64> {
         .collect()
 }
 
-/// Elements that `from` sends to `to` in an all_to_all_v; many pairs exchange none.
+/// Returns the number of elements that `from` sends to `to` in an all_to_all_v; many are 0.
 pub fn split(case: &Case, from: u32, to: u32) -> u64 {
     let count = case.count as u64;
     match case.splits {
@@ -106,14 +106,14 @@ pub fn split(case: &Case, from: u32, to: u32) -> u64 {
     }
 }
 
-/// The splits of `rank` in an all_to_all_v: what it receives, what it sends.
+/// Returns the splits of `rank` in an all_to_all_v: numbers of elements to receive and to send.
 pub fn splits_of(case: &Case, ranks: u32, rank: u32) -> (Vec<u64>, Vec<u64>) {
     let receive = (0..ranks).map(|from| split(case, from, rank)).collect();
     let send = (0..ranks).map(|to| split(case, rank, to)).collect();
     (receive, send)
 }
 
-/// The factor of `rank` in a scaled sum.
+/// Returns the factor of `rank` in a scaled sum.
 pub fn factor(dtype: DType, rank: u32) -> f64 {
     let rank = rank as usize;
     if dtype.is_integer() {
@@ -123,7 +123,7 @@ pub fn factor(dtype: DType, rank: u32) -> f64 {
     }
 }
 
-/// The factor of `rank` in a scaled sum of `case`: a power of two where the sum must be exact.
+/// Returns the factor of `rank` in a scaled sum of `case`: a power of two if the sum must be exact.
 pub fn factor_of(case: &Case, rank: u32) -> f64 {
     match (case.exact, case.dtype.is_integer()) {
         (false, _) => factor(case.dtype, rank),
@@ -132,7 +132,7 @@ pub fn factor_of(case: &Case, rank: u32) -> f64 {
     }
 }
 
-/// As [`fill`], of small whole numbers: sums and averages (over a power of two of ranks) are exact
+/// Returns contents of small integers. Sums, and averages over a power of two of ranks, are exact
 /// in every type and every order. For products the numbers are plus or minus one or two.
 pub fn fill_exact(case: &Case, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let mut rng = crate::rng::Rng::new(call << 8 ^ u64::from(rank) ^ 0x5eed);
@@ -160,7 +160,7 @@ pub fn fill_exact(case: &Case, rank: u32, call: u64, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// The reduction that `rank` calls `case` with; [`ReduceOp::Sum`] where it reduces nothing.
+/// Returns the reduction that `rank` passes in `case`; [`ReduceOp::Sum`] if it reduces nothing.
 pub fn reduction(case: &Case, rank: u32) -> ReduceOp {
     match case.reduction {
         Some(ReduceOp::PreMulSum(_)) => ReduceOp::PreMulSum(factor_of(case, rank)),
@@ -169,7 +169,7 @@ pub fn reduction(case: &Case, rank: u32) -> ReduceOp {
     }
 }
 
-/// What a rank holds before a call.
+/// Contents of a rank's buffers before a call.
 #[derive(Clone, Debug, Default)]
 pub struct CallInputs {
     /// The input.
@@ -180,7 +180,7 @@ pub struct CallInputs {
     pub weight: Vec<u8>,
 }
 
-/// What a rank must hold after a call, where it is written at all.
+/// Expected contents of a rank's written buffers after a call.
 #[derive(Clone, Debug, Default)]
 pub struct CallOutputs {
     /// The output.
@@ -189,7 +189,7 @@ pub struct CallOutputs {
     pub residual_out: Vec<u8>,
 }
 
-/// What `rank` holds before call number `call`.
+/// Returns the inputs of `rank` for call number `call`.
 pub fn input(case: &Case, ranks: u32, rank: u32, call: u64) -> CallInputs {
     let count = Shape::new(case, ranks, rank).input;
     let mut given = CallInputs {
@@ -207,7 +207,7 @@ pub fn input(case: &Case, ranks: u32, rank: u32, call: u64) -> CallInputs {
     given
 }
 
-/// What `rank` must hold after call number `call`; `None` where it writes nothing.
+/// Returns the expected outputs of `rank` after call number `call`; `None` if it writes nothing.
 pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<CallOutputs> {
     let (dtype, count) = (case.dtype, case.count);
     let (size, root) = (dtype.size(), case.root % ranks);
@@ -251,7 +251,7 @@ pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<CallOutpu
     })
 }
 
-/// Sum over ranks, residual, norm: each row by itself.
+/// Returns the sum over ranks with the residual, and its norm, row by row.
 fn rms_norm(case: &Case, ranks: u32, rank: u32, call: u64) -> CallOutputs {
     let (dtype, hidden) = (case.dtype, case.hidden);
     let sum = reduce(
@@ -295,7 +295,7 @@ fn rms_norm(case: &Case, ranks: u32, rank: u32, call: u64) -> CallOutputs {
     }
 }
 
-/// `value` rounded to `dtype`.
+/// Rounds `value` to `dtype`.
 fn round(dtype: DType, value: f32) -> f32 {
     match dtype {
         DType::F16 => f16::from_f32(value).to_f32(),

@@ -1,5 +1,5 @@
-//! The test binary as its own ranks: a test starts this very binary again, once per rank, with the
-//! name of the test and a role in the environment.
+//! Ranks as processes of the test binary: a test starts its own binary once per rank, with the name
+//! of the test as argument and a role in the environment.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -13,16 +13,15 @@ use std::time::Instant;
 use fusewire::store::TcpStoreServer;
 
 const ROLE: &str = "FUSEWIRE_TEST_ROLE";
-/// Lines of a child that are meant for its parent start so.
+/// Prefix of a child's lines for its parent.
 const REPORT: &str = "@@ ";
 
-/// The role that this process was started for, if it is a child of a test.
+/// Returns the role of this process if it is a child of a test.
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Sends a line to the parent, in one write: a launcher gathers the lines of several ranks in one
-/// pipe.
+/// Sends a line to the parent. Uses one write, because a launcher merges several ranks' lines.
 pub fn report(line: impl core::fmt::Display) {
     let line = format!("{REPORT}{line}\n");
     std::io::stderr()
@@ -33,16 +32,16 @@ pub fn report(line: impl core::fmt::Display) {
 /// The process that serves the store of the rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// The parent, as a launcher's agent would.
+    /// The parent, like a launcher's agent.
     Parent,
-    /// Rank 0, as with ranks started by hand.
+    /// Rank 0, as if ranks were started by hand.
     RankZero,
 }
 
 /// Starts `role` of test `test` of this binary, with `environment`.
 ///
 /// # Panics
-/// When the process cannot be started.
+/// Panics if the process cannot be started.
 pub fn start(test: &str, role: &str, environment: &[(String, String)]) -> Process {
     let binary = std::env::current_exe().expect("the path of this binary");
     let mut child = Command::new(binary)
@@ -86,12 +85,12 @@ impl Process {
 
     /// Sends a signal.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: kill has no memory preconditions; the child has not been waited for, so its id is
-        // its own.
+        // SAFETY: kill accesses no memory. The child has not been waited for, so its id was not
+        // reused.
         unsafe { libc::kill(self.child.id() as i32, signal) };
     }
 
-    /// The next report, or an error with what the child said instead.
+    /// Returns the next report, or an error with the child's last lines.
     pub fn next_report(&mut self, timeout: Duration) -> Result<String, String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -108,7 +107,7 @@ impl Process {
                 },
                 Err(error) => {
                     let what = match error {
-                        RecvTimeoutError::Timeout => "said nothing in time",
+                        RecvTimeoutError::Timeout => "did not report in time",
                         RecvTimeoutError::Disconnected => "ended without a report",
                     };
                     return Err(format!("child {} {what}: {:?}", self.id(), self.noise));
@@ -126,7 +125,7 @@ impl Process {
                 Ok(None) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
-                Ok(None) => return Err(format!("child {} does not end", self.id())),
+                Ok(None) => return Err(format!("child {} did not end in time", self.id())),
                 Err(error) => return Err(error.to_string()),
             }
         }
@@ -170,7 +169,7 @@ impl Ranks {
     /// Starts `size` ranks of `role`; they find each other by `Communicator::from_env`.
     ///
     /// # Panics
-    /// When a process or the store cannot be started.
+    /// Panics if a process or the store cannot be started.
     pub fn start(
         test: &str,
         role: &str,
@@ -181,10 +180,10 @@ impl Ranks {
         Self::start_each(test, role, size, host, |_| environment.to_vec())
     }
 
-    /// As [`Ranks::start`], where each rank has an environment of its own.
+    /// Starts `size` ranks of `role`, each with its own environment.
     ///
     /// # Panics
-    /// As there.
+    /// Panics if a process or the store cannot be started.
     pub fn start_each<'a>(
         test: &str,
         role: &str,
@@ -220,7 +219,7 @@ impl Ranks {
         }
     }
 
-    /// Waits until all have ended with success.
+    /// Waits until all ranks have ended, and requires success.
     pub fn succeed(&mut self, timeout: Duration) -> Result<(), String> {
         self.processes
             .iter_mut()
@@ -232,10 +231,10 @@ impl Ranks {
     }
 }
 
-/// A port that was free just now.
+/// Returns a port that was free at the time of the call.
 ///
 /// # Panics
-/// When there is none.
+/// Panics if there is none.
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     listener.local_addr().expect("its address").port()

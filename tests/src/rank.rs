@@ -1,5 +1,5 @@
-//! One rank's part of a case: buffers between guard zones, everything poisoned before the call and
-//! compared byte for byte after it.
+//! One rank's run of cases. Buffers lie between guard zones; all memory is poisoned before a call
+//! and compared byte for byte after it.
 
 use core::ops::Range;
 use std::collections::HashMap;
@@ -12,20 +12,20 @@ use crate::cases::{Case, Memory};
 use crate::device;
 use crate::oracle::{self, Shape};
 
-/// How an operation is called.
+/// Form of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallMode {
     /// Blocking.
     Blocking,
     /// Enqueued, then waited for.
     Async,
-    /// Captured once, replayed twice with other contents.
+    /// Captured once, replayed twice with different contents.
     Graph,
 }
 
-/// Elements between buffers that nobody may write.
+/// Elements between buffers that must not be written.
 const GUARD: usize = 96;
-/// Wrong cases that are described; further ones only fail the test.
+/// Wrong cases that are described; further ones are only counted.
 const DESCRIBED: usize = 5;
 
 /// A rank that runs cases.
@@ -39,21 +39,20 @@ pub struct Rank {
     calls: u64,
 }
 
-/// A case's buffers: element ranges of one piece of memory. What is at the same range is the same
-/// buffer.
+/// A case's buffers: element ranges of one piece of memory. Equal ranges are the same buffer.
 #[derive(Clone, Debug, Default)]
 pub struct BufferRanges {
-    /// What the operation reads.
+    /// The input.
     pub input: Range<usize>,
-    /// What it writes.
+    /// The output.
     pub output: Range<usize>,
-    /// The fused operation's residual, weight, and written residual.
+    /// The residual that the fused operation reads.
     pub residual: Range<usize>,
-    /// As said.
+    /// The fused operation's weight.
     pub weight: Range<usize>,
-    /// As said.
+    /// The residual that the fused operation writes.
     pub residual_out: Range<usize>,
-    /// Elements in all, guards included.
+    /// Total number of elements, guard zones included.
     pub total: usize,
 }
 
@@ -67,7 +66,7 @@ impl BufferRanges {
             step += 1;
             at += GUARD + case.offset * (rank as usize + step);
             if case.operation == Operation::AllReduceNorm && device().is_gpu() {
-                // On a GPU its buffers begin at multiples of 16 bytes.
+                // The fused operation requires an alignment of 16 bytes on a GPU.
                 at = at.next_multiple_of(8);
             }
             let start = at;
@@ -104,10 +103,10 @@ impl BufferRanges {
     }
 }
 
-/// Compares memory with what it must hold, byte for byte; says where the first difference is.
+/// Compares memory with its expected contents byte for byte.
 ///
 /// # Errors
-/// The first difference, with its position in `ranges`.
+/// Returns the first difference, with its position in `ranges`.
 pub fn compare(
     must: &[u8],
     is: &[u8],
@@ -142,11 +141,10 @@ pub fn compare(
 }
 
 impl Rank {
-    /// A rank of `comm` with memory for `cases`, which are the same on all ranks. All ranks
-    /// together.
+    /// Creates a rank of `comm` with memory for `cases`. All ranks must call it with equal cases.
     ///
     /// # Errors
-    /// Those of allocation.
+    /// Returns the errors of allocation.
     pub fn new(comm: Communicator, mode: CallMode, cases: &[Case]) -> Result<Self> {
         let (ranks, rank) = (comm.size(), comm.rank());
         let (mut registered, mut ordinary) = (HashMap::new(), HashMap::new());
@@ -174,15 +172,15 @@ impl Rank {
         })
     }
 
-    /// The communicator.
+    /// Returns the communicator.
     pub fn comm(&self) -> &Communicator {
         &self.comm
     }
 
-    /// Runs `case` on the memory of this rank and records what is wrong.
+    /// Runs `case` on this rank's memory and records wrong results.
     ///
     /// # Errors
-    /// The operation's failure: every call must work.
+    /// Returns the operation's error; every call must succeed.
     pub fn run(&mut self, case: &Case) -> Result<()> {
         if case.operation == Operation::Send && self.comm.size() == 1 {
             return Ok(());
@@ -207,11 +205,11 @@ impl Rank {
         }
     }
 
-    /// As [`Rank::run`], blocking, with `tamper` at work on the memory before it is compared: a
+    /// Runs `case` in its blocking form and calls `tamper` on the memory before the comparison: a
     /// negative control of the comparison.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the operation's error.
     pub fn run_tampered(
         &mut self,
         case: &Case,
@@ -226,7 +224,7 @@ impl Rank {
         })
     }
 
-    /// Calls so far, and what was wrong.
+    /// Returns the number of calls and the wrong results.
     pub fn finish(self) -> (u64, Vec<String>) {
         (self.calls, self.wrong)
     }
@@ -234,7 +232,7 @@ impl Rank {
     /// Captures `case` as a graph.
     ///
     /// # Errors
-    /// Those of capture.
+    /// Returns the errors of the capture.
     pub fn capture(
         &self,
         case: &Case,
@@ -249,7 +247,7 @@ impl Rank {
         graph.instantiate()
     }
 
-    /// The memory that `case` uses on this rank.
+    /// Returns the memory that `case` uses on this rank.
     pub fn memory(&self, case: &Case) -> Tensor {
         let registered = match case.memory {
             Memory::Registered => true,
@@ -313,7 +311,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Calls the blocking form. Ordinary memory is passed as slices are: by address.
+    /// Calls the blocking form. Passes ordinary memory by address, like slices.
     fn blocking(&self, case: &Case, ranges: &BufferRanges, memory: &Tensor) -> Result<()> {
         let by_address = !core::ptr::eq(memory.as_ptr(), self.registered[&case.dtype].as_ptr());
         call::blocking(
@@ -327,7 +325,7 @@ impl Rank {
     /// Enqueues the asynchronous form.
     ///
     /// # Errors
-    /// Those of the operation.
+    /// Returns the operation's error.
     pub fn enqueue(
         &self,
         case: &Case,

@@ -1,5 +1,5 @@
-//! Ways to start ranks, and the settings that a communicator can have. A new device or backend adds
-//! a [`Runner`]; cases and checks stay as they are.
+//! Ways to start ranks, and settings of their communicators. A new device or backend adds a
+//! [`Runner`]; cases and checks do not change.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::process::{self, Host, Ranks};
 use crate::rank::{CallMode, Rank};
 use crate::skip::skip;
 
-/// What a list of cases is run with.
+/// Settings of a run of a list of cases.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setup {
     /// Backend.
@@ -29,18 +29,18 @@ pub struct Setup {
     pub lanes: u32,
     /// Blocks of a launch.
     pub blocks: u32,
-    /// Algorithm of all_reduce where it has a choice.
+    /// Algorithm of all_reduce.
     pub algorithm: Algorithm,
-    /// How operations are called.
+    /// Form of calls.
     pub mode: CallMode,
-    /// Bytes of staging: small ones force many rounds.
+    /// Bytes of staging; few bytes cause many rounds.
     pub staging: u64,
-    /// Epochs start here.
+    /// Value of the first epoch.
     pub first_epoch: u64,
 }
 
 impl Setup {
-    /// Production's settings for `ranks` ranks, with staging small enough for many rounds.
+    /// Returns the default settings for `ranks` ranks, with staging small enough for many rounds.
     pub fn new(ranks: u32) -> Self {
         Self {
             backend: "fusewire",
@@ -54,11 +54,11 @@ impl Setup {
         }
     }
 
-    /// The options of a communicator with these settings.
+    /// Returns the options of a communicator with these settings.
     pub fn options(&self) -> Options {
         let mut options = Options::default();
         options.timeout = Duration::from_secs(60);
-        // Tests run side by side: who waits long gives the core to another one.
+        // Tests run concurrently, so a long wait should yield its core.
         options.spins = Some(200);
         options.lanes = self.lanes;
         options.blocks = self.blocks;
@@ -75,11 +75,11 @@ impl Setup {
         options
     }
 
-    /// A communicator with these settings: of the ranks of the environment, or, as a thread, of
-    /// those that share `store`.
+    /// Creates a communicator with these settings. `thread` is the rank of a thread and the store
+    /// that the threads share; without it, rank and store come from the environment.
     ///
     /// # Errors
-    /// As [`new_comm`].
+    /// Returns the errors of [`new_comm`].
     pub fn communicator(
         &self,
         thread: Option<(u32, Arc<dyn Store>)>,
@@ -98,7 +98,7 @@ impl Setup {
         new_comm(self.backend, device_of(rank), "conformance", options)
     }
 
-    /// As text, for a child's environment.
+    /// Encodes the settings as text for a child's environment.
     fn encode(&self) -> String {
         let mode = match self.mode {
             CallMode::Blocking => 0,
@@ -148,10 +148,10 @@ impl Setup {
 
 /// A way to start ranks.
 pub trait Runner {
-    /// Runs the list `list` with `setup` on every rank; the number of calls of a rank.
+    /// Runs the list `list` with `setup` on every rank. Returns the number of calls of a rank.
     ///
     /// # Errors
-    /// What was wrong, on which rank.
+    /// Returns a description of the wrong results with their rank.
     fn run(&self, setup: &Setup, list: &str) -> Result<u64, String>;
 }
 
@@ -166,10 +166,10 @@ impl Runner for Threads {
 }
 
 impl Threads {
-    /// Runs `cases` with `setup` on every rank; the number of calls of a rank.
+    /// Runs `cases` with `setup` on every rank. Returns the number of calls of a rank.
     ///
     /// # Errors
-    /// What was wrong, on which rank.
+    /// Returns a description of the wrong results with their rank.
     pub fn run_cases(&self, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
         if grid_mode() == GridMode::MultiRankGrid && setup.mode == CallMode::Graph {
             skip(
@@ -189,7 +189,7 @@ impl Threads {
     /// Runs `body` on every rank of a communicator with `setup`.
     ///
     /// # Panics
-    /// When a rank does.
+    /// Panics if a rank panics.
     pub fn each<R: Send>(
         &self,
         setup: &Setup,
@@ -214,13 +214,13 @@ impl Threads {
     }
 }
 
-/// Ranks as processes, on the device of the tests: the test `test` started again, which must begin
-/// with [`Processes::child`].
+/// Ranks as processes on the device of the tests. Each runs the test `test`, which must begin with
+/// [`Processes::child`].
 #[derive(Clone, Copy, Debug)]
 pub struct Processes {
     /// Name of the test function.
     pub test: &'static str,
-    /// Who runs the store.
+    /// The process that serves the store.
     pub host: Host,
 }
 
@@ -228,10 +228,10 @@ const LIST: &str = "FUSEWIRE_TEST_LIST";
 const SETUP: &str = "FUSEWIRE_TEST_SETUP";
 
 impl Processes {
-    /// In a child: runs what the parent asked for. Returns whether this is a child.
+    /// Runs the requested list if this process is a child. Returns true if it is.
     ///
     /// # Panics
-    /// When something is wrong, which the parent sees.
+    /// Panics if a result is wrong; the parent reports it.
     pub fn child() -> bool {
         if process::role().as_deref() != Some("conformance") {
             return false;
@@ -250,11 +250,11 @@ impl Processes {
 }
 
 impl Processes {
-    /// Starts the test on every rank with `argument`, for [`Processes::child_of_each`]; what the
-    /// ranks say.
+    /// Starts the test on every rank with `argument`, for [`Processes::child_of_each`]. Returns the
+    /// ranks' reports.
     ///
     /// # Errors
-    /// What was wrong, on which rank.
+    /// Returns a description of the wrong results with their rank.
     pub fn each(
         &self,
         setup: &Setup,
@@ -264,11 +264,11 @@ impl Processes {
         self.start(setup, "each", argument, bound)
     }
 
-    /// In a child of [`Processes::each`]: runs `body` with its communicator and argument, and
-    /// reports. Returns whether this is a child.
+    /// Runs `body` with a communicator and the argument, and reports its result, if this process is
+    /// a child of [`Processes::each`]. Returns true if it is.
     ///
     /// # Panics
-    /// When something is wrong, which the parent sees.
+    /// Panics if `body` returns an error; the parent reports it.
     pub fn child_of_each(body: impl FnOnce(Communicator, &str) -> Result<String, String>) -> bool {
         if process::role().as_deref() != Some("each") {
             return false;
@@ -306,7 +306,7 @@ impl Processes {
 impl Runner for Processes {
     fn run(&self, setup: &Setup, list: &str) -> Result<u64, String> {
         if grid_mode() == GridMode::MultiRankGrid {
-            skip("separate", "processes have no grid in common");
+            skip("separate", "ranks of a multi-rank grid are threads");
             return Ok(0);
         }
         let said = self.start(setup, "conformance", list, Duration::from_secs(300))?;
@@ -315,10 +315,10 @@ impl Runner for Processes {
     }
 }
 
-/// One rank's run of cases.
+/// Runs cases on one rank. Returns the number of calls.
 fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
     let failed = |error: fusewire::Error| format!("{setup:?}: {error}");
-    // Some cases need exact contents, some backends do for all cases.
+    // Backends that do not reduce in rank order need exact contents in all cases.
     let all_exact = comm
         .backend_impl()
         .is_some_and(|backend| !backend.is_bitwise());
@@ -328,7 +328,7 @@ fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, St
     for case in cases {
         let exact = all_exact || case.exact;
         let case = &Case { exact, ..*case };
-        // Two ranks launch each message, and by themselves.
+        // Only two ranks launch a message, which a multi-rank grid does not support.
         let apart = case.operation == Operation::Send
             && rank.comm().options().grid_mode == GridMode::MultiRankGrid;
         if apart || !backends::supports(rank.comm(), case) {
@@ -340,7 +340,7 @@ fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, St
     }
     if unsupported > 0 && me == 0 {
         println!(
-            "{unsupported} cases are left out: not supported by {}, or not in a multi-rank grid",
+            "{unsupported} cases are skipped: not supported by {}, or not in a multi-rank grid",
             setup.backend
         );
     }

@@ -1,10 +1,10 @@
-//! Tests that need something which may be absent are skipped with a printed reason; the comma list
-//! `FUSEWIRE_REQUIRE` turns such a skip into a failure.
+//! Skipped tests. A test that needs something absent prints the reason and returns; if the comma
+//! list `FUSEWIRE_REQUIRE` names the need, the test fails instead.
 
-/// Prints why a test that needs `what` is skipped.
+/// Prints the reason for skipping a test that needs `what`.
 ///
 /// # Panics
-/// When `FUSEWIRE_REQUIRE` names `what`.
+/// Panics if `FUSEWIRE_REQUIRE` names `what`.
 pub fn skip(what: &str, reason: &str) {
     let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
     assert!(
@@ -14,15 +14,15 @@ pub fn skip(what: &str, reason: &str) {
     eprintln!("skipped ({what}): {reason}");
 }
 
-/// Whether `FUSEWIRE_FULL=1` asks for the whole grid instead of the chosen part.
+/// Returns true if `FUSEWIRE_FULL=1` selects the long form of the lists and the grid.
 pub fn full() -> bool {
     std::env::var("FUSEWIRE_FULL").is_ok_and(|value| value == "1")
 }
 
-/// Whether the library has Gloo, which ranks on several hosts need; else the test is skipped.
+/// Returns true if this build has Gloo, which ranks on several hosts need; else skips the test.
 ///
 /// # Panics
-/// As [`skip`].
+/// Panics if Gloo is absent and `FUSEWIRE_REQUIRE` names it.
 pub fn has_gloo() -> bool {
     let names = fusewire::backend::backend_names();
     if names.iter().any(|name| name == "gloo") {

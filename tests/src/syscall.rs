@@ -1,8 +1,8 @@
-//! A filter on this thread's system calls: what is not allowed kills the process by SIGSYS.
+//! A filter of this thread's system calls. A call that is not allowed kills the process by SIGSYS.
 
 use std::io;
 
-/// Waiting for a peer that is late: it gives the core away and looks at the clock.
+/// System calls of a wait for a late peer: yielding the core and reading the clock.
 pub const WAITING: &[i64] = &[
     libc::SYS_sched_yield,
     libc::SYS_nanosleep,
@@ -14,11 +14,11 @@ const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// From now on this thread may make the system calls `allowed` and no other, for good. Not even
-/// leaving is allowed unless it is listed: another thread must end the process.
+/// Restricts this thread to the system calls `allowed`, permanently. Unless the list has them, the
+/// thread cannot even exit, so another thread must end the process.
 ///
 /// # Errors
-/// When the kernel knows no seccomp or refuses it.
+/// Returns the system's error if the kernel does not support seccomp or refuses the filter.
 pub fn allow_only(allowed: &[i64]) -> io::Result<()> {
     let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     // Offset 0 of the filter's data is the number of the call.
@@ -32,9 +32,9 @@ pub fn allow_only(allowed: &[i64]) -> io::Result<()> {
         len: program.len() as u16,
         filter: program.as_mut_ptr(),
     };
-    // The program is freed by nobody: freeing might be a system call.
+    // The program is leaked, because freeing it might be a system call.
     core::mem::forget(program);
-    // SAFETY: plain arguments.
+    // SAFETY: PR_SET_NO_NEW_PRIVS takes integers and accesses no memory of the process.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,6 +1,6 @@
-//! Vocabulary-parallel reductions: what they must give, from the documentation's rules with nothing
-//! of the kernels' code: to the bit (with the library's exponential and logarithm, which have tests
-//! of their own), and in f64.
+//! Expected results of vocabulary-parallel reductions, bit for bit and in f64. They follow the
+//! documentation and share no code with the kernels but the exponential and the logarithm, which
+//! have their own tests.
 
 use core::cmp::Ordering;
 use core::ops::Range;
@@ -11,20 +11,20 @@ use fusewire_device::math;
 use crate::oracle::{narrow, widen};
 use crate::rng::Rng;
 
-/// What rows of logits look like.
+/// Kind of contents of rows of logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// As a model's: from -20 to 20, most of them small.
+    /// Like a model's logits: from -20 to 20, most of them small.
     Ordinary,
     /// Five different values, both zeros among them.
     Ties,
-    /// -inf but for a few columns.
+    /// -inf except in a few columns.
     Masked,
     /// Some are NaN.
     Nan,
-    /// Nothing but -inf, nothing but NaN, and rows with +inf, in turn.
+    /// In turn: rows of -inf only, rows of NaN only, rows with some +inf.
     Extreme,
-    /// The greatest ones are 256 columns apart, eight side by side.
+    /// The greatest logits are in eight adjacent columns of every 256.
     Periodic,
     /// Ascending: each logit is greater than all before it.
     Ascending,
@@ -42,7 +42,7 @@ impl Contents {
         Self::Ascending,
     ];
 
-    /// Row `row` of `columns` logits, the same on all ranks, as `dtype` has them.
+    /// Returns row `row` of `columns` logits, rounded to `dtype`; the same on all ranks.
     pub fn row(self, dtype: DType, round: u64, row: usize, columns: usize) -> Vec<f32> {
         let mut rng = Rng::new(round << 32 ^ row as u64 ^ 0x70c4);
         let values: Vec<f32> = (0..columns)
@@ -76,20 +76,20 @@ impl Contents {
     }
 }
 
-/// What must come out of a row.
+/// Expected results of a row.
 #[derive(Clone, Debug, Default)]
 pub struct RowResult {
-    /// Columns, by their logits; `u32::MAX` where there is none.
+    /// Columns in the order of their logits, filled up with `u32::MAX`.
     pub indices: Vec<u32>,
     /// Bits of the logits.
     pub values: Vec<u32>,
     /// Bits of the log-sum-exp.
     pub log_sum_exp: u32,
-    /// The same in f64.
+    /// The log-sum-exp in f64.
     pub exact: f64,
 }
 
-/// The canonical NaN.
+/// Returns the bits of `value`; the canonical NaN for any NaN.
 fn bits(value: f32) -> u32 {
     if value.is_nan() {
         0x7fc0_0000
@@ -98,7 +98,7 @@ fn bits(value: f32) -> u32 {
     }
 }
 
-/// Descending, -0 below +0, NaN last, of equal ones the lower column first.
+/// Orders columns by descending logits: -0 below +0, NaN last, equal logits by column.
 fn order(row: &[f32], a: usize, b: usize) -> Ordering {
     let by_value = match (row[a].is_nan(), row[b].is_nan()) {
         (true, true) => Ordering::Equal,
@@ -109,7 +109,7 @@ fn order(row: &[f32], a: usize, b: usize) -> Ordering {
     by_value.then(a.cmp(&b))
 }
 
-/// What ranks with these columns must find in `row`.
+/// Returns the expected results of `row` for ranks with the columns `shards`.
 pub fn expected(row: &[f32], shards: &[Range<usize>], k: usize) -> RowResult {
     let mut columns: Vec<usize> = shards.iter().cloned().flatten().collect();
     let exact = exact(row, &columns);
@@ -152,7 +152,7 @@ pub fn expected(row: &[f32], shards: &[Range<usize>], k: usize) -> RowResult {
     out
 }
 
-/// Log-sum-exp in f64.
+/// Returns the log-sum-exp in f64.
 fn exact(row: &[f32], columns: &[usize]) -> f64 {
     let logits = || columns.iter().map(|column| f64::from(row[*column]));
     if logits().any(f64::is_nan) {
@@ -165,7 +165,7 @@ fn exact(row: &[f32], columns: &[usize]) -> f64 {
     m + logits().map(|logit| (logit - m).exp()).sum::<f64>().ln()
 }
 
-/// `what` differs from what came out, if it does.
+/// Describes the first difference between expected and actual results; `None` if they are equal.
 pub fn difference(
     want: &RowResult,
     indices: &[u32],
@@ -220,7 +220,7 @@ mod tests {
         assert!((found.exact - 2f64.ln()).abs() < 1e-15);
     }
 
-    /// The comparison sees each kind of difference.
+    /// Checks that the comparison detects each kind of difference.
     #[test]
     fn differences_are_seen() {
         let row = Contents::Ordinary.row(DType::F32, 1, 2, 500);
@@ -237,7 +237,7 @@ mod tests {
         other[4] ^= 1;
         assert!(!same(i, &other, sum));
         assert!(!same(i, v, sum ^ 1));
-        // One that is summed in another order.
+        // A sum in another order.
         let moved = expected(&row, &[0..201, 201..500], 5);
         let mut wrong = want.clone();
         wrong.exact += 1e-3;
