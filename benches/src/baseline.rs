@@ -64,7 +64,7 @@ pub(crate) fn file_name(architecture: &str) -> String {
 }
 
 /// Returns the cubin of a bundle, `../cuda/` relative to the program's folder, if it exists.
-pub(crate) fn beside(architecture: &str) -> Option<PathBuf> {
+pub(crate) fn bundled(architecture: &str) -> Option<PathBuf> {
     let program = env::current_exe().ok()?;
     let folder = program.parent()?.parent()?.join("cuda");
     Some(folder.join(file_name(architecture))).filter(|path| path.is_file())

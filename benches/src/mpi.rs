@@ -101,7 +101,7 @@ fn in_path(name: &str) -> Option<PathBuf> {
 
 /// Returns a command whose PATH begins with the program's own folder, as installations outside PATH
 /// need.
-fn beside(program: &Path) -> Command {
+fn in_its_folder(program: &Path) -> Command {
     let mut command = Command::new(program);
     let folder = program.parent().filter(|folder| folder.is_absolute());
     if let (Some(folder), Some(path)) = (folder, env::var_os("PATH")) {
@@ -118,7 +118,7 @@ fn beside(program: &Path) -> Command {
 }
 
 fn version(mpirun: &Path) -> Result<(String, Flavour)> {
-    let output = beside(mpirun)
+    let output = in_its_folder(mpirun)
         .arg("--version")
         .output()
         .with_context(|| format!("start {}", mpirun.display()))?;
@@ -149,7 +149,7 @@ fn version(mpirun: &Path) -> Result<(String, Flavour)> {
 fn compile(mpicc: &Path, program: &Path) -> Result<PathBuf> {
     let source = program.with_extension("c");
     fs::write(&source, SOURCE)?;
-    let output = beside(mpicc)
+    let output = in_its_folder(mpicc)
         .args(["-O2", "-o"])
         .args([program, &source])
         .output()
@@ -171,7 +171,7 @@ impl Mpi {
         touch: bool,
     ) -> Command {
         let oversubscribed = ranks > cores.len();
-        let mut command = beside(&self.mpirun);
+        let mut command = in_its_folder(&self.mpirun);
         // Without these settings glibc unmaps large temporary buffers after each call, and every
         // call faults their pages in again. The value is 64 GiB in bytes; glibc accepts no suffix.
         command.env("MALLOC_MMAP_MAX_", "0");

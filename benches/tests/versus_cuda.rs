@@ -214,10 +214,13 @@ fn what_bounds_cost_is_measured_with_other_images_only() {
             .output()
             .expect("the harness")
     };
-    let refused = |says: &str| {
+    let refused = |expected: &str| {
         let output = run();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(says), "{said}");
+        assert!(
+            !output.status.success() && said.contains(expected),
+            "{said}"
+        );
     };
     refused("there is none for sm_");
     let own = Images::in_folders("sm_80", Vec::new()).library("all_reduce");

@@ -122,10 +122,10 @@ fn run(command: &mut Command) -> Result<Vec<u8>> {
 /// Disassembles a cubin with nvdisasm: `$FUSEWIRE_NVDISASM`, else the one in nvcc's folder, else
 /// the one in PATH.
 fn disassembled(tools: &Path, cubin: &Path) -> Result<String> {
-    let beside = tools.join("nvdisasm");
+    let next_to_nvcc = tools.join("nvdisasm");
     let nvdisasm = env::var_os("FUSEWIRE_NVDISASM")
         .map(PathBuf::from)
-        .or(Some(beside).filter(|path| path.is_file()))
+        .or(Some(next_to_nvcc).filter(|path| path.is_file()))
         .unwrap_or_else(|| "nvdisasm".into());
     let text = run(Command::new(&nvdisasm).arg("-c").arg(cubin))
         .with_context(|| format!("disassemble; {INSTALL}"))?;

@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn wrong_arguments_are_refused_before_a_gpu_is_asked_for() {
-        for (words, says) in [
+        for (words, expected) in [
             (&["--ranks", "3"][..], "3 ranks"),
             (&["--threads", "100"], "100 threads"),
             (&["--hidden", "7"], "rows of 7"),
@@ -431,7 +431,7 @@ mod tests {
         ] {
             let arguments = parse(words).expect("words");
             let error = main(&arguments).expect_err("refused").to_string();
-            assert!(error.contains(says), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

@@ -140,7 +140,7 @@ fn sleep(open: &[(usize, &TcpStream, i16)], bound: Duration) {
         })
         .collect();
     let bound = (bound.as_millis() as i32).max(1);
-    // SAFETY: `waits` is a live vector of as many entries as the call is told. The results are not
+    // SAFETY: `waits` is a live vector of as many entries as its second argument says. The results are not
     // used: the next round tries every stream.
     unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, bound) };
 }

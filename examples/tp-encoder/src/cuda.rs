@@ -80,7 +80,7 @@ pub(crate) fn all_reduce_norm(
     Ok(CudaStorage::wrap_cuda_slice(out, device))
 }
 
-/// Returns candle's elements as a tensor of Fusewire, and a guard that on drop tells candle that
+/// Returns candle's elements as a tensor of Fusewire, and a guard that on drop records for candle that
 /// the work enqueued on `stream` so far reads them.
 fn input<'a>(
     gpu: Device,
