@@ -28,8 +28,8 @@ impl Baseline {
     pub(crate) fn load(gpu: &Arc<Gpu>, named: Option<&Path>) -> Result<Self> {
         let architecture = &gpu.properties().architecture;
         let mut refused = None;
-        let named = named.map(Path::to_owned);
-        if let Some(path) = named.or_else(|| baseline::bundled(architecture)) {
+        let given = named.map(Path::to_owned);
+        if let Some(path) = given.or_else(|| baseline::bundled(architecture)) {
             let cubin = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
             match gpu.driver().load(&cubin) {
                 Ok(module) => {
