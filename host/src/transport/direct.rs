@@ -1,10 +1,10 @@
-//! Memory of a peer on the same host, mapped and accessed without its help.
+//! Direct access to the mapped memory of a peer on the same host.
 //!
-//! What a drop of the peer's memory means here: its pages are those of a memory file that lives
-//! while it is mapped here, so a copy that is under way lands in pages that the peer has given up,
-//! never in freed memory of its. The header's `closed` word is looked at before and after.
-//! Processes that can map each other's memory run under one user and could do each other any harm
-//! with a debugger too; what is checked here guards against mistakes.
+//! The peer's pages belong to a memory file, which exists while it is mapped here. If the peer
+//! drops its memory during a copy, the copy writes to pages that the peer has released, never to
+//! memory that the peer uses again. The header's `closed` word is checked before and after each
+//! copy. Processes that can map each other's memory run as the same user and could also harm each
+//! other with a debugger; the checks here detect mistakes.
 
 use core::sync::atomic::Ordering;
 use std::collections::HashMap;
@@ -16,14 +16,14 @@ use super::memory::{DATA_OFFSET, Header, StorageRange};
 use crate::Result;
 use crate::cpu::{Segment, SegmentDescriptor};
 
-/// Most segments of a peer that stay mapped.
+/// Maximum number of a peer's segments that stay mapped.
 const MAX_MAPPED: usize = 256;
 
-/// The way to a peer's memory and its bell.
+/// Access to a peer's memory and doorbell.
 #[derive(Debug)]
 pub(super) struct Direct {
     pub(super) bell: DoorbellHandle,
-    /// Only memory of this process is mapped.
+    /// The peer's process id. Memory of other processes is not mapped.
     pid: u32,
     mapped: Mutex<HashMap<u64, Arc<Segment>>>,
 }
@@ -37,20 +37,21 @@ impl Direct {
         })
     }
 
-    /// Copies to the peer; `false` when the memory cannot be reached this way, and the owner has to
-    /// be asked.
+    /// Copies to the peer. Returns false if the memory cannot be accessed directly, and the request
+    /// must be sent to its owner.
     pub(super) fn write(&self, source: &StorageRange, remote: &RemoteBuffer) -> bool {
         self.access(remote, source.len, |target| {
-            // SAFETY: the view and the checked range of the mapping are both valid; they may be the
-            // same memory, which `copy_to` allows.
+            // SAFETY: the view and the checked range of the mapping are valid for `source.len`
+            // bytes. They may overlap, which `copy_to` allows.
             unsafe { source.start().copy_to(target, source.len) };
         })
     }
 
-    /// Copies from the peer; `false` as for [`Direct::write`].
+    /// Copies from the peer. Returns false in the cases of [`Direct::write`].
     pub(super) fn read(&self, target: &StorageRange, remote: &RemoteBuffer) -> bool {
         self.access(remote, target.len, |source| {
-            // SAFETY: as in `write`.
+            // SAFETY: the view and the checked range of the mapping are valid for `target.len`
+            // bytes. They may overlap, which `copy_from` allows.
             unsafe { target.start().copy_from(source, target.len) };
         })
     }
@@ -69,7 +70,8 @@ impl Direct {
         if !inside {
             return false;
         }
-        // SAFETY: header and range are inside of the mapping, whose size the system vouched for.
+        // SAFETY: header and range lie within the mapping: `inside` was checked against
+        // `segment.bytes()`, which is the file's size.
         copy(unsafe { segment.ptr().add(DATA_OFFSET + remote.offset as usize) });
         let open = header.closed.load(Ordering::SeqCst) == 0;
         if !open {
@@ -78,7 +80,7 @@ impl Direct {
         open
     }
 
-    /// The mapped segment of a key, when it is one of this peer's and still registered.
+    /// Returns the mapped segment of a key, if the memory is this peer's and still registered.
     fn segment(&self, key: &RemoteKey) -> Option<Arc<Segment>> {
         let descriptor = key.segment.as_ref()?;
         if descriptor.pid != self.pid || descriptor.bytes < DATA_OFFSET as u64 {
@@ -104,7 +106,7 @@ impl Direct {
         Some(segment)
     }
 
-    /// Unmaps what its owner has dropped.
+    /// Unmaps the segments that their owner has dropped.
     fn forget_closed(&self) {
         self.lock()
             .retain(|_, segment| Header::of(segment).closed.load(Ordering::Acquire) == 0);

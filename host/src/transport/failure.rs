@@ -1,4 +1,4 @@
-//! How a call of a transport fails.
+//! Kinds of failure of transport calls.
 
 use core::fmt;
 
@@ -6,29 +6,29 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TransportFailure {
-    /// The call did not end within its time-out. After a write or a read that timed out the
-    /// connection is broken; after a wait for a notification it is as usable as before.
+    /// The call did not complete within its timeout. After a timeout of a write or read, the
+    /// connection is broken. A timeout of a wait for a notification leaves it usable.
     Timeout,
-    /// The connection has ended: the peer died, closed it or was cut off. `bind` and `connect`
-    /// again, with the peer's new url, make a fresh one.
+    /// The connection has ended: the peer died, closed it, or is unreachable. Call `bind` and
+    /// `connect` again, with the peer's new URL, to create a new one.
     Broken,
     /// `abort` was called on this side, or the transport was dropped.
     Aborted,
-    /// The owner of the memory said no: no such key (any more), or bytes outside of it. The
-    /// connection stays usable.
+    /// The owner of the memory refused the request: the key is not registered (any more), or the
+    /// range exceeds the memory. The connection stays usable.
     Refused,
-    /// The call needs a connection, and there is none yet.
+    /// The call requires a connection, which has not been created yet.
     NotConnected,
     /// No connection could be made.
     Connect,
-    /// The operating system refused what the transport needs.
+    /// The operating system refused a resource.
     System,
 }
 
 impl fmt::Display for TransportFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Timeout => "not done in time",
+            Self::Timeout => "timed out",
             Self::Broken => "the connection is broken",
             Self::Aborted => "aborted",
             Self::Refused => "refused by the peer",

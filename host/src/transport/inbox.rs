@@ -1,8 +1,8 @@
-//! Notifications that have arrived: a counter, and a futex to sleep on.
+//! Received notifications: a counter, and a futex to wait on.
 //!
-//! Who may touch what: the peer (over shared memory) and this side's serving thread add to
-//! `posted`, after the bytes that are notified; only this side takes. A peer that writes nonsense
-//! into the counters causes notifications that nobody sent, or late ones, and nothing else.
+//! The peer (through shared memory) and this side's serving thread increment `posted` after the
+//! notified bytes; only this side decrements it. A peer that corrupts the counters can cause
+//! spurious or late notifications, and nothing else.
 
 use core::hint;
 use core::ptr;
@@ -15,18 +15,19 @@ use std::time::Instant;
 use crate::Result;
 use crate::cpu::{Segment, SegmentDescriptor};
 
-/// How long a waiter polls before it sleeps.
+/// Duration of polling before a waiter sleeps.
 const POLLING: Duration = Duration::from_micros(30);
 
-/// Longest sleep without another look: a bound for what a hostile peer can do to the counters.
+/// Maximum time between two checks. Bounds the delay that a hostile peer can cause through the
+/// counters.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
 
-/// The counters; in a segment they are its first bytes.
+/// The counters. In shared memory they are the first bytes of the segment.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Doorbell {
     posted: AtomicU32,
-    /// Changes with every event, so that a sleeper does not miss one.
+    /// Incremented by every event, so that a sleeping waiter misses none.
     rung: AtomicU32,
     sleepers: AtomicU32,
 }
@@ -37,11 +38,11 @@ enum DoorbellLocation {
     Shared(Arc<Segment>),
 }
 
-/// A bell that this process may ring.
+/// Handle of a doorbell that this process may ring.
 #[derive(Debug)]
 pub(super) struct DoorbellHandle(DoorbellLocation);
 
-/// The receiving side's notifications.
+/// Notifications of the receiving side.
 #[derive(Debug)]
 pub(super) struct Inbox {
     doorbell: DoorbellHandle,
@@ -49,7 +50,7 @@ pub(super) struct Inbox {
 }
 
 impl DoorbellHandle {
-    /// The bell of a peer.
+    /// Opens the doorbell of a peer.
     pub(super) fn open(descriptor: &SegmentDescriptor) -> Result<Self> {
         Segment::open(descriptor, 0).map(|segment| Self(DoorbellLocation::Shared(segment)))
     }
@@ -57,19 +58,20 @@ impl DoorbellHandle {
     fn bell(&self) -> &Doorbell {
         match &self.0 {
             DoorbellLocation::Private(bell) => bell,
-            // SAFETY: a segment has at least a page, is page aligned and mapped while it is
-            // borrowed; all accesses are atomic, and every bit pattern is valid.
+            // SAFETY: a segment is page-aligned, at least a page long, and mapped while it is
+            // borrowed. All accesses are atomic, and every bit pattern is valid.
             DoorbellLocation::Shared(segment) => unsafe { &*segment.ptr().cast::<Doorbell>() },
         }
     }
 
-    /// One more notification. Everything this thread has written before is visible to the taker.
+    /// Adds a notification. The receiver of the notification sees all earlier writes of this
+    /// thread.
     pub(super) fn post(&self) {
         self.bell().posted.fetch_add(1, Ordering::Release);
         self.ring();
     }
 
-    /// Wakes waiters to look again.
+    /// Wakes waiters, which check again.
     pub(super) fn ring(&self) {
         let bell = self.bell();
         bell.rung.fetch_add(1, Ordering::SeqCst);
@@ -81,7 +83,7 @@ impl DoorbellHandle {
 }
 
 impl Inbox {
-    /// In memory of this process only.
+    /// Creates an inbox in memory of this process only.
     pub(super) fn private() -> Self {
         Self {
             doorbell: DoorbellHandle(DoorbellLocation::Private(Doorbell::default())),
@@ -89,7 +91,7 @@ impl Inbox {
         }
     }
 
-    /// In memory that a peer can map.
+    /// Creates an inbox in memory that a peer can map.
     pub(super) fn shared() -> Result<Self> {
         let segment = Segment::create(1, "fusewire-bell")?;
         Ok(Self {
@@ -98,7 +100,7 @@ impl Inbox {
         })
     }
 
-    /// Where a peer finds the bell.
+    /// Returns the descriptor with which a peer opens the doorbell.
     pub(super) fn descriptor(&self) -> Option<SegmentDescriptor> {
         match &self.doorbell.0 {
             DoorbellLocation::Private(_) => None,
@@ -116,7 +118,7 @@ impl Inbox {
         self.doorbell.ring();
     }
 
-    /// Takes one notification, if there is one.
+    /// Takes one notification. Returns false if there is none.
     pub(super) fn take(&self) -> bool {
         let bell = self.doorbell.bell();
         self.taken
@@ -127,8 +129,8 @@ impl Inbox {
             .is_ok()
     }
 
-    /// Waits until `ready` returns something, looking again whenever the bell rings; `None` when
-    /// `timeout` has passed.
+    /// Calls `ready` whenever the doorbell rings, and returns its first result. Returns `None`
+    /// after `timeout`.
     pub(super) fn wait<R>(
         &self,
         timeout: Duration,
@@ -162,14 +164,16 @@ impl Inbox {
     }
 }
 
-/// A shared futex call. Its result does not matter: a waiter looks again in any case.
+/// Makes a futex call on shared memory. Ignores its result, because waiters check again in any
+/// case.
 fn futex(word: &AtomicU32, operation: i32, value: u32, timeout: Option<Duration>) {
     let time = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs() as libc::time_t,
         tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
     });
     let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: the word is borrowed and aligned, the time is null or valid during the call.
+    // SAFETY: `word` is borrowed and aligned; `time` is null or points to a value that outlives the
+    // call.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, time) };
 }
 

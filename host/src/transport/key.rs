@@ -1,4 +1,4 @@
-//! What a peer needs to address registered memory.
+//! Keys with which a peer addresses registered memory.
 
 use core::fmt;
 use core::str::FromStr;
@@ -6,11 +6,11 @@ use core::str::FromStr;
 use crate::cpu::SegmentDescriptor;
 use crate::{Error, Result};
 
-/// Names a registered [`Memory`](super::Memory) of another process: whoever holds it may read and
-/// write all of that memory over a connection to its owner, until the owner drops it.
+/// Names a registered [`Memory`](super::Memory) of another process. A process that has the key may
+/// read and write all of that memory over a connection to its owner, until the owner drops it.
 ///
-/// It goes to the peer out of band, as bytes or as text. The number in it is random, 64 bits; the
-/// owner checks it, and every range, at each access.
+/// Keys are sent to the peer out of band, as bytes or text. A key contains a random number of 64
+/// bits. The owner checks the number and the range of each access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteKey {
     pub(super) id: u64,
@@ -36,12 +36,12 @@ impl RemoteKey {
     const MAGIC: [u8; 4] = *b"FWK1";
     const TEXT_PREFIX: &'static str = "fwk1-";
 
-    /// Size of the memory in bytes, as its owner published it.
+    /// Returns the size of the memory in bytes, as its owner published it.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// `len` bytes of the memory from byte `offset` on. Not checked here: the owner does.
+    /// Returns the range of `len` bytes from byte `offset`. The owner of the memory checks it.
     pub fn range(self, offset: u64, len: u64) -> RemoteBuffer {
         RemoteBuffer {
             key: self,
@@ -50,12 +50,12 @@ impl RemoteKey {
         }
     }
 
-    /// The whole memory.
+    /// Returns a range over the whole memory.
     pub fn whole(self) -> RemoteBuffer {
         self.range(0, self.bytes)
     }
 
-    /// The key as bytes, little endian.
+    /// Encodes the key as bytes, little endian.
     pub fn to_bytes(&self) -> [u8; Self::ENCODED_BYTES] {
         let mut bytes = [0; Self::ENCODED_BYTES];
         bytes[0..4].copy_from_slice(&Self::MAGIC);
@@ -68,15 +68,15 @@ impl RemoteKey {
         bytes
     }
 
-    /// Reads what [`RemoteKey::to_bytes`] wrote.
+    /// Decodes the result of [`RemoteKey::to_bytes`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the bytes are none.
+    /// [`Error::InvalidArgument`] if the bytes are not a valid key.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let invalid = || Error::InvalidArgument {
             operation: "remote key",
             detail: format!(
-                "these {} bytes are no remote key of this version",
+                "these {} bytes are not a remote key of this version",
                 bytes.len()
             ),
         };
@@ -99,11 +99,11 @@ impl RemoteKey {
 }
 
 impl fmt::Display for RemoteKey {
-    /// One word of letters, digits and a dash.
+    /// Formats the key as one word of letters, digits and a dash.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(Self::TEXT_PREFIX)?;
         let bytes = self.to_bytes();
-        // Memory that is in no segment has zeros there.
+        // The descriptor's bytes are zero for memory outside any segment.
         let used = if self.segment.is_some() {
             &bytes[..]
         } else {
@@ -118,7 +118,7 @@ impl fmt::Display for RemoteKey {
 impl FromStr for RemoteKey {
     type Err = Error;
 
-    /// Reads what `to_string` wrote.
+    /// Parses the result of `to_string`.
     fn from_str(text: &str) -> Result<Self> {
         let mut bytes = [0; Self::ENCODED_BYTES];
         bytes[0..4].copy_from_slice(&Self::MAGIC);
@@ -133,7 +133,7 @@ impl FromStr for RemoteKey {
         });
         read.ok_or_else(|| Error::InvalidArgument {
             operation: "remote key",
-            detail: format!("a text of {} bytes is no remote key", text.len()),
+            detail: format!("a text of {} bytes is not a remote key", text.len()),
         })?;
         Self::from_bytes(&bytes)
     }

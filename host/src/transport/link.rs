@@ -1,5 +1,5 @@
-//! A link over sockets: each side opens one connection for its own requests and serves the other
-//! side's, so that neither direction waits for the other.
+//! A link over sockets. Each side opens one connection for its own requests, and serves the other
+//! side's connection, so that the two directions do not wait for each other.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -25,12 +25,12 @@ use super::url::{Nonce, Url};
 use super::wire::{Hello, VERSION, Verb, Welcome};
 use crate::{Error, Result};
 
-/// What a link and its two threads share.
+/// State that a link shares with its two threads.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) url: Url,
     pub(super) inbox: Inbox,
-    /// Wakes the serving thread to end; never cleared.
+    /// Wakes the serving thread to end it; never cleared.
     pub(super) stop: WakeFd,
     pub(super) wake_sender: WakeFd,
     outgoing: Mutex<Outgoing>,
@@ -41,11 +41,11 @@ pub(super) struct Core {
 
 #[derive(Debug, Default)]
 struct Status {
-    /// The peer's url without its secret.
+    /// The peer's URL without its secret.
     peer: Option<String>,
-    /// Whom this side has connected to, or is about to.
+    /// Nonce of the peer to which this side connects or has connected.
     callee: Option<Nonce>,
-    /// Who was let in.
+    /// Nonce of the peer that this side has admitted.
     caller: Option<Nonce>,
     /// The first failure.
     failure: Option<(TransportFailure, String)>,
@@ -54,7 +54,7 @@ struct Status {
 
 impl Core {
     fn status(&self) -> MutexGuard<'_, Status> {
-        // Valid after every statement.
+        // The state is valid after every statement, so a poisoned lock is harmless.
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,7 +62,7 @@ impl Core {
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Breaks the link, for the first reason that is given.
+    /// Breaks the link. Only the first failure is kept.
     pub(super) fn fail(&self, kind: TransportFailure, detail: String) {
         let mut status = self.status();
         if status.failure.is_none() {
@@ -83,7 +83,7 @@ impl Core {
         self.status().failure.as_ref().map(|(kind, _)| *kind)
     }
 
-    /// The error of a call on a link that has failed.
+    /// Returns the error of a call on a failed link.
     pub(super) fn failure(&self, operation: &'static str) -> Option<Error> {
         if !self.has_failed() {
             return None;
@@ -121,11 +121,11 @@ impl Core {
     }
 
     pub(super) fn not_connected(&self, operation: &'static str) -> Error {
-        let detail = "call connect with the peer's url first".to_owned();
+        let detail = "call connect with the peer's URL first".to_owned();
         self.error(operation, TransportFailure::NotConnected, detail)
     }
 
-    /// Whether the caller is the one that this side wants; it is the only one from then on.
+    /// Returns true if `caller` is the expected peer. Admits no other peer afterwards.
     pub(super) fn let_in(&self, caller: Nonce) -> bool {
         let mut status = self.status();
         if status.failure.is_some() || status.callee.is_some_and(|callee| callee != caller) {
@@ -141,14 +141,14 @@ impl Core {
     }
 
     pub(super) fn wait_for_server_end(&self, timeout: Duration) {
-        // Whether it ended in time makes no difference to what follows.
+        // The following steps do not depend on the result.
         let _ = self
             .changed
             .wait_timeout_while(self.status(), timeout, |status| !status.server_ended);
     }
 }
 
-/// A link, over TCP or over a Unix socket and shared memory.
+/// Link over TCP, or over a Unix socket and shared memory.
 #[derive(Debug)]
 pub(super) struct Link {
     core: Arc<Core>,
@@ -157,7 +157,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Serves at `listener`, which peers find at `url`.
+    /// Serves at `listener`, which peers reach at `url`.
     pub(super) fn start(listener: Listener, url: Url, inbox: Inbox) -> io::Result<Self> {
         listener.set_nonblocking()?;
         let core = Arc::new(Core {
@@ -207,7 +207,7 @@ impl Link {
             from: self.core.url.nonce(),
         }
         .to_bytes();
-        // SAFETY: no body.
+        // SAFETY: the body has length 0, so nothing is read from it.
         unsafe { socket.send(&hello, hello.as_ptr(), 0) }?;
         let mut receiver = Receiver::new();
         let message = loop {
@@ -221,7 +221,7 @@ impl Link {
             ];
             poll(&mut entries, Some(left))?;
             if entries[0].revents != 0 {
-                return Err(io::Error::other("this side was stopped meanwhile"));
+                return Err(io::Error::other("this side was stopped during connect"));
             }
             if entries[1].revents == 0 && left.is_zero() {
                 return Err(io::Error::new(
@@ -232,18 +232,19 @@ impl Link {
             receiver.fill(&socket).map_err(|error| match error.kind() {
                 io::ErrorKind::UnexpectedEof => io::Error::new(
                     error.kind(),
-                    "the peer sent this side away: the url is not its newest, or it is connected \
-                     to another",
+                    "the peer rejected this side: the URL is not its newest, or it is connected to \
+                     another process",
                 ),
                 _ => error,
             })?;
         };
-        let welcome = Welcome::from_bytes(&message)
-            .ok_or_else(|| io::Error::other("what answers there is no transport"))?;
+        let welcome = Welcome::from_bytes(&message).ok_or_else(|| {
+            io::Error::other("the answer is not from a transport; does another service listen?")
+        })?;
         if welcome.version != VERSION {
             return Err(io::Error::other(format!(
-                "the peer speaks version {} of the protocol, this side {VERSION}; use the same \
-                 library on both",
+                "the peer uses version {} of the protocol, this side {VERSION}; use the same \
+                 library on both sides",
                 welcome.version
             )));
         }
@@ -267,7 +268,8 @@ impl Link {
         if !outgoing.attached() {
             return Pending::finished(Err(core.not_connected(operation.name)));
         }
-        // Only when everything earlier has ended, so that nothing overtakes.
+        // Direct access requires that all earlier operations have completed, so that it does not
+        // overtake them.
         if outgoing.is_idle()
             && let Some(direct) = self.direct.get()
         {
@@ -285,7 +287,7 @@ impl Link {
         match outgoing.post(operation) {
             Ok(true) => core.wake_sender.wake(),
             Ok(false) => {}
-            // The sender ends the operation.
+            // The sender thread completes the operation with an error.
             Err(error) => core.fail(TransportFailure::Broken, error.to_string()),
         }
         pending
@@ -314,20 +316,20 @@ impl ByteTransport for Link {
                 return Err(refused("connect was called before on this binding"));
             }
             if status.caller.is_some_and(|caller| caller != peer.nonce()) {
-                return Err(refused("another peer has connected to this side's url"));
+                return Err(refused("another peer has connected to this side's URL"));
             }
             status.callee = Some(peer.nonce());
             status.peer = Some(peer.public());
         }
         let dialled = self.dial(peer, timeout).and_then(|(socket, welcome)| {
-            // What a peer names is opened only where it lies in the peer's own process.
+            // The peer's descriptor is opened only if it names the peer's own process.
             let bell = welcome.bell.as_ref();
             if let Some(bell) = bell.filter(|bell| socket.peer_process() == Some(bell.pid)) {
                 match Direct::new(bell) {
-                    // Set once: connect passes here once.
+                    // Set once, because connect reaches this point once.
                     Ok(direct) => drop(self.direct.set(direct)),
                     Err(error) => {
-                        tracing::debug!(%error, "the peer's memory cannot be mapped; it is asked");
+                        tracing::debug!(%error, "cannot map the peer's memory; sending requests instead");
                     }
                 }
             }
@@ -378,7 +380,8 @@ impl ByteTransport for Link {
         const NAME: &str = "wait_for_write";
         let core = &*self.core;
         let waited = core.inbox.wait(timeout, || {
-            // In this order: what had arrived when the link broke is still returned.
+            // The failure is read first, so that notifications that arrived before it are still
+            // returned.
             let failure = core.failure(NAME);
             let aborted = core.failure_kind() == Some(TransportFailure::Aborted);
             if !(failure.is_some() && aborted) && core.inbox.take() {
@@ -391,7 +394,7 @@ impl ByteTransport for Link {
                 NAME,
                 TransportFailure::Timeout,
                 format!(
-                    "no notification came within {} s; does the peer write with a notification? \
+                    "no notification arrived within {} s; does the peer write with a notification? \
                      The connection is still usable",
                     timeout.as_secs_f64()
                 ),
@@ -416,7 +419,7 @@ impl Drop for Link {
         self.abort();
         let threads = core::mem::take(&mut *self.lock_threads());
         for handle in threads {
-            // A waker may drop the transport on one of its own threads.
+            // A waker may drop the transport on one of the transport's own threads.
             if handle.thread().id() != thread::current().id() && handle.join().is_err() {
                 tracing::warn!("a thread of a transport panicked");
             }

@@ -1,4 +1,4 @@
-//! Registered memory: what a peer may write and read, and what local operations take views of.
+//! Registered memory, which a peer may access, and views of it for local operations.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -13,83 +13,84 @@ use super::wire::Refusal;
 use crate::cpu::Segment;
 use crate::{Error, Result};
 
-/// Where the bytes of [`Memory::allocate`] start in their segment: behind the header's page.
+/// Offset of the bytes of [`Memory::allocate`] in their segment, after the header's page.
 pub(super) const DATA_OFFSET: usize = 4096;
 
-/// First bytes of a segment of [`Memory::allocate`].
+/// Header of a segment of [`Memory::allocate`].
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Header {
     pub(super) magic: AtomicU64,
     pub(super) id: AtomicU64,
     pub(super) bytes: AtomicU64,
-    /// Not 0 once the memory is deregistered.
+    /// Non-zero after the memory is deregistered.
     pub(super) closed: AtomicU32,
 }
 
 impl Header {
     pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"FWMEMSEG");
 
-    /// The header at the start of a segment of at least [`DATA_OFFSET`] bytes.
+    /// Returns the header of a segment of at least [`DATA_OFFSET`] bytes.
     pub(super) fn of(segment: &Segment) -> &Self {
         assert!(segment.bytes() >= DATA_OFFSET as u64);
-        // SAFETY: the segment is mapped while it is borrowed, page aligned and long enough
-        // (asserted above); it is zeroed or written by peers through atomics only, and every bit
+        // SAFETY: the segment is mapped while it is borrowed, page-aligned, and long enough
+        // (asserted above). It is zeroed, and afterwards accessed only atomically; every bit
         // pattern is valid for atomics.
         unsafe { &*segment.ptr().cast::<Self>() }
     }
 }
 
-/// Registered memory: a peer that has its [`RemoteKey`] may write and read it until the last clone
-/// of this handle is dropped. From then on the peer is refused; no remote access touches the
-/// memory after the drop has returned.
+/// Registered memory. A peer that has its [`RemoteKey`] may write and read it until the last clone
+/// of this handle is dropped. Afterwards the peer's requests are refused; no remote access touches
+/// the memory after the drop has returned.
 ///
-/// Peers write while this side reads: all bytes have arrived once the peer's
-/// notification was waited for or its write has ended; what is read earlier may be torn.
+/// Peers may write while this side reads. All bytes of a write have arrived after this side has
+/// waited for its notification, or after the write has completed on the peer. Bytes that are read
+/// earlier may be torn.
 #[derive(Clone, Debug)]
 pub struct Memory {
     handle: Arc<Handle>,
     reused: bool,
 }
 
-/// Dropped with the last clone of a memory, and ends the registration.
+/// Ends the registration when the last clone of a memory is dropped.
 #[derive(Debug)]
 struct Handle {
     grant: Arc<Grant>,
 }
 
-/// The right of peers to access a storage.
+/// Permission of peers to access a storage.
 #[derive(Debug)]
 pub(super) struct Grant {
     id: u64,
     storage: Arc<Storage>,
-    /// Held for reading during each access of a peer, which is one bounded copy.
+    /// Locked for reading during each access of a peer, which is one bounded copy.
     open: RwLock<bool>,
 }
 
-/// The bytes, which live as long as a memory, a view or an operation of them.
+/// Bytes that live as long as a memory, a view or an operation uses them.
 pub(super) struct Storage {
     start: *mut u8,
     len: usize,
     keep: Backing,
 }
 
-/// What keeps the bytes.
+/// Owner of the bytes.
 enum Backing {
-    /// Held only to be dropped.
+    /// A buffer, held until it is dropped.
     Buffer { _buffer: Box<[UnsafeCell<u8>]> },
-    /// Made by [`Memory::allocate`], with a [`Header`].
+    /// Allocated by [`Memory::allocate`], with a [`Header`].
     Allocated(Arc<Segment>),
-    /// A segment of somebody's.
+    /// A segment of the caller's.
     Segment { _segment: Arc<Segment> },
-    /// Nobody: the caller of [`Memory::register_raw`] promised.
+    /// Owned by the caller of [`Memory::register_raw`].
     Raw,
 }
 
-// SAFETY: a storage gives out a raw pointer to bytes that stay valid while it lives (or as its
-// registrar promised); copies go through that pointer only.
+// SAFETY: a storage only provides a raw pointer to bytes that stay valid while it lives, by
+// ownership or by the contract of `register_raw`. All accesses are copies through that pointer.
 unsafe impl Send for Storage {}
-// SAFETY: as above.
+// SAFETY: shared use has the same accesses as exclusive use: copies through the raw pointer.
 unsafe impl Sync for Storage {}
 
 impl fmt::Debug for Storage {
@@ -101,17 +102,18 @@ impl fmt::Debug for Storage {
     }
 }
 
-/// Everything that is registered in this process.
+/// All registrations of this process.
 #[derive(Default)]
 struct Table {
     by_id: HashMap<u64, (Arc<Grant>, Weak<Handle>)>,
-    /// Foreign memory by start, length and whether a segment is kept for it.
+    /// Registrations of other memory than [`Memory::allocate`]'s, by start, length, and true for
+    /// segments.
     by_range: HashMap<(usize, usize, bool), u64>,
 }
 
 fn table() -> MutexGuard<'static, Table> {
     static TABLE: OnceLock<Mutex<Table>> = OnceLock::new();
-    // Valid after every statement.
+    // The table is valid after every statement, so a poisoned lock is harmless.
     TABLE
         .get_or_init(Mutex::default)
         .lock()
@@ -119,15 +121,15 @@ fn table() -> MutexGuard<'static, Table> {
 }
 
 impl Memory {
-    /// Zeroed memory of `bytes` bytes that peers of the same host can map, so that the
-    /// shared-memory provider writes it without the help of this process.
+    /// Allocates `bytes` zeroed bytes that peers on the same host can map, so that the
+    /// shared-memory provider accesses them without this process.
     ///
     /// # Errors
-    /// [`Error::MemoryMap`] or [`Error::InvalidArgument`] when it cannot be made.
+    /// [`Error::MemoryMap`] or [`Error::InvalidArgument`] if the allocation fails.
     pub fn allocate(bytes: usize) -> Result<Self> {
-        let total = bytes
-            .checked_add(DATA_OFFSET)
-            .ok_or_else(|| out_of_bounds("allocate", "more bytes than can be mapped".into()))?;
+        let total = bytes.checked_add(DATA_OFFSET).ok_or_else(|| {
+            out_of_bounds("allocate", "the size exceeds the address space".into())
+        })?;
         let segment = Segment::create(total as u64, "fusewire-transport")?;
         // SAFETY: the segment is longer than the header's page.
         let start = unsafe { segment.ptr().add(DATA_OFFSET) };
@@ -141,25 +143,25 @@ impl Memory {
         )
     }
 
-    /// Registers a buffer, which this memory owns from now on.
+    /// Registers a buffer and takes ownership of it.
     ///
     /// # Errors
-    /// [`Error::Transport`] when the system has no random numbers.
+    /// [`Error::Transport`] if the system has no random numbers.
     pub fn register(buffer: impl Into<Box<[u8]>>) -> Result<Self> {
         let raw = Box::into_raw(buffer.into());
-        // SAFETY: `UnsafeCell<u8>` has the layout of `u8`, and the pointer was just made of a box.
+        // SAFETY: `raw` comes from `Box::into_raw`, and `UnsafeCell<u8>` has the layout of `u8`.
         let buffer = unsafe { Box::from_raw(raw as *mut [UnsafeCell<u8>]) };
         let len = buffer.len();
-        // Through the cells, so that writes are allowed while the box is only kept.
+        // The pointer is derived from the cells, so writes are allowed while the box is only held.
         let start = buffer.as_ptr().cast_mut().cast();
         let keep = Backing::Buffer { _buffer: buffer };
         Self::add(Storage { start, len, keep }, None)
     }
 
-    /// Registers a whole segment. The same segment registered twice gives the same registration.
+    /// Registers a whole segment. Registering the same segment again returns the same registration.
     ///
     /// # Errors
-    /// [`Error::Transport`] when the system has no random numbers.
+    /// [`Error::Transport`] if the system has no random numbers.
     pub fn register_segment(segment: Arc<Segment>) -> Result<Self> {
         let start = segment.ptr();
         let len = segment.bytes() as usize;
@@ -167,29 +169,29 @@ impl Memory {
         Self::add(Storage { start, len, keep }, Some(true))
     }
 
-    /// Registers `len` bytes from `start` on. The same range registered twice gives the same
+    /// Registers `len` bytes from `start`. Registering the same range again returns the same
     /// registration.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a null pointer or an impossible length.
     ///
     /// # Safety
-    /// The bytes must stay valid for reads and writes, and no Rust reference to them may be used
-    /// while a peer or an operation accesses them, until the last of these is gone: clones of the
-    /// returned memory, views of it, and operations with such views.
+    /// The bytes stay valid for reads and writes, and no Rust reference to them is used while a
+    /// peer or an operation accesses them, until all of these are dropped or completed: clones of
+    /// the returned memory, views of it, and operations with such views.
     pub unsafe fn register_raw(start: *mut u8, len: usize) -> Result<Self> {
         if start.is_null() || isize::try_from(len).is_err() {
             return Err(out_of_bounds(
                 "register_raw",
-                format!("{len} bytes at {start:p} are no memory"),
+                format!("{len} bytes at {start:p} are not valid memory"),
             ));
         }
         let keep = Backing::Raw;
         Self::add(Storage { start, len, keep }, Some(false))
     }
 
-    /// Adds a registration; `shared` is set if the range may be registered already, and then says
-    /// whether a segment is kept.
+    /// Adds a registration. `shared` is set if the range may be registered already; it is true for
+    /// a segment.
     fn add(storage: Storage, shared: Option<bool>) -> Result<Self> {
         let range = shared
             .filter(|_| storage.len > 0)
@@ -200,7 +202,8 @@ impl Memory {
             .and_then(|id| table.by_id.get(id))
             .and_then(|(_, handle)| handle.upgrade());
         if let Some(handle) = known {
-            // Outside of the lock, because it may hold the last reference of a segment.
+            // Dropped after the lock is released, because it may hold the last reference to a
+            // segment.
             drop(table);
             drop(storage);
             return Ok(Self {
@@ -240,27 +243,27 @@ impl Memory {
         })
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.storage().len
     }
 
-    /// Whether there are no bytes.
+    /// Returns true if the size is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.storage().start
     }
 
-    /// Whether this registration existed already when this handle was made.
+    /// Returns true if the registration existed already when this handle was created.
     pub fn reused_registration(&self) -> bool {
         self.reused
     }
 
-    /// What a peer needs to access this memory.
+    /// Returns the key with which a peer accesses this memory.
     pub fn remote_key(&self) -> RemoteKey {
         RemoteKey {
             id: self.handle.grant.id,
@@ -272,18 +275,18 @@ impl Memory {
         }
     }
 
-    /// A part of the memory, in bytes, as the source of a write.
+    /// Returns a range of the memory, in bytes, as the source of a write.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the range is not inside of the memory.
+    /// [`Error::InvalidArgument`] if the range exceeds the memory.
     pub fn view(&self, range: impl RangeBounds<usize>) -> Result<View> {
         self.part("view", range).map(View)
     }
 
-    /// A part of the memory, in bytes, as the target of a read.
+    /// Returns a range of the memory, in bytes, as the destination of a read.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the range is not inside of the memory.
+    /// [`Error::InvalidArgument`] if the range exceeds the memory.
     pub fn view_mut(&self, range: impl RangeBounds<usize>) -> Result<ViewMut> {
         self.part("view_mut", range).map(ViewMut)
     }
@@ -291,23 +294,25 @@ impl Memory {
     /// Copies `source` to byte `offset`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when it does not fit.
+    /// [`Error::InvalidArgument`] if it does not fit.
     pub fn copy_from(&self, offset: usize, source: &[u8]) -> Result<()> {
         let end = offset.saturating_add(source.len());
         let part = self.part("copy_from", offset..end)?;
-        // SAFETY: the part is inside of the storage, and a borrowed slice is elsewhere.
+        // SAFETY: `part` checked the range against the storage. A borrowed slice does not overlap
+        // it.
         unsafe { part.start().copy_from(source.as_ptr(), source.len()) };
         Ok(())
     }
 
-    /// Copies from byte `offset` on to `target`.
+    /// Copies from byte `offset` to `target`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when there are fewer bytes.
+    /// [`Error::InvalidArgument`] if there are fewer bytes.
     pub fn copy_to(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let end = offset.saturating_add(target.len());
         let part = self.part("copy_to", offset..end)?;
-        // SAFETY: the part is inside of the storage, and a borrowed slice is elsewhere.
+        // SAFETY: `part` checked the range against the storage. A borrowed slice does not overlap
+        // it.
         unsafe { part.start().copy_to(target.as_mut_ptr(), target.len()) };
         Ok(())
     }
@@ -339,7 +344,7 @@ impl Memory {
             }),
             _ => Err(out_of_bounds(
                 operation,
-                format!("the range is not inside of the {} bytes", self.len()),
+                format!("the range exceeds the {} bytes of the memory", self.len()),
             )),
         }
     }
@@ -355,12 +360,12 @@ impl Drop for Handle {
         if let Backing::Allocated(segment) = &grant.storage.keep {
             Header::of(segment).closed.store(1, Ordering::SeqCst);
         }
-        // Waits for the one bounded copy that a peer's request may be in.
+        // Waits for a peer's access in progress, which is one bounded copy.
         *grant.open.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
-/// The right to access one range, for as long as it is not deregistered.
+/// Permission to access one range until it is deregistered.
 #[derive(Debug)]
 pub(super) struct Target {
     grant: Arc<Grant>,
@@ -369,7 +374,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Looks up what a peer asks for.
+    /// Looks up the range of a peer's request.
     pub(super) fn find(id: u64, offset: u64, len: u64) -> Result<Self, Refusal> {
         let grant = match table().by_id.get(&id) {
             Some((grant, _)) => Arc::clone(grant),
@@ -384,8 +389,8 @@ impl Target {
         Ok(Self { grant, offset, len })
     }
 
-    /// Calls `access` with the bytes from `from` on; `None` when the memory has been deregistered.
-    /// It is not deregistered during the call, so the call must be short.
+    /// Calls `access` with the bytes from `from`. Returns `None` if the memory is deregistered.
+    /// Deregistration waits for the call, so the call must be short.
     pub(super) fn access<R>(
         &self,
         from: usize,
@@ -397,13 +402,13 @@ impl Target {
             .open
             .read()
             .unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: `offset + len` was checked against the storage, `from` against `len` above.
+        // SAFETY: `offset + len` was checked against the storage, and `from` against `len` above.
         let start = unsafe { self.grant.storage.start.add(self.offset + from) };
         open.then(|| access(start, self.len - from))
     }
 }
 
-/// A range of a storage.
+/// Range of a storage.
 #[derive(Clone, Debug)]
 pub(super) struct StorageRange {
     storage: Arc<Storage>,
@@ -412,58 +417,59 @@ pub(super) struct StorageRange {
 }
 
 impl StorageRange {
-    /// First byte.
+    /// Returns the address of the first byte.
     pub(super) fn start(&self) -> *mut u8 {
-        // SAFETY: the offset is inside of the storage, checked where the part was made.
+        // SAFETY: the offset was checked against the storage when the range was created.
         unsafe { self.storage.start.add(self.offset) }
     }
 
-    /// The bytes from `from` on.
+    /// Returns address and length of the bytes from `from`.
     pub(super) fn rest(&self, from: usize) -> (*mut u8, usize) {
         assert!(from <= self.len);
-        // SAFETY: inside of the part, asserted above.
+        // SAFETY: `from` is at most the length of the range, asserted above.
         (unsafe { self.start().add(from) }, self.len - from)
     }
 }
 
-/// A part of a [`Memory`] that a write takes its bytes from. Keeps the memory, not its
+/// Range of a [`Memory`] that is the source of a write. Keeps the memory alive, but not its
 /// registration.
 #[derive(Clone, Debug)]
 pub struct View(pub(super) StorageRange);
 
 impl View {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         self.0.start()
     }
 }
 
-/// A part of a [`Memory`] that a read puts its bytes into. Keeps the memory, not its registration.
+/// Range of a [`Memory`] that is the destination of a read. Keeps the memory alive, but not its
+/// registration.
 #[derive(Clone, Debug)]
 pub struct ViewMut(pub(super) StorageRange);
 
 impl ViewMut {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.0.start()
     }

@@ -1,5 +1,5 @@
 //! Transport between two processes: register memory, exchange keys, write and read each other's
-//! memory, with notifications. The shape is that of torchcomms' `RdmaTransport`.
+//! memory, with notifications. The interface follows torchcomms' `RdmaTransport`.
 //!
 //! ```
 //! use core::time::Duration;
@@ -7,7 +7,7 @@
 //!
 //! let second = Duration::from_secs(1);
 //! let (a, b) = (Transport::new(Tcp::local()), Transport::new(Tcp::local()));
-//! // In two processes the urls and the key go through a store.
+//! // Two processes exchange URLs and the key through a store.
 //! let (url_a, url_b) = (a.bind()?, b.bind()?);
 //! a.connect(&url_b, second)?;
 //! b.connect(&url_a, second)?;
@@ -24,27 +24,29 @@
 //! ```
 //!
 //! # Order
-//! Writes of one transport land in the order of their calls, and a notification is seen after the
-//! bytes of its write and of all earlier ones. A read sees the earlier writes of its transport.
+//! Writes of one transport are applied in the order of their calls. A notification is delivered
+//! after the bytes of its write and of all earlier writes. A read returns the data of the
+//! transport's earlier writes.
 //!
 //! # Failures
-//! A refused key or range is an error of that operation alone. Everything else breaks the
-//! connection: all pending operations and all later calls get [`TransportFailure::Broken`], at
-//! once, except that notifications which had arrived are still handed out. `bind` and `connect`
-//! then start afresh.
+//! A refused key or range fails only that operation. Every other failure breaks the connection: all
+//! pending operations and all later calls return [`TransportFailure::Broken`] at once, except that
+//! notifications that have arrived are still delivered. Call `bind` and `connect` again to create a
+//! new connection.
 //!
-//! An operation that times out breaks the connection. Its bytes do not land after its error: the
-//! connection is reset, and the error is held back until the peer has closed its own connection,
-//! which it does after its serving thread has stopped. A peer that does not answer within 0.2 s is
-//! stopped or cut off. A stopped one finds the connection reset before it takes the next bytes,
-//! because it looks after each wait and before each copy, and throws away what it had received;
-//! from one that is cut off nothing is sent again. What remains is a peer that was stopped between
-//! that look and the copy behind it: those bytes (at most 256 KiB) land when it runs again.
+//! An operation that times out breaks the connection. Its bytes are not written after its error. To
+//! ensure this, this side resets the connection, and delays the error until the peer has closed its
+//! own connection, which the peer does after its serving thread has stopped. A peer that does not
+//! answer within 0.2 s is suspended or unreachable. A suspended peer detects the reset before it
+//! takes the next bytes, because it checks the connection after each wait and before each copy, and
+//! discards received data; nothing is sent again to an unreachable peer. One case remains: if the
+//! peer was suspended between that check and the following copy, these bytes (at most 256 KiB) are
+//! written when it resumes.
 //!
-//! # Trust
-//! A peer proves itself with the secret of the url, and names memory by a random key; whatever else
-//! it sends is checked, and no allocation follows a length that it claims. The bytes travel in the
-//! clear.
+//! # Security
+//! A peer authenticates with the secret of the URL, and addresses memory by a random key. All other
+//! input is checked, and no allocation depends on a length that the peer sends. The connection is
+//! not encrypted.
 
 mod direct;
 mod failure;
@@ -77,8 +79,8 @@ pub(crate) use socket::{WakeFd, counted, credentials, entry, poll};
 
 use crate::{Error, Result};
 
-/// One side of a connection between two processes. All calls may come from several threads; the
-/// order of operations is that in which the calls began to run.
+/// One side of a connection between two processes. All methods may be called from several threads.
+/// Operations are ordered by the start of their calls.
 #[derive(Debug)]
 pub struct Transport {
     provider: Box<dyn Provider>,
@@ -86,7 +88,7 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// A transport that is not bound yet.
+    /// Creates a transport that is not bound.
     pub fn new(provider: impl Provider + 'static) -> Self {
         Self {
             provider: Box::new(provider),
@@ -94,16 +96,16 @@ impl Transport {
         }
     }
 
-    /// Whether this machine has what the provider needs.
+    /// Returns true if this machine supports the provider.
     pub fn supported(&self) -> bool {
         self.provider.supported()
     }
 
-    /// Starts to listen for one peer, and returns what the peer has to know. After a failure the
-    /// call starts afresh, with a new url; before one it returns the url that there is.
+    /// Starts to listen for one peer, and returns the URL for the peer. Returns the same URL again
+    /// until a failure. After a failure, starts again with a new URL.
     ///
     /// # Errors
-    /// [`Error::Transport`] when the system refuses.
+    /// [`Error::Transport`] if the system refuses.
     pub fn bind(&self) -> Result<Url> {
         let mut link = self.lock();
         if let Some(link) = &*link
@@ -115,23 +117,23 @@ impl Transport {
         let url = fresh.url().clone();
         let old = link.replace(fresh);
         drop(link);
-        // Joins its threads: not under the lock.
+        // Dropped after the lock is released, because the drop joins threads.
         drop(old);
         Ok(url)
     }
 
-    /// Connects to the peer's url. The connection stands when the peer has connected to this side's
-    /// url as well; operations of this side may start before.
+    /// Connects to the peer's URL. The connection is complete when the peer has also connected to
+    /// this side's URL; operations of this side may start earlier.
     ///
     /// # Errors
-    /// [`Error::Transport`] when there is no connection within `timeout`; it may be tried again.
-    /// [`Error::InvalidArgument`] for a url of another provider.
+    /// [`Error::Transport`] if there is no connection within `timeout`; the call may be repeated.
+    /// [`Error::InvalidArgument`] for a URL of another provider.
     pub fn connect(&self, peer: &Url, timeout: Duration) -> Result<()> {
         if peer.scheme() != self.provider.scheme() {
             return Err(Error::InvalidArgument {
                 operation: "connect",
                 detail: format!(
-                    "{} is no {} url; use the same provider on both sides",
+                    "{} is not a {} URL; use the same provider on both sides",
                     peer.public(),
                     self.provider.scheme()
                 ),
@@ -140,20 +142,19 @@ impl Transport {
         self.link("connect")?.connect(peer, timeout)
     }
 
-    /// Whether both directions stand.
+    /// Returns true if both directions are connected.
     pub fn connected(&self) -> bool {
         self.link("connected").is_ok_and(|link| link.connected())
     }
 
-    /// Writes a view to the peer's memory. The operation ends when the bytes are there. `timeout`
-    /// bounds it from the call on.
+    /// Writes a view to the peer's memory. The operation completes when the bytes have been
+    /// written. `timeout` starts with the call.
     ///
-    /// The operation's errors, which [`Pending::wait`] returns, are [`Error::Transport`] of kind
-    /// `Refused` (the connection stays usable), `Timeout`, `Broken` or `Aborted`.
+    /// [`Pending::wait`] returns the operation's error: [`Error::Transport`] of kind `Refused` (the
+    /// connection stays usable), `Timeout`, `Broken` or `Aborted`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the lengths differ, [`Error::Transport`] when there is no
-    /// link.
+    /// [`Error::InvalidArgument`] if the lengths differ, [`Error::Transport`] if there is no link.
     pub fn write(
         &self,
         source: View,
@@ -165,11 +166,11 @@ impl Transport {
         Ok(self.link("write")?.write(source, target, notify, timeout))
     }
 
-    /// Reads the peer's memory into a view. The operation ends when the bytes are here. Errors are
-    /// those of [`Transport::write`]; the view's bytes are undefined after one.
+    /// Reads the peer's memory into a view. The operation completes when the bytes have arrived.
+    /// Its errors are those of [`Transport::write`]; after an error the view's bytes are undefined.
     ///
     /// # Errors
-    /// As for [`Transport::write`].
+    /// The errors of [`Transport::write`].
     pub fn read(
         &self,
         target: ViewMut,
@@ -180,17 +181,18 @@ impl Transport {
         Ok(self.link("read")?.read(target, source, timeout))
     }
 
-    /// Waits for a notified write of the peer: returns once for each, in order.
+    /// Waits for a notified write of the peer. Returns once for each, in order.
     ///
     /// # Errors
-    /// [`Error::Transport`]: `Timeout` when none came in time (the connection stays usable),
-    /// `Broken` when the connection ended and all that had arrived were taken, `Aborted`.
+    /// [`Error::Transport`] of kind `Timeout` if none arrived in time (the connection stays
+    /// usable), `Broken` if the connection has ended and all arrived notifications were delivered,
+    /// or `Aborted`.
     pub fn wait_for_write(&self, timeout: Duration) -> Result<()> {
         self.link("wait_for_write")?.wait_for_write(timeout)
     }
 
-    /// Ends the connection. Every call and operation that waits, in any thread, gets
-    /// [`TransportFailure::Aborted`], and so does every later one until `bind`.
+    /// Ends the connection. All waiting calls and operations, in any thread, return
+    /// [`TransportFailure::Aborted`], and so do later ones until `bind` is called.
     pub fn abort(&self) {
         if let Ok(link) = self.link("abort") {
             link.abort();
@@ -206,7 +208,7 @@ impl Transport {
             operation,
             peer: "no peer yet".to_owned(),
             kind: TransportFailure::NotConnected,
-            detail: "call bind, exchange the urls, then call connect".to_owned(),
+            detail: "call bind, exchange the URLs, then call connect".to_owned(),
         })
     }
 }

@@ -1,7 +1,7 @@
-//! The requesting side of a link: operations that are queued, sent, and answered in order.
+//! Requesting side of a link: operations are queued, sent, and answered in order.
 //!
-//! A caller sends what the socket takes at once; the rest is sent by the link's sender thread,
-//! which also receives the answers and keeps the deadlines.
+//! A caller sends as much as the socket accepts at once. The link's sender thread sends the rest,
+//! receives the answers and enforces the deadlines.
 
 use core::mem;
 use core::time::Duration;
@@ -18,19 +18,19 @@ use super::socket::{GONE, Receiver, Socket, entry, poll};
 use super::wire::{Answer, Request, Verb};
 use crate::{Error, Result};
 
-/// Bytes that a caller sends itself.
+/// Maximum number of bytes that a caller sends.
 const CALLERS_BYTES: usize = 128 << 10;
 
-/// Bytes moved while the lock is held once.
+/// Maximum number of bytes sent while the lock is held.
 const TURN_BYTES: usize = 1 << 20;
 
-/// Longest sleep of the sender: operations with later deadlines need not wake it.
+/// Maximum sleep of the sender, so that operations with later deadlines need not wake it.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How long a timed-out operation waits for the peer's word that it has stopped.
+/// Time that a timed-out operation waits for the peer to confirm that it has stopped.
 pub(super) const GRACE: Duration = Duration::from_millis(100);
 
-/// An operation that has not ended.
+/// Operation that has not completed.
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) name: &'static str,
@@ -41,9 +41,9 @@ pub(super) struct Operation {
     pub(super) pending: Pending,
     id: u64,
     head: [u8; Request::BYTES],
-    /// Of the head and a write's payload, in bytes.
+    /// Sent bytes of the header and a write's payload.
     sent: usize,
-    /// Of a read's payload, in bytes.
+    /// Received bytes of a read's payload.
     received: usize,
 }
 
@@ -83,22 +83,22 @@ impl Operation {
     }
 }
 
-/// Operations that ended under the lock, to be reported outside of it.
+/// Operations that were completed under the lock, to be reported after it is released.
 pub(super) type CompletedOps = Vec<(Pending, Result<()>)>;
 
-/// The requesting side's state.
+/// State of the requesting side.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     socket: Option<Socket>,
     queue: VecDeque<Operation>,
     in_flight: VecDeque<Operation>,
     receiver: Receiver,
-    /// Bytes of the current piece of a read that are still to come.
+    /// Missing bytes of the current piece of a read.
     data_left: usize,
     next_id: u64,
-    /// No deadline comes before this one.
+    /// Lower bound of all deadlines.
     next_deadline: Option<Instant>,
-    /// When the sender wakes by itself.
+    /// Time at which the sender wakes up without a notification.
     sleeps_until: Option<Instant>,
 }
 
@@ -124,12 +124,13 @@ impl Outgoing {
         self.socket.is_some()
     }
 
-    /// Whether every operation has ended.
+    /// Returns true if every operation has completed.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.in_flight.is_empty()
     }
 
-    /// Queues an operation and sends what goes at once. Returns whether the sender has to be woken.
+    /// Queues an operation, and sends as much as the socket accepts. Returns true if the sender
+    /// must be woken.
     pub(super) fn post(&mut self, mut operation: Operation) -> io::Result<bool> {
         self.next_id += 1;
         operation.id = self.next_id;
@@ -165,7 +166,7 @@ impl Outgoing {
                     .rest(operation.sent.saturating_sub(Request::BYTES)),
                 Verb::Read => (operation.local.start(), 0),
             };
-            // SAFETY: the body is inside of the operation's view, which keeps the memory.
+            // SAFETY: the body lies within the operation's view, which keeps the memory alive.
             let Some(count) = (unsafe { socket.send(head, body, len.min(left)) })? else {
                 return Ok(());
             };
@@ -191,10 +192,11 @@ impl Outgoing {
             if self.data_left > 0 {
                 let operation = self.in_flight.front_mut().ok_or_else(nonsense)?;
                 let (target, _) = operation.local.rest(operation.received);
-                // SAFETY: `data_left` bytes fit into the view, checked when they were announced.
+                // SAFETY: `data_left` was checked against the view when the piece was announced.
                 let mut count = unsafe { self.receiver.take(target, self.data_left) };
                 if count == 0 {
-                    // SAFETY: as above.
+                    // SAFETY: `data_left` was checked against the view when the piece was
+                    // announced.
                     match unsafe { socket.receive(target, self.data_left) }? {
                         Some(received) => count = received,
                         None => return Ok(()),
@@ -252,7 +254,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Whether an operation's time is up.
+    /// Returns true if the deadline of an operation has passed.
     fn expired(&mut self, now: Instant) -> bool {
         if self.next_deadline.is_none_or(|deadline| now < deadline) {
             return false;
@@ -263,7 +265,7 @@ impl Outgoing {
     }
 }
 
-/// The sender thread of a link; ends with the link.
+/// Runs the sender thread of a link, until the link ends.
 pub(super) fn run(core: &Core) {
     loop {
         let (fd, events, sleep) = {
@@ -308,7 +310,7 @@ pub(super) fn run(core: &Core) {
             if let Err(error) = moved {
                 core.fail(TransportFailure::Broken, error.to_string());
             } else if outgoing.expired(Instant::now()) {
-                let detail = "an operation was not done in time, so the connection was cut";
+                let detail = "an operation timed out, so the connection was reset";
                 core.fail(TransportFailure::Timeout, detail.to_owned());
             }
         }
@@ -320,12 +322,12 @@ pub(super) fn run(core: &Core) {
     end(core);
 }
 
-/// Ends a failed link's operations.
+/// Completes the operations of a failed link.
 fn end(core: &Core) {
     let now = Instant::now();
     let timed_out = core.failure_kind() == Some(TransportFailure::Timeout);
     if !timed_out {
-        // The peer takes the end of this connection for the word that nothing lands here any more.
+        // The peer relies on the end of this connection: afterwards this side writes no more bytes.
         core.wait_for_server_end(GRACE);
     }
     let socket = core.outgoing().socket.take();
@@ -333,7 +335,7 @@ fn end(core: &Core) {
         socket.reset();
     }
     if timed_out {
-        // The other way round.
+        // Conversely, the end of the peer's connection means that the peer writes no more bytes.
         core.wait_for_server_end(2 * GRACE);
     }
     let (queue, in_flight) = {
@@ -352,8 +354,9 @@ fn end(core: &Core) {
                     operation.name,
                     TransportFailure::Timeout,
                     format!(
-                        "{} bytes were not done in time; the peer is stopped, overloaded or cut \
-                         off. The connection was cut: bind and connect again on both sides",
+                        "{} bytes were not transferred in time; the peer is stopped, overloaded or \
+                         unreachable. The connection was reset: bind and connect again on both \
+                         sides",
                         operation.remote.len
                     ),
                 )
@@ -376,6 +379,6 @@ fn report(finished: CompletedOps) {
 fn nonsense() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
-        "the peer sent an answer that fits no request; is it another version?",
+        "the peer sent an answer that matches no request; is it another version?",
     )
 }

@@ -1,4 +1,4 @@
-//! The handle of a write or a read that is under way.
+//! Handle of a write or read in progress.
 
 use core::fmt;
 use core::future::Future;
@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use crate::Result;
 
-/// A write or a read that is under way. It ends by itself, at the latest at its time-out; dropping
-/// the handle does not cancel it, and its memory is kept until it has ended.
+/// A write or read in progress. It completes at the latest at its timeout. Dropping the handle does
+/// not cancel it, and its memory stays alive until it has completed.
 ///
-/// Also a [`Future`], for any executor.
+/// Also a [`Future`] for any executor.
 #[derive(Clone)]
 #[must_use = "errors of the operation are reported here"]
 pub struct Pending {
@@ -33,21 +33,21 @@ struct State {
 }
 
 impl Pending {
-    /// An operation that has not ended.
+    /// Creates an operation that has not completed.
     pub fn unfinished() -> Self {
         Self {
             slot: Arc::default(),
         }
     }
 
-    /// An operation that has ended already.
+    /// Creates an operation that has completed.
     pub fn finished(result: Result<()>) -> Self {
         let pending = Self::unfinished();
         pending.lock().result = Some(result);
         pending
     }
 
-    /// Ends the operation: for providers. Only the first end counts.
+    /// Completes the operation. For providers. Only the first result counts.
     pub fn finish(&self, result: Result<()>) {
         let mut state = self.lock();
         if state.result.is_some() {
@@ -62,12 +62,12 @@ impl Pending {
         }
     }
 
-    /// Whether the operation has ended, well or not.
+    /// Returns true if the operation has completed, with or without an error.
     pub fn is_done(&self) -> bool {
         self.lock().result.is_some()
     }
 
-    /// Waits for the end: the bytes have arrived then.
+    /// Waits until the operation has completed.
     ///
     /// # Errors
     /// [`Error::Transport`](crate::Error::Transport) with the operation's failure.
@@ -85,8 +85,8 @@ impl Pending {
         }
     }
 
-    /// Waits for the end at most so long; `None` when it has not come. The operation then
-    /// continues.
+    /// Waits until the operation has completed, at most for `timeout`. Returns `None` after the
+    /// timeout; the operation continues.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<()>> {
         let start = Instant::now();
         let mut state = self.lock();
@@ -105,7 +105,7 @@ impl Pending {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is valid after every statement.
+        // The state is valid after every statement, so a poisoned lock is harmless.
         self.slot
             .state
             .lock()

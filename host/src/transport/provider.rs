@@ -1,17 +1,17 @@
-//! What moves the bytes: the traits, and the two providers of this crate.
+//! Traits of transport providers, and the two providers of this crate.
 //!
-//! The seam lies at *write, read and notify*, not at a stream of bytes, because that is what the
-//! best providers do by themselves: a verbs provider's `write` is `IBV_WR_RDMA_WRITE`, with
-//! `_WITH_IMM` for a notification (ordered behind the earlier writes of its queue pair, as asked
-//! for here), `read` is `IBV_WR_RDMA_READ`, `wait_for_write` counts receive completions, and a
-//! polling thread finishes the [`Pending`]s from the completion queue. `bind` makes the queue pair
-//! and puts its address into the url (or behind a TCP listener, as here, where it does not fit);
-//! `connect` moves it to ready-to-send. The number in a [`RemoteKey`](super::RemoteKey) is then
-//! looked up once with the owner over the control connection, which answers with address and rkey,
-//! and the registration with the device is made at that time; a deregistration invalidates the
-//! rkey. A time-out moves the queue pair to the error state and waits for its flush before it is
-//! reported. Providers without one-sided operations serve requests with a thread, as those below
-//! do.
+//! The interface consists of *write, read and notify* instead of a byte stream, because RDMA
+//! hardware has these operations. A verbs provider would implement `write` as `IBV_WR_RDMA_WRITE`,
+//! with `_WITH_IMM` for a notification (ordered after the earlier writes of its queue pair, as
+//! required here) and `read` as `IBV_WR_RDMA_READ`. `wait_for_write` would count receive
+//! completions, and a polling thread would complete the [`Pending`]s from the completion queue.
+//! `bind` would create the queue pair and store its address in the URL (or serve it from a TCP
+//! listener, as here, if it does not fit), and `connect` would move the queue pair to
+//! ready-to-send. The owner would resolve the number of a [`RemoteKey`](super::RemoteKey) once,
+//! over the control connection, to address and rkey, and register the memory with the device at
+//! that time; a deregistration would invalidate the rkey. A timeout would move the queue pair to
+//! the error state, and wait for its flush before it is reported. Providers without one-sided
+//! operations serve requests with a thread, as the two below do.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr};
@@ -34,50 +34,50 @@ use super::url::{Nonce, Url, fill_random};
 use crate::cpu::Segment;
 use crate::{Error, Result};
 
-/// Whether the peer's [`wait_for_write`](super::Transport::wait_for_write) counts a write.
+/// Effect of a write on the peer's [`wait_for_write`](super::Transport::wait_for_write).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
-    /// It does.
+    /// The write is counted.
     Yes,
-    /// It does not.
+    /// The write is not counted.
     No,
 }
 
-/// Makes links of one kind.
+/// Creates links of one kind.
 pub trait Provider: fmt::Debug + Send + Sync {
-    /// The scheme of its urls, such as `tcp`.
+    /// Returns the scheme of the provider's URLs, such as `tcp`.
     fn scheme(&self) -> &'static str;
 
-    /// Whether this machine has what it needs.
+    /// Returns true if this machine supports the provider.
     fn supported(&self) -> bool;
 
-    /// A new side of a link that listens for its peer.
+    /// Creates one side of a link, which listens for its peer.
     ///
     /// # Errors
-    /// [`Error::Transport`] or [`Error::MemoryMap`] when the system refuses.
+    /// [`Error::Transport`] or [`Error::MemoryMap`] if the system refuses.
     fn bind(&self) -> Result<Arc<dyn ByteTransport>>;
 }
 
-/// One side of a link between two processes. [`Transport`](super::Transport) documents what each
-/// call promises; it has checked the lengths. A link that has failed stays failed: a new one is
-/// bound in its place. Dropping it aborts it.
+/// One side of a link between two processes. [`Transport`](super::Transport) documents the calls,
+/// and has checked the lengths. A failed link stays failed; a new one replaces it. Dropping a link
+/// aborts it.
 pub trait ByteTransport: fmt::Debug + Send + Sync {
-    /// Where the peer finds this side.
+    /// Returns the URL at which the peer reaches this side.
     fn url(&self) -> &Url;
 
-    /// Connects to the peer; once.
+    /// Connects to the peer. Called once.
     ///
     /// # Errors
-    /// [`Error::Transport`] when there is no connection within `timeout`.
+    /// [`Error::Transport`] if there is no connection within `timeout`.
     fn connect(&self, peer: &Url, timeout: Duration) -> Result<()>;
 
-    /// Whether both directions stand.
+    /// Returns true if both directions are connected.
     fn connected(&self) -> bool;
 
-    /// Whether the link is broken or aborted.
+    /// Returns true if the link is broken or aborted.
     fn has_failed(&self) -> bool;
 
-    /// Writes to the peer's memory; writes of one link land in order.
+    /// Writes to the peer's memory. Writes of one link are applied in order.
     fn write(
         &self,
         source: View,
@@ -86,16 +86,16 @@ pub trait ByteTransport: fmt::Debug + Send + Sync {
         timeout: Duration,
     ) -> Pending;
 
-    /// Reads the peer's memory, behind the earlier writes of this link.
+    /// Reads the peer's memory, after the earlier writes of this link.
     fn read(&self, target: ViewMut, source: RemoteBuffer, timeout: Duration) -> Pending;
 
     /// Takes one notification.
     ///
     /// # Errors
-    /// [`Error::Transport`] when none comes in time, or the link ends.
+    /// [`Error::Transport`] if none arrives in time, or the link ends.
     fn wait_for_write(&self, timeout: Duration) -> Result<()>;
 
-    /// Ends the link; every call that waits gets an error.
+    /// Ends the link. All waiting calls return an error.
     fn abort(&self);
 }
 
@@ -106,12 +106,12 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Listens at the loopback address: for peers on the same host.
+    /// Listens on the loopback address, for peers on the same host.
     pub fn local() -> Self {
         Self::at(Ipv4Addr::LOCALHOST.into())
     }
 
-    /// Listens at an address of this host that peers reach.
+    /// Listens on an address of this host that peers can reach.
     pub fn at(address: IpAddr) -> Self {
         Self { address }
     }
@@ -137,10 +137,10 @@ impl Provider for Tcp {
     }
 }
 
-/// Links between processes of one host and user. Memory of [`Memory::allocate`](super::Memory) is
-/// mapped by the peer, which copies into it by itself, on the caller's thread: such a write has
-/// ended when the call returns, and its time-out plays no part. Other memory is written through a
-/// Unix socket.
+/// Links between processes of one host and user. The peer maps memory of
+/// [`Memory::allocate`](super::Memory) and copies to it on the caller's thread: such a write is
+/// complete when the call returns, and its timeout does not apply. Other memory is written through
+/// a Unix socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SharedMemory;
 
@@ -157,7 +157,7 @@ impl Provider for SharedMemory {
         let nonce = Nonce::random()?;
         let mut random = [0; 8];
         fill_random(&mut random)?;
-        // The name is seen by all on this host, so it has nothing of the nonce.
+        // Contains no part of the nonce, because all processes of this host can see the name.
         let name = format!(
             "fusewire-{}-{:016x}",
             process::id(),

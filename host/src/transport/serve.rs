@@ -1,4 +1,4 @@
-//! The serving side of a link: lets one peer in, then does what it asks for.
+//! Serving side of a link: admits one peer, then serves its requests.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -10,19 +10,19 @@ use super::outgoing::GRACE;
 use super::socket::{GONE, Listener, Receiver, Socket, entry, poll};
 use super::wire::{Answer, Hello, MAX_DATA_BYTES, Refusal, Request, VERSION, Verb, Welcome};
 
-/// How long a caller may take to say who it is.
+/// Time limit for a caller's first message.
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
-/// Callers that have not said yet who they are; the oldest has to go for a further one.
+/// Maximum number of callers without a first message. A further caller replaces the oldest.
 const MAX_CALLERS: usize = 32;
 
-/// Answers are sent together, up to so many bytes.
+/// Maximum number of bytes of answers that are sent together.
 const ANSWER_BYTES: usize = 4 << 10;
 
-/// Bytes received by one call, while the memory cannot be deregistered.
+/// Maximum number of bytes received in one call, during which the memory cannot be deregistered.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// The serving thread of a link; ends with the link.
+/// Runs the serving thread of a link, until the link ends.
 pub(super) fn run(core: &Core, listener: Listener) {
     if let Some(socket) = admit(core, listener) {
         let server = Server {
@@ -35,7 +35,8 @@ pub(super) fn run(core: &Core, listener: Listener) {
         let detail = server.run();
         core.fail(TransportFailure::Broken, detail);
         if core.failure_kind() == Some(TransportFailure::Timeout) {
-            // This side's operation timed out. When the peer closes, its serving thread has ended.
+            // This side's operation timed out. The peer closes its connection after its serving
+            // thread has ended.
             let start = Instant::now();
             let mut entries = [entry(socket.raw(), libc::POLLRDHUP)];
             while entries[0].revents & GONE == 0 && start.elapsed() < GRACE {
@@ -50,15 +51,15 @@ pub(super) fn run(core: &Core, listener: Listener) {
     core.server_has_ended();
 }
 
-/// A connection that has not said yet who it is.
+/// Connection that has not sent its first message.
 struct Caller {
     socket: Socket,
     receiver: Receiver,
     since: Instant,
 }
 
-/// Waits for the peer; `None` when the link ends before. Strangers are sent away, and do not hold
-/// up the peer.
+/// Waits for the peer. Returns `None` if the link ends first. Rejects other callers, which do not
+/// delay the peer.
 fn admit(core: &Core, listener: Listener) -> Option<Socket> {
     let mut callers: Vec<Caller> = Vec::new();
     loop {
@@ -109,7 +110,7 @@ fn admit(core: &Core, listener: Listener) -> Option<Socket> {
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a transport could not accept a caller");
-                    // The listener may stay readable, for want of descriptors.
+                    // The listener may stay readable if the process has no free descriptors.
                     std::thread::sleep(Duration::from_millis(5));
                 }
             }
@@ -117,10 +118,10 @@ fn admit(core: &Core, listener: Listener) -> Option<Socket> {
     }
 }
 
-/// Answers the first message of a caller; whether it is the peer.
+/// Answers the first message of a caller. Returns true if the caller is the peer.
 fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
     let Some(hello) = Hello::from_bytes(message) else {
-        tracing::debug!("a transport sent a stranger away");
+        tracing::debug!("a transport rejected an unknown caller");
         return false;
     };
     let mut welcome = Welcome {
@@ -134,9 +135,9 @@ fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
     }
     if let_in || (known && hello.version != VERSION) {
         let bytes = welcome.to_bytes();
-        // SAFETY: no body.
+        // SAFETY: the body has length 0, so nothing is read from it.
         let sent = unsafe { socket.send(&bytes, bytes.as_ptr(), 0) };
-        // A fresh socket takes so few bytes whole; if not, the first request fails.
+        // A new socket accepts so few bytes at once. Otherwise the first request fails.
         return let_in && matches!(sent, Ok(Some(Welcome::BYTES)));
     }
     false
@@ -146,14 +147,14 @@ struct Server<'a> {
     core: &'a Core,
     socket: &'a Socket,
     receiver: Receiver,
-    /// Not sent yet.
+    /// Encoded answers that have not been sent.
     answers: Vec<u8>,
-    /// Zeros to send, or bytes to throw away.
+    /// Zeros to send, or space for bytes to discard.
     scratch: Vec<u8>,
 }
 
 impl Server<'_> {
-    /// Serves until the link ends; returns why it did.
+    /// Serves until the link ends. Returns the reason.
     fn run(mut self) -> String {
         loop {
             if let Err(detail) = self.step() {
@@ -167,12 +168,12 @@ impl Server<'_> {
             return self.fill();
         };
         let request = Request::from_bytes(&message)
-            .ok_or("the peer sent something that is no request; is it another version?")?;
+            .ok_or("the peer sent an invalid request; is it another version?")?;
         let outcome = match request.verb {
             Verb::Write { notify } => {
                 let outcome = self.write(&request)?;
                 if notify && outcome.is_ok() {
-                    // Behind the bytes: whoever takes the notification sees them.
+                    // Posted after the bytes, so that the receiver of the notification sees them.
                     self.core.inbox.post();
                 }
                 outcome
@@ -187,8 +188,8 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Receives into the buffer. Bytes of a peer that has cut the connection are not used: it has
-    /// reported to its caller that they did not arrive.
+    /// Receives into the buffer. Discards bytes of a peer that has reset the connection, because it
+    /// has reported to its caller that they were not written.
     fn fill(&mut self) -> Result<(), String> {
         self.send_answers()?;
         self.wait(libc::POLLIN, None)?;
@@ -196,7 +197,8 @@ impl Server<'_> {
         self.wait(0, Some(Duration::ZERO))
     }
 
-    /// Receives the payload of a write; the bytes are taken from the stream in any case.
+    /// Receives the payload of a write. Consumes the bytes of the stream even if the write is
+    /// refused.
     fn write(&mut self, request: &Request) -> Result<Result<(), Refusal>, String> {
         let found = Target::find(request.key, request.offset, request.len);
         let (target, refusal) = match found {
@@ -212,12 +214,12 @@ impl Server<'_> {
                         if capacity == 0 {
                             return Ok(Some(0));
                         }
-                        // SAFETY: `access` gives memory that is valid for `capacity` bytes.
+                        // SAFETY: `access` passes memory that is valid for `capacity` bytes.
                         let taken = unsafe { receiver.take(start, capacity) };
                         if taken > 0 {
                             return Ok(Some(taken));
                         }
-                        // SAFETY: as above.
+                        // SAFETY: `access` passes memory that is valid for `capacity` bytes.
                         unsafe { socket.receive(start, capacity.min(PIECE_BYTES)) }
                     });
                     match moved {
@@ -251,7 +253,7 @@ impl Server<'_> {
                 .len()
                 .min(usize::try_from(left).unwrap_or(usize::MAX));
             let scratch = self.scratch.as_mut_ptr();
-            // SAFETY: the scratch is exclusively borrowed, and at least that long.
+            // SAFETY: `scratch` is exclusively borrowed and at least `len` bytes long.
             let count = unsafe { self.socket.receive(scratch, len) }.map_err(|e| e.to_string())?;
             left -= count.unwrap_or(0) as u64;
         }
@@ -274,12 +276,12 @@ impl Server<'_> {
             }
             sent += piece;
         }
-        // Of no bytes, too, the key must still be good.
+        // The key must be valid even for a read of 0 bytes.
         Ok(target.access(0, |_, _| ()).ok_or(Refusal::Key))
     }
 
-    /// Sends a piece that was announced; `false` when the memory was deregistered meanwhile, then
-    /// zeros were sent for the rest of it.
+    /// Sends a piece that was announced. Returns false if the memory was deregistered during the
+    /// call; the remainder of the piece is then zeros.
     fn send_piece(
         &mut self,
         target: &Target,
@@ -296,8 +298,8 @@ impl Server<'_> {
             let socket = self.socket;
             let moved = target
                 .access(from + at, |start, _| {
-                    // SAFETY: `access` gives the memory behind `from + at`, at least to the piece's
-                    // end.
+                    // SAFETY: `access` passes the memory from `from + at`, which reaches at least
+                    // to the end of the piece.
                     unsafe { socket.send(rest, start, len - at) }
                 })
                 .filter(|_| open);
@@ -308,7 +310,7 @@ impl Server<'_> {
                     self.scratch.clear();
                     self.scratch.resize(64 << 10, 0);
                     let count = self.scratch.len().min(len - at);
-                    // SAFETY: the scratch is at least that long.
+                    // SAFETY: `scratch` has at least `count` bytes.
                     unsafe { socket.send(rest, self.scratch.as_ptr(), count) }
                 }
             };
@@ -324,7 +326,7 @@ impl Server<'_> {
         let mut sent = 0;
         while sent < self.answers.len() {
             let rest = &self.answers[sent..];
-            // SAFETY: no body.
+            // SAFETY: the body has length 0, so nothing is read from it.
             let count = unsafe { self.socket.send(rest, rest.as_ptr(), 0) };
             match count.map_err(|error| error.to_string())? {
                 Some(count) => sent += count,
@@ -335,7 +337,8 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Waits for the socket; an error when the link has ended or the peer has gone.
+    /// Waits for the socket. Returns an error if the link has ended or the peer has closed its
+    /// connection.
     fn wait(&self, events: i16, timeout: Option<Duration>) -> Result<(), String> {
         loop {
             let mut entries = [
@@ -347,7 +350,7 @@ impl Server<'_> {
                 return Err("the link was stopped".to_owned());
             }
             if entries[1].revents & GONE != 0 {
-                return Err("the peer closed the connection, died, or was cut off".to_owned());
+                return Err("the peer closed the connection, died, or is unreachable".to_owned());
             }
             if entries[1].revents != 0 || timeout.is_some() {
                 return Ok(());

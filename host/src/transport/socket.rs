@@ -1,4 +1,4 @@
-//! Sockets that never block, and the calls to wait for them.
+//! Non-blocking sockets, and functions to wait for them.
 
 use core::time::Duration;
 use std::io;
@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 
 use socket2::{SockRef, TcpKeepalive};
 
-/// What says that a peer has gone, also while bytes of it are still unread.
+/// Poll events that report the end of a connection, even if unread bytes remain.
 pub(super) const GONE: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
 
 /// A connected stream socket.
@@ -16,14 +16,14 @@ pub(super) const GONE: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | l
 pub(super) struct Socket(OwnedFd);
 
 impl Socket {
-    /// Takes over a connected TCP or Unix socket.
+    /// Takes ownership of a connected TCP or Unix socket.
     pub(super) fn new(fd: impl Into<OwnedFd>, tcp: bool) -> io::Result<Self> {
         let fd = fd.into();
         let options = SockRef::from(&fd);
         options.set_nonblocking(true)?;
         if tcp {
             options.set_tcp_nodelay(true)?;
-            // A peer whose host or cable has gone is noticed after about ten seconds.
+            // Detects an unreachable peer after about ten seconds.
             let keepalive = TcpKeepalive::new()
                 .with_time(Duration::from_secs(4))
                 .with_interval(Duration::from_secs(2))
@@ -38,7 +38,7 @@ impl Socket {
         self.0.as_raw_fd()
     }
 
-    /// The process at the other end of a Unix socket, which the system vouches for.
+    /// Returns the process at the other end of a Unix socket, according to the system.
     pub(super) fn peer_process(&self) -> Option<u32> {
         let process = u32::try_from(credentials(&self.0).ok()?.pid).ok()?;
         (process != 0).then_some(process)
@@ -46,16 +46,17 @@ impl Socket {
 
     /// Resets the connection, so that the peer gets an error at once and unsent data is dropped.
     pub(super) fn reset(self) {
-        // Without it the close is orderly, which the peer takes for the same.
+        // If this fails, the close is orderly, which the peer treats in the same way.
         let _ = SockRef::from(&self.0).set_linger(Some(Duration::ZERO));
     }
 
-    /// Receives up to `len` bytes; `None` when there are none now, an error at the stream's end.
+    /// Receives up to `len` bytes. Returns `None` if no bytes are available, and an error at the
+    /// end of the stream.
     ///
     /// # Safety
-    /// `len` bytes at `start` must be valid for writes.
+    /// `len` bytes at `start` are valid for writes.
     pub(super) unsafe fn receive(&self, start: *mut u8, len: usize) -> io::Result<Option<usize>> {
-        // SAFETY: the caller answers for the memory; the descriptor is open.
+        // SAFETY: the caller passes `len` writable bytes; the descriptor is open.
         let count = unsafe { libc::recv(self.raw(), start.cast(), len, libc::MSG_DONTWAIT) };
         match counted(count)? {
             Some(0) if len > 0 => Err(io::Error::new(
@@ -66,10 +67,10 @@ impl Socket {
         }
     }
 
-    /// Sends as much of `head` and then of `len` bytes at `body` as the system takes now.
+    /// Sends as many bytes of `head`, and then of `len` bytes at `body`, as the system accepts.
     ///
     /// # Safety
-    /// `len` bytes at `body` must be valid for reads.
+    /// `len` bytes at `body` are valid for reads.
     pub(super) unsafe fn send(
         &self,
         head: &[u8],
@@ -91,14 +92,15 @@ impl Socket {
         message.msg_iov = parts.as_ptr().cast_mut();
         message.msg_iovlen = parts.len() as _;
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the message names `head` and the body that the caller answers for; both are only
-        // read.
+        // SAFETY: the message refers to `head` and to the caller's `len` readable bytes; both are
+        // only read.
         counted(unsafe { libc::sendmsg(self.raw(), &message, flags) })
     }
 }
 
-/// Who is at the other end of a Unix socket: who connected, or who listens there. The system
-/// vouches for it. The process id is 0 where this process' namespace has none for it.
+/// Returns the credentials of the process at the other end of a Unix socket, according to the
+/// system: the process that connected or that listens. The process id is 0 if the process is
+/// outside this process's PID namespace.
 pub(crate) fn credentials(socket: &impl AsRawFd) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred {
         pid: 0,
@@ -122,7 +124,7 @@ pub(crate) fn credentials(socket: &impl AsRawFd) -> io::Result<libc::ucred> {
     Ok(credentials)
 }
 
-/// What a call moved; `None` when it has to be made again.
+/// Returns the number of transferred bytes, or `None` if the call must be repeated.
 pub(crate) fn counted(result: isize) -> io::Result<Option<usize>> {
     match usize::try_from(result) {
         Ok(count) => Ok(Some(count)),
@@ -136,7 +138,7 @@ pub(crate) fn counted(result: isize) -> io::Result<Option<usize>> {
     }
 }
 
-/// Receives messages of fixed size through a small buffer, and payloads past it.
+/// Receives messages of fixed size through a small buffer, and payloads without it.
 #[derive(Debug)]
 pub(super) struct Receiver {
     buffer: Box<[u8]>,
@@ -153,12 +155,12 @@ impl Receiver {
         }
     }
 
-    /// Bytes that have been received and not used.
+    /// Returns the number of received bytes that have not been used.
     pub(super) fn buffered(&self) -> usize {
         self.end - self.start
     }
 
-    /// Receives once into the buffer; whether anything came.
+    /// Receives once into the buffer. Returns true if bytes arrived.
     pub(super) fn fill(&mut self, socket: &Socket) -> io::Result<bool> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -166,13 +168,13 @@ impl Receiver {
             self.start = 0;
         }
         let space = &mut self.buffer[self.end..];
-        // SAFETY: the memory is that of an exclusively borrowed slice.
+        // SAFETY: `space` is an exclusively borrowed slice.
         let count = unsafe { socket.receive(space.as_mut_ptr(), space.len()) }?;
         self.end += count.unwrap_or(0);
         Ok(count.is_some_and(|count| count > 0))
     }
 
-    /// The next message, when it is in the buffer.
+    /// Returns the next message, if it is in the buffer.
     pub(super) fn message<const N: usize>(&mut self) -> Option<[u8; N]> {
         let bytes = self.buffer[self.start..self.end].get(..N)?;
         let mut message = [0; N];
@@ -184,17 +186,18 @@ impl Receiver {
     /// Takes up to `len` bytes of payload from the buffer.
     ///
     /// # Safety
-    /// `len` bytes at `target` must be valid for writes.
+    /// `len` bytes at `target` are valid for writes.
     pub(super) unsafe fn take(&mut self, target: *mut u8, len: usize) -> usize {
         let bytes = &self.buffer[self.start..self.end];
         let count = bytes.len().min(len);
-        // SAFETY: the caller answers for the target, which is not this private buffer.
+        // SAFETY: the caller passes `len` writable bytes outside this private buffer, and `count <=
+        // len`.
         unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), count) };
         self.start += count;
         count
     }
 
-    /// Throws up to `len` buffered bytes away.
+    /// Discards up to `len` buffered bytes.
     pub(super) fn skip(&mut self, len: usize) -> usize {
         let count = self.buffered().min(len);
         self.start += count;
@@ -202,18 +205,18 @@ impl Receiver {
     }
 }
 
-/// Something to wake a thread that is in [`poll`].
+/// Wakes a thread that waits in [`poll`].
 #[derive(Debug)]
 pub(crate) struct WakeFd(OwnedFd);
 
 impl WakeFd {
     pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: the call has no preconditions.
+        // SAFETY: the call takes two integers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just created and belongs to nobody else.
+        // SAFETY: the descriptor was created above, and nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -221,17 +224,17 @@ impl WakeFd {
         self.0.as_raw_fd()
     }
 
-    /// Wakes; fails only when it is awake already.
+    /// Wakes the thread. Fails only if it is already woken.
     pub(crate) fn wake(&self) {
         let one = 1_u64;
-        // SAFETY: eight bytes of a local variable are read.
+        // SAFETY: the call reads eight bytes of a local variable.
         unsafe { libc::write(self.raw(), (&raw const one).cast(), 8) };
     }
 
-    /// Lets the next wait sleep again.
+    /// Clears the event, so that the next wait sleeps.
     pub(crate) fn clear(&self) {
         let mut count = 0_u64;
-        // SAFETY: eight bytes of a local variable are written.
+        // SAFETY: the call writes eight bytes to a local variable.
         unsafe { libc::read(self.raw(), (&raw mut count).cast(), 8) };
     }
 }
@@ -244,11 +247,10 @@ pub(crate) fn entry(fd: RawFd, events: i16) -> libc::pollfd {
     }
 }
 
-/// Waits for any of the events, without bound when no `timeout` is given. Returns early after a
-/// signal.
+/// Waits for any of the events, at most for `timeout` if given. Returns early after a signal.
 pub(crate) fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
     let milliseconds = timeout.map_or(-1, |timeout| {
-        // Rounded up, so that a deadline has passed when its sleep is over.
+        // Rounded up, so that a deadline has passed after the wait.
         let rounded = timeout.as_nanos().div_ceil(1_000_000);
         i32::try_from(rounded).unwrap_or(i32::MAX)
     });
@@ -270,7 +272,7 @@ pub(crate) fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> i
     Ok(())
 }
 
-/// A listening socket.
+/// Listening socket.
 #[derive(Debug)]
 pub(super) enum Listener {
     Tcp(TcpListener),

@@ -1,4 +1,4 @@
-//! Where a bound transport listens, and the word that lets a peer in.
+//! Address of a bound transport, with the secret that admits a peer.
 
 use core::fmt;
 use core::str::FromStr;
@@ -6,15 +6,15 @@ use core::str::FromStr;
 use super::TransportFailure;
 use crate::{Error, Result};
 
-/// 128 random bits that only those know whom the url was given to.
+/// Secret of 128 random bits. Only processes that have received the URL know it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Nonce(pub(super) [u8; 16]);
 
 impl Nonce {
-    /// A fresh one.
+    /// Creates a random nonce.
     ///
     /// # Errors
-    /// [`Error::Transport`] when the system has no random numbers.
+    /// [`Error::Transport`] if the system has no random numbers.
     pub fn random() -> Result<Self> {
         let mut bytes = [0; 16];
         fill_random(&mut bytes)?;
@@ -23,13 +23,13 @@ impl Nonce {
 }
 
 impl fmt::Debug for Nonce {
-    /// Not the secret itself.
+    /// Hides the secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Nonce(..)")
     }
 }
 
-/// Random bytes of the operating system.
+/// Fills `bytes` with random bytes of the operating system.
 pub(super) fn fill_random(bytes: &mut [u8]) -> Result<()> {
     getrandom::fill(bytes).map_err(|error| Error::Transport {
         operation: "random number",
@@ -40,8 +40,8 @@ pub(super) fn fill_random(bytes: &mut [u8]) -> Result<()> {
 }
 
 /// Address of a bound transport: `scheme://address/nonce`, such as `tcp://10.0.0.1:4711/<32 hex
-/// digits>` or `shm://<name>/<32 hex digits>`. Who holds it may connect, so it is to be exchanged
-/// over something trusted.
+/// digits>` or `shm://<name>/<32 hex digits>`. A process that has it may connect, so exchange it
+/// over a trusted channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
     scheme: String,
@@ -50,7 +50,7 @@ pub struct Url {
 }
 
 impl Url {
-    /// The url of a provider's endpoint. `address` holds no slash.
+    /// Creates the URL of a provider's endpoint. `address` contains no slash.
     pub fn new(scheme: &str, address: &str, nonce: Nonce) -> Self {
         debug_assert!(!address.contains('/') && !scheme.contains(':'));
         Self {
@@ -60,22 +60,22 @@ impl Url {
         }
     }
 
-    /// Which provider it belongs to, such as `tcp`.
+    /// Returns the provider's scheme, such as `tcp`.
     pub fn scheme(&self) -> &str {
         &self.scheme
     }
 
-    /// The provider's address, such as `10.0.0.1:4711`.
+    /// Returns the provider's address, such as `10.0.0.1:4711`.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The word that lets a peer in.
+    /// Returns the secret that admits a peer.
     pub fn nonce(&self) -> Nonce {
         self.nonce
     }
 
-    /// The url without its secret, for messages.
+    /// Formats the URL without its secret, for messages.
     pub fn public(&self) -> String {
         format!("{}://{}", self.scheme, self.address)
     }
@@ -105,7 +105,7 @@ impl FromStr for Url {
             }
             fits.then(|| Self::new(scheme, address, Nonce(nonce)))
         });
-        // The text may hold a secret, so it is not repeated.
+        // The text may contain a secret, so the message does not repeat it.
         parsed.ok_or_else(|| Error::InvalidArgument {
             operation: "transport url",
             detail: format!(

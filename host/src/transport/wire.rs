@@ -1,32 +1,32 @@
-//! What goes over the socket of a link. All integers are little endian, all messages of fixed
-//! size, so no length from the peer is ever a size of an allocation.
+//! Wire protocol of a link. All integers are little endian. All messages have a fixed size, so no
+//! length from the peer determines the size of an allocation.
 //!
-//! A connection carries the requests of the side that opened it, and the answers to them in the
-//! same order:
+//! A connection carries the requests of the side that opened it, and their answers in the same
+//! order:
 //!
 //! - once: [`Hello`], answered by [`Welcome`];
-//! - then [`Request`], a write followed by its payload;
-//! - answered by [`Answer`]: `Done` or `Refused` ends a request; before a read's end come any
-//!   number of `Data`, each followed by its payload.
+//! - then any number of [`Request`]s; the payload of a write follows its request;
+//! - each answered by [`Answer`]: `Done` or `Refused` ends a request. A read is answered by any
+//!   number of `Data` first, each followed by its payload.
 
 use super::url::Nonce;
 use crate::cpu::SegmentDescriptor;
 
 const MAGIC: [u8; 8] = *b"FSWTRANS";
 
-/// Version of this protocol. Both sides must have the same.
+/// Version of this protocol. Both sides must use the same one.
 pub(super) const VERSION: u32 = 1;
 
-/// Longest piece of a read's data.
+/// Maximum length of one piece of a read's data.
 pub(super) const MAX_DATA_BYTES: u64 = 256 << 10;
 
-/// The first message of a connection.
+/// First message of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) version: u32,
-    /// Of the url that is dialled.
+    /// Nonce of the callee's URL.
     pub(super) to: Nonce,
-    /// Of the url of the one that dials.
+    /// Nonce of the caller's URL.
     pub(super) from: Nonce,
 }
 
@@ -51,11 +51,11 @@ impl Hello {
     }
 }
 
-/// The answer to a [`Hello`] that was let in.
+/// Answer to an admitted [`Hello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Welcome {
     pub(super) version: u32,
-    /// Where notifications are counted in shared memory, when they are.
+    /// Doorbell for notifications, if it is in shared memory.
     pub(super) bell: Option<SegmentDescriptor>,
 }
 
@@ -85,14 +85,14 @@ impl Welcome {
     }
 }
 
-/// What a request asks for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Write { notify: bool },
     Read,
 }
 
-/// A write or a read. The payload of a write follows.
+/// Request for a write or a read. The payload of a write follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) verb: Verb,
@@ -141,12 +141,12 @@ impl Request {
     }
 }
 
-/// Why the owner of a memory says no.
+/// Reason why the owner of a memory refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// No memory has that key, or none has it any more.
+    /// No memory has that key, or it has been deregistered.
     Key,
-    /// The range is not inside of the memory.
+    /// The range exceeds the memory.
     Range,
 }
 
@@ -154,20 +154,20 @@ impl Refusal {
     pub(super) fn describe(self) -> &'static str {
         match self {
             Self::Key => {
-                "no memory is registered there under this key; it was dropped, or the key belongs \
-                 to another process"
+                "the peer has registered no memory under this key; it was dropped, or the key \
+                 belongs to another process"
             }
-            Self::Range => "the range is not inside of the registered memory",
+            Self::Range => "the range exceeds the registered memory",
         }
     }
 }
 
-/// What comes back for a request.
+/// Answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Done,
     Refused(Refusal),
-    /// So many bytes of a read follow.
+    /// This number of bytes of a read follows.
     Data(u64),
 }
 
@@ -189,7 +189,7 @@ impl Answer {
         bytes
     }
 
-    /// The answer and the id of its request.
+    /// Decodes an answer and the id of its request.
     pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<(Self, u64)> {
         let len = u64_at(bytes, 16);
         let answer = match &bytes[0..8] {

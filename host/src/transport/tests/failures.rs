@@ -1,4 +1,4 @@
-//! Refusals, breaks, aborts and time-outs within one process.
+//! Refusals, broken connections, aborts and timeouts within one process.
 
 use core::time::Duration;
 use std::thread;
@@ -46,7 +46,7 @@ fn wrong_keys_and_ranges_are_refused_and_the_connection_stays() {
             assert!(contents(&back) == vec![2; 300_000]);
             let none = Duration::from_millis(1);
             assert_eq!(failure(b.wait_for_write(none)), TransportFailure::Timeout);
-            // Mapped by the peer now; a drop must still be noticed.
+            // The peer has mapped the memory. It must still detect the drop.
             let write = |remote: RemoteBuffer| {
                 let view = source.view(..).unwrap();
                 a.write(view, remote, Notify::No, LONG).unwrap().wait()
@@ -91,7 +91,7 @@ fn the_end_of_one_side_breaks_the_other_which_connects_again() {
         assert_eq!(failure(a.connect(&url_c, LONG)), TransportFailure::Broken);
         join(&a, &c);
         assert_ne!(a.bind().unwrap(), old);
-        // Nothing is left of the old connection.
+        // No notification of the old connection remains.
         let none = Duration::from_millis(5);
         assert_eq!(failure(a.wait_for_write(none)), TransportFailure::Timeout);
         write(&c).unwrap();
@@ -190,7 +190,7 @@ fn calls_before_bind_and_connect_say_so() {
         let other = KINDS.into_iter().find(|other| *other != kind).unwrap();
         let other = transport(other).bind().unwrap();
         assert!(a.connect(&other, LONG).is_err());
-        // It is still good for its peer.
+        // The transport is still usable for its peer.
         join(&a, &transport(kind));
     }
 }

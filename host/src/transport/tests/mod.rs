@@ -1,4 +1,4 @@
-//! Tests of the transport, for both providers.
+//! Tests of the transport, with both providers.
 
 mod failures;
 mod moves;
@@ -27,7 +27,7 @@ fn transport(kind: Kind) -> Transport {
     }
 }
 
-/// Binds both and connects them to each other.
+/// Binds both transports and connects them to each other.
 fn join(a: &Transport, b: &Transport) {
     let (url_a, url_b) = (a.bind().unwrap(), b.bind().unwrap());
     a.connect(&url_b, LONG).unwrap();
@@ -42,7 +42,8 @@ fn pair(kind: Kind) -> (Transport, Transport) {
     (a, b)
 }
 
-/// Memory that is mapped by a peer of the shared-memory provider, and memory that is not.
+/// Allocates memory that a peer of the shared-memory provider maps, and memory that it does not
+/// map.
 fn memories(bytes: usize) -> [Memory; 2] {
     [
         Memory::allocate(bytes).unwrap(),

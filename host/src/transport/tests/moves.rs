@@ -1,4 +1,4 @@
-//! What arrives, where, and in which order.
+//! Data, position and order of transfers.
 
 use core::time::Duration;
 use std::thread;
@@ -15,7 +15,7 @@ fn partial_views_land_where_they_belong_and_nowhere_else() {
             for target in memories(10_000) {
                 let bytes = pattern(5_000, 7);
                 let source = Memory::register(bytes.clone()).unwrap();
-                // As it goes to another process.
+                // The key is converted to text, as for another process.
                 let key: RemoteKey = target.remote_key().to_string().parse().unwrap();
                 let view = source.view(100..4_100).unwrap();
                 let write = from.write(view, key.range(3_001, 4_000), Notify::Yes, LONG);
@@ -66,7 +66,8 @@ fn no_bytes_and_many_bytes() {
 #[test]
 fn notifications_are_counted_and_come_behind_their_bytes() {
     const COUNT: u64 = 5_000;
-    // Alternating ways, where there are two: neither may overtake the other.
+    // Alternates between memory that is mapped and memory that is not, which must not overtake each
+    // other.
     let way = |round: u64| usize::from(round.is_multiple_of(3));
     for kind in KINDS {
         let (a, b) = pair(kind);
@@ -94,7 +95,7 @@ fn notifications_are_counted_and_come_behind_their_bytes() {
                 for (memory, newest) in targets.iter().zip(newest) {
                     let mut seen = [0; 8];
                     memory.copy_to(0, &mut seen).unwrap();
-                    // At least as far as the notifications that were taken.
+                    // At least the data of the notifications that were taken.
                     let seen = u64::from_le_bytes(seen);
                     assert!(seen >= newest, "{kind:?}: {seen} instead of {newest}");
                 }
@@ -143,17 +144,17 @@ fn memory_that_is_registered_twice_is_registered_once() {
     assert_eq!(first.remote_key(), second.remote_key());
 
     let mut bytes = vec![5; 64];
-    // SAFETY: the bytes outlive both registrations, and nothing else uses them meanwhile.
+    // SAFETY: the bytes outlive both registrations, and nothing else uses them.
     let raw = unsafe { Memory::register_raw(bytes.as_mut_ptr(), 64) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: the bytes outlive both registrations, and nothing else uses them.
     let again = unsafe { Memory::register_raw(bytes.as_mut_ptr(), 64) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: the bytes outlive the registration, and nothing else uses them.
     let part = unsafe { Memory::register_raw(bytes.as_mut_ptr(), 63) }.unwrap();
     assert!(again.reused_registration() && !part.reused_registration());
     assert_eq!(raw.remote_key(), again.remote_key());
     assert_ne!(raw.remote_key(), part.remote_key());
 
-    // One of two handles keeps the registration; the last one ends it.
+    // The registration ends with the last of two handles.
     let (a, _b) = pair(Kind::Tcp);
     let key = raw.remote_key();
     let source = Memory::register(vec![6; 64]).unwrap();
@@ -181,7 +182,7 @@ fn views_are_checked() {
     assert!(memory.view_mut(..=usize::MAX).is_err());
     assert!(memory.copy_from(98, &[0; 3]).is_err());
     assert!(memory.copy_to(usize::MAX, &mut [0; 3]).is_err());
-    // SAFETY: refused before it is used.
+    // SAFETY: `register_raw` refuses null before it uses the pointer.
     assert!(unsafe { Memory::register_raw(core::ptr::null_mut(), 1) }.is_err());
     let (a, _b) = pair(Kind::Tcp);
     let remote = memory.remote_key().range(0, 99);

@@ -1,5 +1,5 @@
-//! Peers that are processes: this test binary again, with commands on its standard input and
-//! replies on its standard error.
+//! Peers in child processes: this test binary, with commands on standard input and replies on
+//! standard error.
 
 use core::time::Duration;
 use std::env;
@@ -16,7 +16,7 @@ use crate::transport::{Notify, RemoteKey, Url};
 const ROLE: &str = "FUSEWIRE_TEST_TRANSPORT_CHILD";
 const BYTES: usize = 16 << 20;
 
-/// A process with a transport and two memories of [`BYTES`].
+/// Child process with a transport and two memories of [`BYTES`].
 struct Peer {
     child: Child,
     input: ChildStdin,
@@ -53,7 +53,7 @@ impl Peer {
         (child, input, replies)
     }
 
-    /// Starts the process and connects it with `side`.
+    /// Starts the process and connects it to `side`.
     fn join(kind: Kind, side: &Transport) -> Self {
         let (child, input, replies) = Self::start(&format!("{kind:?}"));
         let reply = || replies.recv_timeout(LONG).unwrap();
@@ -78,7 +78,7 @@ impl Peer {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: the child has not been waited for, so the id is its own.
+        // SAFETY: `kill` takes two integers; the child has not been waited for, so its id is valid.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
         if signal == libc::SIGSTOP {
             let stat = format!("/proc/{}/stat", self.child.id());
@@ -91,7 +91,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have been killed already.
+        // The child may have been killed already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -103,7 +103,7 @@ fn sum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Not a test by itself: what a [`Peer`] runs.
+/// Body of a [`Peer`]. Does nothing when run as a test.
 #[test]
 fn child() {
     let Ok(role) = env::var(ROLE) else {
@@ -215,7 +215,7 @@ fn bytes_of_a_write_that_timed_out_do_not_land_later() {
     for kind in KINDS {
         let side = transport(kind);
         let mut peer = Peer::join(kind, &side);
-        // A first write, so that the peer has been serving.
+        // A first write, so that the peer's serving thread has started.
         let source = Memory::register(vec![0; BYTES]).unwrap();
         let write = |peer: &Peer, bytes, timeout| {
             let view = source.view(..bytes).unwrap();
@@ -240,7 +240,7 @@ fn bytes_of_a_write_that_timed_out_do_not_land_later() {
     }
 }
 
-/// Descriptors and threads of this process.
+/// Returns the numbers of descriptors and threads of this process.
 fn counts() -> (usize, usize) {
     let count = |path| fs::read_dir(path).unwrap().count();
     (count("/proc/self/fd"), count("/proc/self/task"))
@@ -263,7 +263,7 @@ fn cycles() -> String {
     for _ in 0..100 {
         KINDS.into_iter().for_each(cycle);
     }
-    // A thread that was joined may be listed a moment longer.
+    // A joined thread may still be listed for a moment.
     let start = Instant::now();
     while counts() != before && start.elapsed() < Duration::from_secs(2) {
         thread::yield_now();

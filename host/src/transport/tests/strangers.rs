@@ -1,4 +1,4 @@
-//! Those who speak nonsense: callers that are no peers, and peers that are hostile.
+//! Invalid input: callers that are not peers, and hostile peers.
 
 use core::time::Duration;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use crate::transport::inbox::Inbox;
 use crate::transport::wire::{Answer, Hello, Refusal, Request, VERSION, Verb, Welcome};
 use crate::transport::{Nonce, Notify, Url};
 
-/// A peer that lets `url` in and then neither reads nor answers.
+/// Starts a peer that admits `url`, then neither reads nor answers.
 pub(super) fn silent_peer(url: &Url) -> (std::thread::JoinHandle<TcpStream>, Url) {
     silent_peer_with(url, welcome())
 }
@@ -47,7 +47,7 @@ fn hello(url: &Url) -> Hello {
     }
 }
 
-/// Connects as a peer of `url` that is written by hand.
+/// Connects to `url` as a peer whose messages the test writes.
 fn hostile_peer(url: &Url) -> TcpStream {
     let mut stream = TcpStream::connect(url.address()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -80,7 +80,7 @@ fn strangers_do_no_harm() {
     let (a, b) = (transport(Kind::Tcp), transport(Kind::Tcp));
     let (url_a, url_b) = (a.bind().unwrap(), b.bind().unwrap());
     let call = || TcpStream::connect(url_b.address()).unwrap();
-    // Silent ones, more than are waited for at a time.
+    // More silent callers than the limit.
     let _silent: Vec<_> = (0..40).map(|_| call()).collect();
     let mut half = call();
     half.write_all(&hello(&url_b).to_bytes()[..20]).unwrap();
@@ -91,7 +91,7 @@ fn strangers_do_no_harm() {
         let mut stranger = call();
         stranger.set_read_timeout(Some(LONG)).unwrap();
         stranger.write_all(bytes).unwrap();
-        // Sent away, without a word.
+        // Rejected without an answer.
         assert!(matches!(stranger.read(&mut [0; 1]), Ok(0) | Err(_)));
     }
     let mut newer = hello(&url_b);
@@ -107,7 +107,7 @@ fn strangers_do_no_harm() {
     b.connect(&url_a, LONG).unwrap();
     assert!(a.connected() && b.connected());
     assert!(start.elapsed() < Duration::from_secs(2));
-    // From now on nobody else is let in.
+    // From now on no other caller is admitted.
     while TcpStream::connect(url_b.address()).is_ok() {
         assert!(start.elapsed() < LONG);
     }
@@ -130,7 +130,7 @@ fn only_the_peer_that_was_called_is_let_in() {
     );
     let [url_a, url_b, url_c] = [&a, &b, &c].map(|side| side.bind().unwrap());
     a.connect(&url_b, LONG).unwrap();
-    // `a` wants `b` and nobody else, and `b` has been called by `a`.
+    // `a` expects only `b`, and `a` has connected to `b`.
     assert_eq!(failure(c.connect(&url_a, LONG)), TransportFailure::Connect);
     assert_eq!(failure(b.connect(&url_c, LONG)), TransportFailure::Connect);
     b.connect(&url_a, LONG).unwrap();
@@ -146,7 +146,7 @@ fn nonsense_from_a_peer_breaks_the_link_only() {
         assert_eq!(failure(a.wait_for_write(LONG)), TransportFailure::Broken);
         join(&a, &transport(Kind::Tcp));
     }
-    // A claim of endless bytes costs nothing and reaches nothing.
+    // A request for an enormous number of bytes allocates nothing and is refused.
     let a = transport(Kind::Tcp);
     let memory = Memory::register(vec![3; 100]).unwrap();
     let mut peer = hostile_peer(&a.bind().unwrap());
@@ -191,7 +191,7 @@ fn answers_that_fit_no_request_break_the_link() {
         let read = a.read(memory.view_mut(..).unwrap(), remote, LONG).unwrap();
         let mut stream = silent.join().unwrap();
         stream.write_all(&bytes).unwrap();
-        // The link may be broken by now.
+        // The link may be broken already.
         let _ = stream.write_all(&[0; 64]);
         assert_eq!(failure(read.wait()), TransportFailure::Broken);
         assert_eq!(contents(&memory), [7; 8]);
@@ -203,7 +203,7 @@ fn memory_that_is_dropped_during_a_write_is_left_alone() {
     const BYTES: usize = 1 << 20;
     let a = transport(Kind::Tcp);
     let mut bytes = vec![0; BYTES];
-    // SAFETY: the bytes outlive the registration, and nothing else uses them meanwhile.
+    // SAFETY: the bytes outlive the registration, and nothing else uses them.
     let memory = unsafe { Memory::register_raw(bytes.as_mut_ptr(), BYTES) }.unwrap();
     let mut peer = hostile_peer(&a.bind().unwrap());
     let verb = Verb::Write { notify: true };
@@ -212,7 +212,7 @@ fn memory_that_is_dropped_during_a_write_is_left_alone() {
     while contents(&memory)[BYTES / 2 - 1] == 0 {
         std::thread::yield_now();
     }
-    // The peer does not go on, and that holds nothing up.
+    // The peer sends no more bytes, which must not delay the drop.
     drop(memory);
     bytes.fill(2);
     peer.write_all(&vec![1; BYTES / 2]).unwrap();
@@ -237,7 +237,7 @@ fn memory_that_is_dropped_during_a_read_is_refused_at_the_end() {
     );
     let first = answer(&mut peer);
     assert!(matches!(first, Answer::Data(_)), "{first:?}");
-    // Far more is to come than the sockets hold.
+    // The remaining bytes exceed the sockets' buffers.
     drop(memory);
     let mut next = first;
     while let Answer::Data(len) = next {
