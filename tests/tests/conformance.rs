@@ -16,7 +16,7 @@ fn run(runner: &dyn Runner, setup: Setup, list: &str) {
 }
 
 #[test]
-fn sizes_in_place_and_not_registered_and_not() {
+fn sizes_placement_and_registration() {
     let ranks: &[u32] = if full() {
         &[1, 2, 3, 4, 5, 6, 7, 8]
     } else {
@@ -196,7 +196,7 @@ fn ranks_as_processes() {
 }
 
 #[test]
-fn blocks_that_are_rounds_apart_keep_to_their_areas_in_staging() {
+fn blocks_in_different_rounds_use_disjoint_staging() {
     // The last round is shorter than the others: parts that were cut anew would lie where a block
     // that is a round behind still reads.
     for (operation, reduction) in [

@@ -112,7 +112,7 @@ fn buffers_are_registered_after_the_capture_that_uses_them() {
 }
 
 #[test]
-fn a_graph_over_windows_that_have_ended_fails_and_does_no_harm() {
+fn a_graph_of_freed_windows_fails() {
     let errors = all(2, |comm| {
         let x = tensor(DType::F32, 3000)?;
         let registration = comm.tensor_register(&x)?;
@@ -128,7 +128,7 @@ fn a_graph_over_windows_that_have_ended_fails_and_does_no_harm() {
 }
 
 #[test]
-fn warm_up_comes_before_a_capture_and_may_come_twice() {
+fn warm_up_is_refused_in_a_capture_and_may_be_repeated() {
     all(2, |comm| {
         comm.warm_up()?;
         comm.warm_up()?;
@@ -243,7 +243,7 @@ fn live(fake: &Fake) -> Vec<(&'static CStr, u64)> {
 }
 
 #[test]
-fn graphs_streams_events_and_memory_are_given_back() {
+fn graphs_streams_events_and_memory_are_freed() {
     let Some(fake) = Fake::open() else {
         return;
     };
@@ -302,7 +302,7 @@ fn graphs_streams_events_and_memory_are_given_back() {
 
 /// A graph that the driver's own calls capture, in every mode.
 #[test]
-fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
+fn a_capture_begun_by_another_library_keeps_its_resources() {
     const N: usize = 40_000;
     let Some(fake) = Fake::open() else {
         return;
@@ -367,7 +367,7 @@ fn a_capture_that_somebody_else_has_begun_keeps_what_it_needs() {
 }
 
 #[test]
-fn somebody_elses_replay_that_fails_is_known_to_the_next_call() {
+fn a_failed_replay_by_another_library_is_reported_by_the_next_call() {
     let Some(fake) = Fake::open() else {
         return;
     };
@@ -407,7 +407,7 @@ impl Drop for DropCount {
 }
 
 #[test]
-fn adopted_streams_and_memory_stay_their_owners() {
+fn adopted_streams_and_memory_are_not_freed() {
     const N: usize = 1000;
     let Some(fake) = Fake::open() else {
         return;
@@ -489,7 +489,7 @@ fn launches_free_nothing_and_allocations_do() {
 }
 
 #[test]
-fn what_is_not_the_devices_is_not_adopted() {
+fn handles_of_other_devices_are_not_adopted() {
     // SAFETY: refused.
     let refused = unsafe { Stream::adopt(device(), core::ptr::null_mut()) };
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
@@ -502,7 +502,7 @@ fn what_is_not_the_devices_is_not_adopted() {
 }
 
 #[test]
-fn a_question_does_not_spoil_a_capture() {
+fn a_query_does_not_invalidate_a_capture() {
     all(1, |comm| {
         let x = comm.alloc(DType::F32, 4)?;
         x.copy_from(&[2f32; 4])?;
@@ -523,7 +523,7 @@ fn a_question_does_not_spoil_a_capture() {
 }
 
 #[test]
-fn a_stream_may_end_within_a_capture_with_work_before_it() {
+fn a_stream_with_earlier_work_may_be_dropped_during_a_capture() {
     all(1, |comm| {
         let stream = stream();
         let x = comm.tensor(DType::F32, 100)?;
@@ -561,7 +561,7 @@ fn a_hook_that_panics_is_an_error_and_no_hang() {
 }
 
 #[test]
-fn a_driver_that_fails_leaves_nothing_unknown() {
+fn memory_is_kept_until_its_work_ends_if_the_driver_fails() {
     const N: usize = 100;
     let Some(fake) = Fake::open() else {
         return;

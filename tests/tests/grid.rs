@@ -117,7 +117,7 @@ fn sample() {
 }
 
 #[test]
-fn what_is_wrong_is_caught() {
+fn injected_faults_are_caught() {
     let _alone = alone();
     for backend in backends::NAMES {
         if !backends::is_here(backend) {

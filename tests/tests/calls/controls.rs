@@ -37,7 +37,7 @@ fn tampered(tamper: TamperFn) -> Vec<Vec<String>> {
     all
 }
 
-fn only_rank_1_says(tamper: TamperFn, what: &str) {
+fn only_rank_1_reports(tamper: TamperFn, what: &str) {
     for (i, wrong) in tampered(tamper).into_iter().enumerate() {
         let expected = i % 2;
         assert_eq!(wrong.len(), expected, "{wrong:?}");
@@ -55,11 +55,11 @@ fn untouched_memory_is_right() {
 
 #[test]
 fn one_flipped_bit_of_the_output_is_caught() {
-    only_rank_1_says(
+    only_rank_1_reports(
         |bytes, ranges| bytes[ranges.output.start * 4 + 400] ^= 1,
         "output[100]",
     );
-    only_rank_1_says(
+    only_rank_1_reports(
         |bytes, ranges| bytes[ranges.output.end * 4 - 1] ^= 0x80,
         "output[999]",
     );
@@ -67,15 +67,15 @@ fn one_flipped_bit_of_the_output_is_caught() {
 
 #[test]
 fn a_write_outside_of_the_output_is_caught() {
-    only_rank_1_says(
+    only_rank_1_reports(
         |bytes, ranges| bytes[ranges.output.end * 4] ^= 1,
         "guard zone",
     );
-    only_rank_1_says(
+    only_rank_1_reports(
         |bytes, ranges| bytes[ranges.output.start * 4 - 1] ^= 1,
         "guard zone",
     );
-    only_rank_1_says(
+    only_rank_1_reports(
         |bytes, ranges| bytes[ranges.total * 4 - 1] ^= 1,
         "guard zone",
     );
@@ -83,16 +83,16 @@ fn a_write_outside_of_the_output_is_caught() {
 
 #[test]
 fn a_write_into_the_input_is_caught() {
-    only_rank_1_says(
+    only_rank_1_reports(
         |bytes, ranges| bytes[ranges.input.start * 4] ^= 1,
         "input[0]",
     );
 }
 
 #[test]
-fn an_output_that_is_left_alone_is_caught() {
+fn an_unwritten_output_is_caught() {
     // What a call that does nothing would leave: the poison.
-    only_rank_1_says(
+    only_rank_1_reports(
         |bytes, ranges| bytes[ranges.output.start * 4..ranges.output.end * 4].fill(0xa5),
         "output[0]",
     );
@@ -115,7 +115,7 @@ fn inputs_differ_by_rank_index_and_call() {
 }
 
 #[test]
-fn a_contribution_more_or_less_or_elsewhere_changes_bits() {
+fn an_extra_missing_or_misplaced_contribution_changes_bits() {
     let inputs: Vec<Vec<u8>> = (0..4)
         .map(|rank| oracle::fill(DType::F32, rank, 3, 200))
         .collect();

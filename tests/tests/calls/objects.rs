@@ -109,7 +109,7 @@ fn another_type_is_an_error_that_names_both() {
 }
 
 #[test]
-fn too_large_is_an_error_on_every_rank_and_nobody_waits() {
+fn objects_that_are_too_large_are_an_error_on_every_rank() {
     all(3, |comm| {
         let mine = vec![7u8; if comm.rank() == 1 { 200_000 } else { 10 }];
         let error = comm.all_gather_object(&mine).expect_err("too large");

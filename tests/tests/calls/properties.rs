@@ -83,7 +83,7 @@ proptest! {
     })]
 
     #[test]
-    fn whatever_is_called_equals_the_reference(
+    fn random_calls_equal_the_reference(
         setup in setup(),
         mut cases in prop::collection::vec(case(), 1..5),
     ) {

@@ -170,7 +170,7 @@ fn ten_thousand_operations_across_2_to_the_32() {
 }
 
 #[test]
-fn words_of_48_bits_hold_long_enough() {
+fn operations_across_2_to_the_24_and_2_to_the_40() {
     // Signals carry 48 bits of epoch; 24 bits of sequence number are in a progress word.
     stress(setup(3, below(1 << 24)), 1000, 1000);
     stress(setup(3, below(1 << 40)), 1000, 1000);
@@ -188,7 +188,7 @@ fn enqueued_and_replayed() {
 }
 
 #[test]
-fn lanes_as_threads_across_the_flags_that_are_skipped() {
+fn lanes_as_threads_across_skipped_flags() {
     // 32-bit flags of the packets of GPUs: 0 is never used, the parity of the slots stays.
     for first_epoch in [(1 << 32) - 10, (1 << 31) - 10, 0] {
         let setup = Setup {
@@ -206,7 +206,7 @@ fn lanes_as_threads_across_the_flags_that_are_skipped() {
 }
 
 #[test]
-fn packets_of_lanes_alone_across_the_flags_that_are_skipped() {
+fn packets_of_single_lanes_across_skipped_flags() {
     for first_epoch in [(1 << 32) - 6, (1 << 32) - 5] {
         let setup = Setup {
             lanes: 32,

@@ -112,7 +112,7 @@ fn a_calls_own_time_out() {
 }
 
 #[test]
-fn abort_frees_who_waits() {
+fn abort_ends_waits() {
     let fake = Fake::new();
     let results = fake.all(2, |comm| {
         let started = Instant::now();
@@ -141,7 +141,7 @@ fn abort_frees_who_waits() {
 }
 
 #[test]
-fn other_counts_are_an_error_on_both() {
+fn different_counts_are_an_error_on_both_ranks() {
     let fake = Fake::new();
     for error in fake.all(2, |comm| {
         let count = 10 + comm.rank() as usize;
@@ -158,7 +158,7 @@ fn other_counts_are_an_error_on_both() {
 }
 
 #[test]
-fn another_length_of_a_message_is_an_error_on_both() {
+fn different_message_lengths_are_an_error_on_both_ranks() {
     let fake = Fake::new();
     for error in fake.all(2, |comm| {
         let error = if comm.rank() == 0 {

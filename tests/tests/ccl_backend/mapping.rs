@@ -374,7 +374,7 @@ fn composed() {
 }
 
 #[test]
-fn lists_of_equal_lengths_are_the_librarys() {
+fn lists_of_equal_lengths_use_the_librarys_collectives() {
     let fake = Fake::new();
     let three = || -> Result<_> { Ok([floats(COUNT)?, floats(COUNT)?, floats(COUNT)?]) };
     check(
@@ -391,7 +391,7 @@ fn lists_of_equal_lengths_are_the_librarys() {
 
 /// Symbols are there in every version of the fake: the version decides.
 #[test]
-fn an_old_version_is_asked_for_what_it_has() {
+fn an_old_version_gets_only_calls_that_it_has() {
     let fake = Fake::of_version(22_703);
     check(
         &fake,
@@ -430,7 +430,7 @@ fn an_old_version_is_asked_for_what_it_has() {
 
 /// AMD's spelling means something in AMD's libraries only, in any version.
 #[test]
-fn amds_spelling_is_amds() {
+fn all_to_all_has_each_vendors_spelling() {
     for (backend, version, call) in [
         ("rccl", 22_106, "ncclAllToAll 5 of 7"),
         ("rcclx", 22_106, "ncclAllToAll 5 of 7"),

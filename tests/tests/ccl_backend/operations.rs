@@ -321,7 +321,7 @@ fn an_old_version_gives_the_same() {
 
 /// What the library can do, as this test knows it.
 #[test]
-fn what_is_not_there_is_refused_before_it_is_called() {
+fn unsupported_operations_are_refused_before_the_call() {
     const CODES: [ReductionCode; 9] = [
         ReductionCode::Sum,
         ReductionCode::Product,

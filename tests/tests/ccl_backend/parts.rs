@@ -15,7 +15,7 @@ fn sum(comm: &Communicator, value: i64) -> Result<i64> {
 }
 
 #[test]
-fn parts_are_the_librarys() {
+fn split_uses_the_library() {
     let fake = Fake::new();
     let results = fake.all(5, |comm| {
         // Ranks 3, 0 and ranks 4, 1; rank 2 joins none, but the library needs its call.
@@ -68,7 +68,7 @@ fn parts_are_the_librarys() {
 }
 
 #[test]
-fn copies_meet_in_the_store() {
+fn dup_uses_the_store() {
     let fake = Fake::new();
     fake.all(3, |comm| {
         let copy = comm.dup()?;
@@ -174,7 +174,7 @@ fn two_libraries_in_one_process() {
 
 /// The other two names are the same adapter.
 #[test]
-fn metas_libraries_too() {
+fn metas_libraries() {
     for backend in ["ncclx", "rcclx"] {
         let fake = Fake::new();
         for result in ranks_of(backend, 2, &fake.options(), |comm| {

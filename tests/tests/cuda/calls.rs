@@ -75,8 +75,8 @@ fn list(calls: &[(&str, u64)]) -> BTreeMap<String, u64> {
 
 /// Nothing is allocated, nothing is waited for, and whether the stream is captured is asked once.
 #[test]
-fn steady_launches_and_replays_call_this_and_nothing_else() {
-    let test = "calls::steady_launches_and_replays_call_this_and_nothing_else";
+fn driver_calls_of_steady_launches_and_replays() {
+    let test = "calls::driver_calls_of_steady_launches_and_replays";
     on_fake(test, &[], || {
         one(|fake, comm| {
             let stream = stream();

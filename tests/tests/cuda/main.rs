@@ -114,8 +114,8 @@ pub(crate) fn options() -> Options {
 }
 
 #[test]
-fn one_of_everything_eager_and_replayed() {
-    on_fake("one_of_everything_eager_and_replayed", &[], || {
+fn a_mix_of_operations_eager_and_replayed() {
+    on_fake("a_mix_of_operations_eager_and_replayed", &[], || {
         for result in run_threads(3, &options(), |comm| {
             comm.warm_up()?;
             let mix = Mix::new(&comm)?;

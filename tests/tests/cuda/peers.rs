@@ -154,8 +154,8 @@ fn ways() -> (bool, bool) {
 }
 
 #[test]
-fn memory_goes_by_ipc_where_it_has_no_descriptors() {
-    let test = "peers::memory_goes_by_ipc_where_it_has_no_descriptors";
+fn memory_without_descriptors_is_shared_by_ipc() {
+    let test = "peers::memory_without_descriptors_is_shared_by_ipc";
     let none = |_| vec![("FUSEWIRE_CUDA_FAKE_DESCRIPTORS", "0".to_owned())];
     two_processes(test, none, |options| {
         exchange(options).expect("by IPC");
@@ -164,8 +164,8 @@ fn memory_goes_by_ipc_where_it_has_no_descriptors() {
 }
 
 #[test]
-fn memory_goes_by_descriptors_where_it_has_them() {
-    let test = "peers::memory_goes_by_descriptors_where_it_has_them";
+fn memory_with_descriptors_is_shared_by_descriptor() {
+    let test = "peers::memory_with_descriptors_is_shared_by_descriptor";
     two_processes(
         test,
         |_| Vec::new(),

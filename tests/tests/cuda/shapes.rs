@@ -189,8 +189,8 @@ fn refused(shapes: &[(LaunchAttributes, &str)]) {
 }
 
 #[test]
-fn shapes_that_the_device_has_no_room_for_are_refused() {
-    let test = "shapes::shapes_that_the_device_has_no_room_for_are_refused";
+fn shapes_that_exceed_the_device_are_refused() {
+    let test = "shapes::shapes_that_exceed_the_device_are_refused";
     let small = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "2")];
     on_fake(test, &small, || {
         let own = LaunchAttributes::default();

@@ -90,7 +90,7 @@ fn a_rank_that_never_launches_is_named() {
 }
 
 #[test]
-fn other_counts_are_an_error_on_both() {
+fn different_counts_are_an_error_on_both_ranks() {
     for result in ranks(2, &options(), |comm| {
         let count = 10 + comm.rank() as usize;
         let mut x = vec![0u8; 2 * count];
@@ -108,7 +108,7 @@ fn other_counts_are_an_error_on_both() {
 }
 
 #[test]
-fn abort_frees_who_waits() {
+fn abort_ends_waits() {
     let results = ranks(2, &options(), |comm| {
         if comm.rank() == 1 {
             // Waits for rank 0's abort, too.

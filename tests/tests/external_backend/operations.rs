@@ -248,7 +248,7 @@ fn two_processes_named_by_the_environment() {
 }
 
 #[test]
-fn parts_and_copies_are_communicators_too() {
+fn split_and_dup() {
     for (rank, result) in ranks(3, &options(), |comm| {
         let copy = comm.dup()?;
         let mut x = [1i32 << comm.rank()];
@@ -270,7 +270,7 @@ fn parts_and_copies_are_communicators_too() {
 }
 
 #[test]
-fn what_the_library_lacks_is_refused_before_it_is_called() {
+fn unsupported_operations_are_refused_before_the_call() {
     for result in ranks(2, &options(), |comm| {
         let backend = comm.backend_impl().expect("a backend");
         let sum = Some(ReductionCode::Sum);

@@ -38,7 +38,7 @@ fn capture(comm: &Communicator, calls: impl FnOnce() -> Result<()>) -> Result<Gr
 }
 
 #[test]
-fn ten_thousand_replays_of_every_operation_each_with_other_contents() {
+fn ten_thousand_replays_of_every_operation() {
     const N: usize = 24;
     all(2, |comm| {
         let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
@@ -182,7 +182,7 @@ fn memory_lives_as_long_as_the_graph() {
 }
 
 #[test]
-fn slices_cannot_be_captured_and_tensors_can_by_blocking_calls_too() {
+fn blocking_calls_on_tensors_are_captured_and_on_slices_refused() {
     all(2, |comm| {
         let t = comm.alloc(DType::F32, 8)?;
         let mut refused = None;
@@ -206,7 +206,7 @@ fn slices_cannot_be_captured_and_tensors_can_by_blocking_calls_too() {
 }
 
 #[test]
-fn graphs_are_dropped_and_built_anew() {
+fn graphs_are_dropped_and_captured_again() {
     all(2, |comm| {
         let x = comm.alloc(DType::I32, 2000)?;
         for round in 0..200i32 {
@@ -315,7 +315,7 @@ fn splits_that_outgrow_the_tensors_fail_before_anything_moves() {
 }
 
 #[test]
-fn splits_in_device_memory_are_read_anew_each_replay() {
+fn splits_in_device_memory_are_read_by_each_replay() {
     const RANKS: u32 = 3;
     const MOST: usize = 90;
     for staged in [false, true] {
@@ -369,7 +369,7 @@ fn splits_in_device_memory_are_read_anew_each_replay() {
 }
 
 #[test]
-fn a_replay_that_fails_says_so_from_then_on() {
+fn a_failed_replay_fails_all_later_calls() {
     let mut options = options();
     options.timeout = Duration::from_millis(500);
     let results = run_threads(2, &options, |comm| {

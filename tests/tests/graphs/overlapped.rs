@@ -134,7 +134,7 @@ impl Gather {
 }
 
 #[test]
-fn a_thousand_replays_consume_each_chunk_right_behind_its_word() {
+fn a_thousand_replays_consume_each_chunk_after_its_flag() {
     for (ranks, registered) in [(2, true), (3, false)] {
         all(ranks, |comm| {
             let gather = Gather::new(&comm, registered)?;
@@ -161,7 +161,7 @@ fn a_thousand_replays_consume_each_chunk_right_behind_its_word() {
 }
 
 #[test]
-fn words_that_nobody_clears_give_stale_chunks_and_are_caught() {
+fn flags_that_are_not_cleared_give_stale_chunks() {
     all(2, |comm| {
         let gather = Gather::new(&comm, true)?;
         let count = comm.chunks(COUNT, CHUNK);
@@ -237,7 +237,7 @@ fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
 }
 
 #[test]
-fn a_thousand_replays_send_each_tile_as_soon_as_it_is_made() {
+fn a_thousand_replays_send_each_tile_after_its_arrival() {
     for ranks in [2, 3] {
         all(ranks, |comm| {
             let wrong = scatter(&comm, false, replays())?;
@@ -248,7 +248,7 @@ fn a_thousand_replays_send_each_tile_as_soon_as_it_is_made() {
 }
 
 #[test]
-fn tiles_that_are_called_done_too_early_are_caught() {
+fn tiles_that_are_signalled_too_early_are_caught() {
     all(2, |comm| {
         let wrong = scatter(&comm, true, 6)?;
         assert_eq!(wrong, 6);

@@ -48,7 +48,7 @@ fn capture(mix: &Mix, comm: &Communicator, stream: &Stream) -> Result<GraphExec>
 }
 
 #[test]
-fn a_hundred_thousand_replays_of_one_of_everything() {
+fn a_hundred_thousand_replays_of_a_mix() {
     let count = replays(100_000);
     all(2, &options(), |comm| {
         let mix = Mix::new(&comm)?;
@@ -65,7 +65,7 @@ fn a_hundred_thousand_replays_of_one_of_everything() {
 }
 
 #[test]
-fn the_check_of_one_of_everything_can_fail() {
+fn the_check_of_a_mix_can_fail() {
     let ranks = run_threads(2, &options(), |comm| {
         let mix = Mix::new(&comm)?;
         let graph = capture(&mix, &comm, comm.stream())?;

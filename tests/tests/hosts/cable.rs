@@ -216,9 +216,9 @@ fn a_cut_cable_is_an_error_on_all_ranks() {
 }
 
 #[test]
-fn a_cut_cable_is_an_error_in_any_order_too() {
+fn a_cut_cable_is_an_error_in_any_order() {
     if sums_without_end() {
         return;
     }
-    cut("cable::a_cut_cable_is_an_error_in_any_order_too", "d", true);
+    cut("cable::a_cut_cable_is_an_error_in_any_order", "d", true);
 }

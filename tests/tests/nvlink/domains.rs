@@ -149,12 +149,12 @@ fn is_apart() -> bool {
 }
 
 #[test]
-fn hosts_of_several_domains_are_apart() {
+fn hosts_of_different_domains_do_not_share_memory() {
     if is_apart() {
         return;
     }
     let driver = Driver::install();
-    let test = "domains::hosts_of_several_domains_are_apart";
+    let test = "domains::hosts_of_different_domains_do_not_share_memory";
     let gloo = fusewire::backend::backend_names()
         .iter()
         .any(|name| name == "gloo");

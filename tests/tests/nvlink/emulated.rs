@@ -183,7 +183,7 @@ fn reduce_scatter_carries_whole_vectors_of_a_row() {
 }
 
 #[test]
-fn multicast_is_refused_where_bits_are_promised() {
+fn multicast_is_refused_with_bitwise_determinism() {
     let refused = |error: &Error| {
         let text = error.to_string();
         text.contains("nvls")
@@ -217,7 +217,7 @@ fn multicast_is_refused_where_bits_are_promised() {
 }
 
 #[test]
-fn the_plan_says_what_goes_by_multicast() {
+fn the_plan_names_multicast() {
     for result in run_threads(1, &options(Algorithm::Nvls), |comm| {
         let algorithm = |operation, dtype, op| {
             comm.plan(operation, 1 << 20, dtype, op)

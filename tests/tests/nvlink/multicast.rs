@@ -89,8 +89,8 @@ fn run(runner: &dyn Runner, setup: Setup) {
 }
 
 #[test]
-fn all_that_goes_by_multicast_among_threads() {
-    let test = "multicast::all_that_goes_by_multicast_among_threads";
+fn multicast_between_threads() {
+    let test = "multicast::multicast_between_threads";
     on_fake(test, &devices("4"), || {
         let fake = Fake::open().expect("the fake");
         for setup in [
@@ -122,14 +122,14 @@ fn all_that_goes_by_multicast_among_threads() {
 }
 
 #[test]
-fn all_that_goes_by_multicast_among_processes() {
+fn multicast_between_processes() {
     if Processes::child() {
         let fake = Fake::open().expect("the fake");
         assert!(fake.calls(c"cuMulticastBindMem") > 0);
         settles(&fake, &[0, 0]);
         return;
     }
-    let test = "multicast::all_that_goes_by_multicast_among_processes";
+    let test = "multicast::multicast_between_processes";
     on_fake(test, &devices("3"), || {
         let host = Host::Parent;
         run(&Processes { test, host }, nvls(3));
@@ -137,8 +137,8 @@ fn all_that_goes_by_multicast_among_processes() {
 }
 
 #[test]
-fn a_window_has_an_address_as_long_as_it_lives() {
-    let test = "multicast::a_window_has_an_address_as_long_as_it_lives";
+fn a_window_has_a_multicast_address_until_it_is_freed() {
+    let test = "multicast::a_window_has_a_multicast_address_until_it_is_freed";
     on_fake(test, &devices("3"), || {
         let fake = Fake::open().expect("the fake");
         let barrier = Barrier::new(3);
@@ -193,8 +193,8 @@ const REFUSED: [(&CStr, u64); 9] = [
 ];
 
 #[test]
-fn a_rank_that_is_refused_leaves_all_without() {
-    let test = "multicast::a_rank_that_is_refused_leaves_all_without";
+fn a_driver_error_on_one_rank_disables_multicast_on_all() {
+    let test = "multicast::a_driver_error_on_one_rank_disables_multicast_on_all";
     on_fake(test, &devices("3"), || {
         let fake = Fake::open().expect("the fake");
         let barrier = Barrier::new(3);
@@ -241,8 +241,8 @@ fn a_rank_that_is_refused_leaves_all_without() {
 }
 
 #[test]
-fn ranks_that_share_a_gpu_never_try() {
-    let test = "multicast::ranks_that_share_a_gpu_never_try";
+fn ranks_that_share_a_gpu_do_not_use_multicast() {
+    let test = "multicast::ranks_that_share_a_gpu_do_not_use_multicast";
     on_fake(test, &devices("2"), || {
         let fake = Fake::open().expect("the fake");
         // With as many devices; gives whether the ranks ask each other for a window's object.
@@ -317,11 +317,11 @@ fn three_processes(test: &str, last: (&'static str, &str)) -> Vec<String> {
 }
 
 #[test]
-fn a_process_without_multicast_or_one_that_is_refused() {
+fn a_process_without_multicast_disables_it_on_all() {
     if one_window() {
         return;
     }
-    let test = "multicast::a_process_without_multicast_or_one_that_is_refused";
+    let test = "multicast::a_process_without_multicast_disables_it_on_all";
     let said = three_processes(test, ("FUSEWIRE_TEST_NOTHING", ""));
     assert_eq!(said[0], "nvls, 0 warnings, 1 objects, 2 attempts");
     assert_eq!(said[1], "nvls, 0 warnings, 1 objects, 1 attempts");

@@ -46,7 +46,7 @@ const WAITS: [(&str, Wait); 6] = [
 ];
 
 #[test]
-fn abort_frees_whoever_waits() {
+fn abort_ends_waits() {
     let mut slowest = Duration::ZERO;
     for (name, wait) in WAITS {
         let aborted = Mutex::new(None);
@@ -97,7 +97,7 @@ fn abort_frees_whoever_waits() {
 }
 
 #[test]
-fn a_time_out_names_who_is_late_and_what_everybody_does() {
+fn a_time_out_names_the_late_rank_and_all_activities() {
     let seen = Arc::new(AtomicU32::new(0));
     let results = run_threads(3, &options(), |comm| {
         let counter = Arc::clone(&seen);
@@ -148,7 +148,7 @@ fn a_time_out_names_who_is_late_and_what_everybody_does() {
 }
 
 #[test]
-fn finalized_is_the_end_and_a_window_wait_is_abortable() {
+fn calls_after_finalize_fail_and_a_window_wait_can_be_aborted() {
     let results = run_threads(2, &options(), |comm| {
         let x = tensor(DType::F32, 1000)?;
         let work = comm.all_reduce_async(&x, ReduceOp::Sum)?;
@@ -210,11 +210,11 @@ fn watched() -> bool {
 }
 
 #[test]
-fn the_watchdog_ends_the_process_only_where_it_is_asked_to() {
+fn the_watchdog_ends_the_process_only_if_enabled() {
     if watched() {
         return;
     }
-    let test = "abort::the_watchdog_ends_the_process_only_where_it_is_asked_to";
+    let test = "abort::the_watchdog_ends_the_process_only_if_enabled";
     for (kind, dies) in [
         ("default", true),
         ("asked", true),

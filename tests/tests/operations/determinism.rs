@@ -144,7 +144,7 @@ fn difference(a: &[u8], b: &[u8]) -> String {
 }
 
 #[test]
-fn every_way_gives_the_same_bits_on_every_rank() {
+fn every_setting_gives_the_same_bits_on_every_rank() {
     for ranks in [1, 2, 3] {
         let first = everything(&Setup::new(ranks));
         for (rank, other) in first.iter().enumerate() {

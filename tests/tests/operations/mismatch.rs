@@ -220,7 +220,7 @@ fn different_calls_are_reported_at_once() {
 }
 
 #[test]
-fn different_calls_are_told_with_lanes_as_threads() {
+fn different_calls_are_reported_with_lanes_as_threads() {
     let mut options = Options::default();
     options.timeout = TIMEOUT;
     options.lanes = 32;

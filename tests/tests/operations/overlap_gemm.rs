@@ -218,7 +218,7 @@ fn tiles_of_every_rank_are_reduced_to_the_same_bits() {
 }
 
 #[test]
-fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
+fn a_host_thread_consumes_chunks_and_produces_tiles() {
     if device().is_gpu() {
         return;
     }
@@ -282,7 +282,7 @@ fn a_thread_of_the_host_consumes_chunks_and_makes_tiles() {
 }
 
 #[test]
-fn words_in_memory_of_the_callers() {
+fn flags_in_the_callers_memory() {
     all(2, &options(1, 1), |comm| {
         let (comm, compute) = beside(&comm);
         let words = tensor(DType::U32, 9)?;
@@ -299,7 +299,7 @@ fn words_in_memory_of_the_callers() {
 }
 
 #[test]
-fn a_tile_that_nobody_makes_is_named() {
+fn a_missing_tile_is_named() {
     let mut options = options(1, 1);
     options.timeout = Duration::from_secs(2);
     let failures = all(2, &options, |comm| {
@@ -367,7 +367,7 @@ fn a_gather_that_fails_releases_its_consumer() {
 }
 
 #[test]
-fn ranks_that_cut_differently_get_an_error() {
+fn different_chunk_lengths_are_an_error() {
     let mut options = options(1, 1);
     options.timeout = Duration::from_secs(5);
     let texts = all(2, &options, |comm| {
@@ -384,7 +384,7 @@ fn ranks_that_cut_differently_get_an_error() {
 }
 
 #[test]
-fn what_is_refused_before_anything_moves() {
+fn wrong_arguments_are_refused() {
     all(2, &options(1, 1), |comm| {
         let (comm, compute) = beside(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);

@@ -395,7 +395,7 @@ fn outcome(setup: &Setup, rows: usize) -> Vec<[Vec<u8>; 3]> {
 }
 
 #[test]
-fn a_row_does_not_depend_on_how_many_there_are() {
+fn a_row_does_not_depend_on_the_number_of_rows() {
     let one = outcome(&Setup::new(2), 8);
     assert!(one[0] == one[1], "ranks differ");
     let mut runs = vec![(1, 1, 4096), (1, 3, 100), (1, 1, 1)];
@@ -508,7 +508,7 @@ fn a_slot_that_is_too_small_is_named() {
 }
 
 #[test]
-fn ranks_that_differ_hear_so() {
+fn different_calls_are_reported() {
     for lanes in [1, 32] {
         for other in 0..5 {
             let setup = Setup {

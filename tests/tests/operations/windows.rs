@@ -119,7 +119,7 @@ fn get_map_remote_and_every_comparison() {
 }
 
 #[test]
-fn memory_of_the_users_becomes_a_window_and_stops_being_one() {
+fn a_tensor_is_registered_and_deregistered() {
     all(2, &options(), |comm| {
         let tensor = tensor(DType::F32, 1000)?;
         assert!(comm.window_addr(&tensor).is_err());
@@ -137,7 +137,7 @@ fn memory_of_the_users_becomes_a_window_and_stops_being_one() {
 }
 
 #[test]
-fn windows_come_and_go() {
+fn windows_are_allocated_and_freed_repeatedly() {
     let descriptors = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
     all(2, &options(), |comm| {
         let mut first = 0;
@@ -344,7 +344,7 @@ fn the_device_window_in_a_kernel() {
 }
 
 #[test]
-fn a_window_that_ends_while_its_graph_lives_is_an_error_and_no_crash() {
+fn freeing_a_captured_window_is_an_error_and_no_crash() {
     all(2, &options(), |comm| {
         let stream = stream();
         let peer = 1 - comm.rank();

@@ -271,14 +271,14 @@ run_conformance() {
 }
 
 run_graphs() {
-    exactly graphs several_graphs_and_eager_calls_between_them graphs_are_dropped_and_built_anew \
+    exactly graphs several_graphs_and_eager_calls_between_them graphs_are_dropped_and_captured_again \
         streams_join_a_capture_by_events zero_elements_are_replayed_in_step memory_lives_as_long_as_the_graph
     if [ $quick = no ]; then
         tests graphs 9 --skip replays::
         # As many on a GPU as on the CPU.
         FUSEWIRE_TEST_REPLAYS=${FUSEWIRE_TEST_REPLAYS-100000}
         export FUSEWIRE_TEST_REPLAYS
-        exactly graphs replays::a_hundred_thousand_replays_of_one_of_everything
+        exactly graphs replays::a_hundred_thousand_replays_of_a_mix
         unset FUSEWIRE_TEST_REPLAYS
         tests graphs 3 replays:: --skip a_hundred_thousand_replays
     fi
@@ -287,8 +287,8 @@ run_graphs() {
 
 run_failures() {
     exactly on_device a_rank_that_never_launches_is_named_and_the_device_works_afterwards a_process_that_ends_is_named
-    exactly operations abort::abort_frees_whoever_waits
-    exactly graphs a_replay_that_fails_says_so_from_then_on
+    exactly operations abort::abort_ends_waits
+    exactly graphs a_failed_replay_fails_all_later_calls
     if [ $quick = no ]; then
         exactly operations mismatch::different_calls_are_reported_at_once
     fi
@@ -302,7 +302,7 @@ run_bitwise() {
     if [ $quick = no ]; then
         exactly operations determinism::special_numbers_equal_the_reference \
             determinism::a_row_does_not_depend_on_its_batch determinism::the_fused_norm_equals_its_steps \
-            determinism::every_way_gives_the_same_bits_on_every_rank
+            determinism::every_setting_gives_the_same_bits_on_every_rank
     fi
     note "$passed tests passed"
 }

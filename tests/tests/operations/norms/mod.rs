@@ -111,7 +111,7 @@ fn graphs_replay_with_changing_inputs() {
 }
 
 #[test]
-fn a_row_does_not_depend_on_how_many_there_are() {
+fn a_row_does_not_depend_on_the_number_of_rows() {
     const ROWS: usize = 64;
     const HIDDEN: usize = 256;
     let setup = Setup {
