@@ -1,4 +1,4 @@
-//! The conformance list over the ways to start ranks and the settings of a communicator.
+//! The conformance lists with every way to start ranks and the settings of communicators.
 
 use fusewire::{Algorithm, DType, Operation, ReduceOp};
 use fusewire_tests::cases::{Case, MEMORIES, nvls};
@@ -7,7 +7,7 @@ use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 use fusewire_tests::skip::full;
 
-/// Runs `list` and prints how much that was.
+/// Runs `list` and prints the number of calls.
 fn run(runner: &dyn Runner, setup: Setup, list: &str) {
     match runner.run(&setup, list) {
         Ok(calls) => println!("{list}: {calls} calls a rank, {setup:?}"),
@@ -85,7 +85,8 @@ fn multicast() {
     for ranks in 1..=8 {
         run(&Threads, base(ranks), "nvls");
     }
-    // Lanes are threads: a part of the list, that has all types, operations, sizes and offsets.
+    // Lanes as threads are slow, so a part of the list with all types, operations, counts and
+    // offsets.
     for (ranks, lanes, blocks) in [(2, 32, 1), (2, 64, 1), (2, 1, 3), (3, 32, 2)] {
         let setup = Setup {
             lanes,
@@ -104,7 +105,7 @@ fn multicast() {
     for mode in [CallMode::Async, CallMode::Graph] {
         run(&Threads, Setup { mode, ..base(3) }, "nvls");
     }
-    // Everything else is as it was.
+    // Cases without multicast give the same results.
     run(&Threads, base(2), "core");
 }
 
@@ -197,8 +198,8 @@ fn ranks_as_processes() {
 
 #[test]
 fn blocks_in_different_rounds_use_disjoint_staging() {
-    // The last round is shorter than the others: parts that were cut anew would lie where a block
-    // that is a round behind still reads.
+    // The last round is shorter than the others. If parts were divided again for it, they would
+    // overlap memory that a block in the previous round still reads.
     for (operation, reduction) in [
         (Operation::AllGather, None),
         (Operation::AllGatherV, None),

@@ -1,11 +1,11 @@
-//! Bad arguments are refused before anything moves, and the communicator works on.
+//! Wrong arguments: refused before any transfer, and the communicator remains usable.
 
 use core::time::Duration;
 
 use fusewire::{Communicator, DType, E4m3, Error, Norm, Options, ReduceOp, Result, Tensor};
 use fusewire_tests::device::tensor;
 
-/// Calls on a communicator of two ranks, each of which must be refused.
+/// Makes wrong calls on a communicator of two ranks. Returns their results, which must be errors.
 fn refused(comm: &Communicator) -> Vec<(&'static str, Result<()>)> {
     let me = comm.rank();
     let sum = ReduceOp::Sum;
@@ -152,7 +152,7 @@ fn bad_arguments_move_nothing() {
                     matches!(error, Error::InvalidArgument { .. }),
                     "{what}: {error}"
                 );
-                // What is refused consumes no sequence number and poisons nothing.
+                // A refused call consumes no sequence number and does not fail the communicator.
                 assert!(comm.failure().is_none(), "{what}");
             }
             let mut x = [comm.rank() as f32 + 1.0; 300];
@@ -167,15 +167,15 @@ fn bad_arguments_move_nothing() {
 
 #[test]
 fn too_many_windows_are_refused_and_the_others_stay() {
-    // A window is a memory file of each rank's, and both ranks are in this process.
+    // Every window opens a memory file per rank, and both ranks are in this process.
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the limit is a live variable of the right type.
+    // SAFETY: `limit` is a writable `rlimit`.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     limit.rlim_cur = limit.rlim_max.min(8192);
-    // SAFETY: as above.
+    // SAFETY: `limit` is a readable `rlimit`.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! Negative controls: the checkers of this crate must catch what they are for.
+//! Negative controls: the checkers of this crate must catch injected errors.
 
 use core::time::Duration;
 
@@ -12,7 +12,7 @@ use fusewire_tests::rank::{BufferRanges, CallMode, Rank};
 
 type TamperFn = fn(&mut [u8], &BufferRanges);
 
-/// Runs an all_reduce whose memory is tampered with on rank 1; what the ranks say.
+/// Runs all_reduces and tampers with their memory on rank 1. Returns the ranks' errors.
 fn tampered(tamper: TamperFn) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     for memory in MEMORIES {
@@ -91,7 +91,7 @@ fn a_write_into_the_input_is_caught() {
 
 #[test]
 fn an_unwritten_output_is_caught() {
-    // What a call that does nothing would leave: the poison.
+    // A call without effect leaves the poison.
     only_rank_1_reports(
         |bytes, ranges| bytes[ranges.output.start * 4..ranges.output.end * 4].fill(0xa5),
         "output[0]",
@@ -166,13 +166,13 @@ fn rank_ordered_sums_are_near_the_exact_ones() {
     }
 }
 
-/// Leaves on lane 3 while the other lanes go to a barrier.
+/// Returns on lane 3 while the other lanes enter a barrier.
 ///
 /// # Safety
 /// `constants` as for [`Session::begin`].
 #[kernel]
 unsafe fn leaves_early(block: Block<impl Machine>, constants: *const CommConst, call: u64) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `constants` meets the requirements of `begin` by this function's own.
     let session = unsafe { Session::begin(block, constants, call, 0, 0) };
     let Some(session) = session else {
         return;
@@ -194,7 +194,7 @@ fn the_emulator_reports_a_lane_that_leaves() {
             constants: comm.constants(),
             call: comm.call_word(Operation::User, 1),
         };
-        // SAFETY: the constants are this communicator's; the kernel touches nothing else.
+        // SAFETY: `params` has this communicator's constants, and the kernel accesses no tensors.
         Ok(unsafe { comm.launch(&LEAVES_EARLY, params, [None; 3]) })
     }) {
         let error = result.expect("joined").expect_err("a lane left");

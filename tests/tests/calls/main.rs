@@ -1,5 +1,5 @@
-//! Calls of every kind: arguments that are refused, objects, random cases, long runs, and the
-//! negative controls of the checkers.
+//! Calls of all kinds: wrong arguments, objects, random cases, long runs, and negative controls of
+//! the checkers.
 
 mod arguments;
 mod controls;

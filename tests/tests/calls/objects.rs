@@ -79,7 +79,7 @@ fn every_object_operation() {
             }
             if size > 1 {
                 let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
-                // Small enough to be on its way before the peer receives.
+                // Small enough to be sent before the peer receives.
                 comm.send_object_list(&[plan(rank), plan(rank + 1)], next)?;
                 let received: Vec<Plan> = comm.recv_object_list(before)?;
                 assert_eq!(received, [plan(before), plan(before + 1)]);
@@ -103,7 +103,7 @@ fn another_type_is_an_error_that_names_both() {
             let text = error.to_string();
             assert!(text.contains("&str") && text.contains("u64"), "{text}");
         }
-        // The communicator lives on.
+        // The communicator remains usable.
         comm.barrier()
     });
 }
@@ -136,7 +136,7 @@ fn objects_that_are_too_large_are_an_error_on_every_rank() {
         );
         if comm.rank() == 1 {
             assert!(comm.send_object_list(&[mine], 0).is_err());
-            // The peer received the size and nothing else.
+            // The peer has received only the size.
         } else if comm.rank() == 0 {
             let error = comm.recv_object_list::<Vec<u8>>(1).expect_err("too large");
             assert!(error.to_string().contains("rank 1"), "{error}");
@@ -150,7 +150,7 @@ fn an_object_that_cannot_be_encoded_is_an_error_without_a_limit_too() {
     let mut unlimited = options();
     unlimited.max_object_bytes = u64::MAX;
     for result in run_threads(2, &unlimited, |comm| {
-        // A map with a key that MessagePack can hold, and a value that refuses to be encoded.
+        // A value whose encoding fails.
         #[derive(serde::Deserialize)]
         struct Unserializable;
         impl Serialize for Unserializable {

@@ -1,4 +1,4 @@
-//! Random cases against the reference, shrunk to the smallest that fails.
+//! Random cases against the reference, shrunk to the smallest failing case.
 
 use fusewire::{Algorithm, DType, Operation, ReduceOp};
 use fusewire_tests::cases::{Case, MEMORIES, OPERATIONS, REDUCING, REDUCTIONS};

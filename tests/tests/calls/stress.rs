@@ -1,5 +1,6 @@
-//! Ten thousand operations back to back: random sizes, types, algorithms, memory; one rank late
-//! each time; every result verified; epochs from 0 and from just below the values where words wrap.
+//! Ten thousand operations in sequence with random sizes, types, algorithms and memory. A rank is
+//! late in each, and every result is verified. Epochs start at 0 and just below values at which
+//! words wrap.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -13,9 +14,9 @@ use fusewire_tests::rng::Rng;
 use fusewire_tests::runner::Setup;
 use fusewire_tests::skip::full;
 
-/// The `index`-th operation of the sequence of `seed`: the same on all ranks.
+/// Returns the next operation of the random sequence, which is the same on all ranks.
 fn random_case(rng: &mut Rng, ranks: u32, large: usize) -> Case {
-    // All_reduce more often: it has the most ways.
+    // all_reduce is more frequent, because it has the most algorithms.
     let operation = if rng.one_in(3) {
         Operation::AllReduce
     } else {
@@ -25,7 +26,7 @@ fn random_case(rng: &mut Rng, ranks: u32, large: usize) -> Case {
     let mut reduction = None;
     if REDUCING.contains(&operation) {
         let op = rng.pick(&REDUCTIONS);
-        // Packets exist for small floats and few reductions: half of the time those.
+        // Half of the operations have a type and reduction that packets support.
         let (d, op) = if rng.one_in(2) {
             (
                 rng.pick(&[DType::F32, DType::F16, DType::Bf16]),
@@ -59,7 +60,7 @@ fn random_case(rng: &mut Rng, ranks: u32, large: usize) -> Case {
     }
 }
 
-/// One communicator for each algorithm, all in use at once.
+/// Algorithms of the communicators, which are all in use at once.
 const ALGORITHMS: [Algorithm; 4] = [
     Algorithm::Auto,
     Algorithm::Packet,
@@ -118,7 +119,7 @@ fn stress(setup: Setup, operations: usize, large: usize) {
     );
 }
 
-/// Holds a rank up in one of several ways.
+/// Delays a rank in one of several ways.
 fn delay(how: usize) {
     match how {
         0 => std::thread::sleep(Duration::from_micros(100)),
@@ -139,7 +140,7 @@ fn setup(ranks: u32, first_epoch: u64) -> Setup {
     }
 }
 
-/// Just below the epoch `at`: operations cross it early, on each communicator.
+/// Returns an epoch just below `at`, so that each communicator soon crosses it.
 const fn below(at: u64) -> u64 {
     at - 100
 }
@@ -171,7 +172,7 @@ fn ten_thousand_operations_across_2_to_the_32() {
 
 #[test]
 fn operations_across_2_to_the_24_and_2_to_the_40() {
-    // Signals carry 48 bits of epoch; 24 bits of sequence number are in a progress word.
+    // Signals have 48 bits of epoch, and progress words have 24 bits of sequence number.
     stress(setup(3, below(1 << 24)), 1000, 1000);
     stress(setup(3, below(1 << 40)), 1000, 1000);
 }
@@ -189,7 +190,7 @@ fn enqueued_and_replayed() {
 
 #[test]
 fn lanes_as_threads_across_skipped_flags() {
-    // 32-bit flags of the packets of GPUs: 0 is never used, the parity of the slots stays.
+    // Packets of GPUs have 32-bit flags that skip 0 and keep the parity of the slots.
     for first_epoch in [(1 << 32) - 10, (1 << 31) - 10, 0] {
         let setup = Setup {
             lanes: 32,

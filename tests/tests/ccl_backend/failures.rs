@@ -1,4 +1,4 @@
-//! Ranks that are late, abort, or call something else: bounded errors, and the same ones after.
+//! Ranks that are late, abort, or make different calls: bounded errors, which later calls repeat.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -13,8 +13,7 @@ fn sum(comm: &Communicator) -> Result<()> {
     comm.all_reduce([1f32; 64].as_mut_slice(), ReduceOp::Sum)
 }
 
-/// The failure is the communicator's: every later call gives it, at once, and the library is not
-/// asked.
+/// Checks that every later call immediately returns `error` without a call of the library.
 fn assert_poisoned(comm: &Communicator, error: &Error) {
     let started = Instant::now();
     for later in [
@@ -28,7 +27,7 @@ fn assert_poisoned(comm: &Communicator, error: &Error) {
     assert!(started.elapsed() < Duration::from_secs(1));
 }
 
-/// How often `name` was called by `rank`.
+/// Returns the ranks that called `name`, in ascending order.
 fn called(fake: &Fake, name: &str) -> Vec<i64> {
     let records = fake.take();
     let mut ranks: Vec<_> = records
@@ -77,12 +76,11 @@ fn a_late_rank_is_a_time_out() {
         message.starts_with("backend nccl: all_reduce: "),
         "{message}"
     );
-    // Both have aborted the library's communicator, once.
+    // Both ranks have aborted the library's communicator once.
     assert_eq!(called(&fake, "ncclCommAbort"), [0, 1]);
 }
 
-/// A call's own time-out counts, also when it is shorter than that of the call before; enough time
-/// is no error.
+/// Checks that a call uses its own time-out, also if it is shorter than that of the previous call.
 #[test]
 fn a_calls_own_time_out() {
     let fake = Fake::new();
@@ -100,7 +98,7 @@ fn a_calls_own_time_out() {
         }
         let started = Instant::now();
         let error = sum(&comm.with_timeout(Duration::from_millis(300)));
-        let error = error.expect_err("nobody else comes");
+        let error = error.expect_err("no other rank calls it");
         assert!(started.elapsed() < TEST_TIMEOUT / 2);
         ready.wait();
         Ok(Some(error.to_string()))
@@ -124,7 +122,7 @@ fn abort_ends_waits() {
                 other.abort();
             }));
         }
-        // Both wait for the other one.
+        // Each rank waits for the other.
         let waited = comm.recv([0u8; 1].as_mut_slice(), 1 - comm.rank());
         assert!(started.elapsed() < TEST_TIMEOUT / 2);
         if let Some(aborting) = aborting {
@@ -177,7 +175,7 @@ fn different_message_lengths_are_an_error_on_both_ranks() {
     }
 }
 
-/// A rank whose calls end without an end of the communicator frees its peers.
+/// Checks that a rank that returns without `finalize` ends the waits of its peers.
 #[test]
 fn a_rank_that_leaves_frees_the_others() {
     let fake = Fake::new();
@@ -196,7 +194,7 @@ fn a_rank_that_leaves_frees_the_others() {
     assert!(error.to_string().contains("aborted by one"), "{error}");
 }
 
-/// A failure of one rank is reported to the other at once.
+/// Checks that all ranks immediately get the error of a rank whose library is missing.
 #[test]
 fn a_rank_without_its_library_is_named_by_the_others() {
     let fake = Fake::new();
@@ -213,7 +211,7 @@ fn a_rank_without_its_library_is_named_by_the_others() {
                     options.hints.insert("library_path".to_owned(), path);
                 }
                 let made = fusewire::new_comm("nccl", fusewire::Device::Cpu, "lacking", options);
-                made.expect_err("one lacks it").to_string()
+                made.expect_err("one rank has no library").to_string()
             };
             let ranks: Vec<_> = (0..3).map(|rank| scope.spawn(move || make(rank))).collect();
             let join = |rank: thread::ScopedJoinHandle<'_, String>| rank.join().expect("no panic");

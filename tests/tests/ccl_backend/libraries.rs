@@ -1,4 +1,4 @@
-//! Libraries that are missing, wrong, named by the environment, or real.
+//! Libraries that are missing, wrong, named by the environment, or installed.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ fn all_usual_names_are_tried() {
             Err(error) => report(error.to_string().replace('\n', " ")),
         };
     }
-    // Whatever this machine has: the loader finds nothing under these names in an empty variable.
+    // The error lists the names only if none of them is installed.
     if Library::open(Kind::Rccl, None).is_ok() {
         return skip("no-rccl", "RCCL is installed");
     }
@@ -80,7 +80,7 @@ fn another_library_is_refused() {
     );
 }
 
-/// Both variables, in a process of their own: the environment is the process's.
+/// Tests both variables in a child process, because the environment belongs to a process.
 #[test]
 fn the_environment_names_the_library() {
     const TEST: &str = "libraries::the_environment_names_the_library";
@@ -108,7 +108,7 @@ fn the_environment_names_the_library() {
     }
 }
 
-/// The real NCCL cannot reach memory of the host: it is refused before it is asked for anything.
+/// Checks that NCCL is refused on the CPU before any call, because it cannot access host memory.
 #[test]
 fn the_real_library_needs_a_gpu() {
     let library = match Library::open(Kind::Nccl, None) {

@@ -1,11 +1,11 @@
-//! List forms: blocking, enqueued and captured; joined lists and separate tensors.
+//! List forms: blocking, enqueued and captured, with contiguous lists and with separate tensors.
 
 use fusewire::Stream;
 use fusewire::{Communicator, DType, ReduceOp, Result, Tensor, Work};
 
 use crate::Fake;
 
-/// What rank `from` has for rank `to`.
+/// Returns the values that rank `from` has for rank `to`.
 fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
     (0..count as i32)
         .map(|i| i * 7 + from as i32 * 1000 + to as i32 * 100_000)
@@ -18,7 +18,7 @@ fn tensor(values: &[i32]) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Tensors of these lengths: each on its own, or all parts of one.
+/// Allocates tensors of these lengths: separately, or as contiguous slices of one if `joined`.
 fn list(lengths: &[usize], joined: bool) -> Result<Vec<Tensor>> {
     let each = |length: &usize| Tensor::new(DType::I32, *length);
     if !joined {

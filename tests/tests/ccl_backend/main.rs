@@ -20,11 +20,11 @@ use fusewire::{Communicator, Device, Options, Result, new_comm};
 use serde::Deserialize;
 use tempfile::TempDir;
 
-/// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
+/// Time limit of the tests' waits, long enough for a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The fake's shared library. Cargo builds it beside this binary; if it did not, this function
-/// builds it.
+/// Returns the path of the fake's shared library. Cargo usually builds it together with this
+/// binary; if it is missing, this function builds it.
 fn built() -> PathBuf {
     let name = format!(
         "{}fusewire_ccl_fake{}",
@@ -54,7 +54,7 @@ fn built() -> PathBuf {
     folder.join(&name)
 }
 
-/// A call that the fake has seen. Numbers that a call does not have are -1.
+/// A call that the fake has recorded. Numbers that do not apply to the call are -1.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 struct Record {
@@ -111,7 +111,7 @@ impl Default for Record {
     }
 }
 
-/// A copy of the fake: with a version, communicators and records of its own.
+/// A copy of the fake with its own version, communicators and records.
 #[derive(Debug)]
 struct Fake {
     path: PathBuf,
@@ -128,14 +128,14 @@ impl Fake {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("fake.so");
         std::fs::copy(built(), &path).expect("a copy of the fake");
-        // SAFETY: the fake has no initialisers of its own.
+        // SAFETY: the fake's library has no initialisers.
         let object = unsafe { libloading::Library::new(&path) }.expect("the fake");
         let fake = Self {
             path,
             object,
             _folder: folder,
         };
-        // SAFETY: the fake's signature.
+        // SAFETY: the type is the fake's signature.
         unsafe {
             let set = fake
                 .object
@@ -146,12 +146,12 @@ impl Fake {
         fake
     }
 
-    /// What was called since the last time.
+    /// Returns the calls since the last `take`.
     fn take(&self) -> Vec<Record> {
         type TakeFn = unsafe extern "C" fn(*mut c_char, usize) -> usize;
         let mut text = vec![0u8; 1 << 16];
         loop {
-            // SAFETY: the fake's signature; the buffer has as many bytes as it says.
+            // SAFETY: the type is the fake's signature, and `text` is writable for its length.
             let need = unsafe {
                 let take = self.object.get::<TakeFn>(b"fusewireCclFakeTake");
                 take.expect("its own function")(text.as_mut_ptr().cast(), text.len())
@@ -183,7 +183,7 @@ impl Fake {
         ranks_of("nccl", size, &self.options(), body)
     }
 
-    /// As [`Fake::ranks`], where all must succeed.
+    /// Runs `body` on `size` ranks of `nccl`, as threads, and requires success.
     fn all<R: Send>(&self, size: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> Vec<R> {
         self.ranks(size, body)
             .into_iter()
@@ -211,7 +211,7 @@ fn ranks_of<R: Send>(
                     let comm = new_comm(backend, Device::Cpu, "test", options)?;
                     let result = body(comm.clone());
                     if result.is_ok() {
-                        // Else its end would abort the peers, which may still be at work.
+                        // Dropping it would abort the peers, which may still be in an operation.
                         let _ = comm.finalize();
                     }
                     result

@@ -1,4 +1,4 @@
-//! Which C calls, with which arguments, each operation becomes: what the fake has recorded.
+//! The C calls that each operation makes, with their arguments, as the fake records them.
 
 use fusewire::{Communicator, DType, ReduceOp, Result, Tensor};
 
@@ -8,7 +8,7 @@ const RANKS: u32 = 3;
 const ROOT: u32 = 1;
 const COUNT: usize = 5;
 
-/// A record as one line, such as `ncclReduce 5 of 7, op 0, root 1, in place`.
+/// Formats a record as one line, such as `ncclReduce 5 of 7, op 0, root 1, in place`.
 fn line(record: &Record) -> String {
     let mut line = record.name.clone();
     if record.count >= 0 {
@@ -35,7 +35,7 @@ fn line(record: &Record) -> String {
     line
 }
 
-/// The calls of each rank, but for those that make and end communicators.
+/// Returns the calls of each rank without those that create and destroy communicators.
 fn by_rank(records: &[Record], ranks: u32) -> Vec<Vec<String>> {
     let own = |rank: i64| {
         let threads: Vec<i64> = records
@@ -59,7 +59,7 @@ fn calls(fake: &Fake, body: impl Fn(&Communicator) -> Result<()> + Sync) -> Vec<
     by_rank(&fake.take(), RANKS)
 }
 
-/// Runs `body` on three ranks and compares what rank r called with `expected(r)`.
+/// Runs `body` on three ranks and compares the calls of rank r with `expected(r)`.
 fn check(
     fake: &Fake,
     body: impl Fn(&Communicator) -> Result<()> + Sync,
@@ -70,7 +70,7 @@ fn check(
     }
 }
 
-/// Calls within a group.
+/// Returns `calls` within a group.
 fn group(calls: Vec<String>) -> Vec<String> {
     let calls = calls.into_iter().map(|call| format!("{call}, depth 1"));
     ["ncclGroupStart, depth 1".to_owned()]
@@ -123,7 +123,7 @@ fn types() {
             |_| one(&format!("ncclAllGather 5 of {number}")),
         );
     }
-    // Before 2.24 the 8-bit floats are bytes.
+    // Versions before 2.24 get 8-bit floats as bytes.
     let old = Fake::of_version(22_304);
     for dtype in [DType::E4m3, DType::E5m2] {
         check(
@@ -151,7 +151,7 @@ fn reductions() {
         );
     }
     fake.take();
-    // Each rank its own factor, as an element; made for the call and freed after it.
+    // The factor differs by rank. The operation is created for the call and destroyed after it.
     fake.all(RANKS, |comm| {
         let op = ReduceOp::PreMulSum(f64::from(comm.rank()) + 0.5);
         comm.all_reduce(&floats(COUNT)?, op)?;
@@ -283,7 +283,7 @@ fn messages() {
     );
 }
 
-/// What the libraries lack, or have for equal sizes only: grouped sends and receives.
+/// Operations that libraries do not have, or only for equal sizes: grouped sends and receives.
 #[test]
 fn composed() {
     let fake = Fake::new();
@@ -352,7 +352,7 @@ fn composed() {
             (0..3).map(reduce).collect()
         },
     );
-    // No message where there is nothing to move.
+    // Empty parts need no message.
     let split = |from: u32, to: u32| ((from + 2 * to) % 3) as usize;
     check(
         &fake,
@@ -389,7 +389,7 @@ fn lists_of_equal_lengths_use_the_librarys_collectives() {
     );
 }
 
-/// Symbols are there in every version of the fake: the version decides.
+/// Every version of the fake has all symbols, so that the version alone decides.
 #[test]
 fn an_old_version_gets_only_calls_that_it_has() {
     let fake = Fake::of_version(22_703);
@@ -417,7 +417,7 @@ fn an_old_version_gets_only_calls_that_it_has() {
             }
             Ok(())
         },
-        // The part is a communicator of its own, in which ranks 2 and 0 are 0 and 1.
+        // In the communicator of the part, ranks 2 and 0 are ranks 0 and 1.
         |rank| {
             if rank == 2 {
                 vec![]
@@ -428,7 +428,7 @@ fn an_old_version_gets_only_calls_that_it_has() {
     );
 }
 
-/// AMD's spelling means something in AMD's libraries only, in any version.
+/// AMD's spelling has a meaning only in AMD's libraries, in any version.
 #[test]
 fn all_to_all_has_each_vendors_spelling() {
     for (backend, version, call) in [
@@ -442,7 +442,7 @@ fn all_to_all_has_each_vendors_spelling() {
         for result in ranks_of(backend, RANKS, &fake.options(), |comm| {
             comm.all_to_all_single(&floats(3 * COUNT)?, &floats(3 * COUNT)?)
         }) {
-            result.expect("it is the library's");
+            result.expect("the library has it");
         }
         for called in by_rank(&fake.take(), RANKS) {
             assert_eq!(called, [call], "{backend} {version}");

@@ -33,8 +33,8 @@ fn bytes<T: Element>(values: &[T]) -> Vec<u8> {
         .collect()
 }
 
-/// What `rank` holds before reduction number `call`. Floats are such that every sum and product of
-/// eight ranks is exact in every type: libraries reduce in orders of their own.
+/// Returns the input of `rank` for reduction number `call`. Every sum and product of eight ranks'
+/// floats is exact in every type, because libraries reduce in any order.
 fn exact(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let noise = fill(DType::U32, rank, call, count);
     let chosen = noise.chunks_exact(4).map(|word| {
@@ -60,7 +60,7 @@ fn exact(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     }
 }
 
-/// The factor of `rank` in a scaled sum.
+/// Returns the factor of `rank` in a scaled sum.
 fn factor(dtype: DType, rank: u32) -> f64 {
     if dtype.is_integer() {
         [3.0, 1.0, 5.0][rank as usize % 3]
@@ -69,7 +69,7 @@ fn factor(dtype: DType, rank: u32) -> f64 {
     }
 }
 
-/// One rank's checks: what it holds, what it should get, and how many there were.
+/// The checks of one rank, with their number.
 struct Checks<'a> {
     comm: &'a Communicator,
     call: u64,
@@ -79,7 +79,7 @@ struct Checks<'a> {
 type InputFn = fn(DType, u32, u64, usize) -> Vec<u8>;
 
 impl Checks<'_> {
-    /// What every rank holds in the next call: other numbers in each.
+    /// Returns the inputs of all ranks for the next call; they differ from call to call.
     fn inputs<T: Element>(&mut self, held: InputFn, count: impl Fn(u32) -> usize) -> Vec<Vec<u8>> {
         self.call += 1;
         let held = |rank| held(T::DTYPE, rank, self.call, count(rank));
@@ -135,7 +135,7 @@ impl Checks<'_> {
             let mut x = vec![T::from_bits(7); count];
             comm.reduce_scatter_single(&mut x, &own, own_op)?;
             self.equal(&format!("reduce_scatter {op:?}"), &expected, &x);
-            // In place: the output is the own row.
+            // In place: the output is this rank's row of the input.
             let whole = tensor(&own)?;
             let row = whole.slice(rank * count, count)?;
             comm.reduce_scatter_single(&row, &whole, own_op)?;
@@ -209,8 +209,8 @@ impl Checks<'_> {
         Ok(())
     }
 
-    /// Sends and receives round a ring: by themselves, and as a batch, in which a rank sends to
-    /// itself, too.
+    /// Sends and receives in a ring: as single calls, and as a batch in which every rank also sends
+    /// to itself.
     fn ring<T: Element>(&mut self, count: usize) -> Result<()> {
         let comm = self.comm;
         let (rank, size) = (comm.rank(), comm.size());
@@ -265,7 +265,7 @@ fn tensor<T: Element>(values: &[T]) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Everything on one rank; the number of results compared.
+/// Runs all checks on one rank. Returns the number of compared results.
 fn every_operation(comm: &Communicator) -> Result<u64> {
     let mut checks = Checks {
         comm,
@@ -288,7 +288,7 @@ fn every_operation(comm: &Communicator) -> Result<u64> {
     Ok(checks.done)
 }
 
-/// 1,080 reductions in place and not, and movements of twelve types.
+/// Lower bound of the compared results: 1,080 reductions, and movements of twelve types.
 const AT_LEAST: u64 = 1_400;
 
 #[test]
@@ -307,7 +307,7 @@ fn one_to_eight_ranks() {
     }
 }
 
-/// Without all_to_all, split and the 8-bit floats of its own, the same results.
+/// A version without all_to_all, split and 8-bit floats gives the same results.
 #[test]
 fn an_old_version_gives_the_same() {
     let fake = Fake::of_version(21_105);
@@ -319,7 +319,6 @@ fn an_old_version_gives_the_same() {
     }
 }
 
-/// What the library can do, as this test knows it.
 #[test]
 fn unsupported_operations_are_refused_before_the_call() {
     const CODES: [ReductionCode; 9] = [
@@ -368,7 +367,7 @@ fn unsupported_operations_are_refused_before_the_call() {
                 error.to_string().contains("no all_reduce of i32 with"),
                 "{error}"
             );
-            // It is refused on all ranks, and poisons nothing.
+            // All ranks refuse it, and the communicator remains usable.
             assert!(comm.failure().is_none());
             comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
             assert_eq!(x, [6, 10]);

@@ -1,5 +1,4 @@
-//! Communicators made of others: parts, copies, adopted ones, and those of two libraries in one
-//! process.
+//! Communicators from `split` and `dup`, adopted communicators, and two libraries in one process.
 
 use std::thread;
 
@@ -18,7 +17,7 @@ fn sum(comm: &Communicator, value: i64) -> Result<i64> {
 fn split_uses_the_library() {
     let fake = Fake::new();
     let results = fake.all(5, |comm| {
-        // Ranks 3, 0 and ranks 4, 1; rank 2 joins none, but the library needs its call.
+        // Ranks 3, 0 and ranks 4, 1. Rank 2 joins no part, but the library requires its call.
         let list: &[u32] = [&[3, 0][..], &[4, 1], &[], &[3, 0], &[4, 1]][comm.rank() as usize];
         let Some(part) = comm.split(list, "part")? else {
             return Ok(None);
@@ -53,7 +52,7 @@ fn split_uses_the_library() {
         calls.sort_unstable();
         calls
     };
-    // The colour is the least rank, the key is the position in the list.
+    // The colour is the lowest rank, the key is the position in the list.
     let split = [(0, 0, 1), (1, 1, 1), (2, -1, 0), (3, 0, 0), (4, 1, 0)];
     assert_eq!(world("ncclCommSplit"), split);
     assert_eq!(world("ncclCommInitRank").len(), 5);
@@ -90,7 +89,7 @@ fn an_adopted_communicator_works_and_is_destroyed() {
     let id = library.unique_id().expect("an id");
     let raws = |rank: i32| {
         let mut raw = core::ptr::null_mut();
-        // SAFETY: `raw` is writable; all ranks call this.
+        // SAFETY: `raw` is writable, and all three ranks call this with the same id.
         let code = unsafe { (library.as_raw().comm_init_rank)(&raw mut raw, 3, id, rank) };
         assert_eq!(code, 0);
         raw
@@ -99,7 +98,7 @@ fn an_adopted_communicator_works_and_is_destroyed() {
         for rank in 0..3 {
             let fake = &fake;
             scope.spawn(move || {
-                // SAFETY: nobody else uses the communicator.
+                // SAFETY: `raws` created the communicator, and only this call gets it.
                 let adopted = unsafe { backend::adopt_nccl("nccl", Some(&fake.path), raws(rank)) };
                 let adopted = adopted.expect("its library");
                 let options = fake.options();
@@ -121,7 +120,7 @@ fn an_adopted_communicator_works_and_is_destroyed() {
     let records = fake.take();
     let ends = |name: &str| records.iter().filter(|record| record.name == name).count();
     assert_eq!((ends("ncclCommDestroy"), ends("ncclCommAbort")), (6, 0));
-    // SAFETY: null is refused before it is used.
+    // SAFETY: a null pointer is refused before any use.
     let refused = |name| unsafe { backend::adopt_nccl(name, None, core::ptr::null_mut()) };
     for (name, part) in [
         ("nccl", "is null"),
@@ -133,7 +132,7 @@ fn an_adopted_communicator_works_and_is_destroyed() {
     }
 }
 
-/// Two files with the same symbols: calls go to the one that was asked for.
+/// Checks that calls go to the right one of two libraries with the same symbols.
 #[test]
 fn two_libraries_in_one_process() {
     let (nvidia, amd) = (Fake::of_version(23_203), Fake::of_version(22_106));
@@ -172,7 +171,7 @@ fn two_libraries_in_one_process() {
     }
 }
 
-/// The other two names are the same adapter.
+/// Tests the names of the other two libraries, which have the same adapter.
 #[test]
 fn metas_libraries() {
     for backend in ["ncclx", "rcclx"] {

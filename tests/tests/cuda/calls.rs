@@ -1,4 +1,4 @@
-//! The driver calls of steady work, all of them.
+//! All driver calls of steady launches and replays.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{on_fake, options};
 
-/// How often each was called since the process began.
+/// Returns the number of calls of each function since the process started.
 fn calls(fake: &Fake) -> BTreeMap<String, u64> {
     let report: Value = serde_json::from_str(&fake.report()).expect("JSON");
     let calls = report["calls"].as_object().expect("the calls");
@@ -22,17 +22,17 @@ fn calls(fake: &Fake) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// Times that the work is issued, for the average.
+/// Number of issues of the work, for the average.
 const TIMES: u64 = 10;
 
-/// What one issue of `work` calls, in a stream that is busy meanwhile, so that nothing ends on its
-/// way.
+/// Returns the driver calls of one issue of `work` on a stream that is blocked meanwhile, so that
+/// no work completes.
 fn of(
     fake: &Fake,
     stream: &Stream,
     work: impl Fn() -> Result<()>,
 ) -> Result<BTreeMap<String, u64>> {
-    // Pools grow to what is in flight.
+    // Pools grow to the number of operations in flight.
     for _ in 0..2 * TIMES {
         work()?;
     }
@@ -73,7 +73,7 @@ fn list(calls: &[(&str, u64)]) -> BTreeMap<String, u64> {
     calls.iter().map(owned).collect()
 }
 
-/// Nothing is allocated, nothing is waited for, and whether the stream is captured is asked once.
+/// Launches and replays neither allocate nor wait, and query the capture state once.
 #[test]
 fn driver_calls_of_steady_launches_and_replays() {
     let test = "calls::driver_calls_of_steady_launches_and_replays";
@@ -95,7 +95,7 @@ fn driver_calls_of_steady_launches_and_replays() {
                 let seen = of(fake, &stream, || graph.launch(&stream).map(drop))?;
                 assert_eq!(seen, list(REPLAY), "a replay");
             }
-            // A negative control: an event more is seen.
+            // A negative control: an additional event is counted.
             let event = fusewire::Event::new();
             stream.record(&event)?;
             let seen = of(fake, &stream, || {
@@ -109,20 +109,20 @@ fn driver_calls_of_steady_launches_and_replays() {
     });
 }
 
-/// Driver calls of one launch on a stream with unfinished work: whether the stream is captured,
-/// whether the first of the earlier work has ended (in relaxed mode, lest that disturbs captures of
-/// others), the launch, and an event behind it.
+/// Driver calls of one launch on a stream with unfinished work: the query of the capture state,
+/// the query of the oldest work (in relaxed mode, so that captures of other threads stay valid),
+/// the launch, and an event after it.
 const EAGER: &[(&str, u64)] = &[
     ("cuStreamGetCaptureInfo_v3", 1),
     ("cuThreadExchangeStreamCaptureMode", 2),
     ("cuEventQuery", 1),
     ("cuLaunchKernel", 1),
     ("cuEventRecord", 1),
-    // Whether the device's context is the thread's: before each of the other calls.
+    // The context of the thread is checked before each of the other calls.
     ("cuCtxGetCurrent", 4),
 ];
 
-/// What one replay calls.
+/// Driver calls of one replay.
 const REPLAY: &[(&str, u64)] = &[
     ("cuStreamGetCaptureInfo_v3", 1),
     ("cuThreadExchangeStreamCaptureMode", 2),

@@ -18,8 +18,8 @@ use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// Runs `body` in a child process on the fake, with `environment`; it is test `test` of this
-/// binary.
+/// Runs `body` in a child process on the fake, with `environment`. `test` is the name of the
+/// calling test.
 pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     if role().as_deref() == Some("fake") {
         assert!(fusewire_tests::device().is_gpu());
@@ -28,8 +28,8 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    fusewire_cuda_fake::install(folder.path()).expect("the fake, built beside this test");
-    // What stands for the images that `fusewire-build` makes of users' crates.
+    fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
+    // Stand-ins for the images that `fusewire-build` makes of users' crates.
     for (name, kernels) in [
         ("vocab_argmax.sm_90.ptx", vocab_argmax::KERNELS),
         ("seeded-bugs.sm_80.ptx", seeded_bugs::KERNELS),
@@ -53,7 +53,7 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
     child
         .succeed(TEST_TIMEOUT)
-        .expect("success behind its report");
+        .expect("success after its report");
     println!("{test}: {:.1} s", started.elapsed().as_secs_f64());
 }
 
@@ -105,7 +105,7 @@ fn ranks_as_processes() {
     });
 }
 
-/// One block, as kernels of users want it.
+/// Returns options with one block, which the users' kernels require.
 pub(crate) fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);
@@ -151,7 +151,7 @@ fn a_rank_that_never_launches_is_named() {
             comm.all_reduce(&x, ReduceOp::Sum)?;
             barrier.wait();
             if comm.rank() == 1 {
-                // Until the others have their errors.
+                // Stays until the other ranks have their errors.
                 barrier.wait();
                 return Ok((comm.all_reduce(&x, ReduceOp::Sum), Duration::ZERO));
             }
@@ -163,7 +163,7 @@ fn a_rank_that_never_launches_is_named() {
         });
         for result in results {
             let (failed, took) = result.expect("joined");
-            let error = failed.expect_err("rank 1 does not come");
+            let error = failed.expect_err("rank 1 launches nothing");
             let Error::Timeout(failure) = &error else {
                 panic!("{error}");
             };
@@ -182,7 +182,7 @@ fn a_rank_that_never_launches_is_named() {
     });
 }
 
-/// The bits of sums over three ranks on `device`, by each algorithm.
+/// Returns the bytes of sums over three ranks on `device` by each algorithm.
 fn sums(device: Device, dtype: DType) -> Vec<Vec<u8>> {
     const COUNT: usize = 331;
     let mut options = Options::default();
@@ -237,8 +237,8 @@ fn a_driver_with_a_fault_is_noticed_and_named() {
     }
 }
 
-/// In the child: some rank reports the fault with the driver's call and name, all end, and what
-/// follows works.
+/// Runs in the child: a rank reports the failed driver call and the error's name, all ranks return,
+/// and the next communicator works.
 fn faulty() {
     let fault = std::env::var("FUSEWIRE_CUDA_FAKE_FAIL").expect("set by the parent");
     let name = std::env::var("NAME").expect("set by the parent");

@@ -1,5 +1,5 @@
-//! Ranks beside each other: blocks that would not be resident together, and memory that goes from
-//! process to process.
+//! Ranks that share a GPU: blocks that cannot be resident together, and memory that is shared
+//! between processes.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -19,7 +19,7 @@ use crate::{on_fake, options};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Runs `body` as two processes on the fake, with `environment` for each rank.
+/// Runs `body` in two processes on the fake, with `environment` for each rank.
 fn two_processes(
     test: &str,
     environment: impl Fn(u32) -> Vec<(&'static str, String)>,
@@ -59,11 +59,11 @@ fn blocks_that_are_not_resident_together_are_refused_on_every_rank() {
             (options.blocks, options.threads) = (blocks, threads);
             options
         };
-        // Four blocks of 512 threads a multiprocessor: eight in all.
+        // Two multiprocessors with four blocks of 512 threads each hold eight blocks.
         for (ranks, options) in [(3, sized(3, 0)), (1, sized(9, 0)), (5, sized(4, 256))] {
             let began = Instant::now();
             for result in run_threads(ranks, &options, |_| Ok(())) {
-                let error = result.expect_err("they would hang");
+                let error = result.expect_err("the blocks do not fit");
                 let text = error.to_string();
                 assert!(matches!(error, Error::Launch { .. }), "{text}");
                 for says in ["wait for each other", "they would hang", "Options::blocks"] {
@@ -72,11 +72,11 @@ fn blocks_that_are_not_resident_together_are_refused_on_every_rank() {
             }
             assert!(began.elapsed() < Duration::from_secs(15), "at once");
         }
-        // What fits works in the same process.
+        // Blocks that fit work in the same process.
         for (ranks, options) in [(3, sized(2, 0)), (1, sized(8, 0)), (2, sized(4, 256))] {
             for result in run_threads(ranks, &options, |comm| {
                 let x = comm.alloc(DType::F32, 5000)?;
-                sums(&comm, &x, "what fits")
+                sums(&comm, &x, "blocks that fit")
             }) {
                 result.expect("every rank");
             }
@@ -95,21 +95,21 @@ fn one_rank_without_space_is_reported_to_the_other_process() {
         let mut options = options.clone();
         options.blocks = 6;
         let began = Instant::now();
-        let error = new_comm("fusewire", device(), "no room", options.clone())
+        let error = new_comm("fusewire", device(), "too small", options.clone())
             .map(drop)
-            .expect_err("rank 0 has room for four blocks");
+            .expect_err("rank 0 holds only four blocks");
         let text = error.to_string();
         assert!(text.contains("they would hang"), "{text}");
         assert!(began.elapsed() < Duration::from_secs(30), "{text}");
         report(text.replace('\n', " "));
         options.blocks = 4;
-        let comm = new_comm("fusewire", device(), "room", options).expect("both have room");
+        let comm = new_comm("fusewire", device(), "large enough", options).expect("both ranks fit");
         let x = comm.alloc(DType::F32, 5000).expect("memory");
-        sums(&comm, &x, "what fits").expect("both ranks");
+        sums(&comm, &x, "blocks that fit").expect("both ranks");
     });
 }
 
-/// Everything that is shared between two processes.
+/// Uses all kinds of memory that two processes share.
 fn exchange(options: &Options) -> Result<()> {
     let comm = new_comm("fusewire", device(), "exchange", options.clone())?;
     for count in [7, 3000, 100_000] {
@@ -142,8 +142,7 @@ fn exchange(options: &Options) -> Result<()> {
     window.free()
 }
 
-/// Calls by which memory goes to another process, each with whether it was used: by descriptor, by
-/// IPC.
+/// Returns whether memory was shared by file descriptor, and by IPC.
 fn ways() -> (bool, bool) {
     let fake = Fake::open().expect("the fake");
     let used = |name| fake.calls(name) > 0;
@@ -176,7 +175,7 @@ fn memory_with_descriptors_is_shared_by_descriptor() {
     );
 }
 
-/// The owner of allocated memory; counts the notifications that the memory is unused.
+/// The owner of allocated memory; counts the notifications that the memory is no longer used.
 struct Owner(Arc<AtomicU32>);
 
 impl Drop for Owner {
@@ -189,23 +188,23 @@ fn adopted(options: &Options) -> Result<()> {
     const COUNT: usize = 50_000;
     let fake = Fake::open().expect("the fake");
     let mut options = options.clone();
-    // What peers write where it is registered.
+    // An algorithm in which peers write registered memory.
     options.algorithm = Algorithm::TwoShot;
     let comm = new_comm("fusewire", device(), "adopted", options)?;
     let (blocks, opened) = (fake.live(c"block"), fake.live(c"ipc"));
     let at = fake.allocate(COUNT * 4 + 1024);
     let dropped = Arc::new(AtomicU32::new(0));
-    // Somewhere within the allocation, at another offset on each rank.
+    // Not at the start of the allocation, at an offset that differs by rank.
     let offset = 256 * (comm.rank() as usize + 1);
     let own = at.wrapping_add(offset);
     let keep: Arc<Owner> = Arc::new(Owner(Arc::clone(&dropped)));
-    // SAFETY: freed below, behind the end of `keep`.
+    // SAFETY: the memory is freed below, after `keep` was dropped.
     let x = unsafe { Tensor::adopt(device(), own, DType::F32, COUNT, Some(keep))? };
     sums(&comm, &x, "adopted, staged")?;
     assert!(comm.window_addr(&x).is_err());
     assert_eq!(fake.live(c"ipc"), opened);
     let registration = comm.tensor_register(&x)?;
-    // The peer's memory is mapped here, and the tensor has a window address.
+    // The peer's memory is mapped, and the tensor has a window address.
     assert!(comm.window_addr(&x).is_ok());
     assert_eq!(fake.live(c"ipc"), opened + 1);
     sums(&comm, &x, "adopted, registered")?;
@@ -220,9 +219,8 @@ fn adopted(options: &Options) -> Result<()> {
     assert!(comm.window_addr(&x).is_err());
     comm.barrier()?;
     sums(&comm, &x, "adopted, staged again")?;
-    // What was captured went through the registration, and does not fall back to staging: it fails
-    // without it.
-    let failed = graph.run(comm.stream()).expect_err("the window is gone");
+    // The graph uses the registration and cannot fall back to staging, so it fails without it.
+    let failed = graph.run(comm.stream()).expect_err("the window was freed");
     assert!(matches!(failed, Error::Failed(_)), "{failed}");
     drop((graph, comm));
     drop(x);
@@ -233,8 +231,12 @@ fn adopted(options: &Options) -> Result<()> {
         std::thread::sleep(Duration::from_millis(5));
     }
     fake.call("cuMemFree_v2", at as usize);
-    assert!(fake.live(c"block") <= blocks, "the memory is given back");
-    assert_eq!(fake.live(c"ipc"), opened, "and the peer's is unmapped");
+    assert!(fake.live(c"block") <= blocks, "the memory was not freed");
+    assert_eq!(
+        fake.live(c"ipc"),
+        opened,
+        "the peer's memory is still mapped"
+    );
     Ok(())
 }
 

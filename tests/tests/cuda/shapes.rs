@@ -1,5 +1,5 @@
-//! Shapes and attributes of users' launches: what arrives at the driver, and what is refused
-//! before.
+//! Shapes and attributes of users' launches: those that arrive at the driver, and those that are
+//! refused before.
 
 use fusewire::{
     Communicator, DType, Device, Error, LaunchAttributes, ReduceOp, Result, Tensor, Work,
@@ -15,7 +15,7 @@ use crate::{on_fake, options};
 
 const COUNT: usize = 1000;
 
-/// Values that bf16 has, and a kernel of several blocks that rounds them.
+/// Values that bf16 represents exactly, and a kernel of several blocks that rounds them.
 struct Rounding {
     source: Tensor,
     target: Tensor,
@@ -37,12 +37,11 @@ impl Rounding {
             seed: 1,
         };
         let tensors = [Some(&self.source), Some(&self.target), None];
-        // SAFETY: the tensors have room for `COUNT` elements, and the kernel touches nothing of the
-        // communicator's.
+        // SAFETY: both tensors have `COUNT` elements, and the kernel accesses no other memory.
         unsafe { comm.launch_shaped(&QUANTIZE, params, tensors, attributes) }
     }
 
-    /// Checks the target, and poisons it.
+    /// Checks the target, then poisons it.
     fn check(&self, what: &str) -> Result<()> {
         let got = self.target.to_bytes()?;
         let expected: Vec<u8> = values()
@@ -58,7 +57,8 @@ fn values() -> Vec<f32> {
     (0..COUNT).map(|i| (i % 200) as f32 - 99.0).collect()
 }
 
-/// What is asked for, and the attributes that the driver is given: number in `cuda.h` and value.
+/// Returns attributes of launches with those that the driver must get: number in `cuda.h` and
+/// value.
 fn asked() -> Vec<(LaunchAttributes, Value)> {
     let none = LaunchAttributes::default();
     let shaped = LaunchAttributes {
@@ -105,7 +105,7 @@ fn asked() -> Vec<(LaunchAttributes, Value)> {
     ]
 }
 
-/// The launches that the fake has seen since it had seen `before`.
+/// Returns the launches that the fake has recorded after the first `before`.
 fn seen(fake: &Fake, before: usize) -> Vec<Value> {
     let all: Value = serde_json::from_str(&fake.launches(c"quantize")).expect("JSON");
     all.as_array().expect("a list")[before..].to_vec()
@@ -144,7 +144,7 @@ fn attributes_arrive_as_they_were_given() {
                     graph.run(stream)?;
                     rounding.check("replayed")?;
                 }
-                // A replay is no launch of its own.
+                // A replay is not recorded as a launch.
                 assert_eq!(seen(&fake, before).len(), 2);
             }
             Ok(())
@@ -154,8 +154,8 @@ fn attributes_arrive_as_they_were_given() {
     });
 }
 
-/// Every shape of `shapes` is refused with its words, eager and in a capture, before the driver is
-/// called; then everything works again.
+/// Checks that every shape is refused with its message before any driver call, eager and in a
+/// capture, and that correct launches work afterwards.
 fn refused(shapes: &[(LaunchAttributes, &str)]) {
     let fake = Fake::open().expect("the fake");
     let launches = || fake.calls(c"cuLaunchKernel") + fake.calls(c"cuLaunchKernelEx");

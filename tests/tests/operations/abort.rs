@@ -97,7 +97,7 @@ fn abort_ends_waits() {
 }
 
 #[test]
-fn a_time_out_names_the_late_rank_and_all_activities() {
+fn a_time_out_names_the_late_rank_and_every_activity() {
     let seen = Arc::new(AtomicU32::new(0));
     let results = run_threads(3, &options(), |comm| {
         let counter = Arc::clone(&seen);

@@ -61,7 +61,7 @@ fn a_ring_of_any_size_does_not_deadlock() {
 
 /// Everybody to everybody, several messages a pair, receives listed before sends on odd ranks.
 #[test]
-fn all_pairs_in_order() {
+fn every_pair_in_order() {
     let mut several = options();
     several.blocks = 2;
     let mut lanes = options();
