@@ -1,4 +1,4 @@
-//! Captures and graphs.
+//! Stream captures and graphs.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -11,35 +11,35 @@ use super::stream::raw as raw_stream;
 use crate::Result;
 use crate::gpu::driver::{Callback, CaptureStatus, RawGraph, RawGraphExec, RawStream};
 
-/// The library's graph.
+/// Converts to the library's graph.
 const fn raw(graph: RawGraph) -> sys::CUgraph {
     graph.0 as sys::CUgraph
 }
 
-/// The library's instantiated graph.
+/// Converts to the library's instantiated graph.
 const fn raw_exec(exec: RawGraphExec) -> sys::CUgraphExec {
     exec.0 as sys::CUgraphExec
 }
 
-/// What a graph calls when it is gone.
+/// Data of a user object, whose callback runs when the graph is destroyed.
 struct UserObjectData {
     callback: Callback,
     data: *mut c_void,
-    /// Whether the graph got it; else `callback` is not called.
+    /// True if the graph has retained the object. Otherwise `callback` is not called.
     given: AtomicBool,
 }
 
-/// Called by the library, once, with an [`UserObjectData`].
+/// Destructor of a user object, which the library calls once with a [`UserObjectData`].
 unsafe extern "C" fn gone(owned: *mut c_void) {
-    // SAFETY: the library calls this once, with the box that `retain` made.
+    // SAFETY: the library calls this once, with the box that `retain` created.
     let owned = unsafe { Box::from_raw(owned.cast::<UserObjectData>()) };
     if owned.given.load(Ordering::Acquire) {
-        // SAFETY: once, and on any thread, as `retain` requires.
+        // SAFETY: `retain` requires that the callback may be called once, on any thread.
         unsafe { (owned.callback)(owned.data) };
     }
 }
 
-/// The status of a capture by its number.
+/// Converts the status of a capture from the library's number.
 fn status(number: c_int, id: u64, graph: usize) -> Result<CaptureStatus> {
     match number {
         0 => Ok(CaptureStatus::None),
@@ -47,7 +47,7 @@ fn status(number: c_int, id: u64, graph: usize) -> Result<CaptureStatus> {
         2 => Ok(CaptureStatus::Invalidated),
         other => Err(error::driver(
             "cuStreamGetCaptureInfo",
-            format!("the driver gives the unknown capture status {other}"),
+            format!("the driver reports the unknown capture status {other}"),
         )),
     }
 }
@@ -55,37 +55,37 @@ fn status(number: c_int, id: u64, graph: usize) -> Result<CaptureStatus> {
 impl Cuda {
     /// Begins to capture a stream.
     ///
-    /// In relaxed mode: whatever this crate does during a capture is permitted then, on this thread
-    /// too; a library that connects at its first operation (NCCL) may do so inside; and any thread
-    /// may end the capture. The stricter modes protect from calls that would escape the capture
-    /// unseen, which on streams that do not wait for the legacy default stream there are none of.
+    /// Uses relaxed mode. It permits all calls that this crate makes during a capture, also on this
+    /// thread; it permits the connection setup of libraries that connect in their first operation
+    /// (NCCL); and any thread may end the capture. The stricter modes detect calls that depend on
+    /// the legacy default stream, which the streams of this crate do not wait for.
     pub(super) fn begin_capture(&self, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: a live stream, by its type.
+        // SAFETY: the stream is live, by its type.
         library.check("cuStreamBeginCapture", unsafe {
             (library.cuStreamBeginCapture_v2)(raw_stream(stream), mode)
         })
     }
 
-    /// Ends a capture.
+    /// Ends a capture and returns its graph.
     pub(super) fn end_capture(&self, stream: RawStream) -> Result<RawGraph> {
         let library = self.enter()?;
         let mut graph = core::ptr::null_mut();
-        // SAFETY: a live stream, by its type, and `graph` is writable.
+        // SAFETY: the stream is live, by its type, and `graph` is writable.
         library.check("cuStreamEndCapture", unsafe {
             (library.cuStreamEndCapture)(raw_stream(stream), &raw mut graph)
         })?;
         if graph.is_null() {
             return Err(error::driver(
                 "cuStreamEndCapture",
-                "the capture became invalid, and there is no graph",
+                "the capture became invalid and has no graph",
             ));
         }
         Ok(RawGraph(graph.addr()))
     }
 
-    /// Whether a stream is being captured.
+    /// Returns the capture status of a stream.
     pub(super) fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
         let library = self.enter()?;
         let (mut number, mut id, mut graph): (c_int, u64, sys::CUgraph) =
@@ -95,8 +95,8 @@ impl Cuda {
         let none = core::ptr::null_mut();
         let code = if let Some(ask) = library.cuStreamGetCaptureInfo_v3.find() {
             let (nodes, edges, count) = (none, core::ptr::null_mut(), core::ptr::null_mut());
-            // SAFETY: a live stream; status, number and graph are writable, the rest is optional
-            // and null.
+            // SAFETY: the stream is live; status, number and graph are writable; the other
+            // arguments are optional and null.
             unsafe {
                 ask(
                     stream,
@@ -110,7 +110,8 @@ impl Cuda {
             }
         } else {
             let ask = library.cuStreamGetCaptureInfo_v2.need()?;
-            // SAFETY: as above.
+            // SAFETY: the stream is live; status, number and graph are writable; the other
+            // arguments are optional and null.
             unsafe {
                 ask(
                     stream,
@@ -126,10 +127,10 @@ impl Cuda {
         status(number, id, graph.addr())
     }
 
-    /// Gives data to a graph.
+    /// Transfers data to a graph, which calls a function when it is destroyed.
     ///
     /// # Safety
-    /// As [`Driver::retain`](crate::gpu::driver::Driver::retain).
+    /// The preconditions of [`Driver::retain`](crate::gpu::driver::Driver::retain).
     pub(super) unsafe fn retain(
         &self,
         graph: RawGraph,
@@ -155,52 +156,54 @@ impl Cuda {
             )
         };
         if let Err(error) = library.check("cuUserObjectCreate", code) {
-            // SAFETY: the library did not take the box.
+            // SAFETY: the call failed, so the library did not take the box.
             drop(unsafe { Box::from_raw(owned) });
             return Err(error);
         }
         let flags = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
-        // SAFETY: a live graph, by its type; the one reference to the object is ours and moves to
-        // it.
+        // SAFETY: the graph is live, by its type; this function's only reference to the object
+        // moves to the graph.
         let code = unsafe { (library.cuGraphRetainUserObject)(raw(graph), object, 1, flags) };
         library
             .check("cuGraphRetainUserObject", code)
             .inspect_err(|_| {
-                // SAFETY: our reference keeps the box alive.
+                // SAFETY: this function's reference to the object keeps the box alive.
                 unsafe { (*owned).given.store(false, Ordering::Release) };
-                // SAFETY: our one reference; this calls `gone`, now or soon.
+                // SAFETY: this releases the only reference; the library then calls `gone`, now or
+                // later.
                 let _ = unsafe { (library.cuUserObjectRelease)(object, 1) };
             })
     }
 
-    /// Number of nodes.
+    /// Returns the number of nodes.
     pub(super) fn graph_nodes(&self, graph: RawGraph) -> Result<usize> {
         let library = self.enter()?;
         let mut count = 0;
-        // SAFETY: a live graph, by its type; without room for nodes only their number is written.
+        // SAFETY: the graph is live, by its type; with a null array only the number is written.
         library.check("cuGraphGetNodes", unsafe {
             (library.cuGraphGetNodes)(raw(graph), core::ptr::null_mut(), &raw mut count)
         })?;
         Ok(count)
     }
 
-    /// Makes a graph ready, and brings it to the device: its first launch would do that else, and
-    /// take memory then.
+    /// Instantiates a graph and uploads it to the device. Otherwise its first launch would upload
+    /// it and allocate memory.
     pub(super) fn instantiate(&self, graph: RawGraph) -> Result<RawGraphExec> {
         let library = self.relaxed()?;
         let mut exec = core::ptr::null_mut();
-        // SAFETY: `exec` is writable, the graph is live by its type; there are no flags.
+        // SAFETY: `exec` is writable, and the graph is live by its type; the flags are 0.
         library.check("cuGraphInstantiate", unsafe {
             (library.cuGraphInstantiateWithFlags)(&raw mut exec, raw(graph), 0)
         })?;
         let uploaded = self.on_own_stream(&library, |stream| {
-            // SAFETY: instantiated just now; the stream is the driver's own.
+            // SAFETY: `exec` was instantiated above; the stream belongs to the driver.
             library.check("cuGraphUpload", unsafe {
                 (library.cuGraphUpload)(exec, stream)
             })
         });
         if let Err(error) = uploaded {
-            // SAFETY: instantiated above; nobody has it. The error that counts is the first.
+            // SAFETY: `exec` was instantiated above, and nothing else uses it. The first error is
+            // returned.
             let _ = unsafe { (library.cuGraphExecDestroy)(exec) };
             return Err(error);
         }
@@ -210,34 +213,35 @@ impl Cuda {
     /// Launches a graph.
     ///
     /// # Safety
-    /// As [`Driver::launch_graph`](crate::gpu::driver::Driver::launch_graph).
+    /// The preconditions of [`Driver::launch_graph`](crate::gpu::driver::Driver::launch_graph).
     pub(super) unsafe fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
-        // SAFETY: both are live, by their types; the rest is this function's requirement.
+        // SAFETY: both are live, by their types; this function requires the rest.
         library.check("cuGraphLaunch", unsafe {
             (library.cuGraphLaunch)(raw_exec(exec), raw_stream(stream))
         })
     }
 
-    /// Ends a graph.
+    /// Destroys a graph.
     ///
     /// # Safety
-    /// As [`Driver::destroy_graph`](crate::gpu::driver::Driver::destroy_graph).
+    /// The preconditions of [`Driver::destroy_graph`](crate::gpu::driver::Driver::destroy_graph).
     pub(super) unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: it came from `end_capture`, and nobody uses it, by this function's requirement.
+        // SAFETY: the graph came from `end_capture`, and this function requires that nothing uses
+        // it.
         library.check("cuGraphDestroy", unsafe {
             (library.cuGraphDestroy)(raw(graph))
         })
     }
 
-    /// Ends an instantiated graph.
+    /// Destroys an instantiated graph.
     ///
     /// # Safety
-    /// As [`Driver::destroy_exec`](crate::gpu::driver::Driver::destroy_exec).
+    /// The preconditions of [`Driver::destroy_exec`](crate::gpu::driver::Driver::destroy_exec).
     pub(super) unsafe fn destroy_exec(&self, exec: RawGraphExec) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: it came from `instantiate`, and nobody uses it, by this function's requirement.
+        // SAFETY: `exec` came from `instantiate`, and this function requires that nothing uses it.
         library.check("cuGraphExecDestroy", unsafe {
             (library.cuGraphExecDestroy)(raw_exec(exec))
         })
@@ -260,7 +264,7 @@ mod tests {
     #[test]
     fn what_a_graph_did_not_get_is_not_called() {
         unsafe extern "C" fn count(data: *mut c_void) {
-            // SAFETY: the test gives a counter.
+            // SAFETY: the test passes a pointer to a counter.
             unsafe { *data.cast::<u32>() += 1 };
         }
         for (given, calls) in [(true, 1), (false, 0)] {
@@ -270,7 +274,7 @@ mod tests {
                 data: (&raw mut counter).cast::<c_void>(),
                 given: AtomicBool::new(given),
             }));
-            // SAFETY: a box, given away once.
+            // SAFETY: the box is transferred once.
             unsafe { gone(owned.cast::<c_void>()) };
             assert_eq!(counter, calls);
         }

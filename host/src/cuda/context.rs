@@ -1,4 +1,4 @@
-//! A device with its primary context, and the calling thread's relation to both.
+//! A device with its primary context, and the context and capture mode of the calling thread.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -14,25 +14,24 @@ use super::staging::Staging;
 use crate::Result;
 use crate::gpu::driver::Properties;
 
-/// A device of the driver library. Lives as long as the process: a primary context is never
-/// released.
+/// Device of the driver library. Lives as long as the process: a primary context is never released.
 pub(super) struct Cuda {
     pub(super) library: &'static Library,
     pub(super) device: sys::CUdevice,
     /// The device's primary context (`CUcontext`).
     pub(super) context: usize,
     pub(super) properties: Properties,
-    /// Major number of the compute capability.
+    /// Major version of the compute capability.
     pub(super) major: u32,
-    /// Types of handles (`CUmemAllocationHandleType`, or-ed) that shared memory is created with; 0
-    /// where it is allocated as a whole and shared by IPC.
+    /// Types of handles (`CUmemAllocationHandleType`, or-ed) with which shared memory is created; 0
+    /// if it is allocated as a whole and shared by IPC.
     pub(super) handles: u32,
-    /// Whether memory can be registered with a network card.
+    /// True if memory can be registered with a network card.
     pub(super) rdma: bool,
-    /// Shared memory is allocated in multiples of so many bytes; each multiple can be bound to a
-    /// multicast object.
+    /// Shared memory is allocated in multiples of this number of bytes. Each multiple can be bound
+    /// to a multicast object.
     pub(super) granularity: u64,
-    /// Streams that live.
+    /// Number of live streams.
     pub(super) streams: AtomicU32,
     pub(super) staging: Mutex<Staging>,
 }
@@ -48,14 +47,14 @@ impl fmt::Debug for Cuda {
 }
 
 impl Cuda {
-    /// Makes the primary context current on this thread; it stays so.
+    /// Makes the primary context current on this thread. It remains current.
     pub(super) fn enter(&self) -> Result<&'static Library> {
         enter(self.library, self.context)?;
         Ok(self.library)
     }
 
-    /// As [`Cuda::enter`], and until the value is dropped this thread may make calls that a capture
-    /// forbids.
+    /// Makes the primary context current, and permits calls that a capture forbids on this thread
+    /// until the value is dropped.
     pub(super) fn relaxed(&self) -> Result<RelaxedCapture> {
         RelaxedCapture::new(self.enter()?)
     }
@@ -71,24 +70,24 @@ pub(super) fn enter(library: &Library, context: usize) -> Result<()> {
     if current.addr() == context {
         return Ok(());
     }
-    // SAFETY: a primary context that was retained and never is released.
+    // SAFETY: `context` is a retained primary context, which is never released.
     library.check("cuCtxSetCurrent", unsafe {
         (library.cuCtxSetCurrent)(context as sys::CUcontext)
     })
 }
 
-/// While it lives, this thread is in relaxed capture mode: no call of it is forbidden, nor does one
-/// break a capture that this or another thread has under way.
+/// Relaxed capture mode of this thread, until it is dropped. No call is forbidden, and no call
+/// invalidates a capture of this or another thread.
 pub(super) struct RelaxedCapture {
     library: &'static Library,
-    /// The mode before, as a number: it goes back to the library as it came.
+    /// The previous mode, as the library's number.
     before: c_int,
-    /// The mode is the thread's.
+    /// Not `Send`: the mode belongs to the thread.
     _thread: PhantomData<*mut ()>,
 }
 
 impl RelaxedCapture {
-    /// Begins it.
+    /// Enters relaxed mode.
     pub(super) fn new(library: &'static Library) -> Result<Self> {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
         exchange(library, &mut mode)?;
@@ -104,7 +103,7 @@ impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         let mut mode = self.before;
         if let Err(error) = exchange(self.library, &mut mode) {
-            tracing::warn!(%error, "the thread's capture mode stays relaxed");
+            tracing::warn!(%error, "cannot restore the thread's capture mode, which stays relaxed");
         }
     }
 }
@@ -123,7 +122,7 @@ fn exchange(library: &Library, mode: &mut c_int) -> Result<()> {
         assert!(size_of::<c_int>() == size_of::<sys::CUstreamCaptureMode>());
     }
     let mode: *mut c_int = mode;
-    // SAFETY: `mode` is writable, and as large as the enumeration; it holds a mode.
+    // SAFETY: `mode` is writable, has the size of the enumeration, and holds a valid mode.
     library.check("cuThreadExchangeStreamCaptureMode", unsafe {
         (library.cuThreadExchangeStreamCaptureMode)(mode.cast())
     })

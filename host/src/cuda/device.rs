@@ -1,4 +1,4 @@
-//! What is known of a device.
+//! Properties of a device.
 
 use core::ffi::{CStr, c_char, c_int};
 use std::ffi::CString;
@@ -11,7 +11,7 @@ use super::library::Library;
 use crate::Result;
 use crate::gpu::driver::Properties;
 
-/// Number of devices that the process sees.
+/// Returns the number of devices that the process sees.
 pub(super) fn count(library: &Library) -> Result<u32> {
     let mut count: c_int = 0;
     // SAFETY: `count` is writable.
@@ -21,7 +21,7 @@ pub(super) fn count(library: &Library) -> Result<u32> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-/// The device of a number.
+/// Returns the device with a number.
 pub(super) fn device(library: &Library, ordinal: u32) -> Result<sys::CUdevice> {
     let mut device = 0;
     // SAFETY: `device` is writable.
@@ -31,7 +31,7 @@ pub(super) fn device(library: &Library, ordinal: u32) -> Result<sys::CUdevice> {
     Ok(device)
 }
 
-/// An attribute; 0 where the driver is older than the attribute.
+/// Returns an attribute, or 0 if the driver is older than the attribute.
 pub(super) fn attribute(
     library: &Library,
     device: sys::CUdevice,
@@ -47,8 +47,8 @@ pub(super) fn attribute(
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-/// Everything that can be known without a context. Whether fabric handles really work shows when
-/// one is made.
+/// Returns all properties that are known without a context. Only the creation of a fabric handle
+/// shows that fabric handles work.
 pub(super) fn properties(
     library: &Library,
     device: sys::CUdevice,
@@ -91,16 +91,16 @@ pub(super) fn properties(
     })
 }
 
-/// `sm_90` for 9 and 0.
+/// Formats the architecture, such as `sm_90` for 9 and 0.
 pub(super) fn architecture(major: u32, minor: u32) -> String {
     format!("sm_{major}{minor}")
 }
 
-/// Marketing name.
+/// Returns the marketing name.
 fn name(library: &Library, device: sys::CUdevice) -> Result<String> {
     let mut name = [0_u8; 256];
     let capacity = name.len() as c_int - 1;
-    // SAFETY: `name` has room for that many bytes.
+    // SAFETY: `name` has `capacity` bytes.
     library.check("cuDeviceGetName", unsafe {
         (library.cuDeviceGetName)(name.as_mut_ptr().cast::<c_char>(), capacity, device)
     })?;
@@ -108,19 +108,19 @@ fn name(library: &Library, device: sys::CUdevice) -> Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// Where the device is on the PCI bus, by which other libraries know it: they number devices in
-/// another order.
+/// Returns the device's address on the PCI bus, by which other libraries identify it, because they
+/// number devices in another order.
 fn bus(library: &Library, device: sys::CUdevice) -> Result<CString> {
     let mut bus = [0_u8; 64];
     let capacity = bus.len() as c_int - 1;
-    // SAFETY: `bus` has room for that many bytes.
+    // SAFETY: `bus` has `capacity` bytes.
     library.check("cuDeviceGetPCIBusId", unsafe {
         (library.cuDeviceGetPCIBusId)(bus.as_mut_ptr().cast::<c_char>(), capacity, device)
     })?;
     Ok(CStr::from_bytes_until_nul(&bus).unwrap_or_default().into())
 }
 
-/// The device's (or its slice's, under MIG) identity.
+/// Returns the UUID of the device, or of its MIG slice.
 fn uuid(library: &Library, device: sys::CUdevice) -> Result<[u8; 16]> {
     let mut uuid = sys::CUuuid { bytes: [0; 16] };
     // SAFETY: `uuid` is writable.

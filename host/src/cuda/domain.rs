@@ -1,8 +1,8 @@
-//! The NVLink domain that a GPU is in: GPUs of several hosts whose switches are one.
+//! NVLink domain of a GPU: GPUs of several hosts that are connected by NVLink switches.
 //!
-//! The management library (NVML) reports it: a cluster, and a clique within it whose GPUs reach
-//! each other. The library is opened at run time, and asked only where the driver has fabric
-//! handles; where it is not there, there is no domain.
+//! The management library (NVML) reports a cluster, and a clique of GPUs in it that can access each
+//! other. The library is opened at run time, and used only if the driver supports fabric handles.
+//! Without the library there is no domain.
 
 use core::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use core::mem::offset_of;
@@ -13,14 +13,14 @@ use libloading::os::unix::{Library as Object, RTLD_LOCAL, RTLD_NOW};
 use crate::Result;
 use crate::bootstrap::nvlink_domain;
 
-/// The name under which the driver installs the management library.
+/// Soname of the management library, which the driver installs.
 const SONAME: &str = "libnvidia-ml.so.1";
 
 /// `NVML_SUCCESS`.
 const SUCCESS: c_int = 0;
 
-/// `NVML_GPU_FABRIC_STATE_COMPLETED`: the GPU has been registered in its cluster, or that has
-/// failed.
+/// `NVML_GPU_FABRIC_STATE_COMPLETED`: the registration of the GPU in its cluster has completed,
+/// with or without success.
 const COMPLETED: c_uchar = 3;
 
 /// `nvmlGpuFabricInfo_v2_t`.
@@ -29,14 +29,14 @@ const COMPLETED: c_uchar = 3;
 struct FabricInfo {
     version: c_uint,
     cluster: [u8; 16],
-    /// How the registration ended, once it has (`nvmlReturn_t`).
+    /// Result of the registration, after it has completed (`nvmlReturn_t`).
     status: c_int,
     clique: c_uint,
     state: c_uchar,
     health: c_uint,
 }
 
-/// `nvmlGpuFabricInfo_v2`: the structure's size, and its version in the highest byte.
+/// Version number of `nvmlGpuFabricInfo_v2`: the structure's size, and 2 in the highest byte.
 const VERSION: c_uint = size_of::<FabricInfo>() as c_uint | 2 << 24;
 
 const _: () = {
@@ -49,10 +49,11 @@ const _: () = {
 };
 
 impl FabricInfo {
-    /// The name of the domain; `None` where the GPU is in none, or not yet.
+    /// Returns the name of the domain, or `None` if the GPU is in no domain or its registration has
+    /// not completed.
     fn domain(&self) -> Option<String> {
         let registered = self.state == COMPLETED && self.status == SUCCESS;
-        // GPUs that are joined within their host only have a cluster of zeros.
+        // GPUs that are only connected within their host have a cluster of zeros.
         if !registered || self.cluster == [0; 16] {
             return None;
         }
@@ -66,7 +67,7 @@ type ByBus = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
 /// `nvmlDeviceGetGpuFabricInfoV`.
 type GetInfo = unsafe extern "C" fn(*mut c_void, *mut FabricInfo) -> c_int;
 
-/// The management library, initialised. It stays so until the process ends.
+/// The initialised management library. It stays initialised until the process ends.
 #[derive(Debug)]
 struct Nvml {
     by_bus: ByBus,
@@ -76,21 +77,21 @@ struct Nvml {
 }
 
 impl Nvml {
-    /// Opens it; `None`, where it is not there or has no such functions.
+    /// Opens the library. Returns `None` if it or one of its functions is missing.
     fn open(name: &str) -> Option<Self> {
-        // SAFETY: the library's initialisers are meant to be run by dlopen.
+        // SAFETY: the initialisers of NVML may run at any time.
         let object = unsafe { Object::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
         let object = object
             .inspect_err(|error| tracing::debug!(%error, "no NVLink domain"))
             .ok()?;
         // SAFETY: the type is that of `nvml.h`.
         let start = unsafe { object.get::<unsafe extern "C" fn() -> c_int>(b"nvmlInit_v2\0") };
-        // SAFETY: as above.
+        // SAFETY: the type is that of `nvml.h`.
         let by_bus = unsafe { object.get::<ByBus>(b"nvmlDeviceGetHandleByPciBusId_v2\0") };
-        // SAFETY: as above. Drivers before 550 lack it.
+        // SAFETY: the type is that of `nvml.h`. Drivers before 550 lack the function.
         let get_info = unsafe { object.get::<GetInfo>(b"nvmlDeviceGetGpuFabricInfoV\0") };
         let (start, by_bus, get_info) = (*start.ok()?, *by_bus.ok()?, *get_info.ok()?);
-        // SAFETY: no preconditions.
+        // SAFETY: the function has no preconditions.
         let code = unsafe { start() };
         if code != SUCCESS {
             tracing::debug!(code, "no NVLink domain: nvmlInit fails");
@@ -103,10 +104,10 @@ impl Nvml {
         })
     }
 
-    /// The domain of the GPU at `bus`.
+    /// Returns the domain of the GPU at `bus`.
     fn domain(&self, bus: &CStr) -> Option<String> {
         let mut device = core::ptr::null_mut();
-        // SAFETY: a C string, and `device` is writable.
+        // SAFETY: `bus` is a C string, and `device` is writable.
         let code = unsafe { (self.by_bus)(bus.as_ptr(), &raw mut device) };
         if code != SUCCESS {
             tracing::debug!(code, ?bus, "no NVLink domain: NVML does not know the GPU");
@@ -116,7 +117,8 @@ impl Nvml {
             version: VERSION,
             ..FabricInfo::default()
         };
-        // SAFETY: a device of the library's, and `info` is writable and says which structure it is.
+        // SAFETY: `device` comes from the library; `info` is writable and contains its structure's
+        // version.
         let code = unsafe { (self.get_info)(device, &raw mut info) };
         if code != SUCCESS {
             tracing::debug!(code, ?bus, "no NVLink domain");
@@ -130,11 +132,11 @@ impl Nvml {
     }
 }
 
-/// The NVLink domain of the GPU at `bus`, for which the driver has fabric handles: what
-/// `FUSEWIRE_NVLINK_DOMAIN` says, else the management library.
+/// Returns the NVLink domain of the GPU at `bus`, whose driver supports fabric handles:
+/// `FUSEWIRE_NVLINK_DOMAIN` if set, or else what the management library reports.
 ///
 /// # Errors
-/// `Error::Bootstrap` for a name that cannot be one.
+/// `Error::Bootstrap` for an invalid name.
 pub(super) fn find(bus: &CStr) -> Result<Option<String>> {
     static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
     if let Some(set) = nvlink_domain()? {
@@ -196,7 +198,7 @@ mod tests {
     #[test]
     fn a_missing_library_reports_no_domain() {
         assert!(Nvml::open("libfusewire-has-no-such-library.so.1").is_none());
-        // One that is there and has no such functions.
+        // A library that exists but lacks the functions.
         assert!(Nvml::open("libc.so.6").is_none());
     }
 }

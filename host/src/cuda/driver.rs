@@ -1,4 +1,5 @@
-//! [`Driver`](crate::gpu::driver::Driver) for CUDA: the methods, by subject in the files beside this one.
+//! Implementation of [`Driver`](crate::gpu::driver::Driver) for CUDA, which calls the methods of
+//! the modules by subject.
 
 use super::context::Cuda;
 use crate::gpu::driver::driver_by_methods;

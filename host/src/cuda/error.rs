@@ -1,4 +1,4 @@
-//! Result codes of the library, as errors.
+//! Result codes of the library as errors.
 
 use core::ffi::c_int;
 
@@ -12,7 +12,7 @@ pub(super) const NOT_FOUND: c_int = CUresult::CUDA_ERROR_NOT_FOUND as c_int;
 pub(super) const INVALID_VALUE: c_int = CUresult::CUDA_ERROR_INVALID_VALUE as c_int;
 pub(super) const OUT_OF_MEMORY: c_int = CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int;
 
-/// An error of the library's function `call`.
+/// Creates an error of the library's function `call`.
 pub(super) fn driver(call: &'static str, detail: impl Into<String>) -> Error {
     Error::Driver {
         library: "CUDA",
@@ -21,7 +21,7 @@ pub(super) fn driver(call: &'static str, detail: impl Into<String>) -> Error {
     }
 }
 
-/// More is known about a failed call than the library says.
+/// Appends information to a failed call's error.
 pub(super) fn with(error: Error, more: &str) -> Error {
     match error {
         Error::Driver {
@@ -37,7 +37,7 @@ pub(super) fn with(error: Error, more: &str) -> Error {
     }
 }
 
-/// What the library says about a code (its name and text, where it knows the code), and what to do.
+/// Describes a code with the library's name and text, if it knows the code, and with a remedy.
 pub(super) fn describe(code: c_int, text: Option<(String, String)>) -> String {
     let mut detail = match text {
         Some((name, text)) if text.is_empty() => format!("{name} ({code})"),
@@ -51,7 +51,7 @@ pub(super) fn describe(code: c_int, text: Option<(String, String)>) -> String {
     detail
 }
 
-/// Whether after this code every call of the process on the device fails.
+/// Returns true for codes after which every call of the process on the device fails.
 const fn context_is_lost(code: c_int) -> bool {
     use CUresult as R;
     code == R::CUDA_ERROR_ILLEGAL_ADDRESS as c_int
@@ -71,14 +71,14 @@ const fn context_is_lost(code: c_int) -> bool {
         || code == R::CUDA_ERROR_MPS_CLIENT_TERMINATED as c_int
 }
 
-/// What to do about the common failures.
+/// Returns a remedy for common failures.
 fn hint(code: c_int) -> Option<&'static str> {
     use CUresult as R;
     const TABLE: &[(CUresult, &str)] = &[
         (
             R::CUDA_ERROR_OUT_OF_MEMORY,
-            "the device's memory is used up: free some, lower the workspace, or see who uses it \
-                with nvidia-smi",
+            "the device's memory is exhausted: free some, use a smaller workspace, or find other \
+                users with nvidia-smi",
         ),
         (
             R::CUDA_ERROR_NOT_INITIALIZED,
@@ -91,31 +91,31 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_STUB_LIBRARY,
-            "this is the tool kit's stub, not a driver: take its folder stubs out of \
+            "this is the toolkit's stub, not a driver: remove its folder stubs from \
                 LD_LIBRARY_PATH",
         ),
         (
             R::CUDA_ERROR_DEVICE_UNAVAILABLE,
-            "another process has the device for itself: see nvidia-smi -q -d COMPUTE",
+            "another process uses the device exclusively: see nvidia-smi -q -d COMPUTE",
         ),
         (
             R::CUDA_ERROR_NO_DEVICE,
-            "the driver sees no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES; a container \
+            "the driver sees no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES; a container \
                 needs --gpus all",
         ),
         (
             R::CUDA_ERROR_INVALID_CONTEXT,
-            "the device's context is gone or not current; an IPC handle cannot be opened in the \
-                process that made it",
+            "the device's context was destroyed or is not current; an IPC handle cannot be opened \
+                in the process that created it",
         ),
         (
             R::CUDA_ERROR_CONTEXT_IS_DESTROYED,
-            "somebody destroyed the device's primary context (cudaDeviceReset, \
+            "the program destroyed the device's primary context (cudaDeviceReset, \
                 cuDevicePrimaryCtxReset): start the process again without that",
         ),
         (
             R::CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE,
-            "the primary context is in use already",
+            "the primary context is already in use",
         ),
         (
             R::CUDA_ERROR_NO_BINARY_FOR_GPU,
@@ -128,7 +128,7 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_INVALID_PTX,
-            "the driver's compiler does not take the PTX: check it with ptxas; a driver older than \
+            "the driver's compiler rejects the PTX: check it with ptxas; a driver older than \
                 its PTX version may be the reason",
         ),
         (
@@ -138,11 +138,11 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_JIT_COMPILATION_DISABLED,
-            "CUDA_DISABLE_PTX_JIT is set: unset it, or give an image built for this GPU",
+            "CUDA_DISABLE_PTX_JIT is set: unset it, or use an image built for this GPU",
         ),
         (
             R::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
-            "the GPUs cannot reach each other's memory: see nvidia-smi topo -p2p rw",
+            "the GPUs cannot access each other's memory: see nvidia-smi topo -p2p rw",
         ),
         (
             R::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
@@ -168,7 +168,7 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_SYSTEM_NOT_READY,
-            "the machine is not ready: is nvidia-fabricmanager running, with the driver's version?",
+            "not ready: check that nvidia-fabricmanager runs and has the driver's version",
         ),
         (
             R::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
@@ -177,8 +177,8 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
-            "the forward compatibility package does not serve this GPU: take its folder compat out \
-                of LD_LIBRARY_PATH",
+            "the forward compatibility package does not support this GPU: remove its folder compat \
+                from LD_LIBRARY_PATH",
         ),
         (
             R::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
@@ -190,7 +190,7 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_STREAM_CAPTURE_MERGE,
-            "an event joins two captures that have nothing to do with each other",
+            "an event joins two unrelated captures",
         ),
         (
             R::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
@@ -198,15 +198,15 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
         (
             R::CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
-            "a stream that was forked into the capture has not joined it again by an event",
+            "a stream that was forked into the capture was not joined to it again by an event",
         ),
         (
             R::CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
-            "work of the capture would wait for work outside of it",
+            "work of the capture would wait for work outside the capture",
         ),
         (
             R::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
-            "the legacy default stream would wait for the capture: use a stream of your own",
+            "the legacy default stream would wait for the capture: use another stream",
         ),
         (
             R::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
@@ -220,8 +220,7 @@ fn hint(code: c_int) -> Option<&'static str> {
     if context_is_lost(code) {
         return Some(
             "the device's context is lost, and every later call of this process on it fails: end \
-                the process; \
-             compute-sanitizer finds the kernel that did it",
+                the process; compute-sanitizer finds the kernel that caused it",
         );
     }
     TABLE

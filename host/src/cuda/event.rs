@@ -10,12 +10,12 @@ use super::stream::raw as raw_stream;
 use crate::Result;
 use crate::gpu::driver::{RawEvent, RawStream};
 
-/// The library's event.
+/// Converts to the library's event.
 const fn raw(event: RawEvent) -> sys::CUevent {
     event.0 as sys::CUevent
 }
 
-/// The flags of an event.
+/// Returns the flags of an event.
 const fn flags(timed: bool) -> c_uint {
     if timed {
         sys::CUevent_flags::CU_EVENT_DEFAULT as c_uint
@@ -25,7 +25,7 @@ const fn flags(timed: bool) -> c_uint {
 }
 
 impl Cuda {
-    /// A new event.
+    /// Creates an event.
     pub(super) fn create_event(&self, timed: bool) -> Result<RawEvent> {
         let library = self.relaxed()?;
         let mut event = core::ptr::null_mut();
@@ -36,13 +36,14 @@ impl Cuda {
         Ok(RawEvent(event.addr()))
     }
 
-    /// Ends an event.
+    /// Destroys an event.
     ///
     /// # Safety
-    /// As [`Driver::destroy_event`](crate::gpu::driver::Driver::destroy_event).
+    /// The preconditions of [`Driver::destroy_event`](crate::gpu::driver::Driver::destroy_event).
     pub(super) unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: it came from `create_event`, and nobody uses it, by this function's requirement.
+        // SAFETY: the event came from `create_event`, and this function requires that nothing uses
+        // it.
         library.check("cuEventDestroy", unsafe {
             (library.cuEventDestroy_v2)(raw(event))
         })
@@ -57,10 +58,10 @@ impl Cuda {
         })
     }
 
-    /// Whether an event is complete.
+    /// Returns true if an event has completed.
     pub(super) fn query_event(&self, event: RawEvent) -> Result<bool> {
         let library = self.relaxed()?;
-        // SAFETY: a live event, by its type.
+        // SAFETY: the event is live, by its type.
         let code = unsafe { (library.cuEventQuery)(raw(event)) };
         if code == NOT_READY {
             return Ok(false);
@@ -68,16 +69,16 @@ impl Cuda {
         library.check("cuEventQuery", code).map(|()| true)
     }
 
-    /// Has a stream wait for an event.
+    /// Makes a stream wait for an event.
     pub(super) fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         let library = self.enter()?;
-        // SAFETY: both are live, by their types; there are no flags.
+        // SAFETY: both are live, by their types; the flags are 0.
         library.check("cuStreamWaitEvent", unsafe {
             (library.cuStreamWaitEvent)(raw_stream(stream), raw(event), 0)
         })
     }
 
-    /// Milliseconds between two events.
+    /// Returns the milliseconds between two events.
     pub(super) fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
         let library = self.relaxed()?;
         let mut milliseconds = 0.0;

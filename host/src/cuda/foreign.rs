@@ -12,11 +12,11 @@ use crate::Result;
 use crate::gpu::driver::Export;
 
 impl Cuda {
-    /// What another process imports, base and bytes of the allocation.
+    /// Exports an allocation for another process. Returns its base and size, too.
     ///
-    /// Memory of `cuMemAlloc` goes by IPC. Virtual memory has no IPC handle; its physical piece
-    /// goes by descriptor or fabric handle where its allocator asked for one, and then base and
-    /// bytes are those of the piece.
+    /// Memory of `cuMemAlloc` is exported by IPC. Virtual memory has no IPC handle; its physical
+    /// allocation is exported by descriptor or fabric handle, if its allocator requested one, and
+    /// base and size are those of the physical allocation.
     pub(super) fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)> {
         let library = self.relaxed()?;
         let (base, bytes) = range(&library, address).map_err(|error| {
@@ -29,9 +29,9 @@ impl Cuda {
         let Some(physical) = retain(&library, address) else {
             return Err(error::with(
                 refused,
-                "neither cuMemAlloc nor cuMemCreate made this memory: memory of a pool \
-                    (cudaMallocAsync) or of \
-                 cudaMallocManaged cannot be shared; allocate it by this library, or with cudaMalloc",
+                "neither cuMemAlloc nor cuMemCreate allocated this memory: memory of a pool \
+                 (cudaMallocAsync) or of cudaMallocManaged cannot be shared; allocate it with \
+                 Fusewire or with cudaMalloc",
             ));
         };
         let mut handles = handles(&library, &physical)?;
@@ -43,7 +43,7 @@ impl Cuda {
     }
 }
 
-/// The physical memory at an address, where it is virtual memory.
+/// Returns the physical memory at an address, if the address is virtual memory.
 fn retain(library: &Library, address: u64) -> Option<Physical<'_>> {
     let mut handle = 0;
     let pointer = core::ptr::without_provenance_mut::<c_void>(address as usize);
@@ -52,14 +52,14 @@ fn retain(library: &Library, address: u64) -> Option<Physical<'_>> {
     (code == error::SUCCESS).then(|| Physical::new(library, handle))
 }
 
-/// The types of handles that memory was created with.
+/// Returns the types of handles with which memory was created.
 fn handles(library: &Library, physical: &Physical<'_>) -> Result<u32> {
     let mut properties = MaybeUninit::uninit();
-    // SAFETY: `properties` are writable, the handle is live.
+    // SAFETY: `properties` is writable, and the handle is live.
     library.check("cuMemGetAllocationPropertiesFromHandle", unsafe {
         (library.cuMemGetAllocationPropertiesFromHandle)(properties.as_mut_ptr(), physical.handle())
     })?;
-    // SAFETY: written above. The other fields are enumerations that may hold values unknown to the
-    // bindings, so only this one, a plain number, is read.
+    // SAFETY: the call above has written the properties. Their other fields are enumerations that
+    // may hold values unknown to the bindings, so only this number is read.
     Ok(unsafe { (&raw const (*properties.as_ptr()).requestedHandleTypes).read() }.0)
 }

@@ -1,4 +1,4 @@
-//! The driver library: found, opened and its symbols looked up, once in a process.
+//! The driver library: opened, with its symbols, once per process.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -9,13 +9,13 @@ use libloading::os::unix::{Library as Object, RTLD_LOCAL, RTLD_NOW};
 use super::error::{self, describe};
 use crate::{Error, Result};
 
-/// The oldest driver that this module works with: CUDA 12.0, driver 525.
+/// Oldest supported driver version: CUDA 12.0, driver 525.
 pub(super) const OLDEST: c_int = 12_000;
 
-/// The name under which the driver is installed; the others are for unusual installations.
+/// Soname of the driver. Other names are for unusual installations.
 const SONAME: &str = "libcuda.so.1";
 
-/// A function of the library that an older driver lacks.
+/// Function of the library that older drivers lack.
 #[derive(Debug)]
 pub(super) struct OptionalFunction<F> {
     function: Option<F>,
@@ -24,18 +24,18 @@ pub(super) struct OptionalFunction<F> {
 }
 
 impl<F: Copy> OptionalFunction<F> {
-    /// The function, where the driver has it.
+    /// Returns the function, if the driver has it.
     pub(super) const fn find(&self) -> Option<F> {
         self.function
     }
 
-    /// The function, or an error that names it and the version that has it.
+    /// Returns the function, or an error that names it and the version that introduced it.
     pub(super) fn need(&self) -> Result<F> {
         self.function.ok_or_else(|| Error::Driver {
             library: "CUDA",
             call: self.name,
             detail: format!(
-                "this driver has no such function; it is there since CUDA {}: install a newer \
+                "this driver lacks the function, which CUDA {} introduced: install a newer \
                     driver",
                 self.since
             ),
@@ -49,33 +49,36 @@ macro_rules! symbols {
         required { $($name:ident($($type:ty),* $(,)?);)* }
         newer { $($later:ident, $since:literal, ($($later_type:ty),* $(,)?);)* }
     ) => {
-        /// The symbols, as functions that give a number where cudarc has an enumeration: a driver
-        /// may know codes that the bindings do not.
+        /// The symbols, as functions that return a number where cudarc has an enumeration, because
+        /// a driver may return codes that the bindings do not know.
         #[expect(non_snake_case, reason = "the names of the library")]
         #[derive(Debug)]
         pub(super) struct Library {
             $(pub(super) $text: unsafe extern "C" fn($($text_type),*) -> c_int,)*
             $(pub(super) $name: unsafe extern "C" fn($($type),*) -> c_int,)*
-            $(pub(super) $later: OptionalFunction<unsafe extern "C" fn($($later_type),*) -> c_int>,)*
+            $(
+                pub(super) $later:
+                    OptionalFunction<unsafe extern "C" fn($($later_type),*) -> c_int>,
+            )*
             /// Keeps the functions mapped.
             _object: Object,
         }
 
-        // The signatures above are those of cudarc's bindings. In a program where another crate
-        // (candle) has cudarc link the driver, the bindings are the foreign functions themselves,
-        // of another ABI; so these are compared in tests.
+        // The signatures above must equal those of cudarc's bindings. If another crate (candle)
+        // makes cudarc link the driver, the bindings are foreign functions with another ABI, so the
+        // comparison is made only in tests.
         $(#[cfg(test)] const _: unsafe fn($($type),*) -> sys::CUresult = sys::$name;)*
         $(#[cfg(test)] const _: unsafe fn($($later_type),*) -> sys::CUresult = sys::$later;)*
 
         impl Library {
-            /// Every symbol that must be there.
+            /// Required symbols.
             #[cfg(test)]
             pub(super) const REQUIRED: &[&str] = &[$(stringify!($text),)* $(stringify!($name),)*];
-            /// Every symbol that may be absent.
+            /// Optional symbols.
             #[cfg(test)]
             pub(super) const NEWER: &[&str] = &[$(stringify!($later),)*];
 
-            /// Looks all symbols up.
+            /// Looks up all symbols.
             fn from_object(object: Object) -> Result<Self> {
                 Ok(Self {
                     $($text: symbol(&object, stringify!($text))?,)*
@@ -273,17 +276,16 @@ symbols! {
     }
 }
 
-/// A function of an object.
+/// Looks up a function of an object.
 fn symbol<F: Copy>(object: &Object, name: &'static str) -> Result<F> {
-    // SAFETY: only the macro above calls this, with the signature that the function of that name
-    // has.
+    // SAFETY: only the macro above calls this function, with the signature of the function `name`.
     match unsafe { object.get::<F>(name.as_bytes()) } {
         Ok(function) => Ok(*function),
         Err(error) => Err(Error::Driver {
             library: "CUDA",
             call: name,
             detail: format!(
-                "this driver has no such function ({error}); CUDA 12.0 (driver 525) or newer is \
+                "this driver lacks the function ({error}); CUDA 12.0 (driver 525) or newer is \
                     needed"
             ),
         }),
@@ -291,10 +293,10 @@ fn symbol<F: Copy>(object: &Object, name: &'static str) -> Result<F> {
 }
 
 impl Library {
-    /// Opens the library, the first time, and initialises it.
+    /// Opens and initialises the library in the first call.
     ///
     /// # Errors
-    /// `Error::NoDevice` where there is no driver or no device, `Error::Driver` where a symbol is
+    /// `Error::NoDevice` if there is no driver or no device, `Error::Driver` if a symbol is
     /// missing.
     pub(super) fn open() -> Result<&'static Self> {
         static LIBRARY: OnceLock<Library> = OnceLock::new();
@@ -309,19 +311,19 @@ impl Library {
         Ok(library)
     }
 
-    /// As [`Library::open`], for one file; it is not initialised.
+    /// Opens the library at one path, without initialisation.
     #[cfg(test)]
     pub(super) fn open_file(name: &str) -> Result<Self> {
         Self::from_object(find_among(&[name.to_owned()])?)
     }
 
-    /// Initialises it; does nothing the second time.
+    /// Initialises the library. Does nothing when called again.
     fn initialise(&self) -> Result<()> {
-        // SAFETY: no argument but flags, which are 0.
+        // SAFETY: the only argument is the flags, which must be 0.
         let code = unsafe { (self.cuInit)(0) };
         if code != error::SUCCESS {
             return Err(no_device(format!(
-                "the driver does not start: cuInit: {}",
+                "the driver fails to initialise: cuInit: {}",
                 describe(code, self.text(code))
             )));
         }
@@ -336,7 +338,7 @@ impl Library {
         Ok(())
     }
 
-    /// The version of CUDA that the driver supports: 12040 for 12.4.
+    /// Returns the CUDA version that the driver supports, such as 12040 for 12.4.
     pub(super) fn version(&self) -> Result<c_int> {
         let mut version = 0;
         // SAFETY: `version` is writable.
@@ -346,16 +348,17 @@ impl Library {
         Ok(version)
     }
 
-    /// Name and text of a result code, where the driver knows it.
+    /// Returns name and text of a result code, if the driver knows it.
     pub(super) fn text(&self, code: c_int) -> Option<(String, String)> {
         let ask = |function: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
             let mut text = core::ptr::null();
-            // SAFETY: any number may be asked for, `text` is writable.
+            // SAFETY: the function accepts any number, and `text` is writable.
             let known = unsafe { function(code, &raw mut text) } == error::SUCCESS;
             if !known || text.is_null() {
                 return None;
             }
-            // SAFETY: the library's text lives as long as the library and ends with a zero byte.
+            // SAFETY: the text is static data of the library, which is never unloaded, and ends
+            // with a zero byte.
             let text = unsafe { CStr::from_ptr(text) };
             Some(text.to_string_lossy().into_owned())
         };
@@ -363,7 +366,7 @@ impl Library {
         Some((name, ask(self.cuGetErrorString).unwrap_or_default()))
     }
 
-    /// Turns a result code into an error that names the function.
+    /// Converts a result code to an error that names the function.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<()> {
         if code == error::SUCCESS {
             Ok(())
@@ -372,14 +375,14 @@ impl Library {
         }
     }
 
-    /// The error of a function that gave `code`.
+    /// Creates the error of a function that returned `code`.
     #[cold]
     pub(super) fn failed(&self, call: &'static str, code: c_int) -> Error {
         error::driver(call, describe(code, self.text(code)))
     }
 }
 
-/// There is no device to work with.
+/// Creates the error for a missing device.
 pub(super) fn no_device(detail: String) -> Error {
     Error::NoDevice {
         device: "cuda".to_owned(),
@@ -387,23 +390,22 @@ pub(super) fn no_device(detail: String) -> Error {
     }
 }
 
-/// Opens the driver library: by its own name, then by the one that linkers know.
+/// Opens the driver library by its soname, or by the name without a version.
 fn find() -> Result<Object> {
     find_among(&[SONAME.to_owned(), "libcuda.so".to_owned()])
 }
 
-/// Opens the first of these that there is.
+/// Opens the first existing library.
 fn find_among(names: &[String]) -> Result<Object> {
     let mut broken = None;
     for name in names {
-        // SAFETY: the driver's library, which is made to be opened by any program, runs its
-        // initialisers.
+        // SAFETY: the driver's initialisers may run in any program.
         match unsafe { Object::open(Some(name), RTLD_NOW | RTLD_LOCAL) } {
             Ok(object) => return Ok(object),
             Err(error) => {
                 let text = error.to_string();
                 if !text.contains("No such file") && broken.is_none() {
-                    broken = Some(format!("{name} does not open: {text}"));
+                    broken = Some(format!("{name} cannot be opened: {text}"));
                 }
             }
         }

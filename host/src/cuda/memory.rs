@@ -11,14 +11,14 @@ use super::virtual_memory::{self, Physical};
 use crate::Result;
 use crate::gpu::driver::{Export, HANDLE_BYTES, HostMemory, Import, MemoryKind, Origin, RawMemory};
 
-/// Private memory is allocated in multiples of so many bytes.
+/// Private memory is allocated in multiples of this number of bytes.
 const WHOLE_PRIVATE: u64 = 512;
 
-/// Shared memory that is allocated as a whole: in multiples of so many bytes, since IPC maps whole
-/// pages of the device, and what else lies in them would be mapped too.
+/// Shared memory that is allocated as a whole is allocated in multiples of this number of bytes:
+/// IPC maps whole pages of the device, including other allocations in them.
 pub(super) const WHOLE_SHARED: u64 = 2 << 20;
 
-/// The multiple of `granularity`, at least one, that holds `bytes`.
+/// Rounds `bytes` up to a multiple of `granularity`, at least one.
 pub(super) fn round_up(bytes: u64, granularity: u64) -> Result<u64> {
     bytes
         .max(1)
@@ -27,7 +27,7 @@ pub(super) fn round_up(bytes: u64, granularity: u64) -> Result<u64> {
         .ok_or_else(|| {
             error::driver(
                 "cuMemCreate",
-                format!("{bytes} bytes are more than there can be"),
+                format!("{bytes} bytes exceed the address space"),
             )
         })
 }
@@ -48,20 +48,21 @@ impl Cuda {
             }
         };
         let zeroed = self.on_own_stream(&library, |stream| {
-            // SAFETY: allocated just now, with so many bytes.
+            // SAFETY: the memory was allocated above, with `memory.bytes` bytes.
             library.check("cuMemsetD8Async", unsafe {
                 (library.cuMemsetD8Async)(memory.address, 0, memory.bytes as usize, stream)
             })
         });
         if let Err(error) = zeroed {
-            // SAFETY: nobody else has it. The error that counts is the first.
+            // SAFETY: the memory was allocated above, and nothing else uses it. The first error is
+            // returned.
             let _ = unsafe { self.release(memory) };
             return Err(error);
         }
         Ok(memory)
     }
 
-    /// Physical memory with handles for other processes, mapped.
+    /// Allocates and maps physical memory with handles for other processes.
     fn allocate_virtual(&self, library: &Library, bytes: u64) -> Result<RawMemory> {
         let properties = virtual_memory::properties(self.device, self.handles, self.rdma);
         let physical = Physical::create(library, &properties, bytes)?;
@@ -80,35 +81,36 @@ impl Cuda {
         })
     }
 
-    /// Lets memory go by the way it came.
+    /// Releases memory in the way of its origin.
     ///
     /// # Safety
-    /// As [`Driver::release`](crate::gpu::driver::Driver::release).
+    /// The preconditions of [`Driver::release`](crate::gpu::driver::Driver::release).
     pub(super) unsafe fn release(&self, memory: RawMemory) -> Result<()> {
         let library = self.relaxed()?;
         match memory.origin {
             Origin::Virtual | Origin::ImportedVirtual => {
                 let bytes = memory.bytes;
-                // SAFETY: mapped by `map` with so many bytes; nobody uses it, by this function's
-                // requirement.
+                // SAFETY: `map` mapped the address with `bytes` bytes; this function requires that
+                // nothing uses it.
                 let unmapped = unsafe { virtual_memory::unmap(&library, memory.address, bytes) };
-                // SAFETY: the handle is this memory's own.
+                // SAFETY: the memory owns the handle.
                 let released = unsafe { (library.cuMemRelease)(memory.handle) };
                 unmapped.and(library.check("cuMemRelease", released))
             }
-            // SAFETY: it came from cuMemAlloc; nobody uses it, by this function's requirement.
+            // SAFETY: the address came from cuMemAlloc; this function requires that nothing uses
+            // it.
             Origin::Whole => library.check("cuMemFree", unsafe {
                 (library.cuMemFree_v2)(memory.address)
             }),
-            // SAFETY: it came from cuIpcOpenMemHandle; nobody uses it, by this function's
-            // requirement.
+            // SAFETY: the address came from cuIpcOpenMemHandle; this function requires that nothing
+            // uses it.
             Origin::ImportedIpc => library.check("cuIpcCloseMemHandle", unsafe {
                 (library.cuIpcCloseMemHandle)(memory.address)
             }),
         }
     }
 
-    /// What another process imports.
+    /// Exports memory for another process.
     pub(super) fn export(&self, memory: &RawMemory) -> Result<Export> {
         let library = self.relaxed()?;
         match memory.origin {
@@ -122,7 +124,7 @@ impl Cuda {
             }
             Origin::ImportedVirtual | Origin::ImportedIpc => Err(error::driver(
                 "export",
-                "memory that came from another process is exported by that process only",
+                "memory imported from another process can only be exported by that process",
             )),
         }
     }
@@ -133,7 +135,7 @@ impl Cuda {
         if bytes == 0 || round_up(bytes, 1).is_err() {
             return Err(error::driver(
                 "import",
-                format!("the peer says that its memory has {bytes} bytes"),
+                format!("the peer reports a size of {bytes} bytes"),
             ));
         }
         if let Import::Ipc(handle) = import {
@@ -145,9 +147,8 @@ impl Cuda {
             .map_err(|error| {
                 error::with(
                     error,
-                    "this is a peer's memory: it may have another size, be gone, or lie on a GPU \
-                        that this one \
-                     cannot reach",
+                    "this is a peer's memory: it may have another size, may have been freed, or \
+                     may be on a GPU that this GPU cannot access",
                 )
             })?;
         Ok(RawMemory {
@@ -158,21 +159,23 @@ impl Cuda {
         })
     }
 
-    /// Page-locked zeroed memory of the host.
+    /// Allocates page-locked zeroed host memory.
     pub(super) fn allocate_host(&self, bytes: usize) -> Result<HostMemory> {
         let library = self.relaxed()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         let bytes = bytes.max(1);
         let pinned = host(&library, bytes, flags as c_uint)?;
-        // SAFETY: allocated just now, with so many bytes.
+        // SAFETY: the memory was allocated above, with `bytes` bytes.
         unsafe { pinned.write_bytes(0, bytes) };
         let mut device = 0;
-        // SAFETY: `device` is writable, `pinned` is page-locked memory that is mapped for devices.
+        // SAFETY: `device` is writable, and `pinned` is page-locked memory that is mapped for
+        // devices.
         let code = unsafe {
             (library.cuMemHostGetDevicePointer_v2)(&raw mut device, pinned.cast::<c_void>(), 0)
         };
         if let Err(error) = library.check("cuMemHostGetDevicePointer", code) {
-            // SAFETY: allocated above; nobody has it. The error that counts is the first.
+            // SAFETY: the memory was allocated above, and nothing else uses it. The first error is
+            // returned.
             let _ = unsafe { (library.cuMemFreeHost)(pinned.cast::<c_void>()) };
             return Err(error);
         }
@@ -186,17 +189,17 @@ impl Cuda {
     /// Frees page-locked memory.
     ///
     /// # Safety
-    /// As [`Driver::release_host`](crate::gpu::driver::Driver::release_host).
+    /// The preconditions of [`Driver::release_host`](crate::gpu::driver::Driver::release_host).
     pub(super) unsafe fn release_host(&self, memory: HostMemory) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: it came from cuMemHostAlloc; nobody uses it, by this function's requirement.
+        // SAFETY: the memory came from cuMemHostAlloc; this function requires that nothing uses it.
         library.check("cuMemFreeHost", unsafe {
             (library.cuMemFreeHost)(memory.host.cast::<c_void>())
         })
     }
 }
 
-/// Memory of the library's own allocator.
+/// Allocates memory with the library's allocator.
 fn allocate_whole(library: &Library, bytes: u64) -> Result<RawMemory> {
     let mut address = 0;
     // SAFETY: `address` is writable.
@@ -210,7 +213,7 @@ fn allocate_whole(library: &Library, bytes: u64) -> Result<RawMemory> {
     })
 }
 
-/// Page-locked memory.
+/// Allocates page-locked memory.
 pub(super) fn host(library: &Library, bytes: usize, flags: c_uint) -> Result<*mut u8> {
     let mut pinned = core::ptr::null_mut();
     // SAFETY: `pinned` is writable.
@@ -220,29 +223,29 @@ pub(super) fn host(library: &Library, bytes: usize, flags: c_uint) -> Result<*mu
     Ok(pinned.cast::<u8>())
 }
 
-/// Base and bytes of the allocation that an address lies in.
+/// Returns base and size of the allocation that contains an address.
 pub(super) fn range(library: &Library, address: u64) -> Result<(u64, u64)> {
     let (mut base, mut bytes) = (0, 0_usize);
-    // SAFETY: both are writable; any address may be asked for.
+    // SAFETY: both results are writable; the function accepts any address.
     library.check("cuMemGetAddressRange", unsafe {
         (library.cuMemGetAddressRange_v2)(&raw mut base, &raw mut bytes, address)
     })?;
     Ok((base, bytes as u64))
 }
 
-/// The IPC handle of an allocation.
+/// Returns the IPC handle of an allocation.
 pub(super) fn ipc_handle(library: &Library, base: u64) -> Result<[u8; HANDLE_BYTES]> {
     let mut handle = sys::CUipcMemHandle {
         reserved: [0; HANDLE_BYTES],
     };
-    // SAFETY: `handle` is writable; an address that has none is refused.
+    // SAFETY: `handle` is writable; an invalid address is refused.
     library.check("cuIpcGetMemHandle", unsafe {
         (library.cuIpcGetMemHandle)(&raw mut handle, base)
     })?;
     Ok(handle.reserved.map(|byte| byte as u8))
 }
 
-/// Maps the allocation behind an IPC handle, which must have at least so many bytes.
+/// Maps the allocation of an IPC handle, which must have at least `bytes` bytes.
 fn open_ipc(
     library: &RelaxedCapture,
     handle: &[u8; HANDLE_BYTES],
@@ -253,11 +256,11 @@ fn open_ipc(
     };
     let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
     let mut address = 0;
-    // SAFETY: `address` is writable; a handle that is none is refused.
+    // SAFETY: `address` is writable; an invalid handle is refused.
     let code = unsafe { (library.cuIpcOpenMemHandle_v2)(&raw mut address, handle, flags) };
     library
         .check("cuIpcOpenMemHandle", code)
-        .map_err(|error| error::with(error, "the peer may have freed the memory, or has ended"))?;
+        .map_err(|error| error::with(error, "the peer may have freed the memory or ended"))?;
     let memory = RawMemory {
         address,
         bytes,
@@ -267,23 +270,24 @@ fn open_ipc(
     let there = match range(library, address) {
         Ok((base, there)) => there.saturating_sub(address - base),
         Err(error) => {
-            // The size is checked if the driver reports it.
-            tracing::debug!(%error, "size of a peer's allocation");
+            // The size is checked only if the driver reports it.
+            tracing::debug!(%error, "the size of a peer's allocation is unknown");
             return Ok(memory);
         }
     };
     if there >= bytes {
         return Ok(memory);
     }
-    // SAFETY: opened above; nobody has it. The error that counts is the first.
+    // SAFETY: the allocation was opened above, and nothing else uses it. The first error is
+    // returned.
     let _ = unsafe { (library.cuIpcCloseMemHandle)(address) };
     Err(error::driver(
         "cuIpcOpenMemHandle",
-        format!("the peer's allocation has {there} bytes, not the {bytes} that it says"),
+        format!("the peer's allocation has {there} bytes; the peer reports {bytes}"),
     ))
 }
 
-/// Checks the code of an allocation; its error says how much was asked for, and how much there is.
+/// Checks the code of an allocation. Adds the requested and the free size to the error.
 pub(super) fn check_sized(
     library: &Library,
     call: &'static str,
@@ -291,9 +295,9 @@ pub(super) fn check_sized(
     bytes: u64,
 ) -> Result<()> {
     library.check(call, code).map_err(|error| {
-        let mut more = format!("asked for {bytes} bytes");
+        let mut more = format!("requested {bytes} bytes");
         let (mut free, mut total) = (0_usize, 0_usize);
-        // SAFETY: both are writable.
+        // SAFETY: both results are writable.
         let known = unsafe { (library.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
         if code == OUT_OF_MEMORY && known == error::SUCCESS {
             more.push_str(&format!(", {free} of {total} are free"));

@@ -1,15 +1,16 @@
 //! NVIDIA GPUs: [`Driver`](crate::gpu::driver::Driver) over the CUDA driver library, which is
 //! opened at run time.
 //!
-//! Nothing of CUDA's is linked and no tool kit is needed: `libcuda.so.1` comes with the driver. The
-//! types and constants are cudarc's (`cudarc::driver::sys`); the functions are called through a
-//! table of this module's own, whose signatures the compiler compares with cudarc's (in tests).
-//! That is for two reasons: a symbol that is absent is an error here and a panic there, and a
+//! Nothing of CUDA is linked and no toolkit is needed: `libcuda.so.1` comes with the driver. The
+//! types and constants are cudarc's (`cudarc::driver::sys`). The functions are called through a
+//! table of this module, whose signatures tests compare with cudarc's at compile time. There are
+//! two reasons: a missing symbol is an error here and a panic in cudarc, and a result code that
+//! cudarc does not know is a number here and undefined behaviour in cudarc.
 //! result code that cudarc does not know is a number here and undefined behaviour there.
 //!
 //! # Symbols
 //!
-//! Looked up by these names, all at once, when the library is opened. Each must be there (driver
+//! All symbols are looked up by these names when the library is opened. They are required (driver
 //! 525, CUDA 12.0):
 //!
 //! | subject | symbols |
@@ -25,30 +26,30 @@
 //! | events | `cuEventCreate` `cuEventDestroy_v2` `cuEventRecord` `cuEventQuery` `cuEventElapsedTime` |
 //! | graphs | `cuStreamBeginCapture_v2` `cuStreamEndCapture` `cuUserObjectCreate` `cuUserObjectRelease` `cuGraphRetainUserObject` `cuGraphGetNodes` `cuGraphInstantiateWithFlags` `cuGraphUpload` `cuGraphLaunch` `cuGraphDestroy` `cuGraphExecDestroy` |
 //!
-//! These may be absent; what needs them then does without, or is an error that names the symbol and
-//! the version:
+//! These symbols are optional. A feature that needs a missing one is skipped, or fails with an
+//! error that names the symbol and the CUDA version:
 //!
 //! | since CUDA | symbols | without them |
 //! |---|---|---|
-//! | 11.3 | `cuStreamGetCaptureInfo_v2` | asked only where `cuStreamGetCaptureInfo_v3` is absent |
-//! | 11.7 | `cuStreamWaitValue32_v2` `cuStreamWriteValue32_v2` | no waiting for words on streams |
+//! | 11.3 | `cuStreamGetCaptureInfo_v2` | used only if `cuStreamGetCaptureInfo_v3` is absent |
+//! | 11.7 | `cuStreamWaitValue32_v2` `cuStreamWriteValue32_v2` | streams cannot wait for memory words |
 //! | 12.1 | `cuMulticastCreate` `cuMulticastAddDevice` `cuMulticastBindMem` `cuMulticastUnbind` `cuMulticastGetGranularity` | no multicast objects |
 //! | 12.3 | `cuStreamGetCaptureInfo_v3` | `cuStreamGetCaptureInfo_v2` |
-//! | 12.4 | `cuFuncLoad` `cuModuleGetFunctionCount` `cuModuleEnumerateFunctions` | a kernel is loaded when it is asked for, not with its module |
-//! | 12.4 | `cuFuncGetParamInfo` | offsets of parameters are not known |
+//! | 12.4 | `cuFuncLoad` `cuModuleGetFunctionCount` `cuModuleEnumerateFunctions` | a kernel is loaded when it is looked up, not with its module |
+//! | 12.4 | `cuFuncGetParamInfo` | offsets of parameters are unknown |
 //!
 //! # Captures
 //!
 //! CUDA forbids many calls on a thread that captures a stream, and in global mode on all threads of
-//! the process. Whatever this module calls that might be forbidden it calls with the thread's mode
-//! exchanged for relaxed, and puts the mode back: an allocation, a module load or an event query
-//! here neither fails nor breaks a capture of somebody else's.
+//! the process. This module makes such calls in the thread's relaxed mode, and then restores the
+//! mode: an allocation, a module load or an event query neither fails nor invalidates a capture of
+//! other code.
 //!
 //! # Hardware queues
 //!
-//! Streams share a few hardware queues (8, where nothing else is said), and kernels of two streams
-//! in one queue start one after the other. Where the first waits for the second, as ranks of one
-//! process do, both wait for ever. See [`ENVIRONMENT`].
+//! Streams share a few hardware queues (8 by default), and kernels of two streams in one queue
+//! start in sequence. If the first waits for the second, as with ranks of one process, they
+//! deadlock. See [`ENVIRONMENT`].
 
 mod capture;
 mod context;

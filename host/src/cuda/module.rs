@@ -13,36 +13,36 @@ use super::library::Library;
 use crate::Result;
 use crate::gpu::driver::{FunctionProperties, LaunchShape, RawFunction, RawModule, RawStream};
 
-/// Bytes of the compiler's log, each of information and errors.
+/// Size of each of the compiler's two logs in bytes: information and errors.
 const LOG_BYTES: usize = 16 << 10;
 
-/// Dynamic shared memory that a block may have without asking for more.
+/// Dynamic shared memory that a block may use without an attribute.
 const SHARED_UNASKED: u32 = 48 << 10;
 
-/// More parameters than a kernel can have: they take 32,764 bytes at most.
+/// Upper bound of the number of a kernel's parameters, which have at most 32,764 bytes in total.
 const MOST_PARAMETERS: usize = 32_764;
 
-/// Returns true if the library can find the end of an image: text ends with a zero byte, a cubin
-/// and a fat binary know their size.
+/// Returns true if the library can find the end of an image: text ends with a zero byte; a cubin
+/// and a fat binary contain their size.
 fn ends(image: &[u8]) -> bool {
     image.starts_with(b"\x7fELF")
         || image.starts_with(&0xBA55_ED50_u32.to_le_bytes())
         || image.last() == Some(&0)
 }
 
-/// A log up to its zero byte, without the white space at the end.
+/// Returns a log up to its zero byte, without trailing white space.
 fn log_text(log: &[u8]) -> String {
     let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
     String::from_utf8_lossy(&log[..end]).trim().to_owned()
 }
 
 impl Cuda {
-    /// Loads an image and, where the driver can list them, all of its kernels.
+    /// Loads an image and, if the driver can list them, all of its kernels.
     pub(super) fn load(&self, image: &[u8]) -> Result<RawModule> {
         if !ends(image) {
             return Err(error::driver(
                 "cuModuleLoadDataEx",
-                "an image of text must end with a zero byte, or the driver reads beyond it",
+                "a text image must end with a zero byte, or the driver reads beyond its end",
             ));
         }
         let library = self.relaxed()?;
@@ -61,8 +61,8 @@ impl Cuda {
             size,
         ];
         let mut module = core::ptr::null_mut();
-        // SAFETY: `module` is writable; the image ends where the library sees it; there are as many
-        // values as options, and the logs have the sizes that they say.
+        // SAFETY: `module` is writable; `ends` has checked that the library finds the image's end;
+        // there is one value per option, and the logs have the given sizes.
         let code = unsafe {
             (library.cuModuleLoadDataEx)(
                 &raw mut module,
@@ -80,28 +80,30 @@ impl Cuda {
             if failed.is_empty() {
                 error
             } else {
-                error::with(error, &format!("the driver's compiler says: {failed}"))
+                error::with(error, &format!("the driver's compiler reports: {failed}"))
             }
         })?;
         if let Err(error) = load_all(&library, module) {
-            // SAFETY: loaded above; nobody has it. The error that counts is the first.
+            // SAFETY: the module was loaded above, and nothing else uses it. The first error is
+            // returned.
             let _ = unsafe { (library.cuModuleUnload)(module) };
             return Err(error);
         }
         Ok(RawModule(module.addr()))
     }
 
-    /// A kernel by its symbol, loaded and with leave to use all of a block's shared memory.
+    /// Looks up a kernel by its symbol, loads it, and permits it to use all of a block's shared
+    /// memory.
     ///
-    /// Drivers load kernels lazily, by default since 12.2: at the first launch, and with a wait for
-    /// the device. A kernel that runs and waits for the one being loaded then waits for ever.
-    /// `CUDA_MODULE_LOADING=EAGER` is no remedy for a library, since it counts only where it was
-    /// set before anybody used CUDA. So every kernel is loaded here, explicitly.
+    /// Drivers load kernels lazily, by default since 12.2: at the first launch, which waits for the
+    /// device. If a running kernel waits for the kernel being loaded, they deadlock. A library
+    /// cannot rely on `CUDA_MODULE_LOADING=EAGER`, which must be set before the first use of CUDA.
+    /// This function therefore loads every kernel explicitly.
     pub(super) fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
         let library = self.relaxed()?;
         let mut function = core::ptr::null_mut();
-        // SAFETY: `function` is writable, the module is live by its type, the name ends with a zero
-        // byte.
+        // SAFETY: `function` is writable, the module is live by its type, and the name ends with a
+        // zero byte.
         let code = unsafe {
             (library.cuModuleGetFunction)(
                 &raw mut function,
@@ -121,7 +123,7 @@ impl Cuda {
         )?;
         let dynamic = self.properties.shared_bytes.saturating_sub(fixed);
         if dynamic > SHARED_UNASKED {
-            // SAFETY: a live function.
+            // SAFETY: the function was looked up above, in a live module.
             library.check("cuFuncSetAttribute", unsafe {
                 (library.cuFuncSetAttribute)(
                     function,
@@ -133,7 +135,7 @@ impl Cuda {
         Ok(Some(RawFunction(function.addr())))
     }
 
-    /// Offset and size of each parameter.
+    /// Returns offset and size of each parameter.
     pub(super) fn parameters(&self, function: RawFunction) -> Result<Option<Vec<(usize, usize)>>> {
         let library = self.relaxed()?;
         let Some(ask) = library.cuFuncGetParamInfo.find() else {
@@ -143,7 +145,7 @@ impl Cuda {
         for index in 0..=MOST_PARAMETERS {
             let (mut offset, mut size) = (0, 0);
             let function = function.0 as sys::CUfunction;
-            // SAFETY: a live function by its type, and both are writable.
+            // SAFETY: the function is live by its type, and both results are writable.
             let code = unsafe { ask(function, index, &raw mut offset, &raw mut size) };
             if code == INVALID_VALUE {
                 return Ok(Some(parameters)); // no parameter of that number
@@ -153,11 +155,11 @@ impl Cuda {
         }
         Err(error::driver(
             "cuFuncGetParamInfo",
-            "the driver finds no end of the kernel's parameters",
+            "the driver reports too many parameters of the kernel",
         ))
     }
 
-    /// What a kernel needs.
+    /// Returns the resources that a kernel needs.
     pub(super) fn function_properties(&self, function: RawFunction) -> Result<FunctionProperties> {
         let library = self.relaxed()?;
         let ask = |asked| attribute(&library, function.0 as sys::CUfunction, asked);
@@ -169,7 +171,7 @@ impl Cuda {
         })
     }
 
-    /// Blocks that are resident on one multiprocessor at once.
+    /// Returns the number of blocks that can be resident on one multiprocessor.
     pub(super) fn resident_blocks(
         &self,
         function: RawFunction,
@@ -179,7 +181,7 @@ impl Cuda {
         let library = self.relaxed()?;
         let mut blocks: c_int = 0;
         let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
-        // SAFETY: `blocks` is writable, the function is live by its type.
+        // SAFETY: `blocks` is writable, and the function is live by its type.
         library.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
             (library.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
                 &raw mut blocks,
@@ -194,7 +196,7 @@ impl Cuda {
     /// Launches a kernel.
     ///
     /// # Safety
-    /// As [`Driver::launch`](crate::gpu::driver::Driver::launch).
+    /// The preconditions of [`Driver::launch`](crate::gpu::driver::Driver::launch).
     pub(super) unsafe fn launch(
         &self,
         function: RawFunction,
@@ -206,7 +208,7 @@ impl Cuda {
         let (function, stream) = (function.0 as sys::CUfunction, stream.0 as sys::CUstream);
         let (mut attributes, count) = attributes(shape, self.major);
         if count == 0 {
-            // SAFETY: by this function's requirement the parameters are those of the kernel.
+            // SAFETY: this function requires that the parameters are those of the kernel.
             return library.check("cuLaunchKernel", unsafe {
                 (library.cuLaunchKernel)(
                     function,
@@ -235,7 +237,8 @@ impl Cuda {
             attrs: attributes.as_mut_ptr(),
             numAttrs: count as c_uint,
         };
-        // SAFETY: as above; the attributes live through the call.
+        // SAFETY: this function requires that the parameters are those of the kernel; the
+        // attributes outlive the call.
         library.check("cuLaunchKernelEx", unsafe {
             (library.cuLaunchKernelEx)(
                 &raw const config,
@@ -247,9 +250,10 @@ impl Cuda {
     }
 }
 
-/// The attributes of a launch, and how many of them count. A device before Hopper (9.0) has no
-/// dependent launches, and to begin early is a leave, not a wish: it is left out there. Clusters
-/// are a wish: the library refuses them.
+/// Returns the attributes of a launch and their number. The attribute for dependent launches is
+/// omitted on devices before Hopper (9.0), which lack them: it only permits an early start.
+/// Clusters are a requirement, so they are never omitted, and the library refuses them if
+/// necessary.
 fn attributes(shape: &LaunchShape, major: u32) -> ([sys::CUlaunchAttribute; 3], usize) {
     let mut attributes = [sys::CUlaunchAttribute {
         id: AttributeId::CU_LAUNCH_ATTRIBUTE_IGNORE,
@@ -292,27 +296,27 @@ fn attributes(shape: &LaunchShape, major: u32) -> ([sys::CUlaunchAttribute; 3], 
     (attributes, count)
 }
 
-/// An attribute of a kernel.
+/// Returns an attribute of a kernel.
 fn attribute(library: &Library, function: sys::CUfunction, asked: Attribute) -> Result<u32> {
     let mut value: c_int = 0;
-    // SAFETY: `value` is writable, the function is live.
+    // SAFETY: `value` is writable, and the function is live.
     library.check("cuFuncGetAttribute", unsafe {
         (library.cuFuncGetAttribute)(&raw mut value, asked, function)
     })?;
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-/// Loads a kernel, where the driver loads lazily. A driver without `cuFuncLoad` loads it when its
-/// attributes are asked for.
+/// Loads a kernel if the driver loads lazily. A driver without `cuFuncLoad` loads it when its
+/// attributes are queried.
 fn load_function(library: &Library, function: sys::CUfunction) -> Result<()> {
     if let Some(load) = library.cuFuncLoad.find() {
-        // SAFETY: a live function.
+        // SAFETY: the function is live.
         library.check("cuFuncLoad", unsafe { load(function) })?;
     }
     attribute(library, function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS).map(|_| ())
 }
 
-/// Loads all kernels of a module, where the driver can list them.
+/// Loads all kernels of a module, if the driver can list them.
 fn load_all(library: &RelaxedCapture, module: sys::CUmodule) -> Result<()> {
     let (Some(count_of), Some(list)) = (
         library.cuModuleGetFunctionCount.find(),
@@ -321,7 +325,7 @@ fn load_all(library: &RelaxedCapture, module: sys::CUmodule) -> Result<()> {
         return Ok(());
     };
     let mut count: c_uint = 0;
-    // SAFETY: `count` is writable, the module is live.
+    // SAFETY: `count` is writable, and the module is live.
     library.check("cuModuleGetFunctionCount", unsafe {
         count_of(&raw mut count, module)
     })?;
@@ -329,7 +333,7 @@ fn load_all(library: &RelaxedCapture, module: sys::CUmodule) -> Result<()> {
     if count == 0 {
         return Ok(());
     }
-    // SAFETY: there is room for `count` functions.
+    // SAFETY: `functions` has space for `count` functions.
     library.check("cuModuleEnumerateFunctions", unsafe {
         list(functions.as_mut_ptr(), count, module)
     })?;
@@ -342,7 +346,7 @@ fn load_all(library: &RelaxedCapture, module: sys::CUmodule) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The attributes that count, as their numbers.
+    /// Returns the numbers of the used attributes.
     fn numbers(shape: LaunchShape, major: u32) -> Vec<u32> {
         let (attributes, count) = attributes(&shape, major);
         attributes[..count]
@@ -368,12 +372,12 @@ mod tests {
         assert_eq!(numbers(all, 9), [4, 2, 6]);
         assert_eq!(numbers(all, 8), [4, 2], "no dependent launch before Hopper");
         let (attributes, _) = attributes(&all, 9);
-        // SAFETY: every value was written whole, with zeros beyond the field that is set.
+        // SAFETY: every value was written completely, with zeros outside the field that is set.
         let cluster = unsafe { attributes[0].value.clusterDim };
         assert_eq!((cluster.x, cluster.y, cluster.z), (4, 1, 1));
-        // SAFETY: as above.
+        // SAFETY: every value was written completely, with zeros outside the field that is set.
         assert_eq!(unsafe { attributes[1].value.cooperative }, 1);
-        // SAFETY: as above.
+        // SAFETY: every value was written completely, with zeros outside the field that is set.
         let dependent = unsafe { attributes[2].value.programmaticStreamSerializationAllowed };
         assert_eq!(dependent, 1);
     }

@@ -1,4 +1,4 @@
-//! Multicast objects (NVLink SHARP): an address whose stores reach several devices.
+//! Multicast objects (NVLink SHARP): addresses whose stores reach several devices.
 
 use core::ffi::c_ulonglong;
 
@@ -12,7 +12,7 @@ use super::virtual_memory;
 use crate::Result;
 use crate::gpu::driver::{Driver, Export, Import, Origin, RawMemory, RawMulticast};
 
-/// An object's description.
+/// Returns an object's description.
 fn properties(bytes: u64, devices: u32, handles: u32) -> sys::CUmulticastObjectProp {
     sys::CUmulticastObjectProp {
         numDevices: devices,
@@ -22,8 +22,8 @@ fn properties(bytes: u64, devices: u32, handles: u32) -> sys::CUmulticastObjectP
     }
 }
 
-/// What size, offset and binding of an object have to be multiples of. The least that is valid:
-/// what the library recommends may be many times that, and every window would pay it.
+/// Returns the minimum granularity of size, offset and bindings of an object. The recommended
+/// granularity may be many times larger, and would enlarge every window.
 pub(super) fn granularity(
     library: &Library,
     bytes: u64,
@@ -33,7 +33,7 @@ pub(super) fn granularity(
     let properties = properties(bytes, devices, handles);
     let mut granularity = 0_usize;
     let function = library.cuMulticastGetGranularity.need()?;
-    // SAFETY: `granularity` is writable, `properties` are complete.
+    // SAFETY: `granularity` is writable, and `properties` are complete.
     library.check("cuMulticastGetGranularity", unsafe {
         function(
             &raw mut granularity,
@@ -45,7 +45,7 @@ pub(super) fn granularity(
 }
 
 impl Cuda {
-    /// Refuses where the device has no multicast.
+    /// Fails if the device does not support multicast.
     fn has_multicast(&self) -> Result<()> {
         if self.properties.multicast {
             Ok(())
@@ -54,7 +54,7 @@ impl Cuda {
         }
     }
 
-    /// A new object.
+    /// Creates an object.
     pub(super) fn create_multicast(&self, bytes: u64, devices: u32) -> Result<RawMulticast> {
         self.has_multicast()?;
         let library = self.relaxed()?;
@@ -64,21 +64,21 @@ impl Cuda {
         let properties = properties(bytes, devices, self.handles);
         let function = library.cuMulticastCreate.need()?;
         let mut handle = 0;
-        // SAFETY: `handle` is writable, `properties` are complete.
+        // SAFETY: `handle` is writable, and `properties` are complete.
         library.check("cuMulticastCreate", unsafe {
             function(&raw mut handle, &raw const properties)
         })?;
         Ok(RawMulticast { handle, bytes })
     }
 
-    /// What another process imports.
+    /// Exports an object for another process.
     pub(super) fn export_multicast(&self, multicast: &RawMulticast) -> Result<Export> {
         self.has_multicast()?;
         let library = self.relaxed()?;
         virtual_memory::export(&library, multicast.handle, self.handles)
     }
 
-    /// Another process' object.
+    /// Imports another process's object.
     pub(super) fn import_multicast(&self, import: Import<'_>, bytes: u64) -> Result<RawMulticast> {
         self.has_multicast()?;
         let library = self.relaxed()?;
@@ -86,18 +86,18 @@ impl Cuda {
         Ok(RawMulticast { handle, bytes })
     }
 
-    /// Adds this device.
+    /// Adds this device to an object.
     pub(super) fn join_multicast(&self, multicast: &RawMulticast) -> Result<()> {
         self.has_multicast()?;
         let library = self.relaxed()?;
         let function = library.cuMulticastAddDevice.need()?;
-        // SAFETY: a live object, by its type.
+        // SAFETY: the object is live, by its type.
         library.check("cuMulticastAddDevice", unsafe {
             function(multicast.handle, self.device)
         })
     }
 
-    /// Binds memory and maps the object.
+    /// Binds memory to the object and maps the object.
     pub(super) fn bind_multicast(
         &self,
         multicast: &RawMulticast,
@@ -110,8 +110,7 @@ impl Cuda {
                 "cuMulticastBindMem",
                 format!(
                     "an object of {} bytes needs as much memory of this device that was allocated \
-                        as shared; this \
-                     has {} bytes and is {:?}",
+                     as shared; this memory has {} bytes and is {:?}",
                     multicast.bytes, memory.bytes, memory.origin
                 ),
             ));
@@ -120,12 +119,9 @@ impl Cuda {
         let bind = library.cuMulticastBindMem.need()?;
         // SAFETY: both handles are live, by their types, and the memory is large enough.
         let code = unsafe { bind(multicast.handle, 0, memory.handle, 0, size, 0) };
-        library.check("cuMulticastBindMem", code).map_err(|error| {
-            error::with(
-                error,
-                "every device must have joined before any memory is bound",
-            )
-        })?;
+        library
+            .check("cuMulticastBindMem", code)
+            .map_err(|error| error::with(error, "all devices must join before memory is bound"))?;
         let alignment = self.granularity;
         let mapped = virtual_memory::map(
             &library,
@@ -135,25 +131,26 @@ impl Cuda {
             alignment,
         );
         if mapped.is_err() {
-            // The error that counts is the first.
+            // The first error is returned.
             let _ = self.unbind(&library, multicast);
         }
         mapped
     }
 
-    /// Takes this device's memory out: the range is that of the bind, as the library demands.
+    /// Unbinds this device's memory. The library requires the range of the bind.
     fn unbind(&self, library: &Library, multicast: &RawMulticast) -> Result<()> {
         let function = library.cuMulticastUnbind.need()?;
-        // SAFETY: bound with that range.
+        // SAFETY: `bind_multicast` bound this range.
         library.check("cuMulticastUnbind", unsafe {
             function(multicast.handle, self.device, 0, multicast.bytes as usize)
         })
     }
 
-    /// Unmaps, unbinds and lets go: as much of it as is possible, and the first failure.
+    /// Unmaps, unbinds and releases the object. Continues after a failure and returns the first
+    /// one.
     ///
     /// # Safety
-    /// As [`Driver::release_multicast`].
+    /// The preconditions of [`Driver::release_multicast`].
     pub(super) unsafe fn release_multicast(
         &self,
         multicast: RawMulticast,
@@ -163,12 +160,14 @@ impl Cuda {
         let library = self.relaxed()?;
         let mut result = Ok(());
         if address != 0 {
-            // SAFETY: mapped by `bind_multicast`; nobody uses it, by this function's requirement.
+            // SAFETY: `bind_multicast` mapped the address; this function requires that nothing uses
+            // it.
             let unmapped = unsafe { virtual_memory::unmap(&library, address, multicast.bytes) };
             let unbound = self.unbind(&library, &multicast);
             result = unmapped.and(unbound);
         }
-        // SAFETY: the handle came from `create_multicast` or `import_multicast`, and goes once.
+        // SAFETY: the handle came from `create_multicast` or `import_multicast`, and is released
+        // once.
         let released = library.check("cuMemRelease", unsafe {
             (library.cuMemRelease)(multicast.handle)
         });

@@ -13,44 +13,44 @@ use super::{device, multicast, virtual_memory};
 use crate::gpu::driver::{Driver, Properties};
 use crate::{Error, Result};
 
-/// Name of the variable that says how many hardware queues there are.
+/// Variable with the number of hardware queues.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Environment variables, with values, that processes which use this module should start with; a
-/// launcher sets them where they are not set.
+/// Environment variables, with values, with which processes that use this module should start. A
+/// launcher sets those that are not set.
 ///
-/// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues into which streams are put: 8 by
-/// default, at most 32. The driver reads it once, when a device's context comes up. [`open`] does
-/// not set it: changing the environment while another thread reads it (and a C library may do so at
-/// any time) is undefined behaviour, and where another library has used CUDA before it is too late.
-/// So it is the launcher's or the program's part ([`prepare_environment`]); a process with more
-/// streams than queues gets a warning.
+/// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues for streams: 8 by default, at
+/// most 32. The driver reads it once, when it creates a device's context. [`open`] does not set it:
+/// changing the environment while another thread reads it (which a C library may do at any time) is
+/// undefined behaviour, and after another library has used CUDA it has no effect. Therefore the
+/// launcher or the program sets it ([`prepare_environment`]); a process with more streams than
+/// queues gets a warning.
 pub const ENVIRONMENT: &[(&str, &str)] = &[(CONNECTIONS, "32")];
 
-/// Hardware queues where the environment says nothing.
+/// Number of hardware queues if the variable is not set.
 const QUEUES: u32 = 8;
 
-/// Sets the variables of [`ENVIRONMENT`] that are not set, for this process. To be called first in
-/// `main`, before anything uses CUDA.
+/// Sets the variables of [`ENVIRONMENT`] that are not set, for this process. Call it first in
+/// `main`, before any use of CUDA.
 ///
 /// # Safety
-/// No other thread runs: another one that reads the environment at the same time, in any language,
+/// No other thread runs. A thread that reads the environment at the same time, in any language,
 /// would race.
 pub unsafe fn prepare_environment() {
     for (name, value) in ENVIRONMENT {
         if std::env::var_os(name).is_none() {
-            // SAFETY: no other thread runs.
+            // SAFETY: this function requires that no other thread runs.
             unsafe { std::env::set_var(name, value) };
         }
     }
 }
 
-/// How many hardware queues the process has, by the environment.
+/// Returns the number of hardware queues of the process, according to the environment.
 pub(super) fn queues() -> u32 {
     queues_of(std::env::var(CONNECTIONS).ok().as_deref())
 }
 
-/// How many hardware queues a value of the variable gives.
+/// Returns the number of hardware queues for a value of the variable.
 pub(super) fn queues_of(value: Option<&str>) -> u32 {
     value
         .and_then(|value| value.trim().parse().ok())
@@ -58,13 +58,13 @@ pub(super) fn queues_of(value: Option<&str>) -> u32 {
         .unwrap_or(QUEUES)
 }
 
-/// The CUDA device of that number: one value in a process, however often it is opened. The first
-/// time it brings up the device's primary context (which PyTorch and the run time library use too)
-/// and may wait for the device.
+/// Opens the CUDA device with that number. All calls in a process return the same value. The first
+/// call creates the device's primary context (which PyTorch and the CUDA runtime use, too) and may
+/// wait for the device.
 ///
 /// # Errors
-/// `Error::NoDevice` where there is no driver or no such device, `Error::Driver` where the driver
-/// is too old or fails.
+/// `Error::NoDevice` if there is no driver or no such device, `Error::Driver` if the driver is too
+/// old or fails.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     static OPEN: Mutex<BTreeMap<u32, Arc<Cuda>>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,11 +76,11 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     Ok(driver)
 }
 
-/// What is known of every CUDA device that the process sees. Brings up no context, so it takes no
-/// memory of the devices; whether fabric handles really can be made is found by [`open`] only.
+/// Returns the properties of every CUDA device that the process sees. Creates no context, so it
+/// uses no device memory. Only [`open`] checks that fabric handles can be created.
 ///
 /// # Errors
-/// As [`open`].
+/// The errors of [`open`].
 pub fn devices() -> Result<Vec<Properties>> {
     let library = Library::open()?;
     (0..device::count(library)?)
@@ -89,14 +89,14 @@ pub fn devices() -> Result<Vec<Properties>> {
 }
 
 impl Cuda {
-    /// Brings a device's primary context up.
+    /// Creates a device's primary context.
     fn new(library: &'static Library, ordinal: u32) -> Result<Self> {
         let count = device::count(library)?;
         if ordinal >= count {
             return Err(Error::NoDevice {
                 device: format!("cuda:{ordinal}"),
                 detail: format!(
-                    "this process sees {count} CUDA device(s), numbered from 0; look at \
+                    "this process sees {count} CUDA device(s), numbered from 0; check \
                         CUDA_VISIBLE_DEVICES"
                 ),
             });

@@ -1,5 +1,5 @@
-//! Copies between host and device beside whatever runs: a stream of the driver's own and
-//! page-locked memory.
+//! Copies between host and device that do not wait for other streams: through a stream of the
+//! driver object and page-locked memory.
 
 use core::ffi::{c_uint, c_void};
 
@@ -10,14 +10,14 @@ use super::library::Library;
 use super::{memory, stream};
 use crate::Result;
 
-/// Bytes of the page-locked memory; longer copies go in pieces.
+/// Size of the page-locked memory in bytes. Longer copies are divided.
 const BYTES: usize = 1 << 20;
 
-/// A piece lies in the page-locked memory at the same address modulo this as in the device's, so
-/// that aligned words stay whole.
+/// A piece has the same address modulo this number in page-locked memory and in device memory, so
+/// that aligned words are not torn.
 const ALIGNMENT: usize = 16;
 
-/// The stream and the page-locked memory, for one copy at a time.
+/// Stream and page-locked memory, for one copy at a time.
 #[derive(Debug)]
 pub(super) struct Staging {
     stream: usize,
@@ -25,7 +25,7 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Creates both, in the current context.
+    /// Creates stream and memory in the current context.
     pub(super) fn new(library: &Library) -> Result<Self> {
         let stream = stream::create(library)?;
         match memory::host(library, BYTES, sys::CU_MEMHOSTALLOC_PORTABLE as c_uint) {
@@ -34,19 +34,20 @@ impl Staging {
                 host: host.addr(),
             }),
             Err(error) => {
-                // SAFETY: created above, and not used yet; the error that counts is the other.
+                // SAFETY: the stream was created above and has not been used. The first error is
+                // returned.
                 let _ = unsafe { (library.cuStreamDestroy_v2)(stream.0 as sys::CUstream) };
                 Err(error)
             }
         }
     }
 
-    /// The stream.
+    /// Returns the stream.
     pub(super) const fn stream(&self) -> sys::CUstream {
         self.stream as sys::CUstream
     }
 
-    /// Where a piece for (or from) this device address lies, and how many bytes it has at most.
+    /// Returns the position of a piece for (or from) this device address, and its maximum length.
     const fn buffer(&self, device: u64) -> (*mut u8, usize) {
         let skip = device as usize % ALIGNMENT;
         ((self.host + skip) as *mut u8, BYTES - ALIGNMENT)
@@ -62,7 +63,7 @@ impl Staging {
 }
 
 impl Cuda {
-    /// The calls of `work` on the driver's own stream, and a wait for it.
+    /// Calls `work` on the driver object's stream, and waits for the stream.
     pub(super) fn on_own_stream(
         &self,
         library: &RelaxedCapture,
@@ -76,7 +77,7 @@ impl Cuda {
     /// Copies to the device and waits.
     ///
     /// # Safety
-    /// The device memory is mapped, and nobody else uses it in a way that races with this.
+    /// The device memory is mapped, and no other access to it races with this one.
     pub(super) unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()> {
         let library = self.relaxed()?;
         let staging = self.staging();
@@ -84,11 +85,11 @@ impl Cuda {
         while !rest.is_empty() {
             let (buffer, most) = staging.buffer(to);
             let (piece, later) = rest.split_at(rest.len().min(most));
-            // SAFETY: `piece` fits behind `buffer`, which the lock makes ours; no copy is under
-            // way.
+            // SAFETY: `piece` fits into `buffer`, to which the lock gives exclusive access; no copy
+            // is in progress.
             unsafe { core::ptr::copy_nonoverlapping(piece.as_ptr(), buffer, piece.len()) };
-            // SAFETY: both ranges are mapped (the device's by this function's requirement) until
-            // the wait below.
+            // SAFETY: both ranges are mapped until the wait below (this function requires it of the
+            // device's).
             library.check("cuMemcpyHtoDAsync", unsafe {
                 (library.cuMemcpyHtoDAsync_v2)(
                     to,
@@ -107,7 +108,7 @@ impl Cuda {
     /// Copies from the device and waits.
     ///
     /// # Safety
-    /// As [`Cuda::write`].
+    /// The preconditions of [`Cuda::write`].
     pub(super) unsafe fn read(&self, to: &mut [u8], from: u64) -> Result<()> {
         let library = self.relaxed()?;
         let staging = self.staging();
@@ -115,8 +116,8 @@ impl Cuda {
         while !rest.is_empty() {
             let (buffer, most) = staging.buffer(from);
             let (piece, later) = rest.split_at_mut(rest.len().min(most));
-            // SAFETY: both ranges are mapped (the device's by this function's requirement) until
-            // the wait below.
+            // SAFETY: both ranges are mapped until the wait below (this function requires it of the
+            // device's).
             library.check("cuMemcpyDtoHAsync", unsafe {
                 (library.cuMemcpyDtoHAsync_v2)(
                     buffer.cast::<c_void>(),
@@ -126,7 +127,8 @@ impl Cuda {
                 )
             })?;
             staging.wait(&library)?;
-            // SAFETY: the copy is done, and the lock makes the page-locked memory ours.
+            // SAFETY: the copy has completed, and the lock gives exclusive access to the
+            // page-locked memory.
             unsafe { core::ptr::copy_nonoverlapping(buffer, piece.as_mut_ptr(), piece.len()) };
             from += piece.len() as u64;
             rest = later;
@@ -134,7 +136,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// The stream and memory, for this thread.
+    /// Locks stream and memory for this thread.
     fn staging(&self) -> std::sync::MutexGuard<'_, Staging> {
         self.staging
             .lock()

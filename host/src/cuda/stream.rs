@@ -1,4 +1,4 @@
-//! Streams, copies on them and functions of the host.
+//! Streams, copies on them, and host functions.
 
 use core::ffi::{c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +12,12 @@ use super::open::queues;
 use crate::Result;
 use crate::gpu::driver::{Callback, RawStream};
 
-/// The library's stream.
+/// Converts to the library's stream.
 pub(super) const fn raw(stream: RawStream) -> sys::CUstream {
     stream.0 as sys::CUstream
 }
 
-/// A stream that does not wait for the legacy default stream, in the current context.
+/// Creates a stream that does not wait for the legacy default stream, in the current context.
 pub(super) fn create(library: &Library) -> Result<RawStream> {
     let mut stream = core::ptr::null_mut();
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
@@ -29,11 +29,11 @@ pub(super) fn create(library: &Library) -> Result<RawStream> {
 }
 
 impl Cuda {
-    /// A new stream.
+    /// Creates a stream.
     pub(super) fn create_stream(&self) -> Result<RawStream> {
         let library = self.relaxed()?;
         let stream = create(&library)?;
-        // The driver's own stream takes a queue too.
+        // The driver object's own stream uses a queue, too.
         let streams = self.streams.fetch_add(1, Ordering::Relaxed) + 2;
         static WARNED: AtomicBool = AtomicBool::new(false);
         let queues = queues();
@@ -41,21 +41,21 @@ impl Cuda {
             tracing::warn!(
                 streams,
                 queues,
-                "more streams than hardware queues: kernels that wait for each other may wait for \
-                    ever; start the \
-                 process with CUDA_DEVICE_MAX_CONNECTIONS=32"
+                "more streams than hardware queues: kernels that wait for each other may \
+                 deadlock; start the process with CUDA_DEVICE_MAX_CONNECTIONS=32"
             );
         }
         Ok(stream)
     }
 
-    /// Ends a stream.
+    /// Destroys a stream.
     ///
     /// # Safety
-    /// As [`Driver::destroy_stream`](crate::gpu::driver::Driver::destroy_stream).
+    /// The preconditions of [`Driver::destroy_stream`](crate::gpu::driver::Driver::destroy_stream).
     pub(super) unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: it came from `create_stream`, and nobody uses it, by this function's requirement.
+        // SAFETY: the stream came from `create_stream`, and this function requires that nothing
+        // uses it.
         library.check("cuStreamDestroy", unsafe {
             (library.cuStreamDestroy_v2)(raw(stream))
         })?;
@@ -63,10 +63,10 @@ impl Cuda {
         Ok(())
     }
 
-    /// Whether a stream's work is done.
+    /// Returns true if a stream has completed its work.
     pub(super) fn query_stream(&self, stream: RawStream) -> Result<bool> {
         let library = self.relaxed()?;
-        // SAFETY: a live stream, by its type.
+        // SAFETY: the stream is live, by its type.
         let code = unsafe { (library.cuStreamQuery)(raw(stream)) };
         if code == NOT_READY {
             return Ok(false);
@@ -77,16 +77,16 @@ impl Cuda {
     /// Waits for a stream.
     pub(super) fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: a live stream, by its type.
+        // SAFETY: the stream is live, by its type.
         library.check("cuStreamSynchronize", unsafe {
             (library.cuStreamSynchronize)(raw(stream))
         })
     }
 
-    /// Has a stream call a function.
+    /// Makes a stream call a function.
     ///
     /// # Safety
-    /// As [`Driver::host_function`](crate::gpu::driver::Driver::host_function).
+    /// The preconditions of [`Driver::host_function`](crate::gpu::driver::Driver::host_function).
     pub(super) unsafe fn host_function(
         &self,
         stream: RawStream,
@@ -94,38 +94,38 @@ impl Cuda {
         data: *mut c_void,
     ) -> Result<()> {
         let library = self.enter()?;
-        // SAFETY: a live stream, by its type; callback and data fit, by this function's
-        // requirement.
+        // SAFETY: the stream is live, by its type; this function requires a callback that accepts
+        // `data`.
         library.check("cuLaunchHostFunc", unsafe {
             (library.cuLaunchHostFunc)(raw(stream), Some(callback), data)
         })
     }
 
-    /// Has a stream wait for a word of device memory. Of the second version of these functions, 32
-    /// bits need no attribute of the device (numbers 122 and 123 are for 64 bits and for NOR): a
-    /// device that has none, as under some virtual ones, refuses the call.
+    /// Makes a stream wait for a word of device memory. In the second version of these functions,
+    /// 32-bit words require no device attribute (attributes 122 and 123 are for 64 bits and for
+    /// NOR). A device without support, such as some virtual ones, refuses the call.
     ///
     /// # Safety
-    /// As [`Driver::wait_value`](crate::gpu::driver::Driver::wait_value).
+    /// The preconditions of [`Driver::wait_value`](crate::gpu::driver::Driver::wait_value).
     pub(super) unsafe fn wait_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
         let library = self.enter()?;
         let function = library.cuStreamWaitValue32_v2.need()?;
         let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as c_uint;
-        // SAFETY: a live stream, by its type; the word is mapped, by this function's requirement.
+        // SAFETY: the stream is live, by its type; this function requires that the word is mapped.
         library.check("cuStreamWaitValue32", unsafe {
             function(raw(stream), at, value, flags)
         })
     }
 
-    /// Has a stream write a word of device memory, with the memory barrier that is the default.
+    /// Makes a stream write a word of device memory, with the default memory barrier.
     ///
     /// # Safety
-    /// As [`Driver::write_value`](crate::gpu::driver::Driver::write_value).
+    /// The preconditions of [`Driver::write_value`](crate::gpu::driver::Driver::write_value).
     pub(super) unsafe fn write_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
         let library = self.enter()?;
         let function = library.cuStreamWriteValue32_v2.need()?;
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as c_uint;
-        // SAFETY: as in `wait_value`.
+        // SAFETY: the stream is live, by its type; this function requires that the word is mapped.
         library.check("cuStreamWriteValue32", unsafe {
             function(raw(stream), at, value, flags)
         })
@@ -134,7 +134,7 @@ impl Cuda {
     /// Copies in the order of a stream.
     ///
     /// # Safety
-    /// As [`Driver::copy`](crate::gpu::driver::Driver::copy).
+    /// The preconditions of [`Driver::copy`](crate::gpu::driver::Driver::copy).
     pub(super) unsafe fn copy(
         &self,
         to: u64,
@@ -146,7 +146,7 @@ impl Cuda {
             return Ok(());
         }
         let library = self.enter()?;
-        // SAFETY: both ranges are mapped until the copy is done, by this function's requirement.
+        // SAFETY: this function requires that both ranges are mapped until the copy has completed.
         library.check("cuMemcpyAsync", unsafe {
             (library.cuMemcpyAsync)(to, from, bytes as usize, raw(stream))
         })

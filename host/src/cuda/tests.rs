@@ -1,11 +1,11 @@
-//! What can be tested without a device.
+//! Tests that need no device.
 
 use super::library::Library;
 use super::open::queues_of;
 use super::{devices, open};
 use crate::Error;
 
-/// The detail of a `NoDevice` error.
+/// Returns the detail of a `NoDevice` error.
 fn no_device(error: Error) -> String {
     match error {
         Error::NoDevice { device, detail } => {
@@ -35,7 +35,10 @@ fn a_file_that_is_no_library_is_named() {
     let error = Library::open_file(file.to_str().unwrap()).unwrap_err();
     std::fs::remove_dir_all(&folder).unwrap();
     let detail = no_device(error);
-    assert!(detail.contains("libcuda.so.1 does not open: "), "{detail}");
+    assert!(
+        detail.contains("libcuda.so.1 cannot be opened: "),
+        "{detail}"
+    );
 }
 
 #[test]
@@ -51,13 +54,13 @@ fn another_library_lacks_a_symbol() {
 
 #[test]
 fn opening_never_panics() {
-    // On a machine without a driver this is the error of the absent driver; with one, there are
+    // A machine without a driver returns the error of the missing driver; one with a driver has
     // devices.
     match devices() {
         Ok(devices) => assert!(!devices.is_empty()),
         Err(error) => assert!(no_device(error).contains("driver")),
     }
-    // No machine has so many.
+    // No machine has so many devices.
     match open(1_000_000).unwrap_err() {
         Error::NoDevice { device, detail } if device == "cuda:1000000" => {
             assert!(detail.contains("CUDA_VISIBLE_DEVICES"), "{detail}");
@@ -73,7 +76,8 @@ fn documentation_lists_every_symbol() {
         assert!(text.contains(&format!("`{symbol}`")), "{symbol}");
     }
     let listed = text.matches("`cu").count();
-    let twice = 3; // cuStreamGetCaptureInfo_v2 and _v3 are named again, and libcuda.so.1 is none
+    // cuStreamGetCaptureInfo_v2 and _v3 are listed twice; the third is a mention of cudarc.
+    let twice = 3;
     assert!(listed >= Library::REQUIRED.len() + Library::NEWER.len());
     assert!(listed <= Library::REQUIRED.len() + Library::NEWER.len() + twice);
 }

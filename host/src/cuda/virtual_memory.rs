@@ -1,4 +1,4 @@
-//! Physical memory with a handle, and addresses that it is mapped at.
+//! Physical memory with handles, and the addresses at which it is mapped.
 
 use core::ffi::{c_int, c_uchar, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -10,12 +10,12 @@ use super::{error, memory};
 use crate::Result;
 use crate::gpu::driver::{Export, HANDLE_BYTES, Import};
 
-/// Memory that can be exported as a file descriptor.
+/// Handle type of memory that can be exported as a file descriptor.
 pub(super) const DESCRIPTOR: u32 = HandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0;
-/// Memory that can be exported as a fabric handle.
+/// Handle type of memory that can be exported as a fabric handle.
 pub(super) const FABRIC: u32 = HandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
 
-/// Memory of a device, with these types of handles.
+/// Returns the properties of device memory with these types of handles.
 pub(super) const fn properties(
     device: sys::CUdevice,
     handles: u32,
@@ -35,7 +35,7 @@ pub(super) const fn properties(
     }
 }
 
-/// A device as a memory location.
+/// Returns a device as a memory location.
 const fn location(device: sys::CUdevice) -> sys::CUmemLocation {
     sys::CUmemLocation {
         type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
@@ -43,7 +43,7 @@ const fn location(device: sys::CUdevice) -> sys::CUmemLocation {
     }
 }
 
-/// The granularity that the library recommends.
+/// Returns the granularity that the library recommends.
 pub(super) fn granularity(
     library: &Library,
     device: sys::CUdevice,
@@ -52,7 +52,7 @@ pub(super) fn granularity(
 ) -> Result<u64> {
     let properties = properties(device, handles, rdma);
     let mut granularity = 0_usize;
-    // SAFETY: `granularity` is writable, `properties` are complete.
+    // SAFETY: `granularity` is writable, and `properties` are complete.
     library.check("cuMemGetAllocationGranularity", unsafe {
         (library.cuMemGetAllocationGranularity)(
             &raw mut granularity,
@@ -63,14 +63,14 @@ pub(super) fn granularity(
     Ok(granularity as u64)
 }
 
-/// A handle of physical memory (or of a multicast object); released when dropped.
+/// Handle of physical memory or of a multicast object; released on drop.
 pub(super) struct Physical<'a> {
     library: &'a Library,
     handle: sys::CUmemGenericAllocationHandle,
 }
 
 impl<'a> Physical<'a> {
-    /// Takes a handle over.
+    /// Takes ownership of a handle.
     pub(super) const fn new(
         library: &'a Library,
         handle: sys::CUmemGenericAllocationHandle,
@@ -78,25 +78,25 @@ impl<'a> Physical<'a> {
         Self { library, handle }
     }
 
-    /// Allocates.
+    /// Allocates physical memory.
     pub(super) fn create(
         library: &'a Library,
         properties: &sys::CUmemAllocationProp,
         bytes: u64,
     ) -> Result<Self> {
         let mut handle = 0;
-        // SAFETY: `handle` is writable, `properties` are complete.
+        // SAFETY: `handle` is writable, and `properties` are complete.
         let code = unsafe { (library.cuMemCreate)(&raw mut handle, bytes as usize, properties, 0) };
         memory::check_sized(library, "cuMemCreate", code, bytes)?;
         Ok(Self::new(library, handle))
     }
 
-    /// The handle.
+    /// Returns the handle.
     pub(super) const fn handle(&self) -> sys::CUmemGenericAllocationHandle {
         self.handle
     }
 
-    /// The handle, which the caller releases.
+    /// Returns the handle and passes its ownership to the caller.
     pub(super) const fn keep(self) -> sys::CUmemGenericAllocationHandle {
         let handle = self.handle;
         core::mem::forget(self);
@@ -106,13 +106,13 @@ impl<'a> Physical<'a> {
 
 impl Drop for Physical<'_> {
     fn drop(&mut self) {
-        // SAFETY: the handle is this value's own. It is on the way out of a failure that is
+        // SAFETY: this value owns the handle. It is dropped only after a failure, whose error is
         // reported.
         let _ = unsafe { (self.library.cuMemRelease)(self.handle) };
     }
 }
 
-/// Maps all of a handle's memory at a fresh address, for reading and writing by the device.
+/// Maps all memory of a handle at a new address, for reads and writes by the device.
 pub(super) fn map(
     library: &Library,
     device: sys::CUdevice,
@@ -126,10 +126,10 @@ pub(super) fn map(
     library.check("cuMemAddressReserve", unsafe {
         (library.cuMemAddressReserve)(&raw mut address, size, alignment, 0, 0)
     })?;
-    // SAFETY: the addresses are reserved, and nothing is mapped there.
+    // SAFETY: the addresses were reserved above, and nothing is mapped there.
     let code = unsafe { (library.cuMemMap)(address, size, 0, handle, 0) };
     if let Err(error) = library.check("cuMemMap", code) {
-        // SAFETY: reserved above with that size. The error that counts is the first.
+        // SAFETY: the addresses were reserved above, with that size. The first error is returned.
         let _ = unsafe { (library.cuMemAddressFree)(address, size) };
         return Err(error::with(error, &format!("{bytes} bytes")));
     }
@@ -137,34 +137,34 @@ pub(super) fn map(
         location: location(device),
         flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
-    // SAFETY: mapped above with that size, `access` is one description.
+    // SAFETY: the range was mapped above, with that size; `access` is one description.
     let code = unsafe { (library.cuMemSetAccess)(address, size, &raw const access, 1) };
     if let Err(error) = library.check("cuMemSetAccess", code) {
-        // SAFETY: mapped above; nobody has the address. The error that counts is the first.
+        // SAFETY: the range was mapped above, and nothing uses it. The first error is returned.
         let _ = unsafe { unmap(library, address, bytes) };
         return Err(error);
     }
     Ok(address)
 }
 
-/// Undoes [`map`]: as much of it as is possible, and the first failure.
+/// Undoes [`map`]. Continues after a failure and returns the first one.
 ///
 /// # Safety
-/// `address` came from it with as many bytes, and nobody uses it any more.
+/// `address` came from `map` with `bytes` bytes, and nothing uses it.
 pub(super) unsafe fn unmap(library: &Library, address: u64, bytes: u64) -> Result<()> {
     let size = bytes as usize;
-    // SAFETY: mapped by `map`, by this function's requirement.
+    // SAFETY: this function requires an address that `map` returned.
     let unmapped = library.check("cuMemUnmap", unsafe { (library.cuMemUnmap)(address, size) });
-    // SAFETY: reserved by `map`.
+    // SAFETY: `map` reserved the addresses.
     let freed = library.check("cuMemAddressFree", unsafe {
         (library.cuMemAddressFree)(address, size)
     });
     unmapped.and(freed)
 }
 
-/// What another process imports: a fabric handle where there are such, since it serves both this
-/// host and others; else a file descriptor. `handles` are the types that the memory was created
-/// with.
+/// Exports a handle for another process: as a fabric handle if possible, which works on this and
+/// other hosts, or else as a file descriptor. `handles` are the types with which the memory was
+/// created.
 pub(super) fn export(
     library: &Library,
     handle: sys::CUmemGenericAllocationHandle,
@@ -187,9 +187,8 @@ pub(super) fn export(
     if handles & DESCRIPTOR == 0 {
         return Err(error::driver(
             "cuMemExportToShareableHandle",
-            "the memory was created without a handle for other processes: its allocator must ask \
-                for \
-             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR or CU_MEM_HANDLE_TYPE_FABRIC",
+            "the memory was created without a handle for other processes: its allocator must \
+             request CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR or CU_MEM_HANDLE_TYPE_FABRIC",
         ));
     }
     let mut descriptor: c_int = -1;
@@ -202,18 +201,18 @@ pub(super) fn export(
     if descriptor < 0 {
         return Err(error::driver(
             "cuMemExportToShareableHandle",
-            "the driver gave no file descriptor",
+            "the driver returned no file descriptor",
         ));
     }
-    // SAFETY: the descriptor is fresh, and ours to close.
+    // SAFETY: the call returned a new descriptor, which nothing else owns.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    // SAFETY: an open descriptor. A child that inherits it would keep the memory; nothing else is
-    // lost if this fails.
+    // SAFETY: the descriptor is open. If the call fails, a child process inherits it and keeps the
+    // memory allocated.
     unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
     Ok(Export::Descriptor(descriptor))
 }
 
-/// The memory (or multicast object) behind what another process exported.
+/// Imports the memory (or multicast object) that another process exported.
 pub(super) fn import<'a>(library: &'a Library, import: Import<'_>) -> Result<Physical<'a>> {
     let mut fabric;
     let (pointer, kind) = match import {
@@ -231,7 +230,7 @@ pub(super) fn import<'a>(library: &'a Library, import: Import<'_>) -> Result<Phy
         Import::Ipc(_) => {
             return Err(error::driver(
                 "cuMemImportFromShareableHandle",
-                "an IPC handle is not one of virtual memory",
+                "an IPC handle does not refer to virtual memory",
             ));
         }
     };
@@ -240,14 +239,13 @@ pub(super) fn import<'a>(library: &'a Library, import: Import<'_>) -> Result<Phy
     let code = unsafe { (library.cuMemImportFromShareableHandle)(&raw mut handle, pointer, kind) };
     library
         .check("cuMemImportFromShareableHandle", code)
-        .map_err(|error| {
-            error::with(error, "the peer may have released the memory, or has ended")
-        })?;
+        .map_err(|error| error::with(error, "the peer may have released the memory or ended"))?;
     Ok(Physical::new(library, handle))
 }
 
-/// Whether memory with these types of handles, one of them fabric handles, can be created, exported
-/// and imported: the device may have them and the process no right to them (no IMEX channel).
+/// Returns true if memory with these types of handles, including fabric handles, can be created,
+/// exported and imported. A process may lack the permission although the device supports them (no
+/// IMEX channel).
 pub(super) fn probe_fabric(
     library: &Library,
     device: sys::CUdevice,

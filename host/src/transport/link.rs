@@ -329,7 +329,7 @@ impl ByteTransport for Link {
                     // Set once, because connect reaches this point once.
                     Ok(direct) => drop(self.direct.set(direct)),
                     Err(error) => {
-                        tracing::debug!(%error, "cannot map the peer's memory; sending requests instead");
+                        tracing::debug!(%error, "the peer's memory cannot be mapped");
                     }
                 }
             }
